@@ -10,7 +10,7 @@ import pytest
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.errors import EngineError, OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.device import CUDA, DeviceExecutor
 from daskfactor.inference import new_rows, transform
@@ -249,13 +249,13 @@ def test_an_automatic_sampler_may_be_another_one_there():
 # -- new rows ------------------------------------------------------------------------------
 
 
-def transformed(V, model, axis="row", **options):
+def transformed(V, model, axis="row", dtype="float64", weighting=None, **options):
     """New rows of a run on processors, there and here.
 
     Each step makes rounding a few times as large, so that only few may be taken.
     """
-    trained = blocks(full(), "float64")
-    trace = dfac.sample(trained, model, dfac.PSGLD(), **RUN)
+    cells = {} if weighting is None else {weighting: np.full((60, 41), 0.5)}
+    trace = dfac.sample(blocks(full(), dtype, **cells), model, dfac.PSGLD(), **RUN)
     run = {"random_seed": 3, "progressbar": False, "draws": 2} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_rows, "TUNE", 4)
@@ -264,10 +264,18 @@ def transformed(V, model, axis="row", **options):
 
 
 def some():
-    return counts()[:20]
+    V = counts()[:20]
+    V[3] = np.nan
+    return V
+
+
+def stored():
+    return sparse.csr_array(full()[:20])
 
 
 FIXED = np.random.default_rng(0).gamma(1.0, size=(60, 1))
+EACH = np.random.default_rng(1).gamma(2.0, size=(20, 41))
+SIGMA, WEIGHT = {"uncertainty": EACH}, {"weights": EACH}
 NEW = {
     "counts": (some, lambda: dfac.TweedieNMF(3, dispersion=1.0), {}),
     "normal": (some, lambda: dfac.TweedieNMF(3, beta=2.0), {}),
@@ -275,26 +283,38 @@ NEW = {
     "sparse prior": (some, lambda: dfac.TweedieNMF(3, shape_w=0.4), {}),
     "peaked prior": (some, lambda: dfac.TweedieNMF(3, shape_w=2.0), {}),
     "rates": (some, lambda: dfac.TweedieNMF(3, rate_w="row"), {}),
+    "peaked rates": (some, lambda: dfac.TweedieNMF(3, rate_w="row", shape_w=2.0), {}),
     "frozen": (some, lambda: dfac.TweedieNMF(3, fixed_w=FIXED), {"fixed": FIXED[:20]}),
     "overdispersed": (some, lambda: dfac.NegativeBinomialNMF(3), {}),
     "of columns": (some, lambda: dfac.NegativeBinomialNMF(3, dispersion="column"), {}),
-    "zeros": (
-        lambda: sparse.csr_array(full()[:20]),
-        lambda: dfac.TweedieNMF(3),
-        {"unstored": "zero"},
-    ),
+    "uncertain": (some, lambda: dfac.TweedieNMF(3, beta=2.0), SIGMA),
+    "weighed": (some, lambda: dfac.TweedieNMF(3, dispersion=1.0), WEIGHT),
+    "zeros": (stored, lambda: dfac.TweedieNMF(3), {"unstored": "zero"}),
+    "visited zeros": (stored, lambda: dfac.TweedieNMF(3, beta=0.5), {"unstored": "zero"}),
+    "missing": (stored, lambda: dfac.TweedieNMF(3), {"unstored": "missing"}),
 }
+
+
+def assert_new_rows(name, point, tolerance=1e-7, **settings):
+    values, model, options = NEW[name]
+    weighting = next((own for own in ("uncertainty", "weights") if own in options), None)
+    settings |= {"weighting": weighting, "point": point}
+    found, wanted = transformed(values(), model(), **options, **settings)
+    assert "cuda" in found.attrs["device"]
+    assert "device" not in wanted.attrs
+    exact = wanted.values
+    np.testing.assert_allclose(found.values, exact, atol=tolerance * exact.max())
+    assert point or (np.abs(np.diff(found.values, axis=1)) > 1e-6).mean() > 0.6
 
 
 @pytest.mark.parametrize("point", [False, True])
 @pytest.mark.parametrize("name", NEW)
 def test_new_rows_are_those_of_processors(stand_in, name, point):
-    values, model, options = NEW[name]
-    found, wanted = transformed(values(), model(), point=point, **options)
-    assert "cuda" in found.attrs["device"]
-    assert "device" not in wanted.attrs
-    np.testing.assert_allclose(found.values, wanted.values, atol=1e-7 * wanted.values.max())
-    assert point or (np.abs(np.diff(found.values, axis=1)) > 1e-6).mean() > 0.6
+    assert_new_rows(name, point)
+
+
+def test_new_rows_in_single_precision(stand_in):
+    assert_new_rows("counts", point=False, tolerance=1e-3, dtype="float32")
 
 
 def test_new_columns_are_those_of_processors(stand_in):
@@ -304,13 +324,26 @@ def test_new_columns_are_those_of_processors(stand_in):
 
 def test_new_rows_that_do_not_run_there_are_refused(stand_in):
     for model, what in (
-        (dfac.GaussianMF(3), "Gibbs does not run on a GPU"),
+        (dfac.GaussianMF(3), "of a GaussianMF are drawn by Gibbs, which does not run on a GPU"),
         (dfac.TweedieNMF(3, covariates_w=np.ones((60, 1))), "models with covariates"),
     ):
         trace = dfac.sample(full(), model, **RUN)
         given = None if model.covariates[0] is None else np.ones((20, 1))
         with pytest.raises(OptionError, match=what):
             dfac.transform(trace, some(), covariates=given, device="cuda", progressbar=False)
+
+
+def test_new_rows_on_a_full_device_are_one_sentence(stand_in, monkeypatch):
+    class OutOfMemoryError(MemoryError):
+        __module__ = "cupy.cuda.memory"
+
+    def full_up(*given):
+        raise OutOfMemoryError("no more")
+
+    trace = dfac.sample(full(), dfac.TweedieNMF(3), **RUN)
+    monkeypatch.setattr(new_rows, "entries_on_device", full_up)
+    with pytest.raises(EngineError, match=r"the GPU is full \(no more\); pass blocks=1"):
+        dfac.transform(trace, some(), device="cuda", progressbar=False)
 
 
 EXACT = ("poisson-gaps", "gaussian-gaps", "compound")
@@ -437,8 +470,7 @@ def test_a_gpu_draws_from_the_exact_posterior(gpu, name):
 
 
 @pytest.mark.device
+@pytest.mark.parametrize("point", [False, True])
 @pytest.mark.parametrize("name", NEW)
-def test_new_rows_of_a_gpu_are_those_of_processors(gpu, name):
-    values, model, options = NEW[name]
-    found, wanted = transformed(values(), model(), **options)
-    np.testing.assert_allclose(found.values, wanted.values, atol=1e-5 * wanted.values.max())
+def test_new_rows_of_a_gpu_are_those_of_processors(gpu, name, point):
+    assert_new_rows(name, point, tolerance=1e-5)

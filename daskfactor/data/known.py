@@ -329,13 +329,11 @@ def check_shape(piece: Any, wanted: tuple[int, int], row0: int, col0: int) -> No
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """The two sides of a matrix that has any entries."""
     if len(shape) != 2:
-        other = (
-            ", or factor them as a tensor, with the model CP in Python" if len(shape) > 2 else ""
-        )
+        tensor = ", or in Python pass CP(...) to factor them as a tensor"
         raise DataError(
             f"the data have {len(shape)} dimension{'' if len(shape) == 1 else 's'}, shape "
             f"{tuple(shape)}; a matrix with rows and columns is needed, so select or reshape to "
-            f"two dimensions{other}"
+            f"two dimensions{tensor if len(shape) > 2 else ''}"
         )
     rows, cols = (int(side) for side in shape)
     if not rows or not cols:

@@ -327,16 +327,18 @@ def perform(
     return found, time.perf_counter() - began
 
 
-def raise_of_gpu(error: Exception) -> None:
-    """Raise a sentence in place of what a library says of a GPU's memory.
+LEAVE_ROOM = (
+    'pass fewer components, or leave more to them than data take: device=CUDA(memory_limit="8 GiB")'
+)
 
-    A library's own error may be unknown where it would arrive.
+
+def raise_of_gpu(error: Exception, remedy: str = LEAVE_ROOM) -> None:
+    """Raise a sentence in place of what CuPy says of a GPU's memory.
+
+    Its own error may be unknown where it would arrive. NumPy has one of its own, too.
     """
-    if isinstance(error, MemoryError) and type(error) is not MemoryError:
-        raise EngineError(
-            f"the memory of the GPU is full ({error}); pass fewer components, or leave more to "
-            'them than data take: device=CUDA(memory_limit="8 GiB")'
-        ) from error
+    if isinstance(error, MemoryError) and type(error).__module__.startswith("cupy"):
+        raise EngineError(f"the memory of the GPU is full ({error}); {remedy}") from error
 
 
 def _where(op: Op) -> str:

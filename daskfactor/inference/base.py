@@ -545,20 +545,22 @@ def best_sampler(model: FactorModel, data: Any, device: bool = False) -> Sampler
     return max(takers, key=lambda own: own.worth(model, data))
 
 
-def check_device(algorithm: Algorithm, model: FactorModel, data: BlockedData) -> None:
+def check_device(algorithm: Algorithm, model: FactorModel, unstored: str | None) -> None:
     """Refuse what does not run on a GPU.
+
+    ``unstored`` says what cells are that sparse data do not store.
 
     Raises
     ------
     OptionError
         With what it is, and what does run there.
     """
-    unstored = data.unstored == "zero" and model.likelihood.visits_all(True)
+    visited = unstored == "zero" and model.likelihood.visits_all(True)
     reasons = {
         f"{type(model).__name__} does not run on a GPU": model.tensor or model.joins,
         "models with covariates do not run on a GPU": model.covariates != (None, None),
         f"zeros that sparse data do not store do not run on a GPU under {model.likelihood}, whose "
-        "terms have no closed form for them": unstored,
+        "terms have no closed form for them": visited,
         f"{algorithm.name} does not run on a GPU (PSGLD, PSGRRLD, SGHMC, SGLD, "
         "LangevinDynamics, BlockHMC and MultiplicativeUpdates do)": not algorithm.on_device,
     }

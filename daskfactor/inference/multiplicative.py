@@ -369,7 +369,8 @@ def take_share(
         steps.take_share(theta, *share, penalty, likelihood.exponent)
         return
     own, num, den = steps.here(theta), *map(steps.here, share)
-    positive = np.maximum(den + penalty, np.finfo(own.dtype).tiny)
+    more = steps.here(penalty) if np.ndim(penalty) else penalty
+    positive = np.maximum(den + more, np.finfo(own.dtype).tiny)
     moved = gamma_update(own, num, positive, pull, likelihood, smallest)
     theta[:] = steps.beside(theta, moved.astype(own.dtype))
 

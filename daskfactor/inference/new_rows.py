@@ -27,7 +27,7 @@ from daskfactor.inference.given import Condition, Given
 from daskfactor.inference.multiplicative import SMALLEST, take_share
 from daskfactor.inference.passes import Share, add_share
 from daskfactor.inference.program import DISPERSION, RATE, ROWS, Program, band_prior, law_of
-from daskfactor.kernels.cuda.blocks import placed
+from daskfactor.kernels.cuda.blocks import entries_on_device
 from daskfactor.kernels.cuda.device import current
 from daskfactor.kernels.steps import here, zeros_beside
 from daskfactor.kernels.variates import fill_gamma
@@ -46,6 +46,7 @@ TUNE = 100
 """Steps in which masses and step sizes are learnt."""
 PART = 2**22
 """Cells that rows have which are worked on together; what all of them need is small then."""
+FEWER_AT_ONCE = "pass blocks=1, which has one part of the rows in work at a time"
 SIDES = "rows", "columns"
 OF_RATES = 6
 """Added to the factor in the address of the numbers that rates of rows are drawn from."""
@@ -106,7 +107,10 @@ class NewRows:
         count, out = span.stop - span.start, self.out
         found = self.room(count) if out is None else out[..., span, :]
         block = band_of(data, factor == ROWS, number)
-        length = max(1, PART // max(1, data.shape[1 - factor]))
+        cells = data.shape[1 - factor]
+        if self.device is not None:  # where arrays as wide as the model are ten, and may be wider
+            cells = max(cells, 10 * self.given.model.width)
+        length = max(1, PART // max(1, cells))
         for start in range(0, count, length):
             stop = min(start + length, count)
             part = part_of(block, factor == ROWS, start, stop)
@@ -114,7 +118,7 @@ class NewRows:
             try:
                 self._draw(Rows(self, part, at, work), found[..., start:stop, :])
             except MemoryError as error:
-                raise_of_gpu(error)
+                raise_of_gpu(error, FEWER_AT_ONCE)
                 raise
         return found
 
@@ -158,6 +162,8 @@ class Rows:
         What is asked for, the data of these rows, and which they are, in the order of the grid.
     band
         Of the factor that is drawn.
+    draw
+        The present one, of which chain.
     program, other, sizes, scale
         What the present draw says: priors and law, the other factor and the sums of its
         columns, what an alignment has multiplied columns with.
@@ -171,6 +177,7 @@ class Rows:
     work: Workspace
     data: Any = field(init=False)
     band: FactorBand = field(init=False)
+    draw: tuple[int, int] = field(init=False)
     program: Program = field(init=False)
     other: FactorBand = field(init=False)
     sizes: Array = field(init=False)
@@ -184,8 +191,9 @@ class Rows:
             block = written_out(block)
         self.data = OneBlock(block)
         if plan.device is not None:
+            assert isinstance(block, SparseBlock)  # as those of all samplers that run there
             current().tf32 = plan.device.tf32
-            self.data.block = placed(block, plan.data.dtype)
+            self.data.block = entries_on_device(block, plan.data.dtype)
         shape = self.span.stop - self.span.start, model.width
         self.band = FactorBand(plan.first + self.span.start, np.zeros(shape, plan.data.dtype))
 
@@ -222,6 +230,8 @@ class Rows:
 
     def _go_on(self, chain: int, draw: int) -> None:
         """Go on to a draw, with components of the size that they have under it."""
+        if (chain, draw) == self.draw:
+            return
         before = self.sizes
         self._look(chain, draw)
         if self.plan.sampler.independent:
@@ -236,7 +246,7 @@ class Rows:
     def _look(self, chain: int, draw: int, fresh: bool = False) -> None:
         """Take over what a draw of the other factor says."""
         plan, given, dtype = self.plan, self.plan.given, self.plan.data.dtype
-        found, factor = given.at(chain, draw), given.factor
+        found, factor, self.draw = given.at(chain, draw), given.factor, (chain, draw)
         other = np.ascontiguousarray(found.other, dtype)
         self.sizes = other.sum(axis=0, dtype=np.float64)
         self.other = FactorBand(0, self._placed(other))

@@ -95,7 +95,7 @@ def optimize(
         if run.data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         if run.on_device:
-            check_device(method, model, run.data)
+            check_device(method, model, run.data.unstored)
         asked = checked_init(init, starts, model, run.data)
 
         def on_step(done: int, total: int) -> None:

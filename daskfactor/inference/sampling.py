@@ -239,7 +239,7 @@ def sample(
         taken = taken.over(len(data.grid.sides))
         taken.check_data(data)
         if held.on_device:
-            check_device(taken, model, data)
+            check_device(taken, model, data.unstored)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         origin = checked_init(init, starts, model, data, lengths["chains"])
@@ -284,7 +284,7 @@ def go_on(
     with session_again(held, V, model, memory_limit, **options) as run:
         model, sampler = model.placed(run.data.placed), sampler.over(len(run.data.grid.sides))
         if run.on_device:
-            check_device(sampler, model, run.data)
+            check_device(sampler, model, run.data.unstored)
         setting = Setting(run.data, model, sampler, planned, run.executor, held.cells, init=init)
         if meta["cycle"] < planned.cycles:
             _note_device(held, run.executor)

@@ -185,7 +185,7 @@ def transform(
     ) as run:
         data, sampler = run.data, sampler.suited(given.model).conditional()
         if run.on_device:
-            check_device(sampler, given.model, data)
+            _check_device(sampler, given.model)
         if draws is None and not point:
             given = given.within(DRAWS_BUDGET, data.shape[factor])
         more = -(-POINT_DRAWS // math.prod(given.shape)) if point else 1
@@ -208,6 +208,16 @@ def transform(
         attrs = {"axis": axis, "random_seed": str(run.seed), **given.attrs}
         attrs |= device_attrs(run.executor)
         return _labelled(found, given, data, attrs)
+
+
+def _check_device(sampler: Sampler, model: Any) -> None:
+    """Refuse new rows that no GPU draws."""
+    if sampler.independent:
+        raise OptionError(
+            f"new rows of a {type(model).__name__} are drawn by {sampler.name}, which does not run "
+            "on a GPU; leave device out"
+        )
+    check_device(sampler, model, None)  # zeros without a closed form are written out as entries
 
 
 def _check_weighting(given: Given, data: BlockedData) -> None:

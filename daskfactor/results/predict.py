@@ -98,11 +98,11 @@ def predict(
         if they are known.
     uncertainty
         Standard deviation of a new observation of each of these cells, for a run that had
-        uncertainties of cells: one number, an array (rows, columns), or a DataArray with the
-        dimensions of the result, which is matched by label. Left out: the run's own, which it
-        keeps with its ``observed_data``, as it does where they were dense in memory. Both are
-        scaled by the dispersion. Where the run's own is infinite, so are ``sd`` and the
-        interval: pass one for these cells, or ``of="mean"``.
+        uncertainties of cells: one number, an array (rows, columns), one (cells,) for single
+        cells, or a DataArray with the dimensions of the result, which is matched by label.
+        Left out: the run's own, which it keeps with its ``observed_data``, as it does where
+        they were dense in memory. Both are scaled by the dispersion. Where the run's own is
+        infinite, so are ``sd`` and the interval: pass one for these cells, or ``of="mean"``.
 
     Returns
     -------

@@ -1,6 +1,7 @@
 """``daskfactor transform``: components of new rows from the shell."""
 
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import daskfactor as dfac
 from daskfactor.cli.main import app
+from daskfactor.kernels.cuda import device
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,14 @@ def test_means_and_deviations_go_to_the_terminal(folder: Any) -> None:
     assert [line.split(",")[:2] for line in lines[1:]] == [
         ["r10", "0"], ["r10", "1"], ["r11", "0"], ["r11", "1"],
     ]  # fmt: skip
+
+
+def test_a_gpu_may_draw_them(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    device._opened.cache_clear()
+    done = invoke(folder, "--device", "cuda")
+    assert done.exit_code == 3
+    assert "needs CuPy" in done.stderr
 
 
 def test_draws_go_to_a_file(folder: Any) -> None:

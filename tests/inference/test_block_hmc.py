@@ -8,7 +8,8 @@ import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
-from daskfactor.inference.block_hmc import PATH, STEPS
+from daskfactor.executors.state import FactorBand
+from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS
 from tests.inference.test_conformance import counts
 
 SETTINGS: dict[str, Any] = {
@@ -37,6 +38,19 @@ def test_zeros_that_are_not_stored_count_as_those_that_are() -> None:
     stored = draw(sparse.csr_array(V), sampler, model, tune=2, unstored="zero")["posterior"]
     np.testing.assert_allclose(dense["W"], stored["W"], rtol=1e-9)
     np.testing.assert_allclose(dense["H"], stored["H"], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("shape", "logarithms"), [(1.0, 0), (0.4, 0), (2.0, 0), (1.0, 1)])
+def test_masses_go_with_columns_that_are_multiplied(shape: float, logarithms: int) -> None:
+    """The mass of y = θ^p is in units of 1 / y²; that of log θ has no unit."""
+    told = {"dispersion": 1.0, "rate_w": 1.0, "rate_h": 1.0, "shape_w": shape, "shape_h": 1.0}
+    hyper = dfac.TweedieNMF(2, shape_w=shape).hyper_told(told, 1.0)
+    band = FactorBand(0, np.ones((3, 2)), {MASS: np.full((3, 2), 5.0)}, {LOGARITHMS: logarithms})
+    dfac.BlockHMC().resize(band, 0, np.array([2.0, 0.5]), hyper)
+    power = shape if shape < 1 else 1.0 - logarithms
+    np.testing.assert_array_equal(band.values, [[2.0, 0.5]] * 3)
+    y = np.array([2.0, 0.5]) ** power
+    np.testing.assert_allclose(band.arrays[MASS], [5.0 / y**2] * 3)
 
 
 def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own() -> None:

@@ -249,12 +249,11 @@ def packed(
     return found or dict(_packed_sparse(blocks, rows, cols, dtype, place))
 
 
-def placed(view: BlockView | SparseBlock, dtype: np.dtype[Any]) -> Part:
-    """Copy a block that meets factors of its own to the device."""
-    rows, cols = (Side(np.zeros(1, np.int64), np.array([n]), n) for n in (view.m, view.n))
-    arrays = packed([view], rows, cols, dtype, np.empty)
-    put, zeros = current().put, view.zeros if isinstance(view, SparseBlock) else None
-    return Part(rows, cols, {name: put(own) for name, own in arrays.items()}, zeros)
+def entries_on_device(block: SparseBlock, dtype: np.dtype[Any]) -> Part:
+    """Copy a sparse block that meets factors of its own to the device."""
+    rows, cols = (Side(np.zeros(1, np.int64), np.array([n]), n) for n in (block.m, block.n))
+    arrays, put = packed([block], rows, cols, dtype, np.empty), current().put
+    return Part(rows, cols, {name: put(own) for name, own in arrays.items()}, block.zeros)
 
 
 def _packed_sparse(

@@ -61,6 +61,7 @@ class Device:
         self.cupy = cupy
         self._compiled: dict[Source, Any] = {}
         self._functions: dict[tuple[Source, str], Callable[..., None]] = {}
+        self._compiling = threading.Lock()
         self._thread = threading.local()  # what a thread takes down is what it asks for
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
@@ -113,7 +114,8 @@ class Device:
         def place(stack: DeviceArray) -> tuple[int, int, int]:
             return stack.data.ptr, stack.shape[2], stack.strides[0] // kind.itemsize
 
-        if self.tf32:
+        tf32 = self.tf32  # another thread may change it
+        if tf32:
             self._do(cublas.setMathMode, handle, TF32)
         # cuBLAS counts along columns first: out.T = b.T a.T.
         first, second = (int(own) for own in reversed(turned))
@@ -121,7 +123,7 @@ class Device:
         rest = more.ctypes.data, *place(out), B
         kept = one, more, a, b, out
         self._do(multiply, handle, first, second, r, p, q, *sides, *rest, keep=kept)
-        if self.tf32:
+        if tf32:
             self._do(cublas.setMathMode, handle, FULL)
         return out
 
@@ -167,7 +169,9 @@ class Device:
     def function(self, source: Source, name: str) -> Callable[..., None]:
         """Compile a source, once, and find one of its kernels."""
         found: Callable[..., None] | None = self._functions.get((source, name))
-        if found is None:
+        if found is not None:
+            return found
+        with self._compiling:
             module = self._compiled.get(source)
             if module is None:
                 options = (STANDARD, *source.options)
