@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
+from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import require
+from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
-from daskfactor.errors import DaskfactorError, DataError, OptionError
+from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.urls import (
     along,
@@ -44,6 +45,8 @@ CSV_BLOCK = 2**24
 MOST_LISTED = 20
 TEXT_COPIES = 32
 """Bytes of memory that a character of a dense table takes while it becomes numbers."""
+COUNTED = 0.0, 1.0
+"""Numbers that positions of columns begin with."""
 FEW = 8
 """Columns up to which a table is narrow enough to be one of entries by the names of any two."""
 
@@ -236,8 +239,10 @@ def read_table(location: str | PathLike[str]) -> Any:
     """A table of numbers as text; a header line and a column of row names are recognised.
 
     Empty fields, ``NA``, ``NaN``, ``null``, ``none`` and ``?`` are missing cells. A first line
-    with anything that is no number, its first field aside, is a header; a first column whose
-    header is empty, or that holds anything that is no number, holds the row names.
+    with anything that is no number, its first field aside, is a header, and so is one whose first
+    field is empty and whose others are numbers that rise, such as positions, years or wavelengths;
+    a first column whose header is empty, or that holds anything that is no number, holds the row
+    names.
 
     Returns
     -------
@@ -254,7 +259,14 @@ def read_table(location: str | PathLike[str]) -> Any:
     lines = _lines_of(location)
     # A first field that is no number may as well be the name of the first row.
     tell_tale = lines[0][1][1:] or lines[0][1]
-    header = None if all(map(_is_number, tell_tale)) else lines.pop(0)[1]
+    by_numbers = _names_by_numbers(lines[0][1])
+    if by_numbers and float(lines[0][1][1]) not in COUNTED:
+        warn(
+            f"the first line of {location} was taken for names of columns, because its first field "
+            "is empty and the numbers behind it rise; if it is data, write NaN into that field",
+            DataWarning,
+        )
+    header = lines.pop(0)[1] if by_numbers or not all(map(_is_number, tell_tale)) else None
     if not lines:
         raise DataError(f"{location} has a header and no line of numbers")
     width = len(lines[0][1])
@@ -341,10 +353,22 @@ def _has_header(first: list[str], wanted: Wanted) -> bool:
         return wanted.header
     if any(isinstance(column, str) for column in (wanted.rows, wanted.columns, wanted.values)):
         return True
+    if _names_by_numbers(first):
+        return True
     if wanted.values is not False and len(first) > 2:
         place = wanted.values if type(wanted.values) is int else 2
         return not (place < len(first) and _is_number(first[place]))
     return not all(_is_number(field) for field in first)
+
+
+def _names_by_numbers(first: Sequence[str]) -> bool:
+    """Whether a first line names columns by numbers: behind an empty corner they rise."""
+    corner, *rest = first
+    if corner or not rest or not all(map(_is_number, rest)) or "" in rest:
+        return False
+    numbers = [math.nan if field.lower() in _NO_NUMBER else float(field) for field in rest]
+    rises = all(one < other for one, other in pairwise(numbers))
+    return rises and (len(numbers) > 1 or numbers[0] in COUNTED)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import zarr
@@ -7,7 +8,7 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.data.files import read_matrix
 from daskfactor.data.tables import read_table
-from daskfactor.errors import DataError
+from daskfactor.errors import DataError, DataWarning
 
 VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
 
@@ -83,8 +84,10 @@ def test_bare_tables(tmp_path, text):
         (",x,y\n7,1,2\n8,,4.5\n", ["7", "8"], ["x", "y"]),
         ("x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"]),
         ('"a, b",1,2\nb,,4.5\n', ["a, b", "b"], None),
+        (",0,1\n0,1,2\n1,,4.5\n", ["0", "1"], ["0", "1"]),
+        (",1,2\na,1,2\nb,,4.5\n", ["a", "b"], ["1", "2"]),
     ],
-    ids=["header", "both", "numbers as row names", "no corner", "row names"],
+    ids=["header", "both", "numbers as row names", "no corner", "row names", "counted", "from 1"],
 )
 def test_labelled_tables(tmp_path, text, rows, columns):
     result = read_table(table(tmp_path, text))
@@ -92,6 +95,27 @@ def test_labelled_tables(tmp_path, text, rows, columns):
     assert result.dims == ("row", "column")
     for dim, names in (("row", rows), ("column", columns)):
         assert (list(result[dim].values) if dim in result.coords else None) == names
+
+
+def test_columns_named_by_rising_numbers_are_told_of(tmp_path):
+    """As of spectra; a line of data that begins with a missing cell might look like it."""
+    with pytest.warns(DataWarning, match="first line of .* taken for names .* write NaN"):
+        found = read_table(table(tmp_path, ",400.5,401\n0,1,2\n1,,4.5\n"))
+    np.testing.assert_array_equal(found.values, VALUES)
+    assert list(found["column"].values) == ["400.5", "401"]
+
+
+@pytest.mark.parametrize("first", [",5,2", "NaN,2,5", ",2,2", ",2,", ",,3"])
+def test_a_missing_cell_begins_a_line_of_data(tmp_path, first):
+    assert read_table(table(tmp_path, f"{first}\n1,2,3\n")).shape == (2, 3)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 30])
+def test_frames_without_names_are_read_as_they_were_written(tmp_path, columns):
+    V = np.random.default_rng(0).poisson(4.0, (10, columns)) + 1
+    pd.DataFrame(V).to_csv(tmp_path / "v.csv")
+    with dfac.as_blocks(tmp_path / "v.csv", 1) as data:
+        np.testing.assert_array_equal(data.view(0, 0).block, V)
 
 
 @pytest.mark.parametrize(
