@@ -125,11 +125,11 @@ def as_of_version_one(path: Path) -> None:
     """Make a store what 0.1.0 wrote: no checksums, a marker and a state of its own."""
     for file in path.rglob("zarr.json"):
         document = json.loads(file.read_text())
-        nodes = document.get("consolidated_metadata", {}).get("metadata", {})
+        nodes = (document.get("consolidated_metadata") or {}).get("metadata", {})
         for node in (document, *nodes.values()):
             if "codecs" in node:
                 node["codecs"] = [c for c in node["codecs"] if c["name"] != "crc32c"]
-        document.get("consolidated_metadata", {}).pop("crc32", None)
+        (document.get("consolidated_metadata") or {}).pop("crc32", None)
         document["attributes"].pop("crc32", None)
         if "format_version" in document["attributes"]:
             document["attributes"]["format_version"] = 1
