@@ -225,8 +225,7 @@ def _kind_of_texts(fields: Sequence[str]) -> str:
         return "whole"
     if not all(map(_is_number, fields)):
         return "key"
-    values = [math.nan if field.lower() in _NO_NUMBER else float(field) for field in fields]
-    return "rounded" if all_whole(np.array(values)) else "number"
+    return "rounded" if all_whole(np.array(list(map(_number, fields)))) else "number"
 
 
 def all_whole(values: NDArray[Any]) -> bool:
@@ -363,10 +362,9 @@ def _has_header(first: list[str], wanted: Wanted) -> bool:
 
 def _names_by_numbers(first: Sequence[str]) -> bool:
     """Whether a first line names columns by numbers: behind an empty corner they rise."""
-    corner, *rest = first
-    if corner or not rest or not all(map(_is_number, rest)) or "" in rest:
+    if len(first) < 2 or first[0] or not all(map(_is_number, first)):
         return False
-    numbers = [math.nan if field.lower() in _NO_NUMBER else float(field) for field in rest]
+    numbers = list(map(_number, first[1:]))
     rises = all(one < other for one, other in pairwise(numbers))
     return rises and (len(numbers) > 1 or numbers[0] in COUNTED)
 
@@ -433,9 +431,7 @@ def _numbers(location: str, line: int, fields: list[str], first: int) -> list[fl
             raise DataError(
                 f"{location}, line {line}, field {position}: {field!r} is no number{hint}"
             )
-    return [
-        float("nan") if field.lower() in _NO_NUMBER else float(field) for field in fields[first:]
-    ]
+    return list(map(_number, fields[first:]))
 
 
 def _is_number(field: str) -> bool:
@@ -444,6 +440,10 @@ def _is_number(field: str) -> bool:
     except ValueError:
         return field.lower() in _NO_NUMBER
     return True
+
+
+def _number(field: str) -> float:
+    return math.nan if field.lower() in _NO_NUMBER else float(field)
 
 
 _NO_NUMBER = frozenset(text.lower() for text in MISSING)

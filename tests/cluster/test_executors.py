@@ -102,6 +102,7 @@ def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere: Client) -> None:
     assert bits(chain(executor, Slow(0.01, pids[slow]), **options)) == bits(oracle(**options))
     shares, _ = executor.shares(8)
     assert shares[slow] < 4
+    assert executor.report.balance > 0.85
     executor.close()
 
 

@@ -305,8 +305,7 @@ def test_lost_bands_are_told(name: str, factors: int, tmp_path: Any) -> None:
         saving = Saving(executor)
         killer = Killer(str(tmp_path), spots)
         assert bits(chain(saving, killer, factors=factors)) == bits(oracle(factors=factors))
-        assert len(list(tmp_path.iterdir())) == 2
-        assert 1 <= saving.lost <= 2  # both in one, if the second comes before the first is told
+        assert saving.lost == 2
         held = executor.hold(oracle())
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)

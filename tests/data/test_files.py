@@ -110,6 +110,11 @@ def test_a_missing_cell_begins_a_line_of_data(tmp_path, first):
     assert read_table(table(tmp_path, f"{first}\n1,2,3\n")).shape == (2, 3)
 
 
+def test_a_blank_first_line_holds_no_names(tmp_path):
+    with pytest.raises(DataError):
+        dfac.as_blocks(table(tmp_path, "\n1,2\n,4.5\n"), table=True)
+
+
 @pytest.mark.parametrize("columns", [1, 2, 3, 30])
 def test_frames_without_names_are_read_as_they_were_written(tmp_path, columns):
     V = np.random.default_rng(0).poisson(4.0, (10, columns)) + 1
