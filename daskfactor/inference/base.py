@@ -244,9 +244,11 @@ class Sampler(Algorithm, ABC):
         their claims.
     dispersion
         What it takes the dispersion to be; None: the model's own.
-    rescales
-        Whether the scale that W and H of a component share is drawn between cycles; not where
-        masses are learnt, which could not follow it without leaving another law invariant.
+    rescales_every
+        Cycles between draws of the scale that W and H of a component share, where the model
+        learns no hyperparameters; None: it is never drawn. Masses and steps that are learnt
+        stay as they are: with these held every kernel leaves the posterior as it is, and so
+        does the draw of the scale.
     independent
         Whether it draws a factor from its conditional given the other one, whatever it was.
     learns_every
@@ -267,7 +269,7 @@ class Sampler(Algorithm, ABC):
     tempers: ClassVar[bool] = True
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = 1
-    rescales: ClassVar[bool] = False
+    rescales_every: ClassVar[int | None] = None
     independent: ClassVar[bool] = False
     merit: ClassVar[str] = ""
     warm_start: int | Literal["auto"] = 0

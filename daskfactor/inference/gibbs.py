@@ -124,7 +124,7 @@ class Gibbs(Sampler):
     step: ClassVar[ConstantStep] = ConstantStep(1.0)  # type: ignore[misc]
     dispersion: ClassVar[float | None] = 1.0
     biased: ClassVar[bool] = False
-    rescales: ClassVar[bool] = True
+    rescales_every: ClassVar[int | None] = 10
     tempers: ClassVar[bool] = False
     merit: ClassVar[str] = "exact, and quick where counts are few"
     schedule: ClassVar[Schedule] = Passes(PASSES)  # type: ignore[misc]
@@ -244,7 +244,7 @@ class GaussianGibbs(Gibbs):
     chain = GaussianChain
     judges: ClassVar[bool] = True
     nonnegative: ClassVar[bool] = False
-    rescales: ClassVar[bool] = False
+    rescales_every: ClassVar[int | None] = None  # with the hyperparameters, see `GaussianChain`
     independent: ClassVar[bool] = True
 
     @property

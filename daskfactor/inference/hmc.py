@@ -155,8 +155,15 @@ class HMCChain(TweedieChain):
     def _follow_dispersion(self) -> None:
         super()._follow_dispersion()
         if not self.rule.divides:  # fit and gradient are another law's
-            self.fit = None
-            self.tracks[0].state.each(partial(fill_array, name="gradient", value=0.0))
+            self._forget_gradient(self.tracks[0])
+
+    def _rescale(self, run: TrackRun) -> None:
+        super()._rescale(run)
+        self._forget_gradient(run)
+
+    def _forget_gradient(self, run: TrackRun) -> None:
+        self.fit = None
+        run.state.each(partial(fill_array, name="gradient", value=0.0))
 
     # -- what a checkpoint holds ---------------------------------------------------
 
@@ -413,6 +420,7 @@ class HMC(Sampler):
     biased: ClassVar[bool] = False
     tempers: ClassVar[bool] = False  # one test for all entries: chains hardly move where t is low
     by_rows: ClassVar[bool] = False
+    rescales_every: ClassVar[int | None] = 4  # a cycle takes about ten passes over the data
 
     def __post_init__(self) -> None:
         super().__post_init__()

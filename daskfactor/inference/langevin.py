@@ -132,7 +132,7 @@ class LangevinSampler(Sampler):
     chain = TweedieChain
     on_device: ClassVar[bool] = True
     learns_every: ClassVar[int | None] = HYPER_EVERY
-    rescales: ClassVar[bool] = True
+    rescales_every: ClassVar[int | None] = 20
     step: Step
     preconditioner: Preconditioner
     transition: Transition
@@ -411,7 +411,7 @@ class Pair(LangevinSampler):
 
     worth = Sampler.worth
     biased: ClassVar[bool] = False  # of first order: the combination of both chains
-    rescales: ClassVar[bool] = False  # each chain would draw its own scales
+    rescales_every: ClassVar[int | None] = None  # each chain would draw its own scales
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),
         Track("coarse", "posterior_coarse", 2),

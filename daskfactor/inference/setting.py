@@ -34,8 +34,6 @@ SEGMENT_FLOPS = 2e11
 DEVICE_PACE = 100.0
 """How much more a GPU does between segments' ends, where its states come home and go back."""
 LONGEST_SEGMENT = 500
-SCALE_EVERY = 20
-"""Cycles between draws of scales where there are no hyperparameters to draw."""
 TUNE_SEGMENTS = 10
 FROZEN_FROM = 0.8
 """Share of tuning after which a single chain's metric and dispersion stay as they are."""
@@ -189,7 +187,7 @@ class Setting:
         """Cycles between draws of hyperparameters, and of the scale that W and H share."""
         if self.model.learnt and self.sampler.learns_every:
             return self.sampler.learns_every
-        return SCALE_EVERY if self.sampler.rescales else self.options.cycles
+        return self.sampler.rescales_every or self.options.cycles
 
     @property
     def visits_all(self) -> bool:

@@ -295,6 +295,7 @@ class SquaresSGHMC(SGHMC):
     chain: ClassVar[type[Chain]] = SquaresChain
     nonnegative: ClassVar[bool] = True
     tensors: ClassVar[bool] = True
+    rescales_every: ClassVar[int | None] = HYPER_EVERY
     tempers: ClassVar[bool] = True
 
     @property

@@ -155,7 +155,7 @@ class TweedieChain(Chain):
             self._with_shares(state, take_curvature, "curvature")
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
-        if setting.sampler.rescales:
+        if setting.sampler.rescales_every:
             self._rescale(self.tracks[0])
         self._follow_dispersion()
 
@@ -210,15 +210,15 @@ class TweedieChain(Chain):
 
     def _between(self, run: TrackRun, start: int) -> None:
         super()._between(run, start)
-        if self.setting.sampler.rescales and run.cycle % self.setting.learns_every == 0:
+        if self.setting.sampler.rescales_every and run.cycle % self.setting.learns_every == 0:
             self._rescale(run)
 
     def _rescale(self, run: TrackRun) -> None:
         """Draw how W and H share the scale of every component that moves in both.
 
-        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional. The metric is taken to
-        where the chain now is, with what the chain has drifted since the last time, lest that add
-        up in the metric. Draws that were recorded stay as they are.
+        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional. While tuning the metric
+        is taken to where the chain now is, with what the chain has drifted since the last time,
+        lest that add up in the metric; then it stays. Draws that were recorded stay as they are.
         """
         K, further = self.model.n_components, range(1, run.state.n_factors)
         gauge = None if self.gauge is None else np.reshape(self.gauge, (len(further), K))
@@ -249,7 +249,8 @@ class TweedieChain(Chain):
         here[free] = 0.5 * np.log(np.divide(sums[ROWS][free], sums[other][free]))
         begun = here if begun is None else begun
         now = here + np.log(scale)
-        metric = np.where(free, np.exp(now - begun), 1.0)
+        follows = free & (run.cycle <= self.setting.options.tune)
+        metric = np.where(follows, np.exp(now - begun), 1.0)
         moves = (ROWS, scale, metric), (other, 1.0 / scale, 1.0 / metric)
         for factor, move, own in moves:
             how: Any = {"hyper": self.hyper, "factor": factor, "move": move, "metric": own}
