@@ -107,8 +107,9 @@ def calibrate(
     the posterior of the data is sampled. Ranks of the true factors' functions among those
     of the draws are uniform if everything is right: law, prior, sampler, and the length of the
     run. Among the functions are the likelihood of the data, which sees what single
-    cells do not, some cells of W H, the sums of W and of H, which the priors alone hold in
-    place, and what the model learns. Draws are thinned until they are nearly independent.
+    cells do not, some cells of W H, the sums of W and of H and the largest entries of the rows
+    and columns of these cells, whose scale the priors alone hold in place, and what the model
+    learns. Draws are thinned until they are nearly independent.
 
     Parameters
     ----------
@@ -132,7 +133,8 @@ def calibrate(
         Mean and variance that priors go by which else go by those of the data, such as
         ``"auto"`` rates: of data from such a prior they would say what they should not know.
     cells
-        How many cells of W H to rank.
+        How many cells of W H to rank; ``w[i]`` and ``h[j]`` are the largest entries, over
+        components, of their rows of W and columns of H.
     together
         Replications that one run draws for, as blocks of one matrix without a row or a column
         in common; ``"auto"``: as many as there is memory for, 1 where a model
@@ -324,9 +326,10 @@ def _quantities(
     cells = [f"mu[{i},{j}]" for i, j in zip(rows, cols, strict=True)]
     values = np.moveaxis(np.concatenate(parts), 2, 0)
     found = dict(zip(("log_likelihood", *cells), values, strict=True))
-    sums = np.abs(W[..., :K]).sum(axis=2), np.abs(H[:, :K]).sum(axis=1)
-    for name, own in zip(("w_sum", "h_sum"), sums, strict=True):
-        found[name] = own.reshape(len(W), -1, count).sum(axis=1)
+    for name, factor, at in ("w", W[..., :K], rows), ("h", np.swapaxes(H[:, :K], 1, 2), cols):
+        sizes = np.abs(factor).reshape(len(W), -1, count, K)
+        found[f"{name}_sum"] = sizes.sum(axis=(1, 3))
+        found |= {f"{name}[{i}]": sizes[:, i].max(axis=2) for i in np.unique(at)}
     return found
 
 
