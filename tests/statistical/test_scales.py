@@ -12,6 +12,7 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.inference import tweedie_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.rates import draw_scales
+from daskfactor.results.diagnose import effective_size
 
 pytestmark = pytest.mark.statistical
 
@@ -90,23 +91,86 @@ def test_another_volume_is_seen(volume: float, monkeypatch: pytest.MonkeyPatch) 
     assert worst_shift() > 5
 
 
-def test_the_metric_stays_with_the_scale() -> None:
-    """After a thousand cycles of a large step it has gone wherever the factors went."""
+def test_the_metric_follows_the_scale_while_tuning_and_then_stays() -> None:
+    """Two hundred cycles of a large step after it was learnt it has gone where the factors went."""
     V = np.random.default_rng(5).poisson(1.0, (20, 15)).astype(float)
     sampler, model = dfac.PSGLD(0.5, transition="euler"), dfac.TweedieNMF(2, dispersion=1.0)
     with dfac.as_blocks(V, 2, dtype="float64") as data:
-        options = RunOptions(1000, 100, 1, 1, 0, "moments", 0, "float64")
+        options = RunOptions(200, 1000, 1, 1, 0, "moments", 0, "float64")
         made: Any = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
         made.start()
-        found = []
-        for end in (100, 1100):
+        ratios, metrics, sizes = [], [], []
+        for end in (800, 1000, 1200):
             made.advance(end)
             state, rate = made.tracks[0].state, made.hyper.rate_w
-            ratios = [
-                np.log((state.gather("rows", name) - less).sum(axis=0))
-                - np.log((state.gather("columns", name) - less).sum(axis=0))
+            sums = [
+                np.log((state.gather(side, name) - less).sum(axis=0))
                 for name, less in ((None, 0.0), ("metric", rate))
+                for side in ("rows", "columns")
             ]
-            found.append(sum(ratios))
+            sizes.append(sums[0] - sums[1])
+            ratios.append(sizes[-1] + sums[2] - sums[3])
+            metrics.append([state.gather(side, "metric").copy() for side in ("rows", "columns")])
             made.forget()
-    np.testing.assert_allclose(found[1], found[0], atol=1e-3)
+    np.testing.assert_allclose(ratios[1], ratios[0], atol=1e-3)
+    for early, late in zip(metrics[1], metrics[2], strict=True):
+        np.testing.assert_array_equal(late, early)
+    assert (np.abs(sizes[2] - sizes[1]) > 0.01).all(), "the factors have not moved"
+
+
+POISSON = dfac.TweedieNMF(2, dispersion=1.0)
+BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
+LINKS = np.random.default_rng(9).normal(size=(40, 1))
+MIXED: dict[str, tuple[Any, Any]] = {
+    "BlockHMC": (POISSON, dfac.BlockHMC()),
+    "BlockHMC, rates of rows": (BY_ROW, dfac.BlockHMC()),
+    "BlockHMC, negative binomial": (dfac.NegativeBinomialNMF(2), dfac.BlockHMC()),
+    "HMC": (POISSON, dfac.HMC()),
+    "Gibbs": (POISSON, dfac.Gibbs()),
+    "SGHMC": (POISSON, dfac.SGHMC()),
+    "PSGLD": (POISSON, dfac.PSGLD()),
+    "Gibbs, real-valued": (dfac.GaussianMF(1, biases=False), dfac.Gibbs()),
+    "Gibbs, biases": (dfac.GaussianMF(1), dfac.Gibbs()),
+    "Gibbs, covariates": (dfac.GaussianMF(1, covariates_w=LINKS), dfac.Gibbs()),
+    "SGHMC, biases": (dfac.GaussianMF(1), dfac.SGHMC()),
+}
+"""Data from these say much of W H, and nothing of the sizes and levels that W and H share."""
+
+
+def times_to_forget(model: Any, sampler: Any) -> dict[str, float]:
+    """Autocorrelation times of sizes and levels, in draws."""
+    rng = np.random.default_rng(7)
+    if model.nonnegative:
+        W, H = rng.gamma(1.0, 7.0, (40, 2)), rng.gamma(1.0, 7.0, (2, 30))
+        V = rng.poisson(W @ H).astype(float)
+    else:
+        V = rng.normal(size=(40, 1)) * rng.normal(size=30) + rng.normal(2.0, 1.0, (40, 1))
+        V += rng.normal(0.0, 0.2, V.shape)
+    run: dict[str, Any] = {"progressbar": False, "executor": "serial", "random_seed": 1}
+    trace = dfac.sample(V, model, sampler, draws=800, tune=300, blocks=1, **run)
+    W, H = (trace["posterior"][name].values[0] for name in "WH")
+    K = model.n_components
+    found = {f"size of W {k}": np.log(np.square(W[:, :, k]).sum(axis=1)) for k in range(K)}
+    found |= {f"size of H {k}": np.log(np.square(H[:, k]).sum(axis=1)) for k in range(K)}
+    if getattr(model, "biases", False):
+        found |= {"biases of rows": W[:, :, K].mean(axis=1)}
+        found |= {"biases of columns": H[:, K + 1].mean(axis=1)}
+        found |= {"level of W": W[:, :, 0].mean(axis=1), "level of H": H[:, 0].mean(axis=1)}
+    return {name: len(own) / float(effective_size(own[None])) for name, own in found.items()}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_sizes_and_levels_of_factors_are_forgotten(name: str) -> None:
+    """Held by the priors alone, they took hundreds of draws of most of these samplers."""
+    times = times_to_forget(*MIXED[name])
+    assert max(times.values()) < 60, times
+
+
+@pytest.mark.parametrize("name", ["BlockHMC", "SGHMC"])
+def test_a_sampler_that_does_not_draw_the_scale_is_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sampler = MIXED[name]
+    monkeypatch.setattr(type(sampler.suited(model)), "rescales_every", None)
+    times = times_to_forget(model, sampler)
+    assert max(times.values()) > 60, times
