@@ -210,10 +210,11 @@ def sample(
 
     Notes
     -----
-    Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015. The Langevin samplers but
-    :class:`PSGRRLD`, and :class:`Gibbs` of counts, also draw the scale that W and H of a
-    component share, W_k → c W_k and H_k → H_k / c, from its conditional: every 20 cycles, or
-    as often as they draw learnt hyperparameters.
+    Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015. All samplers but
+    :class:`PSGRRLD` also draw the scale that W and H of a component share, W_k → c W_k and
+    H_k → H_k / c, from its conditional: every 4 to 20 cycles, or as often as they draw learnt
+    hyperparameters. Of a :class:`GaussianMF` with biases they draw the levels that biases and
+    factors share, too. Intervals of W and of H cover for this reason.
 
     Examples
     --------
