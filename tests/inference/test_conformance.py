@@ -13,8 +13,12 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
-from daskfactor.inference import setting
+from daskfactor.inference import gaussian_chain
 from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
+from daskfactor.inference.gibbs import Gibbs
+from daskfactor.inference.hmc import HMC
+from daskfactor.inference.langevin import LangevinSampler
+from daskfactor.inference.sghmc import SquaresSGHMC
 
 Array = NDArray[Any]
 
@@ -51,7 +55,9 @@ LOG_LINEAR = dfac.TweedieNMF(
 @pytest.fixture(autouse=True)
 def scales_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs draw them, too."""
-    monkeypatch.setattr(setting, "SCALE_EVERY", 4)
+    for kind in (LangevinSampler, HMC, Gibbs, SquaresSGHMC):
+        monkeypatch.setattr(kind, "rescales_every", 4)
+    monkeypatch.setattr(gaussian_chain, "SYMMETRIES_EVERY", 2)
 
 
 class OwnStep:
@@ -319,7 +325,8 @@ def test_sparse_input_whatever_is_not_stored(name: str) -> None:
     for unstored in ("missing", "zero"):
         tree = draw(name, table, unstored=unstored, draws=20, monitor=None)
         assert np.all(np.isfinite(tree["posterior"]["W"]))
-        means.append(float((tree["posterior"]["W"] @ tree["posterior"]["H"]).mean()))
+        mu = xr.dot(tree["posterior"]["W"], tree["posterior"]["H"], dim="component")
+        means.append(float(mu.median(("chain", "draw")).mean()))  # of heavy tails where rates vary
     assert means[0] > 1.05 * means[1]
 
 
