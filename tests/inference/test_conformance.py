@@ -323,7 +323,7 @@ def test_sparse_input_whatever_is_not_stored(name: str) -> None:
     table = sparse.coo_array((V[seen], (rows, cols)), V.shape)
     means = []
     for unstored in ("missing", "zero"):
-        tree = draw(name, table, unstored=unstored, draws=20, monitor=None)
+        tree = draw(name, table, unstored=unstored, draws=60, monitor=None)
         assert np.all(np.isfinite(tree["posterior"]["W"]))
         mu = xr.dot(tree["posterior"]["W"], tree["posterior"]["H"], dim="component")
         means.append(float(mu.median(("chain", "draw")).mean()))  # of heavy tails where rates vary
