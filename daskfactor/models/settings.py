@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
+from daskfactor.random import MOST_COMPONENTS
 
 Array = NDArray[Any]
 Auto = Literal["auto"]
@@ -422,6 +423,8 @@ def checked_count(name: str, value: Any, word: str = "") -> Any:
             f"{name} must be a whole number of at least 1{other}, got {value!r}"
             f"{components if name == 'n_components' else ''}"
         )
+    if name == "n_components" and count >= MOST_COMPONENTS:
+        raise ModelError(f"n_components must be below {MOST_COMPONENTS}, got {count}; pass fewer")
     return count
 
 
