@@ -31,6 +31,7 @@ from daskfactor.results.files import (
     Checkpoints,
     Counts,
     counts_of,
+    damaged,
     plain,
     read_marker,
     seal,
@@ -184,6 +185,30 @@ class RunStore(Sink):
             zarr.open_array(store, path=f"{MONITOR}/{name}", mode="r")[...] for name in CELL_INDICES
         )
         return np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
+
+    def check_plan(
+        self,
+        chains: int,
+        dtype: str,
+        width: int,
+        cycles: NDArray[np.int64],
+        longer: bool = False,
+    ) -> None:
+        """Refuse a run of other chains, precision, components or draws than the arrays have.
+
+        ``longer``: there may be more draws than there is room for.
+
+        Raises
+        ------
+        StoreFormatError
+            If it is one.
+        """
+        W = [own for name, own in self._plan.items() if name.endswith("/W")]
+        known = np.asarray(self._opened("sample_stats/draw")).tolist()
+        found = [(self.chains, own["data_type"], own["shape"][-1], known) for own in W]
+        told = chains, dtype, width, cycles[: self.draws].tolist() if longer else cycles.tolist()
+        if any(own != told for own in found):
+            raise damaged(self.path, "its arrays are not those of the run that it describes")
 
     def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """As `Sink.checkpoint`, on disk or in an object store."""
