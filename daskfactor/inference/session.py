@@ -53,7 +53,6 @@ from daskfactor.urls import Url, along, is_url
 
 if TYPE_CHECKING:
     from daskfactor.executors.device import CUDA
-    from daskfactor.results.store import RunStore
 
 TINY_STEP = 1e-9
 """Step of the block update that is timed: the state hardly moves."""

@@ -88,7 +88,7 @@ class RunStore(Sink):
         # before the next checkpoint anyway, and a chunk that is written once instead of once per
         # draw makes a draw cheap; at most one chunk of each is held.
         self._pending: dict[tuple[str, int], tuple[int, list[Any]]] = {}
-        self._empty = False  # true from its creation to its second checkpoint
+        self._empty = False  # true from its creation to its second checkpoint, or its first draw
         # An extension that was cut short: every node as the root's file says it is.
         for name, node in nodes_of(document).items():
             if not _holds(place, f"{name}/{NODE}", node):
@@ -222,7 +222,7 @@ class RunStore(Sink):
             place = self._writable()
             first = self.checkpoints.commit(arrays, meta)
             place.commit("draws per chain: " + ", ".join(map(str, self.committed.draws)))
-        self._empty = self._empty and first
+        self._empty = self._empty and first and not max(self.committed.draws)
 
     def load_checkpoint(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
         """Open the newest whole checkpoint, with the arrays that the run needs all along.
@@ -350,9 +350,11 @@ class RunStore(Sink):
         place.commit(f"about {group}")
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
+        if self._empty:
+            return self._writable().writing(what, "nothing of this run is kept", "begin again")
         draws = ", ".join(str(n) for n in self.committed.draws)
         safe = f"the last checkpoint is safe (draws per chain: {draws})"
-        return self._writable().writing(what, safe)
+        return self._writable().writing(what, safe, "resume the run")
 
 
 def _holds(place: Place, key: str, node: Any) -> bool:
