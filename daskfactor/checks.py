@@ -4,7 +4,7 @@ import math
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import OptionError
+from daskfactor.errors import DaskfactorError, OptionError, StoreFormatError
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -93,6 +93,29 @@ def _twice(labels: list[Any], both: set[Any]) -> Any:
     """First of the labels on both sides that occurs more than once."""
     found = Counter(labels)
     return next((label for label, count in found.items() if count > 1 and label in both), None)
+
+
+def refuse_unknown(
+    what: str,
+    values: Any,
+    known: Iterable[str],
+    error: type[DaskfactorError] = StoreFormatError,
+) -> None:
+    """Refuse stored options that this version does not know: without them it would be another run.
+
+    Raises
+    ------
+    StoreFormatError
+        Or ``error``, if there are any, or if ``values`` are no dict.
+    """
+    if not isinstance(values, Mapping):
+        raise error(f"{what} must be a dict of options, got {values!r}")
+    if unknown := sorted(map(str, values.keys() - set(known))):
+        raise error(
+            f"{what} has {', '.join(map(repr, unknown))}, which this version does not know (it "
+            f"knows {', '.join(sorted(known))}); probably a newer version wrote it: upgrade "
+            "daskfactor and try again"
+        )
 
 
 def whole_number(name: str, value: Any, least: int) -> int:

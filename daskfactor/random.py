@@ -19,6 +19,10 @@ from daskfactor.errors import OptionError
 Key = NewType("Key", NDArray[np.uint32])
 
 MAX_SEED = 2**64 - 1
+MOST_FACTORS = 32
+"""Factors of a tensor whose noise has addresses, see `daskfactor.inference.program.factor_word`."""
+MOST_COMPONENTS = 2**24
+"""Components whose numbers by rejection have addresses, see `kernels.variates.start_entry`."""
 
 
 class Stream(IntEnum):

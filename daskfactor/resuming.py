@@ -1,6 +1,5 @@
 """Go on with a run of any kind where its store stopped: the verb ``resume``."""
 
-import json
 from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any, Unpack, cast
@@ -10,6 +9,7 @@ import xarray as xr
 from daskfactor.errors import OptionError
 from daskfactor.inference import sampling
 from daskfactor.inference.sampling import PathText
+from daskfactor.inference.session import description_of
 from daskfactor.options import OnDevice, Running, verb
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
@@ -77,7 +77,7 @@ def resume(
     """
     path = _path(store)
     with RunStore.open(path) as held:
-        described = json.loads(held.attrs["run"])
+        described = description_of(held)
         if storage_options is not None:
             V = placed(described["source"]["location"] if V is None else V, storage_options)
         if "particles" not in held.attrs:

@@ -37,6 +37,7 @@ from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import (
     Look,
     Wanted,
+    has_parquet,
     look_at_csv,
     look_at_parquet,
     open_csv,
@@ -49,6 +50,7 @@ from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.urls import (
     binary,
+    file_system,
     holds,
     inside,
     is_url,
@@ -166,10 +168,10 @@ def is_readable_file(text: str) -> bool:
 
 
 def _holds_parquet(text: str) -> bool:
-    """Whether a location is that of a folder with such files."""
+    """Whether a location is that of a folder with such files, or with folders ``key=value``."""
     if is_url(text):
         return zarr_kind(text) is None and holds(text) == "folder" and bool(parquet_files(text))
-    return Path(text).is_dir() and any(Path(text).rglob("*.parquet"))
+    return Path(text).is_dir() and has_parquet(*file_system(text))
 
 
 def _suffix(location: str) -> str:

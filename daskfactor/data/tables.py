@@ -298,17 +298,37 @@ def parquet_files(location: str) -> list[str]:
             raise DataError(f"{location} does not exist")
         if not system.isdir(path):
             return [location]
-        everything = sorted(system.find(path))
-    found = [
-        name
-        for name in everything
-        if name.endswith((".parquet", ".pq")) and not name.rpartition("/")[2].startswith(("_", "."))
-    ]
+        everything = sorted(system.find(path)) if has_parquet(system, path) else []
+    found = list(filter(_is_parquet, everything))
     if not found:
-        raise DataError(f"there is no .parquet file in {location}")
+        raise DataError(
+            f"there is no .parquet file in {location} or in folders such as year=2026 in it; pass "
+            "the folder that has the files"
+        )
     if not is_url(location):
         return found
     return [along(system.unstrip_protocol(name), location) for name in found]
+
+
+def has_parquet(system: Any, folder: str) -> bool:
+    """Whether a folder, or one ``key=value`` in it, has such files; looks into no others.
+
+    A folder may be the root of all files.
+    """
+    try:
+        inside = {own["name"]: own["type"] for own in system.ls(folder, detail=True)}
+    except OSError:
+        return False
+    parts = [name for name, kind in inside.items() if kind == "directory" and "=" in _last(name)]
+    return any(map(_is_parquet, inside)) or any(has_parquet(system, part) for part in parts)
+
+
+def _is_parquet(name: str) -> bool:
+    return name.endswith((".parquet", ".pq")) and not _last(name).startswith(("_", "."))
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def _packing(location: str) -> str | None:

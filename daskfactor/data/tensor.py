@@ -36,6 +36,7 @@ from daskfactor.data.storage import Storage, as_bytes
 from daskfactor.errors import DataError, OptionError
 from daskfactor.kernels.views import TensorBlock, index_type, pointer_type
 from daskfactor.machine import memory_budget
+from daskfactor.random import MOST_FACTORS
 
 Index = NDArray[np.int64]
 SMALLEST_BLOCK, LARGEST_BLOCK = 2**15, 2**23
@@ -282,6 +283,11 @@ def _checked(entries: Entries, names: Sequence[str] | None) -> Entries:
         raise DataError(
             f"the data have {len(shape)} axes, shape {shape}, and a CP model takes three or more; "
             "use TweedieNMF for a matrix"
+        )
+    if len(shape) > MOST_FACTORS:
+        raise DataError(
+            f"the data have {len(shape)} axes, and a CP model takes at most {MOST_FACTORS}; stack "
+            "some of the axes into one"
         )
     if not all(shape):
         raise DataError(f"the data are empty, shape {' x '.join(map(str, shape))}")

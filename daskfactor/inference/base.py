@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import daskfactor
-from daskfactor.checks import positive_number, whole_number
+from daskfactor.checks import positive_number, refuse_unknown, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import SCHEDULES, Schedule
 from daskfactor.errors import DataError, ModelError, OptionError, StoreFormatError
@@ -211,8 +211,15 @@ class Algorithm:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Make what `to_dict` described; options that it lacks are the usual ones."""
-        return cls(**{name: _made(values[name]) for name in _options(cls) if name in values})
+        """Make what `to_dict` described; options that it lacks are the usual ones.
+
+        Raises
+        ------
+        StoreFormatError
+            If it has options that this version does not know.
+        """
+        refuse_unknown(f"the stored {cls.__name__}", values, ("type", *_options(cls)))
+        return cls(**{name: _made(own) for name, own in values.items() if name != "type"})
 
 
 class Sampler(Algorithm, ABC):
@@ -584,4 +591,7 @@ def _plain(value: Any) -> Any:
 def _made(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return KINDS[value["type"]](**{name: own for name, own in value.items() if name != "type"})
+    name = str(value.get("type"))
+    refuse_unknown("the stored step or schedule", {name: value}, KINDS)
+    refuse_unknown(f"the stored {name}", value, ("type", *_options(KINDS[name])))
+    return KINDS[name](**{name: own for name, own in value.items() if name != "type"})

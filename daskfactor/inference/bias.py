@@ -155,7 +155,7 @@ def discretization_bias(
     with session_again(kept, V, model, None, seed, **options) as run:
         asked = described["options"] | {"seed": seed, "thin": 1, "keep": "draws", "keep_every": 1}
         asked |= {"draws": each * lengths[0], "tune": 2 * each * (lengths[1] // 2)}
-        setting = Setting(run.data, model, follower, RunOptions(**asked), run.executor)
+        setting = Setting(run.data, model, follower, RunOptions.from_dict(asked), run.executor)
         on = Continued(setting, sink := Sink(run_spec(setting, False)), run.on_event)
         run.stack.callback(on.close)
         on.restore({}, NOT_STARTED)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self, cast
@@ -161,8 +161,16 @@ def saved_band(
     return FactorBand(offsets[factor][number], values, own, dict(meta["counts"]))
 
 
-def check_saved(arrays: Mapping[str, Array], chains: Iterable[dict[str, Any]]) -> None:
-    """Raise KeyError if chains were saved otherwise than band by band, as before 0.2.0."""
+def check_saved(
+    arrays: Mapping[str, Array], chains: Sequence[dict[str, Any]], tracks: Sequence[Track]
+) -> None:
+    """Raise KeyError if chains were saved otherwise than band by band, as before 0.2.0.
+
+    ValueError if they are of another sampler.
+    """
+    names = [track.name for track in tracks]
+    if any([track["name"] for track in chain["tracks"]] != names for chain in chains):
+        raise ValueError(f"chains without the tracks {', '.join(names)}")
     own = ((n, track["name"]) for n, chain in enumerate(chains) for track in chain["tracks"])
     if missing := {saved_as(f"{n}/{name}", 0, 0, "") for n, name in own} - set(arrays):
         raise KeyError(min(missing))

@@ -39,7 +39,7 @@ from daskfactor.kernels.philox import fill_normals
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import Mask
-from daskfactor.random import Stream, generator, noise_key
+from daskfactor.random import Stream, generator
 from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
@@ -227,10 +227,10 @@ class HMCChain(TweedieChain):
         jitter, threshold = generator(seed, self.number, Stream.ACCEPTANCE, cycle).random(2)
         self.size = self.averaging.size(self.sampler.step, tuning, float(jitter)) * self.shrink
         self.sizes[cycle] = self.size
-        sampler, program, key = self.sampler, self.program(run.track), noise_key(seed, self.number)
+        sampler, program = self.sampler, self.program(run.track)
         begun, ended = [], []
         for factor in (ROWS, COLUMNS):
-            off = partial(set_off, program=program, key=key, cycle=cycle, factor=factor)
+            off = partial(set_off, program=program, cycle=cycle, factor=factor)
             begun += run.state.each(off, factor)
         with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
             self.fit = self._run(run, cycle, sampler.steps, CycleOptions(evaluate=True))
@@ -277,16 +277,14 @@ def average_spread(
         spread[:, frozen[factor]] = 0
 
 
-def set_off(
-    band: FactorBand, program: Program, key: Array, cycle: int, factor: int
-) -> tuple[float, float]:
+def set_off(band: FactorBand, program: Program, cycle: int, factor: int) -> tuple[float, float]:
     """Draw the momenta of a band, and take the first half kick and drift; return `energies`.
 
     Where they begin is kept.
     """
     for name, own in zip(START, (band.values, band.arrays["gradient"]), strict=True):
         band.arrays[name] = own.copy()
-    fill_normals(band.arrays["momentum"], key, cycle, factor, band.offset)
+    fill_normals(band.arrays["momentum"], *program.address(band, cycle, factor))
     found, sampler = energies(band, program, factor), program.algorithm
     with np.errstate(all="ignore"):  # a proposal may run away: it is then rejected
         sampler.kick(program, band, factor, 0.5)

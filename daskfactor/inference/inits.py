@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import whole_number
+from daskfactor.checks import refuse_unknown, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import FactorModel
@@ -114,6 +114,9 @@ class Init:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], arrays: Mapping[str, Array]) -> Self:
         """Make it again from `to_dict` and `arrays`; of a run without either, the usual one."""
+        refuse_unknown("the stored init", values, ("kind", "starts", "drawn"))
+        refuse_unknown("the stored init", {str(values.get("kind", "auto")): None}, KINDS)
+        whole_number("starts", values.get("starts", 1), 1)
         given = dict(values) | {"drawn": tuple((c, d) for c, d in values.get("drawn", ()))}
         return cls(**given, W=arrays.get("init/W"), H=arrays.get("init/H"))
 

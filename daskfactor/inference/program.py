@@ -193,12 +193,14 @@ def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None
 
 
 def factor_word(factor: int) -> int:
-    """Give a factor's number in the address of its noise.
+    """Return a factor's number in the address of its noise, 0 <= factor < MOST_FACTORS.
 
-    Samplers add small numbers to it for further noise of the same factor, so those that a tensor
-    has beside the two of a matrix are far apart.
+    Samplers add 2, 4 or 6 to it for further noise of the same factor. W and H have 0 to 7; blocks
+    whose entries are drawn have 16 and more (`daskfactor.kernels.subsample`). The other factors of
+    a tensor have eight numbers each among the last 2**8 of the 2**32, which differ in their last
+    eight bits as well: `daskfactor.kernels.variates.start_entry` looks at these alone.
     """
-    return factor if factor < 2 else factor << 8
+    return factor if factor < 2 else 2**32 - 2**8 + 8 * factor
 
 
 def values_of(bands: Bands) -> tuple[Array, ...]:

@@ -270,13 +270,15 @@ def go_on(
     """Finish a stored run of chains, with ``draws`` more; what `daskfactor.resume` calls."""
     arrays, meta = held.load_checkpoint()
     with as_begun(held):
-        check_saved(arrays, meta["chains"])
-        planned = RunOptions(**described["options"])
+        planned = RunOptions.from_dict(described["options"])
         model = model_from_dict(described["model"]).with_arrays(arrays)
         values = described["sampler"]
         stored = algorithm_from_dict(Sampler, values, "the run was made by a sampler")
         sampler = checked_sampler(model, stored)
+        check_saved(arrays, meta["chains"], sampler.tracks)
         init = Init.from_dict(json.loads(held.attrs.get("init", "{}")), arrays)
+        planned_arrays = planned.chains, planned.dtype, model.width, planned.index
+        held.check_plan(*planned_arrays, longer=True)
     if draws is not None:
         done = max(0, meta["cycle"] - planned.tune) // planned.thin
         more = done + whole_number("draws", draws, 1)

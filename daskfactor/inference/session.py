@@ -11,7 +11,7 @@ import numpy as np
 from xarray import DataTree
 
 import daskfactor
-from daskfactor.checks import warn
+from daskfactor.checks import refuse_unknown, warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
 from daskfactor.data.files import opened_again
@@ -26,6 +26,7 @@ from daskfactor.errors import (
     DataWarning,
     ModelError,
     OptionError,
+    StoreError,
     StoreFormatError,
 )
 from daskfactor.executors import (
@@ -46,12 +47,12 @@ from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.options import OnDevice, OnSampled, split
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
+from daskfactor.results.files import damaged
 from daskfactor.results.trace import kept_beside
 from daskfactor.urls import Url, along, is_url
 
 if TYPE_CHECKING:
     from daskfactor.executors.device import CUDA
-    from daskfactor.results.store import RunStore
 
 TINY_STEP = 1e-9
 """Step of the block update that is timed: the state hardly moves."""
@@ -223,6 +224,30 @@ class Begun(Protocol):
     def tree(self) -> DataTree: ...
 
 
+TWICE = ("draws", "tune", "chains", "thin", "keep", "keep_every", "dtype", "particles")
+"""Options of a run that are attributes of its results, too."""
+
+
+def description_of(run: Begun) -> dict[str, Any]:
+    """Read how a stored run was begun: its options, model, algorithm and source.
+
+    Raises
+    ------
+    StoreFormatError
+        If that is impossible, of a newer version, or not what attributes of the run say.
+    """
+    with as_begun(run):
+        attrs, described = run.attrs, json.loads(run.attrs["run"])
+        refuse_unknown("the stored run", described, ("options", "model", "sampler", "source"))
+        options = described["options"]
+        told = {name: options[name] for name in TWICE if name in options}
+        told |= {name: json.dumps(described[name]) for name in ("model", "sampler")}
+        told |= {"random_seed": str(options["seed"])}
+        if other := [name for name, own in told.items() if attrs.get(name, own) != own]:
+            raise damaged(run.path, f"it says two things of its {other[0]}")
+        return dict(described)
+
+
 @contextmanager
 def session_again(
     run: Begun,
@@ -243,8 +268,9 @@ def session_again(
     """
     if isinstance(V, dict) and len(V) == 1 and not model.joins:
         (V,) = V.values()  # a run of one matrix that was passed by name
-    saved = json.loads(run.attrs["data"])
-    described = json.loads(run.attrs["run"])
+    with as_begun(run):
+        saved, described = json.loads(run.attrs["data"]), json.loads(run.attrs["run"])
+        reading = _reading(saved) | {"dtype": described["options"]["dtype"]}
     weights = _weights_again(run, saved, described["source"], V)
     source = _source_again(run, described["source"], V)
 
@@ -255,20 +281,7 @@ def session_again(
                 f"got {data.fingerprint}, the run has {saved['fingerprint']}"
             )
 
-    grid: Grid
-    if "offsets" in saved.get("placed", {}):
-        grid = grid_of(saved["placed"]["offsets"])
-    else:
-        grid = Grid(Bands(tuple(saved["row_offsets"])), Bands(tuple(saved["column_offsets"])))
-    reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
-    reading |= {"dtype": described["options"]["dtype"], "memory_limit": memory_limit, **weights}
-    reading |= {"blocks": grid, "unstored": saved.get("unstored")}
-    if "offsets" in saved.get("placed", {}):
-        reading.pop("balance")
-    elif "placed" in saved:
-        told = {own["name"]: own["unstored"] for own in saved["placed"]["relations"]}
-        reading = {**reading, "unstored": told}
-        reading.pop("balance")
+    reading |= {"memory_limit": memory_limit, **weights}
     if (getattr(source, "ndim", 2) > 2 and not model.tensor) or type(source).__name__ == "Dataset":
         reading |= {side: saved[side] for side in ("rows", "columns") if side in saved}
     given: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
@@ -276,14 +289,30 @@ def session_again(
         yield found
 
 
+def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `as_blocks` by which data were read."""
+    placed = saved.get("placed", {})
+    reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
+    if "offsets" in placed:
+        reading |= {"blocks": grid_of(placed["offsets"]), "unstored": saved.get("unstored")}
+        reading.pop("balance")
+        return reading
+    sides = (Bands(tuple(saved[f"{side}_offsets"])) for side in ("row", "column"))
+    reading |= {"blocks": Grid(*sides), "unstored": saved.get("unstored")}
+    if placed:
+        reading["unstored"] = {own["name"]: own["unstored"] for own in placed["relations"]}
+        reading.pop("balance")
+    return reading
+
+
 @contextmanager
-def as_begun(run: "RunStore") -> Iterator[None]:
+def as_begun(run: Begun) -> Iterator[None]:
     """Turn what a run was begun with, and this version cannot read, into one sentence."""
     try:
         yield
-    except DaskfactorError:
+    except StoreError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (DaskfactorError, AttributeError, KeyError, TypeError, ValueError) as error:
         begun = run.attrs.get("inference_library_version", "an unknown version")
         raise StoreFormatError(
             f"the run at {run.path} was begun by daskfactor {begun} with options or checkpoints "

@@ -1,14 +1,22 @@
 """What is asked of a run: its options, its timetable, and all that its chains share."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, cells_of_tensor, one_of, warn, whole_number
+from daskfactor.checks import (
+    cell_positions,
+    cells_of_tensor,
+    one_of,
+    positive_number,
+    refuse_unknown,
+    warn,
+    whole_number,
+)
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import TensorGrid, inverse
 from daskfactor.data.joined import JoinedData
@@ -18,6 +26,7 @@ from daskfactor.executors.state import Places
 from daskfactor.inference.base import Sampler, pass_size, visits_all
 from daskfactor.inference.inits import USUAL, Init
 from daskfactor.models.settings import FactorModel
+from daskfactor.random import resolve_seed
 
 Array = NDArray[Any]
 Keep = Literal["auto", "draws", "moments"]
@@ -67,6 +76,25 @@ class RunOptions:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Make what `to_dict` described.
+
+        Raises
+        ------
+        StoreFormatError, OptionError
+            If there are options that this version does not know, or that no run can have.
+        """
+        refuse_unknown("the stored run", values, [own.name for own in fields(cls)])
+        made = cls(**values)
+        checked_lengths(None, **{own: values[own] for own in ("draws", "tune", "chains", "thin")})
+        whole_number("keep_every", made.keep_every, 0)
+        resolve_seed(whole_number("seed", made.seed, 0))
+        positive_number("pace", made.pace)
+        one_of("keep", made.keep, get_args(Keep))
+        one_of("dtype", made.dtype, ("float32", "float64"))
+        return made
 
     @property
     def cycles(self) -> int:

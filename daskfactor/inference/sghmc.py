@@ -77,6 +77,8 @@ LEAST_SHAPE = 0.5
 WORTH, SHORT_WORTH = 5.0, 1.5
 SPIN = "spin"
 """Momentum across a vector whose squared length an entry is; ``"momentum"`` is that along it."""
+ACROSS = 2
+"""Added to the factor in the address of the numbers that refresh it."""
 
 
 def automatic_momentum_step(blocks: int, n_components: int) -> ConstantStep:
@@ -355,7 +357,7 @@ class SquaresSGHMC(SGHMC):
         super()._refresh(band, keep, address)
         key, iteration, factor, row = address
         if shape == 1.0:  # one dimension across, of either sign
-            refresh(band.arrays[SPIN], keep, key, iteration, factor + 2, row)
+            refresh(band.arrays[SPIN], keep, key, iteration, factor + ACROSS, row)
         else:
             refresh_length(band.arrays[SPIN], keep, shape, *address)
 

@@ -29,11 +29,13 @@ from daskfactor.inference.program import (
     ROWS,
     Fit,
     band_prior,
+    factor_word,
     prepare_state,
     refresh_metric,
 )
 from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.inference.starts import FAR, Make, climb, first_state, state_maker
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.likelihood import Likelihood
@@ -84,9 +86,8 @@ def draw_by_share(
     num, den = (np.maximum(own.astype(np.float64), 0.0) / hyper.dispersion for own in share)
     rate, shape = hyper.prior(factor)
     with held(band.values, frozen[factor]):
-        fill_gamma(
-            band.values * num + shape, den + rate, key, cycle, factor, band.offset, band.values
-        )
+        address = Address(key, cycle, factor_word(factor), band.offset)
+        fill_gamma(band.values * num + shape, den + rate, *address, band.values)
 
 
 def take_curvature(band: FactorBand, share: Share, factor: int, cycle: int) -> None:

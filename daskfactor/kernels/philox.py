@@ -43,7 +43,8 @@ class Address(NamedTuple):
     key
         (2,) uint32, one per seed and chain.
     iteration, factor
-        The last two words of the counter, 0 <= value < 2**32.
+        The last two words of the counter, 0 <= value < 2**32; the latter is that of
+        :func:`daskfactor.inference.program.factor_word`, or of a block.
     row0
         Global index of the band's first row.
     """

@@ -46,7 +46,8 @@ AHEAD = 8
 """How many entries before its turn a row is asked for."""
 UNIT = 2.0**-53
 FIRST_STREAM = 16
-"""The last counter word of block 0; those below are the factors' noise."""
+"""The last counter word of block 0; those below are the noise of W and H, and
+that of a tensor's other factors is at the end."""
 
 
 def block_address(key: NDArray[np.uint32], iteration: int, block: Any) -> Address:

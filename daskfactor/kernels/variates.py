@@ -4,7 +4,7 @@ A stream is eight 64-bit words in the caller's scratch: key, counter, and half a
 Philox block in hand. Its first counter word counts up, so that a draw may take any
 number of words; the other three and the key are its address:
 
-    entry of a factor:  key ^ ENTRY, (count, global row, iteration, 256 component + factor)
+    entry of a factor:  key ^ ENTRY, (count, global row, iteration, 256 component + factor % 256)
     cell of the data:   key ^ CELL,  (count, global row, iteration, global column)
 
 The two kinds have keys of their own, so no stream meets another or the normals of
@@ -66,7 +66,8 @@ def start_entry(
     stream : (STREAM,) uint64, overwritten
     key : (2,) uint32, one per seed and chain
     iteration, row : 0 <= value < 2**32; ``row`` is global
-    factor : 0 <= factor < 256
+    factor : its last eight bits tell factors apart, see
+        :func:`daskfactor.inference.program.factor_word`
     component : 0 <= component < 2**24
     """
     stream[0] = np.uint64(key[0]) ^ ENTRY
@@ -74,7 +75,7 @@ def start_entry(
     stream[2] = np.uint64(0)
     stream[3] = np.uint64(row)
     stream[4] = np.uint64(iteration)
-    stream[5] = np.uint64(component * 256 + factor)
+    stream[5] = np.uint64(component * 256 + (factor & 255))
     stream[7] = np.uint64(0)
 
 

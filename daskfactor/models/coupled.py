@@ -11,13 +11,14 @@ Source: Şimşekli et al. 2015, section 6 (coupled factorizations); Yılmaz, Cem
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Array, Entry, Likelihood
@@ -428,6 +429,9 @@ def _checked_relations(given: Any) -> dict[str, Relation]:
         raise ModelError(f"relations are a dict of Relation by name, got {given!r}")
     found = {}
     for name, own in given.items():
+        if isinstance(own, Mapping):
+            known = [one.name for one in fields(Relation)]
+            refuse_unknown(f"relation {name!r}", own, known, ModelError)
         made = Relation(**own) if isinstance(own, Mapping) else own
         if isinstance(own, Sequence) and not isinstance(own, str) and len(own) == 2:
             made = Relation(*own)

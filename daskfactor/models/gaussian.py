@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from daskfactor.checks import refuse_unknown
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models.covariates import COVARIATES, SideInformation
 from daskfactor.models.likelihood import Likelihood
@@ -84,6 +85,7 @@ class GaussianHyper(NamedTuple):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild from :meth:`to_dict`."""
+        refuse_unknown("the stored hyperparameters", values, cls._fields)
         listed = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **listed})
 

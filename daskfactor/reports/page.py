@@ -16,6 +16,7 @@ from daskfactor.reports import parts
 from daskfactor.results.components import components_of, with_names
 from daskfactor.results.coverage import held_out_coverage
 from daskfactor.results.ending import facts
+from daskfactor.results.files import disk_errors
 from daskfactor.results.identify import component_swaps
 from daskfactor.results.trace import Trace, as_tree, has_draws, reads_here
 
@@ -51,11 +52,14 @@ class Report:
         ------
         OptionError
             If the name does not end in ``.html`` or ``.htm``.
+        StoreError
+            If the file cannot be written.
         """
         target = Path(fspath(path))
         if target.suffix.lower() not in (".html", ".htm"):
             raise OptionError(f"a report is a page: its name ends in .html, got {str(target)!r}")
-        target.write_text(self.html, encoding="utf-8")
+        with disk_errors("a report", target, "nothing else was changed", "try again"):
+            target.write_text(self.html, encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"<Report, {len(self.html) / 1e6:.1f} MB; .save('report.html') writes it>"

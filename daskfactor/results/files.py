@@ -180,12 +180,14 @@ def writer_lock(run: Path) -> "BaseFileLock":
         ) from error
     except FileNotFoundError as error:
         raise damaged(run, "its checkpoint folder is gone") from error
-    except PermissionError as error:
-        raise StoreError(f"{run} cannot be written: {error.strerror}; open it to read") from error
     except OSError as error:
         # A file system without locks: the caller has to see to it alone.
         if error.errno not in _NO_LOCKS:
-            raise
+            lock.release()
+            why = error.strerror or error
+            raise StoreError(
+                f"{run} cannot be written: {why}; mend this, or open it to read"
+            ) from error
     return lock
 
 
@@ -254,11 +256,23 @@ def read_marker(view: "View") -> dict[str, Any]:
     try:
         document = dict(view.document(MARKER))
         check_seal(document, "attributes")
+        _check_slots(**document["attributes"])
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(view.name, f"{MARKER} cannot be read ({error})") from error
     return document
+
+
+def _check_slots(slots: Any = None, newest: Any = None, **others: object) -> None:
+    """Raise ValueError, or TypeError, where a marker's checkpoints are impossible."""
+    del others
+    if newest not in (None, 0, 1) or (newest is not None and slots[newest] is None):
+        raise ValueError(f"its newest checkpoint is {newest!r}")
+    for slot in filter(None, slots or ()):
+        numbers = [*slot["draws"], *slot["warmup_draws"]]
+        if not all(isinstance(own, int) and own >= 0 for own in numbers):
+            raise ValueError(f"a checkpoint has draws {numbers!r}")
 
 
 def counts_of(marker: Mapping[str, Any], chains: int) -> Counts:

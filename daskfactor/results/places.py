@@ -99,8 +99,8 @@ class Place(View, Protocol):
     def merge(self, stores: Sequence[Any]) -> None:
         """Take over what was written to stores that `fork` gave."""
 
-    def writing(self, what: str, safe: str) -> AbstractContextManager[None]:
-        """Turn a failure to write into a sentence that says what is safe."""
+    def writing(self, what: str, safe: str, again: str) -> AbstractContextManager[None]:
+        """Turn a failure to write into a sentence that says what is safe, and what to do then."""
 
     def discard(self) -> None:
         """Remove the run."""
@@ -213,8 +213,18 @@ class LocalPlace(Folder):
         for store in stores:
             store.flush()
 
-    def writing(self, what: str, safe: str) -> AbstractContextManager[None]:
-        return disk_errors(what, self.path, safe)
+    @contextmanager
+    def writing(self, what: str, safe: str, again: str) -> Iterator[None]:
+        try:
+            with disk_errors(what, self.path, safe, again):
+                yield
+        except StoreError as error:
+            if scratch_folder(self.path).is_dir():
+                raise
+            raise StoreError(
+                f"{self.path} was removed or moved while the run wrote to it, and nothing more can "
+                "be written; begin again"
+            ) from error
 
     def discard(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

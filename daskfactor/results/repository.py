@@ -180,7 +180,7 @@ class RepositoryPlace(RepositoryView):
         if replaced:
             place._refuse_others()
             sync(place.store.clear())
-        with place.writing("a new run store", "nothing was changed"):
+        with place.writing("a new run store", "nothing was changed", "begin again"):
             yield place
             place.commit("begun", leaving=True)
 
@@ -333,7 +333,7 @@ class RepositoryPlace(RepositoryView):
             self._session.merge(store.session)
 
     @contextmanager
-    def writing(self, what: str, safe: str) -> Iterator[None]:
+    def writing(self, what: str, safe: str, again: str) -> Iterator[None]:
         """Turn what Icechunk raises into a sentence that says what is safe."""
         from icechunk import IcechunkError
 
@@ -347,7 +347,7 @@ class RepositoryPlace(RepositoryView):
                 raise
         else:
             return
-        raise StoreError(f"could not write {what}: {told} and resume the run; {safe}") from None
+        raise StoreError(f"could not write {what}: {told} and {again}; {safe}") from None
 
     def discard(self) -> None:
         """Leave nothing in the branch; earlier snapshots stay until they expire."""

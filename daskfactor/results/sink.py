@@ -111,7 +111,8 @@ class Sink:
         StoreError
             As `write_draws`.
         """
-        array = self._array(path)
+        with self._writing(path):
+            array = self._array(path)
         expected = (len(block), *array.shape[2:])
         if block.shape != expected:
             raise OptionError(f"{path} takes draws of shape {expected}, got {block.shape}")

@@ -31,6 +31,7 @@ from daskfactor.results.files import (
     Checkpoints,
     Counts,
     counts_of,
+    damaged,
     plain,
     read_marker,
     seal,
@@ -87,7 +88,7 @@ class RunStore(Sink):
         # before the next checkpoint anyway, and a chunk that is written once instead of once per
         # draw makes a draw cheap; at most one chunk of each is held.
         self._pending: dict[tuple[str, int], tuple[int, list[Any]]] = {}
-        self._empty = False  # true from its creation to its second checkpoint
+        self._empty = False  # true from its creation to its second checkpoint, or its first draw
         # An extension that was cut short: every node as the root's file says it is.
         for name, node in nodes_of(document).items():
             if not _holds(place, f"{name}/{NODE}", node):
@@ -185,6 +186,30 @@ class RunStore(Sink):
         )
         return np.asarray(rows, dtype=np.int64), np.asarray(columns, dtype=np.int64)
 
+    def check_plan(
+        self,
+        chains: int,
+        dtype: str,
+        width: int,
+        cycles: NDArray[np.int64],
+        longer: bool = False,
+    ) -> None:
+        """Refuse a run of other chains, precision, components or draws than the arrays have.
+
+        ``longer``: there may be more draws than there is room for.
+
+        Raises
+        ------
+        StoreFormatError
+            If it is one.
+        """
+        W = [own for name, own in self._plan.items() if name.endswith("/W")]
+        known = np.asarray(self._opened("sample_stats/draw")).tolist()
+        found = [(self.chains, own["data_type"], own["shape"][-1], known) for own in W]
+        told = chains, dtype, width, cycles[: self.draws].tolist() if longer else cycles.tolist()
+        if any(own != told for own in found):
+            raise damaged(self.path, "its arrays are not those of the run that it describes")
+
     def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """As `Sink.checkpoint`, on disk or in an object store."""
         if max(self.checkpoints.counts_in(meta).draws) > self.draws:
@@ -197,7 +222,7 @@ class RunStore(Sink):
             place = self._writable()
             first = self.checkpoints.commit(arrays, meta)
             place.commit("draws per chain: " + ", ".join(map(str, self.committed.draws)))
-        self._empty = self._empty and first
+        self._empty = self._empty and first and not max(self.committed.draws)
 
     def load_checkpoint(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
         """Open the newest whole checkpoint, with the arrays that the run needs all along.
@@ -325,9 +350,11 @@ class RunStore(Sink):
         place.commit(f"about {group}")
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
+        if self._empty:
+            return self._writable().writing(what, "nothing of this run is kept", "begin again")
         draws = ", ".join(str(n) for n in self.committed.draws)
         safe = f"the last checkpoint is safe (draws per chain: {draws})"
-        return self._writable().writing(what, safe)
+        return self._writable().writing(what, safe, "resume the run")
 
 
 def _holds(place: Place, key: str, node: Any) -> bool:

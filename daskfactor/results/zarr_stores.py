@@ -38,6 +38,13 @@ PIECE: Final = 2**23
 _CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
 
 
+def check_chunk(where: object, key: str, chunk: Buffer) -> None:
+    """Refuse a chunk that does not end in its CRC-32C."""
+    raw = chunk.as_numpy_array().tobytes()
+    if google_crc32c.value(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
+        raise damaged(where, f"{key} is not what was written")
+
+
 class DurableStore(LocalStore):
     """A local zarr store that remembers what it wrote and can flush all of it to disk.
 
@@ -77,6 +84,26 @@ class DurableStore(LocalStore):
         with taking_place(path, self._making) as file:
             file.write(value.as_numpy_array())
         self._unflushed.add(path)
+
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
+        """Read one value: what a chunk that is written in part has in its other parts.
+
+        Raises
+        ------
+        StoreFormatError
+            If it is a chunk that is damaged.
+        """
+        return self._whole(key, await super().get(key, prototype, byte_range), byte_range)
+
+    def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
+        """Read one value, as `get`."""
+        found = super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        return self._whole(key, found, byte_range)
+
+    def _whole(self, key: str, found: Buffer | None, byte_range: Any) -> Buffer | None:
+        if found is not None and byte_range is None and _CHUNK.fullmatch(key):
+            check_chunk(self.root, key, found)
+        return found
 
     def flush(self) -> None:
         """Force every file written since the last flush, and its name, to the disk."""
@@ -136,9 +163,7 @@ class CheckedStore(WrapperStore[Any]):
             if key.split("/", maxsplit=1)[0] in self.partial:
                 return None
             raise damaged(self.where, f"{key} is missing")
-        raw = found.as_numpy_array().tobytes()
-        if google_crc32c.value(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
-            raise damaged(self.where, f"{key} is not what was written")
+        check_chunk(self.where, key, found)
         return found
 
 

@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, Unpack
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.checks import truth, warn, whole_number
+from daskfactor.checks import one_of, refuse_unknown, truth, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.inference.base import algorithm_from_dict, chosen
@@ -22,6 +22,7 @@ from daskfactor.machine import memory_budget
 from daskfactor.models import model_from_dict
 from daskfactor.options import OnMatrix, Running, verb
 from daskfactor.progress import OnEvent, Phase, RunEvent
+from daskfactor.random import resolve_seed
 from daskfactor.results.align import Law, match, reference_from
 from daskfactor.results.ending import close_run
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
@@ -200,8 +201,9 @@ def go_on(
         close_run(held, {"sampling_time": max(known, seconds)})
         return
     with as_begun(held):
-        planned = ParticleOptions(**described["options"])
+        planned = ParticleOptions.from_dict(described["options"])
         model = model_from_dict(described["model"])
+        held.check_plan(1, planned.dtype, model.n_components, np.arange(planned.particles))
         method = algorithm_from_dict(
             ParticleMethod, described["sampler"], "the particles were made by a method"
         )
@@ -246,6 +248,27 @@ class ParticleOptions(NamedTuple):
     align: bool
     seed: int
     dtype: str
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Make what was asked for from what the results say.
+
+        Raises
+        ------
+        StoreFormatError, OptionError
+            If there are options that this version does not know, or that no set can have.
+        """
+        refuse_unknown("the stored run", values, cls._fields)
+        made = cls(**values)
+        refuse_unknown("the stored kernel", made.kernel, [own.name for own in fields(IMQ)])
+        IMQ(**made.kernel)
+        for name in ("particles", "pilot"):
+            whole_number(name, values[name], 1)
+        for name in ("tangent", "align"):
+            truth(name, values[name])
+        resolve_seed(whole_number("seed", made.seed, 0))
+        one_of("dtype", made.dtype, ("float32", "float64"))
+        return made
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import bz2
 import datetime as dt
 import gzip
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from daskfactor.data import entries as keys
 from daskfactor.data import files, tables
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataError, OptionError, StoreError
+from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreError
 
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
@@ -187,6 +188,30 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no kind of file that convert reads"):
         converted(tmp_path / "empty")
+
+
+def test_a_folder_without_parquet_files_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the root of all files; of what lies in it only parts by key are looked into."""
+    table = pa.table({"u": [0, 1], "f": [1, 0], "s": [1, 2]})
+    for name in ("home/user", "dated/year=2025", "dated/year=2026/month=1"):
+        (tmp_path / name).mkdir(parents=True)
+        pq.write_table(table, tmp_path / name / "part.parquet")
+    assert tables.parquet_files(str(tmp_path / "dated")) == sorted(
+        map(str, tmp_path.glob("dated/**/*.parquet"))
+    )
+    monkeypatch.setattr(os, "walk", None)
+    seen: list[str] = []
+    monkeypatch.setattr(
+        os, "scandir", lambda path, of=os.scandir: seen.append(str(path)) or of(path)
+    )
+    for place in (tmp_path, Path("/")):
+        with pytest.raises(DaskfactorError):
+            as_blocks(str(place))
+        with pytest.raises(DaskfactorError):
+            convert(place, tmp_path / "converted.zarr", progressbar=False)
+    assert {own.rstrip("/") for own in seen} <= {"", str(tmp_path)}
 
 
 def test_bad_parquet(tmp_path: Path) -> None:

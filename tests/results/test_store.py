@@ -1,5 +1,7 @@
 import errno
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import zarr
 
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.files import seal
 from daskfactor.results.schema import MOMENTS, RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
@@ -449,6 +452,110 @@ def test_a_full_disk_says_what_is_safe(path, monkeypatch):
     np.testing.assert_array_equal(
         xr.open_datatree(path, engine="zarr")["posterior"]["W"][0, :5], factors(0, 0, 5)[0]
     )
+
+
+def test_a_disk_that_is_full_before_anything_was_drawn_keeps_nothing(path, monkeypatch):
+    async def full(self, key, value):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = RunStore.create(path, make_spec(), state=({}, {"draws": 0}))
+    monkeypatch.setattr(DurableStore, "set", full)
+    match = r"disk is full; nothing of this run is kept; .*begin again"
+    with pytest.raises(StoreError, match=match), store:
+        put_moments(store, MOMENTS, 0, moments(0), 9)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("where", ["filelock.FileLock.acquire", "pathlib.Path.write_text"])
+def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where):
+    RunStore.create(path, make_spec()).close()
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    def refused(*args, **options):
+        raise OSError(number, os.strerror(number), "lock")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, refused)
+        for write in (RunStore.open, lambda at: RunStore.create(at, make_spec(), overwrite=True)):
+            match = rf"run\.zarr cannot be written: {os.strerror(number)}; mend this"
+            with pytest.raises(StoreError, match=match):
+                write(path)
+    after = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    assert {file.name for file in set(after) ^ set(before)} <= {"lock"}
+    assert all(after[file] == raw for file, raw in before.items() if file.name != "lock")
+    RunStore.open(path).close()
+
+
+def finish_a_chunk(store):
+    for draw in range(4, DRAWS):  # some of them wait for more
+        store.write_draws(0, draw, *factors(0, draw, 1))
+    store.checkpoint({}, {"draws": [DRAWS, 4]})
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        finish_a_chunk,
+        lambda store: store.checkpoint({"a": np.ones(3)}, {"draws": 4}),
+        lambda store: put_moments(store, MOMENTS, 0, moments(0), 9),
+        lambda store: store.update_attrs({"sampling_time": 1.0}),
+        lambda store: store.finish({}),
+    ],
+    ids=["draws", "checkpoint", "moments", "attributes", "end"],
+)
+def test_a_store_that_is_removed_while_it_is_written_is_told(path, write):
+    spec = make_spec()
+    store = RunStore.create(path, spec)
+    fill(store, spec, draws=4)
+    shutil.rmtree(path)
+    with pytest.raises(StoreError, match=r"run\.zarr was removed or moved") as caught, store:
+        write(store)
+    assert "is safe" not in str(caught.value)
+    assert not path.exists()
+
+
+def test_a_damaged_chunk_is_told_where_it_is_written_in_part(path):
+    spec = make_spec()
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, draws=4)
+        store.checkpoint({}, {"draws": 4})
+    (chunk,) = (path / "posterior" / "W" / "c" / "0").rglob("0/0/0")
+    raw = bytearray(chunk.read_bytes())
+    raw[9] ^= 4
+    chunk.write_bytes(raw)
+    with RunStore.open(path) as store:
+        store.write_draws(0, 4, *factors(0, 4, 1))
+        match = r"run\.zarr is a damaged run store: posterior/W/c/0/0/0/0 is not what was written"
+        with pytest.raises(StoreFormatError, match=match):
+            store.checkpoint({}, {"draws": [5, 4]})
+        assert store.committed.draws == (4, 4)
+    assert chunk.read_bytes() == bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"newest": 7},
+        {"newest": "first"},
+        {"newest": 1, "slots": None},
+        {"slots": [{"draws": ["many", 0], "warmup_draws": [0, 0]}, None]},
+        {"slots": [{"draws": [-1, 0], "warmup_draws": [0, 0]}, None]},
+        {"slots": [{"draws": [1, 0]}, None]},
+        {"slots": 3},
+    ],
+    ids=str,
+)
+def test_an_impossible_marker_is_reported(path, attributes):
+    with RunStore.create(path, make_spec()) as store:
+        store.checkpoint({}, {"draws": 0})
+    marker = path / "checkpoint" / "zarr.json"
+    document = json.loads(marker.read_text())
+    document["attributes"] |= attributes
+    marker.write_text(json.dumps(seal(document, "attributes")))
+    for opener in (RunStore.open, open_run):
+        with pytest.raises(StoreFormatError, match="damaged run store: checkpoint"):
+            opener(path)
 
 
 def test_missing_and_foreign_paths_are_told_apart(tmp_path):

@@ -9,7 +9,7 @@ from daskfactor.kernels.philox import Address
 
 KEY = np.array([5, 8], np.uint32)
 ADDRESS = Address(KEY, 11, 1, 40)
-FAR = Address(np.array([2**32 - 1, 2**31], np.uint32), 2**31 - 1, 1, 2**32 - 31)
+FAR = Address(np.array([2**32 - 1, 2**31], np.uint32), 2**31 - 1, 2**32 - 1, 2**32 - 31)
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 SIZES = pytest.mark.parametrize("size", [(1, 1), (31, 7), (13, 100)])
 ADDRESSES = pytest.mark.parametrize("address", [ADDRESS, FAR], ids=["near", "far"])
