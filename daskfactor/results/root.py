@@ -4,6 +4,7 @@ What opens a store to read or write it begins here; `daskfactor info` needs noth
 that has ended. So no library that takes time to import is imported here.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 LIBRARY: Final = "daskfactor"
 FORMAT_VERSION: Final = 2
 INDEX: Final = "consolidated_metadata"
+DESCRIPTIONS: Final = frozenset({"data", "init", "model", "run", "sampler"})
+"""Attributes of the root that are JSON documents."""
+LENGTHS: Final = frozenset({"chains", "draws", "keep_every", "thin", "tune"})
+"""Attributes of the root that are whole numbers."""
 HARMLESS: Final = frozenset(
     {"blosc", "bytes", "crc32c", "gzip", "transpose", "vlen-bytes", "vlen-utf8", "zstd"}
 )
@@ -56,6 +61,12 @@ def read_root(view: "View") -> dict[str, Any]:
                     f"{FORMAT_VERSION}; upgrade {LIBRARY} to open it"
                 )
         check_seal(document, INDEX)
+        for name in DESCRIPTIONS & attrs.keys():
+            if not isinstance(json.loads(attrs[name]), dict):
+                raise damaged(root, f"what it says of its {name} is {attrs[name]}")
+        for name in LENGTHS & attrs.keys():
+            if not isinstance(attrs[name], int):
+                raise damaged(root, f"what it says of its {name} is {attrs[name]!r}")
         _ = nodes_of(document)["sample_stats/lp"]["shape"]
         _check_harmless(root, nodes_of(document))
     except StoreError:

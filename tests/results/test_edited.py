@@ -19,6 +19,7 @@ from daskfactor.inference.setting import RunOptions
 from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.results.files import seal
 from daskfactor.results.root import INDEX
+from daskfactor.stein.ensemble import ParticleMethod
 
 V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype(np.float32)
 QUIET: dict[str, Any] = {"random_seed": 1, "progressbar": False}
@@ -165,6 +166,20 @@ def test_impossible_documents_are_refused(
         dfac.resume(path, progressbar=False)
 
 
+@pytest.mark.parametrize("name", ["run", "data", "model", "sampler", "init", "draws"])
+@pytest.mark.parametrize("value", [3.5, None, "[]", "null", "{", "words"])
+def test_readers_refuse_descriptions_that_are_none(
+    stores: dict[str, Path], tmp_path: Path, name: str, value: Any
+) -> None:
+    path = edited(stores["chains"], tmp_path / "run.zarr", lambda values: None)
+    document = json.loads((path / "zarr.json").read_text())
+    document["attributes"][name] = value
+    (path / "zarr.json").write_text(json.dumps(seal(document, INDEX)))
+    for read in (dfac.open_run, dfac.summarize, dfac.predict, partial(dfac.resume, V=V)):
+        with pytest.raises(StoreFormatError, match=r"run\.zarr is a damaged run store"):
+            read(path)
+
+
 PARTICLES = {
     "unknown": put("run", "options", "stride", value=2),
     "method": put("run", "sampler", "stride", value=2),
@@ -222,3 +237,72 @@ def test_samplers_make_their_pairs(sampler: Any) -> None:
     assert {n: getattr(pair, n) for n in sampler.to_dict() if n != "type"} == {
         n: getattr(sampler, n) for n in sampler.to_dict() if n != "type"
     }
+
+
+ORDER = {"type": "Reshuffled"}
+FIRST: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+    (Sampler, {"type": "Gibbs", "warm_start": "auto"}, {}),
+    (
+        Sampler,
+        {"type": "HMC", "step": "auto", "steps": 10, "target_accept": 0.8, "warm_start": 3},
+        {},
+    ),
+    (
+        Sampler,
+        {"type": "LangevinDynamics", "step": "auto", "preconditioner": "majorizer"},
+        {"transition": "euler"},
+    ),
+    (
+        Sampler,
+        {
+            "type": "PSGLD",
+            "step": "auto",
+            "preconditioner": "majorizer",
+            "schedule": ORDER,
+            "warm_start": "auto",
+            "transition": "euler",
+        },
+        {},
+    ),
+    (
+        Sampler,
+        {
+            "type": "PSGRRLD",
+            "step": "auto",
+            "preconditioner": "majorizer",
+            "schedule": ORDER,
+            "warm_start": "auto",
+            "transition": "euler",
+        },
+        {},
+    ),
+    (Sampler, {"type": "SGHMC", "step": "auto", "friction": 0.05, "schedule": ORDER}, {}),
+    (
+        Sampler,
+        {"type": "SGLD", "step": "auto", "preconditioner": "majorizer", "subsample": "auto"},
+        {"transition": "euler"},
+    ),
+    (
+        ParticleMethod,
+        {
+            "type": "Ensemble",
+            "start": "q_transform",
+            "optimizer": "auto",
+            "max_iter": None,
+            "tol": None,
+            "transfer_rank": 3,
+        },
+        {},
+    ),
+    (ParticleMethod, {"type": "SVGD", "steps": 1000, "step": "auto"}, {}),
+    (ParticleMethod, {"type": "SteinDescent", "steps": 1000, "step": "auto"}, {}),
+]
+
+
+@pytest.mark.parametrize(("base", "stored", "then"), FIRST, ids=lambda own: str(own)[:40])
+def test_what_the_first_version_wrote_is_known(
+    base: Any, stored: dict[str, Any], then: dict[str, Any]
+) -> None:
+    """No option was renamed or removed since; what is new does as 0.1.0 did where it is lacking."""
+    found = algorithm_from_dict(base, stored, "it").to_dict()
+    assert {name: found[name] for name in stored | then} == stored | then
