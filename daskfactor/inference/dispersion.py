@@ -40,9 +40,11 @@ FEWEST_LOOKS = 3
 """Looks at draws that tell whether they are."""
 DRAWN = 1e-8, 1e8
 """Dispersions between which draws are."""
+PAIRS = 4.0
+"""Pairs of counts of one cell that there might as well be: few of them say little of how many."""
 FEWEST = 100
 """Degrees of freedom without which counts are taken to be Poisson."""
-NEARLY_POISSON, ERRORS = 0.1, 5.0
+NEARLY_POISSON, ERRORS = 0.1, 4.0
 """Counts that vary by this share more than Poisson counts, and so many standard errors, may yet be
 Poisson counts."""
 WIDTH = 4.0
@@ -244,7 +246,8 @@ def poisson_limit(
     total, pairs = float(values @ numbers), float((values * (values - 1)) @ numbers)
     if count - parameters < max(0.1 * count, FEWEST) or not total:
         return max(total, 1.0), math.inf
-    return total, 1 + NEARLY_POISSON + ERRORS * math.sqrt(2 * max(weight, 1.0) * pairs) / total
+    error = math.sqrt(2 * max(weight, 1.0) * (pairs + PAIRS)) / total
+    return total, 1 + NEARLY_POISSON + ERRORS * error
 
 
 def still_falls(looks: Sequence[float], limit: float) -> bool:
@@ -259,7 +262,7 @@ def still_falls(looks: Sequence[float], limit: float) -> bool:
         return True
     before, now = np.mean(recent[:half]), np.mean(recent[-half:])
     error = (limit - 1 - NEARLY_POISSON) / ERRORS
-    return bool(before - now > FALLS * (now - 1) + 2 * error)
+    return bool(before - now > FALLS * max(now - 1, 0) + 2 * error)
 
 
 def mean_weight(data: BlockedData) -> float:
