@@ -4,8 +4,8 @@ Counts come from the model's own law: factors from gamma laws of the shapes that
 mean, with K of the truth or more. Every cell of the table is so many data sets and runs of
 ``sample`` at its defaults (one chain, fewer draws), in per cent of runs: the dispersion was not 1
 (``phi``), and the warnings of it (``model``), of the step or a log-likelihood below the start
-(``fall``), of a warm start that ended early (``warm``), of a density that still rose (``rise``), any
-other (``other``); ``least`` is the smallest dispersion. Then `optimize` (``point``), and
+(``fall``), of a warm start that ended early (``warm``), of a density that still rose (``rise``),
+any other (``other``); ``least`` is the smallest dispersion. Then `optimize` (``point``), and
 overdispersed counts: negative binomial ones whose variance is ``ratio`` times the mean in every
 cell, of which the share is told that is found to be no Poisson counts. Ratios up to 1.25 are within
 what the run takes for Poisson counts.

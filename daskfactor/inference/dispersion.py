@@ -33,13 +33,15 @@ SEARCHED = 1e-4, 1e4
 """Dispersions between which a point estimate's is looked for."""
 NEAR = 0.01
 """How near the logarithm of a point estimate's dispersion is to the best one."""
-FALLS = 0.1
+FALLS, APART = 0.1, 0.2
 """How much of what counts vary more than Poisson counts has to be lost in a quarter of the looks,
-beside two standard errors, if a chain is taken to be still on its way."""
+beside so much of what they may, if a chain is taken to be still on its way."""
 FEWEST_LOOKS = 3
 """Looks at draws that tell whether they are."""
 DRAWN = 1e-8, 1e8
 """Dispersions between which draws are."""
+SLIGHT = 1e-3
+"""Lack of fit that passes, as a share of the means: no chain has come nearer when it is judged."""
 PAIRS = 4.0
 """Pairs of counts of one cell that there might as well be: few of them say little of how many."""
 FEWEST = 100
@@ -234,7 +236,7 @@ def poisson_limit(
 
     Σ (v - μ)² - Σ v has the mean 0 for Poisson counts, and the variance 2 Σ μ², of which
     Σ v (v - 1) is an estimate. At draws of a posterior that holds the same, as it does at the
-    means that the data were drawn with.
+    means that the data were drawn with. Means of a million may be off by a thousandth.
 
     Parameters
     ----------
@@ -247,22 +249,22 @@ def poisson_limit(
     if count - parameters < max(0.1 * count, FEWEST) or not total:
         return max(total, 1.0), math.inf
     error = math.sqrt(2 * max(weight, 1.0) * (pairs + PAIRS)) / total
-    return total, 1 + NEARLY_POISSON + ERRORS * error
+    return total, 1 + NEARLY_POISSON + ERRORS * error + SLIGHT**2 * pairs / total
 
 
 def still_falls(looks: Sequence[float], limit: float) -> bool:
-    """Tell whether counts come ever nearer to their means from draw to draw, or draws are few.
+    """Tell whether counts come ever nearer to their means from draw to draw, or at some of them.
 
     ``looks`` are how many times as much as Poisson counts they vary at draws, in order, of which
-    the later half is looked at; ``limit`` is that of `poisson_limit`.
+    the later half is looked at; ``limit`` is that of `poisson_limit`. Too few say nothing.
     """
     recent = looks[len(looks) // 2 :]
     half = len(recent) // 2
     if len(looks) < FEWEST_LOOKS:
         return True
     before, now = np.mean(recent[:half]), np.mean(recent[-half:])
-    error = (limit - 1 - NEARLY_POISSON) / ERRORS
-    return bool(before - now > FALLS * max(now - 1, 0) + 2 * error)
+    near = now > 1 and min(recent) <= limit
+    return bool(near or before - now > FALLS * max(now - 1, 0) + APART * (limit - 1))
 
 
 def mean_weight(data: BlockedData) -> float:

@@ -369,8 +369,9 @@ class TweedieChain(Chain):
             components = "1 component gives" if K == 1 else f"{K} components give"
             cause = (
                 "the dispersion was set to that: they need more components, or are no Poisson "
-                "counts; compare with a larger n_components and with NegativeBinomialNMF, or pass "
-                "dispersion=1.0 for Poisson counts all the same"
+                "counts, or would fit better from another start; compare with a larger "
+                "n_components, with NegativeBinomialNMF and with starts=5, or pass dispersion=1.0 "
+                "for Poisson counts all the same"
                 if self.varied > 1
                 # More components could only fit them more closely.
                 else "the dispersion is 1 all the same: they are no Poisson counts, as counts "

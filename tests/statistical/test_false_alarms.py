@@ -62,7 +62,7 @@ def test_pearsons_statistic_would_often_say_so() -> None:
     assert alarms(pearson_departs, 0.1, 1.0) > 0.5
 
 
-@pytest.mark.parametrize(("shape", "mean"), [(0.3, 0.1), (0.3, 100.0), (1.0, 1.0), (3.0, 1e6)])
+@pytest.mark.parametrize(("shape", "mean"), [(0.3, 0.1), (0.3, 100.0), (1.0, 1.0), (3.0, 1e4)])
 def test_counts_that_vary_twice_as_much_are_found(shape: float, mean: float) -> None:
     assert alarms(departs, shape, mean, ratio=2.0) > 0.9
     assert alarms(departs, shape, mean, ratio=1.05) < 0.05
@@ -146,7 +146,8 @@ def test_counts_vary_as_their_squares_say(kind: str) -> None:
     assert varied == pytest.approx(np.nansum((V - mu) ** 2) / np.nansum(V))
     seen = V[~np.isnan(V)]
     pairs = np.sum(seen * (seen - 1))
-    assert rule.limit == pytest.approx(1.1 + 4 * np.sqrt(2 * (pairs + 4)) / seen.sum())
+    limit = 1.1 + 4 * np.sqrt(2 * (pairs + 4)) / seen.sum() + 1e-6 * pairs / seen.sum()
+    assert rule.limit == pytest.approx(limit)
 
 
 def test_a_chain_on_its_way_is_waited_for() -> None:
