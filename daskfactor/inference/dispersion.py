@@ -143,13 +143,13 @@ class DispersionRule:
         """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
         if self.fixed is not None:
             return self.fixed
-        divisor: float = self.freedom if at_point else self.count
+        divisor = self.freedom if at_point else float(self.count)
         return max(float(fit.pearson) / divisor, float(np.finfo(np.float32).tiny))
 
     @property
     def freedom(self) -> float:
         """Degrees of freedom of a point estimate: never fewer than a tenth of the entries."""
-        return max(self.count - self.parameters, 0.1 * self.count)
+        return max(float(self.count - self.parameters), 0.1 * self.count)
 
     def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
         """Estimate φ from a draw of the chain, and its fit."""
@@ -262,9 +262,9 @@ def still_falls(looks: Sequence[float], limit: float) -> bool:
     half = len(recent) // 2
     if len(looks) < FEWEST_LOOKS:
         return True
-    before, now = np.mean(recent[:half]), np.mean(recent[-half:])
+    before, now = (float(np.mean(part)) for part in (recent[:half], recent[-half:]))
     near = now > 1 and min(recent) <= limit
-    return bool(near or before - now > FALLS * max(now - 1, 0) + APART * (limit - 1))
+    return near or bool(before - now > FALLS * max(now - 1, 0) + APART * (limit - 1))
 
 
 def mean_weight(data: BlockedData) -> float:
