@@ -18,6 +18,8 @@ from benchmarks.false_alarms import counts, means
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.dispersion import DispersionRule, poisson_limit, still_falls
 from daskfactor.inference.multiplicative import mean_floor, start_state
+from daskfactor.inference.tweedie_chain import TweedieChain
+from daskfactor.results.files import Checkpoints
 
 pytestmark = pytest.mark.statistical
 
@@ -171,3 +173,33 @@ def test_the_dispersion_of_a_run_is_the_mean_of_its_later_estimates(monkeypatch:
     each = np.array(looks).reshape(-1, 2)  # chains take turns
     assert len(each) == 8
     assert tree.attrs["dispersion"] == pytest.approx(each[4:].mean(), rel=1e-6)
+
+
+def test_a_run_that_stops_while_it_estimates_goes_on_with_the_same_estimates(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    V = counts(rng, means(rng, 0.5, 3.0), ratio=3.0)
+    adapt, looked = TweedieChain._adapt, []
+
+    def stopping(chain: TweedieChain, end: int) -> None:
+        if end == 30:
+            raise KeyboardInterrupt
+        adapt(chain, end)
+
+    def noted(chain: TweedieChain, end: int) -> None:
+        looked.append(end)
+        adapt(chain, end)
+
+    with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
+        whole = dfac.sample(V, dfac.TweedieNMF(3), **QUICK)
+    monkeypatch.setattr(Checkpoints, "is_due", lambda kept: True)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TweedieChain, "_adapt", stopping)
+        dfac.sample(V, dfac.TweedieNMF(3), store=tmp_path / "run.zarr", **QUICK)
+    monkeypatch.setattr(TweedieChain, "_adapt", noted)
+    with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
+        rest = dfac.resume(tmp_path / "run.zarr", V=V, progressbar=False)
+    assert looked[0] == 30
+    assert rest.attrs["dispersion"] == whole.attrs["dispersion"]
+    np.testing.assert_array_equal(rest["posterior"]["W"], whole["posterior"]["W"])
