@@ -1,7 +1,7 @@
 """The dispersion of a run: fixed, estimated from fits, or drawn with the factors."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from daskfactor.inference.program import (
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.negative_binomial import OF_COLUMNS
 from daskfactor.models.rates import EVEN, draw_each, draw_positive
+from daskfactor.models.tweedie_law import NORMAL
 
 Array = NDArray[Any]
 
@@ -32,12 +33,22 @@ SEARCHED = 1e-4, 1e4
 """Dispersions between which a point estimate's is looked for."""
 NEAR = 0.01
 """How near the logarithm of a point estimate's dispersion is to the best one."""
+FALLS, APART = 0.1, 0.2
+"""How much of what counts vary more than Poisson counts has to be lost in a quarter of the looks,
+beside so much of what they may, if a chain is taken to be still on its way."""
+FEWEST_LOOKS = 3
+"""Looks at draws that tell whether they are."""
 DRAWN = 1e-8, 1e8
 """Dispersions between which draws are."""
+SLIGHT = 1e-3
+"""Lack of fit that passes, as a share of the means: no chain has come nearer when it is judged."""
+PAIRS = 4.0
+"""Pairs of counts of one cell that there might as well be: few of them say little of how many."""
 FEWEST = 100
 """Degrees of freedom without which counts are taken to be Poisson."""
-NEARLY_POISSON = 0.1
-"""Counts whose dispersion is this near 1, or not surely further off, are taken to be Poisson."""
+NEARLY_POISSON, ERRORS = 0.1, 4.0
+"""Counts that vary by this share more than Poisson counts, and so many standard errors, may yet be
+Poisson counts."""
 WIDTH = 4.0
 """Width of the intervals that columns' are drawn from, in units of their common spread."""
 
@@ -48,11 +59,12 @@ def typical_value(data: BlockedData) -> float:
 
 
 class DispersionRule:
-    """The rule for φ: fixed by the user, 1 for counts, or Pearson's statistic.
+    """The rule for φ: fixed by the user, 1 for counts that may be Poisson, or estimated.
 
-    φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain. The spread of the draws
-    makes up for the degrees of freedom that the factors use; at a point estimate
-    the divisor is N less the number of parameters.
+    Pearson's φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain; of whole numbers under β = 1
+    φ̂ = Σ (v - μ)² / Σ v, on which cells of tiny means have no hold. The spread of the draws
+    makes up for the degrees of freedom that the factors use; at a point estimate the divisor
+    is N less the number of parameters.
 
     ``assumed``: what a sampler takes φ to be, whatever the model says.
     """
@@ -61,6 +73,12 @@ class DispersionRule:
     """Whether chains draw it, given their states."""
     divides = True
     """Whether it does no more than divide gradients and divergences."""
+    counted: tuple[Array, Array] | None = None
+    """The values of the data, and how often they are there."""
+    alone = False
+    """Whether a point estimate is all that there will be."""
+    limit = 1.0
+    """How many times as much as Poisson counts counts vary at most that may be Poisson."""
 
     def __init__(
         self, model: GammaFactors, data: BlockedData, assumed: float | None = None
@@ -73,11 +91,12 @@ class DispersionRule:
             self.parameters = model.n_components * (sum(data.shape) - more)
         if model.fixed != (None, None):
             self.parameters = _free_parameters(data.shape, model)
-        self.counts = model.likelihood.counts and bool(data.is_integer)
         self.fixed = assumed
         if assumed is None and not isinstance(model.dispersion, str):
             self.fixed = float(model.dispersion)
         self.settled = self.fixed is not None
+        self.counts = not self.settled and model.likelihood.counts and bool(data.is_integer)
+        """Whether these are whole numbers of which the run is to tell whether they are Poisson."""
 
     def begin(self, state: ChainState, dispersion: float) -> None:
         """Give bands what they keep of the dispersion, at the start of a chain."""
@@ -115,10 +134,6 @@ class DispersionRule:
         """Whether chains estimate something of it."""
         return self.fixed is None and not self.drawn
 
-    def settled_at(self, estimate: Any) -> Any:
-        """Return what is fixed in the place of an estimate."""
-        return self.fixed or estimate
-
     def merged(self, own: Any, estimate: Any) -> Any:
         """Return an estimate, with a chain's own values where these are drawn or fixed."""
         del own
@@ -128,10 +143,44 @@ class DispersionRule:
         """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
         if self.fixed is not None:
             return self.fixed
-        divisor: float = self.count
-        if at_point:  # never below a tenth of the entries
-            divisor = max(self.count - self.parameters, 0.1 * self.count)
+        divisor = self.freedom if at_point else float(self.count)
         return max(float(fit.pearson) / divisor, float(np.finfo(np.float32).tiny))
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of a point estimate: never fewer than a tenth of the entries."""
+        return max(float(self.count - self.parameters), 0.1 * self.count)
+
+    def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
+        """Estimate φ from a draw of the chain, and its fit."""
+        if self.counts:
+            return self.variation(executor, state, floor)
+        return self.estimate(fit, at_point=False)
+
+    def variation(self, executor: Executor, state: ChainState, floor: float) -> float:
+        """Return how many times as much counts vary around their means as Poisson counts do."""
+        fit = evaluate(executor, self.data, state, NORMAL, floor)
+        self.counted = self.counted or tally(self.data, executor)
+        about = self.count, self.parameters, mean_weight(self.data)
+        total, self.limit = poisson_limit(*self.counted, *about)
+        return float(fit.pearson) / total
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether a look at a draw is a pass over the data of its own."""
+        return bool(self.counts)
+
+    def agreed(self, looks: Sequence[Any]) -> Any:
+        """Return the mean of the later half of the estimates at draws, in the order of these.
+
+        Of counts 1 as long as they may yet come to vary as Poisson counts do.
+        """
+        waits = self.counts and still_falls(looks, self.limit)
+        return 1.0 if waits else float(np.mean(looks[len(looks) // 2 :]))
+
+    def judged(self, dispersion: Any) -> Any:
+        """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
+        return 1.0 if self.counts and dispersion <= self.limit else dispersion
 
     def fade(self, model: GammaFactors, state: ChainState) -> None:
         """Count the parameters of those components that are left, where some fade."""
@@ -139,19 +188,35 @@ class DispersionRule:
             left = components_left(state)
             self.parameters = left * (sum(self.data.shape) - left)
 
-    def settle(self, estimate: float, last: bool = True) -> None:
-        """Fix φ = 1 for counts that the point fit does not show to be no Poisson counts.
+    def settle(
+        self,
+        executor: Executor,
+        state: ChainState,
+        floor: float,
+        estimate: Any,
+        last: bool = True,
+    ) -> Any:
+        """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
 
-        Pearson's statistic of Poisson counts has a variance of (2 + 1/μ) for
-        each degree of freedom; five standard errors away from 1 is plain enough. A fit on
-        its way may yet come closer: unless it is the ``last``, others may be looked at.
+        A fit on its way may yet come closer: unless it is the ``last``, others may be looked at.
+        Where it is all that there will be, nothing tells its lack of fit from dispersion.
         """
-        if self.settled:
-            return
-        given = estimate - 1, typical_value(self.data), self.count, self.parameters
-        if self.counts and not surely_not_poisson(*given):
+        if self.counts and self.alone:
             self.fixed = 1.0
-        self.settled = last or self.fixed is not None
+        if not self.settled:
+            if self.counts and not self.alone:
+                varied = self.variation(executor, state, floor) * self.count / self.freedom
+                estimate = self.judged(varied)
+                self.fixed = 1.0 if estimate == 1.0 else None
+            self.settled = last or self.fixed is not None
+        return estimate if self.fixed is None else self.fixed
+
+    def reopen(self, estimate: Any) -> Any:
+        """Leave it to draws whether counts are Poisson, and begin as if they were."""
+        if not self.counts:
+            return estimate
+        self.fixed = None
+        return 1.0
 
     def told(self, dispersion: Any) -> dict[str, Any]:
         """Give the dispersion by the name that results have."""
@@ -164,11 +229,47 @@ def components_left(state: ChainState) -> int:
     return int(np.count_nonzero(part > EVEN * part.mean()))
 
 
-def surely_not_poisson(excess: float, mean: float, count: float, parameters: float) -> bool:
-    """Tell whether a dispersion that exceeds 1 by so much shows counts to be no Poisson counts."""
-    freedom = count - parameters
-    error = math.sqrt((2 + 1 / mean) / max(freedom, 1))
-    return freedom >= max(0.1 * count, FEWEST) and abs(excess) > NEARLY_POISSON + 5 * error
+def poisson_limit(
+    values: Array, numbers: Array, count: float, parameters: float, weight: float = 1.0
+) -> tuple[float, float]:
+    """Sum up counts; say how many times as much as Poisson counts they vary that may be these.
+
+    Σ (v - μ)² - Σ v has the mean 0 for Poisson counts, and the variance 2 Σ μ², of which
+    Σ v (v - 1) is an estimate. At draws of a posterior that holds the same, as it does at the
+    means that the data were drawn with. Means of a million may be off by a thousandth.
+
+    Parameters
+    ----------
+    values, numbers
+        The values, and how often they are there.
+    count, parameters, weight
+        Of the observations, and of what is fitted to them; their mean weight.
+    """
+    total, pairs = float(values @ numbers), float((values * (values - 1)) @ numbers)
+    if count - parameters < max(0.1 * count, FEWEST) or not total:
+        return max(total, 1.0), math.inf
+    error = math.sqrt(2 * max(weight, 1.0) * (pairs + PAIRS)) / total
+    return total, 1 + NEARLY_POISSON + ERRORS * error + SLIGHT**2 * pairs / total
+
+
+def still_falls(looks: Sequence[float], limit: float) -> bool:
+    """Tell whether counts come ever nearer to their means from draw to draw, or at some of them.
+
+    ``looks`` are how many times as much as Poisson counts they vary at draws, in order, of which
+    the later half is looked at; ``limit`` is that of `poisson_limit`. Too few say nothing.
+    """
+    recent = looks[len(looks) // 2 :]
+    half = len(recent) // 2
+    if len(looks) < FEWEST_LOOKS:
+        return True
+    before, now = (float(np.mean(part)) for part in (recent[:half], recent[-half:]))
+    near = now > 1 and min(recent) <= limit
+    return near or bool(before - now > FALLS * max(now - 1, 0) + APART * (limit - 1))
+
+
+def mean_weight(data: BlockedData) -> float:
+    """Return the mean weight of the observed cells."""
+    return data.effective / max(data.total_observed, 1)
 
 
 def most_likely(log_likelihood: Callable[[float], float]) -> float:
@@ -193,7 +294,6 @@ class LearntDispersion(DispersionRule):
     drawn = True
     divides = False
     found = 1.0
-    counted: tuple[Array, Array] | None = None
 
     @property
     def first(self) -> float:

@@ -237,6 +237,7 @@ class StochasticDescent:
         self.hyper: Any
         if model.nonnegative:
             self.rule, self.floor = dispersion_rule(model, data), mean_floor(data, model.likelihood)
+            self.rule.alone = True
             self.state = state or start_state(data, model, seed, 0, executor=executor)
             hyper = model.resolve(data.level, self.rule.fixed or 1.0)
             self.hyper = hyper._replace(dispersion=self.rule.first)
@@ -318,9 +319,9 @@ class StochasticDescent:
                 floor = max(floor, LOOK_FLOOR * typical_value(self.data))
             _, estimate = self.rule.look(self.executor, self.state, floor)
             if iteration == last:
-                self.rule.settle(estimate)
+                estimate = self.rule.settle(self.executor, self.state, floor, estimate)
             name = "dispersion" if nonnegative else "noise"
-            self.hyper = self.hyper._replace(**{name: self.rule.fixed or estimate})
+            self.hyper = self.hyper._replace(**{name: estimate})
             if (law := self.law[0]).numbers:  # the fit is another
                 self.fit = evaluate(self.executor, self.data, self.state, law, self.floor)
         return iteration >= last

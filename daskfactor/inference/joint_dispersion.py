@@ -1,7 +1,8 @@
 """The dispersions of a run of several matrices, and which rule a model's dispersion goes by."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,13 +19,15 @@ from daskfactor.inference.dispersion import (
     LearntDispersion,
     components_left,
     most_likely,
-    surely_not_poisson,
+    poisson_limit,
+    still_falls,
 )
 from daskfactor.inference.passes import evaluate
 from daskfactor.inference.program import Fit, normalizer, tally
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.rates import draw_positive
+from daskfactor.models.tweedie_law import NORMAL
 
 if TYPE_CHECKING:
     from daskfactor.models.coupled import Coupled
@@ -37,8 +40,9 @@ Dispersions = tuple[float, ...]
 class JointDispersion(DispersionRule):
     """The dispersions of several matrices, one for each, in units of their means.
 
-    Each goes by the rule of a matrix alone: fixed, 1 for counts, or Pearson's statistic, for
-    which a factor that several share takes degrees of freedom from each by its entries.
+    Each goes by the rule of a matrix alone: fixed, 1 for counts that may be Poisson, or
+    estimated, for which a factor that several share takes degrees of freedom from each by its
+    entries.
     That of negative binomial counts is found, and then drawn, given the factors.
     """
 
@@ -65,11 +69,12 @@ class JointDispersion(DispersionRule):
             known = None if given == "auto" else self._in_unit(number, float(given))
             self.given.append(given)
             self.known.append(known)
-            self.poisson.append(law.counts and own.is_integer)
+            self.poisson.append(known is None and law.counts and own.is_integer)
             self.learns.append(known is None and isinstance(law, NegativeBinomial))
             start = self._in_unit(number, 1.0) if law.counts or self.learns[-1] else 1.0
             found.append(start if known is None else known)
         self.found: Dispersions = tuple(found)
+        self.limits = [1.0] * len(self.joints)
         self.drawn = any(self.learns)
         self.settled = None not in self.known
 
@@ -101,9 +106,6 @@ class JointDispersion(DispersionRule):
     def estimates(self) -> bool:
         pairs = zip(self.known, self.learns, strict=True)
         return any(known is None and not learnt for known, learnt in pairs)
-
-    def settled_at(self, estimate: Any) -> Any:
-        return self.merged(estimate, estimate)
 
     def merged(self, own: Any, estimate: Any) -> Any:
         """Return estimates, what is fixed in their place, and of what is drawn a chain's own."""
@@ -141,16 +143,80 @@ class JointDispersion(DispersionRule):
         estimated = np.maximum(np.asarray(fit.pearson) / divisors, np.finfo(np.float32).tiny)
         return self.merged(self.found, estimated)
 
-    def settle(self, estimate: Any, last: bool = True) -> None:
+    def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
+        found = self.estimate(fit, at_point=False)
+        return self._varied(executor, state, floor, found) if any(self.poisson) else found
+
+    def _varied(
+        self, executor: Executor, state: ChainState, floor: float, found: Dispersions
+    ) -> Dispersions:
+        """Put how much counts vary in the places of their dispersions, if these are not fixed."""
+        laws = [
+            NORMAL if own else law for own, law in zip(self.poisson, self.law.laws, strict=True)
+        ]
+        law, _ = replace(self.law, laws=tuple(laws)).at(self.found)
+        fit = evaluate(executor, self.data, state, law, floor)
+        for number, squares in enumerate(fit.pearson):
+            if self.poisson[number] and self.known[number] is None:
+                about = self.numbers[number], self.freed[number]
+                told = self._tally(number, executor)
+                total, self.limits[number] = poisson_limit(*told, *about)
+                varied = squares * self.joints[number].unit ** 2 / total
+                found = _with(found, number, self._in_unit(number, varied))
+        return found
+
+    @property
+    def looks_again(self) -> bool:
+        return any(self.poisson)
+
+    def agreed(self, looks: Sequence[Any]) -> Any:
+        found = tuple(np.mean(looks[len(looks) // 2 :], axis=0).tolist())
+        for number, limit in enumerate(self.limits):
+            one = self._in_unit(number, 1.0)
+            if self.poisson[number] and still_falls([own[number] / one for own in looks], limit):
+                found = _with(found, number, one)
+        return found
+
+    def judged(self, dispersion: Any) -> Any:
+        for number, limit in enumerate(self.limits):
+            one = self._in_unit(number, 1.0)
+            if self.poisson[number] and dispersion[number] <= limit * one:
+                dispersion = _with(dispersion, number, one)
+        return dispersion
+
+    def settle(
+        self,
+        executor: Executor,
+        state: ChainState,
+        floor: float,
+        estimate: Any,
+        last: bool = True,
+    ) -> Any:
+        if self.alone:
+            estimate = self.reopen(estimate)
+            self.known = [
+                phi if own else known
+                for phi, own, known in zip(estimate, self.poisson, self.known, strict=True)
+            ]
         if self.settled:
-            return
-        for number, phi in enumerate(estimate):
-            if self.known[number] is None and self.poisson[number]:
-                one, mean = self._in_unit(number, 1.0), self.joints[number].mean or 1.0
-                about = phi / one - 1.0, mean, self.numbers[number], self.freed[number]
-                if not surely_not_poisson(*about):
+            return self.merged(estimate, estimate)
+        if any(self.poisson) and not self.alone:
+            varied = self._varied(executor, state, floor, estimate)
+            freedom = np.maximum(self.numbers - self.freed, 0.1 * self.numbers)
+            fitted = np.where(self.poisson, varied * self.numbers / freedom, varied)
+            estimate = self.judged(tuple(fitted.tolist()))
+            for number, phi in enumerate(estimate):
+                if self.poisson[number] and phi == (one := self._in_unit(number, 1.0)):
                     self.known[number] = one
         self.settled = last or self.fixed is not None
+        return self.merged(estimate, estimate)
+
+    def reopen(self, estimate: Any) -> Any:
+        for number, own in enumerate(self.poisson):
+            if own:
+                self.known[number] = None
+                estimate = _with(estimate, number, self._in_unit(number, 1.0))
+        return estimate
 
     def normalizer(self, executor: Executor, dispersion: Any) -> float:
         """Return what the fits leave out, of all matrices; 0 where it takes a series.
@@ -172,12 +238,16 @@ class JointDispersion(DispersionRule):
 
     def _normalizer_of(self, number: int, executor: Executor, phi: float) -> float:
         """Return the normaliser of negative binomial counts, at a dispersion in their unit."""
+        values, counts = self._tally(number, executor)
+        law, alpha = self.law.laws[number], self._in_data(number, phi)
+        return float(counts @ law.log_normalizer(values, alpha))
+
+    def _tally(self, number: int, executor: Executor) -> tuple[Array, Array]:
+        """Count how often each value of a matrix of counts is there."""
         if number not in self.tallied:
             values, counts = tally(self.data, executor, self.joined.owner == number)
             self.tallied[number] = np.rint(values * self.joints[number].unit), counts
-        values, counts = self.tallied[number]
-        law, alpha = self.law.laws[number], self._in_data(number, phi)
-        return float(counts @ law.log_normalizer(values, alpha))
+        return self.tallied[number]
 
     def log_prior(self, state: ChainState, dispersion: Any) -> float:
         return -sum(self._in_data(number, dispersion[number]) for number in self._drawn())
@@ -227,8 +297,11 @@ class JointDispersion(DispersionRule):
     def told(self, dispersion: Any) -> dict[str, Any]:
         """Give dispersions by their names; those that are fixed as they were asked for."""
         found = super().told(dispersion)
-        for name, given, known in zip(self.names, self.given, self.known, strict=True):
-            if known is not None:
+        for number, (name, given) in enumerate(zip(self.names, self.given, strict=True)):
+            one = self.poisson[number] and math.isclose(
+                dispersion[number], self._in_unit(number, 1.0)
+            )
+            if one or self.known[number] is not None:
                 found[f"dispersion_{name}"] = 1.0 if given == "auto" else given
         return found
 

@@ -215,7 +215,14 @@ class MultiplicativeUpdates(Optimizer):
     ) -> PointFit:
         state = state or start_state(data, model, seed, 0, executor=executor)
         rule = dispersion_rule(model, data)
-        return run_updates(data, model, state, executor, rule, self.max_iter, self.tol, on_step)
+        rule.alone = True
+        given = data, model, state, executor, rule, self.max_iter, self.tol, on_step
+        point = run_updates(*given)
+        if self.max_iter >= LAST_LOOK:
+            return point
+        floor = mean_floor(data, model.likelihood)
+        phi = rule.settle(executor, point.state, floor, point.hyper.dispersion)
+        return point._replace(hyper=point.hyper._replace(dispersion=phi))
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
@@ -271,11 +278,13 @@ def run_updates(
 
     Until the first look at φ, after five iterations, the prior counts nothing, because
     how much it counts against the likelihood depends on φ. After 60 iterations φ
-    stays as it is, and only then can the objective be compared with itself.
+    stays as it is, and only then can the objective be compared with itself. Priors of shapes
+    below 1 count nothing until then: they drive entries to zero, where nothing is to be learnt
+    of φ, and the more so the larger φ is taken to be.
     """
     floor, history, done = mean_floor(data, model.likelihood), list[tuple[int, float]](), 0
     hyper = model.resolve(data.level, rule.fixed or 1.0)._replace(dispersion=rule.first)
-    fit = Fit(-math.inf, math.inf)
+    fit, spiked = Fit(-math.inf, math.inf), min(model.starting_shapes) < 1
     for stop in sorted({*range(FIT_EVERY, iterations, FIT_EVERY), FIRST_LOOK, iterations}):
         if stop > iterations:
             continue
@@ -292,8 +301,10 @@ def run_updates(
         else:
             fit, phi = evaluate(executor, data, state, law, floor), hyper.dispersion
         if done >= LAST_LOOK:
-            rule.settle(rule.estimate(fit), last=False)
-            phi = rule.settled_at(phi)
+            settled = rule.settle(executor, state, floor, phi, last=False)
+            phi = settled if done == LAST_LOOK or rule.fixed is not None else phi
+        elif spiked and done < iterations:
+            phi = rule.first
         hyper = hyper._replace(dispersion=phi)
         history.append((done, objective(model, state, hyper, fit)))
         if done > LAST_LOOK + FIT_EVERY and tol:

@@ -47,7 +47,8 @@ def optimize(
     V
         The data, as for :func:`sample`.
     model
-        What the data are taken to be; its priors count as penalties.
+        What the data are taken to be; its priors count as penalties. A dispersion that is left
+        to the data is estimated from the fit, but for whole numbers under beta = 1: it is 1.
     method
         :class:`MultiplicativeUpdates` or :class:`DSGD`; by default the former for a
         :class:`TweedieNMF`, the latter for a :class:`GaussianMF`.

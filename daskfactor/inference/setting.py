@@ -247,6 +247,14 @@ class Setting:
         return passes * (entries + noise) * width
 
     @cached_property
+    def tenths(self) -> frozenset[int]:
+        """Fine cycles at which tenths of tuning end."""
+        tune, each = self.options.tune, self.sampler.coarseness
+        return frozenset(
+            tune * number // TUNE_SEGMENTS // each * each for number in range(1, TUNE_SEGMENTS)
+        )
+
+    @cached_property
     def ends(self) -> tuple[int, ...]:
         """Fine cycles at which segments end, where results are written and all is saved.
 
@@ -262,9 +270,8 @@ class Setting:
             room = max(SEGMENT_BYTES, carried * draw)
             length = min(length, room / draw * options.thin * options.keep_every)
         step = max(1, int(length) // coarseness) * coarseness
-        tenths = (options.tune * number // TUNE_SEGMENTS for number in range(1, TUNE_SEGMENTS))
         ends = {
-            *(end // coarseness * coarseness for end in tenths),
+            *self.tenths,
             *range(step, options.tune, step),
             *range(options.tune + step, options.cycles, step),
             *(self.split, options.tune, options.cycles),

@@ -190,7 +190,7 @@ def climb(
     updates; what comes after the least is extrapolated, because updates creep along what
     large counts determine well in combination only.
     """
-    least, most = passes
+    (least, most), floor = passes, mean_floor(data, model.likelihood)
 
     def tell(done: int, total: int = most) -> None:
         if on_step is not None:
@@ -205,8 +205,7 @@ def climb(
     enough = ENOUGH if rise > BEHIND else BEHIND
     enough = FADED if model.shares_rates else enough
     while rise > enough and done + FIT_EVERY <= most:
-        rule.settle(phi, last=False)
-        phi = rule.settled_at(phi)
+        phi = rule.settle(executor, state, floor, phi, last=False)
         hyper = relevance(data, model, state, point.hyper._replace(dispersion=phi))
         fit = point.fit
         before = now = objective(model, state, hyper, fit)

@@ -107,6 +107,8 @@ class TweedieChain(Chain):
         super().__init__(setting, number)
         self.model = cast("TweedieNMF", setting.model)
         self.rule: Any = dispersion_rule(self.model, setting.data, setting.sampler.dispersion)
+        self.warmed = self.rule.memory, self.rule.settled
+        """What the rule knew at the end of the warm start."""
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
         self.log_hyper = self.effective = 0.0
@@ -117,17 +119,23 @@ class TweedieChain(Chain):
         """Minus the divergence at the start, and where the chain is now."""
         self.climb = (0, 0.0)
         """Iterations of an automatic warm start, and how fast the density rose at its end."""
+        self.looks: list[Any] = []
+        """Estimates of the dispersion from draws while tuning."""
+        self.latest: Any = None
+        """What they say of it, if the last segment added one."""
+        self.varied = 1.0
+        """How many times as much as Poisson counts counts vary, if that is plain."""
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Start from multiplicative updates or from a result, with the metric there.
 
         A point is balanced; a draw stays what it is. The run's first chain decides for all
-        whether counts are Poisson.
+        warm starts whether counts are Poisson, and draws decide for the chains.
         """
         setting = self.setting
         data, model, executor = setting.data, self.model, setting.executor
         if isinstance(first, TweedieChain):
-            self.rule.memory, self.rule.settled = first.rule.memory, first.rule.settled
+            self.rule.memory, self.rule.settled = first.warmed
         lead, passes = first if isinstance(first, TweedieChain) else self, setting.warm_passes
         state, on_step = first_state(setting, lead.maker, self.number, on_step)
         drawn = setting.init.kind == DRAWS and not passes[1]
@@ -141,9 +149,13 @@ class TweedieChain(Chain):
             fit, _ = self.rule.look(executor, state, self.floor)
         self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.estimate(fit, at_point=not drawn)
-        self.rule.settle(estimate)
+        estimate = self.rule.settle(executor, state, self.floor, estimate)
+        self.warmed = self.rule.memory, self.rule.settled
+        if setting.frozen_from:
+            estimate = self.rule.reopen(estimate)
         self.rule.begin(state, estimate)
-        self.hyper = model.resolve(data.level, self.rule.settled_at(estimate))
+        self.hyper = model.resolve(data.level, estimate)
+        self.latest = self.hyper.dispersion if self.rule.estimates else None
         if not drawn:
             self._level(state)
         if setting.temperature is not None:
@@ -325,6 +337,8 @@ class TweedieChain(Chain):
             "normalizer": self.normalizer,
             "fits": self.fits,
             "climb": self.climb,
+            "varied": self.varied,
+            "looks": list(self.looks),
             "gauge": self.gauge,
             "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
             **self.links,
@@ -343,6 +357,8 @@ class TweedieChain(Chain):
         fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
         self.gauge = memory.get("gauge")
+        self.varied = memory.get("varied", self.varied)
+        self.looks = list(memory.get("looks", []))
         iterations, rise = memory.get("climb", self.climb)
         self.climb = iterations, rise
         self.recall_links(memory)
@@ -351,20 +367,22 @@ class TweedieChain(Chain):
         of_model = of_sampler = None
         phi, K = self.hyper.dispersion, self.model.n_components
         behind = self.climb[1] > FAR  # and then the dispersion may yet come down
-        if self.rule.counts and self.rule.fixed is None and not behind:
+        if self.rule.counts and self.varied != 1 and not behind:
             components = "1 component gives" if K == 1 else f"{K} components give"
             cause = (
-                "they need more components, or are no Poisson counts; compare with a larger "
-                "n_components and with NegativeBinomialNMF"
-                if phi > 1
+                "the dispersion was set to that: they need more components, or are no Poisson "
+                "counts, or would fit better from another start; compare with a larger "
+                "n_components, with NegativeBinomialNMF and with starts=5, or pass dispersion=1.0 "
+                "for Poisson counts all the same"
+                if self.varied > 1
                 # More components could only fit them more closely.
-                else "they are no Poisson counts, as counts without their zeros are not, or have "
-                "too many components; compare with a smaller n_components"
+                else "the dispersion is 1 all the same: they are no Poisson counts, as counts "
+                "without their zeros are not, or have too many components; compare with a smaller "
+                "n_components"
             )
             of_model = (
-                f"around the means that {components} them, the counts vary {phi:.3g} times as much "
-                f"as Poisson counts, and the dispersion was set to that: {cause}, or pass "
-                "dispersion=1.0 for Poisson counts all the same"
+                f"around the means that {components} them, the counts vary {self.varied:.3g} times "
+                f"as much as Poisson counts, and {cause}"
             )
         begun, now = self.fits or (0.0, 0.0)
         phi = self.model.at(self.hyper)[1].dispersion
@@ -411,11 +429,13 @@ class TweedieChain(Chain):
         if self.fits is not None and fine.fits:
             latest = fine.fits[max(fine.fits)].negative_divergence
             self.fits = self.fits[0], latest
-        if end <= self.setting.frozen_from and self.rule.estimates:
-            estimate = self.rule.estimate(fine.fits[fine.cycle - 1], at_point=False)
-            estimate = self.rule.merged(self.hyper.dispersion, estimate)
-            self.hyper = self.hyper._replace(dispersion=estimate)
-            self._follow_dispersion()
+        self.latest = None
+        # Counts take a pass of their own.
+        due = end in self.setting.tenths if self.rule.looks_again else True
+        if end <= self.setting.frozen_from and self.rule.estimates and due:
+            place = self.setting.executor, fine.state, self.floor
+            self.looks.append(self.rule.at_draw(*place, fine.fits[fine.cycle - 1]))
+            self.latest = self.rule.agreed(self.looks)
         if end >= self.setting.options.tune:
             # Rates that move take the metric with them.
             names = TUNING[1:] if self.model.learnt else TUNING
@@ -424,11 +444,13 @@ class TweedieChain(Chain):
 
     @property
     def estimate(self) -> Any:
-        tuning = self.cycle <= self.setting.frozen_from
-        return self.hyper.dispersion if tuning and self.rule.estimates else None
+        return self.latest
 
     def take_dispersion(self, dispersion: Any) -> None:
-        dispersion = self.rule.merged(self.hyper.dispersion, dispersion)
+        judged = self.rule.judged(dispersion)
+        if self.rule.counts:
+            self.varied = dispersion if dispersion < 2 - self.rule.limit else judged
+        dispersion = self.rule.merged(self.hyper.dispersion, judged)
         if dispersion != self.hyper.dispersion:
             self.hyper = self.hyper._replace(dispersion=dispersion)
             self._follow_dispersion()

@@ -1,0 +1,205 @@
+"""What a run says by itself of counts: seldom false of those that its own model makes.
+
+A draw of a posterior and the means that the data were drawn with have one law, given the data, if
+the model is right. So a test that is right at the latter is right at draws.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import sparse
+
+import daskfactor as dfac
+from benchmarks.false_alarms import counts, means
+from daskfactor.executors import SerialExecutor
+from daskfactor.inference.dispersion import DispersionRule, poisson_limit, still_falls
+from daskfactor.inference.multiplicative import mean_floor, start_state
+from daskfactor.inference.tweedie_chain import TweedieChain
+from daskfactor.results.files import Checkpoints
+
+pytestmark = pytest.mark.statistical
+
+Array = NDArray[Any]
+QUICK: dict[str, Any] = {"draws": 20, "tune": 60, "random_seed": 0, "progressbar": False}
+REPLICATIONS = 200
+RATIOS = "times as much as Poisson"
+
+
+def departs(V: Array, mu: Array) -> bool:
+    """Tell whether counts are found to vary more, or less, than Poisson counts with these means."""
+    total, limit = poisson_limit(*np.unique(V, return_counts=True), V.size, 0)
+    return abs(((V - mu) ** 2).sum() / total - 1) > limit - 1
+
+
+def pearson_departs(V: Array, mu: Array) -> bool:
+    """Tell the same by Pearson's statistic, as if all means were the same."""
+    excess = ((V - mu) ** 2 / mu).mean() - 1
+    return abs(excess) > 0.1 + 5 * np.sqrt((2 + 1 / V.mean()) / V.size)
+
+
+def alarms(
+    test: Callable[[Array, Array], bool], shape: float, mean: float, ratio: float = 1.0
+) -> float:
+    """Give the share of data sets that a test finds to be no Poisson counts."""
+    found = 0
+    for seed in range(REPLICATIONS):
+        rng = np.random.default_rng(seed)
+        mu = means(rng, shape, mean)
+        found += test(counts(rng, mu, ratio), mu)
+    return found / REPLICATIONS
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("mean", [0.01, 1.0, 100.0, 1e6])
+def test_poisson_counts_are_seldom_said_to_be_none(shape: float, mean: float) -> None:
+    assert alarms(departs, shape, mean) <= 0.02
+
+
+def test_pearsons_statistic_would_often_say_so() -> None:
+    """The test above can fail: cells of tiny means rule that statistic."""
+    assert alarms(pearson_departs, 0.1, 1.0) > 0.5
+
+
+@pytest.mark.parametrize(("shape", "mean"), [(0.3, 0.1), (0.3, 100.0), (1.0, 1.0), (3.0, 1e4)])
+def test_counts_that_vary_twice_as_much_are_found(shape: float, mean: float) -> None:
+    assert alarms(departs, shape, mean, ratio=2.0) > 0.9
+    assert alarms(departs, shape, mean, ratio=1.05) < 0.05
+
+
+def scaled_counts() -> Array:
+    rng = np.random.default_rng(2)
+    mu = rng.gamma(1, 1, (100, 3)) @ rng.gamma(1, 1, (3, 160))
+    return rng.poisson(mu * 10.0 ** rng.uniform(-4, 0.5, 160)).astype(float)
+
+
+def sparse_counts(shape: float = 0.1, mean: float = 1.0, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    mu = rng.gamma(shape, 1, (100, 4)) @ rng.gamma(shape, 1, (4, 70))
+    return rng.poisson(mu * mean / mu.mean()).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("V", "model"),
+    [
+        (scaled_counts(), dfac.TweedieNMF(3)),
+        (sparse_counts(), dfac.TweedieNMF(4, shape_w=0.1, shape_h=0.1)),
+        (sparse_counts(), dfac.TweedieNMF(8)),
+        (sparse.csr_array(sparse_counts(0.05)), dfac.TweedieNMF(4, shape_w=0.05, shape_h=0.05)),
+    ],
+    ids=["columns of all sizes", "sparse factors", "too many components", "stored sparsely"],
+)
+def test_runs_leave_poisson_counts_their_dispersion(V: Any, model: Any) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tree = dfac.sample(V, model, unstored="zero" if sparse.issparse(V) else None, **QUICK)
+    assert tree.attrs["dispersion"] == 1.0
+    assert not [one for one in caught if RATIOS in str(one.message)]
+
+
+@pytest.mark.parametrize("stored", [np.asarray, sparse.csr_array])
+def test_runs_find_counts_that_are_not_poisson(stored: Any) -> None:
+    rng = np.random.default_rng(0)
+    V = counts(rng, means(rng, 0.5, 3.0), ratio=3.0)
+    options = QUICK | {"unstored": "zero" if stored is not np.asarray else None}
+    with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
+        tree = dfac.sample(stored(V), dfac.TweedieNMF(3), **options)
+    assert 2 < tree.attrs["dispersion"] < 4
+
+
+def test_matrices_that_share_factors_have_a_verdict_each() -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.gamma(0.3, 1, (60, 3))
+    plain, wild = (rows @ rng.gamma(0.3, 10, (3, 40)) for _ in range(2))
+    V = {"plain": counts(rng, plain), "wild": counts(rng, wild + 1e-9, ratio=4.0)}
+    relation = {name: dfac.Relation("row", name, law="poisson") for name in V}
+    tree = dfac.sample(V, dfac.Coupled(3, relations=relation), **QUICK)
+    assert tree.attrs["dispersion_plain"] == 1.0
+    assert 2.5 < tree.attrs["dispersion_wild"] < 5.5
+
+
+@pytest.mark.parametrize(("whole", "least", "most"), [(True, 1.0, 1.0), (False, 0.3, 0.7)])
+@pytest.mark.filterwarnings("ignore:with shape_")
+def test_points_under_peaked_priors_fit_the_data(whole: bool, least: float, most: float) -> None:
+    rng = np.random.default_rng(0)
+    mu = rng.gamma(0.3, 1, (60, 3)) @ rng.gamma(0.3, 10, (3, 50)) + 0.01
+    V = rng.poisson(mu).astype(float) if whole else rng.gamma(2 * mu, 0.5).round(3)
+    model = dfac.TweedieNMF(3, shape_w=0.1, shape_h=0.1)
+    point = dfac.optimize(V, model, random_seed=0, progressbar=False)
+    assert least <= point.attrs["dispersion"] <= most
+    assert (point["W"].values @ point["H"].values).mean() == pytest.approx(V.mean(), rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "masked"])
+def test_counts_vary_as_their_squares_say(kind: str) -> None:
+    V = sparse_counts(0.5, 2.0)
+    if kind == "masked":
+        V[np.random.default_rng(1).random(V.shape) < 0.2] = np.nan
+    model = dfac.TweedieNMF(3)
+    given = (sparse.csr_array(V), 2) if kind == "sparse" else (V, 2)
+    with dfac.as_blocks(*given, dtype="float64", unstored="zero") as data:
+        state, rule = start_state(data, model, 0, 0), DispersionRule(model, data)
+        mu = state.gather("rows") @ state.gather("columns").T
+        floor = mean_floor(data, model.likelihood)
+        varied = rule.variation(SerialExecutor(), state, floor)
+    assert varied == pytest.approx(np.nansum((V - mu) ** 2) / np.nansum(V))
+    seen = V[~np.isnan(V)]
+    pairs = np.sum(seen * (seen - 1))
+    limit = 1.1 + 4 * np.sqrt(2 * (pairs + 4)) / seen.sum() + 1e-6 * pairs / seen.sum()
+    assert rule.limit == pytest.approx(limit)
+
+
+def test_a_chain_on_its_way_is_waited_for() -> None:
+    assert still_falls([2.0, 2.0], 1.2)  # who knows after two looks
+    assert still_falls([9.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.6], 1.2)
+    assert not still_falls([9.0, 7.0, 5.0, 2.0, 2.02, 1.97, 2.03, 1.96], 1.2)
+    assert not still_falls([0.5, 0.3, 0.21, 0.2, 0.19, 0.2], 1.2)
+
+
+def test_the_dispersion_of_a_run_is_the_mean_of_its_later_estimates(monkeypatch: Any) -> None:
+    looks, plain = [], DispersionRule.at_draw
+
+    def noted(*given: Any) -> Any:
+        looks.append(plain(*given))
+        return looks[-1]
+
+    monkeypatch.setattr(DispersionRule, "at_draw", noted)
+    rng = np.random.default_rng(3)
+    V = rng.gamma(2.0, rng.gamma(1, 1, (12, 2)) @ rng.gamma(1, 1, (2, 9)))
+    tree = dfac.sample(V, dfac.TweedieNMF(2, beta=0.0), chains=2, **QUICK)
+    each = np.array(looks).reshape(-1, 2)  # chains take turns
+    assert len(each) == 8
+    assert tree.attrs["dispersion"] == pytest.approx(each[4:].mean(), rel=1e-6)
+
+
+def test_a_run_that_stops_while_it_estimates_goes_on_with_the_same_estimates(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    V = counts(rng, means(rng, 0.5, 3.0), ratio=3.0)
+    adapt, looked = TweedieChain._adapt, []
+
+    def stopping(chain: TweedieChain, end: int) -> None:
+        if end == 30:
+            raise KeyboardInterrupt
+        adapt(chain, end)
+
+    def noted(chain: TweedieChain, end: int) -> None:
+        looked.append(end)
+        adapt(chain, end)
+
+    with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
+        whole = dfac.sample(V, dfac.TweedieNMF(3), **QUICK)
+    monkeypatch.setattr(Checkpoints, "is_due", lambda kept: True)
+    monkeypatch.setattr(TweedieChain, "_adapt", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        dfac.sample(V, dfac.TweedieNMF(3), store=tmp_path / "run.zarr", **QUICK)
+    monkeypatch.setattr(TweedieChain, "_adapt", noted)
+    with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
+        rest = dfac.resume(tmp_path / "run.zarr", V=V, progressbar=False)
+    assert looked[0] == 30
+    assert rest.attrs["dispersion"] == whole.attrs["dispersion"]
+    np.testing.assert_array_equal(rest["posterior"]["W"], whole["posterior"]["W"])
