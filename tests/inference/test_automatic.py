@@ -30,6 +30,7 @@ def chosen(model: Any, V: Any, **options: Any) -> str:
 
 
 POISSON = {"beta": 1.0, "dispersion": 1.0}
+COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
 TABLE = [
     ("quick and informed", dfac.TweedieNMF(3), counts(30, 40, 5), "BlockHMC"),
     ("another law", dfac.TweedieNMF(3, beta=0.0), 1 + counts(30, 40, 5), "BlockHMC"),
@@ -42,6 +43,9 @@ TABLE = [
     ("huge and spiky", dfac.TweedieNMF(100, shape_w=0.3), counts(400, 300, 5), "PSGLD"),
     ("relevance", dfac.TweedieNMF("auto"), counts(400, 300, 5), "SGHMC"),
     ("overdispersed", dfac.NegativeBinomialNMF(3), counts(400, 300, 5), "SGHMC"),
+    ("few overdispersed counts", dfac.NegativeBinomialNMF(3), counts(60, 40, 0.05), "SGHMC"),
+    ("columns that vary", COLUMNS, counts(60, 40, 0.05), "SGHMC"),
+    ("many overdispersed counts", dfac.NegativeBinomialNMF(3), counts(60, 40, 5), "BlockHMC"),
     ("real-valued", dfac.GaussianMF(3), counts(30, 40, 5), "SGHMC"),
 ]
 
