@@ -1,5 +1,6 @@
 """`sampler="auto"`: what it chooses, and that the choice is told and kept."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ def test_what_is_chosen(model: Any, V: Array, name: str) -> None:
     asked: dict[str, Any] = dict.fromkeys(("blocks", "unstored", "memory_limit", "entries"))
     seen = outline(V, dtype=np.dtype(np.float32), balance=False, **asked)
     assert best_sampler(model.sized(V.shape), seen).name == name
+
+
+@pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0])
+def test_tiny_data_are_drawn_exactly(beta: float) -> None:
+    """Whatever has a finite step is off there, if by little."""
+    for shape, K in itertools.product([(2, 2), (4, 4), (10, 8)], [1, 2, 3]):
+        model = dfac.TweedieNMF(K, beta=beta, dispersion=1.0)
+        assert chosen(model, 1 + counts(*shape, 2)) in ("BlockHMC", "Gibbs")
 
 
 def test_sparse_data_count_by_what_a_pass_visits() -> None:
