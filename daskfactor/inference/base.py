@@ -517,13 +517,14 @@ def observed_cells(data: Any) -> int:
 
 
 def told_each(model: FactorModel, data: Any) -> float:
-    """Count observed cells for each number of the factors; of counts, what was counted.
+    """Count observed cells for each number of the factors, by the information of their law.
 
-    A mean that is not known without reading, NaN, is taken for 1.
+    A mean that is not known without reading, NaN, is taken for 1, and so is a dispersion of
+    counts that is learnt, as in its prior.
     """
-    cells = observed_cells(data)
-    mean = data.mean if model.likelihood.counts and not math.isnan(data.mean) else 1.0
-    return float(cells * mean / (sum(data.shape) * model.n_components))
+    mean = 1.0 if math.isnan(data.mean) else data.mean
+    information = observed_cells(data) * model.likelihood.information(mean)
+    return float(information / (sum(data.shape) * model.n_components))
 
 
 def asked_sampler(model: FactorModel, sampler: object) -> Sampler | None:

@@ -286,6 +286,12 @@ class PSGLD(LangevinSampler):
 
     Its random numbers cost about 150 times as much, 0.4 µs an entry.
 
+    Draws are off by a finite step. Of 2 x 2 data under Poisson's, a gamma or a compound Poisson
+    law, the automatic step leaves the variances of WH within 6 % with one component, where it is
+    0.05, and makes them up to 14 % too large with three, where it is 0.2; means are off by 0.01
+    and 0.05 posterior standard deviations. :class:`BlockHMC`, which ``sampler="auto"`` takes for
+    such data, has no such error.
+
     Parameters
     ----------
     step

@@ -24,7 +24,7 @@ from daskfactor.inference.program import Fit
 from daskfactor.kernels import steps
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.rates import SHARED, Totals, log_sum
+from daskfactor.models.rates import SHARED, Totals, count_floored, log_sum
 from daskfactor.models.settings import FixedComponents, Mask, held
 from daskfactor.random import Stream, generator
 
@@ -392,6 +392,7 @@ class Entries(NamedTuple):
     length: int
     columns: Array
     logs: float
+    floored: int
     rows: Array | None
 
 
@@ -402,7 +403,8 @@ def sum_entries(values: Array, frozen: Mask, logs: bool, by_rows: bool) -> Entri
         free = values[:, np.ones(values.shape[1], bool) if frozen is None else ~frozen]
     rows = free.sum(axis=1, dtype=np.float64) if by_rows else None
     columns = values.sum(axis=0, dtype=np.float64)
-    return Entries(len(values), columns, log_sum(free) if logs else 0.0, rows)
+    of_logs = (log_sum(free), count_floored(free)) if logs else (0.0, 0)
+    return Entries(len(values), columns, *of_logs, rows)
 
 
 def sum_band(band: FactorBand, **asked: Any) -> Entries:
@@ -436,7 +438,7 @@ def totals_of(
         elif by_rows:
             count = np.full(length, float(free.sum()))
             total = np.concatenate([part.rows for part in parts])
-        found.append(Totals(count, total, logs))
+        found.append(Totals(count, total, logs, sum(part.floored for part in parts)))
     return found
 
 

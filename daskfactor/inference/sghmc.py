@@ -117,6 +117,9 @@ class SGHMC(Sampler):
 
     A kick is at most 1 + \|u\|. Parts come in the same order in every cycle:
     errors then are of second order in √ε, where a random order would heat the momentum.
+    On 2 x 2 data of laws of β = 0 and -1 with one component, variances of WH come out 1.1 to 2.6
+    times as large at the automatic step, and right at half of it; on 4 x 4 within 15 %.
+    ``sampler="auto"`` takes :class:`BlockHMC` for such data.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.bands import column_sums, drop_arrays
+from daskfactor.inference.bands import column_sums, drop_arrays, multiply
 from daskfactor.inference.base import TUNING
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.dispersion import typical_value
@@ -62,17 +62,6 @@ def sum_penalties(band: FactorBand, hyper: Hyperparameters, factor: int) -> Arra
     return np.asarray(penalties.sum(axis=0, dtype=np.float64))
 
 
-def rescale_with_metric(
-    band: FactorBand, hyper: Hyperparameters, factor: int, move: Array, metric: Array
-) -> None:
-    """Multiply columns by ``move``, and divide what the data add to their metric by ``metric``."""
-    band.values *= move.astype(band.values.dtype)
-    rate = np.asarray(band_prior(band, hyper, factor)[0], band.values.dtype)
-    for name, rest in (("curvature", 0.0), ("metric", rate)):
-        if name in band.arrays:
-            band.arrays[name][:] = (band.arrays[name] - rest) / metric + rest
-
-
 def draw_by_share(
     band: FactorBand,
     share: Share,
@@ -112,8 +101,6 @@ class TweedieChain(Chain):
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
         self.log_hyper = self.effective = 0.0
-        self.gauge: list[float] | None = None
-        """Half the log of ΣW_k / ΣH_k at the scale that the metric is of, (K,)."""
         self.floor = mean_floor(setting.data, setting.model.likelihood)
         self.fits: tuple[float, float] | None = None
         """Minus the divergence at the start, and where the chain is now."""
@@ -164,12 +151,12 @@ class TweedieChain(Chain):
         if drawn:
             self._stir(state, tuple(self.hyper.prior(n)[1] for n in every(state)))
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
-        if "metric" in setting.sampler.arrays:
-            self._with_shares(state, take_curvature, "curvature")
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
         if setting.sampler.rescales_every:
             self._rescale(self.tracks[0])
+        if "metric" in setting.sampler.arrays:
+            self._with_shares(state, take_curvature, "curvature")
         self._follow_dispersion()
 
     def _level(self, state: ChainState) -> None:
@@ -229,17 +216,15 @@ class TweedieChain(Chain):
     def _rescale(self, run: TrackRun) -> None:
         """Draw how W and H share the scale of every component that moves in both.
 
-        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional. While tuning the metric
-        is taken to where the chain now is, with what the chain has drifted since the last time,
-        lest that add up in the metric; then it stays. Draws that were recorded stay as they are.
+        W_k → c_k W_k and H_k → H_k / c_k with c_k from its conditional. Draws that were recorded
+        stay as they are, and so does the metric: steps in one that follows the state would leave
+        another law than the posterior invariant.
         """
-        K, further = self.model.n_components, range(1, run.state.n_factors)
-        gauge = None if self.gauge is None else np.reshape(self.gauge, (len(further), K))
-        drawn = [self._share(run, n, None if gauge is None else gauge[n - 1]) for n in further]
-        self.gauge = np.concatenate(drawn).tolist()
+        for other in range(1, run.state.n_factors):
+            self._share(run, other)
 
-    def _share(self, run: TrackRun, other: int, begun: Array | None) -> Array:
-        """Draw how W and another factor share scales; half the log of the ratio of their sums."""
+    def _share(self, run: TrackRun, other: int) -> None:
+        """Draw how W and another factor share scales."""
         K, state = self.model.n_components, run.state
         totals = [
             np.sum(state.each(partial(sum_penalties, hyper=self.hyper, factor=factor), factor), 0)
@@ -257,18 +242,8 @@ class TweedieChain(Chain):
         scale = np.ones(K)
         taken = totals[0][free], totals[1][free], uniform[free]
         scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)
-        here = np.zeros(K)
-        sums = column_sums(state)
-        here[free] = 0.5 * np.log(np.divide(sums[ROWS][free], sums[other][free]))
-        begun = here if begun is None else begun
-        now = here + np.log(scale)
-        follows = free & (run.cycle <= self.setting.options.tune)
-        metric = np.where(follows, np.exp(now - begun), 1.0)
-        moves = (ROWS, scale, metric), (other, 1.0 / scale, 1.0 / metric)
-        for factor, move, own in moves:
-            how: Any = {"hyper": self.hyper, "factor": factor, "move": move, "metric": own}
-            state.each(partial(rescale_with_metric, **how), factor)
-        return now
+        state.each(partial(multiply, by=scale), ROWS)
+        state.each(partial(multiply, by=1.0 / scale), other)
 
     def _learn(self, run: TrackRun) -> None:
         self._draw_priors(run, run.cycle)
@@ -339,7 +314,6 @@ class TweedieChain(Chain):
             "climb": self.climb,
             "varied": self.varied,
             "looks": list(self.looks),
-            "gauge": self.gauge,
             "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
             **self.links,
             **self.means,
@@ -356,7 +330,6 @@ class TweedieChain(Chain):
         self.noise_sum = np.asarray(noise)
         fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
-        self.gauge = memory.get("gauge")
         self.varied = memory.get("varied", self.varied)
         self.looks = list(memory.get("looks", []))
         iterations, rise = memory.get("climb", self.climb)

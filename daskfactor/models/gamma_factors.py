@@ -627,6 +627,8 @@ class GammaFactors(SideInformation):
             shapes, rates, priors, weights, totals, strict=True
         ):
             result += (shape - 1.0) * own.logs - float(own.entries.sum()) * math.lgamma(shape)
+            if own.floored:
+                result -= own.floored * math.log(shape)
             if prior is None:
                 result += float(np.sum(weight * math.log(rate) - rate * own.total))
             elif not self.shares_rates:

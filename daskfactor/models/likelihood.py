@@ -92,6 +92,13 @@ class Likelihood(ABC):
     majorizer: tuple[float, float] = (1.0, 0.0)
     share: float = 1.0
 
+    def information(self, mean: float) -> float:
+        """Return the Fisher information of an observation about the logarithm of this mean.
+
+        1 of laws whose dispersion the data have to tell, and which has a unit.
+        """
+        return mean if self.counts else 1.0
+
     def of(self, block: tuple[int, ...]) -> "Likelihood":
         """Give the law of the entries of a block, (row band, column band)."""
         del block

@@ -79,6 +79,10 @@ class NegativeBinomial(Likelihood):
     def numbers(self) -> tuple[Any, ...]:  # type: ignore[override]
         return (self.dispersion,)
 
+    def information(self, mean: float) -> float:
+        r"""Return :math:`\mu / (1 + \alpha \mu)`, that about the logarithm of a mean."""
+        return mean / (1.0 + float(np.mean(self.dispersion)) * mean)
+
     def at(self, dispersion: Any) -> tuple[Self, float]:
         return replace(self, dispersion=dispersion), 1.0
 

@@ -1,5 +1,6 @@
 """`sampler="auto"`: what it chooses, and that the choice is told and kept."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def chosen(model: Any, V: Any, **options: Any) -> str:
 
 
 POISSON = {"beta": 1.0, "dispersion": 1.0}
+COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
 TABLE = [
     ("quick and informed", dfac.TweedieNMF(3), counts(30, 40, 5), "BlockHMC"),
     ("another law", dfac.TweedieNMF(3, beta=0.0), 1 + counts(30, 40, 5), "BlockHMC"),
@@ -42,6 +44,9 @@ TABLE = [
     ("huge and spiky", dfac.TweedieNMF(100, shape_w=0.3), counts(400, 300, 5), "PSGLD"),
     ("relevance", dfac.TweedieNMF("auto"), counts(400, 300, 5), "SGHMC"),
     ("overdispersed", dfac.NegativeBinomialNMF(3), counts(400, 300, 5), "SGHMC"),
+    ("few overdispersed counts", dfac.NegativeBinomialNMF(3), counts(60, 40, 0.05), "SGHMC"),
+    ("columns that vary", COLUMNS, counts(60, 40, 0.05), "SGHMC"),
+    ("many overdispersed counts", dfac.NegativeBinomialNMF(3), counts(60, 40, 5), "BlockHMC"),
     ("real-valued", dfac.GaussianMF(3), counts(30, 40, 5), "SGHMC"),
 ]
 
@@ -56,6 +61,14 @@ def test_what_is_chosen(model: Any, V: Array, name: str) -> None:
     asked: dict[str, Any] = dict.fromkeys(("blocks", "unstored", "memory_limit", "entries"))
     seen = outline(V, dtype=np.dtype(np.float32), balance=False, **asked)
     assert best_sampler(model.sized(V.shape), seen).name == name
+
+
+@pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0])
+def test_tiny_data_are_drawn_exactly(beta: float) -> None:
+    """Whatever has a finite step is off there, if by little."""
+    for shape, K in itertools.product([(2, 2), (4, 4), (10, 8)], [1, 2, 3]):
+        model = dfac.TweedieNMF(K, beta=beta, dispersion=1.0)
+        assert chosen(model, 1 + counts(*shape, 2)) in ("BlockHMC", "Gibbs")
 
 
 def test_sparse_data_count_by_what_a_pass_visits() -> None:

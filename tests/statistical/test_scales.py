@@ -91,31 +91,66 @@ def test_another_volume_is_seen(volume: float, monkeypatch: pytest.MonkeyPatch) 
     assert worst_shift() > 5
 
 
-def test_the_metric_follows_the_scale_while_tuning_and_then_stays() -> None:
-    """Two hundred cycles of a large step after it was learnt it has gone where the factors went."""
+def chain_of(data: Any, model: Any, sampler: Any, draws: int, tune: int) -> Any:
+    options = RunOptions(draws, tune, 1, 1, 0, "moments", 0, "float64")
+    made = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
+    made.start()
+    return made
+
+
+def test_the_metric_stays_when_scales_move() -> None:
     V = np.random.default_rng(5).poisson(1.0, (20, 15)).astype(float)
-    sampler, model = dfac.PSGLD(0.5, transition="euler"), dfac.TweedieNMF(2, dispersion=1.0)
     with dfac.as_blocks(V, 2, dtype="float64") as data:
-        options = RunOptions(200, 1000, 1, 1, 0, "moments", 0, "float64")
-        made: Any = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
-        made.start()
-        ratios, metrics, sizes = [], [], []
-        for end in (800, 1000, 1200):
+        model = dfac.TweedieNMF(2, dispersion=1.0)
+        made = chain_of(data, model, dfac.PSGLD(0.5, transition="euler"), 200, 100)
+        made.advance(100)
+        state = made.tracks[0].state
+        before = [band.arrays["metric"].copy() for band in state.bands()]
+        made.advance(300)
+        for band, metric in zip(made.tracks[0].state.bands(), before, strict=True):
+            np.testing.assert_array_equal(band.arrays["metric"], metric)
+
+
+def without_counts(rate: float) -> tuple[float, float, float]:
+    """Mean and variance of ΣW ΣH, and the mean of ΣW, of one component of 2 x 2 zeros.
+
+    With x = ΣW and y = ΣH it is p(x, y) ∝ x y exp(-λ (x + y) - x y): y is a gamma number
+    given x.
+    """
+    t = np.linspace(-14.0, 7.0, 4001)
+    x = np.exp(t)
+    weight = np.exp(2.0 * t - rate * x) / (rate + x) ** 2
+    weight /= weight.sum()
+    mean = weight @ (2.0 * x / (rate + x))
+    return mean, weight @ (6.0 * x**2 / (rate + x) ** 2) - mean**2, weight @ x
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_steps_and_moves_of_the_scale_leave_small_posteriors_invariant(rate: float) -> None:
+    """Poisson zeros make a matrix of many components as many problems of one.
+
+    2,000 of them, whose draws are correlated over about 40 cycles, have errors of .006 sd and 2 %
+    of the variance; a metric that follows the scale shifts means by .12 to .20 sd and takes 12
+    to 17 % off the variance.
+    """
+    K = 2000
+    mean, variance, sum_w = without_counts(rate)
+    model = dfac.TweedieNMF(K, beta=1, dispersion=1.0, rate_w=rate, rate_h=rate)
+    with dfac.as_blocks(np.zeros((2, 2)), 1, dtype="float64", allow_empty=True) as data:
+        data.mean = K * mean / 4.0  # says where a chain has run away
+        made, found = chain_of(data, model, dfac.PSGLD(step=0.05), 1000, 200), []
+        for end in range(20, 1220, 20):
             made.advance(end)
-            state, rate = made.tracks[0].state, made.hyper.rate_w
-            sums = [
-                np.log((state.gather(side, name) - less).sum(axis=0))
-                for name, less in ((None, 0.0), ("metric", rate))
-                for side in ("rows", "columns")
-            ]
-            sizes.append(sums[0] - sums[1])
-            ratios.append(sizes[-1] + sums[2] - sums[3])
-            metrics.append([state.gather(side, "metric").copy() for side in ("rows", "columns")])
             made.forget()
-    np.testing.assert_allclose(ratios[1], ratios[0], atol=1e-3)
-    for early, late in zip(metrics[1], metrics[2], strict=True):
-        np.testing.assert_array_equal(late, early)
-    assert (np.abs(sizes[2] - sizes[1]) > 0.01).all(), "the factors have not moved"
+            if end > 200:
+                W, H = (made.tracks[0].state.gather(side) for side in ("rows", "columns"))
+                found.append((W.sum(axis=0), H.sum(axis=0)))
+    assert not made.divergences
+    one, other = np.array(found).swapaxes(0, 1)
+    products = one * other
+    assert abs(products.mean() - mean) < 0.04 * np.sqrt(variance)
+    assert abs(products.var() / variance - 1.0) < 0.08
+    assert abs(one.mean() / sum_w - 1.0) < 0.02
 
 
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
