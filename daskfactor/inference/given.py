@@ -201,9 +201,9 @@ def given_by(trace: Any, axis: int, draws: int | None, most: int | None) -> Give
         coords = coords.assign_coords(weight=(("chain", "draw"), masses))
     scale = None
     if "alignment" in tree.children:
-        own = tree["alignment"].to_dataset()["factor"]
+        own = tree["alignment"].to_dataset()
         own = own.sel(chain=group["chain"], draw=group["draw"])
-        scale = own.transpose("chain", "draw", "component").values
+        scale = since_drawn(own)[1][:, :, 0]
     found = _read(group, tree.attrs, axis, factor_dims(tree), scale)
     users = own_names(tree)
     stacked = stacked_keys(select(tree, factor_dims(tree), None, None)[1 - axis])
