@@ -39,11 +39,16 @@ def _verdict(tree: xr.DataTree) -> dict[str, str]:
         return written(Noted(found, None if large else judged(tree).to_dict()), tree)
 
 
-def facts(tree: xr.DataTree, name: str) -> tuple[dict[str, Any], Summary]:
-    """Say what a run is and how far it has come, see `facts_of`; and judge it."""
+def facts(
+    tree: xr.DataTree, name: str, aligned: xr.DataTree | None = None
+) -> tuple[dict[str, Any], Summary]:
+    """Say what a run is and how far it has come, see `facts_of`; and judge it.
+
+    ``aligned`` is the tree aligned by itself, if somebody has done that.
+    """
     noted = noted_of(tree)
     of_draws = measured(tree) if noted is None else noted.measured
-    return facts_of(tree.attrs, of_draws, name), as_noted(noted, tree)
+    return facts_of(tree.attrs, of_draws, name), as_noted(noted, tree, aligned)
 
 
 def measured(tree: xr.DataTree) -> dict[str, Any]:

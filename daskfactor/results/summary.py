@@ -38,6 +38,7 @@ from daskfactor.results.verdict import (
     Facts,
     Light,
     Unsettled,
+    error_of,
     lights_in,
     of_components,
     of_density,
@@ -61,14 +62,20 @@ TITLES: Final = {
     "aligned": "components, aligned",
 }
 
-SHOWN: Final = (
-    ("sizes of components", ("component", "aligned"), False),
-    ("sizes of W and of H", ("scale", "part"), True),
-    ("sampled hyperparameters", ("learnt",), False),
-    ("the log density", ("density", "balanced"), True),
-)
-"""Numbers that the light over components goes by, too: in words, their kinds, and whether aligned
-copies of W and H are free of their faults."""
+SHOWN: Final = {
+    "component": "sizes of components",
+    "aligned": "sizes of components",
+    "scale": "sizes of W and of H",
+    "part": "sizes of W and of H",
+    "learnt": "sampled hyperparameters",
+    "density": "the log density",
+    "balanced": "the log density",
+}
+"""Kinds of variables that the light over components goes by, too, in words."""
+SCALED: Final = ("scale", "part", "density", "balanced")
+"""Those that change with the scale of W and H, which `align` takes away."""
+PRECISE: Final = ("scale", "part", "learnt")
+"""Those whose Monte Carlo error counts; that of components is judged with them."""
 
 
 def _sentences(light: Light) -> list[str]:
@@ -355,7 +362,7 @@ def _lights(
     sound = predictions.status in ("green", "none") or predictions.alone
     components = with_unsettled(
         _of_components(tree, series, found, facts, sound=sound),
-        _unsettled(series, found, judged={at, *known}),
+        _unsettled(tree, series, found, judged={at, *known}),
         facts,
         sound=sound,
     )
@@ -373,13 +380,21 @@ def _replaced(kinds: set[str]) -> set[str]:
     return {"component"} if "aligned" in kinds else set()
 
 
-def _unsettled(series: list[Series], found: Array, judged: set[int]) -> list[Unsettled]:
-    """Find kinds of numbers that have not settled, among those that no other light goes by."""
+def _unsettled(
+    tree: xr.DataTree, series: list[Series], found: Array, judged: set[int]
+) -> list[Unsettled]:
+    """Find variables that have not settled, among those that no other light goes by."""
+    model = stored_model(tree)
+    scaled = () if model is not None and model.rotates else SCALED
+    variables: dict[tuple[str, str], list[int]] = {}
+    for n in set(_of_kind(series, *SHOWN)) - judged:
+        variables.setdefault((series[n].kind, series[n].name.partition("[")[0]), []).append(n)
     each = []
-    for what, kinds, drawn in SHOWN:
-        at = [n for n in _of_kind(series, *kinds) if n not in judged]
+    for (kind, _), at in sorted(variables.items()):
+        ess = found[at, 1:].min(axis=1)
+        error = error_of(ess[~np.isnan(ess)]) if kind in PRECISE else 0.0
         names = [series[n].name for n in at]
-        each.append(unsettled(what, names, found[at, 0], found[at, 1:].min(axis=1), drawn=drawn))
+        each.append(unsettled(SHOWN[kind], names, found[at, 0], error, drawn=kind in scaled))
     return [one for one in each if one is not None]
 
 

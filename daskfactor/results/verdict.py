@@ -197,6 +197,11 @@ def pooled_rhat(rhat: Array) -> float:
         return math.sqrt(float(np.mean(np.square(rhat))))
 
 
+def error_of(ess: Array) -> float:
+    """Root mean square of Monte Carlo errors, in posterior standard deviations; 0 of none."""
+    return _error(np.sqrt(1.0 / np.maximum(ess, 1.0)).tolist())
+
+
 def of_predictions(
     rhat: Array, ess: Array, facts: Facts, *, rising: bool, within: Callable[[], float]
 ) -> Light:
@@ -215,9 +220,8 @@ def of_predictions(
     """
     if rhat.size == 0:
         return _unknown(facts)
-    error = _error(np.sqrt(1.0 / np.maximum(ess, 1.0)).tolist())
     numbers = {
-        "error": error,
+        "error": error_of(ess),
         "rhat": pooled_rhat(rhat),
         "worst_rhat": float(rhat.max()),
         "least_ess": float(ess.min()),
@@ -243,7 +247,7 @@ def _light_of_error(
     diverging = facts.diverging > FEW_DIVERGING
     crude = facts.by_hand and (rising or diverging)
     bad = error > LARGE_ERROR or rhat > PLAIN_RHAT or diverging or crude
-    fine = error <= SMALL_ERROR and rhat <= GOOD_RHAT and worst <= BAD_RHAT
+    fine = error <= SMALL_ERROR and rhat <= GOOD_RHAT and worst <= PLAIN_RHAT
     if diverging:
         reasons.append(f"{facts.diverging:.0%} of the draws came after a step that diverged.")
     if facts.by_hand:
@@ -374,18 +378,18 @@ def status_of_component(one: Component, chains: int) -> Status:
 
 
 class Unsettled(NamedTuple):
-    """A kind of numbers that results show, of which one or more have not settled.
+    """A variable that results show and that has not settled.
 
     Attributes
     ----------
     what
-        What they are, in words.
+        Of which kind it is, in words.
     name, rhat
-        The one with the largest R-hat.
+        The entry with the largest R-hat.
     times
-        How many times as many draws they need.
+        How many times as many draws it needs.
     drawn
-        Copies of W and H that are aligned do not have the fault.
+        Aligned copies of W and H do not have the fault.
     """
 
     what: str
@@ -396,38 +400,40 @@ class Unsettled(NamedTuple):
 
 
 def unsettled(
-    what: str, names: Sequence[str], rhat: Array, ess: Array, *, drawn: bool
+    what: str, names: Sequence[str], rhat: Array, error: float = 0.0, *, drawn: bool = False
 ) -> Unsettled | None:
-    """Find out whether numbers of one kind have settled: R-hat of each, and the error of all.
+    """Find out whether a variable has settled; None if it has, or if nothing can be said of it.
 
     Parameters
     ----------
     what, drawn
         As in `Unsettled`.
-    names, rhat, ess
-        Of each number; those of which nothing can be said are NaN.
+    names, rhat
+        Of each entry; of many the largest R-hat is large by chance.
+    error
+        Monte Carlo error of all, in posterior standard deviations; 0 if it does not matter.
     """
     known = np.flatnonzero(~np.isnan(rhat))
     if not known.size:
         return None
-    worst = known[int(rhat[known].argmax())]
-    error = _error(np.sqrt(1.0 / np.maximum(ess[known], 1.0)).tolist())
-    if rhat[worst] <= BAD_RHAT and error <= LARGE_ERROR:
+    worst = int(known[rhat[known].argmax()])
+    most, pooled = float(rhat[worst]), pooled_rhat(rhat[known])
+    if pooled <= BAD_RHAT and most <= PLAIN_RHAT and error <= LARGE_ERROR:
         return None
-    excess = (float(rhat[worst]) * float(rhat[worst]) - 1.0) / (BAD_RHAT**2 - 1.0)
+    excess = (pooled * pooled - 1.0) / (BAD_RHAT**2 - 1.0)
     times = max(1.5, excess, (error / LARGE_ERROR) ** 2)
-    return Unsettled(what, names[worst], float(rhat[worst]), times, drawn)
+    return Unsettled(what, names[worst], most, times, drawn)
 
 
 def with_unsettled(light: Light, found: Sequence[Unsettled], facts: Facts, *, sound: bool) -> Light:
-    """Let the light over components tell of sizes and hyperparameters that have not settled.
+    """Let the light over components tell of variables that have not settled.
 
     Parameters
     ----------
     light
         What it says of the components themselves.
     found
-        Kinds of numbers that have not settled.
+        Variables that have not settled; of each kind the worst is named.
     facts
         Of the run.
     sound
@@ -435,7 +441,10 @@ def with_unsettled(light: Light, found: Sequence[Unsettled], facts: Facts, *, so
     """
     if not found:
         return light
-    listed = "; ".join(f"{one.what} ({one.name}: R-hat {one.rhat:.3f})" for one in found)
+    worst: dict[str, Unsettled] = {}
+    for one in sorted(found, key=lambda one: -one.rhat):
+        worst.setdefault(one.what, one)
+    listed = "; ".join(f"{what} ({one.name}: R-hat {one.rhat:.3f})" for what, one in worst.items())
     said = f"Not settled, so that means and intervals are rough: {listed}."
     if light.status in ("red", "amber") and not light.alone:
         advice = light.advice
