@@ -16,6 +16,7 @@ from daskfactor.inference.setting import DRAWS_BUDGET
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator
+from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY, factor_dims, own_names
 from daskfactor.results.selection import select, stacked_keys
 from daskfactor.results.trace import draw_weights, factors_of, require_draws, require_point

@@ -149,8 +149,11 @@ def learnt_series(tree: xr.DataTree, kept: Any, order: Order | None) -> Iterator
         if not {"chain", "draw"} <= set(values.dims) or not values.size:
             continue
         others = [dim for dim in values.dims if dim not in ("chain", "draw", "component")]
-        at = {dim: np.unique(np.linspace(0, n - 1, MANY).astype(int))
-              for dim in others if (n := values.sizes[dim])}
+        at = {
+            dim: np.unique(np.linspace(0, n - 1, MANY).astype(int))
+            for dim in others
+            if (n := values.sizes[dim])
+        }
         each = values.isel(at).transpose("chain", "draw", *others, ...).values.astype(np.float64)
         for place in np.ndindex(each.shape[2 : 2 + len(others)]):
             drawn = each[(slice(None), slice(None), *place)]
