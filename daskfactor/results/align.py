@@ -144,6 +144,7 @@ def match(
         cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
     both = cos_w * cos_h
     cost = np.arccos(np.clip(both, -1.0, 1.0)) if by == "w" else -both
+    cost = np.nan_to_num(cost, nan=2.0)  # what is not finite resembles nothing
     permutation, each = best_order(cost, law), np.arange(count)
     chosen_w, chosen_h = cos_w[each, permutation], cos_h[each, permutation]
     factor = np.ones(count)

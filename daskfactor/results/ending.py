@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 import dask
+import numpy as np
 import xarray as xr
 
 from daskfactor.results.about import facts_of
@@ -106,6 +107,7 @@ def _components(tree: xr.DataTree) -> dict[str, Any]:
     return {name: list(map(int, drawn.quantile([0.05, 0.5, 0.95], method="nearest").values))}
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _health(tree: xr.DataTree) -> dict[str, Any]:
     """Count divergences, and measure level and drift of the log density; None without draws."""
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}

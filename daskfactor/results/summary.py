@@ -257,6 +257,7 @@ def as_noted(noted: Noted | None, tree: xr.DataTree, aligned: xr.DataTree | None
     return judged(tree, aligned=aligned)
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # draws may be anything
 def judged(
     tree: xr.DataTree,
     cells: int = CELLS,

@@ -278,6 +278,7 @@ def longer_tuning(facts: Facts) -> str:
     return f"Tune longer: sample(..., tune={wanted})."
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def of_moments(mean: Array, var: Array, count: Array, facts: Facts) -> Light:
     r"""Judge monitored cells from the means and variances of chains alone.
 
@@ -304,9 +305,8 @@ def of_moments(mean: Array, var: Array, count: Array, facts: Facts) -> Light:
             'Keep draws, keep="draws", or run four chains with monitor=.',
         )
     within, length = within[known], float(count.mean())
-    with np.errstate(over="ignore"):
-        between = np.minimum(mean[:, known].var(axis=0, ddof=1), HUGE)
-        rhat = np.sqrt((length - 1.0) / length + between / within)
+    between = np.minimum(mean[:, known].var(axis=0, ddof=1), HUGE)
+    rhat = np.sqrt((length - 1.0) / length + between / within)
     numbers = {
         "error": math.sqrt(float(np.mean(between / chains / (within + between)))),
         "rhat": pooled_rhat(rhat),
