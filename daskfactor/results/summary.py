@@ -171,8 +171,9 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     chains, so that one chain is enough. They are taken of numbers that mean the same in
     every draw: the log density, and of WH the mean, the norm, the largest singular
     values and some cells; the sums of W and H, whose scale the priors alone hold in
-    place; and the size of each component (its mean contribution to WH), both in the
-    order in which it was drawn and in that of :func:`align`.
+    place; hyperparameters that are drawn; and the size of each component (its mean
+    contribution to WH), both in the order in which it was drawn and in that of :func:`align`.
+    The verdict is one of the run as it was drawn: an aligned copy has the same.
 
     Of particles neither R-hat nor effective draws mean anything: told are their weighted
     mean and spread, how many carry weight, and whether they are one mode.
@@ -221,9 +222,12 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     of the data than noise (Poisson counts whose dispersion was left to the data, and is 1), which
     a chain in a worse mode does not. Components
     are red that a chain lacks, or that are not alike to a cosine of 0.8 in the halves of all
-    chains; green from 0.95, if their sizes have an error up to 0.3. The log density is green up to
-    an R-hat of 1.05, red above 1.1 or with a trend; sizes of W and H, which WH does not depend on,
-    take no part in it where the model can tell. None of this sees the bias of a finite step, on
+    chains; green from 0.95, if their sizes have an error up to 0.3. They are amber at best if
+    sizes of components, of W or of H, a hyperparameter, or the log density because of them have
+    not settled: R-hat of a variable above 1.05 (root mean square over its entries), or of one
+    entry above 1.1. The log density is green up to an R-hat of 1.05, red above 1.1 or with a
+    trend; sizes of W and H, which WH does not depend on, take no part in it where the model can
+    tell. None of this sees the bias of a finite step, on
     which chains agree. Particles: Masood and Doshi-Velez, sections 4 and 7.
 
     Examples
