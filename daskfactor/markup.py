@@ -1,5 +1,7 @@
 """Small self-contained HTML for notebooks: legible on light and on dark, everything escaped.
 
+And text for people, without characters that a terminal obeys.
+
 Text has the page's own colour, and lines are shades of it; nothing is loaded from anywhere.
 """
 
@@ -12,6 +14,17 @@ COLORS: Final = {"green": "#2f9e44", "amber": "#e08a00", "red": "#e03131", "none
 
 LINE: Final = "1px solid rgba(128,128,128,.35)"
 CELL: Final = "padding:.15em .8em .15em 0;vertical-align:top;background:none;text-align:"
+
+
+CONTROLS: Final = {
+    at: f"\\u{at:04x}" for at in (*range(32), *range(127, 160)) if chr(at) not in "\n\t"
+}
+"""Characters that a terminal obeys, and how they are written; JSON reads the same."""
+
+
+def visible(text: str) -> str:
+    """Write control characters, which labels of files may have, as their numbers."""
+    return text.translate(CONTROLS)
 
 
 def table(

@@ -28,6 +28,7 @@ from daskfactor.errors import (
     EngineError,
     StoreError,
 )
+from daskfactor.markup import visible
 
 EXIT_CODES = (
     (KeyboardInterrupt, 130),
@@ -50,17 +51,21 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
 
     def say(head: str, color: str, text: str) -> None:
         typer.secho(f"{head}: ", fg=color, bold=head == "error", err=True, nl=False)
-        typer.echo(" ".join(_in_words_of_the_shell(text, options).split()), err=True)
+        said = " ".join(_in_words_of_the_shell(text, options).split())
+        typer.echo(visible(said), err=True)
+
+    noted: set[str] = set()
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", DaskfactorWarning)
         usual = warnings.showwarning
 
         def show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-            if issubclass(category, DaskfactorWarning):
-                say("note", "yellow", str(message))
-            else:
+            if debug and not issubclass(category, DaskfactorWarning):
                 usual(message, category, *rest)
+            elif str(message) not in noted:
+                noted.add(str(message))
+                say("note", "yellow", str(message))
 
         warnings.showwarning = show_warning  # type: ignore[assignment]
         try:
@@ -167,7 +172,10 @@ def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
                 text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False)
                 shown = [text]
             for part in shown:
-                typer.echo(part) if isinstance(part, str) else Console().print(part)
+                if isinstance(part, str):
+                    typer.echo(visible(part))
+                else:
+                    Console().print(part)
 
     shown = [p.replace(kind=p.KEYWORD_ONLY) for p in options.values()]
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]

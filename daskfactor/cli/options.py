@@ -16,6 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from daskfactor.errors import OptionError
+from daskfactor.markup import visible
 from daskfactor.urls import is_url
 
 Answer = tuple[Any, ...]
@@ -354,7 +355,7 @@ def facts(lines: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*map(visible, line))
     return table
 
 
@@ -366,5 +367,5 @@ def comparison(
     for name in titles:
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*row, style="bold" if row[0] == best else None)
+        table.add_row(*map(visible, row), style="bold" if row[0] == best else None)
     return table

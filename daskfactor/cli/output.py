@@ -3,6 +3,7 @@
 import csv
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 from typer import Option
 
 from daskfactor.cli import options as o
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataError, DataWarning, OptionError
+from daskfactor.markup import visible
 
 if TYPE_CHECKING:
     import xarray as xr
 
 KINDS: Final = ("-", ".csv", ".parquet", ".nc", ".zarr")
 """Endings of files that are written; - is CSV on stdout."""
+FORMULA: Final = r"^\s*[=@]|^\s*[+-](?!\s*[\d.]*(?:[eE][+-]?\d+)?\s*$)"
+"""Beginning of a text, no number, that spreadsheets compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,21 +133,40 @@ def _labelled(text: str, labels: Any, option: str) -> list[int]:
     return [int(at) for at in found]
 
 
+class Terminal:
+    """A terminal that is given text, of which it must obey nothing."""
+
+    def write(self, text: str) -> int:
+        """Write text with its control characters as numbers."""
+        return sys.stdout.write(visible(text))
+
+
 def write(result: "xr.Dataset", kind: str, output: str) -> None:
-    """Write predictions in long form (CSV, Parquet), as netCDF, or as a zarr store."""
+    """Write predictions in long form (CSV, Parquet), as netCDF, or as a zarr store.
+
+    Raises
+    ------
+    DataError
+        If the file cannot hold the labels.
+    """
     from daskfactor.results.schema import storable_names
 
     if kind in (".nc", ".zarr"):
         stored = storable_names(str(name) for name in {**result.variables, **result.sizes})
         result = result.rename({name: own for name, own in stored.items() if name != own})
     if kind == "-":
-        write_csv(result, sys.stdout)
+        write_csv(result, Terminal() if sys.stdout.isatty() else sys.stdout)
     elif kind == ".csv":
         with Path(output).open("w", newline="", encoding="utf-8") as file:
             write_csv(result, file)
     elif kind == ".parquet":
         result.to_dataframe().reset_index().to_parquet(output)
     elif kind == ".nc":
+        if (label := next(_texts(result, "\0"), None)) is not None:
+            raise DataError(
+                f"netCDF stores no NUL character, and there is one in the label {label!r}; give "
+                "the label another name, or write .zarr, .parquet or .csv"
+            )
         Path(output).open("ab").close()  # HDF5's own words for a refusal are long
         result.to_netcdf(output)
     else:
@@ -154,11 +177,30 @@ def write(result: "xr.Dataset", kind: str, output: str) -> None:
         result.assign_coords(texts).to_zarr(output, consolidated=False)
 
 
-def write_csv(result: "xr.Dataset", file: TextIO) -> None:
+def _texts(result: "xr.Dataset", pattern: str) -> Iterator[str]:
+    """Yield labels that are text with a pattern in it."""
+    for labels in result.coords.values():
+        if labels.dtype.kind in "OUT":
+            yield from (
+                one
+                for one in labels.values.ravel().tolist()
+                if isinstance(one, str) and re.search(pattern, one)
+            )
+
+
+def write_csv(result: "xr.Dataset", file: "TextIO | Terminal") -> None:
     """Write a line for each cell: its two labels, then every variable.
 
     Rows are computed and written by chunks, so that memory holds one chunk alone.
     """
+    if (label := next(_texts(result, FORMULA), None)) is not None:
+        from daskfactor.checks import warn
+
+        warn(
+            f"labels are written as they are, and spreadsheets take one such as {label!r} for a "
+            "formula: let them read that column as text, or write .parquet",
+            DataWarning,
+        )
     dims = [str(dim) for dim in result["mean"].dims]
     mean, start = result["mean"], 0
     for size in mean.chunks[0] if mean.chunks else mean.shape[:1]:

@@ -36,7 +36,9 @@ Measured (tests/inference/measuring.py): copies on their way to results and chec
 what the C library keeps of memory that was given back in small pieces.
 """
 WRITING_BYTES = 112 * 2**20
-"""Chunks that are on their way to a store at one time; measured."""
+"""Chunks that are on their way to a store at one time, at most; measured."""
+WRITING_COPIES = 4
+"""Copies that there are at most of what is written: as drawn, in chunks, and compressed."""
 HANDED_ON = 2**27
 """What a client holds of bands at most that it hands on, or reads again, in pieces."""
 COPIES = 3
@@ -348,7 +350,8 @@ def _memory(
         usual += HANDED_ON
     inside = int(gathered * factors)  # of the one chain that is in a cycle
     usual += 0 if place.elsewhere else (1 + copies) * inside
-    drawn = waiting + WRITING_BYTES if place.stored else waiting + result - observed
+    written = min(WRITING_BYTES, WRITING_COPIES * (result + checkpoint))
+    drawn = waiting + (written if place.stored else result - observed)
     phases = {
         "tuning": usual + states * tuning,
         "drawing": usual + states * (drawing if options.tune else tuning) + drawn,

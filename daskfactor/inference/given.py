@@ -16,6 +16,7 @@ from daskfactor.inference.setting import DRAWS_BUDGET
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator
+from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY, factor_dims, own_names
 from daskfactor.results.selection import select, stacked_keys
 from daskfactor.results.trace import draw_weights, factors_of, require_draws, require_point
@@ -201,9 +202,9 @@ def given_by(trace: Any, axis: int, draws: int | None, most: int | None) -> Give
         coords = coords.assign_coords(weight=(("chain", "draw"), masses))
     scale = None
     if "alignment" in tree.children:
-        own = tree["alignment"].to_dataset()["factor"]
+        own = tree["alignment"].to_dataset()
         own = own.sel(chain=group["chain"], draw=group["draw"])
-        scale = own.transpose("chain", "draw", "component").values
+        scale = since_drawn(own)[1][:, :, 0]
     found = _read(group, tree.attrs, axis, factor_dims(tree), scale)
     users = own_names(tree)
     stacked = stacked_keys(select(tree, factor_dims(tree), None, None)[1 - axis])

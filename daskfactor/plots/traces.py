@@ -23,6 +23,7 @@ from daskfactor.plots.canvas import (
     tidy,
 )
 from daskfactor.plots.registry import figure
+from daskfactor.results.series import balanced_density
 from daskfactor.results.trace import is_particles
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _DOT_AREA: Final = 90.0
 def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) -> "Figure":
     """Log density (``lp``) over cycles: the whole run on the left, the draws alone on the right.
 
+    On the right is what the verdict of `summarize` goes by: where the model tells how sizes of W
+    and H, which WH does not depend on, change it, the density without that change ("balanced").
     Tuning has a shaded ground; a red tick marks a draw whose step diverged and was taken back.
     Particles have no cycles: their objective (or log density) is on the left, the log density
     of those with weight on the right, each as a dot whose area is its weight; those without
@@ -79,15 +82,16 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
         return target.get_figure(root=True)
     colors = chain_colors(stats.sizes["chain"])
     draw = np.asarray(stats["draw"].values)
+    lp, balanced = stats["lp"].transpose("chain", "draw").values, balanced_density(tree)
+    judged = lp if balanced is None else balanced
     for index, color in enumerate(colors):
-        lp = stats["lp"].isel(chain=index).values
         name = f"chain {stats['chain'].values[index]}"
-        for ax in (whole, zoom):
-            ax.plot(draw, lp, color=color, lw=0.9, label=name)
-        _mark_divergences(zoom, draw, stats, index)
+        for ax, values in ((whole, lp), (zoom, judged)):
+            ax.plot(draw, values[index], color=color, lw=0.9, label=name)
+        _mark_divergences(zoom, draw, stats, index, float(np.nanmin(judged)))
     _warmup(whole, tree, colors)
     headline(whole, "whole run")
-    headline(zoom, "draws")
+    headline(zoom, "draws" if balanced is None else "draws, balanced")
     whole.set_ylabel("log density", fontsize=NORMAL)
     for ax in (whole, zoom):
         _tidy(ax)
@@ -163,11 +167,12 @@ def _warmup(ax: "Axes", tree: xr.DataTree, colors: list[str]) -> None:
         ax.set_ylim(low - margin, high + margin)
 
 
-def _mark_divergences(ax: "Axes", draw: NDArray[np.integer], stats: xr.Dataset, index: int) -> None:
+def _mark_divergences(
+    ax: "Axes", draw: NDArray[np.integer], stats: xr.Dataset, index: int, low: float
+) -> None:
     if "diverging" in stats:
         bad = stats["diverging"].isel(chain=index).values.astype(bool)
         if bad.any():
-            low = np.nanmin(stats["lp"].values)
             ax.plot(
                 draw[bad],
                 np.full(bad.sum(), low),

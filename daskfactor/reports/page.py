@@ -124,15 +124,17 @@ def report(
     >>> "Counts" in page.html
     True
     """
-    tree = with_names(as_tree(trace))
+    whole = as_tree(trace)
+    tree = with_names(whole)
     name = title or ("A run" if isinstance(trace, xr.DataTree) else Path(fspath(trace)).name)
-    (about, summary), found = facts(tree, name), components_of(tree)
+    (about, summary), found = facts(whole, name, tree), components_of(tree)
     swaps = component_swaps(tree) if has_draws(tree) else None
     coverage = None if held_out is None else held_out_coverage(tree, *_checked(held_out))
     content = {
         "title": name,
         "subtitle": f"Bayesian matrix factorization with daskfactor, {about['created_at']}",
         "lights": parts.lights(summary),
+        "sound": all(one.status in ("green", "none") for one in summary.lights.values()),
         "cautions": parts.cautions(summary, about, found, swaps, coverage),
         "data": parts.data(about, found),
         "settings": parts.settings(about),

@@ -285,7 +285,10 @@ def convergence(summary: Summary) -> Table | None:
 
 def traces(tree: xr.DataTree) -> list[Picture]:
     """The log density over the run; of particles their weights and distances, too."""
-    told = {"trace": "Log density of each chain over its cycles; on the right of the draws alone."}
+    told = {
+        "trace": "Log density of each chain over its cycles; on the right of the draws alone, "
+        "without what sizes of W and H add to it, which is what the verdict goes by."
+    }
     if is_particles(tree):
         told = {
             "trace": "Objective or log density of each particle; the area of a dot is its weight.",

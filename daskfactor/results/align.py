@@ -26,7 +26,7 @@ from daskfactor.errors import ModelError, OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.results.schema import COARSE, MOMENTS, STEIN
 from daskfactor.results.stacks import indexed
-from daskfactor.results.tensors import Axes, level
+from daskfactor.results.tensors import Axes, level_scales, rescaled
 from daskfactor.results.trace import (
     Running,
     Trace,
@@ -144,6 +144,7 @@ def match(
         cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
     both = cos_w * cos_h
     cost = np.arccos(np.clip(both, -1.0, 1.0)) if by == "w" else -both
+    cost = np.nan_to_num(cost, nan=2.0)  # what is not finite resembles nothing
     permutation, each = best_order(cost, law), np.arange(count)
     chosen_w, chosen_h = cos_w[each, permutation], cos_h[each, permutation]
     factor = np.ones(count)
@@ -243,7 +244,10 @@ def align(
         ``similarity`` (chain, draw, component), the product of the two cosines (the one of
         W, if ``by="w"``);
         ``share`` (component) and ``share_by_chain`` (chain, component), of the draws in
-        which the component appears (of particles, of their mass).
+        which the component appears (of particles, of their mass); ``drawn_position`` (chain,
+        draw, component) and ``drawn_scale`` (chain, draw, side, component), the position among
+        the components as the run drew them and what W and H (of a tensor, the factor of each
+        axis) were multiplied with since, also where a trace is aligned that has been before.
 
     Raises
     ------
@@ -279,10 +283,13 @@ def align(
     tree = require_draws(tree, "an alignment")
     weights = draw_weights(tree)
     law = law_of(tree)
-    if (axes := Axes.of(tree.attrs)) is not None and "H" in tree["posterior"]:
-        tree, law = level(tree, axes), law._replace(simplex=True)
-    matching = partial(match, law=law, threshold=threshold, by=by)
     groups = {name: node.to_dataset() for name, node in tree.children.items()}
+    levels: dict[str, list[xr.DataArray]] = {}
+    if (axes := Axes.of(tree.attrs)) is not None:
+        levels = {name: level_scales(groups[name], axes) for name in GROUPS if name in groups}
+        groups |= {name: rescaled(groups[name], axes, by) for name, by in levels.items()}
+        tree, law = _tree_of(groups, tree.attrs), law._replace(simplex=True)
+    matching = partial(match, law=law, threshold=threshold, by=by)
     groups.pop(MOMENTS, None)
     if reference is None:
         target = _iterated_mean(tree, weights, matching)
@@ -300,28 +307,99 @@ def align(
             moments = moments.isel(component=order).assign_coords(
                 {name: own for name, own in moments.coords.items() if "component" in own.dims}
             )
-        groups[found_name] = _described(groups[name], masses, found, threshold, by)
-        # What else a component has, such as its prior's rate, goes with it, in the scale drawn.
-        others = (key for key, own in groups[name].data_vars.items() if "component" in own.dims)
-        parts = dict.fromkeys(others, np.ones_like(found.factor))
-        parts |= {"W": found.factor, "H": 1.0 / found.factor}
-        if law.signed:  # links add to prior means of W; of gamma priors, to logarithms of these
-            links = {"link_w": parts["W"], "link_h": parts["H"]}
-            parts |= {link: scale for link, scale in links.items() if link in parts}
-        groups[name] = groups[name].assign(
-            {
-                part: _rearranged(groups[name][part], found.permutation, scale)
-                for part, scale in parts.items()
-            }
+        scales = [one.transpose(*_EACH).values for one in levels.get(name, ())]
+        before = since_drawn(groups[found_name]) if found_name in groups else None
+        groups[found_name] = _described(groups[name], masses, found, threshold, by).assign(
+            _drawn(found, np.stack(scales, 2) if scales else None, before)
+        )
+        groups[name] = _moved(
+            groups[name], found.permutation, (found.factor, 1.0 / found.factor), law.signed
         )
         if name == "posterior":
             groups[MOMENTS] = _with_unordered(moments, tree)
     moved = groups["alignment"]["permutation"].transpose(..., "component").values
     if (moved != np.arange(moved.shape[-1])).any():
         groups.pop(STEIN, None)  # that was of the particles in their old order
-    aligned = xr.DataTree.from_dict(groups)
-    aligned.attrs = dict(tree.attrs)
-    return indexed(aligned)
+    return indexed(_tree_of(groups, tree.attrs))
+
+
+def as_drawn(tree: xr.DataTree) -> xr.DataTree:
+    """Return a trace in the order and scale in which its run drew it, without an alignment.
+
+    A trace that is not aligned comes back as it is. Of an aligned one, entries differ from those
+    that were drawn by rounding; moments, which are those of aligned draws, are left out.
+    """
+    if "alignment" not in tree.children:
+        return tree
+    groups = {name: node.to_dataset() for name, node in tree.children.items()}
+    groups.pop(MOMENTS, None)
+    signed, axes = law_of(tree).signed, Axes.of(tree.attrs)
+    for name, found_name in GROUPS.items():
+        if found_name not in groups:
+            continue
+        position, scale = since_drawn(groups.pop(found_name))
+        back = np.argsort(position, axis=-1)
+        undo = 1.0 / np.take_along_axis(scale, back[:, :, None], -1)
+        if axes is None:
+            groups[name] = _moved(groups[name], back, (undo[:, :, 0], undo[:, :, 1]), signed)
+            continue
+        ones = np.ones(back.shape)
+        each = [xr.DataArray(own, dims=_EACH) for own in np.moveaxis(undo, 2, 0)]
+        groups[name] = rescaled(_moved(groups[name], back, (ones, ones), signed), axes, each)
+    return _tree_of(groups, tree.attrs)
+
+
+def _tree_of(groups: dict[str, xr.Dataset], attrs: Any) -> xr.DataTree:
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = dict(attrs)
+    return tree
+
+
+def _drawn(
+    found: Match, levels: Array | None, before: tuple[Array, Array] | None
+) -> dict[str, tuple[tuple[str, ...], Array, dict[str, str]]]:
+    """Describe where components were when the run drew them, and how their scale differs."""
+    order = found.permutation
+    scale = np.stack([found.factor, 1.0 / found.factor], 2) if levels is None else levels
+    if levels is not None:
+        scale = np.take_along_axis(scale, order[:, :, None], -1)
+    if before is not None:
+        order = np.take_along_axis(before[0], order, -1)
+        scale = scale * np.take_along_axis(before[1], found.permutation[:, :, None], -1)
+    told = "what each factor was multiplied with since it was drawn"
+    return {
+        "drawn_position": (_EACH, order, {"description": "position as drawn by the run"}),
+        "drawn_scale": ((*_EACH[:2], "side", _EACH[2]), scale, {"description": told}),
+    }
+
+
+def since_drawn(alignment: xr.Dataset) -> tuple[Array, Array]:
+    """Positions of components as drawn, and scales (chain, draw, side, component) since then.
+
+    Alignments of version 0.1.0 tell those of the trace that was given.
+    """
+    if "drawn_scale" in alignment:
+        scale = alignment["drawn_scale"].transpose(*_EACH[:2], "side", _EACH[2]).values
+        return alignment["drawn_position"].transpose(*_EACH).values, scale
+    factor = alignment["factor"].transpose(*_EACH).values
+    order = alignment["permutation"].transpose(*_EACH).values
+    return order, np.stack([factor, 1.0 / factor], 2)
+
+
+def _moved(
+    group: xr.Dataset, order: NDArray[np.int64], scales: tuple[Array, Array], signed: bool
+) -> xr.Dataset:
+    """Give the components of draws another order, and W and H other scales.
+
+    What else a component has, such as its prior's rate, goes with it, in the scale drawn.
+    """
+    others = (key for key, own in group.data_vars.items() if "component" in own.dims)
+    parts = dict.fromkeys(map(str, others), np.ones(order.shape))
+    parts |= dict(zip("WH", scales, strict=True))
+    if signed:  # links add to prior means of W; of gamma priors, to logarithms of these
+        links = dict(zip(("link_w", "link_h"), scales, strict=True))
+        parts |= {link: scale for link, scale in links.items() if link in parts}
+    return group.assign({n: _rearranged(group[n], order, scale) for n, scale in parts.items()})
 
 
 def _by_weight(tree: xr.DataTree, moments: xr.Dataset, law: Law) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
+from daskfactor.markup import visible
 from daskfactor.results.align import align, stored_model
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.predict import matched_interval
@@ -77,7 +78,7 @@ class Factor(NamedTuple):
             return [told_label(one) for one in self.labels[self.dim].values]
         texts = [n for n, one in self.labels.coords.items() if one.dtype.kind in "OUT"]
         if texts:  # the only names there are
-            return [str(one) for one in self.labels[texts[0]].values]
+            return [told_label(one) for one in self.labels[texts[0]].values]
         numbers = [(str(n), one.values) for n, one in self.labels.coords.items()]
         if numbers:  # such as latitude and longitude
             return [
@@ -129,21 +130,21 @@ class Components(NamedTuple):
 
 def component_title(label: Any) -> str:
     """Write the label of a component as its name."""
-    return f"component {label}" if str(label).isdecimal() else str(label)
+    return f"component {label}" if str(label).isdecimal() else visible(str(label))
 
 
 def told_label(label: Any) -> str:
-    """Write a label of an entry: dates without needless digits, numbers short."""
+    """Write a label of an entry: dates without needless digits, numbers short, no controls."""
     if isinstance(label, np.datetime64):
         return "no date" if np.isnat(label) else str(np.datetime_as_string(label, unit="auto"))
-    return f"{label:.6g}" if isinstance(label, float | np.floating) else str(label)
+    return f"{label:.6g}" if isinstance(label, float | np.floating) else visible(str(label))
 
 
 def told_quantity(attrs: Any, name: str) -> str:
     """Write what a coordinate, or the data, is and its unit: its long name, else its name."""
     told = str(attrs.get("long_name") or attrs.get("standard_name") or name).replace("_", " ")
     units = str(attrs.get("units") or "")
-    return f"{told} [{units}]" if units and units != "1" else told
+    return visible(f"{told} [{units}]" if units and units != "1" else told)
 
 
 def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Components:

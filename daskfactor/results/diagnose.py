@@ -16,7 +16,7 @@ and localization: an improved R-hat for assessing convergence of MCMC".
 """
 
 import math
-from itertools import combinations, repeat
+from itertools import combinations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,12 +24,28 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special
 
-from daskfactor.models.settings import Scales
-from daskfactor.results.align import Law, align, law_of, reference_from, sizes, stored_model
+from daskfactor.results.align import (
+    Law,
+    align,
+    as_drawn,
+    law_of,
+    reference_from,
+    sizes,
+    stored_model,
+)
 from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
+from daskfactor.results.series import (
+    Series,
+    balanced_density,
+    component_names,
+    density_series,
+    factor_sums,
+    in_place,
+    learnt_series,
+    order_of,
+)
 from daskfactor.results.tensors import Axes, compared
 from daskfactor.results.trace import Weights, each_draw, each_weighted_draw, has_draws
-from daskfactor.results.verdict import RARE
 
 Array = NDArray[np.float64]
 
@@ -176,7 +192,8 @@ def trend(draws: Array, spread: float = math.inf) -> Trend | None:
     at = (np.arange(length) + 0.5) / length - 0.5
     found = []
     for own in draws:
-        if np.ptp(own) <= ROUNDING * np.abs(own).max():  # a chain that is stuck goes nowhere
+        # A chain that is stuck goes nowhere.
+        if not np.isfinite(own).all() or np.ptp(own) <= ROUNDING * np.abs(own).max():
             continue
         slope = float(at @ (own - own.mean())) / float(at @ at)
         residual = own - own.mean() - slope * at
@@ -204,28 +221,8 @@ def _autocorrelation(draws: Array) -> Array:
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-DENSITIES: Final = ("lp", "log_likelihood", "objective")
 SPECTRUM: Final = 5
 """Singular values that are followed, the largest ones."""
-
-
-class Series(NamedTuple):
-    """One number per draw.
-
-    ``kind`` is ``"density"``; ``"balanced"``, a density as it would be with W and H of one
-    weight; ``"product"``, of WH alone; ``"scale"``, which the priors alone hold in place;
-    ``"component"``, one for each component in the order of the draws; ``"aligned"``, in one order.
-    Of aligned ones there are the share of all draws in which they appear, of those of the chain
-    that has it in the fewest, the number of chains that have it in most, and how alike it is.
-    """
-
-    name: str
-    kind: str
-    values: Array
-    share: float = math.nan
-    least_share: float = math.nan
-    chains_with: float = math.nan
-    agreement: float = math.nan
 
 
 def addressed_cells(shape: tuple[int, int], count: int, seed: int) -> Cells:
@@ -254,11 +251,6 @@ def factor_series(
     return [Series(*label, one) for label, one in zip(labels, values, strict=True)]
 
 
-def _names(group: xr.Dataset, law: Law) -> list[str]:
-    """What components are called, biases left out."""
-    return [str(label) for label in group["component"].values[: law.components].tolist()]
-
-
 def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
     """Name and kind of every number of `_of_draw`."""
     size, width = "norm" if law.signed else "sum", group.sizes["component"]
@@ -269,7 +261,7 @@ def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
         *((f"mu[{i},{j}]", "product") for i, j in zip(*cells, strict=True)),
         (f"w_{size}", "scale"),
         (f"h_{size}", "scale"),
-        *((f"component[{name}]", "component") for name in _names(group, law)),
+        *((f"component[{name}]", "component") for name in component_names(group, law)),
     ]
 
 
@@ -294,7 +286,9 @@ def _of_draw(W: NDArray[Any], H: NDArray[Any], law: Law, cells: Cells) -> Array:
 
 
 def _singular_values(gram_w: Array, gram_h: Array) -> Array:
-    """The largest singular values of WH, in descending order."""
+    """The largest singular values of WH, in descending order; NaN if entries are not finite."""
+    if not (np.isfinite(gram_w).all() and np.isfinite(gram_h).all()):
+        return np.full(min(len(gram_w), SPECTRUM), math.nan)
     # So little that it does not show, but enough for a component of zeros.
     jitter = 1e-13 * float(np.trace(gram_w)) + np.finfo(np.float64).tiny
     root = np.linalg.cholesky(gram_w + jitter * np.eye(len(gram_w)))
@@ -311,73 +305,44 @@ def all_series(
 ) -> tuple[list[Series], bool]:
     """Series of what can be compared between draws, and whether components change places.
 
-    ``aligned`` is the tree aligned by itself, if somebody has done that.
+    They are of the run as it was drawn, also where the tree has been aligned since: that gives
+    components their names. ``aligned`` is the tree aligned by itself, if somebody has done that.
     Cells are those that the run monitored, or else any. Components are left out where they can
     be turned into each other; those as drawn, where the order in which they were drawn says
-    nothing: of an aligned trace, and of particles.
+    nothing: of particles.
     """
     kept: Any = ... if weights is None else weights > 0
-    series = _scalars(tree, kept)
-    if (axes := Axes.of(tree.attrs)) is not None and has_draws(tree):
-        tree, aligned = compared(tree, axes), None
+    named, tree = tree, as_drawn(tree)
+    series = list(density_series(tree, kept))
     if not has_draws(tree) or tree["posterior"].sizes["draw"] == 0:
-        return series, False
-    group, law, model = tree["posterior"].to_dataset(), law_of(tree), stored_model(tree)
-    if weights is None and (balanced := balanced_density(tree)) is not None:
+        return [*series, *learnt_series(tree, kept, None)], False
+    sums = factor_sums(tree) if weights is None else {}
+    if sums and (balanced := balanced_density(tree, sums)) is not None:
         series.insert(1, Series("lp_balanced", "balanced", balanced))
-    series += factor_series(group, law, _cells(tree, cells, seed), weights)
+    if (axes := Axes.of(tree.attrs)) is not None:
+        tree, aligned = compared(tree, axes), None
+    group, law, model = tree["posterior"].to_dataset(), law_of(tree), stored_model(tree)
+    drawn = factor_series(group, law, _cells(tree, cells, seed), weights)
+    of_components = [one for one in drawn if one.kind == "component"]
+    others = [one for one in drawn if one.kind != "component"]
     if model is not None and model.rotates:
-        return [one for one in series if one.kind != "component"], False
-    already = "alignment" in tree.children
-    if law.free.size < 2 and not already:
-        whole = float(group.sizes["chain"])
-        alike = iter(agreement(group)) if weights is None else repeat(math.nan)
-        return [
-            one._replace(chains_with=whole, agreement=next(alike))
-            if one.kind == "component"
-            else one
-            for one in series
-        ], False
-    aligned = tree if already else align(tree) if aligned is None else aligned
-    alignment = aligned["alignment"].to_dataset()
-    order = alignment["permutation"].transpose("chain", "draw", "component").values
-    # Size is what neither scale nor sign changes, so that the order is all that matters.
-    sizes_of = np.stack([one.values for one in series if one.kind == "component"], axis=-1)
-    if not already:
-        sizes_of = np.take_along_axis(sizes_of, order[kept][..., : law.components], axis=-1)
-    if already or weights is not None:
-        series = [one for one in series if one.kind != "component"]
-    by_chain = alignment["share_by_chain"].transpose("chain", "component").values
-    columns = (
-        alignment["share"].values,
-        np.nanmin(by_chain, axis=0),
-        (by_chain >= RARE).sum(axis=0),
-        agreement(aligned["posterior"].to_dataset())
-        if weights is None
-        else np.full(by_chain.shape[1], math.nan),
-    )
-    series += [
-        Series(f"aligned[{name}]", "aligned", sizes_of[..., k], *(float(one[k]) for one in columns))
-        for k, name in enumerate(_names(aligned["posterior"].to_dataset(), law))
-    ]
-    return series, not already and bool((order != order[0, 0]).any())
-
-
-def _scalars(tree: xr.DataTree, kept: Any) -> list[Series]:
-    """Log densities, and hyperparameters that are drawn."""
-    series = []
-    for name in ("sample_stats", "log_likelihood"):
-        found = tree[name].data_vars.items() if name in tree.children else ()
-        for density, values in found:
-            if density in DENSITIES and set(values.dims) == {"chain", "draw"} and values.size:
-                drawn = values.transpose("chain", "draw").values.astype(np.float64)
-                series.append(Series(str(density), "density", drawn[kept]))
-    learnt = tree["posterior"].data_vars.items() if "posterior" in tree.children else ()
-    for own, values in learnt:
-        if set(values.dims) == {"chain", "draw"} and values.size:
-            drawn = values.transpose("chain", "draw").values.astype(np.float64)
-            series.append(Series(str(own), "learnt", drawn[kept]))
-    return series
+        return [*series, *learnt_series(tree, kept, None), *others], False
+    movable = law.free.size > 1
+    if movable and (aligned is None or "alignment" in named.children):
+        aligned = align(tree)
+    alike = np.full(group.sizes["component"], math.nan)
+    if weights is None:
+        alike = agreement((aligned if movable else tree)["posterior"].to_dataset())
+    order = order_of(aligned, named, law, alike) if movable else in_place(group, law, alike)
+    sizes_of = np.stack([one.values for one in of_components], axis=-1)
+    several = sums if law.components > 1 else {}  # the whole of one component is followed already
+    parts = [one for name, own in several.items() for one in order.series(name, "part", own)]
+    series += [*learnt_series(tree, kept, order), *others, *parts]
+    if not movable:
+        return series + order.series("component", "component", sizes_of, kept), False
+    series += of_components if weights is None else []
+    moved = bool((order.permutation != order.permutation[0, 0]).any())
+    return series + order.series("aligned", "aligned", sizes_of, kept), moved
 
 
 def _cells(tree: xr.DataTree, count: int, seed: int) -> Cells:
@@ -392,28 +357,6 @@ def _cells(tree: xr.DataTree, count: int, seed: int) -> Cells:
     row, column = factor_dims(tree)
     group = tree["posterior"]
     return addressed_cells((group.sizes[row], group.sizes[column]), count, seed)
-
-
-def balanced_density(tree: xr.DataTree) -> Array | None:
-    """The log density (chain, draw) as it would be with W and H of one weight.
-
-    None where there are no draws, or where the model does not tell.
-    """
-    model = stored_model(tree)
-    if model is None or model.simplex or model.rotates or not has_draws(tree):
-        return None
-    group, free = tree["posterior"].to_dataset(), law_of(tree).free
-    if group.sizes["draw"] == 0:
-        return None
-    drawn = ((W.sum(0, np.float64), H.sum(1, np.float64)) for W, H in each_draw(group, None))
-    whole = group.sizes["chain"], group.sizes["draw"], -1
-    of_w, of_h = (np.stack(one).reshape(whole)[..., free] for one in zip(*drawn, strict=True))
-    row, column = factor_dims(group)
-    rates = (float(tree.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
-    scales = Scales((group.sizes[row], group.sizes[column]), *rates)
-    uneven = model.scale_density(of_w, of_h, scales)
-    lp = tree["sample_stats"]["lp"].transpose("chain", "draw").values
-    return lp - uneven if uneven.any() and lp.shape == uneven.shape else None
 
 
 def agreement(group: xr.Dataset) -> Array:

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 import dask
+import numpy as np
 import xarray as xr
 
 from daskfactor.results.about import facts_of
@@ -39,11 +40,16 @@ def _verdict(tree: xr.DataTree) -> dict[str, str]:
         return written(Noted(found, None if large else judged(tree).to_dict()), tree)
 
 
-def facts(tree: xr.DataTree, name: str) -> tuple[dict[str, Any], Summary]:
-    """Say what a run is and how far it has come, see `facts_of`; and judge it."""
+def facts(
+    tree: xr.DataTree, name: str, aligned: xr.DataTree | None = None
+) -> tuple[dict[str, Any], Summary]:
+    """Say what a run is and how far it has come, see `facts_of`; and judge it.
+
+    ``aligned`` is the tree aligned by itself, if somebody has done that.
+    """
     noted = noted_of(tree)
     of_draws = measured(tree) if noted is None else noted.measured
-    return facts_of(tree.attrs, of_draws, name), as_noted(noted, tree)
+    return facts_of(tree.attrs, of_draws, name), as_noted(noted, tree, aligned)
 
 
 def measured(tree: xr.DataTree) -> dict[str, Any]:
@@ -101,6 +107,7 @@ def _components(tree: xr.DataTree) -> dict[str, Any]:
     return {name: list(map(int, drawn.quantile([0.05, 0.5, 0.95], method="nearest").values))}
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _health(tree: xr.DataTree) -> dict[str, Any]:
     """Count divergences, and measure level and drift of the log density; None without draws."""
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}

@@ -16,17 +16,12 @@ from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import EFFECTIVE
 from daskfactor.results.align import stored_model
-from daskfactor.results.diagnose import (
-    Series,
-    all_series,
-    balanced_density,
-    convergence,
-    trend,
-)
+from daskfactor.results.diagnose import all_series, convergence, trend
 from daskfactor.results.judged import INDENT, Judged
 from daskfactor.results.noted import Noted, noted_at, noted_of
 from daskfactor.results.particle_summary import particle_lights, particle_lines, particle_series
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
+from daskfactor.results.series import Series, balanced_density
 from daskfactor.results.trace import (
     Trace,
     as_tree,
@@ -42,12 +37,16 @@ from daskfactor.results.verdict import (
     Component,
     Facts,
     Light,
+    Unsettled,
+    error_of,
     lights_in,
     of_components,
     of_density,
     of_moments,
     of_predictions,
     pooled_rhat,
+    unsettled,
+    with_unsettled,
 )
 
 Array = NDArray[np.float64]
@@ -58,9 +57,25 @@ TITLES: Final = {
     "learnt": "sampled hyperparameters",
     "product": "W H",
     "scale": "size of W and of H",
+    "part": "components in W, in H",
     "component": "components, as drawn",
     "aligned": "components, aligned",
 }
+
+SHOWN: Final = {
+    "component": "sizes of components",
+    "aligned": "sizes of components",
+    "scale": "sizes of W and of H",
+    "part": "sizes of W and of H",
+    "learnt": "sampled hyperparameters",
+    "density": "the log density",
+    "balanced": "the log density",
+}
+"""Kinds of variables that the light over components goes by, too, in words."""
+SCALED: Final = ("scale", "part", "density", "balanced")
+"""Those that change with the scale of W and H, which `align` takes away."""
+PRECISE: Final = ("scale", "part", "learnt")
+"""Those whose Monte Carlo error counts; that of components is judged with them."""
 
 
 def _sentences(light: Light) -> list[str]:
@@ -156,8 +171,9 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     chains, so that one chain is enough. They are taken of numbers that mean the same in
     every draw: the log density, and of WH the mean, the norm, the largest singular
     values and some cells; the sums of W and H, whose scale the priors alone hold in
-    place; and the size of each component (its mean contribution to WH), both in the
-    order in which it was drawn and in that of :func:`align`.
+    place; hyperparameters that are drawn; and the size of each component (its mean
+    contribution to WH), both in the order in which it was drawn and in that of :func:`align`.
+    The verdict is one of the run as it was drawn: an aligned copy has the same.
 
     Of particles neither R-hat nor effective draws mean anything: told are their weighted
     mean and spread, how many carry weight, and whether they are one mode.
@@ -206,9 +222,12 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     of the data than noise (Poisson counts whose dispersion was left to the data, and is 1), which
     a chain in a worse mode does not. Components
     are red that a chain lacks, or that are not alike to a cosine of 0.8 in the halves of all
-    chains; green from 0.95, if their sizes have an error up to 0.3. The log density is green up to
-    an R-hat of 1.05, red above 1.1 or with a trend; sizes of W and H, which WH does not depend on,
-    take no part in it where the model can tell. None of this sees the bias of a finite step, on
+    chains; green from 0.95, if their sizes have an error up to 0.3. They are amber at best if
+    sizes of components, of W or of H, a hyperparameter, or the log density because of them have
+    not settled: R-hat of a variable above 1.05 (root mean square over its entries), or of one
+    entry above 1.1. The log density is green up to an R-hat of 1.05, red above 1.1 or with a
+    trend; sizes of W and H, which WH does not depend on, take no part in it where the model can
+    tell. None of this sees the bias of a finite step, on
     which chains agree. Particles: Masood and Doshi-Velez, sections 4 and 7.
 
     Examples
@@ -242,6 +261,7 @@ def as_noted(noted: Noted | None, tree: xr.DataTree, aligned: xr.DataTree | None
     return judged(tree, aligned=aligned)
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")  # draws may be anything
 def judged(
     tree: xr.DataTree,
     cells: int = CELLS,
@@ -266,7 +286,7 @@ def judged(
     facts = _facts(tree, series[-1].values.shape)
     lights = _lights(tree, series, found, facts)
     attrs = {"chains": facts.chains, "draws": facts.draws}
-    return _told(series, columns, attrs, lights, _notes(tree, series, found, facts, moved))
+    return _told(series, columns, attrs, lights, _notes(tree, series, facts, moved))
 
 
 OF_COMPONENTS: Final = ("share", "least_share", "chains_with", "agreement")
@@ -333,7 +353,7 @@ def _lights(
     log_density = of_density(
         float(found[at, 0]), moving, facts, within=lambda: _within([series[at].values])
     )
-    known = [n for n, one in enumerate(series) if one.kind == "product" and found[n, 1] > 0]
+    known = [n for n in _of_kind(series, "product") if not np.isnan(found[n]).any()]
     if has_draws(tree):
         predictions = of_predictions(
             found[known, 0],
@@ -345,8 +365,42 @@ def _lights(
     else:
         predictions = _of_monitored(tree, facts)
     sound = predictions.status in ("green", "none") or predictions.alone
-    components = _of_components(tree, series, found, facts, sound=sound)
+    components = with_unsettled(
+        _of_components(tree, series, found, facts, sound=sound),
+        _unsettled(tree, series, found, judged={at, *known}),
+        facts,
+        sound=sound,
+    )
     return {"predictions": predictions, "components": components, "log_density": log_density}
+
+
+def _of_kind(series: list[Series], *kinds: str) -> list[int]:
+    """Positions of the series of some kinds; components as drawn stand for aligned ones."""
+    left_out = _replaced({one.kind for one in series})
+    return [n for n, one in enumerate(series) if one.kind in kinds and one.kind not in left_out]
+
+
+def _replaced(kinds: set[str]) -> set[str]:
+    """Kinds of numbers that nobody is to go by where there are others: components may move."""
+    return {"component"} if "aligned" in kinds else set()
+
+
+def _unsettled(
+    tree: xr.DataTree, series: list[Series], found: Array, judged: set[int]
+) -> list[Unsettled]:
+    """Find variables that have not settled, among those that no other light goes by."""
+    model = stored_model(tree)
+    scaled = () if model is not None and model.rotates else SCALED
+    variables: dict[tuple[str, str], list[int]] = {}
+    for n in set(_of_kind(series, *SHOWN)) - judged:
+        variables.setdefault((series[n].kind, series[n].name.partition("[")[0]), []).append(n)
+    each = []
+    for (kind, _), at in sorted(variables.items()):
+        ess = found[at, 1:].min(axis=1)
+        error = error_of(ess[~np.isnan(ess)]) if kind in PRECISE else 0.0
+        names = [series[n].name for n in at]
+        each.append(unsettled(SHOWN[kind], names, found[at, 0], error, drawn=kind in scaled))
+    return [one for one in each if one is not None]
 
 
 def _within(values: list[Array]) -> float:
@@ -373,37 +427,28 @@ def _of_components(
             "changing: single ones mean nothing, and are not judged."
         )
         return Light("none", (said,))
-    kinds = {one.kind for one in series}
-    kind = "aligned" if "aligned" in kinds else "component"
     known = [
         Component(
-            one.name.removeprefix(kind).strip("[]"),
-            1.0 if math.isnan(one.share) else one.share,
-            int(one.chains_with),
-            one.agreement,
-            float(np.sqrt(1.0 / max(sizes.min(), 1.0))),
+            series[n].name.removeprefix(series[n].kind)[1:-1],
+            1.0 if math.isnan(series[n].share) else series[n].share,
+            int(series[n].chains_with),
+            series[n].agreement,
+            float(np.sqrt(1.0 / max(found[n, 1:].min(), 1.0))),
         )
-        for one, sizes in zip(series, found[:, 1:], strict=True)
-        if one.kind == kind
+        for n in _of_kind(series, "component", "aligned")
     ]
     if not known:
         return Light("none", ("The run kept no draws.",), 'Keep draws: keep="draws".')
     return of_components(known, facts, sound=sound)
 
 
-def _notes(
-    tree: xr.DataTree, series: list[Series], found: Array, facts: Facts, moved: bool
-) -> list[str]:
+def _notes(tree: xr.DataTree, series: list[Series], facts: Facts, moved: bool) -> list[str]:
     """What else is to be known of a run of chains."""
     told = []
-    loose = any(
-        one.kind == "scale" and rhat > BAD_RHAT
-        for one, rhat in zip(series, found[:, 0], strict=True)
-    )
-    if moved or loose:
+    if moved:
         told.append(
-            "Read W and H through align(): as drawn, components change places or sizes, which WH "
-            "does not depend on."
+            "Read W and H through align(): as drawn, components change places, which WH does not "
+            "depend on."
         )
     told += [
         _of_number(one.values, tree["posterior"].sizes.get("component"))
@@ -457,6 +502,8 @@ def told_trend(tree: xr.DataTree) -> str | None:
 def sections_of(summary: xr.Dataset) -> pd.DataFrame:
     """The worst of each kind of functional, in the order in which the kinds come.
 
+    Components as drawn, which may change places, are left out where there are aligned ones.
+
     Returns
     -------
     DataFrame
@@ -467,7 +514,8 @@ def sections_of(summary: xr.Dataset) -> pd.DataFrame:
         components appear in fewer than half of the draws of some chain.
     """
     table = summary.to_dataframe()
-    table["ess"] = table[["ess_bulk", "ess_tail"]].min(axis=1)
+    table = table[~table["kind"].isin(_replaced(set(table["kind"])))]
+    table = table.assign(ess=table[["ess_bulk", "ess_tail"]].min(axis=1))
     table["apart"], table["rare"] = table["rhat"] > BAD_RHAT, table["least_share"] < RARE
     largest, smallest, counts = ["rhat"], ["ess_bulk", "ess_tail", "ess"], ["apart", "rare"]
     kinds = table.groupby("kind", sort=False)

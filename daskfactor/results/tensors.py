@@ -9,7 +9,7 @@ Source: Kolda and Bader 2009, section 2.6 and equation 3.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -145,38 +145,42 @@ def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Da
     return found.assign_coords(coords)
 
 
-def level(tree: xr.DataTree, axes: Axes) -> xr.DataTree:
-    """Give all factors of a component the same sum over their rows, draw by draw.
+def level_scales(group: xr.Dataset, axes: Axes) -> list[xr.DataArray]:
+    """Find what gives all factors of a component the same sum over their rows, draw by draw.
 
-    No mean changes by this. What is left to tell draws apart by are the order of components and
-    the factors themselves.
+    Returns
+    -------
+    list of DataArray
+        For each axis, (chain, draw, component): what its factor is to be multiplied with, so
+        that no mean changes. What is left to tell draws apart by are the order of components
+        and the factors themselves.
     """
-    groups = {name: node.to_dataset() for name, node in tree.children.items()}
-    for name in ("posterior", "posterior_coarse"):
-        if name in groups and "H" in groups[name]:
-            groups[name] = _levelled(groups[name], axes)
-    made = xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
-    made.attrs = dict(tree.attrs)
-    return made
-
-
-def _levelled(group: xr.Dataset, axes: Axes) -> xr.Dataset:
-    row, column = factor_dims(group)
-    W, H = group["W"], group["H"]
-    parts = [
-        H.isel({column: slice(start, start + size)})
-        for start, size in zip(axes.starts[1:], axes.sizes[1:], strict=True)
-    ]
-    sums = [W.sum(row, dtype=np.float64)]
-    sums += [part.sum(column, dtype=np.float64) for part in parts]
+    sums = [part.sum(dim, dtype=np.float64) for part, dim in axis_factors(group, axes)]
     even: Any = 1.0
     for own in sums:
         even = even * own ** (1.0 / len(sums))
     usable = even > 0
-    by = [(even / own.where(usable, 1.0)).where(usable, 1.0).astype(W.dtype) for own in sums]
-    moved = [part * own for part, own in zip(parts, by[1:], strict=True)]
-    whole = xr.concat(moved, column).transpose(*H.dims)
-    return group.assign(W=(W * by[0]).transpose(*W.dims), H=whole)
+    return [(even / own.where(usable, 1.0)).where(usable, 1.0) for own in sums]
+
+
+def rescaled(group: xr.Dataset, axes: Axes, scales: Sequence[xr.DataArray]) -> xr.Dataset:
+    """Multiply the factor of each axis with a number for each draw and component."""
+    W, *parts = (
+        part * by.astype(part.dtype)
+        for (part, _), by in zip(axis_factors(group, axes), scales, strict=True)
+    )
+    H = xr.concat(parts, factor_dims(group)[1]).transpose(*group["H"].dims)
+    return group.assign(W=W.transpose(*group["W"].dims), H=H)
+
+
+def axis_factors(group: xr.Dataset, axes: Axes | None) -> list[tuple[xr.DataArray, str]]:
+    """Return the factor of each axis, W and H of a matrix, and the dimension of its rows."""
+    row, column = factor_dims(group)
+    if axes is None:
+        return [(group["W"], row), (group["H"], column)]
+    spans = zip(axes.starts[1:], axes.sizes[1:], strict=True)
+    others = [group["H"].isel({column: slice(start, start + size)}) for start, size in spans]
+    return [(group["W"], row), *((own, column) for own in others)]
 
 
 def compared(tree: xr.DataTree, axes: Axes) -> xr.DataTree:

@@ -1,8 +1,9 @@
 """Three lights over a run: predictions, components, log density; each with what to do about it.
 
 What a light goes by does not depend on the problem. Predictions: the Monte Carlo error of means
-of WH, in posterior standard deviations, and R-hat. Components: in how many chains they are, and
-how alike they are there. The log density has to be at one level, which needs no precision.
+of WH, in posterior standard deviations, and R-hat. Components: in how many chains they are, how
+alike they are there, and whether sizes of W and H and sampled hyperparameters have settled. The
+log density has to be at one level, which needs no precision.
 
 Notes
 -----
@@ -28,7 +29,7 @@ LIGHTS: Final = {
 }
 """Names of the lights, and what they are called in print."""
 
-RULES: Final = 2
+RULES: Final = 3
 """Number of the rules by which runs are judged: a verdict under others is none. Raise it when
 what a light says, or a threshold below, changes."""
 SMALL_ERROR: Final = 0.1
@@ -48,8 +49,12 @@ RARE: Final = 0.5
 """Share of a chain's draws below which a chain has not got a component."""
 FEW_DIVERGING: Final = 0.05
 """Share of draws after a step that diverged, up to which a smaller step has mended it."""
+HUGE: Final = 1e300
+"""Variance that stands for one that is too large for a float."""
 FAR_OFF: Final = 20
 """Times as many draws, from which on another sampler is the better advice."""
+MOST_TIMES: Final = 1000.0
+"""Times as many draws, beyond which the estimate of how many are needed says no more."""
 
 APART: Final = (
     "Chains have settled apart, and more draws will not bring them together: let each begin "
@@ -59,6 +64,8 @@ ALONE: Final = (
     "One chain cannot show whether others would end elsewhere, and the fit does not rule it out."
 )
 FOUR_CHAINS: Final = "Run four chains: sample(..., chains=4)."
+ALIGNED: Final = "Read W and H through align(), which gives them one size in every draw."
+PREDICTIONS_FIRST: Final = "See to the predictions first: components cannot be steadier than WH."
 OWN_STEP: Final = 'Leave the step to the sampler, step="auto", or take another one, sampler="auto".'
 
 
@@ -153,19 +160,46 @@ def rounded_up(number: float) -> int:
 
 def more_draws(facts: Facts, times: float) -> str:
     """Tell to draw ``times`` as often as was drawn."""
+    if not math.isfinite(times):
+        return _of_stuck(facts)
     if times > FAR_OFF and facts.asked_for:
         return (
             f"Another sampler: this one would need {times:.0f} times as many draws; "
             'sampler="auto" chooses one.'
         )
-    wanted = rounded_up((times - 1.0) * facts.draws)
+    return _draw(facts, (min(times, MOST_TIMES) - 1.0) * facts.draws)
+
+
+def _draw(facts: Facts, more: float) -> str:
+    """Tell how many more draws are needed."""
+    wanted = rounded_up(more)
     each = "" if facts.chains == 1 else " in each chain"
     return f"Draw about {wanted} more{each}: resume(..., draws={wanted})."
 
 
+def _of_stuck(facts: Facts) -> str:
+    """Tell what to do where nothing has changed: a few draws may be alike by chance."""
+    return OWN_STEP if facts.draws >= ENOUGH_TO_TELL else _draw(facts, 100)
+
+
+def _unknown(facts: Facts) -> Light:
+    """Light over draws that say nothing."""
+    told = (
+        f"Nothing can be said of {facts.draws} draws: they are too few, never change, or are not "
+        "finite."
+    )
+    return Light("red", (told,), _of_stuck(facts))
+
+
 def pooled_rhat(rhat: Array) -> float:
     """Root of the mean square: of many numbers the largest is large by chance."""
-    return math.sqrt(float(np.mean(np.square(rhat))))
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.mean(np.square(rhat))))
+
+
+def error_of(ess: Array) -> float:
+    """Root mean square of Monte Carlo errors, in posterior standard deviations; 0 of none."""
+    return _error(np.sqrt(1.0 / np.maximum(ess, 1.0)).tolist())
 
 
 def of_predictions(
@@ -185,12 +219,9 @@ def of_predictions(
         Finds the pooled R-hat of the halves of single chains.
     """
     if rhat.size == 0:
-        told = f"Nothing can be said of {facts.draws} draws: they are too few, or never change."
-        stuck = facts.draws >= ENOUGH_TO_TELL
-        return Light("red", (told,), OWN_STEP if stuck else more_draws(facts, 100 / facts.draws))
-    error = _error(np.sqrt(1.0 / np.maximum(ess, 1.0)).tolist())
+        return _unknown(facts)
     numbers = {
-        "error": error,
+        "error": error_of(ess),
         "rhat": pooled_rhat(rhat),
         "worst_rhat": float(rhat.max()),
         "least_ess": float(ess.min()),
@@ -233,7 +264,7 @@ def _light_of_error(
     elif rising:
         advice = longer_tuning(facts)
     elif not fine:
-        excess = (rhat**2 - 1.0) / (GOOD_RHAT**2 - 1.0)
+        excess = (rhat * rhat - 1.0) / (GOOD_RHAT**2 - 1.0)
         advice = more_draws(facts, max(1.5, (error / SMALL_ERROR) ** 2, excess))
     else:
         advice = "Measure the bias: discretization_bias(trace)." if facts.by_hand else ""
@@ -247,6 +278,7 @@ def longer_tuning(facts: Facts) -> str:
     return f"Tune longer: sample(..., tune={wanted})."
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def of_moments(mean: Array, var: Array, count: Array, facts: Facts) -> Light:
     r"""Judge monitored cells from the means and variances of chains alone.
 
@@ -265,15 +297,15 @@ def of_moments(mean: Array, var: Array, count: Array, facts: Facts) -> Light:
         Of the run.
     """
     within, chains = var.mean(axis=0), len(mean)
-    known = within > 0
+    known = np.isfinite(within) & np.isfinite(mean).all(axis=0) & (within > 0)
     if chains < 2 or not known.any():
         return Light(
             "none",
             ("The run kept no draws, and one chain's means cannot tell how sure they are.",),
             'Keep draws, keep="draws", or run four chains with monitor=.',
         )
-    between = mean.var(axis=0, ddof=1)[known]
     within, length = within[known], float(count.mean())
+    between = np.minimum(mean[:, known].var(axis=0, ddof=1), HUGE)
     rhat = np.sqrt((length - 1.0) / length + between / within)
     numbers = {
         "error": math.sqrt(float(np.mean(between / chains / (within + between)))),
@@ -300,9 +332,8 @@ def of_density(
         Finds the R-hat of the halves of single chains.
     """
     numbers = {"rhat": rhat}
-    if not math.isfinite(rhat):
-        told = f"Nothing can be said of {facts.draws} draws: they are too few, or never change."
-        return Light("red", (told,), more_draws(facts, 100 / facts.draws))
+    if math.isnan(rhat):
+        return _unknown(facts)
     advice = OWN_STEP if facts.by_hand else longer_tuning(facts)
     if moving is not None:
         return Light("red", (f"{moving[0].upper()}{moving[1:]}.",), advice, numbers)
@@ -344,6 +375,88 @@ def status_of_component(one: Component, chains: int) -> Status:
     if one.chains_with < chains or one.share < RARE or one.agreement < NEAR:
         return "red"
     return "green" if one.agreement >= ALIKE else "amber"
+
+
+class Unsettled(NamedTuple):
+    """A variable that results show and that has not settled.
+
+    Attributes
+    ----------
+    what
+        Of which kind it is, in words.
+    name, rhat
+        The entry with the largest R-hat.
+    times
+        How many times as many draws it needs.
+    drawn
+        Aligned copies of W and H do not have the fault.
+    """
+
+    what: str
+    name: str
+    rhat: float
+    times: float
+    drawn: bool
+
+
+def unsettled(
+    what: str, names: Sequence[str], rhat: Array, error: float = 0.0, *, drawn: bool = False
+) -> Unsettled | None:
+    """Find out whether a variable has settled; None if it has, or if nothing can be said of it.
+
+    Parameters
+    ----------
+    what, drawn
+        As in `Unsettled`.
+    names, rhat
+        Of each entry; of many the largest R-hat is large by chance.
+    error
+        Monte Carlo error of all, in posterior standard deviations; 0 if it does not matter.
+    """
+    known = np.flatnonzero(~np.isnan(rhat))
+    if not known.size:
+        return None
+    worst = int(known[rhat[known].argmax()])
+    most, pooled = float(rhat[worst]), pooled_rhat(rhat[known])
+    if pooled <= BAD_RHAT and most <= PLAIN_RHAT and error <= LARGE_ERROR:
+        return None
+    excess = (pooled * pooled - 1.0) / (BAD_RHAT**2 - 1.0)
+    times = max(1.5, excess, (error / LARGE_ERROR) ** 2)
+    return Unsettled(what, names[worst], most, times, drawn)
+
+
+def with_unsettled(light: Light, found: Sequence[Unsettled], facts: Facts, *, sound: bool) -> Light:
+    """Let the light over components tell of variables that have not settled.
+
+    Parameters
+    ----------
+    light
+        What it says of the components themselves.
+    found
+        Variables that have not settled; of each kind the worst is named.
+    facts
+        Of the run.
+    sound
+        WH may be relied on.
+    """
+    if not found:
+        return light
+    worst: dict[str, Unsettled] = {}
+    for one in sorted(found, key=lambda one: -one.rhat):
+        worst.setdefault(one.what, one)
+    listed = "; ".join(f"{what} ({one.name}: R-hat {one.rhat:.3f})" for what, one in worst.items())
+    said = f"Not settled, so that means and intervals are rough: {listed}."
+    if light.status in ("red", "amber") and not light.alone:
+        advice = light.advice
+    elif not sound:
+        advice = PREDICTIONS_FIRST
+    elif all(one.drawn for one in found):
+        advice = ALIGNED
+    else:
+        advice = more_draws(facts, max(one.times for one in found if not one.drawn))
+    status: Status = "red" if light.status == "red" else "amber"
+    numbers = {**light.numbers, "unsettled_rhat": max(one.rhat for one in found)}
+    return Light(status, (*light.reasons, said), advice, numbers)
 
 
 def of_components(found: Sequence[Component], facts: Facts, *, sound: bool) -> Light:
@@ -399,7 +512,7 @@ def of_components(found: Sequence[Component], facts: Facts, *, sound: bool) -> L
     if alone:
         reasons.append(ALONE)
     if not sound and worst != "green":
-        advice = "See to the predictions first: components cannot be steadier than WH."
+        advice = PREDICTIONS_FIRST
     elif red and facts.by_hand:
         advice = OWN_STEP
     elif red:

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,8 @@ from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor.cli.main import app
-from daskfactor.cli.output import positions
-from daskfactor.errors import OptionError
+from daskfactor.cli.output import positions, write
+from daskfactor.errors import DataError, DataWarning, OptionError
 from tests.fake_run import fake_run
 
 
@@ -165,3 +166,72 @@ def test_rows_of_one_label_are_told_apart_by_their_positions(tmp_path):
     whole = daskfactor.predict(trace)["mean"].values
     assert [line[:2] for line in lines[1:]] == [["b", "5"], ["b", "5"]]
     np.testing.assert_allclose([float(line[2]) for line in lines[1:]], whole[[3, 2], 5], rtol=1e-6)
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_obeys_no_label(monkeypatch):
+    table = predictions(range(2), ["a", "b"]).assign_coords(row=["\x1b[31mred", "bell\x07\x9b1m"])
+    piped, screen = io.StringIO(), Screen()
+    for file in (piped, screen):
+        monkeypatch.setattr("sys.stdout", file)
+        write(table, "-", "-")
+    monkeypatch.undo()
+    assert "\x1b[31mred,a" in piped.getvalue()  # what programs read is what there is
+    assert "\\u001b[31mred,a" in screen.getvalue()
+    assert all(one.isprintable() or one == "\n" for one in screen.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        ("=1+1", True),
+        ("@sum", True),
+        ("+a", True),
+        (" -cmd|x", True),
+        ("-3.5", False),
+        ("+1e3", False),
+        ("a=b", False),
+    ],
+)
+def test_labels_that_spreadsheets_compute_are_told_of(tmp_path, label, told):
+    table = predictions(range(2), ["a", label])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        write(table, ".csv", str(tmp_path / "a.csv"))
+    assert [one.category for one in found] == [DataWarning] * told
+    assert all(repr(label) in str(one.message) for one in found)
+    with (tmp_path / "a.csv").open(newline="") as file:
+        assert {row["column"] for row in csv.DictReader(file)} == {"a", label}
+
+
+def test_a_label_that_netcdf_cannot_hold_is_refused_in_a_sentence(tmp_path):
+    table = predictions(range(2), ["a", "b\0c"])
+    with pytest.raises(DataError, match=r"NUL character.*'b\\x00c'.*\.parquet"):
+        write(table, ".nc", str(tmp_path / "a.nc"))
+    assert not (tmp_path / "a.nc").exists()
+    write(table, ".parquet", str(tmp_path / "a.parquet"))
+    assert set(pd.read_parquet(tmp_path / "a.parquet")["column"]) == {"a", "b\0c"}
+
+
+def test_figures_and_reports_tell_of_letters_in_one_line(tmp_path):
+    rows = ["\x1b[31mred", "\u6f22\u5b57", "nul\0x", "\x9b1m", *"efgh"]
+    V = np.random.default_rng(0).poisson(3.0, (8, 5)) + 0.0
+    data = xr.DataArray(V, {"row": rows}, ("row", "column"))
+    store, quiet = str(tmp_path / "run.zarr"), {"progressbar": False, "random_seed": 0}
+    daskfactor.sample(
+        data, daskfactor.TweedieNMF(1, dispersion=1.0), draws=8, tune=4, store=store, **quiet
+    )
+    for command, file in (("plot", "a.png"), ("report", "a.html")):
+        done = CliRunner().invoke(app, [command, store, "-o", str(tmp_path / file)])
+        assert done.exit_code == 0, done.output
+        (line,) = done.stderr.strip().split("\n")
+        assert line.startswith("note: labels have characters that the font")
+        assert "'\u6f22'" in line or "'\u5b57'" in line
+        assert ".py" not in done.output
+    page = (tmp_path / "a.html").read_text()
+    assert "\\u001b[31mred" in page
+    assert not {"\x1b", "\0", "\x9b"} & set(page)

@@ -2,24 +2,31 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 import daskfactor as dfac
 from daskfactor.models.settings import Scales
 from daskfactor.results.diagnose import agreement, trend
+from daskfactor.results.ending import measured
 from daskfactor.results.summary import told_trend
 from daskfactor.results.verdict import (
     Component,
     Facts,
     Light,
+    error_of,
     of_components,
     of_density,
     of_moments,
     of_predictions,
     rounded_up,
+    unsettled,
+    with_unsettled,
 )
 from tests.results.test_summary import run, statuses
 
@@ -195,6 +202,7 @@ def test_a_log_density_that_only_sizes_move_is_settled():
     assert float(found["rhat"].sel(functional="lp_balanced")) < 1.02
     assert found.log_density.status == "green"
     assert found.components.numbers["least_agreement"] > 0.95
+    assert found.components.status == "amber"  # who reads W and H as drawn has to know
 
 
 def test_halves_of_a_chain_stand_for_chains():
@@ -223,6 +231,102 @@ def test_numbers_of_draws_are_round():
         1100,
         13000,
     ]
+
+
+NUMBERS = st.one_of(
+    st.floats(0.0, 2.0), st.sampled_from([math.inf, math.nan, 1.0, 1e-300, 1e200, 1e308])
+)
+RUNS = st.builds(
+    Facts,
+    chains=st.integers(1, 4),
+    draws=st.integers(1, 10**6),
+    tune=st.integers(0, 10**6),
+    diverging=st.sampled_from([0.0, 1.0]),
+    by_hand=st.booleans(),
+    asked_for=st.booleans(),
+    explained=st.booleans(),
+)
+
+
+def check_light(light):
+    """It is one of the lights, and asks for what can be done."""
+    assert light.status in ("green", "amber", "red", "none")
+    assert light.reasons
+    assert not re.search(r"\b(inf|nan|infinity)\b", light.advice)
+    assert all(100 <= int(number) <= 10**10 for number in re.findall(r"=(\d{2,})", light.advice))
+    assert light.status == "green" or light.advice or light.status == "none"
+    assert Light.from_dict(light.as_dict()).advice == light.advice
+
+
+@settings(max_examples=300, deadline=None)
+@given(RUNS, st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4), NUMBERS, st.booleans())
+def test_every_light_has_finite_advice(facts, pairs, number, flag):
+    rhat, ess = np.array(pairs).reshape(-1, 2).T
+    names = [str(n) for n in range(len(rhat))]
+    check_light(of_predictions(rhat, ess, facts, rising=flag, within=lambda: number))
+    check_light(of_density(number, "it rose" if flag else None, facts, within=lambda: number))
+    loose = unsettled("sizes", names, rhat, error_of(ess[~np.isnan(ess)]), drawn=flag)
+    found = [
+        Component("a", share, facts.chains, alike, error_of(np.array([error])))
+        for (share, alike), error in zip(pairs, ess, strict=True)
+    ]
+    light = of_components(found or [Component("a", 1.0, 1, 1.0)], facts, sound=flag)
+    check_light(light)
+    check_light(with_unsettled(light, [loose] if loose else [], facts, sound=flag))
+    values = np.resize(np.append(rhat, number), (facts.chains, 3))
+    counts = np.full(facts.chains, facts.draws)
+    check_light(of_moments(values, values[:, ::-1], counts, facts))
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), st.integers(1, 3), st.integers(1, 6), st.integers(1, 2))
+def test_every_run_has_a_verdict(data, chains, draws, components):
+    """Of one draw, of ties, constants, infinities and NaN, too."""
+    number = st.sampled_from([0.0, 1.0, 1.0, 2.0, 2.5, 1e-30, 1e200, math.inf, math.nan])
+    size = chains * draws * components
+
+    def drawn(*shape):
+        few = data.draw(st.lists(number, min_size=1, max_size=3 * size))
+        return np.resize(np.array(few), shape)
+
+    coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
+    tree = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset(
+                {
+                    "W": (
+                        ("chain", "draw", "row", "component"),
+                        drawn(chains, draws, 3, components),
+                    ),
+                    "H": (
+                        ("chain", "draw", "component", "column"),
+                        drawn(chains, draws, components, 2),
+                    ),
+                    "dispersion": (("chain", "draw"), drawn(chains, draws)),
+                },
+                coords=coords,
+            ),
+            "sample_stats": xr.Dataset({"lp": (("chain", "draw"), drawn(chains, draws))}, coords),
+        }
+    )
+    model = {"type": "TweedieNMF", "n_components": components}
+    tree.attrs = {"model": json.dumps(model), "sampler": '{"type": "Gibbs"}'}
+    tree.attrs |= {"rate_w": 1.0, "rate_h": 1.0}
+    found = dfac.summarize(tree, cells=2)
+    for light in found.lights.values():
+        check_light(light)
+    assert json.loads(json.dumps(measured(tree)))["draws_kept"] == draws
+
+
+def test_chains_that_stand_still_at_places_of_their_own_have_a_verdict():
+    for draws in (5, 50):
+        tree = run(chains=2, draws=draws)
+        for name in ("posterior/W", "posterior/H", "sample_stats/lp"):
+            tree[name].values[:] = tree[name].values[:, :1]
+        found = dfac.summarize(tree)
+        assert found["rhat"].sel(functional="mu_mean") == math.inf
+        assert [one.status for one in (found.predictions, found.log_density)] == ["red", "red"]
+        assert "tune=100" in found.predictions.advice
 
 
 @pytest.mark.statistical
