@@ -19,6 +19,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from daskfactor.data.joined import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.results.align import align
 from daskfactor.results.compare import intensity_shares
@@ -85,6 +86,10 @@ class Factor(NamedTuple):
         """What entries are called."""
         if self.dim in self.labels.coords:
             return [told_label(one) for one in self.labels[self.dim].values]
+        sides = [side for side in SIDES if FACTOR.format(side) in self.labels.coords]
+        if sides:  # of several factors, one after another
+            parts = (self.labels[form.format(sides[0])].values for form in (FACTOR, LABEL))
+            return [f"{factor} {label}" for factor, label in zip(*parts, strict=True)]
         texts = [n for n, one in self.labels.coords.items() if one.dtype.kind in "OUT"]
         if texts:  # the only names there are
             return [str(one) for one in self.labels[texts[0]].values]

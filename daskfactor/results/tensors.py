@@ -150,6 +150,13 @@ def chosen(tree: xr.DataTree, axes: Axes, cells: Any) -> Chosen:
 def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Dataset:
     """Draws of W, and of H at some fibres."""
     row, column = factor_dims(group)
+    whole = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
+    if (group.sizes[row], group.sizes[column]) != whole:
+        raise OptionError(
+            f"the factors of this trace have {group.sizes[row]} and {group.sizes[column]} rows, "
+            f"and the tensor's {whole[0]} and {whole[1]}; pass the whole trace, and name cells by "
+            "their places along each axis"
+        )
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
         H = da.from_array(H, chunks=-1, name=False)  # type: ignore[no-untyped-call]
