@@ -10,7 +10,6 @@ these largest is found by the Hungarian method. Masood and Doshi-Velez compare c
 of W alone, and minimise the sum of the angles between them (section 7.2, footnote 5).
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from os import PathLike

@@ -188,10 +188,12 @@ class Asked(NamedTuple):
 
 
 def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
-    point = isinstance(trace, xr.Dataset)
-    given = require_point(trace) if point else require_draws(trace, "a ranking")
-    require_matrix(given, "recommend")
-    tree = _of_point(given) if point else given
+    if isinstance(trace, xr.Dataset):
+        require_matrix(require_point(trace), "recommend")
+        tree = _of_point(trace)
+    else:
+        tree = require_draws(trace, "a ranking")
+        require_matrix(tree, "recommend")
     dims = factor_dims(tree)
     new = isinstance(rows, xr.DataArray) and "component" in rows.dims
     group, masses = tree["posterior"].to_dataset(), draw_weights(tree)

@@ -40,7 +40,7 @@ LEASE: Final = 60.0
 """Seconds after a sign of life in which another host takes a run for being written, at least."""
 
 
-KEPT: Final = 4
+KEPT: Final = 6
 """Newest commits that stay, besides those of the run's own beginning and of tags and branches."""
 GRACE: Final = 600.0
 """Seconds for which a commit stays that another one has replaced, while the run goes on."""

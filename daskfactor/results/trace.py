@@ -64,7 +64,7 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
     snapshot
         An earlier checkpoint of a run that was written to a URL, by its id: of the commits that
         ``icechunk.Repository.ancestry(branch="main")`` lists, or one that the message lists about
-        an id that is unknown. Left out, the newest. Older ones expire: the newest four stay, and
+        an id that is unknown. Left out, the newest. Older ones expire: the newest six stay, and
         those of the last ten minutes while the run goes on.
 
     Returns

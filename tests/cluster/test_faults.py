@@ -160,21 +160,25 @@ def test_a_cluster_that_grows_and_shrinks_by_itself(name: str) -> None:
 
 
 def test_a_cluster_that_is_reached_by_its_address_is_known_to_be_adaptive() -> None:
-    with cluster(2, processes=False) as client:
-        with Client(client.scheduler.address, set_as_default=False) as other:
-            assert not is_adaptive(client)
-            assert not is_adaptive(other)
-            client.cluster.adapt(minimum=2, maximum=2)
-            assert is_adaptive(client)
-            assert is_adaptive(other)
+    with (
+        cluster(2, processes=False) as client,
+        Client(client.scheduler.address, set_as_default=False) as other,
+    ):
+        assert not is_adaptive(client)
+        assert not is_adaptive(other)
+        client.cluster.adapt(minimum=2, maximum=2)
+        assert is_adaptive(client)
+        assert is_adaptive(other)
 
 
 def test_a_cluster_whose_workers_were_retired_is_taken_for_adaptive() -> None:
     """All that a scheduler knows of a cluster that is an object of another process."""
-    with cluster(2, processes=False) as client:
-        with Client(client.scheduler.address, set_as_default=False) as other:
-            client.retire_workers([next(iter(client.nthreads()))])
-            assert is_adaptive(other)
+    with (
+        cluster(2, processes=False) as client,
+        Client(client.scheduler.address, set_as_default=False) as other,
+    ):
+        client.retire_workers([next(iter(client.nthreads()))])
+        assert is_adaptive(other)
 
 
 def test_many_kills_in_one_run(tmp_path: Path) -> None:

@@ -99,9 +99,7 @@ def made_runs(folder: Path) -> dict[str, Case]:
         "matrix": Case(matrix, V, "draws"),
         "exact": Case(dfac.sample(V, NMF, exact, **RUN), V, "draws"),
         "gaussian": Case(dfac.sample(R, dfac.GaussianMF(2), dfac.SGHMC(), **RUN), R, "draws"),
-        "negative binomial": Case(
-            dfac.sample(V, negative_binomial, LANGEVIN, **RUN), V, "draws"
-        ),
+        "negative binomial": Case(dfac.sample(V, negative_binomial, LANGEVIN, **RUN), V, "draws"),
         "pair": Case(dfac.sample(V, NMF, PAIR, **RUN), V, "draws"),
         "one chain": Case(matrix.sel(chain=1), V, "draws"),
         "aligned": Case(dfac.align(matrix), V, "draws"),
@@ -358,7 +356,9 @@ VERBS = {
     "held_out_coverage": Verb(
         lambda c: dfac.held_out_coverage(c.trace, seen(c), values_of(c)),
         {
-            **{"draws": covers, "tensor": covers, "particles": covers},
+            "draws": covers,
+            "tensor": covers,
+            "particles": covers,
             **dict.fromkeys(("moments", "moments tensor"), "did not monitor these cells"),
         },
     ),
@@ -457,9 +457,7 @@ VERBS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", VERBS)
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")
-def test_a_verb_is_right_or_says_what_it_takes(
-    name: str, kind: str, runs: dict[str, Case]
-) -> None:
+def test_a_verb_is_right_or_says_what_it_takes(name: str, kind: str, runs: dict[str, Case]) -> None:
     case, verb = runs[kind], VERBS[name]
     cell = verb.cell(kind, case.group)
     if callable(cell):
