@@ -121,7 +121,7 @@ def test_the_run_goes_on_from_its_last_draws(
     bias(tree.sel(chain=chains), V)
     last = tree["sample_stats"]["lp"].sel(chain=chains).values[:, -1:]
     for densities in found.values():
-        np.testing.assert_allclose(densities, np.broadcast_to(last, densities.shape), rtol=1e-5)
+        np.testing.assert_allclose(densities[:, :1], last, rtol=1e-5)
     assert set(found) == {"posterior", "posterior_coarse"}
 
 
