@@ -344,6 +344,8 @@ class Trouble(NamedTuple):
 _KNOWN: Final = {
     "NoSuchBucket|ContainerNotFound|bucket does not exist":
         Trouble("there is no such bucket", "create it or check the URL"),
+    "(?s)IcechunkError.*(NoSuchKey|BlobNotFound|Object at location|os error 2)":
+        Trouble("this was of an earlier commit, which has expired", "open the run again"),
     "Expired|TokenRefreshRequired": Trouble("the credentials have expired", "renew them"),
     "no providers in chain provided credentials|CredentialsNotLoaded|NoCredentials"
     "|loading credentials|credentials provider was not enabled":

@@ -43,8 +43,17 @@ class Cells:
     def of(self, tree: "xr.DataTree") -> dict[str, list[int]]:
         """Give the positions that are meant of a run, by dimension; all of one that is left out."""
         from daskfactor.results.schema import factor_dims
+        from daskfactor.results.tensors import Axes
 
-        posterior, found = tree["posterior"].to_dataset(), {}
+        posterior = tree["posterior"].to_dataset()
+        found: dict[str, list[int]] = {}
+        if Axes.of(tree.attrs) is not None:
+            if self.rows is not None or self.columns is not None:
+                raise OptionError(
+                    "--rows and --columns are those of a matrix, and this run is of a tensor; "
+                    "leave them out for all of its cells"
+                )
+            return found
         for dim, side in zip(factor_dims(tree), ("rows", "columns"), strict=True):
             text, labels = getattr(self, side), posterior.indexes.get(dim)
             if text is not None:

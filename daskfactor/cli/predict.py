@@ -148,7 +148,7 @@ def _placed(result: "xr.Dataset", tree: "xr.DataTree", at: dict[str, list[int]])
     """Say of rows or columns without labels which ones were chosen."""
     from daskfactor.results.schema import factor_dims
 
-    for name, dim in zip(result["mean"].dims, factor_dims(tree), strict=True):
+    for name, dim in zip(result["mean"].dims, factor_dims(tree) if at else (), strict=bool(at)):
         if dim in at and name not in result.coords:
             result = result.assign_coords({name: at[dim]})
     return result

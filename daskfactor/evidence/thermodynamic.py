@@ -357,7 +357,7 @@ class ThermodynamicIntegration(EvidenceMethod):
                     "not soon enough for an evidence; use BlockHMC(), or leave sampler out"
                 )
             suited.check_model(model)
-            if _inexact(suited) and np.isneginf(model.likelihood.log_normalizer(0.0, 1.0)):
+            if suited.biased and np.isneginf(model.likelihood.log_normalizer(0.0, 1.0)):
                 raise ModelError(
                     f"{suited.name} takes steps of a finite size, which at low temperatures pass "
                     f"the means near zero that {model.likelihood} does not allow, and the "
@@ -417,7 +417,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         kind = "exact"
         if isinstance(choice, Sampler):
             kind = "judge" if choice.judges else "sampler"
-            if _inexact(choice):
+            if choice.biased:
                 warn(
                     f"the claimed errors do not know of the bias of {choice.name}'s steps, which "
                     "grows with the data: of 100 x 75 counts and three components it was up to "
@@ -490,11 +490,6 @@ class ThermodynamicIntegration(EvidenceMethod):
             ),
             trace,
         )
-
-
-def _inexact(sampler: Sampler) -> bool:
-    """Tell whether a finite step is seen in the draws; of pairs in the second order."""
-    return sampler.biased or len(sampler.tracks) > 1
 
 
 def _scaled(series: FitSeries, dispersion: float, level: float) -> FitSeries:

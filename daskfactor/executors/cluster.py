@@ -37,6 +37,7 @@ from daskfactor.executors.base import (
     Work,
     local_workspace,
 )
+from daskfactor.executors.connection import ANSWERS_WITHIN
 from daskfactor.executors.held import HeldState, Keeper, starting_points
 from daskfactor.executors.segment import Exchange
 from daskfactor.executors.state import CELLS, ChainState, FactorBand
@@ -628,8 +629,32 @@ def large_graphs() -> Iterator[None]:
 
 
 def is_adaptive(client: Any) -> bool:
-    """Whether a client's cluster grows and shrinks by itself."""
-    return getattr(getattr(client, "cluster", None), "_adaptive", None) is not None
+    """Whether a client's cluster grows and shrinks by itself.
+
+    A client that has only the address of a scheduler asks there: the cluster may be an object of
+    that process; of any other it is known once the scheduler has had workers retired.
+    """
+    cluster = getattr(client, "cluster", None)
+    if cluster is not None:
+        return getattr(cluster, "_adaptive", None) is not None
+
+    # A function within one is sent as it is, so that a scheduler needs no daskfactor.
+    def scales(dask_scheduler: Any) -> bool:
+        from distributed.deploy.spec import SpecCluster
+
+        here = [own for own in SpecCluster._instances if own.scheduler is dask_scheduler]
+        events = [event for _, event in dask_scheduler.get_events("all")]
+        return any(own._adaptive is not None for own in here) or any(
+            own.get("action") == "retire-workers" and own.get("retired") for own in events
+        )
+
+    async def ask() -> bool:
+        asked = client.run_on_scheduler(scales, asynchronous=True)
+        return bool(await asyncio.wait_for(asked, ANSWERS_WITHIN))
+
+    with contextlib.suppress(OSError, TimeoutError):
+        return bool(client.sync(ask))
+    return False
 
 
 def _can_write(mark: str) -> bool:

@@ -242,7 +242,7 @@ class Sampler(Algorithm, ABC):
     statistics
         What it tells of a draw besides density, step and divergence.
     biased
-        Whether draws are off by an amount that shrinks with the step.
+        Whether draws of the group ``posterior`` are off by an amount that shrinks with the step.
     judges
         Whether its draws are exact for all data of the models that it takes, and come soon
         enough for others to be judged by them.

@@ -6,7 +6,8 @@ half of it, or by an exact sampler. To first order in the step ε the bias of a 
 .. math:: 2 (\bar f_\epsilon - \bar f_{\epsilon/2})
 
 whose error is small, because coupled chains stray together; to second order that is one and a
-half times the bias. Where chains cannot be coupled, the draws of the run are compared with exact
+half times the bias. Draws of a run of two such chains are those with half the step: half of this.
+Where chains cannot be coupled, the draws of the run are compared with exact
 ones, at several times the price for the same error.
 """
 
@@ -29,19 +30,17 @@ from daskfactor.models import model_from_dict
 from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
-from daskfactor.results.align import law_of
 from daskfactor.results.diagnose import (
-    Series,
-    addressed_cells,
+    LEAST_DRAWS,
     all_series,
     effective_size,
-    factor_series,
 )
 from daskfactor.results.judged import Judged
-from daskfactor.results.schema import COARSE, factor_dims
+from daskfactor.results.schema import COARSE
+from daskfactor.results.series import Series
 from daskfactor.results.sink import Sink
 from daskfactor.results.summary import is_biased
-from daskfactor.results.trace import Trace, is_particles, require_draws
+from daskfactor.results.trace import Trace, factors_of, is_particles, require_draws
 
 Array = NDArray[np.float64]
 
@@ -90,7 +89,8 @@ def discretization_bias(
     The run goes on from its last draws, which are not touched: of the samplers with Langevin
     steps as two coupled chains with half the step and with the whole one, and of others (and of
     models that learn hyperparameters) by an exact sampler whose draws theirs are compared with.
-    It costs about as much as drawing ``3 * draws`` times.
+    It costs about as much as drawing ``3 * draws`` times. Of :class:`PSGRRLD` it is the bias of
+    the fine chain, whose draws ``posterior`` holds.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def discretization_bias(
     Raises
     ------
     OptionError
-        If the run kept no draws, or its sampler has no such bias.
+        If the run kept no draws, or fewer than four, or its sampler has no such bias.
     ModelError
         If the model has covariates.
     DataError
@@ -144,17 +144,24 @@ def discretization_bias(
             "the draws of this run have no bias of a finite step that could be estimated; "
             "discretization_bias takes runs of samplers such as PSGLD()"
         )
+    if tree["posterior"].sizes["draw"] < LEAST_DRAWS:
+        raise OptionError(
+            f"a bias is told in posterior standard deviations, which take {LEAST_DRAWS} draws of "
+            f"each chain or more, got {tree['posterior'].sizes['draw']}; pass the whole trace"
+        )
     lengths = whole_number("draws", draws, 50), whole_number("tune", tune, 10)
     seed, described = resolve_seed(random_seed), json.loads(tree.attrs["run"])
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
-    model = _settled(model_from_dict(described["model"]), tree)
+    model = model_from_dict(described["model"])
     pair = None if model.learnt else sampler.pair()
-    follower = checked_sampler(model, pair or judge(model))
-    each = follower.coarseness
     kept = Kept(tree.attrs, "this trace", tree)
     with session_again(kept, V, model, None, seed, **options) as run:
+        model = _settled(model.placed(run.data.placed), tree)
+        follower = checked_sampler(model, pair or judge(model)).over(len(run.data.grid.sides))
+        each = follower.coarseness
         asked = described["options"] | {"seed": seed, "thin": 1, "keep": "draws", "keep_every": 1}
         asked |= {"draws": each * lengths[0], "tune": 2 * each * (lengths[1] // 2)}
+        asked |= {"chains": tree["posterior"].sizes["chain"]}
         setting = Setting(run.data, model, follower, RunOptions.from_dict(asked), run.executor)
         on = Continued(setting, sink := Sink(run_spec(setting, False)), run.on_event)
         run.stack.callback(on.close)
@@ -170,7 +177,11 @@ def discretization_bias(
     if pair is None:
         found = _of_exact(before, _series(after, cells))
     else:
-        found = _of_pair(after, cells, on.densities)
+        fine, coarse = (
+            _series(_track(after, track.group, on.densities[track.name]), cells)
+            for track in follower.tracks
+        )
+        found = _of_pair(fine, coarse, 1.0 if COARSE in tree.children else 2.0)
     return _told(
         {name: np.array(own) / spread[name] for name, own in found.items()},
         {name: one.kind for name, one in before.items()},
@@ -190,22 +201,34 @@ def _settled(model: Any, tree: xr.DataTree) -> Any:
             values = posterior[name[-1].upper()].values[0, -1]
             values = values.T if name == "fixed_w" else values
             arrays[f"{name}/values"] = values[list(own.frozen)].astype(np.float64)
-    return model.with_dispersion(float(tree.attrs["dispersion"])).with_arrays(arrays)
+    return model.with_dispersion_of(tree.attrs).with_arrays(arrays)
 
 
 def _put(chain: Any, tree: xr.DataTree) -> None:
     """Let a chain go on from the last draw of the same number."""
     state, data = chain.tracks[0].state, chain.setting.data
     last = tree["posterior"].to_dataset().isel(chain=chain.number, draw=-1)
-    sides = (last["W"].values, data.row_order), (last["H"].values.T, data.col_order)
-    for factor, (values, order) in enumerate(sides):
-        placed = values if order is None else values[order]
-        state.each(take_values, factor, pieces_of(data.grid, factor, placed))
+    W, H = (factor.values[0, 0] for factor in factors_of(last.expand_dims(("chain", "draw"))))
+    sides = (W, data.row_order), (H.T, data.col_order)
+    placed = [values if order is None else values[order] for values, order in sides]
+    ends = np.cumsum([side.size for side in data.grid.sides[1:]])[:-1]
+    for factor, values in enumerate([placed[0], *np.split(placed[1], ends)]):
+        state.each(take_values, factor, pieces_of(data.grid, factor, values))
 
 
 def _series(tree: xr.DataTree, cells: int) -> dict[str, Series]:
-    found, _ = all_series(tree, cells, 0, None)
+    """Return the series of a run by name, all at the same cells whatever the run monitored."""
+    groups = {name: tree[name].to_dataset() for name in ("posterior", "sample_stats")}
+    plain = xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
+    found, _ = all_series(plain, cells, 0, None)
     return {one.name: one for one in found if one.kind in KINDS}
+
+
+def _track(tree: xr.DataTree, group: str, densities: list[list[float]]) -> xr.DataTree:
+    """Return one of the coupled chains as a run of its own."""
+    lp = xr.Dataset({"lp": (("chain", "draw"), np.array(densities))})
+    groups = {"posterior": tree[group].to_dataset(), "sample_stats": lp}
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
 
 
 class Continued(Run):
@@ -229,25 +252,15 @@ class Continued(Run):
 
 
 def _of_pair(
-    tree: xr.DataTree, cells: int, densities: dict[str, list[list[float]]]
+    fine: dict[str, Series], coarse: dict[str, Series], factor: float
 ) -> dict[str, tuple[float, float]]:
-    """Return 2 (coarse - fine) and its error, draw by draw of the coarse chain."""
-    row, column = factor_dims(tree)
-    group = tree["posterior"]
-    chosen = addressed_cells((group.sizes[row], group.sizes[column]), cells, 0)
-    law, found = law_of(tree), {}
-    fine, coarse = (
-        [
-            Series("lp", "density", np.array(densities[track])),
-            *factor_series(tree[name].to_dataset(), law, chosen),
-        ]
-        for track, name in (("fine", "posterior"), ("coarse", COARSE))
-    )
-    for one, other in zip(fine, coarse, strict=True):
-        if one.kind in KINDS:
-            values = 2.0 * (other.values - 0.5 * (one.values[:, ::2] + one.values[:, 1::2]))
-            error = float(values.std()) / math.sqrt(effective_size(values))
-            found[one.name] = float(values.mean()), error
+    """Return coarse - fine times a factor, and its error, draw by draw of the coarse chain."""
+    found = {}
+    for name, one in fine.items():
+        halves = 0.5 * (one.values[:, ::2] + one.values[:, 1::2])
+        values = factor * (coarse[name].values - halves)
+        error = float(values.std()) / math.sqrt(effective_size(values))
+        found[name] = float(values.mean()), error
     return found
 
 

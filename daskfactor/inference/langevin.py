@@ -416,7 +416,6 @@ class Pair(LangevinSampler):
     """Two coupled chains of a sampler on whole or partial gradients, with half a step and one."""
 
     worth = Sampler.worth
-    biased: ClassVar[bool] = False  # of first order: the combination of both chains
     rescales_every: ClassVar[int | None] = None  # each chain would draw its own scales
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),
@@ -428,7 +427,7 @@ class Pair(LangevinSampler):
         return partial(half_step, base) if track.coarseness == 1 else base
 
     def pair(self) -> Sampler | None:
-        return None
+        return self
 
 
 @dataclass(frozen=True)
@@ -444,7 +443,8 @@ class PSGRRLD(Pair, PSGLD):
     ``draws`` and ``tune`` count the fine chain's cycles and must be even. The
     fine chain is the trace's ``posterior`` group, the coarse one
     ``posterior_coarse``; :func:`daskfactor.expectation` and
-    :func:`daskfactor.predict` combine them. Both leave the same point with the
+    :func:`daskfactor.predict` combine them; whatever else reads draws reads those of the fine
+    chain, which have the bias of half the step. Both leave the same point with the
     same metric after the first half of tuning.
 
     Parameters

@@ -418,8 +418,11 @@ def prepare_starts(
             '"q_transform"'
         )
     if kind != "random":
-        fill = fill_missing(executor, data, law, seed)
-        singular = truncated_svd(executor, data, rank, seed, fill)
+        singular = executor.until_kept(
+            lambda: truncated_svd(
+                executor, data, rank, seed, fill_missing(executor, data, law, seed)
+            )
+        )
     if kind == "q_transform":
         parts = -(-width // rank) if stacked else 1
         pool = np.arange(max(POOL, parts)) if stacked else np.arange(1)

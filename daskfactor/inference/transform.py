@@ -30,7 +30,7 @@ from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
 from daskfactor.results.schema import beside
-from daskfactor.results.tensors import Axes
+from daskfactor.results.trace import as_tree, require_matrix
 from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
 
@@ -146,26 +146,19 @@ def transform(
     (1, 20, 5, 2)
     """
     one_of("axis", axis, AXES)
+    point = truth("point", point)
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)
-    if truth("point", point) and not isinstance(trace, xr.Dataset):
-        trace = aligned_trace(trace, "a mean of new rows")
-    if isinstance(trace, xr.DataTree) and Axes.of(trace.attrs) is not None:
-        raise OptionError(
-            "this is a run of a tensor: pass view(run, axis), which takes new indices of that "
-            "axis, and these as a matrix with all other axes in row-major order"
-        )
+    if not isinstance(trace, xr.Dataset):
+        trace = aligned_trace(trace, "a mean of new rows") if point else as_tree(trace)
+    require_matrix(trace, "transform")
     given = given_by(trace, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == given.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
-    if isinstance(trace, xr.DataTree) and UNSETTLED in trace.attrs:
+    if UNSETTLED in trace.attrs:
         raise OptionError(
             "this view is of a run that learnt rates or shapes of priors together with other "
             "matrices, so that rows of one matrix alone cannot be drawn; give them numbers, or "
             "sample with the new rows among the others"
-        )
-    if given.model.joins:
-        raise OptionError(
-            "new rows are those of one matrix: pass view(run, name) of a run of several"
         )
     model = _alone(given.model, factor, covariates)
     sampler = chosen(Sampler, None, given.model.conditional_sampler, "sampler")

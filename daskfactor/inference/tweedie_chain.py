@@ -362,7 +362,7 @@ class TweedieChain(Chain):
         fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
         sampler = self.setting.sampler
         # Exact draws take no step too far, and fits under different laws say nothing.
-        steps = self.rule.divides and (sampler.biased or len(sampler.tracks) > 1)
+        steps = self.rule.divides and sampler.biased
         if fall > FALL and self.setting.warm_passes[1] and steps:
             of_sampler = (
                 f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "

@@ -376,6 +376,16 @@ class Coupled(GammaFactors):
         found = {f"dispersion_{name}": self.in_unit(name, phi, to=False) for name, phi in pairs}
         return {"dispersion": 1.0} | found
 
+    def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
+        drawn = {own.name for own in self.learnt}
+        told = {
+            name: replace(own, dispersion=float(attrs[key]))
+            if (key := f"dispersion_{name}") not in drawn
+            else own
+            for name, own in (self.relations or {}).items()
+        }
+        return replace(self, relations=told)
+
     def relation(self, name: str) -> Relation:
         """Give a relation by name."""
         assert self.relations is not None

@@ -276,6 +276,10 @@ class FactorModel(StoredModel, ABC):
         changed: dict[str, Any] = {"dispersion": dispersion}
         return replace(self, **changed)
 
+    def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
+        """The same with the dispersion that the attributes of its results tell."""
+        return self.with_dispersion(float(attrs["dispersion"]))
+
     @property
     @abstractmethod
     def likelihood(self) -> Likelihood:

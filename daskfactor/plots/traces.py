@@ -24,7 +24,7 @@ from daskfactor.plots.canvas import (
 )
 from daskfactor.plots.registry import figure
 from daskfactor.results.series import balanced_density
-from daskfactor.results.trace import is_particles
+from daskfactor.results.trace import Trace, as_tree, is_particles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ _DOT_AREA: Final = 90.0
 
 
 @figure("trace")
-def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) -> "Figure":
+def trace_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Figure":
     """Log density (``lp``) over cycles: the whole run on the left, the draws alone on the right.
 
     On the right is what the verdict of `summarize` goes by: where the model tells how sizes of W
@@ -74,6 +74,7 @@ def trace_plot(tree: xr.DataTree, figure: "Figure | SubFigure | None" = None) ->
     >>> len(figure.axes)
     2
     """
+    tree = as_tree(tree)
     stats = group(tree, "sample_stats")
     target = new_figure(9.0, 2.8) if figure is None else figure
     whole, zoom = target.subplots(1, 2, width_ratios=(3, 2))

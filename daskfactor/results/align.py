@@ -10,7 +10,6 @@ these largest is found by the Hungarian method. Masood and Doshi-Velez compare c
 of W alone, and minimise the sum of the angles between them (section 7.2, footnote 5).
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
@@ -22,8 +21,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of
-from daskfactor.errors import ModelError, OptionError
-from daskfactor.models import model_from_dict
+from daskfactor.errors import OptionError
 from daskfactor.results.schema import COARSE, MOMENTS, STEIN
 from daskfactor.results.stacks import indexed
 from daskfactor.results.tensors import Axes, level_scales, rescaled
@@ -41,6 +39,7 @@ from daskfactor.results.trace import (
     reads_here,
     relative,
     require_draws,
+    stored_model,
 )
 
 Array = NDArray[Any]
@@ -420,15 +419,6 @@ def _with_unordered(moments: xr.Dataset, tree: xr.DataTree) -> xr.Dataset:
     own = tree[MOMENTS].to_dataset()
     kept = [name for name, of in own.data_vars.items() if "component" not in of.dims]
     return moments.assign({name: own[name] for name in kept if name not in moments})
-
-
-def stored_model(tree: xr.DataTree) -> Any:
-    """Return what a run says of its model, without frozen values; None: factors from elsewhere."""
-    stored = tree.attrs.get("model", "{}")
-    try:
-        return model_from_dict(json.loads(stored) if isinstance(stored, str) else stored)
-    except (ModelError, TypeError, ValueError):
-        return None
 
 
 def law_of(tree: xr.DataTree) -> Law:

@@ -20,11 +20,18 @@ from daskfactor.checks import match_labels, require, warn
 from daskfactor.data.annotated import open_annotated
 from daskfactor.data.store import writing_errors
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
-from daskfactor.results.align import align, sizes, stored_model
+from daskfactor.results.align import align, sizes
 from daskfactor.results.components import factor_moments
 from daskfactor.results.schema import MOMENTS, factor_dims
 from daskfactor.results.summary import judgement
-from daskfactor.results.trace import Trace, as_tree, has_draws, reads_here
+from daskfactor.results.trace import (
+    Trace,
+    as_tree,
+    has_draws,
+    reads_here,
+    require_matrix,
+    stored_model,
+)
 
 Array = NDArray[Any]
 
@@ -225,9 +232,11 @@ def told_by(result: Any, evidence: Any = None) -> Told:
     if isinstance(result, xr.DataArray):
         told = _of_new(result)
     elif isinstance(result, xr.Dataset) and {"W", "H"} <= set(result.data_vars):
+        require_matrix(result, "to_anndata")
         told = _of_point(result)
     else:
-        told = _of_trace(as_tree(result))
+        require_matrix(tree := as_tree(result), "to_anndata")
+        told = _of_trace(tree)
     if evidence is not None:
         names = ("value", "standard_error", "discretization_error")
         told.uns["evidence"] = {

@@ -8,7 +8,7 @@ matrix factorization", sections 7.2 and 7.3, footnote 5 and figures 10, 16 and 1
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of, whole_number
+from daskfactor.data.joined import FACTOR, SIDES
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results.align import (
     Law,
@@ -29,7 +30,15 @@ from daskfactor.results.align import (
     unit_size,
 )
 from daskfactor.results.schema import factor_dims
-from daskfactor.results.trace import Trace, draw_masses, each_draw, reads_here, require_draws
+from daskfactor.results.tensors import axis_spans
+from daskfactor.results.trace import (
+    Trace,
+    draw_masses,
+    each_draw,
+    reads_here,
+    require_draws,
+    require_matrix,
+)
 
 Array = NDArray[np.float64]
 Side = Literal["W", "H"]
@@ -99,11 +108,11 @@ def component_variability(trace: Trace) -> xr.Dataset:
         mean_w = mean_w + own * on[:, None] * unit_length(W.T)
         mean_h = mean_h + own * on[:, None] * unit_length(H)
     angles = np.empty((2, *counted.shape))
-    intensity = np.empty(counted.shape)
+    intensity, spans = np.empty(counted.shape), axis_spans(tree, group)
     for number, (W, H) in enumerate(each_draw(group, None)):
         angles[0, number] = angle_between(W.T, mean_w)
         angles[1, number] = angle_between(H, mean_h)
-        intensity[number] = intensity_shares(W, H, law.signed)
+        intensity[number] = intensity_shares(W, H, law.signed, spans)
     limit = np.degrees(np.arccos(threshold))
     variables = {"share": weight @ (angles <= limit + 1e-6).all(axis=0)}
     for name, values in (("angle_w", angles[0]), ("angle_h", angles[1]), ("intensity", intensity)):
@@ -283,9 +292,15 @@ def angle_between(left: NDArray[Any], right: NDArray[Any]) -> Array:
     return np.asarray(np.degrees(2.0 * np.arctan2(apart, together)))
 
 
-def intensity_shares(W: NDArray[Any], H: NDArray[Any], signed: bool) -> Array:
-    """Share of the total intensity that each component carries, (K,)."""
-    of_w, of_h = sizes(W, H, signed)
+def intensity_shares(
+    W: NDArray[Any], H: NDArray[Any], signed: bool, spans: Sequence[slice] = (slice(None),)
+) -> Array:
+    """Share of the total intensity that each component carries, (K,).
+
+    ``spans`` are the columns of H of each further axis of a tensor.
+    """
+    parts = [sizes(W, H[:, span], signed) for span in spans]
+    of_w, of_h = parts[0][0], np.prod([own for _, own in parts], axis=0)
     each = (of_w * of_h) ** (2 if signed else 1)
     total = float(each.sum())
     return np.asarray(each / total) if total > 0 else np.full(each.shape, 1.0 / each.size)
@@ -358,6 +373,8 @@ def top_entries(
     tree = aligned_trace(trace, "a list of entries")
     group, law = tree["posterior"].to_dataset(), law_of(tree)
     dim = factor_dims(tree)[0 if factor == "W" else 1]
+    if FACTOR.format(SIDES["WH".index(factor)]) in group.coords:
+        require_matrix(tree, f'top_entries(factor="{factor}")')
     chosen = component_positions(group, component)
     names = _entry_labels(group, dim, labels)
     mass = draw_masses(tree)
@@ -454,6 +471,7 @@ def downstream(
     """
     one_of("best", best, ("highest", "lowest"))
     tree = require_draws(trace, "a score of every draw")
+    require_matrix(tree, "downstream")
     group, mass = tree["posterior"].to_dataset(), draw_masses(tree)
     found = [_scores_of(score(W, H)) for W, H in each_draw(group, None)]
     names = list(found[0])

@@ -7,23 +7,34 @@ in the unit of the data:
 .. math:: w_{ik} \to w_{ik} / c_k, \qquad h_{kj} \to c_k h_{kj}, \qquad
     c_k = \frac1I \sum_i \mathrm{E}[w_{ik}]
 
-and a row of H is what the component adds to a column of the data, in the mean over rows.
+and a row of H is what the component adds to a column of the data, in the mean over rows. The
+further axes of a tensor, which H holds one after another, share c evenly.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from daskfactor.data.joined import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.markup import visible
-from daskfactor.results.align import align, stored_model
+from daskfactor.results.align import align
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.predict import matched_interval
 from daskfactor.results.schema import MOMENTS, factor_dims
-from daskfactor.results.trace import Trace, as_tree, draw_weights, has_draws, over_chains
+from daskfactor.results.tensors import axis_spans
+from daskfactor.results.trace import (
+    Trace,
+    as_tree,
+    draw_weights,
+    has_draws,
+    over_chains,
+    stored_model,
+)
 
 Array = NDArray[np.float64]
 
@@ -76,6 +87,10 @@ class Factor(NamedTuple):
         """What entries are called."""
         if self.dim in self.labels.coords:
             return [told_label(one) for one in self.labels[self.dim].values]
+        sides = [side for side in SIDES if FACTOR.format(side) in self.labels.coords]
+        if sides:  # of several factors, one after another
+            parts = (self.labels[form.format(sides[0])].values for form in (FACTOR, LABEL))
+            return [f"{factor} {label}" for factor, label in zip(*parts, strict=True)]
         texts = [n for n, one in self.labels.coords.items() if one.dtype.kind in "OUT"]
         if texts:  # the only names there are
             return [told_label(one) for one in self.labels[texts[0]].values]
@@ -190,6 +205,7 @@ def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Compo
         alignment,
         shown,
         _quantity(tree.attrs),
+        axis_spans(tree, group),
     )
 
 
@@ -226,7 +242,8 @@ def _of_point(point: xr.Dataset) -> Components:
     nonnegative = bool(min(mean.min() for mean in means) >= 0)
     sides = zip("WH", dims, means, strict=True)
     factors = [_factor(name, dim, point, mean, None, nonnegative) for name, dim, mean in sides]
-    return _ordered(factors, point["component"].values.tolist(), None, None, _quantity(point.attrs))
+    labels, quantity = point["component"].values.tolist(), _quantity(point.attrs)
+    return _ordered(factors, labels, None, None, quantity, axis_spans(point, point))
 
 
 def _factor(
@@ -239,11 +256,16 @@ def _factor(
 
 
 def _ordered(
-    factors: list[Factor], labels: list[Any], alignment: xr.Dataset | None, chain: Any, what: str
+    factors: list[Factor],
+    labels: list[Any],
+    alignment: xr.Dataset | None,
+    chain: Any,
+    what: str,
+    spans: Sequence[slice],
 ) -> Components:
     """Put both factors to scale and components in order."""
     W, H = factors
-    weight = intensity_shares(W.mean.T, H.mean, not W.nonnegative)
+    weight = intensity_shares(W.mean.T, H.mean, not W.nonnegative, spans)
     order = np.argsort(-weight, kind="stable")
     size = W.mean.mean(axis=1) if W.nonnegative else np.sqrt(np.square(W.mean).mean(axis=1))
     size = np.where(size > 0, size, 1.0)
@@ -253,7 +275,7 @@ def _ordered(
         present = [one.transpose(..., "component").values[..., order] for one in shares]
     return Components(
         _scaled(W, 1.0 / size, order),
-        _scaled(H, size, order),
+        _scaled(H, size ** (1.0 / len(spans)), order),
         [labels[k] for k in order],
         weight[order],
         present[0],

@@ -24,15 +24,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special
 
-from daskfactor.results.align import (
-    Law,
-    align,
-    as_drawn,
-    law_of,
-    reference_from,
-    sizes,
-    stored_model,
-)
+from daskfactor.results.align import Law, align, as_drawn, law_of, reference_from, sizes
 from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
 from daskfactor.results.series import (
     Series,
@@ -44,8 +36,14 @@ from daskfactor.results.series import (
     learnt_series,
     order_of,
 )
-from daskfactor.results.tensors import Axes, compared
-from daskfactor.results.trace import Weights, each_draw, each_weighted_draw, has_draws
+from daskfactor.results.tensors import PLACES, Axes, compared
+from daskfactor.results.trace import (
+    Weights,
+    each_draw,
+    each_weighted_draw,
+    has_draws,
+    stored_model,
+)
 
 Array = NDArray[np.float64]
 
@@ -254,11 +252,12 @@ def factor_series(
 def _labels(group: xr.Dataset, law: Law, cells: Cells) -> list[tuple[str, str]]:
     """Name and kind of every number of `_of_draw`."""
     size, width = "norm" if law.signed else "sum", group.sizes["component"]
+    names = dict(enumerate(group[PLACES].values)) if PLACES in group.coords else {}
     return [
         ("mu_mean", "product"),
         ("mu_norm", "product"),
         *((f"singular_value[{k}]", "product") for k in range(min(width, SPECTRUM))),
-        *((f"mu[{i},{j}]", "product") for i, j in zip(*cells, strict=True)),
+        *((f"mu[{i},{names.get(j, j)}]", "product") for i, j in zip(*cells, strict=True)),
         (f"w_{size}", "scale"),
         (f"h_{size}", "scale"),
         *((f"component[{name}]", "component") for name in component_names(group, law)),

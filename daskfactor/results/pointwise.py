@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import cell_positions, label_at, match_labels, truth
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
@@ -40,6 +41,7 @@ from daskfactor.results.trace import (
     kept_beside,
     reads_here,
     require_draws,
+    require_matrix,
 )
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
@@ -179,7 +181,8 @@ def _held_out(asked: "_Asked", told: bool | None, seen: bool) -> bool:
         told = truth("held_out", told)
     about = json.loads(asked.tree.attrs.get("data", "{}"))
     kept = _own_values(asked)
-    whole = seen or "n_observed" not in about or about["n_observed"] == math.prod(about["shape"])
+    shape = about.get("shape", ()) if asked.axes is None else asked.axes.sizes
+    whole = seen or "n_observed" not in about or about["n_observed"] == math.prod(shape)
     if kept is not None:
         unseen = int(np.isnan(kept).sum())
     elif whole:
@@ -259,7 +262,7 @@ def posterior_predictive(
         _new_observations,
         mu,
         asked.dispersion,
-        *(_along_cells(asked, at.values, mu.chunks[2]) for at in asked.cells),
+        *(_along_cells(asked, at, mu.chunks[2]) for at in asked.numbers),
         from_array(chains[:, None, None], chunks=1),
         law=asked.law,
         seed=resolve_seed(random_seed),
@@ -271,7 +274,11 @@ def posterior_predictive(
 
 
 class _Asked(NamedTuple):
-    """What is asked of which cells of a run; ``dispersion`` (chain, draw, cell), or 1 for any."""
+    """What is asked of which cells of a run; ``dispersion`` (chain, draw, cell), or 1 for any.
+
+    ``cells`` are positions in ``group``; ``numbers`` those in the data, of a tensor in its first
+    unfolding; ``axes`` are those of a tensor.
+    """
 
     tree: xr.DataTree
     group: xr.Dataset
@@ -279,6 +286,8 @@ class _Asked(NamedTuple):
     law: Likelihood
     mu: Lazy
     dispersion: Lazy
+    numbers: tuple[NDArray[np.int64], NDArray[np.int64]]
+    axes: Axes | None
 
 
 def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
@@ -291,6 +300,9 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
             "have weights; use daskfactor.predict, which goes by the weights, or the draws of "
             "daskfactor.sample"
         )
+    axes = Axes.of(tree.attrs)
+    if axes is None:
+        require_matrix(tree, purpose)
     model, dispersion = observed_law(tree)
     if not model.has_observations:
         raise OptionError(
@@ -304,11 +316,13 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
         )
     law = model.likelihood
     law.log_normalizer(np.ones(1), 1.0)  # refuses a law without a density
-    if (axes := Axes.of(tree.attrs)) is None:
+    if axes is None:
         at = _chosen(tree, cells)
+        numbers = at[0].values, at[1].values
     else:
         tree, *both, _ = chosen(tree, axes, cells)
         at = both[0], both[1]
+        numbers = at[0].values, axes.columns(at[0])
     group = tree["posterior"].to_dataset()
     drawn = next((own.name for own in model.learnt if own.name in DISPERSIONS), None)
     phi: Any = np.reshape(dispersion, (1, 1, -1))
@@ -321,7 +335,8 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
         phi = phi * _squares(tree, at, uncertainty)
     mu = _means(group, at)
     sizes = [whole if size > 1 else (1,) for size, whole in zip(phi.shape, mu.chunks, strict=True)]
-    return _Asked(tree, group, at, law, mu, from_array(phi, chunks=tuple(sizes)))
+    noise = from_array(phi, chunks=tuple(sizes))
+    return _Asked(tree, group, at, law, mu, noise, numbers, axes)
 
 
 def _chosen(tree: xr.DataTree, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
@@ -502,7 +517,8 @@ def _values(asked: _Asked, given: Any) -> tuple[NDArray[np.float64], bool]:
         if found.size != size:
             raise DataError(f"V has {found.size} values for {size} cells; pass one for each")
     else:
-        (found, seen), advice = _of_matrix(asked, given), "as V="
+        read = _of_matrix if asked.axes is None else _of_tensor
+        (found, seen), advice = read(asked, given), "as V="
     missing = np.isnan(found)
     if missing.any():
         raise DataError(
@@ -552,6 +568,38 @@ def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
             own.close()
 
 
+def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
+    """Entries of an array of the tensor's shape, and whether it has as many as the run's data."""
+    about, axes = json.loads(asked.tree.attrs["data"]), asked.axes
+    assert axes is not None
+    if set(getattr(V, "dims", ())) == set(axes.names):
+        V = V.transpose(*axes.names)
+    stores_all = not (hasattr(V, "todense") or hasattr(V, "dask"))
+    entries = entries_of(V, None if stores_all else about.get("unstored"))
+    if tuple(entries.shape) != axes.sizes:
+        raise DataError(
+            f"V must have the shape of the run's data, {axes.sizes}, or one value for each of the "
+            f"{asked.cells[0].size} cells, got shape {tuple(entries.shape)}"
+        )
+    labels = axes.labels(asked.tree.attrs)
+    for name, own in (entries.labels or {}).items():
+        if name in labels and not np.array_equal(own, labels[name]):
+            raise DataError(
+                f"the labels of V along {name!r} are not those of the run; pass V in the run's "
+                "order, or one value for each of the cells"
+            )
+    at = np.ravel_multi_index(tuple(entries.places), axes.sizes)
+    wanted = asked.numbers[0] * math.prod(axes.sizes[1:]) + asked.numbers[1]
+    zeros = entries.unstored == "zero"
+    found = np.full(wanted.size, 0.0 if zeros else np.nan)
+    order = np.argsort(at)
+    place = np.minimum(np.searchsorted(at, wanted, sorter=order), max(at.size - 1, 0))
+    stored = at[order[place]] == wanted if at.size else np.zeros(wanted.size, bool)
+    found[stored] = entries.values[order[place[stored]]]
+    observed = math.prod(axes.sizes) if zeros else at.size
+    return found, observed == about.get("n_observed")
+
+
 def _places(known: Any, labels: Any) -> NDArray[np.int64]:
     """Where the rows (or columns) of a run are in a matrix with these labels, -1 where nowhere."""
     found = match_labels(known, labels)
@@ -569,7 +617,7 @@ def _tree(
 ) -> xr.DataTree:
     """The groups, with the labels of the cells under the user's names."""
     own = {"cell": ("cell", np.arange(asked.cells[0].size))}
-    own |= {name: ("cell", at.values) for name, at in zip(CELL_INDICES, asked.cells, strict=True)}
+    own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, asked.numbers, strict=True)}
     given = {
         str(name): ("cell", coord.values, coord.attrs)
         for at in asked.cells

@@ -45,6 +45,7 @@ from daskfactor.results.trace import (
     extrapolated_moments,
     reads_here,
     require_draws,
+    require_matrix,
 )
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
@@ -135,6 +136,7 @@ def predict(
     tree = require_draws(trace, "a prediction")
     axes, asked = Axes.of(tree.attrs), None
     if axes is None:
+        require_matrix(tree, "predict")
         tree, rows = with_new(tree, "W", rows)
         tree, columns = with_new(tree, "H", columns)
         dims = factor_dims(tree)
@@ -415,6 +417,9 @@ def monitored(
         raise OptionError(
             "this run monitored no cells: none were asked for with monitor=, or none was missing"
         )
+    axes = Axes.of(tree.attrs)
+    if axes is None:
+        require_matrix(tree, "monitored")
     model, dispersion, of = _model_of(tree, of, uncertainty)
     group = tree["monitor"].to_dataset().load()
     mean, variance = _pooled(group)
@@ -432,7 +437,7 @@ def monitored(
     shown = beside(given.values(), {"cell", *own, *values})
     result = xr.Dataset({name: ("cell", value) for name, value in values.items()})
     result = result.assign_coords({shown[given[n]]: group[n].variable for n in users} | own)
-    if (axes := Axes.of(tree.attrs)) is not None:
+    if axes is not None:
         result = result.drop_vars(result.coords).assign_coords(axes.places(group))
     return result.assign_attrs(of=of, interval=interval)
 

@@ -32,6 +32,7 @@ from daskfactor.results.trace import (
     kept_beside,
     reads_here,
     require_draws,
+    require_matrix,
     require_point,
 )
 
@@ -187,7 +188,12 @@ class Asked(NamedTuple):
 
 
 def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
-    tree = _of_point(trace) if isinstance(trace, xr.Dataset) else require_draws(trace, "a ranking")
+    if isinstance(trace, xr.Dataset):
+        require_matrix(require_point(trace), "recommend")
+        tree = _of_point(trace)
+    else:
+        tree = require_draws(trace, "a ranking")
+        require_matrix(tree, "recommend")
     dims = factor_dims(tree)
     new = isinstance(rows, xr.DataArray) and "component" in rows.dims
     group, masses = tree["posterior"].to_dataset(), draw_weights(tree)
@@ -223,7 +229,7 @@ def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
 
 def _of_point(point: xr.Dataset) -> xr.DataTree:
     """A point estimate as a trace of one draw."""
-    group = require_point(point)[["W", "H"]].drop_attrs().expand_dims(chain=[0], draw=[0])
+    group = point[["W", "H"]].drop_attrs().expand_dims(chain=[0], draw=[0])
     tree = xr.DataTree.from_dict({"posterior": group})
     tree.attrs = {name: point.attrs[name] for name in IDENTITY if name in point.attrs}
     return tree

@@ -6,6 +6,10 @@ can be opened by its id. The marker says who writes, and until when nobody else 
 commits besides stops the other at its next commit, so that no two ever write one history. Who
 commits nothing for long says on a branch of its own, ``writer``, that it still writes: what its
 session holds is for the next checkpoint to show.
+
+Whoever writes expires old commits, since each leaves behind what the next one has replaced. The
+newest stay, and while the run goes on those that were the latest within `GRACE`: a reader has
+that long before what it opened is gone.
 """
 
 import json
@@ -16,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from threading import Event, Thread
 from typing import IO, Any, ClassVar, Final
@@ -33,6 +38,14 @@ BRANCH: Final = "main"
 WRITER: Final = "writer"
 LEASE: Final = 60.0
 """Seconds after a sign of life in which another host takes a run for being written, at least."""
+
+
+KEPT: Final = 6
+"""Newest commits that stay, besides those of the run's own beginning and of tags and branches."""
+GRACE: Final = 600.0
+"""Seconds for which a commit stays that another one has replaced, while the run goes on."""
+EXPIRES_EVERY: Final = 8
+"""Commits of a process between those after which it expires old ones."""
 
 
 class UrlView:
@@ -151,7 +164,7 @@ class RepositoryPlace(RepositoryView):
         self._closed, self._renewed = Event(), False
         self._staying = Thread(target=self._stay, name="daskfactor lease", daemon=True)
         self._me = f"{os.getpid()} on {socket.gethostname()}"
-        self._fenced = False
+        self._fenced, self._commits = False, 0
 
     @classmethod
     def opened(cls, url: str) -> "RepositoryPlace":
@@ -249,6 +262,29 @@ class RepositoryPlace(RepositoryView):
             self._stop()
         self._session, self._signed, self._until, self._forks = session, now, until, None
         self.store.follow(session.store)
+        self._commits += 1
+        if self._commits % EXPIRES_EVERY == 0:
+            self._expire(GRACE)
+
+    def _expire(self, grace: float) -> None:
+        """Delete what only commits hold that are old and were replaced ``grace`` seconds ago."""
+        try:
+            ask(self.name, self._drop_old, grace)
+        except Exception as error:  # noqa: BLE001 - the run goes on, and tries again later
+            logger.warning("%s: could not expire old commits: %s", self.name, error)
+
+    async def _drop_old(self, grace: float) -> None:
+        """Expire commits and delete their objects, as `_expire` says.
+
+        Nothing that is written and not committed yet is older than the commits that stay.
+        """
+        latest = datetime.now(UTC) - timedelta(seconds=grace)
+        history = [one.written_at async for one in self._repository.async_ancestry(branch=BRANCH)]
+        oldest = next((one for one in history[KEPT - 1 :] if one <= latest), None)
+        if oldest is None:
+            return
+        await self._repository.expire_snapshots_async(older_than=oldest)
+        await self._repository.garbage_collect_async(delete_object_older_than=oldest)
 
     async def _commit(self, what: str, token: str) -> str:
         """Commit, once: the answer to an earlier attempt may have been lost."""
@@ -375,6 +411,7 @@ class RepositoryPlace(RepositoryView):
                 self.commit("closed", leaving=True)
                 if self._renewed:
                     ask(self.name, self._repository.delete_branch_async, WRITER)
+                self._expire(0.0)
 
 
 def _lives(number: int) -> bool:

@@ -19,11 +19,10 @@ from daskfactor.results.align import (
     best_order,
     law_of,
     since_drawn,
-    stored_model,
 )
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.tensors import Axes, axis_factors
-from daskfactor.results.trace import has_draws
+from daskfactor.results.trace import has_draws, stored_model
 from daskfactor.results.verdict import RARE
 
 Array = NDArray[np.float64]

@@ -15,7 +15,6 @@ from daskfactor import markup
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import EFFECTIVE
-from daskfactor.results.align import stored_model
 from daskfactor.results.diagnose import all_series, convergence, trend
 from daskfactor.results.judged import INDENT, Judged
 from daskfactor.results.noted import Noted, noted_at, noted_of
@@ -29,6 +28,7 @@ from daskfactor.results.trace import (
     is_particles,
     reads_here,
     require_draws,
+    stored_model,
 )
 from daskfactor.results.verdict import (
     BAD_RHAT,
@@ -461,16 +461,23 @@ def _notes(tree: xr.DataTree, series: list[Series], facts: Facts, moved: bool) -
         told.append(
             "The bias of a finite step is not seen here: discretization_bias() estimates it."
         )
+    if COARSE in tree.children:
+        told.append(
+            "Draws are those of the fine chain, which has this bias; predict() and expectation() "
+            "take its first order off means with the coarse chain."
+        )
     return told
 
 
 def is_biased(tree: xr.DataTree) -> bool:
     """Whether the draws are off by what no diagnostic of convergence sees: a finite step."""
+    if COARSE in tree.children:  # the fine chain, whatever older runs say of themselves
+        return True
     if BIASED in tree.attrs:
         return bool(tree.attrs[BIASED])
-    # Runs of 0.1.0 do not say so; those without bias had a second chain, acceptance or step 1.
+    # Runs of 0.1.0 do not say so; those without bias had acceptance or step 1.
     stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
-    if COARSE in tree.children or "acceptance_rate" in stats or "step_size" not in stats:
+    if "acceptance_rate" in stats or "step_size" not in stats:
         return False
     return bool((stats["step_size"] != 1.0).any())
 

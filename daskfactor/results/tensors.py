@@ -7,6 +7,7 @@ is predicted needs H only where cells are asked for, and is then that of a matri
 Source: Kolda and Bader 2009, section 2.6 and equation 3.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,18 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import cells_of_tensor
+from daskfactor.data.joined import FACTOR
 from daskfactor.errors import OptionError
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import CELL_INDICES, factor_dims
+from daskfactor.results.trace import stored_model
 
 MOST_CELLS = 2**24
 MOST_COMPARED = 256
 FIBRE = "fibre"
 """Dimension of the fibres that cells are on."""
+PLACES = "places"
+"""Coordinate of fibres that are compared: their places along the further axes."""
 CHUNK_BYTES = 2**26
 
 
@@ -60,9 +65,23 @@ class Axes(NamedTuple):
         at = (rows, *self.fibres(columns))
         return {name: ("cell", own) for name, own in zip(self.names, at, strict=True)}
 
+    def columns(self, cells: xr.DataArray) -> NDArray[np.int64]:
+        """Return columns of the first unfolding from places along each axis, as coordinates."""
+        at = tuple(cells.coords[name].values for name in self.names[1:])
+        return np.asarray(np.ravel_multi_index(at, self.sizes[1:]), dtype=np.int64)
+
     def fibres(self, columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Places along each further axis of columns of the first unfolding."""
         return np.unravel_index(columns, self.sizes[1:])
+
+
+def axis_spans(result: xr.DataTree | xr.Dataset, group: xr.Dataset) -> list[slice]:
+    """Return the columns of H of each further axis of a tensor; of matrices all in one."""
+    model, names = stored_model(result), group.coords.get(FACTOR.format("column"))
+    if names is None or not getattr(model, "tensor", False):
+        return [slice(None)]
+    edges = np.flatnonzero(names.values[1:] != names.values[:-1]) + 1
+    return list(itertools.starmap(slice, itertools.pairwise([0, *edges.tolist(), names.size])))
 
 
 class Chosen(NamedTuple):
@@ -131,6 +150,13 @@ def chosen(tree: xr.DataTree, axes: Axes, cells: Any) -> Chosen:
 def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Dataset:
     """Draws of W, and of H at some fibres."""
     row, column = factor_dims(group)
+    whole = axes.sizes[0], axes.starts[-1] + axes.sizes[-1]
+    if (group.sizes[row], group.sizes[column]) != whole:
+        raise OptionError(
+            f"the factors of this trace have {group.sizes[row]} and {group.sizes[column]} rows, "
+            f"and the tensor's {whole[0]} and {whole[1]}; pass the whole trace, and name cells by "
+            "their places along each axis"
+        )
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
         H = da.from_array(H, chunks=-1, name=False)  # type: ignore[no-untyped-call]
@@ -194,7 +220,9 @@ def compared(tree: xr.DataTree, axes: Axes) -> xr.DataTree:
     groups.pop("monitor", None)
     for name in ("posterior", "posterior_coarse"):
         if name in groups and "H" in groups[name]:
-            groups[name] = _unfolded(groups[name], axes, fibres)
+            at = zip(*axes.fibres(fibres), strict=True)
+            named = (FIBRE, [",".join(map(str, own)) for own in at])
+            groups[name] = _unfolded(groups[name], axes, fibres).assign_coords({PLACES: named})
     return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_of_matrix(tree.attrs)), **groups})
 
 
@@ -228,7 +256,10 @@ def unfolding(tree: xr.DataTree, axes: Axes, name: str) -> xr.DataTree:
         if own in tree.children:
             groups[own] = _along(tree[own].to_dataset(), axes, n, others, tree.attrs)
     if "posterior" not in groups:
-        raise OptionError("an unfolding is of draws, and the run kept none")
+        raise OptionError(
+            "an unfolding of a tensor is of draws, and this run kept moments only; run again with "
+            "keep='draws', or take monitored(trace)"
+        )
     attrs = _of_matrix(tree.attrs)
     model = json.loads(attrs["model"])
     known = TweedieNMF(

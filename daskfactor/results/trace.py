@@ -4,6 +4,7 @@ Draws of a sampler have no weights: each counts as much as any other. Those of a
 particles have probability masses, and many of them are zero.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from functools import wraps
 from math import prod
@@ -15,7 +16,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.errors import ModelError, OptionError, StoreError, StoreFormatError
+from daskfactor.models import model_from_dict
 from daskfactor.results.files import Counts, counts_of, read_marker
 from daskfactor.results.places import View, view_of
 from daskfactor.results.root import LIBRARY, nodes_of, read_root
@@ -23,6 +25,7 @@ from daskfactor.results.schema import (
     GROUP_ATTRS,
     MOMENTS,
     MONITOR,
+    SAMPLE_DIMS,
     STEIN,
     WARMUP,
     factor_dims,
@@ -39,6 +42,9 @@ Weights = NDArray[np.float64]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _READ_BYTES: Final = 8 * 2**20
+NOT_PER_CHAIN: Final = ("share", "discrepancy", "discrepancy_equal")
+"""Variables without a dimension of chains or of draws, in groups of a tree that have these."""
+NOT_PER_DRAW: Final = ("share_by_chain",)
 
 
 def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataTree:
@@ -58,7 +64,8 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
     snapshot
         An earlier checkpoint of a run that was written to a URL, by its id: of the commits that
         ``icechunk.Repository.ancestry(branch="main")`` lists, or one that the message lists about
-        an id that is unknown. Left out, the newest.
+        an id that is unknown. Left out, the newest. Older ones expire: the newest six stay, and
+        those of the last ten minutes while the run goes on.
 
     Returns
     -------
@@ -84,6 +91,11 @@ def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataT
     >>> dfac.open_run(store)["posterior"].sizes["draw"]
     10
     """
+    if not isinstance(path, str | PathLike):
+        raise OptionError(
+            f"open_run takes the path of a run store, got a {type(path).__name__}; a result in "
+            "memory is a trace already"
+        )
     return committed_tree(view_of(path, snapshot), None)
 
 
@@ -191,18 +203,105 @@ def reads_here(function: F) -> F:
 def as_tree(trace: Any) -> xr.DataTree:
     """The tree of a trace given as such or as the path of a run store, stacks without index."""
     if isinstance(trace, xr.DataTree):
-        return plain(trace)
+        return plain(_with_sample_dims(trace))
     if isinstance(trace, str | PathLike):
         return plain(open_run(trace))
     if isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars):
         raise OptionError(
             "a trace has draws, and this is the point estimate of daskfactor.optimize, which has "
-            "none: its prediction is point['W'] @ point['H']; for intervals and alignment pass "
-            "the result of daskfactor.sample"
+            f"none{_prediction_of(trace)}; for intervals and alignment pass the result of "
+            "daskfactor.sample"
         )
     raise OptionError(
         "a trace is the result of daskfactor.sample or the path of its store, got "
         f"{'None' if trace is None else type(trace).__name__}"
+    )
+
+
+def _with_sample_dims(tree: xr.DataTree) -> xr.DataTree:
+    """Return a trace with the dimensions that taking one chain, or one draw, has dropped.
+
+    Raises
+    ------
+    OptionError
+        If the posterior lacks one of them and does not say which chain or draw was taken.
+    """
+    groups = {name: node.to_dataset() for name, node in tree.children.items()}
+    whole = {name: _with_dims(group) for name, group in groups.items()}
+    lost = {"chain", "draw"} - set(whole["posterior"].dims) if "posterior" in whole else set()
+    if lost:
+        raise OptionError(
+            f"the posterior of a trace has the dimensions chain and draw, and this one has no "
+            f"{' and no '.join(sorted(lost))}; keep it, as trace.sel(chain=[0]) does"
+        )
+    if all(whole[name] is group for name, group in groups.items()):
+        return tree
+    found = xr.DataTree.from_dict(whole)
+    found.attrs = dict(tree.attrs)
+    return found
+
+
+def _with_dims(group: xr.Dataset) -> xr.Dataset:
+    """Return a group with dimensions of length 1 for the chain or draw that was taken of it."""
+    taken = [dim for dim in SAMPLE_DIMS if dim in group.coords and not group[dim].dims]
+    if not taken:
+        return group
+    alone = {name: group[name].drop_vars(taken) for name in NOT_PER_CHAIN if name in group}
+    per_chain = {name: group[name].drop_vars(taken) for name in NOT_PER_DRAW if name in group}
+    dims = [dim for dim in taken if dim == "chain"]
+    alone |= {name: own.expand_dims(dims) for name, own in per_chain.items()}
+    group = group.drop_vars(list(alone)).expand_dims(taken).assign(alone)
+    return group.transpose(*SAMPLE_DIMS, ..., missing_dims="ignore")
+
+
+def _prediction_of(point: xr.Dataset) -> str:
+    """Say how the data are predicted from a point estimate."""
+    kind = _several(point)
+    if kind is None:
+        return ": its prediction is point['W'] @ point['H']"
+    return f" and is of {kind}, whose factors W and H hold one after another"
+
+
+def stored_model(result: xr.DataTree | xr.Dataset) -> Any:
+    """Return what a run says of its model, without frozen values; None: factors from elsewhere."""
+    stored = result.attrs.get("model", "{}")
+    try:
+        return model_from_dict(json.loads(stored) if isinstance(stored, str) else stored)
+    except (ModelError, TypeError, ValueError):
+        return None
+
+
+def _several(result: xr.DataTree | xr.Dataset) -> str | None:
+    """Name what a run is of; None: of one matrix."""
+    model = stored_model(result)
+    if model is None or not (model.tensor or model.joins):
+        return None
+    return "a tensor" if model.tensor else "several matrices"
+
+
+def require_matrix(result: xr.DataTree | xr.Dataset, verb: str) -> None:
+    """Refuse what is not of one matrix, where a verb takes W and H for its two factors.
+
+    Raises
+    ------
+    OptionError
+        If the run, or the point estimate, is of a tensor or of several matrices.
+    """
+    kind = _several(result)
+    if kind is None:
+        return
+    placed = json.loads(result.attrs.get("data", "{}")).get("placed")
+    if placed is None:
+        raise OptionError(
+            f"{verb} takes the result of one matrix, and this is the point estimate of {kind}; "
+            "pass view(trace, name) of a run of daskfactor.sample"
+        )
+    tensor = "offsets" in placed
+    names = list(placed["factors"]) if tensor else [own["name"] for own in placed["relations"]]
+    what = "its axes, for columns of all others in row-major order" if tensor else "them"
+    raise OptionError(
+        f"{verb} takes a run of one matrix, and this is a run of {kind}: pass view(trace, name), "
+        f"with one of {what}: {', '.join(names)}"
     )
 
 
@@ -479,6 +578,7 @@ def expectation(
     True
     """
     tree = require_draws(trace, "an expectation")
+    require_matrix(tree, "expectation")
     fine = _mean(tree["posterior"].to_dataset(), function, chain, draw_weights(tree))
     if "posterior_coarse" not in tree.children or tree["posterior_coarse"].sizes["draw"] == 0:
         return fine

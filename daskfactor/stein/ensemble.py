@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
@@ -248,7 +249,7 @@ class Ensemble(ParticleMethod):
 
         if stacked and data.nbytes > SINGLE:
             for number in numbers:
-                yield one(number, executor, on_done)
+                yield executor.until_kept(partial(one, number, executor, on_done))
             return
         lanes = max(1, executor.report.lanes * executor.report.workers)
         step = 2 * lanes if executor.in_process else AWAY

@@ -22,6 +22,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -325,7 +326,7 @@ class SimplexHMC(ParticleMethod):
                 raise OptionError(
                     "the start has no finite log density or score under the model; pass another one"
                 )
-            spread = widths(posterior, spot.place)
+            spread = posterior.executor.until_kept(partial(widths, posterior, spot.place))
         averaging = DualAveraging.at(first_step(self.step, sum(one.size for one in spread)))
         for number in range(self.tune + self.draws):
             rng, tuning = generator(seed, 0, Stream.ACCEPTANCE, number), number < self.tune

@@ -59,3 +59,12 @@ def test_what_bands_gather_travels_with_them(sampler: Any, client: Client) -> No
     arguments = tensor(), MODEL, sampler, 4, 4
     here = dfac.sample(*arguments, executor="serial", **SETTINGS)
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
+
+
+def test_the_executor_is_chosen_for_tensors_too(client: Client) -> None:
+    """By the time of a block's update, of an array in the client's memory."""
+    V = np.random.default_rng(0).poisson(3.0, (10, 6, 8)).astype(float)
+    arguments = V, MODEL, dfac.PSGLD(warm_start=2), 4, 4
+    options = {"random_seed": 3, "progressbar": False, "blocks": 2}
+    here = dfac.sample(*arguments, executor="serial", **options)
+    assert same(dfac.sample(*arguments, client=client, **options), here)

@@ -17,7 +17,7 @@ from distributed import Client
 from benchmarks.faults import FAULTS, STORES, Bench, frequent_checkpoints, small
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
-from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
+from daskfactor.executors.cluster import ClusterTasksExecutor, Patience, is_adaptive
 from daskfactor.executors.ring import RingExecutor
 from tests.cluster.support import (
     EXECUTORS,
@@ -157,6 +157,28 @@ def test_a_cluster_that_grows_and_shrinks_by_itself(name: str) -> None:
         state = chain(executor, Slow(0.01), before=[lambda: None, idle], **options)
         assert bits(state) == bits(oracle(**options))
         executor.close()
+
+
+def test_a_cluster_that_is_reached_by_its_address_is_known_to_be_adaptive() -> None:
+    with (
+        cluster(2, processes=False) as client,
+        Client(client.scheduler.address, set_as_default=False) as other,
+    ):
+        assert not is_adaptive(client)
+        assert not is_adaptive(other)
+        client.cluster.adapt(minimum=2, maximum=2)
+        assert is_adaptive(client)
+        assert is_adaptive(other)
+
+
+def test_a_cluster_whose_workers_were_retired_is_taken_for_adaptive() -> None:
+    """All that a scheduler knows of a cluster that is an object of another process."""
+    with (
+        cluster(2, processes=False) as client,
+        Client(client.scheduler.address, set_as_default=False) as other,
+    ):
+        client.retire_workers([next(iter(client.nthreads()))])
+        assert is_adaptive(other)
 
 
 def test_many_kills_in_one_run(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Bands of particles on the workers of a cluster give the numbers of one machine."""
 
+import os
+import signal
 import warnings
 
 import numpy as np
@@ -70,3 +72,28 @@ def test_particles_made_by_workers_are_those_made_here():
             np.testing.assert_array_equal(
                 there["sample_stats/weight"], expected["sample_stats/weight"]
             )
+
+
+def test_a_worker_that_dies_in_a_warm_start_costs_one_start(monkeypatch):
+    """Starts whose bands are in the workers, as those of large data are."""
+    monkeypatch.setattr("daskfactor.stein.ensemble.SINGLE", 0)
+    V = np.random.default_rng(0).poisson(3.0, (24, 20)).astype(float)
+    V[3, 4] = np.nan
+    settings = {"blocks": 2, "progressbar": False, "random_seed": 1, "particles": 3, "pilot": 1}
+    ensemble = dfac.Ensemble(max_iter=60, tol=0.0)
+    here = dfac.stein_posterior(V, dfac.TweedieNMF(2), ensemble, **settings)
+    killed = []
+    with cluster(2, processes=True) as client:
+
+        def kill(event):
+            if not killed and 0 < event.done % 1 < 1:  # within a start
+                pids = client.run(os.getpid)
+                killed.append(min(pids.values()))
+                os.kill(killed[0], signal.SIGKILL)
+
+        there = dfac.stein_posterior(
+            V, dfac.TweedieNMF(2), ensemble, client=client, executor="ring", callback=kill,
+            **settings,
+        )  # fmt: skip
+    assert killed
+    assert there["posterior"].to_dataset().equals(here["posterior"].to_dataset())

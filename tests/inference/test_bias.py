@@ -9,6 +9,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError
+from daskfactor.inference import bias as bias_module
 
 QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 0}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
@@ -82,3 +83,53 @@ def test_what_it_refuses() -> None:
     assert np.isfinite(bias(tree, V)["bias"]).all()
     with pytest.raises(OptionError, match="draws must be a whole number of at least 50"):
         bias(tree, V, draws=3)
+
+
+REAL = np.random.default_rng(1).normal(5.0, 1.0, (9, 5))
+TENSOR = np.random.default_rng(2).poisson(4.0, (5, 4, 3)).astype(float)
+BOTH = {"a": counts(), "b": REAL}
+BETWEEN = {
+    "a": dfac.Relation("rows", "x", law="poisson"),
+    "b": dfac.Relation("rows", "y", law="normal"),
+}
+STILL: dict[str, Any] = {"step": 1e-9, "transition": "euler", **WARM}
+OTHERS: dict[str, tuple[Any, Any, Any]] = {
+    "matrix": (counts(), dfac.TweedieNMF(2), dfac.PSGLD(**STILL)),
+    "tensor": (TENSOR, dfac.CP(2, dispersion=1.0), dfac.PSGLD(**STILL)),
+    "four axes": (TENSOR.reshape(5, 2, 2, 3), dfac.CP(2), dfac.PSGLD(**STILL)),
+    "several": (BOTH, dfac.Coupled(2, relations=BETWEEN), dfac.PSGLD(**STILL)),
+    "pair": (counts(), POISSON, dfac.PSGRRLD(**STILL)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("chains", [[0, 1], [1]])
+def test_the_run_goes_on_from_its_last_draws(
+    name: str, chains: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of next to nothing stays there: densities show factors, units and dispersions."""
+    V, model, sampler = OTHERS[name]
+    tree = sample(V, model, sampler, chains=2, store=None)
+    found: dict[str, Any] = {}
+
+    def see(after: Any, group: str, densities: Any) -> Any:
+        found[group] = np.array(densities)
+        return track(after, group, densities)
+
+    track = bias_module._track
+    monkeypatch.setattr(bias_module, "_track", see)
+    bias(tree.sel(chain=chains), V)
+    last = tree["sample_stats"]["lp"].sel(chain=chains).values[:, -1:]
+    for densities in found.values():
+        np.testing.assert_allclose(densities[:, :1], last, rtol=1e-5)
+    assert set(found) == {"posterior", "posterior_coarse"}
+
+
+def test_cells_are_those_of_both_runs_whatever_was_monitored() -> None:
+    monitored = ([1, 2], [3, 3])
+    tree = sample(counts(), POISSON, dfac.PSGLD(**WARM), monitor=monitored)
+    assert sum(name.startswith("mu[") for name in bias(tree)["functional"].values) == 3
+    tree = sample(TENSOR, dfac.CP(2), dfac.PSGLD(**WARM))
+    cells = [name for name in bias(tree, TENSOR)["functional"].values if name.startswith("mu[")]
+    assert len(cells) == 3
+    assert all(name.count(",") == 2 for name in cells)

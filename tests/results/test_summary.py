@@ -235,7 +235,7 @@ def test_a_store_is_read_a_few_draws_at_a_time(tmp_path):
     ("sampler", "told"),
     [
         (dfac.PSGLD(), True),
-        (dfac.PSGRRLD(), False),
+        (dfac.PSGRRLD(), True),
         (dfac.Gibbs(), False),
         (dfac.HMC(), False),
         (dfac.BlockHMC(), False),

@@ -12,6 +12,7 @@ import pytest
 import zarr
 
 from daskfactor import urls
+from daskfactor.data import icechunks
 from daskfactor.data.icechunks import ask, icechunk_storage
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results import repository, zarr_stores
@@ -453,3 +454,67 @@ def test_a_checkpoint_sends_what_there_is(s3, place):
         store.checkpoint({"a": np.arange(1000.0)}, {"draws": 0})
         sent = sum(map(len, s3.objects(place).values())) - before
     assert 8000 < sent < 30_000
+
+
+# -- commits that expire --------------------------------------------------------------------
+
+
+def commit_draws(store, start, stop):
+    """Write draws one by one, each with a checkpoint of the same size."""
+    for draw in range(start, stop):
+        write(store, draw, 1, chains=(0,))
+        rng = np.random.default_rng(draw)
+        store.checkpoint({"state": rng.random(2000)}, {"draws": draw + 1})
+
+
+def growing_spec(draws):
+    return make_spec(chains=1, draws=draws, draw_index=np.arange(draws))
+
+
+def test_what_old_commits_hold_does_not_pile_up(tmp_path, monkeypatch):
+    """Of 40 commits, each with a state of 16 kB and some 10 kB besides, a few are there."""
+    import icechunk
+
+    url, folder = f"memory://{tmp_path.name}", tmp_path / "repository"
+    storage = icechunk.local_filesystem_storage(str(folder))
+    monkeypatch.setitem(icechunks._IN_MEMORY, url, storage)
+    monkeypatch.setattr(repository, "GRACE", 0.0)
+    most = repository.KEPT + repository.EXPIRES_EVERY
+    with RunStore.create(url, growing_spec(40)) as store:
+        for start in range(0, 40, 5):
+            commit_draws(store, start, start + 5)
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            assert size < (most + 2) * 30_000
+    commits = list(icechunks.repository_at(url).ancestry(branch="main"))
+    assert len(commits) == repository.KEPT + 1  # with the repository's own first
+    W = open_run(url)["posterior"]["W"].values
+    np.testing.assert_array_equal(W[0], factors(0, 0, 40)[0])
+
+
+def test_readers_have_a_while_before_what_they_opened_expires(s3, tmp_path, monkeypatch):
+    monkeypatch.setenv(urls.PATIENCE, "60")
+    url = s3.url(tmp_path.name)
+    with RunStore.create(url, growing_spec(20)) as store:
+        commit_draws(store, 0, 3)
+        early = open_run(url)
+        commit_draws(store, 3, 20)
+        np.testing.assert_array_equal(early["posterior"]["W"].values[0], factors(0, 0, 3)[0])
+        late = open_run(url)
+    np.testing.assert_array_equal(late["sample_stats"]["lp"].values[0], stats(0, 0, 20)["lp"])
+    begun = time.monotonic()
+    with pytest.raises(StoreError, match="earlier commit, which has expired; open the run again"):
+        early["sample_stats"]["lp"].load()
+    assert time.monotonic() - begun < 30  # nothing comes back, so that nobody waits for it
+    assert open_run(url)["posterior"].sizes["draw"] == 20
+
+
+def test_a_run_goes_on_where_old_commits_cannot_be_expired(monkeypatch, tmp_path, caplog):
+    async def refuse(self, grace):
+        raise StoreError("not today")
+
+    monkeypatch.setattr(repository.RepositoryPlace, "_drop_old", refuse)
+    url = f"memory://{tmp_path.name}"
+    with RunStore.create(url, growing_spec(10)) as store:
+        commit_draws(store, 0, 10)
+    assert "could not expire old commits: not today" in caplog.text
+    assert open_run(url)["posterior"].sizes["draw"] == 10

@@ -92,3 +92,19 @@ def test_no_bias_is_told_where_the_step_is_small() -> None:
         warnings.simplefilter("error")
         found = dfac.discretization_bias(tree, draws=200, **QUIET)
     assert found.verdict.startswith("No bias above 0.2")
+
+
+def test_the_fine_chain_of_a_pair_has_the_bias_of_half_a_step(runs: Any) -> None:
+    """Which it says it has; what is taken off means is tested in `test_richardson`."""
+    pair = dfac.PSGRRLD(step=1.0, warm_start=20)
+    fine, exact = series(sample(pair, 2000, 1))["lp"], runs[2]["lp"]
+    true = (fine.mean() - exact.mean()) / exact.std()
+    error = np.sqrt(sum(1 / effective_size(own) for own in (fine, exact)))
+    assert abs(true) > 5 * error, "no bias to be found"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = dfac.discretization_bias(sample(pair, 300), draws=1000, cells=4, **QUIET)
+    one = found.sel(functional="lp")
+    away = abs(float(one["bias"]) - true) - 0.5 * abs(true)
+    assert away < 5 * np.hypot(error, float(one["error"])), str(found)
+    assert np.sign(float(one["bias"])) == np.sign(true)

@@ -114,7 +114,9 @@ def test_exact_samplers_are_calibrated(name: str) -> None:
     assert found.attrs["calibrated"], str(found)
     assert found.sizes["replication"] == options.get("replications", 300)
     # Sizes of W and H mix slowly where replications share one matrix, and with it its scale.
-    names = [own for own in found["quantity"].values if not own.startswith(("w_", "h_", "w[", "h["))]
+    names = [
+        own for own in found["quantity"].values if not own.startswith(("w_", "h_", "w[", "h["))
+    ]
     assert np.isfinite(found["p"].sel(quantity=names)).all(), "too few draws to say anything"
 
 
