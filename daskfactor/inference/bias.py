@@ -31,7 +31,6 @@ from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.align import law_of
 from daskfactor.results.diagnose import (
-    Series,
     addressed_cells,
     all_series,
     effective_size,
@@ -39,6 +38,7 @@ from daskfactor.results.diagnose import (
 )
 from daskfactor.results.judged import Judged
 from daskfactor.results.schema import COARSE, factor_dims
+from daskfactor.results.series import Series
 from daskfactor.results.sink import Sink
 from daskfactor.results.summary import is_biased
 from daskfactor.results.trace import Trace, is_particles, require_draws

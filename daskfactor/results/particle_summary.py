@@ -11,8 +11,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.results.align import law_of, match, reference_from
-from daskfactor.results.diagnose import Series, all_series
+from daskfactor.results.diagnose import all_series
 from daskfactor.results.schema import STEIN
+from daskfactor.results.series import Series
 from daskfactor.results.trace import (
     Weights,
     draw_masses,
