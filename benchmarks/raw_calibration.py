@@ -85,11 +85,11 @@ def main() -> None:
             model, SHAPE, sampler, replications=given.replications, **options, **run
         )
         known = found.dropna("quantity", subset=["p"])
-        slow = [str(one) for one in found["quantity"].values if one not in known["quantity"]]
+        slow = ", ".join(set(found["quantity"].values) - set(known["quantity"].values))
         print(
             f"{name}: p {float(known['p'].min()):.2g} of {known['quantity'].values[0]}, "
             f"W {coverage(found, 'w'):.1%}, H {coverage(found, 'h'):.1%}, "
-            f"{float(found['ess'].min()):.0f} draws" + (f"; slow: {', '.join(slow)}" if slow else ""),
+            f"{float(found['ess'].min()):.0f} draws" + (f"; slow: {slow}" if slow else ""),
             flush=True,
         )
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from typer import Option
 
@@ -197,7 +197,7 @@ def _texts(result: "xr.Dataset", pattern: str) -> Iterator[str]:
             )
 
 
-def write_csv(result: "xr.Dataset", file: "TextIO | Terminal") -> None:
+def write_csv(result: "xr.Dataset", file: Any) -> None:
     """Write a line for each cell: its two labels, then every variable.
 
     Rows are computed and written by chunks, so that memory holds one chunk alone.

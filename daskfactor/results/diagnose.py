@@ -327,12 +327,14 @@ def all_series(
     if model is not None and model.rotates:
         return [*series, *learnt_series(tree, kept, None), *others], False
     movable = law.free.size > 1
-    if movable and (aligned is None or "alignment" in named.children):
-        aligned = align(tree)
+    ordered = tree
+    if movable:
+        known = aligned is not None and "alignment" not in named.children
+        ordered = aligned if aligned is not None and known else align(tree)
     alike = np.full(group.sizes["component"], math.nan)
     if weights is None:
-        alike = agreement((aligned if movable else tree)["posterior"].to_dataset())
-    order = order_of(aligned, named, law, alike) if movable else in_place(group, law, alike)
+        alike = agreement(ordered["posterior"].to_dataset())
+    order = order_of(ordered, named, law, alike) if movable else in_place(group, law, alike)
     sizes_of = np.stack([one.values for one in of_components], axis=-1)
     several = sums if law.components > 1 else {}  # the whole of one component is followed already
     parts = [one for name, own in several.items() for one in order.series(name, "part", own)]
