@@ -137,7 +137,8 @@ def convert(
     compression : {"lz4", "zstd", "none"}
         Fast and about half the size; slower and smaller; fastest where disks are fast.
     overwrite
-        Whether a blocked store that is there already may be replaced. Nothing else ever is.
+        Whether a blocked store that is there already may be replaced, when the new one is whole.
+        Nothing else ever is.
     memory_limit
         Bytes, or a text such as ``"4 GiB"``; default: half of the memory that is free.
     progressbar
@@ -181,21 +182,22 @@ def convert(
     unstored = reading.get("unstored")
     kind = checked_options(dtype, unstored)
     limit = memory_budget(memory_limit)
-    writer = StoreWriter(str(store), compression, overwrite)
-    entries = _with_shape(open_sparse(source, Wanted.of(reading)), shape)
-    zeros = meaning_of_unstored(entries, unstored) == "zero"
-    options = LoadOptions(
-        blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
-    )
-    with writing_errors(writer.location), progress_bar(progressbar) as on_event:
-        try:
-            with Task(entries, options, on_event) as task:
-                writer.begin(task.grid, task.counts, kind, task.kept_shares())
-                known = task.assemble(writer.put)
-                writer.finish(known)
-        except BaseException:
-            writer.abort()
-            raise
+    with writing_errors(str(store)):
+        writer = StoreWriter(str(store), compression, overwrite)
+    with writer:
+        entries = _with_shape(open_sparse(source, Wanted.of(reading)), shape)
+        zeros = meaning_of_unstored(entries, unstored) == "zero"
+        options = LoadOptions(
+            blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
+        )
+        with (
+            writing_errors(writer.location),
+            progress_bar(progressbar) as on_event,
+            Task(entries, options, on_event) as task,
+        ):
+            writer.begin(task.grid, task.counts, kind, task.kept_shares())
+            known = task.assemble(writer.put)
+            writer.finish(known)
     stored = known.statistics.n_stored
     assert stored is not None
     return Conversion(

@@ -55,6 +55,10 @@ class DurableStore(LocalStore):
         self._making = making or scratch_folder(root)
         self._unflushed: set[Path] = set()
 
+    def follow(self, root: Path) -> None:
+        """Go on in the folder that the store has now; arrays that are open do so, too."""
+        self.root, self._making = root, scratch_folder(root)
+
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         """Replace an archive by what ``write`` writes into a file, atomically and durably."""
         replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._making)
