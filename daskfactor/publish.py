@@ -33,7 +33,8 @@ class Lock:
     Parameters
     ----------
     folder
-        Where the file ``lock`` is held, and ``writer`` says by which process.
+        Where the file ``lock`` is held, and ``writer`` says by which process; a folder that is
+        renamed has another name from then on.
     what
         What that process writes, for the message.
 
@@ -46,12 +47,12 @@ class Lock:
     """
 
     def __init__(self, folder: Path, what: object) -> None:
-        self._path, self._handle = folder / "lock", -1
+        self.folder, self._handle = folder, -1
         me, writer = f"{os.getpid()} on {socket.gethostname()}", folder / "writer"
         try:
             while not self.is_current():
                 self.release()
-                self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
                 try:
                     fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -73,19 +74,21 @@ class Lock:
             raise
 
     def is_current(self) -> bool:
-        """Whether the file at the path is the one that is held, and not a later one."""
-        try:
-            return self._handle >= 0 and os.path.samestat(
-                os.fstat(self._handle), self._path.stat()
-            )
-        except FileNotFoundError:
+        """Whether the file in the folder is the one that is held, and not a later one."""
+        if self._handle < 0:
             return False
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._handle), (self.folder / "lock").stat())
+        return False
 
     def release(self) -> None:
         """Give the right up. Can be called again."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class Publication:
@@ -116,6 +119,8 @@ class Publication:
         self.making = self._new / self._target.name
         try:
             self._reserve()
+        except StoreError:
+            raise
         except OSError as error:
             error.filename = str(path)
             raise

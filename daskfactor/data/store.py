@@ -409,7 +409,7 @@ class StoreWriter:
             files.makedirs(place)
         try:
             files.pipe_file(file, text, mode="create")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - each file system has errors of its own
             files.invalidate_cache()
             if isinstance(error, FileExistsError) or files.exists(file):
                 raise self._taken() from None

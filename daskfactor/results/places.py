@@ -117,6 +117,8 @@ class Folder:
         return str(self.path)
 
     def exists(self) -> bool:
+        if not self.path.exists():
+            recover(self.path)
         return self.path.exists()
 
     def kind(self) -> str | None:
@@ -219,6 +221,8 @@ class LocalPlace(Folder):
         self.path = self._reservation.appear()
         self._reservation = None
         self.store.follow(self.path)
+        if self._lock is not None:
+            self._lock.folder = scratch_folder(self.path)
         if self._making is not None:
             self._making = scratch_folder(self.path) / self._making.name
 
@@ -367,20 +371,25 @@ class Reservation:
                 place.close()
                 raise
 
-    def opened(self) -> Place:
-        """Give the place to whoever goes on with the run, and closes it."""
+    def taken(self) -> Place | None:
+        """Give the place to whoever goes on with the run, and closes it; none of a URL."""
         place, self._place = self._place, None
-        return open_place(self.path) if place is None else place
+        return place
 
     def appear(self) -> Path:
         """Have the run take its name, and what it replaces go; give the path."""
         assert self._publication is not None
         self._publication.appear(self.replaces)
-        self.close()
+        self._release()
         return Path(self.path)
 
     def close(self) -> None:
         """Let others have the name; a run that has not appeared goes. Can be called again."""
+        if (place := self.taken()) is not None:
+            place.close()
+        self._release()
+
+    def _release(self) -> None:
         if self._replaced is not None:
             self._replaced.release()  # NFS keeps the folder of an open file
         if self._publication is not None:

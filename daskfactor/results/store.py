@@ -146,13 +146,13 @@ class RunStore(Sink):
                 checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
                 checkpoints.keep(state[0])
                 checkpoints.commit({}, state[1])
-        made = cls(reservation.opened())
+        made = cls.open(reservation.path, reservation.taken())
         made._empty = True
         return made
 
     @classmethod
-    def open(cls, path: str | PathLike[str]) -> Self:
-        """Open a run store to go on writing it.
+    def open(cls, path: str | PathLike[str], place: Place | None = None) -> Self:
+        """Open a run store to go on writing it; ``place``: of one that this process writes already.
 
         Raises
         ------
@@ -161,13 +161,13 @@ class RunStore(Sink):
         StoreFormatError
             If what is there is not a run store, is damaged or of a newer version.
         """
-        view = view_of(path)
+        view = place or view_of(path)
         if read_root(view)["attributes"]["format_version"] == 1:
             raise StoreFormatError(
                 f"{view.name} was begun by daskfactor 0.1.0, whose checkpoints this version cannot "
                 "go on from: its draws can be read; to have more, resume it with 0.1.0 or run anew"
             )
-        place = open_place(view.name)
+        place = place or open_place(view.name)
         try:
             return cls(place)
         except BaseException:
