@@ -118,7 +118,7 @@ def fit(
     """Draw factors of a matrix from their posterior and write them to a store.
 
     NaN, empty fields and NA are missing cells: they are left out of the fit, and can be
-    predicted. Ctrl-C loses nothing that is in the store.
+    predicted. Ctrl-C and SIGTERM lose nothing that is in the store.
 
         daskfactor fit counts.csv --store run.zarr -k 10
 

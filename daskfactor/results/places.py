@@ -358,8 +358,8 @@ class Reservation:
         if self._publication is None:
             from daskfactor.results.repository import RepositoryPlace
 
-            with RepositoryPlace.created(self.path, self.replaces) as place:
-                yield place
+            with RepositoryPlace.created(self.path, self.replaces) as elsewhere:
+                yield elsewhere
             return
         with self._disk_errors():
             self._place = place = LocalPlace.reserved(self, self._publication.making)

@@ -180,6 +180,8 @@ class RepositoryPlace(RepositoryView):
         if replaced:
             place._refuse_others()
             sync(place.store.clear())
+        elif place.exists():
+            raise StoreError(f"another process has begun a run at {url}; give another URL")
         with place.writing("a new run store", "nothing was changed"):
             yield place
             place.commit("begun", leaving=True)

@@ -286,8 +286,8 @@ class RunStore(Sink):
 
     def tree(self) -> xr.DataTree:
         """Give the draws that exist, lazily; see `daskfactor.results.trace.open_run`."""
-        hidden = isinstance(self._place, LocalPlace)
-        return committed_tree(self._place if hidden else view_of(self.path), self.committed)
+        place = self._place if isinstance(self._place, LocalPlace) else None
+        return committed_tree(place or view_of(self.path), self.committed)
 
     def close(self, discard: bool = False) -> None:
         """Let go of the store, or remove it. What no checkpoint has committed is lost."""
