@@ -258,6 +258,12 @@ def recover(path: str | PathLike[str]) -> None:
             Publication(path).close()
 
 
+def restore(path: str | PathLike[str]) -> None:
+    """Put back what a killed process had set aside, where nothing has the name."""
+    if not Path(path).exists():
+        recover(path)
+
+
 _ADVICE: Final = "give another name, or remove it yourself"
 
 

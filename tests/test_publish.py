@@ -215,6 +215,62 @@ def test_what_a_link_points_at_is_replaced_and_not_the_link(tmp_path: Path) -> N
 # -- runs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_kill_while_a_run_is_replaced_leaves_the_old_or_the_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(publish, "_exchange", lambda one, other: False)
+    path, seen, fatal = tmp_path / "run.zarr", [], 0
+    spec = make_spec(chains=1, warmup_draws=0, monitor_rows=None, monitor_columns=None)
+    while True:
+        with RunStore.create(path, spec, overwrite=True) as store:
+            store.write_draws(0, 0, *factors(0, 0, 3))
+            store.checkpoint({}, {"draws": 3})
+        store = RunStore.create(path, spec, overwrite=True)
+        store.write_draws(0, 0, *factors(1, 0, 5))
+        with monkeypatch.context() as patch:
+            death = Death(patch, fatal, before=True)
+            with contextlib.suppress(Killed):
+                store.checkpoint({}, {"draws": 5})
+        place = store._place
+        for lock in (place._lock, *held_by(place._reservation)):
+            lock.release()  # as the system does
+        draws = dfac.open_run(path)["posterior"].sizes["draw"]
+        np.testing.assert_array_equal(
+            dfac.open_run(path)["posterior"]["W"][0], factors(int(draws == 5), 0, draws)[0]
+        )
+        seen.append(draws)
+        if not death.dead:
+            break
+        fatal += 1 if draws == 3 else 40  # the old one goes file by file
+    assert seen == sorted(seen)
+    assert set(seen) == {3, 5}
+    assert [one.name for one in tmp_path.iterdir()] == ["run.zarr"]
+
+
+def held_by(reservation: Any) -> list[publish.Lock]:
+    """Locks that a reservation has not given up."""
+    if reservation is None:
+        return []
+    publication = reservation._publication
+    found = [reservation._replaced, publication and publication._lock]
+    return [lock for lock in found if lock is not None]
+
+
+def test_what_a_kill_had_set_aside_is_put_back_when_it_is_opened(tmp_path: Path) -> None:
+    """Between two renames, where the system cannot exchange folders."""
+    dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
+    dfac.convert(COUNTS, tmp_path / "v.zarr", unstored="zero", progressbar=False)
+    for name in ("run.zarr", "v.zarr"):
+        aside = tmp_path / f".{name}.partial"
+        aside.mkdir()
+        (tmp_path / name).rename(aside / "old")
+    assert dfac.open_run(tmp_path / "run.zarr")["posterior"].sizes["draw"] == 6
+    assert dfac.as_blocks(tmp_path / "v.zarr").total == COUNTS.sum()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["run.zarr", "v.zarr"]
+
+
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, RuntimeError])
 def test_a_run_stays_until_the_one_that_replaces_it_has_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]

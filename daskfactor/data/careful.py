@@ -12,7 +12,6 @@ import math
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -24,7 +23,6 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 from daskfactor.data.icechunks import repository_store
 from daskfactor.errors import StoreFormatError
 from daskfactor.machine import available_memory
-from daskfactor.publish import recover
 from daskfactor.urls import (
     absolute,
     is_url,
@@ -82,8 +80,6 @@ def zarr_store(location: str) -> "CarefulStore":
 def plain_store(location: str) -> "CarefulStore":
     """The same of zarr alone."""
     location = absolute(location)
-    if not is_url(location) and not Path(location).exists():
-        recover(location)
     with reaching(location):
         url, options = reached(location)
         if is_url(location):

@@ -57,7 +57,7 @@ from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
 from daskfactor.machine import available_memory
-from daskfactor.publish import Publication
+from daskfactor.publish import Publication, restore
 from daskfactor.urls import absolute, along, file_system, is_url, reached, reaching, shown, why
 
 FORMAT = "daskfactor-blocked-sparse"
@@ -517,6 +517,8 @@ def zarr_kind(location: str) -> Kind | None:
     from daskfactor.data.careful import open_zarr
 
     location = absolute(location)
+    if not is_url(location):
+        restore(location)
     table = not is_url(location) and (Path(location) / "block_table").is_dir()
     if not is_url(location) and not _may_be_zarr(Path(location)):
         return "blocks" if table else None
@@ -574,6 +576,8 @@ def _open_group(location: str) -> Any:
     from daskfactor.data.careful import open_zarr
 
     try:
+        if not is_url(location):
+            restore(location)
         found = open_zarr(location)
         if isinstance(found, zarr.Array):
             raise ValueError("it is an array")

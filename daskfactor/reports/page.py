@@ -12,7 +12,7 @@ import xarray as xr
 import daskfactor
 from daskfactor.data.holdout import HeldOut
 from daskfactor.errors import OptionError
-from daskfactor.publish import publishing
+from daskfactor.publish import check_free, publishing
 from daskfactor.reports import parts
 from daskfactor.results.components import components_of, with_names
 from daskfactor.results.coverage import held_out_coverage
@@ -129,6 +129,8 @@ def report(
     >>> "Counts" in page.html
     True
     """
+    if path is not None:
+        check_free(path, overwrite)
     tree = with_names(as_tree(trace))
     name = title or ("A run" if isinstance(trace, xr.DataTree) else Path(fspath(trace)).name)
     (about, summary), found = facts(tree, name), components_of(tree)

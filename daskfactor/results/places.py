@@ -14,7 +14,7 @@ from typing import IO, Any, ClassVar, Protocol
 
 from daskfactor.data.icechunks import is_installed, needed
 from daskfactor.errors import OptionError, StoreError
-from daskfactor.publish import Lock, Publication, recover
+from daskfactor.publish import Lock, Publication, recover, restore
 from daskfactor.results.files import (
     MARKER,
     PARTIAL,
@@ -117,8 +117,7 @@ class Folder:
         return str(self.path)
 
     def exists(self) -> bool:
-        if not self.path.exists():
-            recover(self.path)
+        restore(self.path)
         return self.path.exists()
 
     def kind(self) -> str | None:
