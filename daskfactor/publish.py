@@ -73,9 +73,14 @@ class Lock:
             self.release()
             raise
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether it has not been given up."""
+        return self._handle >= 0
+
     def is_current(self) -> bool:
         """Whether the file in the folder is the one that is held, and not a later one."""
-        if self._handle < 0:
+        if not self.is_locked:
             return False
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self._handle), (self.folder / "lock").stat())
@@ -83,7 +88,7 @@ class Lock:
 
     def release(self) -> None:
         """Give the right up. Can be called again."""
-        if self._handle >= 0:
+        if self.is_locked:
             os.close(self._handle)
             self._handle = -1
 
