@@ -158,7 +158,7 @@ class Publication:
         if not (overwrite and target.exists()):
             self._put(new, target)
         elif new.is_dir() != target.is_dir():
-            raise StoreError(f"{target} is {_kind(target)} that is not replaced; {_ADVICE}")
+            raise _not_replaced(target)
         elif not new.is_dir():
             new.replace(target)
         elif not _exchange(new, target):
@@ -184,11 +184,14 @@ class Publication:
 
     def close(self) -> None:
         """Remove what did not appear, and what was replaced, and let others have the name."""
-        _remove(self._new)
-        _remove(self._old)
-        for name in ("writer", "lock"):  # which is free from now on
-            _remove(self._folder / name)
-        self._lock.release()
+        try:
+            _remove(self._new)
+            if self._target.exists():  # else it is the only one, which the next writer puts back
+                _remove(self._old)
+            for name in ("writer", "lock"):  # which is free from now on
+                _remove(self._folder / name)
+        finally:
+            self._lock.release()
         with suppress(OSError):
             self._folder.rmdir()
 
@@ -253,7 +256,7 @@ def check_free(
     if not overwrite:
         raise _exists(target)
     if target.is_dir() and not (replaceable is not None and replaceable(str(target))):
-        raise StoreError(f"{target} is a folder that is not replaced; {_ADVICE}")
+        raise _not_replaced(target)
 
 
 def recover(path: str | PathLike[str]) -> None:
@@ -269,15 +272,15 @@ def restore(path: str | PathLike[str]) -> None:
         recover(path)
 
 
-_ADVICE: Final = "give another name, or remove it yourself"
-
-
 def _exists(target: Path) -> StoreError:
     return StoreError(f"{target} exists already; give another name, or allow overwrite=True")
 
 
-def _kind(path: Path) -> str:
-    return "a folder" if path.is_dir() else "a file"
+def _not_replaced(target: Path) -> StoreError:
+    kind = "folder" if target.is_dir() else "file"
+    return StoreError(
+        f"{target} is a {kind} that is not replaced; give another name, or remove it yourself"
+    )
 
 
 def _resolved(path: str | PathLike[str]) -> Path:

@@ -133,16 +133,17 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(
     assert seen[-1] == "new"
 
 
+@pytest.mark.parametrize("lasting", [False, True])
 def test_an_interruption_puts_back_what_was_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
 ) -> None:
-    """Where folders cannot change names at once."""
+    """Where folders cannot change names at once; later, if it cannot be done then."""
     make(target := tmp_path / "x", "old", folder=True)
     monkeypatch.setattr(publish, "_exchange", lambda one, other: False)
     rename = Path.rename
 
     def failing(self: Path, other: Path) -> Path:
-        if other == target and word_at(self) == "new":
+        if other == target and (lasting or word_at(self) == "new"):
             raise OSError(5, "Input/output error")
         return rename(self, other)
 
@@ -152,6 +153,9 @@ def test_an_interruption_puts_back_what_was_set_aside(
         publishing(target, True, lambda path: True) as making,
     ):
         make(making, "new", folder=True)
+    monkeypatch.undo()
+    assert word_at(target) == (None if lasting else "old")
+    recover(target)
     assert word_at(target) == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
