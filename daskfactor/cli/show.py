@@ -205,7 +205,6 @@ def report(
 
         daskfactor report run.zarr --evidence ranks.nc
     """
-    check_free(output, overwrite)
     given: dict[str, Any] = {"title": title or run, "image_shape": _shape(image_shape)}
     if evidence is not None:
         import xarray as xr
