@@ -1,5 +1,6 @@
 """`BayesianNMF`: the posterior of a factorization behind scikit-learn's interface."""
 
+from contextlib import suppress
 from numbers import Integral
 from typing import Any, Self
 
@@ -15,15 +16,17 @@ from sklearn.utils.validation import check_is_fitted, check_non_negative, valida
 from daskfactor.checks import one_of
 from daskfactor.data.holdout import hold_out
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import OptionError
+from daskfactor.errors import OptionError, StoreError
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.transform import transform
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.align import align
 from daskfactor.results.components import factor_moments
+from daskfactor.results.places import view_of
 from daskfactor.results.pointwise import log_likelihood
 from daskfactor.results.predict import with_new
+from daskfactor.results.root import read_root
 
 Array = NDArray[Any]
 BETA = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
@@ -47,8 +50,11 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     model
         A model of non-negative factors in place of both, such as
         ``NegativeBinomialNMF(20)`` or a ``TweedieNMF`` with priors of one's own.
-    sampler, draws, tune, chains, thin, init, starts, store, client
+    sampler, draws, tune, chains, thin, init, starts, client
         As for :func:`sample`.
+    store, overwrite
+        As for :func:`sample`, but that a fit replaces the run of the estimator's own last fit.
+        What scikit-learn clones, such as for cross-validation, needs a store of its own or none.
     unstored
         ``"zero"`` or ``"missing"``: what entries are that a sparse X does not store.
     random_state
@@ -100,6 +106,7 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         starts: int = 1,
         unstored: str = "zero",
         store: Any = None,
+        overwrite: bool = False,
         client: Any = None,
         random_state: Any = None,
         verbose: Any = False,
@@ -116,9 +123,16 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.starts = starts
         self.unstored = unstored
         self.store = store
+        self.overwrite = overwrite
         self.client = client
         self.random_state = random_state
         self.verbose = verbose
+
+    def __sklearn_clone__(self) -> Self:
+        made: Self = super().__sklearn_clone__()
+        if self.store is not None:
+            made._store_of_another = self.store
+        return made
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -148,6 +162,12 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         del y
         model = self._model()
+        if self.store is not None and self.store == getattr(self, "_store_of_another", None):
+            raise OptionError(
+                f"this estimator is a clone, and store={self.store!r} is that of the one that it "
+                "was cloned from; pass store=None, as all that is cloned for cross-validation or "
+                "a grid needs it, or another path with set_params(store=...)"
+            )
         blocks = self._blocks(X, reset=True, uncertainty=uncertainty, weights=weights)
         trace = sample(
             blocks,
@@ -162,7 +182,7 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             random_seed=self._seed(),
             keep="draws",
             store=self.store,
-            overwrite=True,
+            overwrite=self.overwrite or self._stored_here(),
             progressbar=bool(self.verbose),
             client=self.client,
         )
@@ -280,6 +300,15 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             client=self.client,
             **how,
         )
+
+    def _stored_here(self) -> bool:
+        """Whether the store holds the run of the last fit, and nothing else."""
+        if self.store is None or not hasattr(self, "trace_"):
+            return False
+        with suppress(StoreError):
+            run = read_root(view_of(self.store))["attributes"].get("trace_id")
+            return bool(run == self.trace_.attrs.get("trace_id"))
+        return False
 
     def _signed(self) -> bool:
         beta = getattr(self.model, "beta", None) if self.model is not None else self._beta()

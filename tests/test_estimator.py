@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import daskfactor as dfac
 from daskfactor.data.holdout import hold_out
-from daskfactor.errors import DaskfactorWarning
+from daskfactor.errors import DaskfactorWarning, StoreError
 from daskfactor.results.predict import with_new
 
 SHORT = {"draws": 30, "tune": 30, "random_state": 0}
@@ -231,3 +232,40 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
 def test_what_unstored_means_is_checked_for_dense_data_as_well() -> None:
     with pytest.raises(ValueError, match='unstored must be "zero" or "missing", got \'x\''):
         dfac.BayesianNMF(2, unstored="x", **SHORT).fit(COUNTS)
+
+
+# -- with a store --------------------------------------------------------------------------
+
+
+def test_no_fit_replaces_the_run_of_another_estimator(tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    first = dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS)
+    expected = first.transform(COUNTS)
+    with pytest.raises(StoreError, match=r"exists and holds a run .* overwrite=True"):
+        dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS + 1)
+    assert np.array_equal(first.transform(COUNTS), expected)
+    again = pickle.loads(pickle.dumps(first))
+    again.fit(COUNTS + 1)  # its own earlier fit
+    assert dfac.open_run(store).attrs["trace_id"] == again.trace_.attrs["trace_id"]
+
+
+def test_draws_of_another_run_are_never_taken_for_those_of_the_fit(tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    first = dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS)
+    trace = dfac.open_run(store)
+    dfac.BayesianNMF(2, store=store, overwrite=True, **SHORT).fit(COUNTS + 1)
+    for read in (lambda: trace["posterior"]["W"].values, lambda: first.transform(COUNTS)):
+        with pytest.raises(StoreError, match="another run has taken the place of this one"):
+            read()
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
+def test_clones_say_that_one_store_is_not_for_all_of_them(tmp_path: Path) -> None:
+    estimator = dfac.BayesianNMF(2, store=tmp_path / "run.zarr", **SHORT)
+    search = GridSearchCV(estimator, {"n_components": [1, 2]}, cv=2)
+    with pytest.raises(ValueError, match=r"is a clone, and store=.* pass store=None"):
+        search.fit(COUNTS)
+    assert list(tmp_path.iterdir()) == []
+    clone(estimator).set_params(store=tmp_path / "other.zarr").fit(COUNTS)
+    scores = search.set_params(estimator__store=None).fit(COUNTS).cv_results_["mean_test_score"]
+    assert np.isfinite(scores).all()

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.errors import StoreError
+from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
     from daskfactor.data.convert import Conversion
@@ -135,8 +135,8 @@ def demo(
     target, picture = store or f"{name}.zarr", output or Path(f"{name}.png")
     new_figure(1, 1)  # whether matplotlib is there should be known before the work
     images = demos.load_faces() if name == "faces" else demos.load_digits()
-    if not overwrite and Path(target).exists():
-        raise StoreError(f"{target} exists: add --overwrite, or --store with another name")
+    check_free(target, overwrite, lambda path: True)  # what is no run is refused later
+    check_free(picture, overwrite)
     with o.Place(quiet=quiet).running(target):
         found = demos.run(
             images,
@@ -150,7 +150,7 @@ def demo(
             thin=thin,
             keep=keep,
         )
-    save(demos.picture(found), picture)
+    save(demos.picture(found), picture, overwrite)
     share, shape = found.erased.mean(), images.truth.shape
     values = {
         "demo": name,

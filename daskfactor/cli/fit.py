@@ -13,6 +13,7 @@ from daskfactor.cli import options as o
 from daskfactor.cli.output import write
 from daskfactor.cli.show import summary_of
 from daskfactor.errors import OptionError
+from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -117,7 +118,7 @@ def fit(
     """Draw factors of a matrix from their posterior and write them to a store.
 
     NaN, empty fields and NA are missing cells: they are left out of the fit, and can be
-    predicted. Ctrl-C loses nothing that is in the store.
+    predicted. Ctrl-C and SIGTERM lose nothing that is in the store.
 
         daskfactor fit counts.csv --store run.zarr -k 10
 
@@ -275,7 +276,7 @@ def resume(
 
         daskfactor resume run.zarr --draws 1000
     """
-    with place.running(run) as options:
+    with place.running(run, new=False) as options:
         tree = dfac.resume(run, draws=draws, V=data, **options)
     return summary_of(tree, run)
 
@@ -324,6 +325,7 @@ def select_rank(
             help="Picture to write (.png, .pdf, .svg), or the table (.nc) that report takes.",
         ),
     ] = None,
+    overwrite: o.Overwrite = False,
 ) -> o.Answer:
     """Compare numbers of components by their log evidence and by cells left out.
 
@@ -337,6 +339,8 @@ def select_rank(
         daskfactor select-rank data.npz:V --ranks 5,10,20,40 --held-out 0 -o ranks.png
     """
     numbers = _ranks(ranks)
+    if output is not None:
+        check_free(output, overwrite)
     given = o.belonging(
         model,
         {
@@ -375,9 +379,9 @@ def select_rank(
             **options,
         )
     if output is not None and output.suffix == ".nc":
-        write(found, ".nc", str(output))
+        write(found, str(output), overwrite)
     elif output is not None:
-        dfac.plots.plot_ranks(found, output)
+        dfac.plots.plot_ranks(found, output, overwrite)
     told = {str(name): found[name].values for name in ("rank", *found)} | found.attrs
     return told, _compared(found), found.attrs["verdict"]
 

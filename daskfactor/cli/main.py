@@ -4,7 +4,9 @@ import inspect
 import json
 import math
 import re
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +32,13 @@ from daskfactor.errors import (
 )
 from daskfactor.markup import visible
 
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
 EXIT_CODES = (
+    (Terminated, 143),
     (KeyboardInterrupt, 130),
     (DivergenceError, 5),
     (StoreError, 4),
@@ -56,7 +64,7 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
 
     noted: set[str] = set()
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), terminating():
         warnings.simplefilter("always", DaskfactorWarning)
         usual = warnings.showwarning
 
@@ -79,12 +87,30 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
             raise typer.Exit(next(n for kind, n in EXIT_CODES if isinstance(error, kind))) from None
 
 
+@contextmanager
+def terminating() -> Iterator[None]:
+    """Have SIGTERM raise `Terminated`, where nothing else is done about it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _sentence(error: BaseException) -> str:
     match error:
         case DaskfactorError():
             return str(error)
         case KeyboardInterrupt():
-            return str(error) or "interrupted"
+            return str(error) or ("terminated" if isinstance(error, Terminated) else "interrupted")
         case OSError() if error.filename is not None:
             return f"{error.filename}: {error.strerror or error}"
         case OSError():
@@ -250,5 +276,6 @@ def daskfactor(
     then `info`, `plot`, `report` or `predict` run.zarr.
 
     Exit codes: 0 done, 1 unexpected error, 2 wrong usage, 3 data, model or options that
-    cannot be used, 4 trouble with a file or store, 5 the chain diverged, 130 interrupted.
+    cannot be used, 4 trouble with a file or store, 5 the chain diverged, 130 interrupted, 143
+    terminated.
     """

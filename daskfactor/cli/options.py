@@ -5,7 +5,7 @@ of them (`daskfactor.cli.main.command` sees to it) and gets them together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 from typer import Argument, Option
 
-from daskfactor.errors import OptionError
+from daskfactor.errors import DaskfactorError, OptionError
 from daskfactor.markup import visible
 from daskfactor.urls import is_url
 
@@ -85,7 +85,7 @@ MaskVar = Annotated[
 ]
 Store = Annotated[str, Option(help="Store to write: a new directory or s3://bucket/run.")]
 Overwrite = Annotated[
-    bool, Option("--overwrite", help="Replace what the store holds, a run or data.")
+    bool, Option("--overwrite", help="Replace what is there, once the new one is whole.")
 ]
 Components = Annotated[int, Option("--components", "-k", min=1, help="Rank K.")]
 
@@ -298,21 +298,24 @@ class Place:
         return {"progressbar": not self.quiet, "executor": self.executor}
 
     @contextmanager
-    def running(self, store: str | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the arguments that a verb takes; after Ctrl-C, say how to go on with its store."""
+    def running(self, store: str | None = None, new: bool = True) -> Iterator[dict[str, Any]]:
+        """Yield the arguments that a verb takes; after Ctrl-C, say how to go on with its store.
+
+        ``new``: the run of the store begins now, in place of what is there.
+        """
+        before = _run_at(store) if new else None
         try:
             with self._client() as client:
                 yield {**self.told(), "client": client}
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if store is None:
                 raise
-            begun = is_url(store) or Path(store).exists()
-            how = (
-                f"; go on with: daskfactor resume {store}"
-                if begun
-                else " before anything was written"
-            )
-            raise KeyboardInterrupt(f"interrupted{how}") from None
+            how = " before anything was written"
+            if before is not None and _run_at(store) == before:
+                how = f" before the first checkpoint; {store} is as it was"
+            elif is_url(store) or Path(store).exists():
+                how = f"; go on with: daskfactor resume {store}"
+            raise type(error)(f"interrupted{how}") from None
 
     def _client(self) -> AbstractContextManager[Any]:
         if self.scheduler is None and self.cluster is None:
@@ -320,6 +323,19 @@ class Place:
         from daskfactor.executors.connection import client_of
 
         return client_of(self.scheduler, self.cluster)
+
+
+def _run_at(store: str | None) -> str | None:
+    """Tell which run a folder holds; None where there is none."""
+    from daskfactor.results.root import read_root
+
+    if store is None or is_url(store):
+        return None
+    with suppress(DaskfactorError):
+        from daskfactor.results.places import view_of
+
+        return str(read_root(view_of(store))["attributes"]["trace_id"])
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

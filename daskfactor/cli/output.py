@@ -13,6 +13,7 @@ from typer import Option
 from daskfactor.cli import options as o
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.markup import visible
+from daskfactor.publish import check_free, publishing
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -70,6 +71,7 @@ class Output:
         str,
         Option("--output", "-o", help="File: .csv, .parquet, .nc or .zarr; - is CSV on stdout."),
     ] = "-"
+    overwrite: o.Overwrite = False
     as_json: o.Json = False
 
     @property
@@ -85,10 +87,15 @@ class Output:
             *others, last = (kind for kind in kinds if kind != "-")
             files = f"a {', '.join(others)} or {last} file{', or -' if '-' in kinds else ''}"
             raise OptionError(f"--output is {files}, got {self.output!r}")
+        if self.kind != "-":
+            check_free(self.output, self.overwrite, is_result)
 
     def put(self, result: "xr.Dataset") -> o.Answer | None:
         """Write a result, and give what ``--json`` prints of it."""
-        write(result, self.kind, self.output)
+        if self.kind == "-":
+            write_csv(result, Terminal() if sys.stdout.isatty() else sys.stdout)
+        else:
+            write(result, self.output, self.overwrite)
         if not self.as_json:
             return None
         told = {"output": self.output, "sizes": dict(result.sizes), "variables": list(result)}
@@ -150,40 +157,47 @@ class Terminal:
         return sys.stdout.write(visible(text))
 
 
-def write(result: "xr.Dataset", kind: str, output: str) -> None:
+def is_result(path: str) -> bool:
+    """Whether a folder is a zarr store of a result, and neither a run nor data."""
+    from daskfactor.data.store import zarr_kind
+
+    return zarr_kind(path) == "group"
+
+
+def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:
     """Write predictions in long form (CSV, Parquet), as netCDF, or as a zarr store.
 
     Raises
     ------
     DataError
         If the file cannot hold the labels.
+    StoreError
+        If something is there already that is not to be replaced.
     """
     from daskfactor.results.schema import storable_names
 
+    kind = Path(output).suffix.lower()
     if kind in (".nc", ".zarr"):
         stored = storable_names(str(name) for name in {**result.variables, **result.sizes})
         result = result.rename({name: own for name, own in stored.items() if name != own})
-    if kind == "-":
-        write_csv(result, Terminal() if sys.stdout.isatty() else sys.stdout)
-    elif kind == ".csv":
-        with Path(output).open("w", newline="", encoding="utf-8") as file:
-            write_csv(result, file)
-    elif kind == ".parquet":
-        result.to_dataframe().reset_index().to_parquet(output)
-    elif kind == ".nc":
-        if (label := next(_texts(result, "\0"), None)) is not None:
-            raise DataError(
-                f"netCDF stores no NUL character, and there is one in the label {label!r}; give "
-                "the label another name, or write .zarr, .parquet or .csv"
-            )
-        Path(output).open("ab").close()  # HDF5's own words for a refusal are long
-        result.to_netcdf(output)
-    else:
-        if Path(output).exists():
-            raise FileExistsError(17, "exists already; give another name", output)
-        # Text of one fixed width has no settled zarr format; text as objects has.
-        texts = {name: c.astype(object) for name, c in result.coords.items() if c.dtype.kind == "U"}
-        result.assign_coords(texts).to_zarr(output, consolidated=False)
+    if kind == ".nc" and (label := next(_texts(result, "\0"), None)) is not None:
+        raise DataError(
+            f"netCDF stores no NUL character, and there is one in the label {label!r}; give "
+            "the label another name, or write .zarr, .parquet or .csv"
+        )
+    with publishing(output, overwrite, is_result) as making:
+        if kind == ".csv":
+            with making.open("w", newline="", encoding="utf-8") as file:
+                write_csv(result, file)
+        elif kind == ".parquet":
+            result.to_dataframe().reset_index().to_parquet(making)
+        elif kind == ".nc":
+            result.to_netcdf(making)
+        else:
+            # Text of one fixed width has no settled zarr format; text as objects has.
+            coords = result.coords.items()
+            texts = {name: own.astype(object) for name, own in coords if own.dtype.kind == "U"}
+            result.assign_coords(texts).to_zarr(making, consolidated=False)
 
 
 def _texts(result: "xr.Dataset", pattern: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typer import Argument, Option
 import daskfactor as dfac
 from daskfactor.cli import options as o
 from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -91,7 +92,7 @@ def annotate(
     data: Annotated[str, Argument(metavar="DATA", help="AnnData: .h5ad, or a .zarr of it.")],
     output: Annotated[str, Option("--output", "-o", help="File to write; may be DATA itself.")],
     key: Annotated[str, Option(help="Key in obsm, varm and uns.")] = "dfac",
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace the file.")] = False,
+    overwrite: o.Overwrite = False,
 ) -> o.Answer:
     """Write a result into an AnnData: means and sds into obsm and varm, settings into uns.
 
@@ -123,6 +124,7 @@ def plot(
     image_shape: Annotated[
         str | None, Option(help="HEIGHTxWIDTH, if rows or columns are pixels: draws pictures.")
     ] = None,
+    overwrite: o.Overwrite = False,
     names: Annotated[bool, Option("--list", help="Tell what figures there are.")] = False,
 ) -> o.Answer:
     """Draw a figure of a run: by default the log density and the strongest components.
@@ -139,22 +141,29 @@ def plot(
         daskfactor plot run.zarr --figure all -o run.png    (run-overview.png, ...)
     """
     from daskfactor.plots.canvas import save
+    from daskfactor.plots.registry import named
 
     if names:
         about = {name: kind.about for name, kind in sorted(dfac.plots.FIGURES.items())}
         return about, o.facts(about.items(), title="figures")
     given = {"count": components, "factor": factor, "image_shape": _shape(image_shape)}
-    tree, output = dfac.open_run(run), output or Path("run.png")
+    output = output or Path("run.png")
     if figure != "all":
-        save(dfac.plots.draw(tree, figure, **given), output)
+        named(figure)
+    every = {name: output.with_stem(f"{output.stem}-{name}") for name in dfac.plots.FIGURES}
+    for path in every.values() if figure == "all" else [output]:
+        check_free(path, overwrite)
+    tree = dfac.open_run(run)
+    if figure != "all":
+        save(dfac.plots.draw(tree, figure, **given), output, overwrite)
         return {"picture": str(output)}, f"wrote {output}"
     written, left = [], {}
     for name, drawn in dfac.plots.draw_all(tree, **given):
         if isinstance(drawn, OptionError):
             left[name] = str(drawn)
             continue
-        written.append(str(output.with_stem(f"{output.stem}-{name}")))
-        save(drawn, Path(written[-1]))
+        save(drawn, every[name], overwrite)
+        written.append(str(every[name]))
     lines = [f"wrote {path}" for path in written]
     lines += [f"left {name} out: {why}" for name, why in left.items()]
     return {"pictures": written, "left_out": left}, "\n".join(lines)
@@ -184,6 +193,7 @@ def report(
     evidence: Annotated[
         Path | None, Option(help="Table of ranks (.nc) that select-rank -o wrote.")
     ] = None,
+    overwrite: o.Overwrite = False,
 ) -> o.Answer:
     """Write one page about a run that can be handed to a colleague.
 
@@ -203,7 +213,7 @@ def report(
             given["evidence"] = xr.load_dataset(evidence)
         except ValueError as error:
             raise DataError(f"{evidence} is no table of select-rank: {error}") from error
-    dfac.report(dfac.open_run(run), output, **given)
+    dfac.report(dfac.open_run(run), output, overwrite=overwrite, **given)
     return {"page": str(output)}, f"wrote {output}"
 
 

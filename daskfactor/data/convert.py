@@ -2,9 +2,7 @@
 
 import contextlib
 import gzip
-import os
 import time
-import uuid
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -27,6 +25,7 @@ from daskfactor.errors import DataError, OptionError, StoreError
 from daskfactor.machine import memory_budget
 from daskfactor.options import Reading, verb
 from daskfactor.progress import progress_bar
+from daskfactor.publish import Publication, check_free
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,8 @@ def convert(
     compression : {"lz4", "zstd", "none"}
         Fast and about half the size; slower and smaller; fastest where disks are fast.
     overwrite
-        Whether a blocked store that is there already may be replaced. Nothing else ever is.
+        Whether a blocked store that is there already may be replaced, when the new one is whole.
+        Nothing else ever is.
     memory_limit
         Bytes, or a text such as ``"4 GiB"``; default: half of the memory that is free.
     progressbar
@@ -181,21 +181,22 @@ def convert(
     unstored = reading.get("unstored")
     kind = checked_options(dtype, unstored)
     limit = memory_budget(memory_limit)
-    writer = StoreWriter(str(store), compression, overwrite)
-    entries = _with_shape(open_sparse(source, Wanted.of(reading)), shape)
-    zeros = meaning_of_unstored(entries, unstored) == "zero"
-    options = LoadOptions(
-        blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
-    )
-    with writing_errors(writer.location), progress_bar(progressbar) as on_event:
-        try:
-            with Task(entries, options, on_event) as task:
-                writer.begin(task.grid, task.counts, kind, task.kept_shares())
-                known = task.assemble(writer.put)
-                writer.finish(known)
-        except BaseException:
-            writer.abort()
-            raise
+    with writing_errors(str(store)):
+        writer = StoreWriter(str(store), compression, overwrite)
+    with writer:
+        entries = _with_shape(open_sparse(source, Wanted.of(reading)), shape)
+        zeros = meaning_of_unstored(entries, unstored) == "zero"
+        options = LoadOptions(
+            blocks, kind, zeros, limit, balance=balance, allow_empty=True, exact=False
+        )
+        with (
+            writing_errors(writer.location),
+            progress_bar(progressbar) as on_event,
+            Task(entries, options, on_event) as task,
+        ):
+            writer.begin(task.grid, task.counts, kind, task.kept_shares())
+            known = task.assemble(writer.put)
+            writer.finish(known)
     stored = known.statistics.n_stored
     assert stored is not None
     return Conversion(
@@ -249,7 +250,7 @@ def export(
         unstored beside the matrix. ``.mtx`` or ``.mtx.gz``: Matrix Market, with labels in
         ``NAME.rows.txt`` and ``NAME.columns.txt``. ``.h5ad``: AnnData.
     overwrite
-        Whether a file that is there already may be replaced.
+        Whether files that are there already may be replaced, when the new ones are whole.
 
     Raises
     ------
@@ -258,7 +259,8 @@ def export(
     DataError
         If the blocks are dense.
     StoreError
-        If the store cannot be read or the file cannot be written.
+        If the store cannot be read, the file cannot be written, or something is there already: of
+        a Matrix Market file without labels a file, too, that would be read as its labels.
 
     Notes
     -----
@@ -281,8 +283,7 @@ def export(
     write = next((writers[end] for end in writers if target.name.lower().endswith(end)), None)
     if write is None:
         raise OptionError(f"export writes {', '.join(writers)}, got {str(path)!r}")
-    if target.exists() and not overwrite:
-        raise StoreError(f"{target} exists already; give another name, or allow overwrite=True")
+    check_free(target, overwrite)
     if isinstance(source, BlockedData):
         data = source
     else:
@@ -290,16 +291,32 @@ def export(
         data = open_store(store, store.known.dtype, memory_budget(None))
     if not data.is_sparse:
         raise DataError("these blocks are dense; use to_numpy() and NumPy's own save")
-    making = target.with_name(f".{uuid.uuid4().hex}-{target.name}")
-    with writing_errors(str(target)):
-        try:
-            write(data, making, target)
-            os.replace(making, target)  # noqa: PTH105 - the one call that does it atomically
-        finally:
-            making.unlink(missing_ok=True)
+    labels = _label_files(data, target) if write is _matrix_market else {}
+    for file, text in labels.items():
+        if text is None and file.exists():
+            raise StoreError(f"{file} would be read as labels of {target}; move it away")
+        check_free(file, overwrite)
+    with writing_errors(str(target)), contextlib.ExitStack() as stack:
+        made = [stack.enter_context(Publication(target))]
+        write(data, made[0].making)
+        for file, text in labels.items():
+            if text is not None:
+                made.append(stack.enter_context(Publication(file)))
+                made[-1].making.write_text(text, encoding="utf-8")
+        for publication in reversed(made):
+            publication.appear(overwrite)
 
 
-def _npz(data: BlockedData, making: Path, target: Path) -> None:
+def _label_files(data: BlockedData, target: Path) -> dict[Path, str | None]:
+    """Contents of the files with labels beside a Matrix Market file; None where there are none."""
+    sides = zip(("rows", "columns"), _index_labels(data.labels), strict=True)
+    return {
+        label_file(target, side): None if labels is None else "".join(f"{own}\n" for own in labels)
+        for side, labels in sides
+    }
+
+
+def _npz(data: BlockedData, making: Path) -> None:
     matrix, labels = data.observed_sparse(), data.labels
     arrays: dict[str, NDArray[Any]] = {
         "format": np.array(b"csr"),
@@ -316,26 +333,21 @@ def _npz(data: BlockedData, making: Path, target: Path) -> None:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def _matrix_market(data: BlockedData, making: Path, target: Path) -> None:
+def _matrix_market(data: BlockedData, making: Path) -> None:
     from scipy.io import mmwrite
 
     matrix = data.observed_sparse()
     if data.is_integer and not np.isnan(matrix.data).any():
         matrix = matrix.astype(np.int64)
-    packed = target.name.lower().endswith(".gz")
+    packed = making.name.lower().endswith(".gz")
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(making.open("wb"))
         if packed:
-            file = stack.enter_context(gzip.GzipFile(target.name, "wb", 6, file, mtime=0))
+            file = stack.enter_context(gzip.GzipFile(making.name, "wb", 6, file, mtime=0))
         mmwrite(file, matrix, comment=f"entries that are not stored: {data.unstored}")
-    for side, labels in zip(("rows", "columns"), _index_labels(data.labels), strict=True):
-        beside = label_file(target, side)
-        beside.unlink(missing_ok=True)
-        if labels is not None:
-            beside.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
 
 
-def _h5ad(data: BlockedData, making: Path, target: Path) -> None:
+def _h5ad(data: BlockedData, making: Path) -> None:
     anndata = require("anndata", "anndata", "AnnData files")
     import pandas as pd
 

@@ -38,16 +38,12 @@ zarr's crc32c. Stores of version 0.1.0 have neither that nor ``arrays`` nor ``ch
 """
 
 import contextlib
-import glob
 import json
-import os
-import shutil
-import socket
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -61,7 +57,8 @@ from daskfactor.data.storage import DISK_FULL, Storage, block_bytes
 from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
 from daskfactor.machine import available_memory
-from daskfactor.urls import absolute, file_system, is_url, reached, reaching, shown, why
+from daskfactor.publish import Publication, restore
+from daskfactor.urls import absolute, along, file_system, is_url, reached, reaching, shown, why
 
 FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1
@@ -71,7 +68,8 @@ STREAMS = ("values", "columns", "row_starts")
 NUMBERS = ("total", "minimum", "maximum", "is_integer", "fingerprint")
 """What `Statistics` has that is no array."""
 
-DOCUMENTS = ("zarr.json", ".zgroup", ".zarray")
+NODE = "zarr.json"
+DOCUMENTS = (NODE, ".zgroup", ".zarray")
 
 SIDES = ("row", "column")
 COMPRESSIONS = {"lz4": 5, "zstd": 3, "none": 0}
@@ -262,17 +260,18 @@ class StoredLabels(Mapping[str, NDArray[Any]]):
 
 
 class StoreWriter:
-    """A blocked store in the making. `finish` makes it appear; `abort` leaves nothing.
+    """A blocked store in the making: a context manager; `finish` makes the store appear.
 
-    A local store is made in a folder beside its place and renamed. Elsewhere it is
-    made in its place, and only its last attribute makes it a store.
+    It is made beside its place: a local one in a hidden folder, one that replaces another at a
+    URL under a name of its own. A new one at a URL is made in its place, and only its last
+    attribute makes it a store.
 
     Raises
     ------
     OptionError
         If ``compression`` is none of the codecs.
     StoreError
-        If something is there already that may not be replaced.
+        If something is there already that may not be replaced, or another process writes there.
     """
 
     def __init__(self, location: str, compression: str = "lz4", overwrite: bool = False) -> None:
@@ -281,11 +280,27 @@ class StoreWriter:
         self._files, self._place = file_system(self.location)
         self._compression = compression
         self._overwrite = overwrite
-        self._check_place()
-        self._local = not is_url(self.location)
-        self._target = str(_making(Path(self.location))) if self._local else self.location
+        self._replaced = self._check_place()
+        self._publication: Publication | None = None
+        self._target = self.location
+        if not is_url(self.location):
+            Path(self.location).parent.mkdir(parents=True, exist_ok=True)
+            self._publication = Publication(self.location)
+            self._target = str(self._publication.making)
+        elif self._replaced is not None:
+            beside = f"{self.location.rstrip('/')}.{uuid.uuid4().hex}.partial"
+            self._target = along(beside, self.location)
         self._group: Any = None
         self._arrays: dict[str, list[Any]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self.abort()
+        if self._publication is not None:
+            self._publication.close()
 
     def begin(
         self,
@@ -301,11 +316,9 @@ class StoreWriter:
         """
         import zarr
 
-        if not self._local and is_blocked_store(self.location):
-            self._files.rm(self._place, recursive=True)
+        self._claim()
         url, options = reached(self._target)
-        self._group = zarr.open_group(url, mode="w-", storage_options=options or None)
-        self._group.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
+        self._group = zarr.open_group(url, mode="r+", storage_options=options or None)
         rows = np.repeat(np.array(grid.rows.sizes) + 1, grid.blocks)
         entries, square = counts.ravel(), (grid.blocks, grid.blocks)
         starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
@@ -372,34 +385,58 @@ class StoreWriter:
         }
         found = dict(self._group.attrs) | attributes
         self._group.attrs.update(attributes | {"checksum": attributes_checksum(found)})
-        if self._local:
+        if self._target != self.location:
             self._appear()
 
     def abort(self) -> None:
         """Remove what was written, as far as that is possible."""
         if self._group is not None:
             with contextlib.suppress(Exception):
-                self._files.rm(self._target if self._local else self._place, recursive=True)
+                files, place = file_system(self._target)
+                files.rm(place, recursive=True)
 
     def nbytes(self) -> int:
         """Bytes that the store takes."""
         return int(self._files.du(self._place))
 
-    def _check_place(self) -> None:
+    def _claim(self) -> None:
+        """Make an empty group where nothing is, by a write that fails if something is there."""
+        attributes = {"format": FORMAT, "format_version": FORMAT_VERSION}
+        root = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        files, place = file_system(self._target)
+        file, text = f"{place}/{NODE}", json.dumps(root).encode()
+        if self._publication is not None:
+            files.makedirs(place)
+        try:
+            files.pipe_file(file, text, mode="create")
+        except Exception as error:  # noqa: BLE001 - each file system has errors of its own
+            files.invalidate_cache()
+            if isinstance(error, FileExistsError) or files.exists(file):
+                raise self._taken() from None
+            files.pipe_file(file, text)  # many servers do not know of such writes
+
+    def _check_place(self) -> bytes | None:
+        """Refuse what may not be replaced; the root's document of a store that may be."""
         files, place = self._files, self._place
         with reaching(self.location):
             if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
-                return
+                return None
         if not is_blocked_store(self.location):
             raise StoreError(
                 f"{self.location} exists and is no blocked store, so it is not touched; give "
                 "another name, or remove it yourself"
             )
         if not self._overwrite:
-            raise StoreError(
-                f"{self.location} exists already; give another name, or allow it to be replaced "
-                "with overwrite=True"
-            )
+            raise self._taken()
+        with reaching(self.location):
+            root = f"{place}/{NODE}"
+            return bytes(files.cat_file(root)) if files.exists(root) else b""
+
+    def _taken(self) -> StoreError:
+        return StoreError(
+            f"{self.location} exists already; give another name, or allow it to be replaced "
+            "with overwrite=True"
+        )
 
     def _put(self, name: str, array: NDArray[Any]) -> None:
         chunks = tuple(max(1, min(side, LARGEST_CHUNK // 8)) for side in array.shape)
@@ -448,8 +485,25 @@ class StoreWriter:
         return about
 
     def _appear(self) -> None:
-        self._check_place()  # again: a conversion takes its time
-        take_place(Path(self._target), Path(self.location))
+        """Have the store take its place, now that it is whole."""
+        there = self._check_place()  # again: a conversion takes its time
+        if self._publication is not None:
+            self._publication.appear(self._overwrite)
+            return
+        if there != self._replaced:
+            raise StoreError(
+                f"{self.location} was written by another process meanwhile; convert again"
+            )
+        # Nothing is renamed in an object store: what is whole is copied, its root last.
+        files, new = file_system(self._target)
+        root, place = new + f"/{NODE}", self._place
+        with reaching(self.location):
+            files.invalidate_cache()
+            others = [name for name in files.find(new) if name != root]
+            files.rm(place, recursive=True)
+            files.copy(others, [place + name.removeprefix(new) for name in others])
+            files.cp_file(root, place + f"/{NODE}")
+            files.rm(new, recursive=True)
 
 
 def zarr_kind(location: str) -> Kind | None:
@@ -463,6 +517,8 @@ def zarr_kind(location: str) -> Kind | None:
     from daskfactor.data.careful import open_zarr
 
     location = absolute(location)
+    if not is_url(location):
+        restore(location)
     table = not is_url(location) and (Path(location) / "block_table").is_dir()
     if not is_url(location) and not _may_be_zarr(Path(location)):
         return "blocks" if table else None
@@ -496,32 +552,6 @@ def is_blocked_store(location: str) -> bool:
     return zarr_kind(location) == "blocks"
 
 
-def take_place(new: Path, target: Path, let_go: Callable[[], object] | None = None) -> None:
-    """Put ``new`` where ``target`` is and remove what was there, which comes back on failure.
-
-    ``let_go`` closes what is still open of the old one, just before it is removed: NFS keeps
-    the folder of an open file.
-
-    Raises
-    ------
-    OSError
-        If that cannot be done; ``target`` is what it was.
-    """
-    aside = _beside(target, "replaced")
-    if target.exists():
-        _sweep(target, "replaced")  # only now: without a target, it may be all that there is
-        target.rename(aside)
-    try:
-        new.rename(target)
-    except OSError:
-        if aside.exists():
-            aside.rename(target)
-        raise
-    if let_go is not None:
-        let_go()
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def attributes_checksum(attributes: dict[str, Any]) -> int:
     """CRC-32 of all attributes of a store but the checksum itself."""
     others = {key: value for key, value in attributes.items() if key != "checksum"}
@@ -546,6 +576,8 @@ def _open_group(location: str) -> Any:
     from daskfactor.data.careful import open_zarr
 
     try:
+        if not is_url(location):
+            restore(location)
         found = open_zarr(location)
         if isinstance(found, zarr.Array):
             raise ValueError("it is an array")
@@ -639,30 +671,3 @@ def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:
         return chunks * (length * itemsize + CHUNK_COST), length
 
     return min(candidates, key=cost)
-
-
-def _making(place: Path) -> Path:
-    """A name beside a store for the store in the making; what dead processes left is removed."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(place, "partial")
-    return _beside(place, "partial")
-
-
-def _beside(place: Path, what: str) -> Path:
-    """A hidden name beside a place that nothing else has."""
-    return place.with_name(f"{_prefix(place, what)}{os.getpid()}-{uuid.uuid4().hex[:8]}")
-
-
-def _sweep(place: Path, what: str) -> None:
-    """Remove what dead processes of this machine left under such a name."""
-    import psutil
-
-    prefix = _prefix(place, what)
-    for left in place.parent.glob(f"{glob.escape(prefix)}*"):
-        number = left.name.removeprefix(prefix).partition("-")[0]
-        if number.isdigit() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _prefix(place: Path, what: str) -> str:
-    return f".{place.name}.{what}-{socket.gethostname()}-"

@@ -55,7 +55,7 @@ from daskfactor.progress import OnEvent, RunEvent
 from daskfactor.results.ending import close_run
 from daskfactor.results.root import FORMAT_VERSION
 from daskfactor.results.schema import BIASED, FEATURES, STEPS, RunSpec
-from daskfactor.results.sink import Sink, sink_of
+from daskfactor.results.sink import Sink, reserved, sink_of
 from daskfactor.results.summary import told_trend
 
 if TYPE_CHECKING:
@@ -155,7 +155,9 @@ def sample(
         :func:`open_run` take it. Credentials are taken from the environment. A directory has a
         checkpoint after every segment, an object store one every ten seconds or more.
     overwrite
-        Whether to replace a run that the store holds; nothing else is ever replaced.
+        Whether to replace a run that the store holds; nothing else is ever replaced. It stays as
+        it is until the new run has its first checkpoint; in an object store it is replaced at
+        once, and earlier snapshots of the store hold it.
     progressbar
         Whether to show a progress bar on standard error.
     client
@@ -231,7 +233,10 @@ def sample(
     """
     asked = asked_sampler(model, sampler)
     lengths = checked_lengths(asked, draws=draws, tune=tune, chains=chains, thin=thin)
-    with session(V, model, weighed=True, random_seed=random_seed, **options) as held:
+    with (
+        reserved(store, overwrite) as name,
+        session(V, model, weighed=True, random_seed=random_seed, **options) as held,
+    ):
         data = held.data
         model = model.placed(data.placed).sized(data.shape, data.labels.keys)
         taken = asked or best_sampler(model, data, held.on_device)
@@ -255,7 +260,7 @@ def sample(
         reason = "as asked for" if asked else taken.merit
         state = model.arrays() | origin.arrays(), NOT_STARTED
         # What is planned goes with this line: all labels are in it.
-        with sink_of(run_spec(setting, store is not None, reason), store, overwrite, state) as sink:
+        with sink_of(run_spec(setting, store is not None, reason), name, state) as sink:
             return _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
 
 

@@ -27,7 +27,10 @@ MOST_BARS = 16
 
 
 def calibration_plot(
-    calibration: xr.Dataset, most: int = 5, path: str | PathLike[str] | None = None
+    calibration: xr.Dataset,
+    most: int = 5,
+    path: str | PathLike[str] | None = None,
+    overwrite: bool = False,
 ) -> "Figure":
     """Draw the ranks of the true values, the least uniform quantities first.
 
@@ -43,6 +46,8 @@ def calibration_plot(
         Quantities to show.
     path
         Picture to write; its suffix is the format.
+    overwrite
+        Whether to replace a picture that is there already.
 
     Returns
     -------
@@ -53,6 +58,8 @@ def calibration_plot(
     ------
     OptionError
         If it is no such result, or matplotlib is not installed.
+    StoreError
+        If the picture is there already.
 
     Examples
     --------
@@ -76,7 +83,7 @@ def calibration_plot(
         _panel(above, below, shown.isel(quantity=number))
     axes[0, 0].set_ylabel("over uniform", fontsize=NORMAL)
     axes[1, 0].set_ylabel("ECDF - uniform", fontsize=NORMAL)
-    return save(figure, path)
+    return save(figure, path, overwrite)
 
 
 def _panel(above: "Axes", below: "Axes", one: xr.Dataset) -> None:

@@ -13,6 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
+from daskfactor.publish import publishing
 from daskfactor.results.components import component_title, told_label
 
 if TYPE_CHECKING:
@@ -230,18 +231,21 @@ def short_label(label: Any, longest: int = 24) -> str:
     return f"{text[: longest - end - 1].rstrip()}…{text[-end:].lstrip()}"
 
 
-def save(figure: "Figure", path: str | PathLike[str] | None) -> "Figure":
+def save(figure: "Figure", path: str | PathLike[str] | None, overwrite: bool = False) -> "Figure":
     """Write a figure, if there is a path; its suffix is the format.
 
     Raises
     ------
     OptionError
         If the suffix names no format that matplotlib writes.
+    StoreError
+        If there is a file of this name already, and not ``overwrite``.
     """
     if path is None:
         return figure
     known = figure.canvas.get_supported_filetypes()
     if Path(path).suffix.lstrip(".").lower() not in known:
         raise OptionError(f"{path} has no suffix of a picture; take one of {', '.join(known)}")
-    figure.savefig(path, dpi=160)
+    with publishing(path, overwrite) as making:
+        figure.savefig(making, dpi=160)
     return figure

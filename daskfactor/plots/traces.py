@@ -191,7 +191,9 @@ def _tidy(ax: "Axes", what: str = "cycle") -> None:
     ax.yaxis.get_offset_text().set_fontsize(7)
 
 
-def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "Figure":
+def plot_ranks(
+    table: xr.Dataset, path: str | PathLike[str] | None = None, overwrite: bool = False
+) -> "Figure":
     """Log evidence over ranks, the held-out score below it, the best of each filled.
 
     Bars are two standard errors: of the evidence, both of its errors together; of the
@@ -204,6 +206,8 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
         A result of `select_rank`.
     path
         Picture to write; its suffix is the format.
+    overwrite
+        Whether to replace a picture that is there already.
 
     Returns
     -------
@@ -214,6 +218,8 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
     ------
     OptionError
         If it is not such a table, or matplotlib is not installed.
+    StoreError
+        If the picture is there already.
 
     Examples
     --------
@@ -253,7 +259,7 @@ def plot_ranks(table: xr.Dataset, path: str | PathLike[str] | None = None) -> "F
         axes[1].set_ylabel("mean log score of a cell (nats)", fontsize=NORMAL)
         headline(axes[1], "cells left out")
     axes[-1].set_xlabel("number of components", fontsize=NORMAL)
-    return save(figure, path)
+    return save(figure, path, overwrite)
 
 
 def _caution(attrs: dict[str, Any]) -> str:

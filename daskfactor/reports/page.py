@@ -12,6 +12,7 @@ import xarray as xr
 import daskfactor
 from daskfactor.data.holdout import HeldOut
 from daskfactor.errors import OptionError
+from daskfactor.publish import check_free, publishing
 from daskfactor.reports import parts
 from daskfactor.results.components import components_of, with_names
 from daskfactor.results.coverage import held_out_coverage
@@ -45,7 +46,7 @@ class Report:
 
     html: str
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], overwrite: bool = False) -> None:
         """Write the page to a file.
 
         Raises
@@ -54,12 +55,16 @@ class Report:
             If the name does not end in ``.html`` or ``.htm``.
         StoreError
             If the file cannot be written.
+            If there is a file of this name already, and not ``overwrite``.
         """
         target = Path(fspath(path))
         if target.suffix.lower() not in (".html", ".htm"):
             raise OptionError(f"a report is a page: its name ends in .html, got {str(target)!r}")
-        with disk_errors("a report", target, "nothing else was changed", "try again"):
-            target.write_text(self.html, encoding="utf-8")
+        with (
+            disk_errors("a report", target, "nothing else was changed", "try again"),
+            publishing(target, overwrite) as making,
+        ):
+            making.write_text(self.html, encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"<Report, {len(self.html) / 1e6:.1f} MB; .save('report.html') writes it>"
@@ -78,6 +83,7 @@ def report(
     evidence: Any = None,
     image_shape: tuple[int, int] | None = None,
     title: str | None = None,
+    overwrite: bool = False,
 ) -> Report:
     """Make a page about a run that can be handed to a colleague.
 
@@ -101,6 +107,8 @@ def report(
         Height and width, if rows or columns of the data are the pixels of an image.
     title : str, optional
         Headline of the page.
+    overwrite
+        Whether to replace a page that is there already.
 
     Returns
     -------
@@ -112,6 +120,8 @@ def report(
     OptionError
         If the run has no draws yet, an argument is not what it has to be, or matplotlib is
         missing.
+    StoreError
+        If the page is there already.
 
     Examples
     --------
@@ -124,6 +134,8 @@ def report(
     >>> "Counts" in page.html
     True
     """
+    if path is not None:
+        check_free(path, overwrite)
     whole = as_tree(trace)
     tree = with_names(whole)
     name = title or ("A run" if isinstance(trace, xr.DataTree) else Path(fspath(trace)).name)
@@ -157,7 +169,7 @@ def report(
     shown = [part for part in PARTS.items() if part[0] not in left_out]
     page = Report(_template().render(content, parts=shown))
     if path is not None:
-        page.save(path)
+        page.save(path, overwrite)
     return page
 
 

@@ -4,9 +4,7 @@ W belongs to observations, H to variables; entries are matched by name.
 """
 
 import json
-import os
 import shutil
-import uuid
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,8 +16,9 @@ from numpy.typing import NDArray
 import daskfactor
 from daskfactor.checks import match_labels, require, warn
 from daskfactor.data.annotated import open_annotated
-from daskfactor.data.store import writing_errors
-from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+from daskfactor.data.store import writing_errors, zarr_kind
+from daskfactor.errors import DataError, DataWarning, OptionError
+from daskfactor.publish import check_free, publishing
 from daskfactor.results.align import align, sizes
 from daskfactor.results.components import factor_moments
 from daskfactor.results.schema import MOMENTS, factor_dims
@@ -166,23 +165,19 @@ def annotate_file(
     file = open_annotated(str(source))
     if file is None:
         raise DataError(f"{source} is no AnnData: give an .h5ad file or a .zarr that anndata wrote")
-    if target.exists() and not overwrite:
-        raise StoreError(f"{target} exists already; give another name, or allow overwrite=True")
+    check_free(target, overwrite, _is_annotated)
     if target.suffix != source.suffix:
         raise OptionError(f"{target} must end in {source.suffix}, as {source.name} does")
     told = told_by(trace)
     placed = matched(told, file)
-    making = target.with_name(f".{uuid.uuid4().hex}-{target.name}")
-    with writing_errors(str(target)):
-        try:
-            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, making)
-            _write_elements(making, key_added, placed, told.uns)
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.replace(making, target)  # noqa: PTH105 - the one call that does it atomically
-        finally:
-            shutil.rmtree(making) if making.is_dir() else making.unlink(missing_ok=True)
+    with writing_errors(str(target)), publishing(target, overwrite, _is_annotated) as making:
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, making)
+        _write_elements(making, key_added, placed, told.uns)
     return told.uns
+
+
+def _is_annotated(path: str) -> bool:
+    return zarr_kind(path) == "anndata"
 
 
 def _write_elements(

@@ -13,14 +13,13 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 import time
 import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from errno import EDQUOT, ENOLCK, ENOSPC, ENOSYS, ENOTSUP
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -28,10 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.publish import Lock
 
 if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
     from daskfactor.results.places import Place, View
     from daskfactor.results.writer import Writer
 
@@ -49,7 +47,6 @@ DEAREST: Final = 0.03
 CHEAP: Final = 0.1
 """Seconds of a checkpoint that may come as often as there is something to save."""
 _DISK_FULL: Final = frozenset({ENOSPC, EDQUOT})
-_NO_LOCKS: Final = frozenset({ENOLCK, ENOSYS, ENOTSUP})
 SEAL: Final = "crc32"
 """Key under which a document keeps the checksum of all else that it says."""
 
@@ -153,7 +150,7 @@ def flush_path(path: Path) -> None:
         os.close(handle)
 
 
-def writer_lock(run: Path) -> "BaseFileLock":
+def writer_lock(run: Path) -> Lock:
     """Take the exclusive right to write a run store, given up when the process ends in any way.
 
     Raises
@@ -162,33 +159,17 @@ def writer_lock(run: Path) -> "BaseFileLock":
         If another writer, here or in another process, holds it, or if the store is damaged or
         write-protected.
     """
-    from filelock import FileLock, Timeout
-
-    folder = scratch_folder(run)
-    lock, name = FileLock(folder / "lock", thread_local=False), folder / "writer"
-    me = f"{os.getpid()} on {socket.gethostname()}"
     try:
-        with contextlib.suppress(NotImplementedError):
-            lock.acquire(timeout=0)
-        name.write_text(f"{me}\n")
-    except Timeout as error:
-        owner = name.read_text().strip() if name.exists() else "unknown"
-        owner = f"this process ({os.getpid()})" if owner == me else f"process {owner}"
-        raise StoreError(
-            f"{run} is being written by {owner}; wait for it to end or stop it, or give this "
-            "run another path"
-        ) from error
+        return Lock(scratch_folder(run), run)
     except FileNotFoundError as error:
         raise damaged(run, "its checkpoint folder is gone") from error
+    except StoreError:
+        raise
     except OSError as error:
-        # A file system without locks: the caller has to see to it alone.
-        if error.errno not in _NO_LOCKS:
-            lock.release()
-            why = error.strerror or error
-            raise StoreError(
-                f"{run} cannot be written: {why}; mend this, or open it to read"
-            ) from error
-    return lock
+        why = error.strerror or error
+        raise StoreError(
+            f"{run} cannot be written: {why}; mend this, or open it to read"
+        ) from error
 
 
 @contextlib.contextmanager

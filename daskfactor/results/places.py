@@ -5,16 +5,16 @@ of each node), zarr's chunks, and archives of what a stopped run needs. A place 
 kept, who may write them, and when what was written is there for others.
 """
 
-import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from daskfactor.data.icechunks import is_installed, needed
 from daskfactor.errors import OptionError, StoreError
+from daskfactor.publish import Lock, Publication, recover, restore
 from daskfactor.results.files import (
     MARKER,
     PARTIAL,
@@ -26,9 +26,6 @@ from daskfactor.results.files import (
     writer_lock,
 )
 from daskfactor.urls import CLOUD, is_url, located, scheme_of
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 
 class View(Protocol):
@@ -103,7 +100,7 @@ class Place(View, Protocol):
         """Turn a failure to write into a sentence that says what is safe, and what to do then."""
 
     def discard(self) -> None:
-        """Remove the run."""
+        """Remove the run, unless others have written it meanwhile, and let go of its place."""
 
     def close(self) -> None:
         """Let others write; what was not committed is lost."""
@@ -120,6 +117,7 @@ class Folder:
         return str(self.path)
 
     def exists(self) -> bool:
+        restore(self.path)
         return self.path.exists()
 
     def kind(self) -> str | None:
@@ -150,21 +148,34 @@ class LocalPlace(Folder):
 
     every: ClassVar[float] = 0.0
 
-    def __init__(self, path: Path, lock: "BaseFileLock | None" = None) -> None:
+    def __init__(
+        self, path: Path, lock: Lock | None = None, reservation: "Reservation | None" = None
+    ) -> None:
         from daskfactor.results.zarr_stores import DurableStore
 
         super().__init__(path)
-        self._lock = lock
+        self._lock, self._reservation = lock, reservation
         self._making: Path | None = None
         self.store = DurableStore(path)
+
+    @property
+    def name(self) -> str:
+        return str(self.path) if self._reservation is None else self._reservation.path
 
     @classmethod
     def opened(cls, path: Path) -> "LocalPlace":
         """Take the right to write a run, and remove what writers that were killed left behind."""
+        recover(path)
         lock = writer_lock(path)
         for leftover in [*path.rglob(f"*{PARTIAL}")]:
             remove_scratch(leftover)
         return cls(path, lock)
+
+    @classmethod
+    def reserved(cls, reservation: "Reservation", making: Path) -> "LocalPlace":
+        """Make a place for a run that nobody sees before its first commit."""
+        scratch_folder(making).mkdir(parents=True)
+        return cls(making, writer_lock(making), reservation)
 
     @classmethod
     def for_checkpoints(cls, path: Path) -> "LocalPlace":
@@ -196,7 +207,23 @@ class LocalPlace(Folder):
         self.store.flush()
 
     def commit(self, what: str) -> None:
-        """Do nothing: the root and the marker are replaced in an instant."""
+        """Give a new run its name; of one that has it root and marker are replaced in an instant.
+
+        Raises
+        ------
+        StoreError
+            If something else has the name meanwhile.
+        """
+        if self._reservation is None:
+            return
+        self.flush()
+        self.path = self._reservation.appear()
+        self._reservation = None
+        self.store.follow(self.path)
+        if self._lock is not None:
+            self._lock.folder = scratch_folder(self.path)
+        if self._making is not None:
+            self._making = scratch_folder(self.path) / self._making.name
 
     def fork(self) -> Any:
         if self._making is None:
@@ -216,18 +243,23 @@ class LocalPlace(Folder):
     @contextmanager
     def writing(self, what: str, safe: str, again: str) -> Iterator[None]:
         try:
-            with disk_errors(what, self.path, safe, again):
+            with disk_errors(what, Path(self.name), safe, again):
                 yield
         except StoreError as error:
             if scratch_folder(self.path).is_dir():
                 raise
             raise StoreError(
-                f"{self.path} was removed or moved while the run wrote to it, and nothing more can "
+                f"{self.name} was removed or moved while the run wrote to it, and nothing more can "
                 "be written; begin again"
             ) from error
 
     def discard(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        ours = self._reservation is None and self._lock is not None and self._lock.is_current()
+        with suppress(OSError, StoreError):
+            if ours:  # removed before anybody else may write there
+                with Publication(self.path) as aside:
+                    self.path.rename(aside.making)
+        self.close()
 
     def close(self) -> None:
         try:
@@ -235,6 +267,8 @@ class LocalPlace(Folder):
         finally:
             if self._lock is not None:
                 self._lock.release()
+            if self._reservation is not None:
+                self._reservation.close()
 
 
 def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
@@ -291,30 +325,85 @@ def refuse_url(path: str) -> None:
         )
 
 
-@contextmanager
-def new_place(path: str, replaced: bool) -> Iterator[Place]:
-    """Make a place for a run, which appears complete when the block ends, or not at all.
+class Reservation:
+    """The name of a run that is about to begin; nobody else begins one there.
 
-    ``replaced``: there is a run, which goes.
+    Parameters
+    ----------
+    path
+        Local path or URL, of which nothing is reserved at a URL.
+    check
+        Refuses what is in the way; true if there is a run that is to be replaced.
+
+    Raises
+    ------
+    StoreError
+        If another process begins a run there, or writes the one to be replaced.
     """
-    if is_url(path):
-        from daskfactor.results.repository import RepositoryPlace
 
-        with RepositoryPlace.created(path, replaced) as place:
-            yield place
-        return
-    from daskfactor.data.store import take_place
+    def __init__(self, path: str, check: Callable[[], bool]) -> None:
+        self.path, self.replaces = path, check()
+        self._publication: Publication | None = None
+        self._replaced: Lock | None = None
+        self._place: LocalPlace | None = None
+        if is_url(path):
+            return
+        with self._disk_errors():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._publication = Publication(path)
+        try:
+            self.replaces = check()  # again: from now on it stays as it is
+            self._replaced = writer_lock(Path(path)) if self.replaces else None
+        except BaseException:
+            self.close()
+            raise
 
-    target = Path(path)
-    making = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
-    old = writer_lock(target) if replaced else None
-    try:
-        with disk_errors("a new run store", target, "nothing was changed", "begin again"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            scratch_folder(making).mkdir(parents=True)
-            yield LocalPlace(making)
-            take_place(making, target, old.release if old is not None else None)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
-        if old is not None:
-            old.release()
+    @contextmanager
+    def making(self) -> Iterator[Place]:
+        """Give the place of the run, which is complete when the block ends, or is not there.
+
+        One that replaces another is seen from its first checkpoint on.
+        """
+        if self._publication is None:
+            from daskfactor.results.repository import RepositoryPlace
+
+            with RepositoryPlace.created(self.path, self.replaces) as elsewhere:
+                yield elsewhere
+            return
+        with self._disk_errors():
+            self._place = place = LocalPlace.reserved(self, self._publication.making)
+            try:
+                yield place
+                if not self.replaces:
+                    place.commit("begun")
+            except BaseException:
+                place.close()
+                raise
+
+    def taken(self) -> Place | None:
+        """Give the place to whoever goes on with the run, and closes it; none of a URL."""
+        place, self._place = self._place, None
+        return place
+
+    def appear(self) -> Path:
+        """Have the run take its name, and what it replaces go; give the path."""
+        assert self._publication is not None
+        self._publication.appear(self.replaces)
+        self._release()
+        return Path(self.path)
+
+    def close(self) -> None:
+        """Let others have the name; a run that has not appeared goes. Can be called again."""
+        if (place := self.taken()) is not None:
+            place.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._replaced is not None:
+            self._replaced.release()  # NFS keeps the folder of an open file
+        if self._publication is not None:
+            self._publication.close()
+        self._replaced = self._publication = None
+
+    def _disk_errors(self) -> AbstractContextManager[None]:
+        return disk_errors("a new run store", Path(self.path), "nothing was changed", "begin again")

@@ -158,6 +158,7 @@ class RepositoryPlace(RepositoryView):
     def __init__(self, url: str, repository: Any) -> None:
         self._repository = repository
         self._session = ask(url, repository.writable_session_async, BRANCH)
+        self._tip: str = self._session.snapshot_id
         self._forks: Any = None
         super().__init__(url, self._session)
         self._signed, self._until = time.time(), 0.0
@@ -193,6 +194,8 @@ class RepositoryPlace(RepositoryView):
         if replaced:
             place._refuse_others()
             sync(place.store.clear())
+        elif place.exists():
+            raise StoreError(f"another process has begun a run at {url}; give another URL")
         with place.writing("a new run store", "nothing was changed", "begin again"):
             yield place
             place.commit("begun", leaving=True)
@@ -254,7 +257,7 @@ class RepositoryPlace(RepositoryView):
         until = now + LEASE + 3 * (now - self._signed)
         self.sign(self._me, None if leaving else until)
         token = uuid.uuid4().hex
-        tip = ask(self.name, self._commit, what, token)
+        tip = self._tip = ask(self.name, self._commit, what, token)
         if leaving:
             return
         session = ask(self.name, self._repository.writable_session_async, BRANCH)
@@ -389,8 +392,11 @@ class RepositoryPlace(RepositoryView):
         """Leave nothing in the branch; earlier snapshots stay until they expire."""
         from zarr.core.sync import sync
 
+        self.close()
         with suppress(StoreError):
             self._session = ask(self.name, self._repository.writable_session_async, BRANCH)
+            if self._session.snapshot_id != self._tip:
+                return  # another process has gone on with it
             self.store.follow(self._session.store)
             sync(self.store.clear())
             ask(self.name, self._commit, "removed: it failed before it began", uuid.uuid4().hex)

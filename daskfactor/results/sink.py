@@ -1,10 +1,10 @@
 """What a run writes, into arrays that are as large as the plan; here those of a run in memory."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import xarray as xr
@@ -22,25 +22,45 @@ from daskfactor.results.schema import (
 from daskfactor.results.stacks import indexed
 from daskfactor.results.trace import check_weights, trimmed
 
+if TYPE_CHECKING:
+    from daskfactor.results.places import Reservation
+
 Array = NDArray[Any]
 
 
-def sink_of(
-    spec: RunSpec, store: str | PathLike[str] | None, overwrite: bool, state: tuple[Any, Any]
-) -> "Sink":
+@contextmanager
+def reserved(store: str | PathLike[str] | None, overwrite: bool) -> Iterator["Reservation | None"]:
+    """Reserve the name of a run's store for the block; None of a run in memory.
+
+    Raises
+    ------
+    StoreError
+        If something is there that may not be replaced, another process writes there, or the disk
+        refuses.
+    """
+    if store is None:
+        yield None
+        return
+    from daskfactor.results.store import reserve  # zarr takes a tenth of a second
+
+    with closing(reserve(fspath(store), overwrite)) as reservation:
+        yield reservation
+
+
+def sink_of(spec: RunSpec, reservation: "Reservation | None", state: tuple[Any, Any]) -> "Sink":
     """Make what a run writes into, in memory or in a store that begins with a checkpoint.
 
     Raises
     ------
     StoreError
-        If the store exists already or cannot be written.
+        If the store cannot be written.
     """
     tell_of(spec.names("posterior"))
-    if store is None:
+    if reservation is None:
         return Sink(spec)
-    from daskfactor.results.store import RunStore  # zarr takes a tenth of a second
+    from daskfactor.results.store import RunStore
 
-    return RunStore.create(fspath(store), spec, overwrite=overwrite, state=state)
+    return RunStore.begin(reservation, spec, state)
 
 
 class Sink:

@@ -37,8 +37,9 @@ from daskfactor.results.files import (
     seal,
 )
 from daskfactor.results.places import (
+    LocalPlace,
     Place,
-    new_place,
+    Reservation,
     open_place,
     refuse_url,
     view_of,
@@ -105,7 +106,8 @@ class RunStore(Sink):
     ) -> Self:
         """Make an empty run store and open it for writing.
 
-        It appears at ``path`` complete or not at all.
+        It appears at ``path`` complete or not at all, and in place of an earlier run when it has
+        its first checkpoint. At a URL it replaces that at once; snapshots keep it.
 
         Parameters
         ----------
@@ -124,19 +126,34 @@ class RunStore(Sink):
         StoreError
             If something is there already, another process writes it, or the disk refuses.
         """
-        with new_place(located(path), check_place(path, overwrite)) as place:
+        reservation = reserve(path, overwrite)
+        try:
+            return cls.begin(reservation, spec, state)
+        except BaseException:
+            reservation.close()
+            raise
+
+    @classmethod
+    def begin(
+        cls,
+        reservation: Reservation,
+        spec: RunSpec,
+        state: tuple[Arrays, Mapping[str, Any]] | None = None,
+    ) -> Self:
+        """Do the same under a name that is reserved already."""
+        with reservation.making() as place:
             write_skeleton(place, spec)
             if state is not None:
                 checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
                 checkpoints.keep(state[0])
                 checkpoints.commit({}, state[1])
-        made = cls.open(path)
+        made = cls.open(reservation.path, reservation.taken())
         made._empty = True
         return made
 
     @classmethod
-    def open(cls, path: str | PathLike[str]) -> Self:
-        """Open a run store to go on writing it.
+    def open(cls, path: str | PathLike[str], place: Place | None = None) -> Self:
+        """Open a run store to go on writing it; ``place``: of one that this process writes already.
 
         Raises
         ------
@@ -145,13 +162,13 @@ class RunStore(Sink):
         StoreFormatError
             If what is there is not a run store, is damaged or of a newer version.
         """
-        view = view_of(path)
+        view = place or view_of(path)
         if read_root(view)["attributes"]["format_version"] == 1:
             raise StoreFormatError(
                 f"{view.name} was begun by daskfactor 0.1.0, whose checkpoints this version cannot "
                 "go on from: its draws can be read; to have more, resume it with 0.1.0 or run anew"
             )
-        place = open_place(view.name)
+        place = place or open_place(view.name)
         try:
             return cls(place)
         except BaseException:
@@ -294,21 +311,19 @@ class RunStore(Sink):
 
     def tree(self) -> xr.DataTree:
         """Give the draws that exist, lazily; see `daskfactor.results.trace.open_run`."""
-        return committed_tree(view_of(self.path), self.committed)
+        place = self._place if isinstance(self._place, LocalPlace) else None
+        return committed_tree(place or view_of(self.path), self.committed)
 
-    def close(self) -> None:
-        """Let go of the store. What no checkpoint has committed is lost."""
+    def close(self, discard: bool = False) -> None:
+        """Let go of the store, or remove it. What no checkpoint has committed is lost."""
         self.checkpoints.close()
-        if self._place is not None:
-            self._place.close()
-        self._place, self._arrays = None, {}
+        place, self._place, self._arrays = self._place, None, {}
+        if place is not None:
+            place.discard() if discard else place.close()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Let go of the store, and remove it if its run failed before it began."""
-        place = self._place
-        self.close()
-        if self._empty and place is not None and kind is not None and issubclass(kind, Exception):
-            place.discard()
+        self.close(discard=self._empty and kind is not None and issubclass(kind, Exception))
 
     def _writable(self) -> Place:
         if self._place is None:
@@ -365,6 +380,17 @@ def _holds(place: Place, key: str, node: Any) -> bool:
         raise
     except (OSError, ValueError):
         return False
+
+
+def reserve(path: str | PathLike[str], overwrite: bool) -> Reservation:
+    """Reserve the name of a new run store; the caller closes it.
+
+    Raises
+    ------
+    StoreError
+        As `check_place`, or if another process writes there.
+    """
+    return Reservation(located(path), lambda: check_place(path, overwrite))
 
 
 def check_place(path: str | PathLike[str], overwrite: bool) -> bool:

@@ -133,7 +133,8 @@ def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
         for name, node in nodes_of(document).items()
         if any(codec["name"] == "crc32c" for codec in node.get("codecs", ()))
     ]
-    return CheckedStore(view.chunks(), view.name, checked)
+    run = document["attributes"].get("trace_id")
+    return CheckedStore(view.chunks(), view.name, checked, run)
 
 
 def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:

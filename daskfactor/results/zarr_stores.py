@@ -22,11 +22,13 @@ from zarr.codecs import Crc32cCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, WrapperStore
 
+from daskfactor.errors import StoreError
 from daskfactor.results.files import (
     CHECKPOINT,
     NODE,
     damaged,
     flush_path,
+    read_json,
     replace_file,
     scratch_folder,
     taking_place,
@@ -61,6 +63,10 @@ class DurableStore(LocalStore):
         super().__init__(root)
         self._making = making or scratch_folder(root)
         self._unflushed: set[Path] = set()
+
+    def follow(self, root: Path) -> None:
+        """Go on in the folder that the store has now; arrays that are open do so, too."""
+        self.root, self._making = root, scratch_folder(root)
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         """Replace an archive by what ``write`` writes into a file, atomically and durably."""
@@ -128,18 +134,23 @@ class CheckedStore(WrapperStore[Any]):
         The run store, for the message.
     checked
         Paths of the arrays whose chunks end in a CRC-32C and all exist, as far as they are read.
+    run
+        The ``trace_id`` of the run, which another may replace in its folder.
     """
 
-    def __init__(self, store: Any, where: str = "", checked: Collection[str] = ()) -> None:
+    def __init__(
+        self, store: Any, where: str = "", checked: Collection[str] = (), run: Any = None
+    ) -> None:
         super().__init__(store)
         self.where = where
         self.checked = set(checked)
+        self._run, self._seen = run, (0, 0)
         self.partial: set[str] = set()
         """Groups that may lack chunks: their values are being written for the first time."""
         self._token = uuid.uuid4().hex
 
     def _with_store(self, store: Any) -> Self:
-        other = type(self)(store, self.where, self.checked)
+        other = type(self)(store, self.where, self.checked, self._run)
         other.partial = self.partial
         return other
 
@@ -154,17 +165,35 @@ class CheckedStore(WrapperStore[Any]):
         ------
         StoreFormatError
             If it is a chunk that is damaged or gone.
+        StoreError
+            If it is another run's.
         """
         found: Buffer | None = await self._store.get(key, prototype, byte_range)
         chunk = _CHUNK.fullmatch(key)
         if chunk is None or chunk["array"] not in self.checked or byte_range is not None:
             return found
+        self._refuse_others()
         if found is None:
             if key.split("/", maxsplit=1)[0] in self.partial:
                 return None
             raise damaged(self.where, f"{key} is missing")
         check_chunk(self.where, key, found)
         return found
+
+    def _refuse_others(self) -> None:
+        """Look, whenever the root's document is another file, whether it is of the same run."""
+        if not isinstance(self._store, LocalStore):
+            return
+        root = self._store.root / NODE
+        with contextlib.suppress(FileNotFoundError):
+            stat = root.stat()
+            if self._seen != (stat.st_ino, stat.st_mtime_ns):
+                if read_json(root)["attributes"].get("trace_id") != self._run:
+                    raise StoreError(
+                        f"another run has taken the place of this one at {self.where}, so that its "
+                        "draws are gone; open it again, or run anew"
+                    )
+                self._seen = stat.st_ino, stat.st_mtime_ns
 
 
 class PatientStore(WrapperStore[Any]):

@@ -26,7 +26,7 @@ from daskfactor.random import resolve_seed
 from daskfactor.results.align import Law, match, reference_from
 from daskfactor.results.ending import close_run
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.sink import Sink, sink_of
+from daskfactor.results.sink import Sink, reserved, sink_of
 from daskfactor.results.trace import Trace, require_draws
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
@@ -172,18 +172,22 @@ def stein_posterior(
         "align": truth("align", align),
     }
     method.check_count(settings["particles"])
-    with session(V, model, random_seed=random_seed, **options) as opened:
+    with (
+        reserved(store, overwrite) as name,
+        session(V, model, random_seed=random_seed, **options) as opened,
+    ):
         data = opened.data
         if not data.maximum > 0:
             raise DataError(
                 f"no entry is positive, they go up to {data.maximum:g}, so that non-negative "
                 "factors can only be zero; check the data"
             )
-        _check_room(data, model, settings["particles"], store, overwrite)
+        if store is None:
+            _check_room(data, model, settings["particles"])
         planned = ParticleOptions(**settings, seed=opened.seed, dtype=str(data.dtype))
         job = ParticleRun.of(opened, model, method, planned)
         spec = job.spec(store is not None)
-        return job.go(sink_of(spec, store, overwrite, ({}, {"draws": 0})))
+        return job.go(sink_of(spec, name, ({}, {"draws": 0})))
 
 
 def go_on(
@@ -211,23 +215,14 @@ def go_on(
         ParticleRun.of(opened, model, method, planned).go(held, int(meta["draws"]), seconds)
 
 
-def _check_room(
-    data: BlockedData, model: Any, count: int, store: PathText | None, overwrite: bool
-) -> None:
-    """Refuse, before anything is computed, a place where the results cannot go.
+def _check_room(data: BlockedData, model: Any, count: int) -> None:
+    """Refuse, before anything is computed, results for which there is not enough memory.
 
     Raises
     ------
     OptionError
-        If they are to stay in memory and there is not enough of it.
-    StoreError
-        If something is in the way of a store.
+        If there is not.
     """
-    if store is not None:
-        from daskfactor.results.store import check_place
-
-        check_place(store, overwrite)
-        return
     rows, columns = data.shape
     size = count * (rows + columns) * model.n_components * data.dtype.itemsize
     if size > memory_budget(None):

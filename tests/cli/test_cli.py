@@ -327,7 +327,11 @@ def test_demo_prints_its_scores(invoke, tmp_path, monkeypatch):
     assert table.exit_code == 0, table.output
     assert "0.1000" in table.stdout
     assert "91.0%" in table.stdout
-    result = json.loads(invoke("demo", "digits", "--missing", 0.5, *place, "--json").stdout)
+    refused = invoke("demo", "digits", "--missing", 0.5, *place)
+    assert refused.exit_code == 4
+    assert "d.png exists already; give another name, or allow --overwrite" in refused.stderr
+    again = ("--overwrite", "--json")
+    result = json.loads(invoke("demo", "digits", "--missing", 0.5, *place, *again).stdout)
     assert result["scores"][1] == {"method": "posterior mean", "error": 0.1, "seconds": 2.5}
     assert (tmp_path / "d.png").exists()
 

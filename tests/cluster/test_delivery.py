@@ -100,10 +100,11 @@ def test_the_client_writes_where_workers_cannot(
 
 
 def test_a_run_of_workers_goes_on_in_threads(here: Client, tmp_path: Path) -> None:
+    """Also one that is renamed at its first checkpoint, when it takes the place of another."""
     store = str(tmp_path / "run.zarr")
-    dfac.sample(
-        dying.data(), MODEL, dying.SAMPLER, executor="ring", client=here, store=store, **SETTINGS
-    )
+    dfac.sample(dying.data(), dfac.TweedieNMF(1), executor="serial", store=store, **SETTINGS)
+    options = {"store": store, "overwrite": True, **SETTINGS}
+    dfac.sample(dying.data(), MODEL, dying.SAMPLER, executor="ring", client=here, **options)
     found = dfac.resume(store, 2, V=dying.data(), executor="threads", progressbar=False)
     wanted = dfac.sample(
         dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS | {"draws": 6}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata
+import fsspec
 import h5py
 import numpy as np
 import pandas as pd
@@ -344,26 +345,6 @@ def test_a_failure_leaves_what_was_there(
         assert same(as_blocks(str(place), allow_empty=True), matrix())
 
 
-def test_a_failed_rename_puts_the_old_store_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "s.zarr"
-    convert(matrix(), place, **QUIET)
-    rename = Path.rename
-
-    def failing(self: Path, target: Any) -> Any:
-        if "partial" in self.name:
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(StoreError, match="Input/output error"):
-        convert(2 * matrix(), place, overwrite=True, **QUIET)
-    monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["s.zarr"]
-    assert same(as_blocks(str(place), allow_empty=True), matrix())
-
-
 KILLED = """
 import os, signal, sys
 from scipy import sparse
@@ -389,8 +370,7 @@ def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == -9, done.stderr
-    (left,) = folder.iterdir()
-    assert ".partial-" in left.name
+    assert [left.name for left in folder.iterdir()] == [".s.zarr.partial"]
     with pytest.raises(StoreError):
         as_blocks(place, allow_empty=True)
     convert(matrix(), place, **QUIET)
@@ -414,6 +394,49 @@ def test_elsewhere_half_a_store_does_not_open(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     convert(matrix(), place, overwrite=True, **QUIET)
     assert same(as_blocks(place, allow_empty=True), matrix())
+
+
+@pytest.mark.parametrize("step", ["put", "finish"])
+def test_elsewhere_a_store_stays_until_the_new_one_is_whole(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    folder, files = f"/replaced-{step}", fsspec.filesystem("memory")
+    place = f"memory:/{folder}/s.zarr"
+    convert(matrix(), place, **QUIET)
+
+    def die(self: StoreWriter, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, step, die)
+        with pytest.raises(KeyboardInterrupt):
+            convert(2 * matrix(), place, overwrite=True, **QUIET)
+    assert same(as_blocks(place, allow_empty=True), matrix())
+    assert [own["name"] for own in files.ls(folder)] == [f"{folder}/s.zarr"]
+    convert(2 * matrix(), place, overwrite=True, **QUIET)
+    assert same(as_blocks(place, allow_empty=True), 2 * matrix())
+    assert [own["name"] for own in files.ls(folder)] == [f"{folder}/s.zarr"]
+
+
+def test_elsewhere_what_another_process_has_begun_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the look at the place and the first write; and while a replacement is made."""
+    begin = StoreWriter.begin
+    for overwrite, told in ((False, "exists already"), (True, "by another process meanwhile")):
+        place = f"memory://both/{overwrite}.zarr"
+        if overwrite:
+            convert(matrix(), place, **QUIET)
+
+        def late(self: StoreWriter, *args: Any) -> None:
+            monkeypatch.undo()
+            convert(3 * matrix(), place, overwrite=overwrite, **QUIET)  # noqa: B023
+            begin(self, *args)
+
+        monkeypatch.setattr(StoreWriter, "begin", late)
+        with pytest.raises(StoreError, match=told):
+            convert(2 * matrix(), place, overwrite=overwrite, **QUIET)
+        assert same(as_blocks(place, allow_empty=True), 3 * matrix())
 
 
 def changing(first: list[list[int]], second: list[list[int]]) -> Source:
@@ -498,6 +521,26 @@ def test_export_round_trips(tmp_path: Path, name: str, balance: bool) -> None:
         (found,) = getattr(two.labels, f"{side}_coords").values()
         assert list(map(str, found)) == list(map(str, wanted))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_an_export_touches_no_file_that_it_does_not_replace(tmp_path: Path) -> None:
+    table = pa.table({"user": ["b", "a"], "film": ["x", "y"], "v": [1.5, 2]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    options = {"progressbar": False, "unstored": "missing"}
+    convert(tmp_path / "t.parquet", tmp_path / "labels.zarr", **options)
+    convert(matrix(), tmp_path / "none.zarr", **QUIET)
+    beside = tmp_path / "m.rows.txt"
+    beside.write_text("precious")
+    with pytest.raises(StoreError, match=r"m\.rows\.txt exists already"):
+        export(tmp_path / "labels.zarr", tmp_path / "m.mtx")
+    for overwrite in (False, True):  # they would be taken for labels of what has none
+        with pytest.raises(StoreError, match=r"m\.rows\.txt would be read as labels of"):
+            export(tmp_path / "none.zarr", tmp_path / "m.mtx", overwrite=overwrite)
+    assert beside.read_text() == "precious"
+    assert not (tmp_path / "m.mtx").exists()
+    export(tmp_path / "none.zarr", tmp_path / "m.npz")
+    export(tmp_path / "labels.zarr", tmp_path / "m.mtx", overwrite=True)
+    assert beside.read_text() == "a\nb\n"
 
 
 @pytest.mark.filterwarnings("ignore:The default value for `spmatrix`")

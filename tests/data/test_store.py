@@ -1,9 +1,7 @@
 """A blocked store gives back what was put in, and says so when it cannot."""
 
 import json
-import os
 import shutil
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +25,6 @@ from daskfactor.data.store import (
     BlockStore,
     chunk_length,
     is_blocked_store,
-    take_place,
 )
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
@@ -376,27 +373,3 @@ def test_a_full_disk_does_not_keep_small_blocks_out_of_memory(
     # The disk is full from the first on; the second and the last fit in memory all the same.
     assert loaded == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (1, 0)]
     storage.close()
-
-
-def test_what_killed_processes_set_aside_is_in_nobodys_way(tmp_path: Path) -> None:
-    target, host = tmp_path / "s", socket.gethostname()
-    own, dead = (tmp_path / f".s.replaced-{host}-{pid}-0" for pid in (os.getpid(), 2**22 + 1))
-
-    def folder(path: Path, word: str) -> Path:
-        path.mkdir()
-        (path / "word").write_text(word)
-        return path
-
-    folder(own, "of a killed process that had this number")
-    folder(dead, "the only copy")
-    take_place(folder(tmp_path / "new", "first"), target)
-    assert dead.exists()  # there was no target
-    let_go: list[bool] = []
-    take_place(folder(tmp_path / "new", "second"), target, lambda: let_go.append(target.is_dir()))
-    assert let_go == [True]
-    assert (target / "word").read_text() == "second"
-    assert sorted(tmp_path.iterdir()) == [own, target]
-    with pytest.raises(FileNotFoundError):
-        take_place(tmp_path / "nothing", target)
-    assert (target / "word").read_text() == "second"
-    assert sorted(tmp_path.iterdir()) == [own, target]

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import daskfactor as dfac
 from daskfactor.cli.main import app
 from daskfactor.errors import DataError, DataWarning, OptionError
+from daskfactor.results.annotation import annotate_file
 
 RNG = np.random.default_rng(5)
 COUNTS = RNG.poisson(RNG.gamma(1, 2, (24, 3)) @ RNG.gamma(1, 2, (3, 16))).astype("f4")
@@ -326,3 +327,35 @@ def test_draws_are_aligned_once(trace: xr.DataTree, monkeypatch: pytest.MonkeyPa
     dfac.to_anndata(fresh, adata)
     assert len(calls) == 1
     assert adata.uns["dfac"]["convergence"]["verdict"] == dfac.summarize(trace).verdict
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_interruption_leaves_the_file_that_was_there(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the work, and of the replacement itself."""
+
+    def interrupt(*_: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "a.zarr"
+    annotated().write_zarr(path)
+    for what in ("daskfactor.results.annotation._write_elements", "shutil.rmtree"):
+        with monkeypatch.context() as patch:
+            patch.setattr(what, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                annotate_file(store, path, path, overwrite=True)
+        np.testing.assert_array_equal(anndata.read_zarr(path).layers["counts"], COUNTS)
+    assert annotate(store, path, "-o", path, "--overwrite").exit_code == 0
+    assert [own.name for own in tmp_path.iterdir()] == ["a.zarr"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_that_is_no_anndata_is_not_replaced(store: Path, tmp_path: Path) -> None:
+    annotated().write_zarr(tmp_path / "a.zarr")
+    (tmp_path / "thesis.zarr").mkdir()
+    (tmp_path / "thesis.zarr" / "text").write_text("precious")
+    result = annotate(store, tmp_path / "a.zarr", "-o", tmp_path / "thesis.zarr", "--overwrite")
+    assert result.exit_code == 4
+    assert "is a folder that is not replaced" in " ".join(result.output.split())
+    assert (tmp_path / "thesis.zarr" / "text").read_text() == "precious"

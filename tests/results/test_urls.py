@@ -16,6 +16,8 @@ from daskfactor.data import icechunks
 from daskfactor.data.icechunks import ask, icechunk_storage
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results import repository, zarr_stores
+from daskfactor.results import store as store_module
+from daskfactor.results.repository import RepositoryPlace
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.object_store import SECRETS, slow
@@ -118,6 +120,38 @@ def test_a_run_that_fails_before_it_began_leaves_its_place_free(url):
         open_run(url)
     RunStore.create(url, make_spec()).close()
     assert open_run(url)["posterior"].sizes["draw"] == 0
+
+
+def test_a_run_that_fails_removes_none_that_went_on_meanwhile(url):
+    close = RepositoryPlace.close
+
+    def late(place):
+        close(place)
+        patch.undo()
+        with RunStore.open(url) as other:
+            write(other, 0, 2)
+            other.checkpoint({}, {"draws": 2})
+
+    store = RunStore.create(url, make_spec())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RepositoryPlace, "close", late)
+        store.__exit__(ValueError, ValueError("broken"), None)
+    assert open_run(url)["posterior"].sizes["draw"] == 2
+
+
+def test_of_two_runs_that_begin_at_one_url_the_first_commit_wins(url):
+    skeleton = store_module.write_skeleton
+
+    def late(place, spec):
+        patch.undo()
+        RunStore.create(url, make_spec(chains=1)).close()
+        skeleton(place, spec)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "write_skeleton", late)
+        with pytest.raises(StoreError, match="is being written by another process"):
+            RunStore.create(url, make_spec())
+    assert open_run(url)["sample_stats"].sizes["chain"] == 1
 
 
 # -- one writer ----------------------------------------------------------------------------
