@@ -20,13 +20,13 @@ from daskfactor.checks import (
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import TensorGrid, inverse
 from daskfactor.data.joined import JoinedData
-from daskfactor.errors import DataWarning, OptionError
+from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Places
 from daskfactor.inference.base import Sampler, pass_size, visits_all
 from daskfactor.inference.inits import USUAL, Init
 from daskfactor.models.settings import FactorModel
-from daskfactor.random import resolve_seed
+from daskfactor.random import MOST_COMPONENTS, resolve_seed
 
 Array = NDArray[Any]
 Keep = Literal["auto", "draws", "moments"]
@@ -197,6 +197,12 @@ class Setting:
     cells: Cells | None = None
     temperature: float | None = None
     init: Init = USUAL
+
+    def __post_init__(self) -> None:
+        if (count := self.model.n_components) >= MOST_COMPONENTS:
+            raise ModelError(
+                f"n_components must be below {MOST_COMPONENTS}, got {count}; pass fewer"
+            )
 
     @property
     def split(self) -> int:

@@ -13,10 +13,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.random import MOST_COMPONENTS
 
 Array = NDArray[Any]
 Auto = Literal["auto"]
@@ -111,7 +109,11 @@ class StoredModel:
         kind = given.pop("type", None)
         if kind != cls.__name__:
             raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
-        refuse_unknown(f"the stored {kind}", given, known, ModelError)
+        if unknown := sorted(given.keys() - known.keys()):
+            raise ModelError(
+                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
+                f"{sorted(known)}. It may be of a newer version: upgrade and try again"
+            )
         for name, field in known.items():
             if name not in given and field.default is MISSING and field.default_factory is MISSING:
                 raise ModelError(f"the stored model lacks {name!r}")
@@ -424,8 +426,6 @@ def checked_count(name: str, value: Any, word: str = "") -> Any:
             f"{name} must be a whole number of at least 1{other}, got {value!r}"
             f"{components if name == 'n_components' else ''}"
         )
-    if name == "n_components" and count >= MOST_COMPONENTS:
-        raise ModelError(f"n_components must be below {MOST_COMPONENTS}, got {count}; pass fewer")
     return count
 
 

@@ -16,6 +16,7 @@ from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.block_hmc import CHANCE, WITHIN
 from daskfactor.inference.new_rows import OF_RATES
 from daskfactor.inference.program import factor_word
+from daskfactor.inference.setting import Setting
 from daskfactor.inference.sghmc import ACROSS
 from daskfactor.kernels.subsample import block_address
 from daskfactor.kernels.variates import STREAM, start_entry
@@ -227,8 +228,8 @@ def test_numbers_by_rejection_have_addresses_of_their_own() -> None:
 
 def test_more_than_has_addresses_is_refused() -> None:
     with pytest.raises(ModelError, match=r"n_components must be below 16777216, got 16777216"):
-        dfac.CP(2**24)
-    assert dfac.CP(2**24 - 1).n_components == 2**24 - 1
+        Setting(None, dfac.CP(2**24), *[None] * 3)  # type: ignore[arg-type]
+    Setting(None, dfac.CP(2**24 - 1), *[None] * 3)  # type: ignore[arg-type]
     places = np.zeros((33, 1), np.int64)
     V = sparse.COO(places, np.ones(1), shape=(2,) * 33)
     with pytest.raises(DataError, match=r"33 axes, and a CP model takes at most 32; stack"):
