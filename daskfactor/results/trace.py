@@ -295,14 +295,16 @@ def require_matrix(result: xr.DataTree | xr.Dataset, verb: str) -> None:
     if placed is None:
         raise OptionError(
             f"{verb} takes the result of one matrix, and this is the point estimate of {kind}; "
-            "pass view(trace, name) of a run of daskfactor.sample"
+            "pass view(run, name) of a run of daskfactor.sample"
         )
-    tensor = "offsets" in placed
-    names = list(placed["factors"]) if tensor else [own["name"] for own in placed["relations"]]
-    what = "its axes, for columns of all others in row-major order" if tensor else "them"
+    if "offsets" in placed:
+        names, which = list(placed["factors"]), "axis"
+        way = "which has all other axes in row-major order as columns, "
+    else:
+        names, which, way = [own["name"] for own in placed["relations"]], "name", ""
     raise OptionError(
-        f"{verb} takes a run of one matrix, and this is a run of {kind}: pass view(trace, name), "
-        f"with one of {what}: {', '.join(names)}"
+        f"{verb} takes a run of one matrix, and this is a run of {kind}: pass view(run, {which}), "
+        f"{way}with one of {', '.join(names)}"
     )
 
 
