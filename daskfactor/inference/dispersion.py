@@ -167,8 +167,8 @@ class DispersionRule:
 
     @property
     def looks_again(self) -> bool:
-        """Whether a look at a draw is a pass over the data of its own."""
-        return bool(self.counts)
+        """Whether a look at a state is a pass over the data of its own."""
+        return bool(self.counts) and self.fixed is None
 
     def agreed(self, looks: Sequence[Any]) -> Any:
         """Return the mean of the later half of the estimates at draws, in the order of these.
@@ -203,12 +203,12 @@ class DispersionRule:
         """
         if self.counts and self.alone:
             self.fixed = 1.0
-        if not self.settled:
-            if self.counts and not self.alone:
-                varied = self.variation(executor, state, floor) * self.count / self.freedom
-                estimate = self.judged(varied)
-                self.fixed = 1.0 if estimate == 1.0 else None
-            self.settled = last or self.fixed is not None
+        if self.looks_again:
+            varied = self.variation(executor, state, floor) * self.count / self.freedom
+            estimate = self.judged(varied)
+            if estimate == 1.0 and not self.settled:
+                self.fixed = 1.0
+        self.settled = self.settled or last or self.fixed is not None
         return estimate if self.fixed is None else self.fixed
 
     def reopen(self, estimate: Any) -> Any:

@@ -145,7 +145,7 @@ class JointDispersion(DispersionRule):
 
     def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
         found = self.estimate(fit, at_point=False)
-        return self._varied(executor, state, floor, found) if any(self.poisson) else found
+        return self._varied(executor, state, floor, found) if self.looks_again else found
 
     def _varied(
         self, executor: Executor, state: ChainState, floor: float, found: Dispersions
@@ -167,7 +167,8 @@ class JointDispersion(DispersionRule):
 
     @property
     def looks_again(self) -> bool:
-        return any(self.poisson)
+        pairs = zip(self.known, self.poisson, strict=True)
+        return any(known is None and own for known, own in pairs)
 
     def agreed(self, looks: Sequence[Any]) -> Any:
         found = tuple(np.mean(looks[len(looks) // 2 :], axis=0).tolist())
@@ -198,17 +199,16 @@ class JointDispersion(DispersionRule):
                 phi if own else known
                 for phi, own, known in zip(estimate, self.poisson, self.known, strict=True)
             ]
-        if self.settled:
-            return self.merged(estimate, estimate)
-        if any(self.poisson) and not self.alone:
+        if self.looks_again:
             varied = self._varied(executor, state, floor, estimate)
             freedom = np.maximum(self.numbers - self.freed, 0.1 * self.numbers)
             fitted = np.where(self.poisson, varied * self.numbers / freedom, varied)
             estimate = self.judged(tuple(fitted.tolist()))
             for number, phi in enumerate(estimate):
-                if self.poisson[number] and phi == (one := self._in_unit(number, 1.0)):
+                one = self._in_unit(number, 1.0)
+                if self.poisson[number] and phi == one and not self.settled:
                     self.known[number] = one
-        self.settled = last or self.fixed is not None
+        self.settled = self.settled or last or self.fixed is not None
         return self.merged(estimate, estimate)
 
     def reopen(self, estimate: Any) -> Any:

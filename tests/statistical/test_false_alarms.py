@@ -15,8 +15,10 @@ from scipy import sparse
 
 import daskfactor as dfac
 from benchmarks.false_alarms import counts, means
+from daskfactor.data.joined import join
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.dispersion import DispersionRule, poisson_limit, still_falls
+from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import mean_floor, start_state
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.results.files import Checkpoints
@@ -150,6 +152,27 @@ def test_counts_vary_as_their_squares_say(kind: str) -> None:
     pairs = np.sum(seen * (seen - 1))
     limit = 1.1 + 4 * np.sqrt(2 * (pairs + 4)) / seen.sum() + 1e-6 * pairs / seen.sum()
     assert rule.limit == pytest.approx(limit)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+def test_all_chains_start_by_the_same_estimate(several: bool) -> None:
+    """The first decides whether counts are Poisson; others estimate how much theirs vary."""
+    rng = np.random.default_rng(1)
+    V = counts(rng, means(rng, 0.1, 3.0), ratio=4.0)
+    relation = {"a": dfac.Relation("row", "column", law="poisson")}
+    data = join({"a": V}, relation, dtype="float64") if several else dfac.as_blocks(V, 1)
+    model = dfac.Coupled(3, relations=relation) if several else dfac.TweedieNMF(3)
+    model, found = model.placed(data.placed), []
+    with data:
+        state = start_state(data, model, 0, 0)
+        floor, executor = mean_floor(data, model.likelihood), SerialExecutor()
+        first, second = (dispersion_rule(model, data) for _ in range(2))
+        for rule in (first, second):
+            _, pearson = rule.look(executor, state, floor)
+            found.append(rule.settle(executor, state, floor, pearson))
+            second.memory, second.settled = rule.memory, rule.settled
+    assert second.fixed is None
+    assert found[0] == found[1] != pearson
 
 
 def test_a_chain_on_its_way_is_waited_for() -> None:
