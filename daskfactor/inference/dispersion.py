@@ -178,6 +178,13 @@ class DispersionRule:
         waits = self.counts and still_falls(looks, self.limit)
         return 1.0 if waits else float(np.mean(looks[len(looks) // 2 :]))
 
+    def pool(self, estimates: Sequence[Any]) -> Any:
+        """Return the mean of the estimates of all chains; of counts the smallest.
+
+        A chain that is stuck at means far from the counts says nothing of how much these vary.
+        """
+        return min(estimates) if self.counts else float(np.mean(estimates))
+
     def judged(self, dispersion: Any) -> Any:
         """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
         return 1.0 if self.counts and dispersion <= self.limit else dispersion

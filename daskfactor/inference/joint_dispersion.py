@@ -178,6 +178,10 @@ class JointDispersion(DispersionRule):
                 found = _with(found, number, one)
         return found
 
+    def pool(self, estimates: Sequence[Any]) -> Any:
+        least, mean = np.min(estimates, axis=0), np.mean(estimates, axis=0)
+        return tuple(np.where(self.poisson, least, mean).tolist())
+
     def judged(self, dispersion: Any) -> Any:
         for number, limit in enumerate(self.limits):
             one = self._in_unit(number, 1.0)

@@ -397,12 +397,11 @@ class Run:
         self.setting.executor.until_kept(work, go_back, self._lost)
 
     def _agree(self) -> None:
-        """Give all chains one dispersion, the mean of their estimates: densities then compare."""
+        """Give all chains one dispersion, of all their estimates: densities then compare."""
         found = [own for chain in self.chains if (own := chain.estimate) is not None]
         if len(found) == len(self.chains):
-            agreed = np.mean(found, axis=0).tolist()
             for chain in self.chains:
-                chain.take_dispersion(tuple(agreed) if isinstance(agreed, list) else agreed)
+                chain.take_dispersion(found)
 
     def _advance(self, number: int, end: int) -> None:
         options, count, chain = self.options, len(self.chains), self.chains[number]

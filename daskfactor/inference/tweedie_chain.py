@@ -1,5 +1,6 @@
 """A chain of a model with gamma priors: its start, its metric, its priors and its warnings."""
 
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -419,7 +420,8 @@ class TweedieChain(Chain):
     def estimate(self) -> Any:
         return self.latest
 
-    def take_dispersion(self, dispersion: Any) -> None:
+    def take_dispersion(self, estimates: Sequence[Any]) -> None:
+        dispersion = self.rule.pool(estimates)
         judged = self.rule.judged(dispersion)
         if self.rule.counts:
             self.varied = dispersion if dispersion < 2 - self.rule.limit else judged

@@ -102,6 +102,19 @@ def test_runs_leave_poisson_counts_their_dispersion(V: Any, model: Any) -> None:
     assert not [one for one in caught if RATIOS in str(one.message)]
 
 
+def test_a_chain_that_is_stuck_leaves_the_others_their_dispersion() -> None:
+    """R-hat then shows it, which it would not where all spread as widely."""
+    rng = np.random.default_rng((5, 5))
+    V, model = counts(rng, means(rng, 0.05, 100.0)), dfac.TweedieNMF(3, shape_w=0.05, shape_h=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dfac.errors.SamplingWarning)
+        warnings.filterwarnings("error", RATIOS)
+        tree = dfac.sample(V, model, chains=4, **QUICK | {"random_seed": 5})
+    assert tree.attrs["dispersion"] == 1.0
+    levels = tree["sample_stats"]["lp"].values.mean(axis=1)
+    assert np.ptp(levels) > 1000, "no chain is stuck"
+
+
 @pytest.mark.parametrize("stored", [np.asarray, sparse.csr_array])
 def test_runs_find_counts_that_are_not_poisson(stored: Any) -> None:
     rng = np.random.default_rng(0)
