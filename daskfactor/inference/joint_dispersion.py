@@ -145,9 +145,9 @@ class JointDispersion(DispersionRule):
 
     def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
         found = self.estimate(fit, at_point=False)
-        return self._varied(executor, state, floor, found) if self.looks_again else found
+        return self._variations(executor, state, floor, found) if self.looks_again else found
 
-    def _varied(
+    def _variations(
         self, executor: Executor, state: ChainState, floor: float, found: Dispersions
     ) -> Dispersions:
         """Put how much counts vary in the places of their dispersions, if these are not fixed."""
@@ -170,7 +170,7 @@ class JointDispersion(DispersionRule):
         pairs = zip(self.known, self.poisson, strict=True)
         return any(known is None and own for known, own in pairs)
 
-    def agreed(self, looks: Sequence[Any]) -> Any:
+    def mean_estimate(self, looks: Sequence[Any]) -> Any:
         found = tuple(np.mean(looks[len(looks) // 2 :], axis=0).tolist())
         for number, limit in enumerate(self.limits):
             one = self._in_unit(number, 1.0)
@@ -182,7 +182,7 @@ class JointDispersion(DispersionRule):
         least, mean = np.min(estimates, axis=0), np.mean(estimates, axis=0)
         return tuple(np.where(self.poisson, least, mean).tolist())
 
-    def judged(self, dispersion: Any) -> Any:
+    def snap_to_poisson(self, dispersion: Any) -> Any:
         for number, limit in enumerate(self.limits):
             one = self._in_unit(number, 1.0)
             if self.poisson[number] and dispersion[number] <= limit * one:
@@ -204,10 +204,10 @@ class JointDispersion(DispersionRule):
                 for phi, own, known in zip(estimate, self.poisson, self.known, strict=True)
             ]
         if self.looks_again:
-            varied = self._varied(executor, state, floor, estimate)
+            varied = self._variations(executor, state, floor, estimate)
             freedom = np.maximum(self.numbers - self.freed, 0.1 * self.numbers)
             fitted = np.where(self.poisson, varied * self.numbers / freedom, varied)
-            estimate = self.judged(tuple(fitted.tolist()))
+            estimate = self.snap_to_poisson(tuple(fitted.tolist()))
             for number, phi in enumerate(estimate):
                 one = self._in_unit(number, 1.0)
                 if self.poisson[number] and phi == one and not self.settled:

@@ -35,7 +35,7 @@ class Prior(NamedTuple):
     Attributes
     ----------
     rows
-        Which rows of every band tell of hyperparameters.
+        Of every band, the rows that priors are learnt from, as `links.telling` gives them.
     table
         Means and precisions of the columns, as `column_table` has them.
     bias
@@ -64,8 +64,8 @@ class Sums(NamedTuple):
     cross: Array
 
 
-def sum_band(band: FactorBand, rows: Any, table: Array, bias: int | None, K: int) -> Sums:
-    """Add up some rows of a band."""
+def band_sums(band: FactorBand, rows: Any, table: Array, bias: int | None, K: int) -> Sums:
+    """Return the sums over some rows of a band."""
     x = band.values[rows, :K].astype(np.float64)
     r = unshifted(band)[rows].astype(np.float64) - table[0]
     none = np.zeros((K, K)), np.zeros(K)
@@ -92,13 +92,13 @@ def draw_symmetries(
     Parameters
     ----------
     state
-        Whose bands are moved; the prior means of their rows with them.
+        W and H, whose bands are moved, and the prior means of rows with them.
     priors
         Those of W and H.
     K
         How many columns of both are components.
     rng
-        Of the chain and the cycle.
+        A generator of this chain's and cycle's.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def draw_symmetries(
         found = []
         for factor, prior in enumerate(priors):
             how: Any = {"table": prior.table, "bias": prior.bias, "K": K}
-            parts = state.each(partial(sum_band, **how), factor, prior.rows)
+            parts = state.each(partial(band_sums, **how), factor, prior.rows)
             found.append(Sums(*(sum(own) for own in zip(*parts, strict=True))))
         return found
 
