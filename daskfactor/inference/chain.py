@@ -306,7 +306,7 @@ class Chain(ABC):
 
     @property
     def estimate(self) -> Any:
-        """The dispersion as the chain has just estimated it; None: there is nothing to estimate."""
+        """The chain's new estimate of the dispersion, for `take_dispersion`; None: there is none."""
         return None
 
     def take_dispersion(self, estimates: Sequence[Any]) -> None:

@@ -172,20 +172,24 @@ class DispersionRule:
         """Whether a look at a state is a pass over the data of its own."""
         return bool(self.counts) and self.fixed is None
 
-    def mean_estimate(self, looks: Sequence[Any]) -> Any:
+    def mean_estimate(self, looks: Sequence[Any]) -> tuple[Any, Any]:
         """Return the mean of the later half of the estimates at draws, in the order of these.
 
-        Of counts 1 as long as they may yet come to vary as Poisson counts do.
+        And, of counts, whether they may yet come to vary as Poisson counts do.
         """
         waits = self.counts and still_falls(looks, self.limit)
-        return 1.0 if waits else float(np.mean(looks[len(looks) // 2 :]))
+        return float(np.mean(looks[len(looks) // 2 :])), waits
 
-    def pool(self, estimates: Sequence[Any]) -> Any:
-        """Return the mean of the estimates of all chains; of counts the smallest.
+    def pool(self, estimates: Sequence[tuple[Any, Any]]) -> Any:
+        """Return the mean over chains of their `mean_estimate`; of counts the smallest.
 
         A chain that is stuck at means far from the counts says nothing of how much these vary.
+        It is 1 while that with the smallest is still on its way.
         """
-        return min(estimates) if self.counts else float(np.mean(estimates))
+        if not self.counts:
+            return float(np.mean([estimate for estimate, _ in estimates]))
+        estimate, waits = min(estimates)
+        return 1.0 if waits else estimate
 
     def snap_to_poisson(self, dispersion: Any) -> Any:
         """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""

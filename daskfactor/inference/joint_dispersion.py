@@ -170,17 +170,20 @@ class JointDispersion(DispersionRule):
         pairs = zip(self.known, self.poisson, strict=True)
         return any(known is None and own for known, own in pairs)
 
-    def mean_estimate(self, looks: Sequence[Any]) -> Any:
-        found = tuple(np.mean(looks[len(looks) // 2 :], axis=0).tolist())
+    def mean_estimate(self, looks: Sequence[Any]) -> tuple[Any, Any]:
+        waits = [False] * len(self.limits)
         for number, limit in enumerate(self.limits):
-            one = self._in_unit(number, 1.0)
-            if self.poisson[number] and still_falls([own[number] / one for own in looks], limit):
-                found = _with(found, number, one)
-        return found
+            ratios = [own[number] / self._in_unit(number, 1.0) for own in looks]
+            waits[number] = self.poisson[number] and still_falls(ratios, limit)
+        return tuple(np.mean(looks[len(looks) // 2 :], axis=0).tolist()), waits
 
-    def pool(self, estimates: Sequence[Any]) -> Any:
-        least, mean = np.min(estimates, axis=0), np.mean(estimates, axis=0)
-        return tuple(np.where(self.poisson, least, mean).tolist())
+    def pool(self, estimates: Sequence[tuple[Any, Any]]) -> Any:
+        found = tuple(np.mean([values for values, _ in estimates], axis=0).tolist())
+        for number, own in enumerate(self.poisson):
+            if own:
+                phi, waits = min((values[number], waits[number]) for values, waits in estimates)
+                found = _with(found, number, self._in_unit(number, 1.0) if waits else phi)
+        return found
 
     def snap_to_poisson(self, dispersion: Any) -> Any:
         for number, limit in enumerate(self.limits):

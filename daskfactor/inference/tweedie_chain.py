@@ -110,7 +110,7 @@ class TweedieChain(Chain):
         self.looks: list[Any] = []
         """Estimates of the dispersion from draws while tuning."""
         self.latest: Any = None
-        """The dispersion by these estimates; None unless the last segment added one."""
+        """Their mean, and whether to wait; None unless the last segment added an estimate."""
         self.variation = 1.0
         """How many times as much as Poisson counts these vary; 1 unless it is clearly another."""
 
@@ -143,7 +143,8 @@ class TweedieChain(Chain):
             estimate = self.rule.reopen(estimate)
         self.rule.begin(state, estimate)
         self.hyper = model.resolve(data.level, estimate)
-        self.latest = self.hyper.dispersion if self.rule.estimates else None
+        if self.rule.estimates:
+            self.latest = self.hyper.dispersion, np.zeros_like(self.hyper.dispersion, bool)
         if not drawn:
             self._level(state)
         if setting.temperature is not None:
