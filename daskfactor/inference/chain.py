@@ -306,7 +306,7 @@ class Chain(ABC):
 
     @property
     def estimate(self) -> Any:
-        """The chain's new estimate of the dispersion, for `take_dispersion`; None: there is none."""
+        """The chain's new estimate of the dispersion, for `take_dispersion`; None: it has none."""
         return None
 
     def take_dispersion(self, estimates: Sequence[Any]) -> None:
