@@ -2,7 +2,7 @@
 
 Counts come from the model's own law: factors from gamma laws of the shapes that the model has, at a
 mean, with K of the truth or more. Every cell of the table is so many data sets and runs of
-``sample`` at its defaults (one chain, fewer draws), in per cent of runs: the dispersion was not 1
+``sample`` at its defaults (with fewer draws), in per cent of runs: the dispersion was not 1
 (``phi``), and the warnings of it (``model``), of the step or a log-likelihood below the start
 (``fall``), of a warm start that ended early (``warm``), of a density that still rose (``rise``),
 any other (``other``); ``least`` is the smallest dispersion. Then `optimize` (``point``), and
@@ -11,6 +11,7 @@ cell, of which the share is told that is found to be no Poisson counts. Ratios u
 what the run takes for Poisson counts.
 
     python benchmarks/false_alarms.py [--full] [--replications 50] [--only null|found] [--seed 0]
+        [--chains 1]
 """
 
 import argparse
@@ -93,7 +94,9 @@ def main() -> None:
     parser.add_argument("--replications", type=int, default=50)
     parser.add_argument("--only", choices=("null", "found"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chains", type=int, default=1, help="more may be stuck")
     options = parser.parse_args()
+    RUN["chains"] = options.chains
     shapes, levels = (FULL_SHAPES, FULL_MEANS) if options.full else (SHAPES, MEANS)
     names = " ".join(f"{name:>6}" for name in ("phi", "point", *WARNINGS, "other"))
     print(f"{'shape':>6} {'mean':>8} {'K':>4} {'ratio':>6} {names} {'least':>7}")

@@ -306,12 +306,12 @@ class Chain(ABC):
 
     @property
     def estimate(self) -> Any:
-        """The dispersion as the chain has just estimated it; None: there is nothing to estimate."""
+        """The chain's new estimate of the dispersion, for `take_dispersion`; None: it has none."""
         return None
 
-    def take_dispersion(self, dispersion: Any) -> None:
-        """Take what all chains of a run agreed on in place of an estimate of the chain's own."""
-        del dispersion
+    def take_dispersion(self, estimates: Sequence[Any]) -> None:
+        """Take what the estimates of all chains of a run say, in place of the chain's own."""
+        del estimates
 
     def warnings(self) -> tuple[str | None, str | None]:
         """Tell what the user should know of data and model, and of the sampler, at the end."""

@@ -34,16 +34,18 @@ SEARCHED = 1e-4, 1e4
 NEAR = 0.01
 """How near the logarithm of a point estimate's dispersion is to the best one."""
 FALLS, APART = 0.1, 0.2
-"""How much of what counts vary more than Poisson counts has to be lost in a quarter of the looks,
-beside so much of what they may, if a chain is taken to be still on its way."""
+"""A chain is still on its way if the excess of its counts over Poisson variation falls, from one
+quarter of the looks to the next, by more than these shares of itself and of the largest excess
+that Poisson counts may have, together."""
 FEWEST_LOOKS = 3
-"""Looks at draws that tell whether they are."""
+"""Looks at draws without which a chain is taken to be still on its way."""
 DRAWN = 1e-8, 1e8
 """Dispersions between which draws are."""
 SLIGHT = 1e-3
-"""Lack of fit that passes, as a share of the means: no chain has come nearer when it is judged."""
+"""Relative error of means that is tolerated: chains come no nearer to large counts in tuning."""
 PAIRS = 4.0
-"""Pairs of counts of one cell that there might as well be: few of them say little of how many."""
+"""Added to the number of pairs of events in one cell, of whose mean a few pairs are a poor
+estimate."""
 FEWEST = 100
 """Degrees of freedom without which counts are taken to be Poisson."""
 NEARLY_POISSON, ERRORS = 0.1, 4.0
@@ -167,18 +169,29 @@ class DispersionRule:
 
     @property
     def looks_again(self) -> bool:
-        """Whether a look at a draw is a pass over the data of its own."""
-        return bool(self.counts)
+        """Whether a look at a state is a pass over the data of its own."""
+        return bool(self.counts) and self.fixed is None
 
-    def agreed(self, looks: Sequence[Any]) -> Any:
+    def mean_estimate(self, looks: Sequence[Any]) -> tuple[Any, Any]:
         """Return the mean of the later half of the estimates at draws, in the order of these.
 
-        Of counts 1 as long as they may yet come to vary as Poisson counts do.
+        And, of counts, whether they may yet come to vary as Poisson counts do.
         """
         waits = self.counts and still_falls(looks, self.limit)
-        return 1.0 if waits else float(np.mean(looks[len(looks) // 2 :]))
+        return float(np.mean(looks[len(looks) // 2 :])), waits
 
-    def judged(self, dispersion: Any) -> Any:
+    def pool(self, estimates: Sequence[tuple[Any, Any]]) -> Any:
+        """Return the mean over chains of their `mean_estimate`; of counts the smallest.
+
+        A chain that is stuck at means far from the counts says nothing of how much these vary.
+        It is 1 while that with the smallest is still on its way.
+        """
+        if not self.counts:
+            return float(np.mean([estimate for estimate, _ in estimates]))
+        estimate, waits = min(estimates)
+        return 1.0 if waits else estimate
+
+    def snap_to_poisson(self, dispersion: Any) -> Any:
         """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
         return 1.0 if self.counts and dispersion <= self.limit else dispersion
 
@@ -203,12 +216,12 @@ class DispersionRule:
         """
         if self.counts and self.alone:
             self.fixed = 1.0
-        if not self.settled:
-            if self.counts and not self.alone:
-                varied = self.variation(executor, state, floor) * self.count / self.freedom
-                estimate = self.judged(varied)
-                self.fixed = 1.0 if estimate == 1.0 else None
-            self.settled = last or self.fixed is not None
+        if self.looks_again:
+            varied = self.variation(executor, state, floor) * self.count / self.freedom
+            estimate = self.snap_to_poisson(varied)
+            if estimate == 1.0 and not self.settled:
+                self.fixed = 1.0
+        self.settled = self.settled or last or self.fixed is not None
         return estimate if self.fixed is None else self.fixed
 
     def reopen(self, estimate: Any) -> Any:
@@ -232,7 +245,7 @@ def components_left(state: ChainState) -> int:
 def poisson_limit(
     values: Array, numbers: Array, count: float, parameters: float, weight: float = 1.0
 ) -> tuple[float, float]:
-    """Sum up counts; say how many times as much as Poisson counts they vary that may be these.
+    """Return Σ v, and the largest ratio Σ (v - μ)² / Σ v that Poisson counts may have.
 
     Σ (v - μ)² - Σ v has the mean 0 for Poisson counts, and the variance 2 Σ μ², of which
     Σ v (v - 1) is an estimate. At draws of a posterior that holds the same, as it does at the
@@ -253,10 +266,11 @@ def poisson_limit(
 
 
 def still_falls(looks: Sequence[float], limit: float) -> bool:
-    """Tell whether counts come ever nearer to their means from draw to draw, or at some of them.
+    """Tell whether a chain is still on its way to the means of counts.
 
-    ``looks`` are how many times as much as Poisson counts they vary at draws, in order, of which
-    the later half is looked at; ``limit`` is that of `poisson_limit`. Too few say nothing.
+    It is if the variation falls from draw to draw, or is within the limit at some of them.
+    ``looks`` are variations at draws, as multiples of that of Poisson counts, in order; the later
+    half counts. ``limit`` is that of `poisson_limit`.
     """
     recent = looks[len(looks) // 2 :]
     half = len(recent) // 2

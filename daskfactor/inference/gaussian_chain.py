@@ -406,17 +406,16 @@ class GaussianChain(Chain):
         self, hyper: GaussianHyper, state: ChainState, cycle: int
     ) -> GaussianHyper:
         """Draw the sizes and levels that W and H share, links and mean with them."""
-        K, priors, free = self.model.n_components, [], np.ones(self.model.n_components, bool)
+        K, priors = self.model.n_components, []
         for factor, table in enumerate(column_table(hyper, self.model.width)):
             link = None
             if factor in self.linked:
                 link = self.links[LINKS[factor]], getattr(hyper, LINK_PRECISIONS[factor])
             bias = K + factor if self.model.biases else None
             priors.append(Prior(telling(self.setting, factor), table, bias, link))
-            free &= table[3, :K] > 0
         rng = generator(self.setting.options.seed, self.number, Stream.SCALE, cycle)
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
-            scale, shift = draw_symmetries(state, (priors[ROWS], priors[COLUMNS]), free, rng)
+            scale, shift = draw_symmetries(state, (priors[ROWS], priors[COLUMNS]), K, rng)
         for factor in self.linked:
             sizes = np.ones(self.model.width)
             sizes[:K] = scale if factor == ROWS else 1.0 / scale

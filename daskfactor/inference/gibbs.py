@@ -15,7 +15,15 @@ from daskfactor.data.grid import Passes, Schedule
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Bands, ConstantStep, Sampler, Track, Work, told_each
+from daskfactor.inference.base import (
+    HYPER_EVERY,
+    Bands,
+    ConstantStep,
+    Sampler,
+    Track,
+    Work,
+    told_each,
+)
 from daskfactor.inference.chain import Chain
 from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, unshifted
@@ -124,7 +132,7 @@ class Gibbs(Sampler):
     step: ClassVar[ConstantStep] = ConstantStep(1.0)  # type: ignore[misc]
     dispersion: ClassVar[float | None] = 1.0
     biased: ClassVar[bool] = False
-    rescales_every: ClassVar[int | None] = 10
+    rescales_every: ClassVar[int | None] = HYPER_EVERY
     tempers: ClassVar[bool] = False
     merit: ClassVar[str] = "exact, and quick where counts are few"
     schedule: ClassVar[Schedule] = Passes(PASSES)  # type: ignore[misc]

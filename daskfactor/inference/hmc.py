@@ -16,7 +16,16 @@ from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_visits
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.inference.bands import drop_arrays, fill_array
-from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, Sampler, StepSize, Track, Work
+from daskfactor.inference.base import (
+    HYPER_EVERY,
+    MOMENTS,
+    Bands,
+    ConstantStep,
+    Sampler,
+    StepSize,
+    Track,
+    Work,
+)
 from daskfactor.inference.chain import Chain, OnShare, TrackRun
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.passes import Share
@@ -418,7 +427,7 @@ class HMC(Sampler):
     biased: ClassVar[bool] = False
     tempers: ClassVar[bool] = False  # one test for all entries: chains hardly move where t is low
     by_rows: ClassVar[bool] = False
-    rescales_every: ClassVar[int | None] = 4  # a cycle takes about ten passes over the data
+    rescales_every: ClassVar[int | None] = HYPER_EVERY
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -145,9 +145,9 @@ class JointDispersion(DispersionRule):
 
     def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
         found = self.estimate(fit, at_point=False)
-        return self._varied(executor, state, floor, found) if any(self.poisson) else found
+        return self._variations(executor, state, floor, found) if self.looks_again else found
 
-    def _varied(
+    def _variations(
         self, executor: Executor, state: ChainState, floor: float, found: Dispersions
     ) -> Dispersions:
         """Put how much counts vary in the places of their dispersions, if these are not fixed."""
@@ -167,17 +167,25 @@ class JointDispersion(DispersionRule):
 
     @property
     def looks_again(self) -> bool:
-        return any(self.poisson)
+        pairs = zip(self.known, self.poisson, strict=True)
+        return any(known is None and own for known, own in pairs)
 
-    def agreed(self, looks: Sequence[Any]) -> Any:
-        found = tuple(np.mean(looks[len(looks) // 2 :], axis=0).tolist())
+    def mean_estimate(self, looks: Sequence[Any]) -> tuple[Any, Any]:
+        waits = [False] * len(self.limits)
         for number, limit in enumerate(self.limits):
-            one = self._in_unit(number, 1.0)
-            if self.poisson[number] and still_falls([own[number] / one for own in looks], limit):
-                found = _with(found, number, one)
+            ratios = [own[number] / self._in_unit(number, 1.0) for own in looks]
+            waits[number] = self.poisson[number] and still_falls(ratios, limit)
+        return tuple(np.mean(looks[len(looks) // 2 :], axis=0).tolist()), waits
+
+    def pool(self, estimates: Sequence[tuple[Any, Any]]) -> Any:
+        found = tuple(np.mean([values for values, _ in estimates], axis=0).tolist())
+        for number, own in enumerate(self.poisson):
+            if own:
+                phi, waits = min((values[number], waits[number]) for values, waits in estimates)
+                found = _with(found, number, self._in_unit(number, 1.0) if waits else phi)
         return found
 
-    def judged(self, dispersion: Any) -> Any:
+    def snap_to_poisson(self, dispersion: Any) -> Any:
         for number, limit in enumerate(self.limits):
             one = self._in_unit(number, 1.0)
             if self.poisson[number] and dispersion[number] <= limit * one:
@@ -198,17 +206,16 @@ class JointDispersion(DispersionRule):
                 phi if own else known
                 for phi, own, known in zip(estimate, self.poisson, self.known, strict=True)
             ]
-        if self.settled:
-            return self.merged(estimate, estimate)
-        if any(self.poisson) and not self.alone:
-            varied = self._varied(executor, state, floor, estimate)
+        if self.looks_again:
+            varied = self._variations(executor, state, floor, estimate)
             freedom = np.maximum(self.numbers - self.freed, 0.1 * self.numbers)
             fitted = np.where(self.poisson, varied * self.numbers / freedom, varied)
-            estimate = self.judged(tuple(fitted.tolist()))
+            estimate = self.snap_to_poisson(tuple(fitted.tolist()))
             for number, phi in enumerate(estimate):
-                if self.poisson[number] and phi == (one := self._in_unit(number, 1.0)):
+                one = self._in_unit(number, 1.0)
+                if self.poisson[number] and phi == one and not self.settled:
                     self.known[number] = one
-        self.settled = last or self.fixed is not None
+        self.settled = self.settled or last or self.fixed is not None
         return self.merged(estimate, estimate)
 
     def reopen(self, estimate: Any) -> Any:

@@ -214,7 +214,7 @@ def sample(
     -----
     Şimşekli et al. 2017 (P-SGLD, P-SGRRLD); Şimşekli et al. 2015. All samplers but
     :class:`PSGRRLD` also draw the scale that W and H of a component share, W_k → c W_k and
-    H_k → H_k / c, from its conditional: every 4 to 20 cycles, or as often as they draw learnt
+    H_k → H_k / c, from its conditional: every 10 or 20 cycles, or as often as they draw learnt
     hyperparameters. Of a :class:`GaussianMF` with biases they draw the levels that biases and
     factors share, too. Intervals of W and of H cover for this reason.
 
@@ -397,12 +397,11 @@ class Run:
         self.setting.executor.until_kept(work, go_back, self._lost)
 
     def _agree(self) -> None:
-        """Give all chains one dispersion, the mean of their estimates: densities then compare."""
+        """Give all chains one dispersion, of all their estimates: densities then compare."""
         found = [own for chain in self.chains if (own := chain.estimate) is not None]
         if len(found) == len(self.chains):
-            agreed = np.mean(found, axis=0).tolist()
             for chain in self.chains:
-                chain.take_dispersion(tuple(agreed) if isinstance(agreed, list) else agreed)
+                chain.take_dispersion(found)
 
     def _advance(self, number: int, end: int) -> None:
         options, count, chain = self.options, len(self.chains), self.chains[number]

@@ -34,8 +34,8 @@ class Prior(NamedTuple):
 
     Attributes
     ----------
-    rows
-        Which rows of every band tell of hyperparameters.
+    selection
+        Of every band, the rows that priors are learnt from, as `links.telling` gives them.
     table
         Means and precisions of the columns, as `column_table` has them.
     bias
@@ -44,7 +44,7 @@ class Prior(NamedTuple):
         The link B, (F, K'), and its precision; None where there are no covariates.
     """
 
-    rows: list[Any]
+    selection: list[Any]
     table: Array
     bias: int | None
     link: tuple[Array, float] | None
@@ -64,8 +64,8 @@ class Sums(NamedTuple):
     cross: Array
 
 
-def sum_band(band: FactorBand, rows: Any, table: Array, bias: int | None, K: int) -> Sums:
-    """Add up some rows of a band."""
+def band_sums(band: FactorBand, rows: Any, table: Array, bias: int | None, K: int) -> Sums:
+    """Return the sums over some rows of a band."""
     x = band.values[rows, :K].astype(np.float64)
     r = unshifted(band)[rows].astype(np.float64) - table[0]
     none = np.zeros((K, K)), np.zeros(K)
@@ -85,20 +85,20 @@ def move_band(band: FactorBand, bias: int | None, slope: Array, level: Array, sc
 
 
 def draw_symmetries(
-    state: ChainState, priors: tuple[Prior, Prior], free: Array, rng: np.random.Generator
+    state: ChainState, priors: tuple[Prior, Prior], K: int, rng: np.random.Generator
 ) -> tuple[Array, float]:
     """Draw sizes and levels, and move the bands of W and H there.
 
     Parameters
     ----------
     state
-        Whose bands are moved; the prior means of their rows with them.
+        W and H, whose bands are moved, and the prior means of rows with them.
     priors
         Those of W and H.
-    free
-        Which of the K components move in both.
+    K
+        How many columns of both are components.
     rng
-        Of the chain and the cycle.
+        A generator of this chain's and cycle's.
 
     Returns
     -------
@@ -107,14 +107,14 @@ def draw_symmetries(
     shift
         s, by which the mean of the biases of the columns is to be lowered.
     """
-    K, width = len(free), priors[ROWS].table.shape[1]
+    width = priors[ROWS].table.shape[1]
     still, zero, one, shift = np.zeros(width), np.zeros(K), np.ones(K), 0.0
 
     def sums() -> list[Sums]:
         found = []
         for factor, prior in enumerate(priors):
             how: Any = {"table": prior.table, "bias": prior.bias, "K": K}
-            parts = state.each(partial(sum_band, **how), factor, prior.rows)
+            parts = state.each(partial(band_sums, **how), factor, prior.selection)
             found.append(Sums(*(sum(own) for own in zip(*parts, strict=True))))
         return found
 
@@ -128,13 +128,13 @@ def draw_symmetries(
     if a is not None:
         precision = of_w.n * priors[ROWS].table[1, a]
         shift = -of_w.total[a] / of_w.n + rng.standard_normal() / math.sqrt(precision)
-        rise = draw_level(of_w, of_h, priors, free, rng)
+        rise = draw_level(of_w, of_h, priors, K, rng)
         level[:K], level[a] = rise, shift
         move(ROWS, zero, level, one)
         move(COLUMNS, -rise, -shift * (np.arange(width) == b), one)
         of_w, of_h = sums()
         level = still.copy()
-        level[:K] = draw_level(of_h, of_w, priors[::-1], free, rng)
+        level[:K] = draw_level(of_h, of_w, priors[::-1], K, rng)
         lifted = of_h.squares[:K] + level[:K] * (2.0 * of_h.total[:K] + of_h.n * level[:K])
         of_h.squares[:K] = lifted  # those of H once it is moved, with its scale
     halves, counts = [], []
@@ -145,7 +145,7 @@ def draw_symmetries(
             squares, count = squares + ridge * np.square(link[:, :K]).sum(axis=0), count + len(link)
         halves.append(0.5 * prior.table[1, :K] * squares)
         counts.append(count)
-    moving = free & (halves[ROWS] > 0) & (halves[COLUMNS] > 0)
+    moving = (halves[ROWS] > 0) & (halves[COLUMNS] > 0)
     taken = halves[ROWS][moving], halves[COLUMNS][moving], rng.random(K)[moving]
     scale = one.copy()
     scale[moving] = np.sqrt(draw_scales(0.5 * (counts[ROWS] - counts[COLUMNS]), *taken))
@@ -155,20 +155,16 @@ def draw_symmetries(
 
 
 def draw_level(
-    own: Sums, other: Sums, priors: tuple[Prior, ...], free: Array, rng: np.random.Generator
+    own: Sums, other: Sums, priors: tuple[Prior, ...], K: int, rng: np.random.Generator
 ) -> Array:
     """Draw u of x → x + u of one factor, which the other one's biases take up.
 
     u ~ N(P⁻¹ g, P⁻¹), P = n Λ + λ_b Σ y yᵀ, g = λ_b Σ y r_b - Λ Σ r, with rows y and biases of
     the other factor.
     """
-    K, (prior, against) = len(free), priors
+    prior, against = priors
     precision, of_bias = prior.table[1, :K], against.table[1, against.bias]
     P = np.diag(own.n * precision) + of_bias * other.gram
     g = of_bias * other.cross - precision * own.total[:K]
-    u = np.zeros(K)
-    if free.any():
-        root = np.linalg.cholesky(P[np.ix_(free, free)])
-        white = np.linalg.solve(root, g[free]) + rng.standard_normal(np.count_nonzero(free))
-        u[free] = np.linalg.solve(root.T, white)
-    return u
+    root = np.linalg.cholesky(P)
+    return np.asarray(np.linalg.solve(root.T, np.linalg.solve(root, g) + rng.standard_normal(K)))

@@ -1,5 +1,6 @@
 """A chain of a model with gamma priors: its start, its metric, its priors and its warnings."""
 
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -96,8 +97,8 @@ class TweedieChain(Chain):
         super().__init__(setting, number)
         self.model = cast("TweedieNMF", setting.model)
         self.rule: Any = dispersion_rule(self.model, setting.data, setting.sampler.dispersion)
-        self.warmed = self.rule.memory, self.rule.settled
-        """What the rule knew at the end of the warm start."""
+        self.after_warm_start = self.rule.memory, self.rule.settled
+        """What the rule took to be fixed after the warm start, and whether it was settled."""
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
         self.log_hyper = self.effective = 0.0
@@ -109,9 +110,9 @@ class TweedieChain(Chain):
         self.looks: list[Any] = []
         """Estimates of the dispersion from draws while tuning."""
         self.latest: Any = None
-        """What they say of it, if the last segment added one."""
-        self.varied = 1.0
-        """How many times as much as Poisson counts counts vary, if that is plain."""
+        """Their mean, and whether to wait; None unless the last segment added an estimate."""
+        self.variation = 1.0
+        """How many times as much as Poisson counts these vary; 1 unless it is clearly another."""
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Start from multiplicative updates or from a result, with the metric there.
@@ -122,7 +123,7 @@ class TweedieChain(Chain):
         setting = self.setting
         data, model, executor = setting.data, self.model, setting.executor
         if isinstance(first, TweedieChain):
-            self.rule.memory, self.rule.settled = first.warmed
+            self.rule.memory, self.rule.settled = first.after_warm_start
         lead, passes = first if isinstance(first, TweedieChain) else self, setting.warm_passes
         state, on_step = first_state(setting, lead.maker, self.number, on_step)
         drawn = setting.init.kind == DRAWS and not passes[1]
@@ -137,12 +138,13 @@ class TweedieChain(Chain):
         self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.estimate(fit, at_point=not drawn)
         estimate = self.rule.settle(executor, state, self.floor, estimate)
-        self.warmed = self.rule.memory, self.rule.settled
+        self.after_warm_start = self.rule.memory, self.rule.settled
         if setting.frozen_from:
             estimate = self.rule.reopen(estimate)
         self.rule.begin(state, estimate)
         self.hyper = model.resolve(data.level, estimate)
-        self.latest = self.hyper.dispersion if self.rule.estimates else None
+        if self.rule.estimates:
+            self.latest = self.hyper.dispersion, np.zeros_like(self.hyper.dispersion, bool)
         if not drawn:
             self._level(state)
         if setting.temperature is not None:
@@ -312,7 +314,7 @@ class TweedieChain(Chain):
             "normalizer": self.normalizer,
             "fits": self.fits,
             "climb": self.climb,
-            "varied": self.varied,
+            "variation": self.variation,
             "looks": list(self.looks),
             "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
             **self.links,
@@ -330,7 +332,7 @@ class TweedieChain(Chain):
         self.noise_sum = np.asarray(noise)
         fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
-        self.varied = memory.get("varied", self.varied)
+        self.variation = memory.get("variation", self.variation)
         self.looks = list(memory.get("looks", []))
         iterations, rise = memory.get("climb", self.climb)
         self.climb = iterations, rise
@@ -340,22 +342,22 @@ class TweedieChain(Chain):
         of_model = of_sampler = None
         phi, K = self.hyper.dispersion, self.model.n_components
         behind = self.climb[1] > FAR  # and then the dispersion may yet come down
-        if self.rule.counts and self.varied != 1 and not behind:
+        if self.rule.counts and self.variation != 1 and not behind:
             components = "1 component gives" if K == 1 else f"{K} components give"
             cause = (
                 "the dispersion was set to that: they need more components, or are no Poisson "
                 "counts, or would fit better from another start; compare with a larger "
                 "n_components, with NegativeBinomialNMF and with starts=5, or pass dispersion=1.0 "
                 "for Poisson counts all the same"
-                if self.varied > 1
+                if self.variation > 1
                 # More components could only fit them more closely.
                 else "the dispersion is 1 all the same: they are no Poisson counts, as counts "
                 "without their zeros are not, or have too many components; compare with a smaller "
                 "n_components"
             )
             of_model = (
-                f"around the means that {components} them, the counts vary {self.varied:.3g} times "
-                f"as much as Poisson counts, and {cause}"
+                f"around the means that {components} them, the counts vary {self.variation:.3g} "
+                f"times as much as Poisson counts, and {cause}"
             )
         begun, now = self.fits or (0.0, 0.0)
         phi = self.model.at(self.hyper)[1].dispersion
@@ -408,7 +410,7 @@ class TweedieChain(Chain):
         if end <= self.setting.frozen_from and self.rule.estimates and due:
             place = self.setting.executor, fine.state, self.floor
             self.looks.append(self.rule.at_draw(*place, fine.fits[fine.cycle - 1]))
-            self.latest = self.rule.agreed(self.looks)
+            self.latest = self.rule.mean_estimate(self.looks)
         if end >= self.setting.options.tune:
             # Rates that move take the metric with them.
             names = TUNING[1:] if self.model.learnt else TUNING
@@ -419,11 +421,12 @@ class TweedieChain(Chain):
     def estimate(self) -> Any:
         return self.latest
 
-    def take_dispersion(self, dispersion: Any) -> None:
-        judged = self.rule.judged(dispersion)
+    def take_dispersion(self, estimates: Sequence[Any]) -> None:
+        estimate = self.rule.pool(estimates)
+        dispersion = self.rule.snap_to_poisson(estimate)
         if self.rule.counts:
-            self.varied = dispersion if dispersion < 2 - self.rule.limit else judged
-        dispersion = self.rule.merged(self.hyper.dispersion, judged)
+            self.variation = estimate if estimate < 2 - self.rule.limit else dispersion
+        dispersion = self.rule.merged(self.hyper.dispersion, dispersion)
         if dispersion != self.hyper.dispersion:
             self.hyper = self.hyper._replace(dispersion=dispersion)
             self._follow_dispersion()

@@ -31,8 +31,8 @@ class TweedieNMF(GammaFactors):
     dispersion
         Dispersion phi: the variance of an observation is ``phi * mu**(2 - beta)``.
         ``"auto"`` estimates it from draws while a run tunes: their mean, fixed from then on.
-        Whole numbers under beta = 1 have 1, unless they surely vary more than Poisson counts;
-        1.05 to 1.25 times as much is not noticed, and harmless.
+        Whole numbers under beta = 1 have 1, unless they surely vary more than Poisson counts
+        in every chain; 1.05 to 1.25 times as much is not noticed, and harmless.
     rate_w, rate_h
         Rates :math:`\lambda` of the priors on W and H. ``"auto"`` makes the prior mean
         of ``mu``, ``K shape_w shape_h / (rate_w rate_h)``, equal to the mean of the data.

@@ -15,8 +15,10 @@ from scipy import sparse
 
 import daskfactor as dfac
 from benchmarks.false_alarms import counts, means
+from daskfactor.data.joined import JoinedData, join
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.dispersion import DispersionRule, poisson_limit, still_falls
+from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import mean_floor, start_state
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.results.files import Checkpoints
@@ -100,6 +102,19 @@ def test_runs_leave_poisson_counts_their_dispersion(V: Any, model: Any) -> None:
     assert not [one for one in caught if RATIOS in str(one.message)]
 
 
+def test_a_chain_that_is_stuck_leaves_the_others_their_dispersion() -> None:
+    """R-hat then shows it, which it would not where all spread as widely."""
+    rng = np.random.default_rng((5, 5))
+    V, model = counts(rng, means(rng, 0.05, 100.0)), dfac.TweedieNMF(3, shape_w=0.05, shape_h=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dfac.errors.SamplingWarning)
+        warnings.filterwarnings("error", RATIOS)
+        tree = dfac.sample(V, model, chains=4, **QUICK | {"random_seed": 5})
+    assert tree.attrs["dispersion"] == 1.0
+    levels = tree["sample_stats"]["lp"].values.mean(axis=1)
+    assert np.ptp(levels) > 1000, "no chain is stuck"
+
+
 @pytest.mark.parametrize("stored", [np.asarray, sparse.csr_array])
 def test_runs_find_counts_that_are_not_poisson(stored: Any) -> None:
     rng = np.random.default_rng(0)
@@ -150,6 +165,59 @@ def test_counts_vary_as_their_squares_say(kind: str) -> None:
     pairs = np.sum(seen * (seen - 1))
     limit = 1.1 + 4 * np.sqrt(2 * (pairs + 4)) / seen.sum() + 1e-6 * pairs / seen.sum()
     assert rule.limit == pytest.approx(limit)
+
+
+BOTH = {name: dfac.Relation("row", name, law="poisson") for name in "ab"}
+
+
+def data_of(V: Array, several: bool) -> Any:
+    """Counts alone, or beside others that have the same rows."""
+    if several:
+        return join({"a": V, "b": 2.0 * V}, BOTH, dtype="float64")
+    return dfac.as_blocks(V, 1, dtype="float64")
+
+
+def model_of(data: Any) -> Any:
+    several = isinstance(data, JoinedData)
+    return (dfac.Coupled(3, relations=BOTH) if several else dfac.TweedieNMF(3)).placed(data.placed)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+def test_all_chains_start_by_the_same_estimate(several: bool) -> None:
+    """The first decides whether counts are Poisson; others estimate how much theirs vary."""
+    rng = np.random.default_rng(1)
+    V = counts(rng, means(rng, 0.1, 3.0), ratio=4.0)
+    found = []
+    with data_of(V, several) as data:
+        model = model_of(data)
+        state = start_state(data, model, 0, 0)
+        floor, executor = mean_floor(data, model.likelihood), SerialExecutor()
+        first, second = (dispersion_rule(model, data) for _ in range(2))
+        for rule in (first, second):
+            _, pearson = rule.look(executor, state, floor)
+            found.append(rule.settle(executor, state, floor, pearson))
+            second.memory, second.settled = rule.memory, rule.settled
+    assert second.fixed is None
+    assert found[0] == found[1] != pearson
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+def test_counts_go_by_the_chain_that_fits_them_best(several: bool) -> None:
+    """And that is waited for, other chains are not."""
+    with data_of(sparse_counts(), several) as data:
+        rule: Any = dispersion_rule(model_of(data), data)
+    one = rule._in_unit(1, 1.0) if several else 1.0
+
+    def pool(*estimates: tuple[float, bool]) -> float:
+        given = [(phi * one, waits) for phi, waits in estimates]
+        found = rule.pool(
+            [((one, phi), [True, waits]) for phi, waits in given] if several else given
+        )
+        return float((found[1] if several else found) / one)
+
+    assert pool((3.0, False), (900.0, False)) == pytest.approx(3.0)
+    assert pool((3.0, False), (4.0, True)) == pytest.approx(3.0)
+    assert pool((3.0, False), (2.0, True)) == pytest.approx(1.0)
 
 
 def test_a_chain_on_its_way_is_waited_for() -> None:

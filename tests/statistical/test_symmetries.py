@@ -59,7 +59,7 @@ def moved(grid: Grid, rng: np.random.Generator) -> tuple[Array, Array]:
         Prior([slice(None)], TABLES[ROWS], K, (link, RIDGE)),
         Prior([slice(None)], TABLES[COLUMNS], K + 1, None),
     )
-    scale, shift = draw_symmetries(state, priors, np.ones(K, bool), rng)
+    scale, shift = draw_symmetries(state, priors, K, rng)
     sizes = np.concatenate([scale, np.ones(2)])
     np.testing.assert_allclose(first.values @ second.values.T, W @ H.T, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(first.arrays[SHIFT], X @ (link * sizes))
