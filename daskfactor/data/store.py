@@ -497,13 +497,19 @@ class StoreWriter:
         # Nothing is renamed in an object store: what is whole is copied, its root last.
         files, new = file_system(self._target)
         root, place = new + f"/{NODE}", self._place
-        with reaching(self.location):
-            files.invalidate_cache()
-            others = [name for name in files.find(new) if name != root]
-            files.rm(place, recursive=True)
-            files.copy(others, [place + name.removeprefix(new) for name in others])
-            files.cp_file(root, place + f"/{NODE}")
-            files.rm(new, recursive=True)
+        try:
+            with reaching(self.location):
+                files.invalidate_cache()
+                others = [name for name in files.find(new) if name != root]
+                self._group = None  # the new one is all that there is from now on: none to abort
+                files.rm(place, recursive=True)
+                files.copy(others, [place + name.removeprefix(new) for name in others])
+                files.cp_file(root, place + f"/{NODE}")
+                files.rm(new, recursive=True)
+        except DaskfactorError as error:
+            raise StoreError(
+                f"{error}; the new store is whole at {self._target}: pass that instead, or copy it"
+            ) from error.__cause__
 
 
 def zarr_kind(location: str) -> Kind | None:
