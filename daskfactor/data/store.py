@@ -286,7 +286,7 @@ class StoreWriter:
         if not is_url(self.location):
             Path(self.location).parent.mkdir(parents=True, exist_ok=True)
             self._publication = Publication(self.location)
-            self._target = str(self._publication.making)
+            self._target = str(self._publication.draft)
         elif self._replaced is not None:
             beside = f"{self.location.rstrip('/')}.{uuid.uuid4().hex}.partial"
             self._target = along(beside, self.location)
@@ -488,7 +488,7 @@ class StoreWriter:
         """Have the store take its place, now that it is whole."""
         there = self._check_place()  # again: a conversion takes its time
         if self._publication is not None:
-            self._publication.appear(self._overwrite)
+            self._publication.publish(self._overwrite)
             return
         if there != self._replaced:
             raise StoreError(

@@ -107,7 +107,8 @@ class RunStore(Sink):
         """Make an empty run store and open it for writing.
 
         It appears at ``path`` complete or not at all, and in place of an earlier run when it has
-        its first checkpoint. At a URL it replaces that at once; snapshots keep it.
+        its first checkpoint. At a URL it replaces that at once; snapshots keep
+        it until they expire.
 
         Parameters
         ----------
@@ -141,13 +142,13 @@ class RunStore(Sink):
         state: tuple[Arrays, Mapping[str, Any]] | None = None,
     ) -> Self:
         """Do the same under a name that is reserved already."""
-        with reservation.making() as place:
+        with reservation.new_place() as place:
             write_skeleton(place, spec)
             if state is not None:
                 checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
                 checkpoints.keep(state[0])
                 checkpoints.commit({}, state[1])
-        made = cls.open(reservation.path, reservation.taken())
+        made = cls.open(reservation.path, reservation.hand_over())
         made._empty = True
         return made
 
