@@ -2,8 +2,8 @@
 
 ``.NAME.partial`` beside NAME is the folder of the one process that makes NAME: it holds ``lock``,
 ``new`` has what it makes, ``old`` what it replaces. Nothing that exists is touched before its
-replacement is whole. What a process left there that was killed is put back or removed by the next
-one that writes NAME.
+replacement is whole. The next process that writes NAME puts back or removes what a killed one
+left there.
 """
 
 import ctypes
@@ -68,8 +68,7 @@ class Lock:
                     # A file system without locks: the caller has to see to it alone.
                     if error.errno not in _NO_LOCKS:
                         raise
-            with suppress(OSError):  # it is for messages alone
-                writer.write_text(f"{me}\n")
+            writer.write_text(f"{me}\n")
         except BaseException:
             self.release()
             raise
@@ -190,7 +189,7 @@ class Publication:
             raise
 
     def close(self) -> None:
-        """Remove what did not appear, and what was replaced, and let others have the name."""
+        """Remove a draft that was not published and what was replaced; release the name."""
         try:
             _remove(self._new)
             if self._target.exists():  # else it is the only one, which the next writer puts back
@@ -250,7 +249,7 @@ def check_free(
     overwrite
         Whether a file there may be replaced.
     replaceable
-        Says whether a folder there may, too; left out, none may.
+        Predicate of folders that may be replaced, too; default: none.
 
     Raises
     ------
@@ -267,7 +266,7 @@ def check_free(
 
 
 def recover(path: str | PathLike[str]) -> None:
-    """Put back or remove what a process left beside a name that was killed while it wrote it."""
+    """Put back or remove what a killed process left beside a name."""
     if _folder(_resolved(path)).exists():
         with suppress(OSError, StoreError):
             Publication(path).close()

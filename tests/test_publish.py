@@ -462,6 +462,7 @@ def test_sigterm_ends_a_fit_as_ctrl_c_does(tmp_path: Path, calls: int, told: str
     assert found.sizes["component"] == (1 if calls == 0 else 2)
 
 
+RANKS = ["select-rank", "v.npy", "--ranks", "1:2", "--temperatures", "2", "--held-out", "0", "-q"]
 WRITERS: dict[str, list[str]] = {
     "predict.csv": ["predict", "run.zarr"],
     "predict.nc": ["predict", "run.zarr"],
@@ -471,8 +472,8 @@ WRITERS: dict[str, list[str]] = {
     "transform.csv": ["transform", "run.zarr", "v.npy", "-q"],
     "plot.png": ["plot", "run.zarr", "--figure", "shares"],
     "report.html": ["report", "run.zarr"],
-    "ranks.nc": ["select-rank", "v.npy", "--ranks", "1:2", "--temperatures", "2", "-q"],
-    "ranks.png": ["select-rank", "v.npy", "--ranks", "1:2", "--temperatures", "2", "-q"],
+    "ranks.nc": RANKS,
+    "ranks.png": RANKS,
 }
 
 

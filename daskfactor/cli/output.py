@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINDS: Final = ("-", ".csv", ".parquet", ".nc", ".zarr")
 """Endings of files that are written; - is CSV on stdout."""
 FORMULA: Final = r"^\s*[=@]|^\s*[+-](?!\s*[\d.]*(?:[eE][+-]?\d+)?\s*$)"
-"""Beginning of a text, no number, that spreadsheets compute."""
+"""Text other than a number that spreadsheets take for a formula."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +150,10 @@ def _labelled(text: str, labels: Any, option: str) -> list[int]:
 
 
 class Terminal:
-    """A terminal that is given text, of which it must obey nothing."""
+    """Standard output to a terminal, without control characters."""
 
     def write(self, text: str) -> int:
-        """Write text with its control characters as numbers."""
+        """Write text, with control characters as numbers."""
         return sys.stdout.write(visible(text))
 
 

@@ -412,11 +412,11 @@ class StoreWriter:
         except Exception as error:  # noqa: BLE001 - each file system has errors of its own
             files.invalidate_cache()
             if isinstance(error, FileExistsError) or files.exists(file):
-                raise self._taken() from None
+                raise self._exists_already() from None
             files.pipe_file(file, text)  # many servers do not know of such writes
 
     def _check_place(self) -> bytes | None:
-        """Refuse what may not be replaced; the root's document of a store that may be."""
+        """Refuse what may not be replaced; return the root document of a store that may be."""
         files, place = self._files, self._place
         with reaching(self.location):
             if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
@@ -427,12 +427,12 @@ class StoreWriter:
                 "another name, or remove it yourself"
             )
         if not self._overwrite:
-            raise self._taken()
+            raise self._exists_already()
         with reaching(self.location):
             root = f"{place}/{NODE}"
             return bytes(files.cat_file(root)) if files.exists(root) else b""
 
-    def _taken(self) -> StoreError:
+    def _exists_already(self) -> StoreError:
         return StoreError(
             f"{self.location} exists already; give another name, or allow it to be replaced "
             "with overwrite=True"
