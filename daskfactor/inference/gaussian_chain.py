@@ -335,7 +335,7 @@ class GaussianChain(Chain):
             hyper = hyper._replace(noise=float(noise))
         hyper = self._draw_links(hyper, state, rng)
         hyper = self._draw_precisions(hyper, state, rng)
-        if cycle % SYMMETRIES_EVERY == 0:
+        if cycle and cycle % SYMMETRIES_EVERY == 0:  # a given start stays what it is
             hyper = self._draw_symmetries(hyper, state, cycle)
         if self.model.biases:
             hyper = self._draw_biases(hyper, state, rng)

@@ -65,8 +65,8 @@ def place_of(given: Any, data: BlockedData, width: int) -> Place:
     lanes = max(threads.values(), default=cpu_count())
     lanes = lanes if given.lanes is None else whole_number("lanes", given.lanes, 1)
     if executor == "auto":
-        there: Any = client or SimpleNamespace(
-            nthreads=lambda: dict.fromkeys(range(workers), lanes)
+        there: Any = client or SimpleNamespace(  # of a cluster that stays as it is
+            nthreads=lambda: dict.fromkeys(range(workers), lanes), cluster=SimpleNamespace()
         )
         alone = client is None and workers == 1
         executor = "threads" if alone else choose_executor(there, data, width).name

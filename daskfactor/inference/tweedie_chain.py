@@ -153,7 +153,7 @@ class TweedieChain(Chain):
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
-        if setting.sampler.rescales_every:
+        if setting.sampler.rescales_every and not drawn:
             self._rescale(self.tracks[0])
         if "metric" in setting.sampler.arrays:
             self._with_shares(state, take_curvature, "curvature")

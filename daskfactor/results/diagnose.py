@@ -376,7 +376,9 @@ def agreement(group: xr.Dataset) -> Array:
             W = H = np.zeros(())
             for of_w, of_h in each_draw(part.isel(chain=[at]), None):
                 W, H = W + of_w, H + of_h
-            means.append(reference_from(W / part.sizes["draw"], H / part.sizes["draw"]))
+            # Sums in one order, whatever the order in memory of draws that are read or held.
+            W, H = (np.ascontiguousarray(own / part.sizes["draw"]) for own in (W, H))
+            means.append(reference_from(W, H))
     least = np.ones(group.sizes["component"])
     for one, other in combinations(means, 2):
         alike = (one.W * other.W).sum(axis=0), (one.H * other.H).sum(axis=1)

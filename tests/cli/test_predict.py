@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor.cli.main import app
-from daskfactor.cli.output import positions, write
+from daskfactor.cli.output import Output, positions, write
 from daskfactor.errors import DataError, DataWarning, OptionError
 from tests.fake_run import fake_run
 
@@ -178,7 +178,7 @@ def test_a_terminal_obeys_no_label(monkeypatch):
     piped, screen = io.StringIO(), Screen()
     for file in (piped, screen):
         monkeypatch.setattr("sys.stdout", file)
-        write(table, "-", "-")
+        Output(output="-").put(table)
     monkeypatch.undo()
     assert "\x1b[31mred,a" in piped.getvalue()  # what programs read is what there is
     assert "\\u001b[31mred,a" in screen.getvalue()
@@ -201,7 +201,7 @@ def test_labels_that_spreadsheets_compute_are_told_of(tmp_path, label, told):
     table = predictions(range(2), ["a", label])
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        write(table, ".csv", str(tmp_path / "a.csv"))
+        write(table, str(tmp_path / "a.csv"), False)
     assert [one.category for one in found] == [DataWarning] * told
     assert all(repr(label) in str(one.message) for one in found)
     with (tmp_path / "a.csv").open(newline="") as file:
@@ -211,9 +211,9 @@ def test_labels_that_spreadsheets_compute_are_told_of(tmp_path, label, told):
 def test_a_label_that_netcdf_cannot_hold_is_refused_in_a_sentence(tmp_path):
     table = predictions(range(2), ["a", "b\0c"])
     with pytest.raises(DataError, match=r"NUL character.*'b\\x00c'.*\.parquet"):
-        write(table, ".nc", str(tmp_path / "a.nc"))
+        write(table, str(tmp_path / "a.nc"), False)
     assert not (tmp_path / "a.nc").exists()
-    write(table, ".parquet", str(tmp_path / "a.parquet"))
+    write(table, str(tmp_path / "a.parquet"), False)
     assert set(pd.read_parquet(tmp_path / "a.parquet")["column"]) == {"a", "b\0c"}
 
 

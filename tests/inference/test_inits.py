@@ -205,8 +205,6 @@ def test_a_chain_goes_on_from_the_same_log_density(trace: Any) -> None:
         for (W, H, chain, fit), (own, draw) in zip(found, ((0, 8), (1, 8), (0, 4)), strict=True):
             before = factors(trace, own, draw)
             np.testing.assert_allclose(W @ H, before[0] @ before[1], rtol=1e-5)
-            if sampler.rescales_every:  # the scale of components is drawn at the start
-                continue
             np.testing.assert_array_equal(W, before[0])
             rates = hyper.rate_w, hyper.rate_h
             prior = MODEL.log_prior(W.astype(float), H.astype(float), *rates)

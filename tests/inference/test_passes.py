@@ -137,7 +137,9 @@ def test_hmc_rejects_where_it_runs_away() -> None:
     """No roll-back and no warning: a path that diverges is a proposal like any other."""
     tree = draw(dfac.HMC(1e12, steps=3, warm_start=3))
     assert not tree["sample_stats"]["acceptance_rate"].values.any()
-    assert np.ptp(tree["posterior"]["W"].values, axis=1).max() == 0
+    W = tree["posterior"]["W"].values[0]
+    shares = W / W.sum(axis=1, keepdims=True)  # the scale alone is drawn
+    assert np.ptp(shares, axis=0).max() < 1e-6
     assert tree.attrs["divergences"] == 0
     assert not tree["sample_stats"]["diverging"].values.any()
 

@@ -127,7 +127,7 @@ def test_letters_stand_out_from_both_grounds(page):
 def test_the_page_says_what_summaries_and_tables_say(trace, page):
     text = " ".join(Outline(page).text)
     tree, held = trace
-    for light in dfac.summarize(dfac.align(tree)).lights.values():
+    for light in dfac.summarize(tree).lights.values():
         assert all(reason in text for reason in light.reasons)
         assert light.advice in text
     assert "30 site x 14 wave" in text
