@@ -34,7 +34,7 @@ class Prior(NamedTuple):
 
     Attributes
     ----------
-    rows
+    band_rows
         Which rows of every band tell of hyperparameters.
     table
         Means and precisions of the columns, as `column_table` has them.
@@ -44,7 +44,7 @@ class Prior(NamedTuple):
         The link B, (F, K'), and its precision; None where there are no covariates.
     """
 
-    rows: list[Any]
+    band_rows: list[Any]
     table: Array
     bias: int | None
     link: tuple[Array, float] | None
@@ -114,7 +114,7 @@ def draw_symmetries(
         found = []
         for factor, prior in enumerate(priors):
             how: Any = {"table": prior.table, "bias": prior.bias, "K": K}
-            parts = state.each(partial(sum_band, **how), factor, prior.rows)
+            parts = state.each(partial(sum_band, **how), factor, prior.band_rows)
             found.append(Sums(*(sum(own) for own in zip(*parts, strict=True))))
         return found
 
