@@ -54,7 +54,7 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         As for :func:`sample`.
     store, overwrite
         As for :func:`sample`, but that a fit replaces the run of the estimator's own last fit.
-        What scikit-learn clones, such as for cross-validation, needs a store of its own or none.
+        A clone, such as those of cross-validation, needs another store or none.
     unstored
         ``"zero"`` or ``"missing"``: what entries are that a sparse X does not store.
     random_state
@@ -129,10 +129,10 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.verbose = verbose
 
     def __sklearn_clone__(self) -> Self:
-        made: Self = super().__sklearn_clone__()
+        clone: Self = super().__sklearn_clone__()
         if self.store is not None:
-            made._store_of_another = self.store
-        return made
+            clone._store_of_original = self.store
+        return clone
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -162,11 +162,11 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         del y
         model = self._model()
-        if self.store is not None and self.store == getattr(self, "_store_of_another", None):
+        if self.store is not None and self.store == getattr(self, "_store_of_original", None):
             raise OptionError(
-                f"this estimator is a clone, and store={self.store!r} is that of the one that it "
-                "was cloned from; pass store=None, as all that is cloned for cross-validation or "
-                "a grid needs it, or another path with set_params(store=...)"
+                f"this estimator is a clone, and store={self.store!r} belongs to the original; "
+                "pass store=None (cross-validation and searches clone the estimator), or another "
+                "path with set_params(store=...)"
             )
         blocks = self._blocks(X, reset=True, uncertainty=uncertainty, weights=weights)
         trace = sample(
@@ -302,7 +302,7 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         )
 
     def _stored_here(self) -> bool:
-        """Whether the store holds the run of the last fit, and nothing else."""
+        """Check that the store holds the run of the last fit."""
         if self.store is None or not hasattr(self, "trace_"):
             return False
         with suppress(StoreError):

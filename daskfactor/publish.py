@@ -2,8 +2,8 @@
 
 ``.NAME.partial`` beside NAME is the folder of the one process that makes NAME: it holds ``lock``,
 ``new`` has what it makes, ``old`` what it replaces. Nothing that exists is touched before its
-replacement is whole. What a process left there that was killed is put back or removed by the next
-one that writes NAME.
+replacement is whole. The next process that writes NAME puts back or removes what a killed one
+left there.
 """
 
 import ctypes
@@ -22,28 +22,28 @@ from daskfactor.errors import StoreError
 
 _NO_LOCKS: Final = frozenset({ENOLCK, ENOSYS, ENOTSUP})
 _NO_LINKS: Final = frozenset({ENOSYS, ENOTSUP, EPERM})
-_HERE: Final = -100
-_EXCHANGE: Final = 2
-"""What Linux calls AT_FDCWD and RENAME_EXCHANGE."""
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+"""Constants of Linux for `renameat2`."""
 
 
 class Lock:
-    """The exclusive right to something, given up when the process ends in any way.
+    """An exclusive lock, released when the process ends in any way.
 
     Parameters
     ----------
     folder
-        Where the file ``lock`` is held, and ``writer`` says by which process; a folder that is
-        renamed has another name from then on.
+        The folder of the file ``lock``, and of ``writer``, which names the process; to be set
+        anew when the folder is renamed.
     what
-        What that process writes, for the message.
+        The path that the process writes, for the message.
 
     Raises
     ------
     StoreError
-        If another process has it, or this one already.
+        If another process holds the lock, or this one already.
     OSError
-        If there can be no such files.
+        If the files cannot be written.
     """
 
     def __init__(self, folder: Path, what: object) -> None:
@@ -75,11 +75,11 @@ class Lock:
 
     @property
     def is_locked(self) -> bool:
-        """Whether it has not been given up."""
+        """True until the lock is released."""
         return self._handle >= 0
 
     def is_current(self) -> bool:
-        """Whether the file in the folder is the one that is held, and not a later one."""
+        """Check that the file in the folder is the one that is locked, not a later one."""
         if not self.is_locked:
             return False
         with suppress(FileNotFoundError):
@@ -87,7 +87,7 @@ class Lock:
         return False
 
     def release(self) -> None:
-        """Give the right up. Can be called again."""
+        """Release the lock. Can be called again."""
         if self.is_locked:
             os.close(self._handle)
             self._handle = -1
@@ -106,8 +106,8 @@ class Publication:
 
     Attributes
     ----------
-    making
-        Where the file or folder is made.
+    draft
+        The path to make the file or folder at.
 
     Raises
     ------
@@ -121,13 +121,15 @@ class Publication:
         self._target = _resolved(path)
         self._folder = _folder(self._target)
         self._new, self._old = self._folder / "new", self._folder / "old"
-        self.making = self._new / self._target.name
+        self.draft = self._new / self._target.name
         try:
             self._reserve()
         except StoreError:
             raise
         except OSError as error:
             error.filename = str(path)
+            with suppress(OSError):
+                self._folder.rmdir()
             raise
 
     def _reserve(self) -> None:
@@ -138,14 +140,18 @@ class Publication:
                 break
             except FileNotFoundError:
                 continue  # its owner has just removed the folder
-        if self._old.exists() and not self._target.exists():
-            self._old.rename(self._target)
-        _remove(self._old)
-        _remove(self._new)
-        self._new.mkdir()
+        try:
+            if self._old.exists() and not self._target.exists():
+                self._old.rename(self._target)
+            _remove(self._old)
+            _remove(self._new)
+            self._new.mkdir()
+        except BaseException:
+            self.close()
+            raise
 
-    def appear(self, overwrite: bool = False) -> None:
-        """Give what was made its name, in place of what has it if that is to be replaced.
+    def publish(self, overwrite: bool = False) -> None:
+        """Give the draft its name, in place of what has it if that is to be replaced.
 
         Raises
         ------
@@ -154,7 +160,7 @@ class Publication:
         OSError
             If it cannot be done; what was there is as it was.
         """
-        new, target = self.making, self._target
+        new, target = self.draft, self._target
         if not (overwrite and target.exists()):
             self._put(new, target)
         elif new.is_dir() != target.is_dir():
@@ -183,7 +189,7 @@ class Publication:
             raise
 
     def close(self) -> None:
-        """Remove what did not appear, and what was replaced, and let others have the name."""
+        """Remove a draft that was not published and what was replaced; release the name."""
         try:
             _remove(self._new)
             if self._target.exists():  # else it is the only one, which the next writer puts back
@@ -208,7 +214,7 @@ def publishing(
     overwrite: bool = False,
     replaceable: Callable[[str], bool] | None = None,
 ) -> Iterator[Path]:
-    """Give a path for a file or folder to be made at, which appears when the block ends, or never.
+    """Yield a path to make a file or folder at; it is published when the block ends, or never.
 
     Parameters
     ----------
@@ -224,9 +230,9 @@ def publishing(
     """
     check_free(path, overwrite, replaceable)
     with Publication(path) as publication:
-        yield publication.making
+        yield publication.draft
         check_free(path, overwrite, replaceable)
-        publication.appear(overwrite)
+        publication.publish(overwrite)
 
 
 def check_free(
@@ -243,7 +249,7 @@ def check_free(
     overwrite
         Whether a file there may be replaced.
     replaceable
-        Says whether a folder there may, too; left out, none may.
+        Predicate of folders that may be replaced, too; default: none.
 
     Raises
     ------
@@ -260,7 +266,7 @@ def check_free(
 
 
 def recover(path: str | PathLike[str]) -> None:
-    """Put back or remove what a process left beside a name that was killed while it wrote it."""
+    """Put back or remove what a killed process left beside a name."""
     if _folder(_resolved(path)).exists():
         with suppress(OSError, StoreError):
             Publication(path).close()
@@ -315,10 +321,10 @@ def _link(new: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Have two folders change names in an instant, where the system can do that."""
+    """Exchange the names of two folders atomically; False where the system cannot."""
     try:
         rename = ctypes.CDLL(None).renameat2
     except (AttributeError, OSError):
         return False
-    done = rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
-    return bool(done == 0)
+    paths = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
+    return bool(rename(*paths, _RENAME_EXCHANGE) == 0)

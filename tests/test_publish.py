@@ -20,6 +20,7 @@ import daskfactor as dfac
 from daskfactor import publish
 from daskfactor.cli.main import app
 from daskfactor.errors import StoreError
+from daskfactor.plots.canvas import new_figure, save
 from daskfactor.publish import Publication, publishing, recover
 from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
@@ -109,8 +110,8 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(
         with monkeypatch.context() as patch:
             death = Death(patch, fatal, before)
             try:
-                with publishing(target, True, lambda path: True) as making:
-                    make(making, "new", folder)
+                with publishing(target, True, lambda path: True) as draft:
+                    make(draft, "new", folder)
             except Killed:
                 pass
         for lock in locks:
@@ -121,8 +122,8 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(
         recover(target)
         assert word_at(target) in (old, "new")
         assert {path.name for path in target.parent.iterdir()} <= {"x"}
-        with publishing(target, True, lambda path: True) as making:
-            make(making, "newest", folder)
+        with publishing(target, True, lambda path: True) as draft:
+            make(draft, "newest", folder)
         assert word_at(target) == "newest"
         assert [path.name for path in target.parent.iterdir()] == ["x"]
         seen.append(found)
@@ -150,9 +151,9 @@ def test_an_interruption_puts_back_what_was_set_aside(
     monkeypatch.setattr(Path, "rename", failing)
     with (
         pytest.raises(OSError, match="Input/output"),
-        publishing(target, True, lambda path: True) as making,
+        publishing(target, True, lambda path: True) as draft,
     ):
-        make(making, "new", folder=True)
+        make(draft, "new", folder=True)
     monkeypatch.undo()
     assert word_at(target) == (None if lasting else "old")
     recover(target)
@@ -169,12 +170,29 @@ def test_what_appears_meanwhile_is_kept(tmp_path: Path, folder: bool, there: boo
     """Even what knows of no reservation, such as another program."""
     target = tmp_path / "x"
     with Publication(target) as publication:
-        make(publication.making, "new", folder)
+        make(publication.draft, "new", folder)
         make(target, "of another", there)
         with pytest.raises(StoreError, match="exists already"):
-            publication.appear()
+            publication.publish()
     assert word_at(target) == "of another"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("step", ["open", "mkdir"])
+def test_a_name_that_cannot_be_reserved_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    real, last = getattr(os, step), {"open": "lock", "mkdir": "new"}[step]
+
+    def full(path: Any, *args: Any) -> Any:
+        if Path(path).name == last:
+            raise OSError(28, "No space left on device", str(path))
+        return real(path, *args)
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
+        Publication(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_process_makes_a_name_at_a_time(tmp_path: Path) -> None:
@@ -187,14 +205,14 @@ def test_one_process_makes_a_name_at_a_time(tmp_path: Path) -> None:
         Publication(target)
     process.kill()
     process.join()
-    with publishing(target) as making:
-        making.write_text("after a dead process")
+    with publishing(target) as draft:
+        draft.write_text("after a dead process")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def reserve_and_wait(path: str, pipe: Any) -> None:
     with Publication(path) as publication:
-        publication.making.write_text("half")
+        publication.draft.write_text("half")
         pipe.send("reserved")
         pipe.recv()
 
@@ -444,6 +462,7 @@ def test_sigterm_ends_a_fit_as_ctrl_c_does(tmp_path: Path, calls: int, told: str
     assert found.sizes["component"] == (1 if calls == 0 else 2)
 
 
+RANKS = ["select-rank", "v.npy", "--ranks", "1:2", "--temperatures", "2", "--held-out", "0", "-q"]
 WRITERS: dict[str, list[str]] = {
     "predict.csv": ["predict", "run.zarr"],
     "predict.nc": ["predict", "run.zarr"],
@@ -453,8 +472,8 @@ WRITERS: dict[str, list[str]] = {
     "transform.csv": ["transform", "run.zarr", "v.npy", "-q"],
     "plot.png": ["plot", "run.zarr", "--figure", "shares"],
     "report.html": ["report", "run.zarr"],
-    "ranks.nc": ["select-rank", "v.npy", "--ranks", "1:2", "--temperatures", "2", "-q"],
-    "ranks.png": ["select-rank", "v.npy", "--ranks", "1:2", "--temperatures", "2", "-q"],
+    "ranks.nc": RANKS,
+    "ranks.png": RANKS,
 }
 
 
@@ -513,6 +532,15 @@ def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(
     assert "is a folder that is not replaced" in " ".join(result.output.split())
     assert (tmp_path / "thesis.zarr" / "text").read_text() == "precious"
     assert dfac.open_run(tmp_path / "run.zarr")["posterior"].sizes["draw"] == 6
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(StoreError, match=r"a picture to .*x\.png, the disk is full; .* try again"):
+        save(new_figure(1, 1), tmp_path / "x.png")
 
 
 def test_pages_and_pictures_are_kept_in_python_too(place: Path, tmp_path: Path) -> None:

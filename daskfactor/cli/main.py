@@ -62,7 +62,7 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
         said = " ".join(_in_words_of_the_shell(text, options).split())
         typer.echo(visible(said), err=True)
 
-    noted: set[str] = set()
+    notes: set[str] = set()
 
     with warnings.catch_warnings(), terminating():
         warnings.simplefilter("always", DaskfactorWarning)
@@ -71,8 +71,8 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
         def show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             if debug and not issubclass(category, DaskfactorWarning):
                 usual(message, category, *rest)
-            elif str(message) not in noted:
-                noted.add(str(message))
+            elif str(message) not in notes:
+                notes.add(str(message))
                 say("note", "yellow", str(message))
 
         warnings.showwarning = show_warning  # type: ignore[assignment]

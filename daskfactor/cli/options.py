@@ -326,7 +326,7 @@ class Place:
 
 
 def _run_at(store: str | None) -> str | None:
-    """Tell which run a folder holds; None where there is none."""
+    """Return the id of the run that a folder holds, or None."""
     from daskfactor.results.root import read_root
 
     if store is None or is_url(store):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINDS: Final = ("-", ".csv", ".parquet", ".nc", ".zarr")
 """Endings of files that are written; - is CSV on stdout."""
 FORMULA: Final = r"^\s*[=@]|^\s*[+-](?!\s*[\d.]*(?:[eE][+-]?\d+)?\s*$)"
-"""Beginning of a text, no number, that spreadsheets compute."""
+"""Text other than a number that spreadsheets take for a formula."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +150,10 @@ def _labelled(text: str, labels: Any, option: str) -> list[int]:
 
 
 class Terminal:
-    """A terminal that is given text, of which it must obey nothing."""
+    """Standard output to a terminal, without control characters."""
 
     def write(self, text: str) -> int:
-        """Write text with its control characters as numbers."""
+        """Write text, with control characters as numbers."""
         return sys.stdout.write(visible(text))
 
 
@@ -185,19 +185,19 @@ def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:
             f"netCDF stores no NUL character, and there is one in the label {label!r}; give "
             "the label another name, or write .zarr, .parquet or .csv"
         )
-    with publishing(output, overwrite, is_result) as making:
+    with publishing(output, overwrite, is_result) as draft:
         if kind == ".csv":
-            with making.open("w", newline="", encoding="utf-8") as file:
+            with draft.open("w", newline="", encoding="utf-8") as file:
                 write_csv(result, file)
         elif kind == ".parquet":
-            result.to_dataframe().reset_index().to_parquet(making)
+            result.to_dataframe().reset_index().to_parquet(draft)
         elif kind == ".nc":
-            result.to_netcdf(making)
+            result.to_netcdf(draft)
         else:
             # Text of one fixed width has no settled zarr format; text as objects has.
             coords = result.coords.items()
             texts = {name: own.astype(object) for name, own in coords if own.dtype.kind == "U"}
-            result.assign_coords(texts).to_zarr(making, consolidated=False)
+            result.assign_coords(texts).to_zarr(draft, consolidated=False)
 
 
 def _texts(result: "xr.Dataset", pattern: str) -> Iterator[str]:

@@ -297,14 +297,14 @@ def export(
             raise StoreError(f"{file} would be read as labels of {target}; move it away")
         check_free(file, overwrite)
     with writing_errors(str(target)), contextlib.ExitStack() as stack:
-        made = [stack.enter_context(Publication(target))]
-        write(data, made[0].making)
+        publications = [stack.enter_context(Publication(target))]
+        write(data, publications[0].draft)
         for file, text in labels.items():
             if text is not None:
-                made.append(stack.enter_context(Publication(file)))
-                made[-1].making.write_text(text, encoding="utf-8")
-        for publication in reversed(made):
-            publication.appear(overwrite)
+                publications.append(stack.enter_context(Publication(file)))
+                publications[-1].draft.write_text(text, encoding="utf-8")
+        for publication in reversed(publications):
+            publication.publish(overwrite)
 
 
 def _label_files(data: BlockedData, target: Path) -> dict[Path, str | None]:

@@ -286,7 +286,7 @@ class StoreWriter:
         if not is_url(self.location):
             Path(self.location).parent.mkdir(parents=True, exist_ok=True)
             self._publication = Publication(self.location)
-            self._target = str(self._publication.making)
+            self._target = str(self._publication.draft)
         elif self._replaced is not None:
             beside = f"{self.location.rstrip('/')}.{uuid.uuid4().hex}.partial"
             self._target = along(beside, self.location)
@@ -412,11 +412,11 @@ class StoreWriter:
         except Exception as error:  # noqa: BLE001 - each file system has errors of its own
             files.invalidate_cache()
             if isinstance(error, FileExistsError) or files.exists(file):
-                raise self._taken() from None
+                raise self._exists_already() from None
             files.pipe_file(file, text)  # many servers do not know of such writes
 
     def _check_place(self) -> bytes | None:
-        """Refuse what may not be replaced; the root's document of a store that may be."""
+        """Refuse what may not be replaced; return the root document of a store that may be."""
         files, place = self._files, self._place
         with reaching(self.location):
             if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
@@ -427,12 +427,12 @@ class StoreWriter:
                 "another name, or remove it yourself"
             )
         if not self._overwrite:
-            raise self._taken()
+            raise self._exists_already()
         with reaching(self.location):
             root = f"{place}/{NODE}"
             return bytes(files.cat_file(root)) if files.exists(root) else b""
 
-    def _taken(self) -> StoreError:
+    def _exists_already(self) -> StoreError:
         return StoreError(
             f"{self.location} exists already; give another name, or allow it to be replaced "
             "with overwrite=True"
@@ -488,7 +488,7 @@ class StoreWriter:
         """Have the store take its place, now that it is whole."""
         there = self._check_place()  # again: a conversion takes its time
         if self._publication is not None:
-            self._publication.appear(self._overwrite)
+            self._publication.publish(self._overwrite)
             return
         if there != self._replaced:
             raise StoreError(
@@ -497,13 +497,19 @@ class StoreWriter:
         # Nothing is renamed in an object store: what is whole is copied, its root last.
         files, new = file_system(self._target)
         root, place = new + f"/{NODE}", self._place
-        with reaching(self.location):
-            files.invalidate_cache()
-            others = [name for name in files.find(new) if name != root]
-            files.rm(place, recursive=True)
-            files.copy(others, [place + name.removeprefix(new) for name in others])
-            files.cp_file(root, place + f"/{NODE}")
-            files.rm(new, recursive=True)
+        try:
+            with reaching(self.location):
+                files.invalidate_cache()
+                others = [name for name in files.find(new) if name != root]
+                self._group = None  # the new one is all that there is from now on: none to abort
+                files.rm(place, recursive=True)
+                files.copy(others, [place + name.removeprefix(new) for name in others])
+                files.cp_file(root, place + f"/{NODE}")
+                files.rm(new, recursive=True)
+        except DaskfactorError as error:
+            raise StoreError(
+                f"{error}; the new store is whole at {self._target}: pass that instead, or copy it"
+            ) from error.__cause__
 
 
 def zarr_kind(location: str) -> Kind | None:

@@ -311,9 +311,9 @@ def parquet_files(location: str) -> list[str]:
 
 
 def has_parquet(system: Any, folder: str) -> bool:
-    """Whether a folder, or one ``key=value`` in it, has such files; looks into no others.
+    """Look for Parquet files in a folder, or in one ``key=value`` in it, and in no others.
 
-    A folder may be the root of all files.
+    The folder may be the root of all files.
     """
     try:
         inside = {own["name"]: own["type"] for own in system.ls(folder, detail=True)}

@@ -157,7 +157,7 @@ def sample(
     overwrite
         Whether to replace a run that the store holds; nothing else is ever replaced. It stays as
         it is until the new run has its first checkpoint; in an object store it is replaced at
-        once, and earlier snapshots of the store hold it.
+        once, and earlier snapshots of the store hold it until they expire.
     progressbar
         Whether to show a progress bar on standard error.
     client

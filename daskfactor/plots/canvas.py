@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from daskfactor.errors import OptionError
 from daskfactor.publish import publishing
 from daskfactor.results.components import component_title, told_label
+from daskfactor.results.files import disk_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -239,13 +240,16 @@ def save(figure: "Figure", path: str | PathLike[str] | None, overwrite: bool = F
     OptionError
         If the suffix names no format that matplotlib writes.
     StoreError
-        If there is a file of this name already, and not ``overwrite``.
+        If there is a file of this name already, and not ``overwrite``, or it cannot be written.
     """
     if path is None:
         return figure
     known = figure.canvas.get_supported_filetypes()
     if Path(path).suffix.lstrip(".").lower() not in known:
         raise OptionError(f"{path} has no suffix of a picture; take one of {', '.join(known)}")
-    with publishing(path, overwrite) as making:
-        figure.savefig(making, dpi=160)
+    with (
+        disk_errors("a picture", Path(path), "nothing else was changed", "try again"),
+        publishing(path, overwrite) as draft,
+    ):
+        figure.savefig(draft, dpi=160)
     return figure

@@ -54,17 +54,17 @@ class Report:
         OptionError
             If the name does not end in ``.html`` or ``.htm``.
         StoreError
-            If the file cannot be written.
-            If there is a file of this name already, and not ``overwrite``.
+            If there is a file of this name already, and not ``overwrite``, or it cannot be
+            written.
         """
         target = Path(fspath(path))
         if target.suffix.lower() not in (".html", ".htm"):
             raise OptionError(f"a report is a page: its name ends in .html, got {str(target)!r}")
         with (
             disk_errors("a report", target, "nothing else was changed", "try again"),
-            publishing(target, overwrite) as making,
+            publishing(target, overwrite) as draft,
         ):
-            making.write_text(self.html, encoding="utf-8")
+            draft.write_text(self.html, encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"<Report, {len(self.html) / 1e6:.1f} MB; .save('report.html') writes it>"

@@ -170,9 +170,9 @@ def annotate_file(
         raise OptionError(f"{target} must end in {source.suffix}, as {source.name} does")
     told = told_by(trace)
     placed = matched(told, file)
-    with writing_errors(str(target)), publishing(target, overwrite, _is_annotated) as making:
-        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, making)
-        _write_elements(making, key_added, placed, told.uns)
+    with writing_errors(str(target)), publishing(target, overwrite, _is_annotated) as draft:
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, draft)
+        _write_elements(draft, key_added, placed, told.uns)
     return told.uns
 
 

@@ -240,7 +240,7 @@ def read_marker(view: "View") -> dict[str, Any]:
         _check_slots(**document["attributes"])
     except StoreError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged(view.name, f"{MARKER} cannot be read ({error})") from error
     return document
 

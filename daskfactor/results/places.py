@@ -172,10 +172,10 @@ class LocalPlace(Folder):
         return cls(path, lock)
 
     @classmethod
-    def reserved(cls, reservation: "Reservation", making: Path) -> "LocalPlace":
+    def for_new_run(cls, reservation: "Reservation", path: Path) -> "LocalPlace":
         """Make a place for a run that nobody sees before its first commit."""
-        scratch_folder(making).mkdir(parents=True)
-        return cls(making, writer_lock(making), reservation)
+        scratch_folder(path).mkdir(parents=True)
+        return cls(path, writer_lock(path), reservation)
 
     @classmethod
     def for_checkpoints(cls, path: Path) -> "LocalPlace":
@@ -217,7 +217,7 @@ class LocalPlace(Folder):
         if self._reservation is None:
             return
         self.flush()
-        self.path = self._reservation.appear()
+        self.path = self._reservation.publish()
         self._reservation = None
         self.store.follow(self.path)
         if self._lock is not None:
@@ -258,7 +258,7 @@ class LocalPlace(Folder):
         with suppress(OSError, StoreError):
             if ours:  # removed before anybody else may write there
                 with Publication(self.path) as aside:
-                    self.path.rename(aside.making)
+                    self.path.rename(aside.draft)
         self.close()
 
     def close(self) -> None:
@@ -359,7 +359,7 @@ class Reservation:
             raise
 
     @contextmanager
-    def making(self) -> Iterator[Place]:
+    def new_place(self) -> Iterator[Place]:
         """Give the place of the run, which is complete when the block ends, or is not there.
 
         One that replaces another is seen from its first checkpoint on.
@@ -371,7 +371,7 @@ class Reservation:
                 yield elsewhere
             return
         with self._disk_errors():
-            self._place = place = LocalPlace.reserved(self, self._publication.making)
+            self._place = place = LocalPlace.for_new_run(self, self._publication.draft)
             try:
                 yield place
                 if not self.replaces:
@@ -380,21 +380,21 @@ class Reservation:
                 place.close()
                 raise
 
-    def taken(self) -> Place | None:
-        """Give the place to whoever goes on with the run, and closes it; none of a URL."""
+    def hand_over(self) -> Place | None:
+        """Return the place, which the caller closes from now on; None at a URL."""
         place, self._place = self._place, None
         return place
 
-    def appear(self) -> Path:
-        """Have the run take its name, and what it replaces go; give the path."""
+    def publish(self) -> Path:
+        """Give the run its name in place of what it replaces; return its path."""
         assert self._publication is not None
-        self._publication.appear(self.replaces)
+        self._publication.publish(self.replaces)
         self._release()
         return Path(self.path)
 
     def close(self) -> None:
         """Let others have the name; a run that has not appeared goes. Can be called again."""
-        if (place := self.taken()) is not None:
+        if (place := self.hand_over()) is not None:
             place.close()
         self._release()
 

@@ -41,7 +41,7 @@ LEASE: Final = 60.0
 
 
 KEPT: Final = 6
-"""Newest commits that stay, besides those of the run's own beginning and of tags and branches."""
+"""Newest commits that stay, besides the first one and those of tags and branches."""
 GRACE: Final = 600.0
 """Seconds for which a commit stays that another one has replaced, while the run goes on."""
 EXPIRES_EVERY: Final = 8

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 @contextmanager
 def reserved(store: str | PathLike[str] | None, overwrite: bool) -> Iterator["Reservation | None"]:
-    """Reserve the name of a run's store for the block; None of a run in memory.
+    """Reserve the name of a run's store for the block; yield None for a run in memory.
 
     Raises
     ------

@@ -107,7 +107,8 @@ class RunStore(Sink):
         """Make an empty run store and open it for writing.
 
         It appears at ``path`` complete or not at all, and in place of an earlier run when it has
-        its first checkpoint. At a URL it replaces that at once; snapshots keep it.
+        its first checkpoint. At a URL it replaces that at once; snapshots keep
+        it until they expire.
 
         Parameters
         ----------
@@ -140,14 +141,14 @@ class RunStore(Sink):
         spec: RunSpec,
         state: tuple[Arrays, Mapping[str, Any]] | None = None,
     ) -> Self:
-        """Do the same under a name that is reserved already."""
-        with reservation.making() as place:
+        """Make a run store under a name that is reserved already, and open it for writing."""
+        with reservation.new_place() as place:
             write_skeleton(place, spec)
             if state is not None:
                 checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
                 checkpoints.keep(state[0])
                 checkpoints.commit({}, state[1])
-        made = cls.open(reservation.path, reservation.taken())
+        made = cls.open(reservation.path, reservation.hand_over())
         made._empty = True
         return made
 
@@ -220,11 +221,11 @@ class RunStore(Sink):
         StoreFormatError
             If it is one.
         """
-        W = [own for name, own in self._plan.items() if name.endswith("/W")]
-        known = np.asarray(self._opened("sample_stats/draw")).tolist()
-        found = [(self.chains, own["data_type"], own["shape"][-1], known) for own in W]
-        told = chains, dtype, width, cycles[: self.draws].tolist() if longer else cycles.tolist()
-        if any(own != told for own in found):
+        stored = np.asarray(self._opened("sample_stats/draw")).tolist()
+        planned = cycles[: self.draws].tolist() if longer else cycles.tolist()
+        run = chains, dtype, width, planned
+        nodes = [node for name, node in self._plan.items() if name.endswith("/W")]
+        if any((self.chains, W["data_type"], W["shape"][-1], stored) != run for W in nodes):
             raise damaged(self.path, "its arrays are not those of the run that it describes")
 
     def checkpoint(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:

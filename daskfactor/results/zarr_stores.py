@@ -65,7 +65,7 @@ class DurableStore(LocalStore):
         self._unflushed: set[Path] = set()
 
     def follow(self, root: Path) -> None:
-        """Go on in the folder that the store has now; arrays that are open do so, too."""
+        """Move to the folder that the store has now, with all arrays that are open."""
         self.root, self._making = root, scratch_folder(root)
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
@@ -92,7 +92,7 @@ class DurableStore(LocalStore):
         self._unflushed.add(path)
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
-        """Read one value: what a chunk that is written in part has in its other parts.
+        """Read one value, such as a chunk that is about to be rewritten in part.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class CheckedStore(WrapperStore[Any]):
         return found
 
     def _refuse_others(self) -> None:
-        """Look, whenever the root's document is another file, whether it is of the same run."""
+        """Raise StoreError if another run has replaced this one; look when the root has changed."""
         if not isinstance(self._store, LocalStore):
             return
         root = self._store.root / NODE

@@ -246,7 +246,7 @@ class ParticleOptions(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Make what was asked for from what the results say.
+        """Read the options of a stored run.
 
         Raises
         ------
@@ -254,16 +254,16 @@ class ParticleOptions(NamedTuple):
             If there are options that this version does not know, or that no set can have.
         """
         refuse_unknown("the stored run", values, cls._fields)
-        made = cls(**values)
-        refuse_unknown("the stored kernel", made.kernel, [own.name for own in fields(IMQ)])
-        IMQ(**made.kernel)
+        options = cls(**values)
+        refuse_unknown("the stored kernel", options.kernel, [field.name for field in fields(IMQ)])
+        IMQ(**options.kernel)
         for name in ("particles", "pilot"):
             whole_number(name, values[name], 1)
         for name in ("tangent", "align"):
             truth(name, values[name])
-        resolve_seed(whole_number("seed", made.seed, 0))
-        one_of("dtype", made.dtype, ("float32", "float64"))
-        return made
+        resolve_seed(whole_number("seed", options.seed, 0))
+        one_of("dtype", options.dtype, ("float32", "float64"))
+        return options
 
 
 @dataclass(frozen=True)

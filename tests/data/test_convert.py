@@ -418,6 +418,26 @@ def test_elsewhere_a_store_stays_until_the_new_one_is_whole(
     assert [own["name"] for own in files.ls(folder)] == [f"{folder}/s.zarr"]
 
 
+@pytest.mark.parametrize("error", [OSError(5, "the network is down"), KeyboardInterrupt()])
+def test_elsewhere_a_replacement_that_cannot_be_put_in_place_is_kept(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    folder, files = f"/unreachable-{type(error).__name__}", fsspec.filesystem("memory")
+    place = f"memory:/{folder}/s.zarr"
+    convert(matrix(), place, **QUIET)
+
+    def fail(*_: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(type(files), "cp_file", fail)
+    with pytest.raises((StoreError, KeyboardInterrupt)) as caught:
+        convert(2 * matrix(), place, overwrite=True, **QUIET)
+    (new,) = (own["name"] for own in files.ls(folder) if own["name"].endswith(".partial"))
+    assert same(as_blocks(f"memory:/{new}", allow_empty=True), 2 * matrix())
+    if isinstance(error, OSError):
+        assert f"the new store is whole at memory:/{new}" in str(caught.value)
+
+
 def test_elsewhere_what_another_process_has_begun_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

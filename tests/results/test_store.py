@@ -541,6 +541,7 @@ def test_a_damaged_chunk_is_told_where_it_is_written_in_part(path):
         {"newest": 7},
         {"newest": "first"},
         {"newest": 1, "slots": None},
+        {"newest": 0, "slots": []},
         {"slots": [{"draws": ["many", 0], "warmup_draws": [0, 0]}, None]},
         {"slots": [{"draws": [-1, 0], "warmup_draws": [0, 0]}, None]},
         {"slots": [{"draws": [1, 0]}, None]},
