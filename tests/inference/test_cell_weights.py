@@ -180,8 +180,9 @@ def test_a_new_observation_has_the_uncertainty_of_its_cell(model: Any) -> None:
     hidden = rng.random(mu.shape) < 0.3
     sampler = dfac.BlockHMC() if model is NMF else dfac.SGHMC()
     options: dict[str, Any] = {"random_seed": 1, "progressbar": False, "monitor": "missing"}
+    tune = 150 if model is NMF else 500
     trace = dfac.sample(
-        truth.where(~hidden), model, sampler, 150, 150, uncertainty=sigma, **options
+        truth.where(~hidden), model, sampler, 150, tune, uncertainty=sigma, **options
     )
     whole, cells = dfac.predict(trace).load(), dfac.monitored(trace)
     assert whole.attrs["of"] == cells.attrs["of"] == "observation"
