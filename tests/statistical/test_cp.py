@@ -190,6 +190,7 @@ def test_an_evidence_whose_chains_forget_the_temperature_is_seen(
     assert abs(found.value - EVIDENT * log_of_one(COUNTS)) > ERRORS * found.total_error
 
 
+@pytest.mark.filterwarnings("ignore:the log density still")  # it does, of the wrong posterior
 def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = factorwise.slope
 
