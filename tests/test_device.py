@@ -284,7 +284,11 @@ NEW = {
     "peaked prior": (some, lambda: dfac.TweedieNMF(3, shape_w=2.0), {}),
     "rates": (some, lambda: dfac.TweedieNMF(3, rate_w="row"), {}),
     "peaked rates": (some, lambda: dfac.TweedieNMF(3, rate_w="row", shape_w=2.0), {}),
-    "frozen": (some, lambda: dfac.TweedieNMF(3, fixed_w=FIXED), {"fixed": FIXED[:20]}),
+    "frozen": (
+        some,
+        lambda: dfac.TweedieNMF(3, fixed_w=FIXED, dispersion=1.0),
+        {"fixed": FIXED[:20]},
+    ),
     "overdispersed": (some, lambda: dfac.NegativeBinomialNMF(3), {}),
     "of columns": (some, lambda: dfac.NegativeBinomialNMF(3, dispersion="column"), {}),
     "uncertain": (some, lambda: dfac.TweedieNMF(3, beta=2.0), SIGMA),

@@ -25,10 +25,13 @@ def calibrate(model: Any = MODEL, **options: Any) -> Any:
 
 def test_what_it_returns() -> None:
     found = calibrate(cells=2, missing=0.3)
-    assert dict(found["rank"].sizes) == {"quantity": 5, "replication": 12}
     names = set(found["quantity"].values)
-    assert {"log_likelihood", "w_sum", "h_sum"} < names
-    assert sum(name.startswith("mu[") for name in names) == 2
+    cells = [name[3:-1].split(",") for name in names if name.startswith("mu[")]
+    assert len(cells) == 2
+    sizes = {f"w[{row}]" for row, _ in cells} | {f"h[{column}]" for _, column in cells}
+    others = {"log_likelihood", "w_sum", "h_sum", *(f"mu[{i},{j}]" for i, j in cells)}
+    assert names == sizes | others
+    assert found["rank"].sizes["replication"] == 12
     known = found["p"].dropna("quantity")
     assert (np.diff(known) >= 0).all()
     assert (found["rank"].max("replication") <= found["levels"]).all()
