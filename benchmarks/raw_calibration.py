@@ -22,6 +22,7 @@ import numpy as np
 import xarray as xr
 
 import daskfactor as dfac
+from daskfactor.errors import DivergenceError
 
 SHAPE = 12, 9
 COUNTS = {"moments": (50.0, 2500.0)}
@@ -81,9 +82,13 @@ def main() -> None:
             continue
         run: dict[str, Any] = {"tune": 500, "random_seed": 1, "progressbar": False}
         run |= {"executor": "serial", "blocks": 1, "together": 1, "draws": given.draws}
-        found = dfac.calibrate(
-            model, SHAPE, sampler, replications=given.replications, **options, **run
-        )
+        try:
+            found = dfac.calibrate(
+                model, SHAPE, sampler, replications=given.replications, **options, **run
+            )
+        except DivergenceError as error:
+            print(f"{name}: {error}", flush=True)
+            continue
         known = found.dropna("quantity", subset=["p"])
         slow = ", ".join(set(found["quantity"].values) - set(known["quantity"].values))
         print(
