@@ -41,7 +41,7 @@ def runs() -> tuple[Any, dict[str, Any], dict[str, Any]]:
     return (
         sample(COARSE, 300),
         series(sample(COARSE, 2000, 1)),
-        series(sample(dfac.BlockHMC(), 1200)),
+        series(sample(dfac.BlockHMC(), 3000)),
     )
 
 
@@ -97,7 +97,7 @@ def test_no_bias_is_told_where_the_step_is_small() -> None:
 def test_the_fine_chain_of_a_pair_has_the_bias_of_half_a_step(runs: Any) -> None:
     """Which it says it has; what is taken off means is tested in `test_richardson`."""
     pair = dfac.PSGRRLD(step=0.5, warm_start=20)
-    fine, exact = series(sample(pair, 2000, 1))["lp"], runs[2]["lp"]
+    fine, exact = series(sample(pair, 5000, 1))["lp"], runs[2]["lp"]
     true = (fine.mean() - exact.mean()) / exact.std()
     error = np.sqrt(sum(1 / effective_size(own) for own in (fine, exact)))
     assert abs(true) > 5 * error, "no bias to be found"

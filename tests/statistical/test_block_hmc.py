@@ -48,7 +48,8 @@ def distance(case: Case, sampler: BlockHMC, **settings: Any) -> Distance:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_exact_posteriors(case: Case) -> None:
-    found = distance(case, BlockHMC(warm_start=5))
+    # An entry that nothing observes has a heavy tail under gamma noise, and its variance needs more.
+    found = distance(case, BlockHMC(warm_start=5), draws=1500 if case.name == "gamma-gaps" else 250)
     assert found.error < 0.02, "too few draws for the tolerances to mean anything"
     assert found.passes, str(found)
 
