@@ -296,9 +296,9 @@ class GaussianChain(Chain):
         return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
 
     def _ran_away(self, run: TrackRun) -> bool:
-        count = self.setting.data.total_mass
-        variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of the data
-        limit = RUNAWAY * variance * count
+        data = self.setting.data
+        variance = 1.0 / (BIAS_SHARE * self.priors.row_bias_precision)  # of data, says the prior
+        limit = RUNAWAY * max(variance, (data.maximum - data.minimum) ** 2) * data.total_mass
         return any(fit.pearson > limit for fit in run.fits.values())
 
     def _lp(self, fit: Fit) -> float:
