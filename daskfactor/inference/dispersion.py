@@ -18,6 +18,7 @@ from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
     Fit,
+    Tally,
     normalizer,
     tally,
     tally_columns,
@@ -75,7 +76,7 @@ class DispersionRule:
     """Whether chains draw it, given their states."""
     divides = True
     """Whether it does no more than divide gradients and divergences."""
-    counted: tuple[Array, Array] | None = None
+    counted: Tally | None = None
     """The values of the data, and how often they are there."""
     alone = False
     """Whether a point estimate is all that there will be."""
@@ -163,8 +164,7 @@ class DispersionRule:
         """Return how many times as much counts vary around their means as Poisson counts do."""
         fit = evaluate(executor, self.data, state, NORMAL, floor)
         self.counted = self.counted or tally(self.data, executor)
-        about = self.count, self.parameters, mean_weight(self.data)
-        total, self.limit = poisson_limit(*self.counted, *about)
+        total, self.limit = poisson_limit(self.counted, self.count, self.parameters)
         return float(fit.pearson) / total
 
     @property
@@ -242,27 +242,29 @@ def components_left(state: ChainState) -> int:
     return int(np.count_nonzero(part > EVEN * part.mean()))
 
 
-def poisson_limit(
-    values: Array, numbers: Array, count: float, parameters: float, weight: float = 1.0
-) -> tuple[float, float]:
-    """Return Σ v, and the largest ratio Σ (v - μ)² / Σ v that Poisson counts may have.
+def poisson_limit(tally: Tally, count: float, parameters: float) -> tuple[float, float]:
+    """Return Σ w v, and the largest ratio Σ w (v - μ)² / Σ w v that Poisson counts may have.
 
-    Σ (v - μ)² - Σ v has the mean 0 for Poisson counts, and the variance 2 Σ μ², of which
-    Σ v (v - 1) is an estimate. At draws of a posterior that holds the same, as it does at the
-    means that the data were drawn with. Means of a million may be off by a thousandth.
+    w are the weights of cells, 1 where they have none. Σ w (v - μ)² - Σ w v has the mean 0 for
+    Poisson counts, and the variance 2 Σ w² μ², of which Σ w² v (v - 1) is an estimate of half. At
+    draws of a posterior that holds the same, as it does at the means that the data were drawn
+    with. Means of a million may be off by a thousandth.
 
     Parameters
     ----------
-    values, numbers
+    tally
         The values, and how often they are there.
-    count, parameters, weight
-        Of the observations, and of what is fitted to them; their mean weight.
+    count, parameters
+        Of the observations, by weight, and of what is fitted to them.
     """
-    total, pairs = float(values @ numbers), float((values * (values - 1)) @ numbers)
+    values, numbers, squares = tally
+    total, pairs = float(values @ numbers), values * (values - 1)
     if count - parameters < max(0.1 * count, FEWEST) or not total:
         return max(total, 1.0), math.inf
-    error = math.sqrt(2 * max(weight, 1.0) * (pairs + PAIRS)) / total
-    return total, 1 + NEARLY_POISSON + ERRORS * error + SLIGHT**2 * pairs / total
+    # A few pairs are a poor estimate of their mean; the largest weight may be that of the next.
+    few = PAIRS * float(np.max(squares / np.maximum(numbers, np.finfo(float).tiny))) ** 2
+    error = math.sqrt(2 * (float(pairs @ squares) + few)) / total
+    return total, 1 + NEARLY_POISSON + ERRORS * error + SLIGHT**2 * float(pairs @ numbers) / total
 
 
 def still_falls(looks: Sequence[float], limit: float) -> bool:
@@ -279,11 +281,6 @@ def still_falls(looks: Sequence[float], limit: float) -> bool:
     before, now = (float(np.mean(part)) for part in (recent[:half], recent[-half:]))
     near = now > 1 and min(recent) <= limit
     return near or bool(before - now > FALLS * max(now - 1, 0) + APART * (limit - 1))
-
-
-def mean_weight(data: BlockedData) -> float:
-    """Return the mean weight of the observed cells."""
-    return data.effective / max(data.total_observed, 1)
 
 
 def most_likely(log_likelihood: Callable[[float], float]) -> float:
@@ -322,7 +319,7 @@ class LearntDispersion(DispersionRule):
 
     def normalizer(self, executor: Executor, dispersion: float) -> float:
         self.counted = self.counted or tally(self.data, executor)
-        values, numbers = self.counted
+        values, numbers, _ = self.counted
         return float(numbers @ self.model.likelihood.log_normalizer(values, dispersion))
 
     def log_likelihood(

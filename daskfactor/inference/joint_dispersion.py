@@ -23,7 +23,7 @@ from daskfactor.inference.dispersion import (
     still_falls,
 )
 from daskfactor.inference.passes import evaluate
-from daskfactor.inference.program import Fit, normalizer, tally
+from daskfactor.inference.program import Fit, Tally, normalizer, tally
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.rates import draw_positive
@@ -58,7 +58,7 @@ class JointDispersion(DispersionRule):
         self.numbers = np.array([own.n_observed for own in self.joints], np.float64)
         self.freed = _parameters_of(model.n_components, self.joined)
         self.parameters, self.counts = int(self.freed.sum()), False
-        self.tallied: dict[int, tuple[Array, Array]] = {}
+        self.tallied: dict[int, Tally] = {}
         self.given: list[Any] = []
         """Dispersions as they were asked for, in units of the data."""
         self.known: list[float | None] = []
@@ -159,8 +159,7 @@ class JointDispersion(DispersionRule):
         for number, squares in enumerate(fit.pearson):
             if self.poisson[number] and self.known[number] is None:
                 about = self.numbers[number], self.freed[number]
-                told = self._tally(number, executor)
-                total, self.limits[number] = poisson_limit(*told, *about)
+                total, self.limits[number] = poisson_limit(self._tally(number, executor), *about)
                 varied = squares * self.joints[number].unit ** 2 / total
                 found = _with(found, number, self._in_unit(number, varied))
         return found
@@ -245,15 +244,16 @@ class JointDispersion(DispersionRule):
 
     def _normalizer_of(self, number: int, executor: Executor, phi: float) -> float:
         """Return the normaliser of negative binomial counts, at a dispersion in their unit."""
-        values, counts = self._tally(number, executor)
+        values, counts, _ = self._tally(number, executor)
         law, alpha = self.law.laws[number], self._in_data(number, phi)
         return float(counts @ law.log_normalizer(values, alpha))
 
-    def _tally(self, number: int, executor: Executor) -> tuple[Array, Array]:
+    def _tally(self, number: int, executor: Executor) -> Tally:
         """Count how often each value of a matrix of counts is there."""
         if number not in self.tallied:
-            values, counts = tally(self.data, executor, self.joined.owner == number)
-            self.tallied[number] = np.rint(values * self.joints[number].unit), counts
+            found = tally(self.data, executor, self.joined.owner == number)
+            values = np.rint(found.values * self.joints[number].unit)
+            self.tallied[number] = found._replace(values=values)
         return self.tallied[number]
 
     def log_prior(self, state: ChainState, dispersion: Any) -> float:

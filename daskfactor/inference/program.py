@@ -304,19 +304,30 @@ def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, 
     return at, values, counts
 
 
-def tally(data: BlockedData, executor: Executor, only: Array | None = None) -> tuple[Array, Array]:
-    """Count how often each value is observed, by weight: (values, counts), ascending.
+class Tally(NamedTuple):
+    """Distinct observed values, ascending, with sums over the cells that have them."""
+
+    values: Array
+    counts: Array
+    """Sums of weights: numbers of cells where these have none."""
+    squares: Array
+    """Sums of squared weights."""
+
+
+def tally(data: BlockedData, executor: Executor, only: Array | None = None) -> Tally:
+    """Count how often each value is observed, by weight.
 
     ``only``: which blocks, (B, B); None: all.
     """
 
-    def one_row(row: int, work: Workspace) -> tuple[Array, Array]:
+    def one_row(row: int, work: Workspace) -> Tally:
         del work
-        found: list[tuple[Array, Array]] = [(np.zeros(0), np.zeros(0))]
+        found = [Tally(np.zeros(0), np.zeros(0), np.zeros(0))]
         for block in _chosen(data, row, only):
             for values, weights, zeros, _ in observed_values(data.view(*block)):
-                own = values, np.ones(values.size) if weights is None else weights
-                found += [_added([own]), (np.zeros(1), np.array([zeros]))]
+                own = np.ones(values.size) if weights is None else weights
+                rest = np.array([zeros])  # cells of weight 1
+                found += [_added([Tally(values, own, own**2)]), Tally(np.zeros(1), rest, rest)]
         return _added(found)
 
     return _added(executor.map(one_row, range(data.grid.blocks), "tally"))
@@ -328,10 +339,10 @@ def _chosen(data: BlockedData, row: int, only: Array | None) -> Iterable[tuple[i
     return [(row, *others) for others in ahead if only is None or only[row, *others]]
 
 
-def _added(found: Iterable[tuple[Array, Array]]) -> tuple[Array, Array]:
-    values, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+def _added(found: Iterable[Tally]) -> Tally:
+    values, counts, squares = (np.concatenate(parts) for parts in zip(*found, strict=True))
     values, where = np.unique(values, return_inverse=True)
-    return values, np.bincount(where, counts)
+    return Tally(values, np.bincount(where, counts), np.bincount(where, squares))
 
 
 def normalizer(

@@ -16,10 +16,12 @@ from scipy import sparse
 import daskfactor as dfac
 from benchmarks.false_alarms import counts, means
 from daskfactor.data.joined import JoinedData, join
+from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.dispersion import DispersionRule, poisson_limit, still_falls
 from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import mean_floor, start_state
+from daskfactor.inference.program import Tally, tally
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.results.files import Checkpoints
 
@@ -31,10 +33,13 @@ REPLICATIONS = 200
 RATIOS = "times as much as Poisson"
 
 
-def departs(V: Array, mu: Array) -> bool:
+def departs(V: Array, mu: Array, weights: Array | None = None) -> bool:
     """Tell whether counts are found to vary more, or less, than Poisson counts with these means."""
-    total, limit = poisson_limit(*np.unique(V, return_counts=True), V.size, 0)
-    return abs(((V - mu) ** 2).sum() / total - 1) > limit - 1
+    w = np.ones(V.shape) if weights is None else weights
+    values, at = np.unique(V, return_inverse=True)
+    sums = (np.bincount(at.ravel(), power.ravel()) for power in (w, w**2))
+    total, limit = poisson_limit(Tally(values, *sums), w.sum(), 0)
+    return abs((w * (V - mu) ** 2).sum() / total - 1) > limit - 1
 
 
 def pearson_departs(V: Array, mu: Array) -> bool:
@@ -64,6 +69,21 @@ def test_poisson_counts_are_seldom_said_to_be_none(shape: float, mean: float) ->
 def test_pearsons_statistic_would_often_say_so() -> None:
     """The test above can fail: cells of tiny means rule that statistic."""
     assert alarms(pearson_departs, 0.1, 1.0) > 0.5
+
+
+@pytest.mark.parametrize(("shape", "mean"), [(0.3, 0.1), (1.0, 1.0), (3.0, 1e4)])
+def test_uneven_weights_raise_no_alarm(shape: float, mean: float) -> None:
+    def departs_by_weight(V: Array, mu: Array) -> bool:
+        return departs(V, mu, np.random.default_rng(int(V.sum())).lognormal(0, 1.5, V.shape))
+
+    assert alarms(departs_by_weight, shape, mean) <= 0.02
+
+
+def test_squares_of_weights_are_summed() -> None:
+    V = np.array([[0.0, 2.0, 2.0], [1.0, np.nan, 2.0]])
+    weights = np.array([[0.5, 2.0, 3.0], [4.0, 1.0, 1.0]])
+    found = tally(as_blocks(V, weights=weights), SerialExecutor())
+    np.testing.assert_array_equal(found, [[0, 1, 2], [0.5, 4, 6], [0.25, 16, 14]])
 
 
 @pytest.mark.parametrize(("shape", "mean"), [(0.3, 0.1), (0.3, 100.0), (1.0, 1.0), (3.0, 1e4)])
