@@ -195,6 +195,15 @@ class DispersionRule:
         """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
         return 1.0 if self.counts and dispersion <= self.limit else dispersion
 
+    def variations(self, estimate: Any, dispersion: Any) -> dict[str, float]:
+        """Return how many times as much as Poisson counts counts vary, where that is not once.
+
+        By the name of their matrix, "" if there is one. ``dispersion`` is what `snap_to_poisson`
+        makes of an ``estimate``.
+        """
+        pairs = {"": (float(estimate), float(dispersion), self.limit)} if self.counts else {}
+        return departures(pairs)
+
     def fade(self, model: GammaFactors, state: ChainState) -> None:
         """Count the parameters of those components that are left, where some fade."""
         if model.shares_rates:
@@ -234,6 +243,18 @@ class DispersionRule:
     def told(self, dispersion: Any) -> dict[str, Any]:
         """Give the dispersion by the name that results have."""
         return self.model.told(dispersion)
+
+
+def departures(known: dict[str, tuple[float, float, float]]) -> dict[str, float]:
+    """Return the ratios, of estimates, dispersions and limits by name, that are not 1.
+
+    Counts that vary less than Poisson counts may are told so, though their dispersion is 1.
+    """
+    ratios = {
+        name: ratio if ratio < 2 - limit else dispersion
+        for name, (ratio, dispersion, limit) in known.items()
+    }
+    return {name: ratio for name, ratio in ratios.items() if ratio != 1}
 
 
 def components_left(state: ChainState) -> int:

@@ -18,6 +18,7 @@ from daskfactor.inference.dispersion import (
     DispersionRule,
     LearntDispersion,
     components_left,
+    departures,
     most_likely,
     poisson_limit,
     still_falls,
@@ -190,6 +191,16 @@ class JointDispersion(DispersionRule):
             if self.poisson[number] and dispersion[number] <= limit * one:
                 dispersion = _with(dispersion, number, one)
         return dispersion
+
+    def variations(self, estimate: Any, dispersion: Any) -> dict[str, float]:
+        ones = [self._in_unit(number, 1.0) for number in range(len(self.limits))]
+        return departures(
+            {
+                self.names[number]: (estimate[number] / one, dispersion[number] / one, limit)
+                for number, (one, limit) in enumerate(zip(ones, self.limits, strict=True))
+                if self.poisson[number] and self.known[number] is None
+            }
+        )
 
     def settle(
         self,

@@ -38,7 +38,7 @@ from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.inference.starts import FAR, Make, climb, first_state, state_maker
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.variates import fill_gamma
-from daskfactor.models.gamma_factors import Hyperparameters
+from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import draw_scales
 from daskfactor.models.settings import EFFECTIVE, Mask, held
@@ -111,8 +111,8 @@ class TweedieChain(Chain):
         """Estimates of the dispersion from draws while tuning."""
         self.latest: Any = None
         """Their mean, and whether to wait; None unless the last segment added an estimate."""
-        self.variation = 1.0
-        """How many times as much as Poisson counts these vary; 1 unless it is clearly another."""
+        self.variations: dict[str, float] = {}
+        """How many times as much as Poisson counts these vary, where not once."""
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Start from multiplicative updates or from a result, with the metric there.
@@ -314,7 +314,7 @@ class TweedieChain(Chain):
             "normalizer": self.normalizer,
             "fits": self.fits,
             "climb": self.climb,
-            "variation": self.variation,
+            "variations": dict(self.variations),
             "looks": list(self.looks),
             "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
             **self.links,
@@ -332,7 +332,7 @@ class TweedieChain(Chain):
         self.noise_sum = np.asarray(noise)
         fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
-        self.variation = memory.get("variation", self.variation)
+        self.variations = memory.get("variations", {})
         self.looks = list(memory.get("looks", []))
         iterations, rise = memory.get("climb", self.climb)
         self.climb = iterations, rise
@@ -342,23 +342,8 @@ class TweedieChain(Chain):
         of_model = of_sampler = None
         phi, K = self.hyper.dispersion, self.model.n_components
         behind = self.climb[1] > FAR  # and then the dispersion may yet come down
-        if self.rule.counts and self.variation != 1 and not behind:
-            components = "1 component gives" if K == 1 else f"{K} components give"
-            cause = (
-                "the dispersion was set to that: they need more components, or are no Poisson "
-                "counts, or would fit better from another start; compare with a larger "
-                "n_components, with NegativeBinomialNMF and with starts=5, or pass dispersion=1.0 "
-                "for Poisson counts all the same"
-                if self.variation > 1
-                # More components could only fit them more closely.
-                else "the dispersion is 1 all the same: they are no Poisson counts, as counts "
-                "without their zeros are not, or have too many components; compare with a smaller "
-                "n_components"
-            )
-            of_model = (
-                f"around the means that {components} them, the counts vary {self.variation:.3g} "
-                f"times as much as Poisson counts, and {cause}"
-            )
+        if self.variations and not behind:
+            of_model = variation_text(self.variations, self.model)
         begun, now = self.fits or (0.0, 0.0)
         phi = self.model.at(self.hyper)[1].dispersion
         fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
@@ -424,8 +409,7 @@ class TweedieChain(Chain):
     def take_dispersion(self, estimates: Sequence[Any]) -> None:
         estimate = self.rule.pool(estimates)
         dispersion = self.rule.snap_to_poisson(estimate)
-        if self.rule.counts:
-            self.variation = estimate if estimate < 2 - self.rule.limit else dispersion
+        self.variations = self.rule.variations(estimate, dispersion)
         dispersion = self.rule.merged(self.hyper.dispersion, dispersion)
         if dispersion != self.hyper.dispersion:
             self.hyper = self.hyper._replace(dispersion=dispersion)
@@ -434,3 +418,28 @@ class TweedieChain(Chain):
     def _lp(self, fit: Fit) -> float:
         _, divided = self.model.at(self.hyper)
         return float(fit.negative_divergence / divided.dispersion + self.normalizer)
+
+
+def variation_text(variations: dict[str, float], model: GammaFactors) -> str:
+    """Say that counts vary more, or less, than Poisson counts, and what to do."""
+    above = {name: ratio for name, ratio in variations.items() if ratio > 1}
+    listed = ", ".join(
+        (f"the counts of {name!r} vary" if name else "the counts vary") + f" {ratio:.3g}"
+        for name, ratio in (above or variations).items()
+    )
+    other = 'law="negative binomial"' if model.joins else "NegativeBinomialNMF"
+    K = model.n_components
+    components = "1 component gives" if K == 1 else f"{K} components give"
+    cause = (
+        "the dispersion was set to that: they need more components, or are no Poisson counts, or "
+        f"would fit better from another start; compare with a larger n_components, with {other} "
+        "and with starts=5, or pass dispersion=1.0 for Poisson counts all the same"
+        if above
+        # More components could only fit them more closely.
+        else "the dispersion is 1 all the same: they are no Poisson counts, as counts without "
+        "their zeros are not, or have too many components; compare with a smaller n_components"
+    )
+    return (
+        f"around the means that {components} them, {listed} times as much as Poisson counts, "
+        f"and {cause}"
+    )

@@ -18,6 +18,9 @@ import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference import setting
 
+# Runs of a few cycles, of counts that share a factor with what does not go with them.
+pytestmark = pytest.mark.filterwarnings("ignore:around the means that")
+
 Array = NDArray[Any]
 RUN: dict[str, Any] = {"draws": 6, "tune": 4, "random_seed": 7, "progressbar": False}
 SHORT = {"warm_start": 3}
