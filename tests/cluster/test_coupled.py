@@ -16,7 +16,11 @@ import daskfactor as dfac
 from tests.cluster.support import cluster
 from tests.cluster.test_sample import same
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    # The features of genes go with no counts of them.
+    pytest.mark.filterwarnings("ignore:around the means that"),
+]
 
 MODEL = dfac.Coupled(
     3,
