@@ -157,6 +157,12 @@ def test_estimators_are_cloned_and_pickled(fitted):
     assert not hasattr(clone(fitted), "components_")
 
 
+def test_estimators_with_a_store_are_pickled(tmp_path):
+    made = dfac.BayesianNMF(2, store=tmp_path / "run.zarr", **SHORT).fit(COUNTS)
+    again = pickle.loads(pickle.dumps(made))
+    np.testing.assert_array_equal(again.transform(COUNTS[:3]), made.transform(COUNTS[:3]))
+
+
 def test_weights_reach_the_data(fitted):
     with pytest.raises(ValueError, match="the weight at row 0"):
         fresh().fit(COUNTS, weights=-np.ones(COUNTS.shape))

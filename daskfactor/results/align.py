@@ -546,12 +546,17 @@ def _all_matches(
     return found, xr.Dataset(variables, coords=group.drop_dims("draw").coords)
 
 
+def _permuted(values: Array, order: Array, by: Array) -> Array:
+    """Permute the last axis and multiply it, by a function of the module: graphs are pickled."""
+    return np.asarray(np.take_along_axis(values, order, -1) * by.astype(values.dtype))
+
+
 def _rearranged(
     array: xr.DataArray, permutation: NDArray[np.int64], factor: NDArray[np.float64]
 ) -> xr.DataArray:
     """Components in their new order and scale, (chain, draw, component); as lazy as it was."""
     changed: xr.DataArray = xr.apply_ufunc(
-        lambda values, order, by: np.take_along_axis(values, order, -1) * by.astype(values.dtype),
+        _permuted,
         array if array.chunks is None else array.chunk(component=-1),
         *(xr.DataArray(own, dims=_EACH) for own in (permutation, factor)),
         input_core_dims=[["component"]] * 3,
