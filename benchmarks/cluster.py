@@ -61,31 +61,34 @@ def model_and_sampler(K: int) -> tuple[Any, Any]:
     return dfac.TweedieNMF(K, dispersion=1.0), dfac.PSGLD(warm_start=0)
 
 
-def alone(store: str, K: int, cycles: int, at: float) -> float:
+def alone(store: str, blocks: int | None, K: int, cycles: int, at: float) -> float:
     """Return the seconds of a cycle in one thread, begun at a time; a process of its own."""
     tiny = dfac.as_blocks(np.ones((64, 32), np.float32), 2)
     cycle_seconds(tiny, *model_and_sampler(K), 2, executor="serial")
-    with dfac.as_blocks(store, memory_limit="8 GiB") as data:
-        cycle_seconds(data, *model_and_sampler(K), 1, executor="serial")
+    with dfac.as_blocks(store, blocks, memory_limit="8 GiB") as data:
+        cycle_seconds(data, *model_and_sampler(K), 2, executor="serial")
         time.sleep(max(0.0, at - time.time()))
         return cycle_seconds(data, *model_and_sampler(K), cycles, executor="serial")
 
 
-def useful(stores: dict[str, str], K: int, cycles: int) -> Iterator[Figure]:
+def useful(stores: dict[str, str], blocks: int | None, K: int, cycles: int) -> Iterator[Figure]:
     """Compare a ring of two with one process and with two that exchange nothing."""
 
-    def halves() -> float:
+    given: dict[str, Any] = {"blocks": blocks, "K": K, "cycles": cycles}
+
+    def both_halves() -> float:
         at = time.time() + 20
         with ThreadPoolExecutor(2) as pool:
-            calls = [pool.submit(child, alone, store=stores[name], K=K, cycles=cycles, at=at)
-                     for name in ("top", "bottom")]  # fmt: skip
-            return max(call.result() for call in calls)
+            calls = [
+                pool.submit(child, alone, store=stores[name], at=at, **given)
+                for name in ("top", "bottom")
+            ]
+            return max(float(call.result()) for call in calls)
 
-    single = child(alone, store=stores["all"], K=K, cycles=cycles, at=0.0)
-    both = halves()
-    taken = {}
+    single, both, taken = child(alone, store=stores["all"], at=0.0, **given), both_halves(), {}
     for count in (1, 2):
-        with workers(count) as client, dfac.as_blocks(stores["all"], memory_limit="8 GiB") as data:
+        data = dfac.as_blocks(stores["all"], blocks, memory_limit="8 GiB")
+        with workers(count) as client, data:
             options: Any = {"client": client, "executor": "ring"}
             cycle_seconds(data, *model_and_sampler(K), 2, **options)
             taken[count] = cycle_seconds(data, *model_and_sampler(K), cycles, **options)
@@ -108,7 +111,7 @@ def rings(V: Any, K: int, cycles: int) -> Iterator[Figure]:
                              progressbar=False)  # fmt: skip
             else:
                 zarr.save_array(stores[name], part)
-        yield from useful(stores, K, cycles)
+        yield from useful(stores, None if sparse.issparse(V) else BLOCKS, K, cycles)
 
 
 @line("a ring of two processes: counts of faces' size, 10304 × 400, K = 100", minutes=1.3)

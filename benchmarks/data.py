@@ -69,7 +69,7 @@ def dense_cycle(path: str, K: int, cycles: int, limited: bool) -> float:
 def out_of_core(run: Run) -> Figure:
     import zarr
 
-    rows, cols = run.pick((2048, 1024), (16384, 8192))
+    rows, cols = run.pick((8192, 4096), (16384, 8192))
     with tempfile.TemporaryDirectory() as folder:
         path, rng, part = f"{folder}/matrix.zarr", np.random.default_rng(0), rows // 8
         array = zarr.create_array(path, shape=(rows, cols), chunks=(part, cols // 8), dtype="f4")
