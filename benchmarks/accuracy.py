@@ -132,6 +132,11 @@ def mean_50(run: Run) -> Iterator[Figure]:
     yield from by_sampler(50.0, run)
 
 
+@line(f"{COUNTED}, mean .05", minutes=1, long=True)
+def mean_005(run: Run) -> Iterator[Figure]:
+    yield from by_sampler(0.05, run)
+
+
 @line("effective draws a second by size, K and law: what `sampler='auto'` goes by", minutes=25,
       long=True)  # fmt: skip
 def laws(run: Run) -> Iterator[Figure]:
@@ -160,6 +165,8 @@ def faces(run: Run) -> Iterator[Figure]:
         name: drawn(V, cells, model, getattr(dfac, name)(), 30.0, 300)
         for name in ("BlockHMC", "SGHMC", "PSGLD")
     }
+    passes = [found[name].per_pass for name in ("SGHMC", "PSGLD")]
+    yield Figure(passes[0], "a pass", passes[1], "SGHMC, a pass", "more", beside="PSGLD")
     for name in ("SGHMC", "PSGLD"):
         rates = [found[one].per_second for one in ("BlockHMC", name)]
         yield Figure(
