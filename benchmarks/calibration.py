@@ -94,16 +94,17 @@ def calibrated(chosen: list[str], replications: int, draws: int) -> Iterator[Fig
                 law, SHAPE, sampler, replications=replications, draws=draws, **settings
             )
         except DivergenceError as error:
-            yield Figure(0.0, "p", None, name, goal=">= 0.001", note=str(error))
+            yield Figure(0.0, "", None, name, goal=">= 0.001", note=str(error))
             continue
         known = found.dropna("quantity", subset=["p"])
-        worst = f"least p of {known['quantity'].values[0]}; " if known["quantity"].size else ""
-        note = f"{worst}least {float(found['ess'].min()):.0f} independent draws"
-        least = float(known["p"].min()) if known["quantity"].size else np.nan
-        yield Figure(least, "p", None, name, "more", ">= 0.001", note=note)
+        if known["quantity"].size:
+            note = f"of {known['quantity'].values[0]}, of {known['quantity'].size} quantities"
+            least = float(known["p"].min())
+            yield Figure(least, "", None, f"{name}, least p", "more", ">= 0.001", note=note)
         for factor in "wh":
-            what = f"{name}, {factor.upper()} in 90 % intervals"
-            yield Figure(covered(found, factor), "%", None, what, "more")
+            share, what = covered(found, factor), f"{name}, {factor.upper()} in 90 % intervals"
+            if share == share:
+                yield Figure(share, "%", None, what, "more")
 
 
 @line("calibration of raw draws, 12 × 9", minutes=1)
@@ -137,7 +138,8 @@ def alarms(shape: float, mean: float, ratio: float, replications: int) -> Counte
         )  # fmt: skip
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            tree = dfac.sample(V, law, 100, 200, **(SERIAL | {"random_seed": number}))
+            own = SERIAL | {"random_seed": number, "draws": 100, "tune": 200}
+            tree = dfac.sample(V, law, **own)
         texts = [str(one.message) for one in caught]
         kinds = [kind for kind, part in WARNINGS.items() if any(part in text for text in texts)]
         found.update([*kinds, *(["dispersion"] if tree.attrs["dispersion"] != 1 else [])])

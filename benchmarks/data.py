@@ -58,7 +58,7 @@ def dense_cycle(path: str, K: int, cycles: int, limited: bool) -> float:
     if not limited:
         return cycle_seconds(np.asarray(array[:]), poisson_model(K), sampler, cycles, **options)
     size = array.shape[0] * array.shape[1] * 4
-    limit_data(size // 4)
+    limit_data(max(size // 4, 134_000_000))
     with dfac.as_blocks(path, 8, memory_limit=size // 8) as data:
         assert not data.in_memory
         return cycle_seconds(data, poisson_model(K), sampler, cycles)

@@ -79,6 +79,7 @@ def one(run: Run) -> Iterator[Figure]:
 def ranks(run: Run) -> Iterator[Figure]:
     spent, equal, total = 0.0, 0, 0
     method = Integration(**short(run))
+    estimate(counts(2, 0), model(2), Integration(4, draws=10, tune=5), 0)
     for true in run.pick((3,), (3, 5)):
         for seed in range(run.pick(1, 1, 5)):
             begun = time.process_time()
@@ -109,7 +110,7 @@ def against_chib(run: Run) -> Iterator[Figure]:
         methods |= {"ours, paper": (papers, {"blocks": 5}),
                     "peer, paper": (dfac.Chib(draws=2000, tune=7000), {})}  # fmt: skip
     found: dict[str, list[Estimate]] = {name: [] for name in methods}
-    for method in (Integration(4, draws=10, tune=5), dfac.Chib(draws=20, tune=4)):
+    for method in (Integration(4, draws=10, tune=5), dfac.Chib(draws=50, tune=4)):
         estimate(V, model(2), method, 0)
     for rank in tried:
         for name, (method, options) in methods.items():

@@ -408,7 +408,7 @@ def text_of(entry: dict[str, Any]) -> str:
     peer = "–" if entry["peer"] is None else f"{number(entry['peer'])} {entry['unit']}".strip()
     met = {None: "", True: "met", False: "NOT MET"}[entry["met"]]
     beside = f" ({entry['beside']})" if entry["beside"] else ""
-    text = f"{work[:78]:78} {ours:>14} {peer:>14} {number(entry['ratio']):>7}"
+    text = f"{work[:96]:96} {ours:>14} {peer:>14} {number(entry['ratio']):>7}"
     text += f"  {entry['goal']:14} {met:7}{beside}"
     return text.rstrip() + (f"; {entry['note']}" if entry["note"] else "")
 
@@ -416,19 +416,21 @@ def text_of(entry: dict[str, Any]) -> str:
 def run_lines(chosen: list[Line], run: Run, board: dict[str, Any], path: Path | None) -> bool:
     """Measure lines, print each, and write the board after each; return whether all went well."""
     well, where = True, {"machine": machine(), "versions": versions()}
-    missing: set[str] = set()
-    print(f"{'work':78} {'ours':>14} {'peer or limit':>14} {'ratio':>7}  goal")
+    begun, missing = time.perf_counter(), set[str]()
+    if run.size == "quick":
+        print("Sizes are small: figures show that lines run, and no more; nothing is written.")
+    print(f"{'work':96} {'ours':>14} {'peer or limit':>14} {'ratio':>7}  goal")
     for one in chosen:
         try:
             entries = measure(one, run)
             missing |= run.missing
         except Skip as reason:
             missing |= run.missing
-            print(f"{one.work[:78]:78} left out: {reason}", flush=True)
+            print(f"{one.work[:96]:96} left out: {reason}", flush=True)
             continue
         except Exception:  # noqa: BLE001 - whatever it is, the others go on
             well = False
-            print(f"{one.work[:78]:78} FAILED\n{traceback.format_exc()}", flush=True)
+            print(f"{one.work[:96]:96} FAILED\n{traceback.format_exc()}", flush=True)
             continue
         for entry in entries:
             print(text_of(entry), flush=True)
@@ -437,6 +439,7 @@ def run_lines(chosen: list[Line], run: Run, board: dict[str, Any], path: Path | 
             save_board(board, path)
     for package in sorted(missing):
         print(f"{package} is missing: {PEERS.get(package, f'pip install {package}')}")
+    print(f"{len(chosen)} lines in {(time.perf_counter() - begun) / 60:.1f} minutes")
     return well
 
 

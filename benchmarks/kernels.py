@@ -13,13 +13,10 @@ from memory; rows of a block that fits the second-level cache make it faster tha
 
 *Epochs*: P-SGLD in the majoriser's metric (gradient, noise and update of both factors) by threads
 on a B × B grid of a million synthetic ratings, 6040 × 3706, and LIBMF's stochastic gradient on
-squared loss, which draws no noise: a long run less a short one. LIBMF is a library that its own
-Makefile's flags make with AVX:
-
-    g++ -O3 -pthread -std=c++11 -march=native -DUSEAVX -DUSEOMP -fopenmp -fPIC -shared mf.cpp
-        -o libmf.so
-
-and is given as ``--with libmf=PATH``; a wheel of it that was built without AVX is no fair peer.
+squared loss, which draws no noise: a long run less a short one. LIBMF is given as
+``--with libmf=PATH`` of a library that its own Makefile's flags make with AVX, ``g++ -O3 -pthread
+-std=c++11 -march=native -DUSEAVX -DUSEOMP -fopenmp -fPIC -shared mf.cpp -o libmf.so``; a wheel of
+it that was built without AVX is no fair peer.
 """
 
 import ctypes

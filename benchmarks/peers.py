@@ -244,7 +244,8 @@ def ratings(run: Run) -> Iterator[Figure]:
     given = read_ratings(Path(path)) if path else made_up_ratings(run.pick(20_000, 1_000_000))
     train, test = split(given, 0)
     lengths = run.pick({"draws": 20, "tune": 10}, {"draws": 300, "tune": 100})
-    our_ratings(train, test, None, draws=2, tune=2)
+    for sampler in (None, dfac.Gibbs()):
+        our_ratings(train, test, sampler, draws=2, tune=2)
     error, inside, seconds = our_ratings(train, test, None, **lengths)
     sweeps = run.pick({"draws": 8, "tune": 2}, {"draws": 24, "tune": 6})
     gibbs, held, slower = our_ratings(train, test, dfac.Gibbs(), **sweeps)
@@ -320,9 +321,11 @@ def single_cell(run: Run) -> Iterator[Figure]:
         "negative binomial, rates": dfac.NegativeBinomialNMF(10, rate_w="row", rate_h="column"),
     }
     for name, model in models.items():
+        lengths = {"draws": draws, "tune": draws, "keep": "moments", "monitor": held.cells}
+        warm = lengths | {"draws": 2, "tune": 2}
+        dfac.sample(dfac.as_blocks(held.train, unstored="zero"), model, **warm, **QUIET)
         begun = time.perf_counter()
         data = dfac.as_blocks(held.train, unstored="zero", balance=True)
-        lengths = {"draws": draws, "tune": draws, "keep": "moments", "monitor": held.cells}
         trace = dfac.sample(data, model, **lengths, **QUIET)
         spent[name] = time.perf_counter() - begun
         scores[name] = log_poisson(held.values, trace["monitor"]["mean"].values[0])
@@ -603,7 +606,9 @@ def profiles(run: Run) -> Iterator[Figure]:
     rate = 1e-4 * np.sqrt(K / V.mean())
     flat = dfac.TweedieNMF(K, beta=2, rate_w=rate, rate_h=rate)
     method = dfac.MultiplicativeUpdates(run.pick(100, 20000), 1e-6)
-    fits, begun, options = [], time.perf_counter(), {"progressbar": False, "uncertainty": sigma}
+    fits, options = [], {"progressbar": False, "uncertainty": sigma}
+    dfac.optimize(V, flat, dfac.MultiplicativeUpdates(2), random_seed=0, **options)
+    begun = time.perf_counter()
     for seed in range(seeds):
         point = dfac.optimize(V, flat, method, random_seed=seed, **options)
         fits.append((((V - point["W"].values @ point["H"].values) / sigma) ** 2).sum())

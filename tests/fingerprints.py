@@ -65,10 +65,10 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if name.rsplit("/", 1)[-1].lstrip(":@") in VOLATILE:
         return
     parts: Any = None
+    if isinstance(value, xr.DataArray):
+        value = value.to_dataset(name=value.name or "values")
     if isinstance(value, xr.DataTree):
         parts = {node.path.strip("/"): node.to_dataset(inherit=False) for node in value.subtree}
-    elif isinstance(value, xr.DataArray) and value.name is not None:
-        parts = value.to_dataset()
     elif sparse.issparse(value):
         found = sparse.coo_array(value)
         order = np.lexsort(found.coords[::-1])
@@ -90,7 +90,7 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             where = joined(name, f"{'@' if key in value.coords else ''}{key}")
             yield from leaves(where, variable)
         parts = {f":{key}": one for key, one in value.attrs.items()}
-    elif isinstance(value, xr.Variable | xr.DataArray):
+    elif isinstance(value, xr.Variable):
         yield name, xr.DataArray(value.values, dims=value.dims)
         kept = {key: one for key, one in value.attrs.items() if key != "description"}
         parts = {f":{key}": one for key, one in kept.items()}
@@ -101,7 +101,7 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name or "values", xr.DataArray(value, dims=[f"axis_{n}" for n in range(value.ndim)])
     elif isinstance(value, float | np.floating) and ":" not in name:
         yield name or "value", xr.DataArray(np.asarray(value))
-    elif not isinstance(value, xr.Variable | xr.DataArray):
+    else:
         plain = value.tolist() if isinstance(value, np.generic) else value
         yield name, plain if is_simple(plain) or isinstance(plain, list) else repr(plain)
 
