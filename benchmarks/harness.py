@@ -382,7 +382,8 @@ def measure(one: Line, run: Run) -> list[dict[str, Any]]:
         numbers = {"ours": figure.ours, "peer": figure.peer, "ratio": figure.ratio}
         numbers = {key: None if v is None else float(f"{v:.4g}") for key, v in numbers.items()}
         entry = {"work": one.work, "what": figure.what, **numbers, "unit": figure.unit}
-        entry |= {"beside": figure.beside or one.peer, "goal": goal, "met": figure.reaches(goal)}
+        beside = figure.beside or ("" if figure.peer is None else one.peer)
+        entry |= {"beside": beside, "goal": goal, "met": figure.reaches(goal)}
         entries.append(entry | {"note": figure.note} | stamp)
     if run.missing:
         lacking = next((entry for entry in entries if entry["peer"] is None), entries[0])

@@ -4,12 +4,12 @@ Every case is one small problem through the public verbs: samplers, models, kind
 executors, stores, evidences, particles, files and readers of results, with fixed seeds.
 
     python -m tests.fingerprints write OLD.json [--only TEXT]
-    python -m tests.fingerprints compare OLD.json NEW.json [--ignore-attributes]
+    python -m tests.fingerprints compare OLD.json NEW.json [--ignore-settings]
     python -m tests.fingerprints list
 
 ``write`` records, for every case, a hash of each array (values, dtype, shape, dims; coordinates are
-arrays of their own) and three sums of it, and the attributes that are the same in every run:
-settings, hyperparameters, divergences, kinds of warnings. Cases with one ``twin`` must have equal
+arrays of their own) and three sums of it, and what results say of themselves: settings,
+hyperparameters, divergences, kinds of warnings. Cases with one ``twin`` must have equal
 arrays, whatever executor or store they went through, or whether they were resumed.
 
 ``compare`` says which cases have equal bits, which agree to rounding (every sum within 1e-4 of the
@@ -50,7 +50,7 @@ Make = Callable[[], Any]
 SINGLE, DOUBLE = 1e-4, 1e-9
 """Relative deviations that are rounding where arithmetic is in single and double precision."""
 VOLATILE = {"blas", "cpu", "created_at", "executor", "executor_reason", "location", "nbytes"}
-VOLATILE |= {"inference_library_version", "sampling_time", "seconds", "utilisation"}
+VOLATILE |= {"inference_library_version", "sampling_time", "seconds", "trace_id", "utilisation"}
 """Names of variables and attributes that depend on time, place or machine."""
 APART = ("observed_data/", "constant_data/")
 """Groups that a store has more of than a result in memory."""
@@ -114,34 +114,27 @@ def is_simple(value: Any) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
-def fingerprint(array: xr.DataArray) -> dict[str, Any]:
-    """Return a hash of an array and, of numbers, three sums that tell rounding from change."""
-    values = np.asarray(array.values)
+def fingerprint(value: Any) -> dict[str, Any]:
+    """Return a hash of an array or a setting and, of numbers, sums that tell rounding."""
+    if not isinstance(value, xr.DataArray):
+        found = {"hash": json.dumps(value), "setting": True}
+        number = isinstance(value, Number) and not isinstance(value, bool)
+        return found | (dict.fromkeys(("sum", "absolute", "weighted"), value) if number else {})
+    values, dims = np.asarray(value.values), [str(dim) for dim in value.dims]
     if values.dtype.kind in "OUST":
         payload, kind = json.dumps([str(one) for one in values.ravel().tolist()]).encode(), "text"
     else:
         payload, kind = np.ascontiguousarray(values).tobytes(), values.dtype.str
-    dims = [str(dim) for dim in array.dims]
     head = json.dumps([kind, list(values.shape), dims])
     found = {"hash": hashlib.sha256(head.encode() + payload).hexdigest(), "dtype": kind}
     found |= {"shape": list(values.shape), "dims": dims}
     if values.dtype.kind in "biuf":
         flat = values.ravel().astype(np.float64)
-        finite = np.isfinite(flat)
-        flat = np.where(finite, flat, 0.0)
-        found |= {"finite": int(finite.sum()), "sum": float(flat.sum())}
-        found |= {"absolute": float(np.abs(flat).sum())}
+        found |= {"finite": int(np.isfinite(flat).sum())}
+        flat = np.where(np.isfinite(flat), flat, 0.0)
+        found |= {"sum": float(flat.sum()), "absolute": float(np.abs(flat).sum())}
         found |= {"weighted": float(flat @ np.sin(1.0 + np.arange(flat.size)))}
     return found
-
-
-def describe(result: Any, tolerance: float) -> dict[str, Any]:
-    """Return the fingerprint of a whole result."""
-    found = dict(leaves("", result))
-    arrays = {name: fingerprint(found[name]) for name in sorted(found)
-              if isinstance(found[name], xr.DataArray)}  # fmt: skip
-    attributes = {name: found[name] for name in sorted(found) if name not in arrays}
-    return {"tolerance": tolerance, "arrays": arrays, "attributes": attributes}
 
 
 @dataclass(frozen=True)
@@ -576,16 +569,17 @@ def all_cases() -> list[Case]:
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """Return the fingerprint of a case, or the error that it ended with."""
+    """Return the fingerprints of a case by name, or the error that it ended with."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = describe(case.make(), case.tolerance)
+            found = dict(leaves("", case.make()))
     except Exception as error:  # whatever it is, the others go on
         return {"error": f"{type(error).__name__}: {error}", "refusal": case.refusal}
     kinds = {one.category for one in caught if one.category.__module__.startswith("daskfactor")}
-    found["attributes"]["warnings"] = sorted(kind.__name__ for kind in kinds)
-    return found
+    found["warnings"] = sorted(kind.__name__ for kind in kinds)
+    entries = {name: fingerprint(found[name]) for name in sorted(found)}
+    return {"tolerance": case.tolerance, "entries": entries}
 
 
 def failed(entry: Mapping[str, Any]) -> bool:
@@ -597,9 +591,8 @@ def unlike_twins(cases: Sequence[Case], found: Mapping[str, Any]) -> list[str]:
     """Return sentences about cases that should have had equal arrays and have not."""
 
     def hashes(name: str) -> dict[str, str]:
-        arrays = found[name]["arrays"]
-        kept = (one for one in arrays if "@" not in one and not one.startswith(APART))
-        return {one: arrays[one]["hash"] for one in kept}
+        arrays = {n: e for n, e in found[name]["entries"].items() if "setting" not in e}
+        return {n: e["hash"] for n, e in arrays.items() if "@" not in n and not n.startswith(APART)}
 
     first: dict[str, str] = {}
     said = []
@@ -646,71 +639,52 @@ class Verdict(NamedTuple):
     detail: str = ""
 
 
-ORDER = ("equal", "rounding", "different", "attributes", "missing", "new")
+ORDER = ("equal", "rounding", "different", "settings", "missing", "new")
 
 
-def judge_array(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> Verdict:
-    """Tell whether an array is the same, the same but for rounding, or another."""
+def judge_entry(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> Verdict:
+    """Tell whether an array or a setting is the same, the same but for rounding, or another."""
     if old["hash"] == new["hash"]:
         return Verdict("equal")
-    for name in ("dtype", "shape", "dims", "finite"):
+    other = "settings" if "setting" in new or "setting" in old else "different"
+    for name in ("dtype", "shape", "dims", "finite", "setting"):
         if old.get(name) != new.get(name):
-            return Verdict("different", detail=f"{name} was {old.get(name)}, is {new.get(name)}")
-    if "absolute" not in old:
-        return Verdict("different", detail="other texts")
-    scale = max(old["absolute"], new["absolute"])
+            return Verdict(other, detail=f"{name} was {old.get(name)}, is {new.get(name)}")
+    if "absolute" not in old or "absolute" not in new:
+        return Verdict(other, detail=f"was {old['hash'][:60]}, is {new['hash'][:60]}")
+    scale = max(abs(old["absolute"]), abs(new["absolute"]))
     largest = max(abs(old[name] - new[name]) for name in ("sum", "absolute", "weighted"))
     found = largest / scale if scale else 0.0
-    rounding = np.dtype(old["dtype"]).kind == "f" and found <= tolerance
-    return Verdict("rounding" if rounding else "different", found)
+    exact = np.dtype(old.get("dtype", "f8")).kind != "f" or found > tolerance
+    return Verdict(other if exact else "rounding", found)
 
 
-def judge_attributes(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> Verdict:
-    """Tell whether settings and hyperparameters are the same."""
-    said, largest = [], 0.0
-    for name in sorted(old.keys() | new.keys()):
-        one, other = old.get(name, "nothing"), new.get(name, "nothing")
-        if one == other or (one != one and other != other):
-            continue
-        if all(isinstance(v, Number) and not isinstance(v, bool) for v in (one, other)):
-            found = abs(one - other) / max(abs(one), abs(other))
-            if found <= tolerance:
-                largest = max(largest, found)
-                continue
-        said.append(f"{name} was {one!r}, is {other!r}")
-    if said:
-        return Verdict("attributes", detail="; ".join(said))
-    return Verdict("rounding", largest) if largest else Verdict("equal")
-
-
-def judge(old: Mapping[str, Any], new: Mapping[str, Any], attributes: bool) -> Verdict:
-    """Tell what became of one case."""
+def judge(old: Mapping[str, Any], new: Mapping[str, Any], settings: bool) -> Verdict:
+    """Tell what became of one case, with what a result says of itself or without."""
     if "error" in old or "error" in new:
         one, other = old.get("error", "no error"), new.get("error", "no error")
         if one == other and not failed(new):
             return Verdict("equal")
         return Verdict("different", detail=f"was {one[:200]!r}, is {other[:200]!r}")
-    before, after, tolerance = old["arrays"], new["arrays"], old["tolerance"]
-    verdicts = {}
+    before, after, verdicts = old["entries"], new["entries"], {}
     for name in sorted(before.keys() | after.keys()):
         if name not in after or name not in before:
+            setting = "setting" in (before.get(name) or after[name])
             lost = "is not there any more" if name in before else "is new"
-            verdicts[name] = Verdict("different", detail=lost)
+            verdicts[name] = Verdict("settings" if setting else "different", detail=lost)
         else:
-            verdicts[name] = judge_array(before[name], after[name], tolerance)
-    for kind in ("different", "rounding"):
+            verdicts[name] = judge_entry(before[name], after[name], old["tolerance"])
+    for kind in ("different", "settings", "rounding") if settings else ("different", "rounding"):
         if chosen := {name: one for name, one in verdicts.items() if one.kind == kind}:
             largest = max(one.deviation for one in chosen.values())
             said = (
                 f"{name} {one.detail or f'{one.deviation:.1e}'}" for name, one in chosen.items()
             )
             return Verdict(kind, largest, "; ".join(said))
-    if attributes:
-        return judge_attributes(old["attributes"], new["attributes"], tolerance)
     return Verdict("equal")
 
 
-def compare(old_path: Path, new_path: Path, attributes: bool) -> int:
+def compare(old_path: Path, new_path: Path, settings: bool) -> int:
     """Print what became of every case; return 1 if one is different or missing."""
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (old_path, new_path))
     for name, value in old["machine"].items():
@@ -720,7 +694,7 @@ def compare(old_path: Path, new_path: Path, attributes: bool) -> int:
     verdicts = {}
     for name in sorted(before.keys() | new["cases"].keys()):
         if name in before and name in new["cases"]:
-            verdicts[name] = judge(before[name], new["cases"][name], attributes)
+            verdicts[name] = judge(before[name], new["cases"][name], settings)
         else:
             verdicts[name] = Verdict("missing" if name in before else "new")
     for kind in ORDER[1:]:
@@ -733,7 +707,7 @@ def compare(old_path: Path, new_path: Path, attributes: bool) -> int:
     numbers = {kind: sum(one.kind == kind for one in verdicts.values()) for kind in ORDER}
     print(", ".join(f"{count} {kind}" for kind, count in numbers.items()))
     print(f"{sum(map(failed, new['cases'].values()))} cases failed")
-    return int(any(one.kind in ("different", "attributes", "missing") for one in verdicts.values()))
+    return int(any(one.kind in ("different", "settings", "missing") for one in verdicts.values()))
 
 
 def main() -> int:
@@ -746,13 +720,13 @@ def main() -> int:
     comparing = verbs.add_parser("compare", help="compare two files")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
-    comparing.add_argument("--ignore-attributes", action="store_true", help="look at arrays alone")
+    comparing.add_argument("--ignore-settings", action="store_true", help="look at arrays alone")
     verbs.add_parser("list", help="print the names of all cases")
     given = parser.parse_args()
     if given.verb == "write":
         return write(given.file, given.only)
     if given.verb == "compare":
-        return compare(given.old, given.new, not given.ignore_attributes)
+        return compare(given.old, given.new, not given.ignore_settings)
     print("\n".join(case.name for case in all_cases()))
     return 0
 

@@ -140,13 +140,12 @@ def test_a_line_that_fails_does_not_end_the_others(
         raise harness.Skip("there is no moon")
 
     lines = [made("broken", broken), made("absent", absent), made("good", lambda run: Figure(1.0))]
-    board, path = harness.load_board(tmp_path), tmp_path / "board.json"
+    path = tmp_path / "board.json"
     assert not harness.run_lines(lines, Run(), {"machines": {}, "lines": {}}, path)
     told = capsys.readouterr().out
     assert "RuntimeError: out of order" in told
     assert "left out: there is no moon" in told
     assert list(json.loads(path.read_text())["lines"]) == ["table.good"]
-    assert board == {"machines": {}, "lines": {}}
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be_missing(
