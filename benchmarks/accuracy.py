@@ -117,17 +117,17 @@ def by_sampler(mean: float, run: Run) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-@line(f"{COUNTED}, mean 5", minutes=0.5)
+@line(f"{COUNTED}, mean 5", minutes=0.3)
 def mean_5(run: Run) -> Iterator[Figure]:
     yield from by_sampler(5.0, run)
 
 
-@line(f"{COUNTED}, mean .3", minutes=0.5)
+@line(f"{COUNTED}, mean .3", minutes=0.3)
 def mean_03(run: Run) -> Iterator[Figure]:
     yield from by_sampler(0.3, run)
 
 
-@line(f"{COUNTED}, mean 50", minutes=0.5)
+@line(f"{COUNTED}, mean 50", minutes=0.3)
 def mean_50(run: Run) -> Iterator[Figure]:
     yield from by_sampler(50.0, run)
 
@@ -300,9 +300,9 @@ def biases(names: list[str], run: Run) -> Iterator[Figure]:
 BIASED = "bias of PSGLD at its automatic step"
 
 
-@line(BIASED, "Euler's steps", minutes=1.5)
+@line(BIASED, "Euler's steps", minutes=1.3)
 def bias(run: Run) -> Iterator[Figure]:
-    yield from biases(run.pick(["rank 1"], ["sparse", "dense", "shape .3"]), run)
+    yield from biases(run.pick(["rank 1"], ["sparse", "dense"]), run)
 
 
 @line(f"{BIASED}, all kinds of data", "Euler's steps", minutes=15, long=True)

@@ -114,14 +114,14 @@ def rings(V: Any, K: int, cycles: int) -> Iterator[Figure]:
         yield from useful(stores, None if sparse.issparse(V) else BLOCKS, K, cycles)
 
 
-@line("a ring of two processes: counts of faces' size, 10304 × 400, K = 100", minutes=1.3)
+@line("a ring of two processes: counts of faces' size, 10304 × 400, K = 100", minutes=0.9)
 def ring_faces(run: Run) -> Iterator[Figure]:
     shape = run.pick((600, 80), (10304, 400))
     V = np.random.default_rng(0).poisson(110, shape).astype(np.float32)
     yield from rings(V, run.pick(8, 100), run.pick(4, 60))
 
 
-@line("a ring of two processes: ten million stored entries, K = 32", minutes=1.5)
+@line("a ring of two processes: ten million stored entries, K = 32", minutes=1.0)
 def ring_sparse(run: Run) -> Iterator[Figure]:
     rng, millions = np.random.default_rng(0), run.pick(0.05, 10, 100)
     entries, shape = int(1e6 * millions), (int(2000 * millions), int(1000 * millions))
@@ -151,7 +151,7 @@ class Sleeper:
         raise AssertionError("nothing to evaluate")
 
 
-@line("operations that sleep, two workers, B = 4: useful share", "the sleeps alone", minutes=0.8)
+@line("operations that sleep, two workers, B = 4: useful share", "the sleeps alone", minutes=0.3)
 def engines(run: Run) -> Iterator[Figure]:
     blocks = 4
     factors = [np.ones((256 * blocks, 100), np.float32) for _ in range(2)]  # bands of .1 MB
@@ -169,7 +169,7 @@ def engines(run: Run) -> Iterator[Figure]:
         }
         for milliseconds in run.pick((5,), (1, 5, 20)):
             seconds = milliseconds / 1000
-            cycles = max(1, round(run.pick(0.5, 2.0) / (seconds * blocks * blocks / 2)))
+            cycles = max(1, round(run.pick(0.5, 1.0) / (seconds * blocks * blocks / 2)))
             for name, make in makers.items():
                 executor: Any = make()
                 state: ChainState = make_state(Grid.even((256 * blocks,) * 2, blocks), *factors)
@@ -212,9 +212,9 @@ def saved(V: Array, K: int, draws: int, store: str | None) -> tuple[float, list[
     return time.perf_counter() - begun, costs
 
 
-@line("a run with a store, 4000 × 3000 counts, K = 32", "the run in memory", minutes=1.5)
+@line("a run with a store, 4000 × 3000 counts, K = 32", "the run in memory", minutes=0.8)
 def checkpoints(run: Run) -> Iterator[Figure]:
-    shape, K, draws = run.pick(((100, 80), 4, 20), ((4000, 3000), 32, 60), ((4000, 3000), 32, 300))
+    shape, K, draws = run.pick(((100, 80), 4, 20), ((4000, 3000), 32, 40), ((4000, 3000), 32, 300))
     V = np.random.default_rng(0).poisson(3.0, shape).astype(np.float32)
     saved(V[:60, :40], K, 4, None)  # compiles
     context, before = multiprocessing.get_context("spawn"), dict(os.environ)

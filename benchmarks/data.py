@@ -65,7 +65,7 @@ def dense_cycle(path: str, K: int, cycles: int, limited: bool) -> float:
 
 
 @line("a cycle of PSGLD out of core, dense, 537 MB under 134 MB, K = 32", "in memory",
-      "ratio >= 0.9", minutes=0.8)  # fmt: skip
+      "ratio >= 0.9", minutes=0.9)  # fmt: skip
 def out_of_core(run: Run) -> Figure:
     import zarr
 
@@ -115,7 +115,7 @@ def sparse_cycle(store: str, cycles: int, limit: str | None) -> dict[str, float]
     return {"seconds": seconds, "peak": peak, "estimate": cost.peak}
 
 
-@line("stored entries out of core under 64 MiB, K = 16", "in memory", minutes=0.8)
+@line("stored entries out of core under 64 MiB, K = 16", "in memory", minutes=0.5)
 def huge(run: Run) -> Iterator[Figure]:
     entries = int(1e6 * run.pick(0.2, 20, 300))
     shape = max(200, entries // 1500), max(100, entries // 3000)
@@ -207,7 +207,7 @@ def map_costs(folder: str, times: int, lines: int, draws: int) -> dict[str, floa
 
 
 @line("maps of rain, 20 draws, K = 6, and a predicted day, within a quarter of the data",
-      minutes=1)  # fmt: skip
+      minutes=0.5)  # fmt: skip
 def maps(run: Run) -> Iterator[Figure]:
     times, lines = run.pick((64, 60), (256, 360), (1024, 360))
     with tempfile.TemporaryDirectory() as folder:
@@ -223,7 +223,7 @@ def maps(run: Run) -> Iterator[Figure]:
 # -- tables --------------------------------------------------------------------------------------
 
 
-@line("a Parquet table into a blocked store and back", minutes=0.7)
+@line("a Parquet table into a blocked store and back", minutes=0.3)
 def convert(run: Run) -> Iterator[Figure]:
     entries, folder = int(1e6 * run.pick(0.1, 5, 20)), Path(tempfile.mkdtemp())
     try:
@@ -267,7 +267,7 @@ def h5ad_peak(folder: str, limit: str) -> int:
     return memory("VmHWM") - before
 
 
-@line("`convert` of an .h5ad: peak above the start", "the limit", minutes=0.5)
+@line("`convert` of an .h5ad: peak above the start", "the limit", minutes=0.6)
 def h5ad(run: Run) -> Iterator[Figure]:
     import anndata
 
@@ -315,7 +315,12 @@ def client_peaks(V: str, folder: str, cycles: int) -> dict[str, Any]:
     return {"client": mine, "worker": most, "told": [cost.client, cost.worker]}
 
 
-@line("a run of a ring of two workers, K = 32: peaks above the start", "`estimate_cost`", minutes=1)
+@line(
+    "a run of a ring of two workers, K = 32: peaks above the start",
+    "`estimate_cost`",
+    minutes=1,
+    long=True,
+)
 def client(run: Run) -> Iterator[Figure]:
     rows, columns = run.pick((2000, 1000), (200_000, 100_000), (10_000_000, 1_000_000))
     with tempfile.TemporaryDirectory() as folder:

@@ -60,7 +60,7 @@ def short(run: Run) -> dict[str, Any]:
 
 
 @line("log evidence of one component by integration, 100 × 75 counts", "its claimed error",
-      minutes=0.3)  # fmt: skip
+      minutes=0.1)  # fmt: skip
 def one(run: Run) -> Iterator[Figure]:
     X, seeds = counts(1, 0), run.pick(2, 10)
     estimate(X, model(1), Integration(4, draws=10, tune=5), 0)
@@ -96,14 +96,14 @@ def ranks(run: Run) -> Iterator[Figure]:
 
 
 @line("log evidences of ranks by integration, 100 × 75 counts of rank 5", "Chib's method",
-      minutes=2.5)  # fmt: skip
+      minutes=0.6)  # fmt: skip
 def against_chib(run: Run) -> Iterator[Figure]:
     V, tried = counts(5, 0), run.pick((1,), (1, 5, 10), tuple(range(1, 11)))
     chib = dfac.Chib(draws=50, tune=10) if run.size == "quick" else dfac.Chib()
     methods: dict[str, tuple[Any, dict[str, Any]]] = {
         "ours": (Integration(**short(run)), {}),
         "peer": (chib, {}),
-        "truth": (Integration(16, draws=run.pick(20, 3000, 6000), tune=run.pick(10, 1000)), {}),
+        "truth": (Integration(16, draws=run.pick(20, 1500, 6000), tune=run.pick(10, 1000)), {}),
     }
     if run.size == "long":  # six uniform temperatures and 14,000 sweeps
         papers = Integration(5, power=1, draws=400, tune=1600, every=1, sampler=dfac.PSGLD())
@@ -127,7 +127,7 @@ def against_chib(run: Run) -> Iterator[Figure]:
 
 
 @line('rank that one run of `TweedieNMF("auto")` finds, 200 × 150 counts', "the true rank",
-      minutes=1.5)  # fmt: skip
+      minutes=0.6)  # fmt: skip
 def automatic(run: Run) -> Iterator[Figure]:
     rows, columns = run.pick((40, 30), (200, 150))
     for mean in run.pick((20.0,), (20.0, 5.0, 1.0)):

@@ -98,7 +98,7 @@ def dense_calls(shape: tuple[int, int], K: int) -> dict[str, Callable[[], Any]]:
 
 
 @line("gradient of a dense block, float32, one core: share of sgemm's peak", "three bare products",
-      minutes=0.8)  # fmt: skip
+      minutes=0.2)  # fmt: skip
 def dense(run: Run) -> Iterator[Figure]:
     cases = [((1288, 50), 100), ((1024, 1024), 100), ((1288, 50), 32), ((1024, 1024), 16)]
     with threadpool_limits(limits=1):
@@ -119,7 +119,7 @@ def dense(run: Run) -> Iterator[Figure]:
                              beside="plain NumPy")  # fmt: skip
 
 
-@line("a normal number in a factor, 1288 × 100, float32, one core", "NumPy's Philox")
+@line("a normal number in a factor, 1288 × 100, float32, one core", "NumPy's Philox", minutes=0.1)
 def noise(run: Run) -> Iterator[Figure]:
     shape, key = (1288, 100), np.array([1, 2], np.uint32)
     z, theta, metric = np.empty(shape, "f4"), np.ones(shape, "f4"), np.ones(shape, "f4")
@@ -170,7 +170,9 @@ def copy(source: Array, target: Array) -> None:
         target[i] = source[i]
 
 
-@line("gradient of a million stored entries, one core", "memory's rate at 12 K + 6 bytes")
+@line(
+    "gradient of a million stored entries, one core", "memory's rate at 12 K + 6 bytes", minutes=0.1
+)
 def stored(run: Run) -> Iterator[Figure]:
     V, (source, target) = ratings(), np.ones((2, 2**25), np.float32)
     rate = 2 * source.nbytes / per_call({"": lambda: copy(source, target)}, 3)[""]
@@ -273,7 +275,7 @@ def libmf(path: str) -> Callable[[int, int, int], None]:
     return train
 
 
-@line("an epoch of a million ratings, K = 32", "LIBMF with AVX", minutes=0.7)
+@line("an epoch of a million ratings, K = 32", "LIBMF with AVX", minutes=0.2)
 def epochs(run: Run) -> Iterator[Figure]:
     path, cycles, K = run.options.get("libmf"), run.pick(2, 5), 32
     if path is None:

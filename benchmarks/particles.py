@@ -71,7 +71,7 @@ def peak_above(size: int, total: int) -> int:
     return memory("VmHWM") - before
 
 
-@line("10⁴ tokens, 10 states, 200 particles: from 10² × 10² to 10⁶ × 10⁶", "10² × 10²", minutes=0.4)
+@line("10⁴ tokens, 10 states, 200 particles: from 10² × 10² to 10⁶ × 10⁶", "10² × 10²", minutes=0.2)
 def sizes(run: Run) -> Iterator[Figure]:
     count, total = run.pick(4, 200), run.pick(10**3, 10**4)
     chosen = run.pick((10**2, 10**3), (10**2, 10**4, 10**6))
@@ -83,7 +83,7 @@ def sizes(run: Run) -> Iterator[Figure]:
     yield Figure(high / 2**20, "MiB", low / 2**20, "memory of 1000 particles")
 
 
-@line("tokens in 1000 × 1000, 10 states, 32 particles: time by total", minutes=0.5)
+@line("tokens in 1000 × 1000, 10 states, 32 particles: time by total", minutes=0.1)
 def totals(run: Run) -> Figure:
     chosen = run.pick((10**2, 10**3), (10**3, 10**4, 10**5, 10**6))
     calls = {f"{n}": batch(compiled(tokens(1000, n)), 32, "systematic") for n in chosen}
@@ -136,7 +136,7 @@ def loop_over(X: Any, R: int, particles: int) -> Callable[[], Any]:
     return lambda: plain_loop(rows[order], columns[order], R, alphas, state, w, out)
 
 
-@line("10⁴ tokens in 1000 × 1000, 100 particles, one core", "a plain loop over tables", minutes=0.5)
+@line("10⁴ tokens in 1000 × 1000, 100 particles, one core", "a plain loop over tables", minutes=0.2)
 def speed(run: Run) -> Iterator[Figure]:
     total, count = run.pick(10**3, 10**4), run.pick(4, 100)
     X = tokens(1000, total)
@@ -226,7 +226,7 @@ def discrepancy_costs(rows: int, columns: int, K: int, count: int) -> dict[str, 
     return {"seconds": seconds, "memory": (memory("VmHWM") - before) / (W.nbytes + H.nbytes)}
 
 
-@line("`stein_discrepancy` of 50 particles of 10304 × 400, K = 10", minutes=0.4)
+@line("`stein_discrepancy` of 50 particles of 10304 × 400, K = 10", minutes=0.2)
 def discrepancy(run: Run) -> Iterator[Figure]:
     rows, columns = run.pick((200, 50), (10304, 400))
     found = child(discrepancy_costs, rows=rows, columns=columns, K=10, count=run.pick(5, 50))

@@ -84,7 +84,7 @@ def numpy_twin(V: Array, K: int, blocks: int, cycles: int) -> None:
             m2 += delta * (factor - mean)
 
 
-@line("`sample` by PSGLD of faces, 10304 × 400, K = 100, B = 8", minutes=0.8)
+@line("`sample` by PSGLD of faces, 10304 × 400, K = 100, B = 8", minutes=0.3)
 def faces(run: Run) -> Iterator[Figure]:
     V, K, blocks = pictures(run.pick(600, None)), run.pick(20, 100), 8
     few, many = run.pick((2, 4), (5, 30))
@@ -238,7 +238,7 @@ def of_libmf(train: Ratings, test: Ratings, threads: int) -> float:
     return rmse(np.where(np.isfinite(found), found, train.values.mean()) - test.values)
 
 
-@line("held-out ratings, `GaussianMF(32)`", minutes=1.5)
+@line("held-out ratings, `GaussianMF(32)`", minutes=0.8)
 def ratings(run: Run) -> Iterator[Figure]:
     path = run.options.get("ratings")
     given = read_ratings(Path(path)) if path else made_up_ratings(run.pick(20_000, 1_000_000))
@@ -262,7 +262,7 @@ def ratings(run: Run) -> Iterator[Figure]:
         yield Figure(seconds, "s", spent, "the call", beside=name)
 
 
-@line("DSGD on held-out ratings, β = 2, K = 32, 20 epochs", "PSGLD, 20 + 20 cycles", minutes=0.5)
+@line("DSGD on held-out ratings, β = 2, K = 32, 20 epochs", "PSGLD, 20 + 20 cycles", minutes=0.3)
 def descent(run: Run) -> Iterator[Figure]:
     train, test = split(made_up_ratings(run.pick(20_000, 1_000_000)), 0)
     count, model = run.pick(2, 20), dfac.TweedieNMF(32, beta=2.0)
@@ -308,10 +308,10 @@ def log_poisson(values: Array, mean: Array) -> float:
     return float(np.mean(special.xlogy(values, mean) - mean - special.gammaln(values + 1)))
 
 
-@line("held-out counts of cells × genes, K = 10: log-likelihood at the mean", minutes=1.2)
+@line("held-out counts of cells × genes, K = 10: log-likelihood at the mean", minutes=0.6)
 def single_cell(run: Run) -> Iterator[Figure]:
     held = dfac.hold_out(read_counts(run), 0.1, unstored="zero", random_seed=0)
-    (rows, cols), draws = held.cells, run.pick(10, 200)
+    (rows, cols), draws = held.cells, run.pick(10, 100)
     filled = held.train.copy()
     filled.data[np.isnan(filled.data)] = 0
     filled.eliminate_zeros()
@@ -420,7 +420,7 @@ def plain(i: Array, j: Array, l: Array, v: Array, A: Array, B: Array, C: Array, 
             gc[k] += r * a[k] * b[k]
 
 
-@line("a sparse tensor, 4000 × 2000 × 500, ten million entries, K = 16", minutes=1)
+@line("a sparse tensor, 4000 × 2000 × 500, ten million entries, K = 16", minutes=0.3)
 def tensor_pass(run: Run) -> Iterator[Figure]:
     shape, K, rng = (4000, 2000, 500), 16, np.random.default_rng(0)
     entries = run.pick(10**5, 10**7)
@@ -463,7 +463,7 @@ def tensor_pass(run: Run) -> Iterator[Figure]:
     yield Figure(cells.size / each / 1e6, "million/s", None, "a cycle of PSGLD in `sample`", "more")
 
 
-@line("erased cells of a 60 × 50 × 40 tensor, 5 components", "TensorLy's masked CP", minutes=0.5)
+@line("erased cells of a 60 × 50 × 40 tensor, 5 components", "TensorLy's masked CP", minutes=0.2)
 def tensor_cells(run: Run) -> Iterator[Figure]:
     rng, shape, K = np.random.default_rng(0), run.pick((20, 15, 10), (60, 50, 40)), 5
     mean = np.einsum("ik,jk,lk->ijl", *(rng.gamma(0.8, 1.0, (n, K)) for n in shape))
@@ -496,7 +496,7 @@ def tensor_cells(run: Run) -> Iterator[Figure]:
 # -- coupled matrices ----------------------------------------------------------------------------
 
 
-@line("rows that one of three matrices lacks", "the matrix alone, its prior", minutes=0.7)
+@line("rows that one of three matrices lacks", "the matrix alone, its prior", minutes=0.3)
 def views(run: Run) -> Iterator[Figure]:
     rng, rows, K = np.random.default_rng(0), run.pick(60, 400), 5
     W = rng.gamma(1.0, 1.0, (rows, K))
@@ -530,7 +530,7 @@ def views(run: Run) -> Iterator[Figure]:
 
 
 @line("one relation of `Coupled`, 1000 × 1000 counts, K = 10, one thread", "`TweedieNMF`",
-      minutes=0.4)  # fmt: skip
+      minutes=0.4, long=True)  # fmt: skip
 def coupling(run: Run) -> Iterator[Figure]:
     rng, size = np.random.default_rng(0), run.pick(100, 1000)
     V = rng.poisson(rng.gamma(1.0, 1.0, (size, 10)) @ rng.gamma(1.0, 1.0, (10, size))).astype("f4")
@@ -596,9 +596,9 @@ def esat(V: Array, sigma: Array, K: int, seeds: int, run: Run) -> dict[str, Any]
             return dict(found)
 
 
-@line("profiles of six sources, 300 × 20 with uncertainties", "ESAT's LS-NMF", minutes=1)
+@line("profiles of six sources, 300 × 20 with uncertainties", "ESAT's LS-NMF", minutes=0.3)
 def profiles(run: Run) -> Iterator[Figure]:
-    rng, K, seeds = np.random.default_rng(0), 6, run.pick(1, 5)
+    rng, K, seeds = np.random.default_rng(0), 6, run.pick(1, 3)
     unit = 10.0 ** rng.uniform(-2, 2, 20)
     mu = rng.gamma(1.0, 1.0, (300, K)) @ (rng.gamma(0.5, 2.0, (K, 20)) * unit)
     sigma = 0.1 * mu + 0.1 * unit

@@ -96,7 +96,7 @@ def compared(V: Array, model: Any, sampler: Any, count: int, lengths: Any) -> It
     yield Figure(spent, "s", seconds, "processor time", goal="ratio >= 20", beside="a refit")
 
 
-@line("`transform` of 5 new users, of 2000 with ratings of 300 films", minutes=0.7)
+@line("`transform` of 5 new users, of 2000 with ratings of 300 films", minutes=0.4)
 def new_users(run: Run) -> Iterator[Figure]:
     rng, (rows, columns) = np.random.default_rng(0), run.pick((100, 40), (2000, 300))
     share = np.minimum(0.5, 0.02 + 0.08 * rng.gamma(1.0, 1.0, columns))
@@ -108,7 +108,7 @@ def new_users(run: Run) -> Iterator[Figure]:
     yield from compared(V, dfac.GaussianMF(2), dfac.Gibbs(), 5, lengths)
 
 
-@line("`transform` of 2 new faces, of 400 at 28 × 23 pixels", minutes=1.2)
+@line("`transform` of 2 new faces, of 400 at 28 × 23 pixels", minutes=1.2, long=True)
 def new_faces(run: Run) -> Iterator[Figure]:
     from daskfactor.demos import load_faces
 
@@ -124,7 +124,7 @@ def new_faces(run: Run) -> Iterator[Figure]:
 # -- cold rows -----------------------------------------------------------------------------------
 
 
-@line("counts of rows without data, 2000 × 300, with covariates", "without", minutes=1)
+@line("counts of rows without data, 2000 × 300, with covariates", "without", minutes=0.3)
 def cold_rows(run: Run) -> Iterator[Figure]:
     rng, (rows, columns) = np.random.default_rng(0), run.pick((100, 30), (2000, 300))
     X = rng.normal(size=(rows, 6))
@@ -156,7 +156,7 @@ def cold_rows(run: Run) -> Iterator[Figure]:
 # -- leave one out -------------------------------------------------------------------------------
 
 
-@line("PSIS leave-one-out, 40 × 20 counts, K = 3", "refits without the cell", minutes=1.2)
+@line("PSIS leave-one-out, 40 × 20 counts, K = 3", "refits without the cell", minutes=0.4)
 def leave_one_out(run: Run) -> Iterator[Figure]:
     with silent():
         import arviz as az
@@ -248,7 +248,7 @@ def recommended(folder: str, rows: int, columns: int) -> dict[str, float]:
     }
 
 
-@line("the ten best columns for every row, 100 draws of 32 components", minutes=1.5)
+@line("the ten best columns for every row, 100 draws of 32 components", minutes=0.3)
 def recommend(run: Run) -> Iterator[Figure]:
     size, K, draws = run.pick(500, 10_000, 100_000), 32, run.pick(5, 100)
     with tempfile.TemporaryDirectory() as folder:

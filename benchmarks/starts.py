@@ -85,7 +85,7 @@ def compared(name: str, V: Array, rank: int, run: Run) -> Iterator[Figure]:
     yield Figure(errors[0], "", errors[1], f"{name}, error of the start", beside="random")
 
 
-@line("Q-Transform starts of data, seconds to the same objective", minutes=0.7)
+@line("Q-Transform starts of data, seconds to the same objective", minutes=0.4)
 def data(run: Run) -> Iterator[Figure]:
     from daskfactor.demos import faces_folder, load_digits, load_faces
 
@@ -94,7 +94,8 @@ def data(run: Run) -> Iterator[Figure]:
         return
     try:
         leukemia = faces_folder().parent / "ALL_AML" / "ALL_AML_data.txt"
-        yield from compared("faces", load_faces().truth, 10, run)
+        if run.size == "long":
+            yield from compared("faces", load_faces().truth, 10, run)
     except DaskfactorError as reason:
         raise Skip(str(reason)) from None
     yield from compared("leukemia", np.loadtxt(leukemia, dtype=np.float32), 3, run)
@@ -111,7 +112,7 @@ def noise(run: Run) -> Iterator[Figure]:
 
 
 @line("error of starts by transfer rank, rank 10 of 500 × 500", "the best of 100 random starts",
-      minutes=0.4)  # fmt: skip
+      minutes=0.4, long=True)  # fmt: skip
 def transfer(run: Run) -> Iterator[Figure]:
     rng, count = np.random.default_rng(0), run.pick(5, 100)
     X = rng.random((500, 10)) @ rng.random((10, 500))
@@ -128,7 +129,7 @@ def transfer(run: Run) -> Iterator[Figure]:
         yield Figure(float(np.median(each)), "", float(best), f"transfer rank {rank}, median")
 
 
-@line("rain, β = .5, six seeds: the worst error of WH", "the best seed", minutes=0.7)
+@line("rain, β = .5, six seeds: the worst error of WH", "the best seed", minutes=0.6)
 def rain(run: Run) -> Iterator[Figure]:
     V, mu = rainfall()
     lengths = dict.fromkeys(("draws", "tune"), run.pick(10, 200))
