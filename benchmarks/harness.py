@@ -380,7 +380,10 @@ def measure(one: Line, run: Run) -> list[dict[str, Any]]:
     for figure in figures:
         goal = figure.goal or one.goal
         numbers = {"ours": figure.ours, "peer": figure.peer, "ratio": figure.ratio}
-        numbers = {key: None if v is None else float(f"{v:.4g}") for key, v in numbers.items()}
+        numbers = {
+            key: None if v is None or not np.isfinite(v) else float(f"{v:.4g}")
+            for key, v in numbers.items()
+        }
         entry = {"work": one.work, "what": figure.what, **numbers, "unit": figure.unit}
         beside = figure.beside or ("" if figure.peer is None else one.peer)
         entry |= {"beside": beside, "goal": goal, "met": figure.reaches(goal)}
