@@ -1,86 +1,62 @@
-"""Speed of the kernels on one core, against this machine's own matrix product.
+"""Kernels on one core, beside this machine's own matrix product and memory; epochs beside LIBMF's.
 
-Run ``python benchmarks/kernels.py`` (about a minute; ``--json`` for a machine).
-Every figure is the median of interleaved repeats in CPU time of the thread, so
-that a busy machine disturbs it little, with BLAS at one thread. ``of peak`` is
-the fraction of the speed of a 2048**3 matrix product measured in between.
+Times are processor time of the thread, medians of calls that take turns, with BLAS on one thread.
 
-Why the gradient is as fast as it is, and what its limit is
------------------------------------------------------------
-6 m n K operations are three matrix products; the entries between them cost
-one division (beta = 1, 0, -1), a division and a root (0.5) or nothing (2): 0.1
-to 0.3 ns each, in full vectors, on a tile that is still in the cache. That is 3 %
-at K = 100 and 15 % at K = 16. What is left is BLAS on small matrices: the row
-"three products alone" is the limit. It falls with K: each entry of the tile is
-written and read three times for 2 K operations each, and packing costs the
-same for few components as for many. OpenBLAS skips packing below a million
-terms, so tiles of narrow blocks are cut to stay below (see
-``daskfactor/kernels/views.py``), worth 15 to 40 %. Any other beta pays for a
-logarithm and an exponential in float64, 2 ns per entry.
+*Dense*: 6 m n K operations are three matrix products; the entries between them cost a division
+(β = 1, 0, −1), a division and a root (β = .5) or nothing (β = 2). What is left is BLAS on small
+matrices: "three bare products" are the limit. It falls with K, since each entry of the tile is
+written and read three times for 2 K operations each. Any other β pays for a logarithm and an
+exponential in double precision.
 
-Why a normal number costs what it does: 20 widening multiplications per four
-numbers (Philox), then 30 operations of logarithm, sine and cosine, in loops of
-constant length without calls. Rows whose length is no multiple of four pay
-for closing the gaps. ``langevin_step`` with a metric adds two roots and a division per entry.
+*Sparse*: an entry reads a row of H, and reads and writes a row of H's gradient, 12 K + 6 bytes
+from memory; rows of a block that fits the second-level cache make it faster than that.
+
+*Epochs*: P-SGLD in the majoriser's metric (gradient, noise and update of both factors) by threads
+on a B × B grid of a million synthetic ratings, 6040 × 3706, and LIBMF's stochastic gradient on
+squared loss, which draws no noise: a long run less a short one. LIBMF is given as
+``--with libmf=PATH`` of a library that its own Makefile's flags make with AVX, ``g++ -O3 -pthread
+-std=c++11 -march=native -DUSEAVX -DUSEOMP -fopenmp -fPIC -shared mf.cpp -o libmf.so``; a wheel of
+it that was built without AVX is no fair peer.
 """
 
-import argparse
-import json
-import platform
-import subprocess
-import sys
+import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg.blas import dgemm, sgemm
+from scipy import sparse
+from scipy.linalg.blas import sgemm
 from threadpoolctl import threadpool_limits
 
-from daskfactor.kernels import linalg
+from benchmarks.harness import Array, Figure, Run, line, per_call, race
+from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Reshuffled
+from daskfactor.data.sources import as_blocks
+from daskfactor.executors import ThreadsExecutor
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.state import ChainState, make_state
+from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
+from daskfactor.inference.langevin import PSGLD
+from daskfactor.inference.program import Program, prepare_state
+from daskfactor.kernels import blockwise, linalg
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.langevin import accumulate_moments, langevin_step
 from daskfactor.kernels.philox import Address, fill_normals
-from daskfactor.kernels.views import NO_WEIGHTS, Workspace
+from daskfactor.kernels.views import NO_WEIGHTS, SparseBlock, Workspace
+from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 
-Array = NDArray[Any]
-Timed = dict[str, Callable[[], Any]]
-Row = dict[str, Any]
-
-SHAPES = ((1288, 50), (1024, 1024))
-COMPONENTS = (16, 32, 100)
-BETAS = (1.0, 2.0, 0.5, 0.0, -1.0, 0.3)
-TARGET_SECONDS = 0.02
-
-COMPILE = """
-import time, numpy as np
-from daskfactor.kernels.dense import dense_kernels
-from daskfactor.models.tweedie_law import Tweedie
-from daskfactor.kernels.langevin import accumulate_moments, langevin_step
-from daskfactor.kernels.philox import Address
-from daskfactor.kernels.views import NO_WEIGHTS, Workspace
-start, start_cpu = time.perf_counter(), time.process_time()
-W, H, V = (np.ones(shape, np.float32) for shape in ((8, 4), (6, 4), (8, 6)))
-k, work = dense_kernels(Tweedie(1.0)), Workspace()
-tiles, (GW, GH) = work.tiles(8, 6, 4), work.gradients(8, 6, 4)
-cells, out, key = np.zeros(1, np.int32), np.zeros(2), np.zeros(2, np.uint32)
-k.gradient((V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH), tiles)
-k.gradient_curvature((V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH, W, H), tiles)
-k.multiplicative_rows((V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), (GW, GW), tiles)
-k.multiplicative_cols((V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), (GH, GH), tiles)
-k.evaluate((V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), out, (cells, cells, out[:1], out[:1], 1), tiles)
-langevin_step(W, W, W, 0.1, (1.0, 1.0), Address(key, 0, 0), False)
-accumulate_moments(W, 1, W, W)
-print(time.perf_counter() - start, time.process_time() - start_cpu)
-"""
+FLOOR = (1e-6, ())
+RATINGS = (6040, 3706)
+ENTRIES = 1_000_000
 
 
 @jit
 def three_products(W: Array, H: Array, GW: Array, GH: Array, tile: Array) -> None:
-    """The gradient kernel without its elementwise part."""
+    """Do what the gradient kernel does without its elementwise part."""
     GH[:, :] = 0
     for begin in range(0, W.shape[0], tile.shape[0]):
         end = min(begin + tile.shape[0], W.shape[0])
@@ -91,178 +67,232 @@ def three_products(W: Array, H: Array, GW: Array, GH: Array, tile: Array) -> Non
 
 
 def numpy_gradient(V: Array, W: Array, H: Array) -> tuple[Array, Array]:
-    """beta = 1 in plain NumPy, as one would write it."""
+    """Take the gradient at β = 1 in plain NumPy, as one would write it."""
     mu = W @ H.T
     residual = np.nan_to_num((V - mu) / mu)
     return residual @ H, residual.T @ W
 
 
-def measure(timed: Timed, repeats: int) -> dict[str, float]:
-    """Median CPU seconds of one call of each function, calls interleaved."""
-    calls = {}
-    for name, function in timed.items():
-        function()
-        start = time.thread_time()
-        function()
-        calls[name] = max(1, int(TARGET_SECONDS / max(time.thread_time() - start, 1e-6)))
-    samples: dict[str, list[float]] = {name: [] for name in timed}
-    for _ in range(repeats):
-        for name, function in timed.items():
-            start = time.thread_time()
-            for _ in range(calls[name]):
-                function()
-            samples[name].append((time.thread_time() - start) / calls[name])
-    return {name: float(np.median(values)) for name, values in samples.items()}
-
-
-def peak_product(dtype: Any) -> Callable[[], Any]:
-    """The reference: one large matrix product."""
-    a = np.asfortranarray(np.random.default_rng(0).random((2048, 2048)).astype(dtype))
-    c = np.zeros_like(a)
-    product = sgemm if dtype == np.float32 else dgemm
-    return lambda: product(1.0, a, a, 0.0, c, overwrite_c=1)
-
-
-def block(m: int, n: int, components: int, dtype: Any) -> tuple[Array, Array, Array]:
-    """Data with a tenth missing, and two factors."""
+def dense_calls(shape: tuple[int, int], K: int) -> dict[str, Callable[[], Any]]:
+    """Return calls on one block with a tenth of the cells missing."""
     rng = np.random.default_rng(1)
-    V = rng.gamma(2.0, size=(m, n)).astype(dtype)
-    V[rng.random((m, n)) < 0.1] = np.nan
-    W = rng.gamma(2.0, size=(m, components)).astype(dtype)
-    H = (rng.gamma(2.0, size=(n, components)) / components).astype(dtype)
-    return V, W, H
+    V = rng.gamma(2.0, size=shape).astype(np.float32)
+    V[rng.random(shape) < 0.1] = np.nan
+    W, H = (rng.gamma(2.0, size=(n, K)).astype(np.float32) for n in shape)
+    H /= K
+    work, block = Workspace(np.float32), (V, 0, 0, NO_WEIGHTS)
+    tiles, pair = work.tiles(*shape, K), work.gradients(*shape, K)
+    large = np.asfortranarray(rng.random((2048, 2048)).astype(np.float32))
+    into = np.zeros_like(large)
 
-
-def gradient_functions(m: int, n: int, components: int, dtype: Any) -> Timed:
-    """All variants of one block."""
-    V, W, H = block(m, n, components, dtype)
-    work = Workspace(dtype)
-    tiles, (GW, GH) = work.tiles(m, n, components), work.gradients(m, n, components)
-    CW, CH = np.zeros_like(W), np.zeros_like(H)
-    cells, out = np.zeros(0, np.int32), np.zeros(2)
-    timed: Timed = {
-        "three products alone": lambda: three_products(W, H, GW, GH, tiles[0]),
-        "plain NumPy, beta=1": lambda: numpy_gradient(V, W, H),
-    }
-    for beta in BETAS:
+    def gradient(beta: float) -> Callable[[], Any]:
         kernel = dense_kernels(Tweedie(beta)).gradient
-        timed[f"gradient, beta={beta:g}"] = lambda kernel=kernel: kernel(
-            (V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH), tiles
-        )
-    k = dense_kernels(Tweedie(1.0))
-    timed["gradient_curvature, beta=1"] = lambda: k.gradient_curvature(
-        (V, 0, 0, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH, CW, CH), tiles
-    )
-    timed["multiplicative_rows, beta=1"] = lambda: k.multiplicative_rows(
-        (V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), (CW, GW), tiles
-    )
-    timed["evaluate, beta=1"] = lambda: k.evaluate(
-        (V, 0, 0, NO_WEIGHTS), W, H, (1e-6, ()), out, (cells, cells, out, out, 1), tiles
-    )
-    return timed
+        return lambda: kernel(block, W, H, 1.0, FLOOR, pair, tiles)
+
+    return {
+        "peak": lambda: sgemm(1.0, large, large, 0.0, into, overwrite_c=1),
+        "products": lambda: three_products(W, H, *pair, tiles[0]),
+        "numpy": lambda: numpy_gradient(V, W, H),
+        **{f"{beta:g}": gradient(beta) for beta in (1.0, 2.0, 0.5, 0.0, -1.0, 0.3)},
+    }
 
 
-PRODUCTS = {"gradient_curvature, beta=1": 5, "multiplicative_rows, beta=1": 3}
-
-
-def gradient_rows(dtype: Any, repeats: int) -> list[Row]:
-    """Speed of every dense kernel as a fraction of the matrix product's."""
-    rows = []
-    for m, n in SHAPES:
-        for components in COMPONENTS:
-            timed = gradient_functions(m, n, components, dtype)
-            seconds = measure({"peak": peak_product(dtype), **timed}, repeats)
-            peak = 2 * 2048**3 / seconds.pop("peak")
-            base = seconds["gradient, beta=1"]
-            for name, value in seconds.items():
-                products = 1 if "evaluate" in name else PRODUCTS.get(name, 3)
-                rate = 2 * products * m * n * components / value
-                row = {"block": f"{m}x{n}", "K": components, "kernel": name, "ms": value * 1e3}
-                row |= {"GF/s": rate / 1e9, "of peak": rate / peak, "of beta=1": value / base}
-                rows.append(row)
-    return rows
-
-
-def noise_rows(dtype: Any, repeats: int) -> list[Row]:
-    """Nanoseconds per number of the noise and of the updates."""
-    rows = []
-    for shape in ((1288, 100), (1288, 50)):
-        z, key = np.empty(shape, dtype), np.array([1, 2], np.uint32)
-        theta, grad, metric = np.ones(shape, dtype), np.zeros(shape, dtype), np.ones(shape, dtype)
-        mean, m2, address = np.zeros(shape), np.zeros(shape), Address(key, 1, 0)
-        philox = np.random.Generator(np.random.Philox(0))
-        timed: Timed = {
-            "fill_normals": lambda z=z, key=key: fill_normals(z, key, 1, 0, 0),
-            "metric step": lambda t=theta, g=grad, m=metric, a=address: langevin_step(
-                t, g, m, 0.1, (1.0, 1.0), a, False
-            ),
-            "metric step, coarse": lambda t=theta, g=grad, m=metric, a=address: langevin_step(
-                t, g, m, 0.1, (1.0, 1.0), a, True
-            ),
-            "plain step": lambda t=theta, g=grad, a=address: langevin_step(
-                t, g, None, 0.1, (1.0, 1.0), a, False
-            ),
-            "accumulate_moments": lambda t=theta, a=mean, b=m2: accumulate_moments(t, 3, a, b),
-            "NumPy Philox normals": lambda z=z, g=philox: g.standard_normal(
-                z.shape, z.dtype, out=z
-            ),
-        }
-        seconds = measure(timed, repeats)
-        base = seconds["fill_normals"]
-        for name, value in seconds.items():
-            row = {"band": f"{shape[0]}x{shape[1]}", "kernel": name}
-            rows.append(row | {"ns per number": value / z.size * 1e9, "ratio": value / base})
-    return rows
-
-
-def compile_seconds() -> Row:
-    """Time of the first calls of all kernels of one beta, in a fresh process."""
-    command = [sys.executable, "-c", COMPILE]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    wall, cpu = map(float, printed.split())
-    return {"wall": wall, "cpu": cpu}
-
-
-def print_table(title: str, rows: list[Row]) -> None:
-    """Print rows of equal keys as an aligned table."""
-    cells = [
-        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()]
-        for row in rows
-    ]
-    columns = list(zip(list(rows[0]), *cells, strict=True))
-    widths = [max(len(cell) for cell in column) for column in columns]
-    print(f"\n{title}")
-    for line in zip(*columns, strict=True):
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Speed of the kernels on one core.")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--repeats", type=int, default=9)
-    options = parser.parse_args()
-    dtype = np.dtype(options.dtype).type
+@line("gradient of a dense block, float32, one core: share of sgemm's peak", "three bare products",
+      minutes=0.2)  # fmt: skip
+def dense(run: Run) -> Iterator[Figure]:
+    cases = [((1288, 50), 100), ((1024, 1024), 100), ((1288, 50), 32), ((1024, 1024), 16)]
     with threadpool_limits(limits=1):
-        result: dict[str, Any] = {
-            "machine": platform.processor() or platform.machine(),
-            "dtype": options.dtype,
-            "compile seconds": compile_seconds(),
-            "dense": gradient_rows(dtype, options.repeats),
-            "noise": noise_rows(dtype, options.repeats),
-        }
-    if options.json:
-        print(json.dumps(result, indent=1))
-        return
-    print_table(f"Dense kernels, {options.dtype}", result["dense"])
-    print_table(f"Noise and updates, {options.dtype}", result["noise"])
-    seconds = result["compile seconds"]
-    print(
-        f"\nFirst calls of all kernels of one beta: "
-        f"{seconds['cpu']:.1f} s of CPU, {seconds['wall']:.1f} s on the clock"
+        for shape, K in run.pick(cases[:1], cases):
+            taken = per_call(dense_calls(shape, K), run.pick(3, 7))
+            peak = 2 * 2048**3 / taken["peak"]
+            share = {n: 6 * shape[0] * shape[1] * K / t / peak for n, t in taken.items()}
+            what = f"{shape[0]} × {shape[1]}, K = {K}"
+            goal = "ratio >= 0.98" if K > 32 else ">= 0.7"
+            yield Figure(share["1"], "", share["products"], f"{what}, β = 1", "more", goal)
+            others = [share[beta] / share["1"] for beta in ("2", "0.5", "0", "-1")]
+            if K == 100:
+                yield Figure(min(others), "", 1.0, f"{what}, slowest of β = 2, .5, 0, −1", "more",
+                             beside="β = 1")  # fmt: skip
+                yield Figure(share["0.3"] / share["1"], "", 1.0, f"{what}, β = .3", "more",
+                             beside="β = 1")  # fmt: skip
+                yield Figure(share["1"], "", share["numpy"], f"{what}, β = 1, plain NumPy", "more",
+                             beside="plain NumPy")  # fmt: skip
+
+
+@line("a normal number in a factor, 1288 × 100, float32, one core", "NumPy's Philox", minutes=0.1)
+def noise(run: Run) -> Iterator[Figure]:
+    shape, key = (1288, 100), np.array([1, 2], np.uint32)
+    z, theta, metric = np.empty(shape, "f4"), np.ones(shape, "f4"), np.ones(shape, "f4")
+    grad, mean, m2 = np.zeros(shape, "f4"), np.zeros(shape), np.zeros(shape)
+    address, philox = Address(key, 1, 0), np.random.Generator(np.random.Philox(0))
+    calls: dict[str, Callable[[], Any]] = {
+        "drawn": lambda: fill_normals(z, key, 1, 0, 0),
+        "peer": lambda: philox.standard_normal(shape, "f4", out=z),
+        "drawn, with the step": lambda: langevin_step(
+            theta, grad, metric, 0.1, (1.0, 1.0), address, False
+        ),
+        "moments": lambda: accumulate_moments(theta, 3, mean, m2),
+    }
+    taken = {name: 1e9 * t / z.size for name, t in per_call(calls, run.pick(3, 9)).items()}
+    yield Figure(taken["drawn"], "ns", taken["peer"], "drawn")
+    for name in ("drawn, with the step", "moments"):
+        yield Figure(taken[name], "ns", None, name)
+
+
+# -- sparse --------------------------------------------------------------------------------------
+
+
+@cache
+def ratings() -> sparse.csr_array:
+    """Return distinct cells by power-law frequencies, values 1 to 5."""
+    rng = np.random.default_rng(0)
+    share = [(np.arange(size) + 20.0) ** -0.8 for size in RATINGS]
+    rows, cols = (rng.permutation(weights / weights.sum()) for weights in share)
+    cells = np.empty(0, np.int64)
+    while cells.size < ENTRIES:
+        drawn = rng.choice(RATINGS[0], ENTRIES, p=rows) * RATINGS[1]
+        cells = np.union1d(cells, drawn + rng.choice(RATINGS[1], ENTRIES, p=cols))
+    cells = rng.choice(cells, ENTRIES, replace=False)
+    values = rng.integers(1, 6, ENTRIES).astype(np.float32)
+    matrix = sparse.csr_array((values, np.divmod(cells, RATINGS[1])), shape=RATINGS)
+    matrix.sort_indices()
+    return matrix
+
+
+def factors(K: int, mean: float) -> list[Array]:
+    rng, scale = np.random.default_rng(K), np.sqrt(mean / K) / 2
+    return [(rng.gamma(2.0, size=(n, K)) * scale).astype(np.float32) for n in RATINGS]
+
+
+@jit
+def copy(source: Array, target: Array) -> None:
+    for i in range(source.size):
+        target[i] = source[i]
+
+
+@line(
+    "gradient of a million stored entries, one core", "memory's rate at 12 K + 6 bytes", minutes=0.1
+)
+def stored(run: Run) -> Iterator[Figure]:
+    V, (source, target) = ratings(), np.ones((2, 2**25), np.float32)
+    rate = 2 * source.nbytes / per_call({"": lambda: copy(source, target)}, 3)[""]
+    for K in run.pick((32,), (32, 64)):
+        W, H = factors(K, 3.0)
+        for unstored, beta in (("missing", 1.0), ("zero", 1.0), ("missing", 0.5)):
+            pointers, indices = V.indptr.astype(np.int32), V.indices.astype(np.uint16)
+            view = SparseBlock(pointers, indices, V.data, *RATINGS, unstored == "zero")
+            step = (view, Tweedie(beta), W, H, 1.0, FLOOR[0], Workspace())
+            taken = per_call({"": partial(blockwise.gradient, *step)}, run.pick(2, 5))[""]
+            peer = rate / (12 * K + 6) / 1e6
+            what = f"K = {K}, β = {beta:g}, unstored {unstored}"
+            yield Figure(ENTRIES / taken / 1e6, "million/s", peer, what, "more")
+
+
+def program() -> Program:
+    return Program(
+        PSGLD(),
+        likelihood=Tweedie(1.0),
+        hyper=Hyperparameters(1.0, 1.0, 1.0),
+        floor=FLOOR[0],
+        key=(1, 2),
+        step=ConstantStep(0.1),
     )
 
 
-if __name__ == "__main__":
-    main()
+def cycle_plan(data: BlockedData, cycles: int) -> Any:
+    """Return a plan of whole cycles."""
+    observed, options = data.n_observed, lambda cycle: CycleOptions()
+    return build_plan(Reshuffled(), observed, range(cycles), np.random.default_rng, options)
+
+
+def epoch(data: BlockedData, K: int, threads: int, cycles: int) -> Callable[[], Any]:
+    """Return a segment of some cycles; the metric is a typical one: speed is the same for any."""
+    executor, state, plan = ThreadsExecutor(threads), start(data, K), cycle_plan(data, cycles)
+    return lambda: executor.run(plan, program(), state, data)
+
+
+def start(data: BlockedData, K: int) -> ChainState:
+    """Return a state near the data's mean, with one typical metric for each band."""
+    rng, scale = np.random.default_rng(K), np.sqrt(data.mean / K) / 2
+    sizes = [side.offsets[-1] for side in data.grid.sides]
+    made = [(rng.standard_gamma(2.0, (n, K), np.float32) * scale).astype("f4") for n in sizes]
+    state = make_state(data.grid, *made)
+    prepare_state(state, (*MOMENTS, *METRIC))
+    observed = [*data.n_observed.sum(axis=1), *data.n_observed.sum(axis=0)]
+    for band, n in zip(state.bands(), observed, strict=True):
+        typical = n / len(band.values) * float(band.values.mean())
+        band.arrays["metric"][:] = max(typical, 1.0)
+    return state
+
+
+class Node(ctypes.Structure):
+    """LIBMF's ``mf_node``: one rating."""
+
+    _fields_ = (("u", ctypes.c_int), ("v", ctypes.c_int), ("r", ctypes.c_float))
+
+
+class Problem(ctypes.Structure):
+    """LIBMF's ``mf_problem``."""
+
+    _fields_ = (
+        ("m", ctypes.c_int),
+        ("n", ctypes.c_int),
+        ("nnz", ctypes.c_longlong),
+        ("R", ctypes.POINTER(Node)),
+    )
+
+
+class Parameter(ctypes.Structure):
+    """LIBMF's ``mf_parameter``, version 2.01 and later."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("fun", "k", "nr_threads", "nr_bins", "nr_iters")),
+        *((n, ctypes.c_float) for n in ("lambda_p1", "lambda_p2", "lambda_q1", "lambda_q2")),
+        *((name, ctypes.c_float) for name in ("eta", "alpha", "c")),
+        *((name, ctypes.c_bool) for name in ("do_nmf", "quiet", "copy_data")),
+    )
+
+
+def libmf(path: str) -> Callable[[int, int, int], None]:
+    """Return a function that trains LIBMF: components, threads, iterations."""
+    library, entries = ctypes.CDLL(path), ratings().tocoo()
+    library.mf_get_default_param.restype = Parameter
+    library.mf_train.restype = ctypes.c_void_p
+    library.mf_train.argtypes = (ctypes.POINTER(Problem), Parameter)
+    library.mf_destroy_model.argtypes = (ctypes.POINTER(ctypes.c_void_p),)
+    nodes = np.empty(ENTRIES, np.dtype([("u", np.int32), ("v", np.int32), ("r", np.float32)]))
+    (nodes["u"], nodes["v"]), nodes["r"] = entries.coords, entries.data
+    problem = Problem(*RATINGS, ENTRIES, nodes.ctypes.data_as(ctypes.POINTER(Node)))
+
+    def train(K: int, threads: int, iterations: int) -> None:
+        parameter = library.mf_get_default_param()
+        parameter.k, parameter.nr_threads, parameter.nr_iters = K, threads, iterations
+        parameter.quiet = True
+        model = ctypes.c_void_p(library.mf_train(ctypes.byref(problem), parameter))
+        library.mf_destroy_model(ctypes.byref(model))
+        assert len(nodes) == ENTRIES  # which the library reads
+
+    return train
+
+
+@line("an epoch of a million ratings, K = 32", "LIBMF with AVX", minutes=0.2)
+def epochs(run: Run) -> Iterator[Figure]:
+    path, cycles, K = run.options.get("libmf"), run.pick(2, 5), 32
+    if path is None:
+        run.missing.add("libmf")
+    clocks = {1: time.process_time, 2: time.perf_counter}
+    grids = {B: as_blocks(ratings(), blocks=B, unstored="missing", allow_empty=True)
+             for B in run.pick((2,), (2, 4, 8))}  # fmt: skip
+    with threadpool_limits(limits=1):
+        for threads in range(1, min(2, run.threads) + 1):
+            calls = {f"{B}": epoch(data, K, threads, cycles) for B, data in grids.items()}
+            if path is not None:
+                train = libmf(path)
+                calls["short"] = lambda t=threads, f=train: f(K, t, 3)
+                calls["long"] = lambda t=threads, f=train: f(K, t, 13)
+            taken = race(calls, run.pick(1, 5), clocks[threads])
+            peer = None if path is None else 1e2 * (taken["long"] - taken["short"])
+            for B in grids:
+                goal = "ratio >= 4" if threads == 1 else ""
+                ours = 1e3 * taken[f"{B}"] / cycles
+                yield Figure(ours, "ms", peer, f"B = {B}, threads {threads}", goal=goal)

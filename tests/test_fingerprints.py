@@ -1,4 +1,4 @@
-"""What `benchmarks/fingerprints.py` calls equal; a case that fails is compared with nothing."""
+"""What `tests.fingerprints` calls equal; a case that fails is compared with nothing."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import fingerprints
-from benchmarks.fingerprints import Case, judge, run_case
+from tests import fingerprints
+from tests.fingerprints import Case, judge, run_case
 
 
 def drawn(value: float = 1.0) -> dict[str, Any]:

@@ -319,7 +319,8 @@ class Sampler(Algorithm, ABC):
         """Tell how well it suits a model and `Outline` or `BlockedData`; 0: only if asked for.
 
         About as many times as draws of `PSGLD` a second of its draws are worth, as
-        ``benchmarks/automatic.py`` measures it; more if they are exact and soon there.
+        ``python -m benchmarks --long --only accuracy.laws`` measures it; more if they are exact
+        and soon there.
         """
         del model, data
         return 0.0

@@ -87,12 +87,11 @@ def log_likelihood(
     ``arviz.loo_kfold`` with `sampling_wrapper`. ``arviz.loo`` imitates that by weighting the
     draws anew. But a cell is much of what is known of its row and its column: where these are
     short, or a cell is unlike the others, their factors would move farther than the draws reach,
-    which a large Pareto k tells. Measured on small matrices of Poisson counts beside runs
-    without the cell (``benchmarks/leave_one_out.py``): ``loo`` was off by at most .04 nats a
-    cell on average where k was up to .5, by .12 where it was larger, at 8 to 25 % of the cells,
-    and by up to .4 for single ones; the density at cells that were seen was .1 to 1.2 nats too
-    good. So ``loo`` of many cells is a fair score where few k are large; that of one cell is not.
-    ``arviz.reloo`` refits for those of large k.
+    which a large Pareto k tells. ``python -m benchmarks --only leave_one_out`` compares it on
+    small matrices of Poisson counts with runs without the cell: ``loo`` is near where k is small,
+    and off by tenths of a nat for single cells where it is large; the density at cells that were
+    seen is farther off, and always too good. So ``loo`` of many cells is a fair score where few k
+    are large; that of one cell is not. ``arviz.reloo`` refits for those of large k.
 
     ``arviz.loo`` is for cells that the run has seen, and for these alone: of held-out cells it
     would leave out what was never in, and tell too low a score. Theirs is

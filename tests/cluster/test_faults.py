@@ -14,11 +14,11 @@ import dask
 import pytest
 from distributed import Client
 
-from benchmarks.faults import FAULTS, STORES, Bench, frequent_checkpoints, small
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience, is_adaptive
 from daskfactor.executors.ring import RingExecutor
+from tests.cluster.faults import FAULTS, STORES, Bench, frequent_checkpoints, large, small
 from tests.cluster.support import (
     EXECUTORS,
     GATES,
@@ -39,19 +39,19 @@ from tests.object_store import BUCKET
 
 pytestmark = pytest.mark.cluster
 
-KILLS = int(os.environ.get("DASKFACTOR_KILLS", "6"))
+FULL = os.environ.get("DASKFACTOR_TIER") == "full"
+KILLS = 20 if FULL else 6
 """Workers that a long run loses; each takes about a second."""
 
 
 DAILY = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
-"""Of `benchmarks.faults`, what runs without ``DASKFACTOR_FAULTS=all``, in half a minute."""
+"""Of `tests.cluster.faults`, what the quick tier runs, in half a minute."""
 MATRIX = [
     (fault, executor, store)
     for fault, told in FAULTS.items()
     for executor in EXECUTORS
     for store in STORES
-    if told.strike is not None
-    and ((fault, executor, store) in DAILY or os.environ.get("DASKFACTOR_FAULTS") == "all")
+    if told.strike is not None and (FULL or (fault, executor, store) in DAILY)
 ]
 
 
@@ -328,3 +328,14 @@ def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
     assert bool(found.sentence) == (fault in ("gone", "scheduler"))
     if fault == "overdue":
         assert found.losses
+
+
+@pytest.mark.skipif(not FULL, reason="minutes: part of DASKFACTOR_TIER=full")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fault", [name for name, told in FAULTS.items() if told.limited])
+@named
+def test_factors_that_outgrow_the_memory_of_workers(name: str, fault: str, tmp_path: Path) -> None:
+    with frequent_checkpoints():
+        bench = Bench(large(), str(tmp_path), Patience(), 8.0)
+        found = bench.run(fault, name, memory="500MB")
+    assert found.same, found

@@ -1,7 +1,6 @@
 """Where chains and descents begin: kinds of start, the best of several, and results."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from daskfactor.inference.inits import KINDS, SHORT, Init, checked_init
 from daskfactor.inference.passes import evaluate
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import FactorModel
+from tests.inference.rainfall import rainfall
 
 K = 3
 QUIET: dict[str, Any] = {"progressbar": False, "executor": "serial", "random_seed": 0}
@@ -31,17 +31,6 @@ def counts(gaps: bool = False) -> Any:
     V = rng.poisson(rng.exponential(size=(30, K)) @ rng.exponential(size=(K, 24))).astype(float)
     V[:, 0], V[0] = 1, 1
     return np.where(rng.random(V.shape) < 0.2, np.nan, V) if gaps else V
-
-
-def rain() -> tuple[Any, Any]:
-    """Amounts of rain at 60 stations, from six kinds of weather, and their means."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    try:
-        from starts import rainfall  # type: ignore[import-not-found]
-    finally:
-        sys.path.pop(0)
-    V, mu = rainfall()
-    return V, mu
 
 
 def factors(tree: Any, chain: int = 0, draw: int = -1) -> tuple[Any, Any]:
@@ -145,7 +134,7 @@ def test_the_best_of_several_starts_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
 
     run = starts.run_updates
     monkeypatch.setattr(starts, "run_updates", noted)
-    V, _ = rain()
+    V, _ = rainfall()
     model, none = dfac.TweedieNMF(6, beta=0.5, dispersion=0.3), SerialExecutor()
     with dfac.as_blocks(V, 2) as data:
         make = starts.state_maker(data, model, none, Init(starts=4), 2)
@@ -173,7 +162,7 @@ def test_a_first_attempt_does_not_depend_on_their_number() -> None:
 
 def test_chains_of_rain_leave_bad_modes_by_several_starts() -> None:
     """Of six seeds three stay in a mode that is wrong without them (three are 1, 3 and 4)."""
-    V, mu = rain()
+    V, mu = rainfall()
     cells = {"keep": "moments", "monitor": np.ones(V.shape, bool), "draws": 100, "tune": 100}
 
     def error(seed: int, count: int) -> float:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 import daskfactor as dfac
-from benchmarks.false_alarms import counts, means
 from daskfactor.data.joined import JoinedData, join
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -24,6 +23,7 @@ from daskfactor.inference.multiplicative import mean_floor, start_state
 from daskfactor.inference.program import Tally, tally
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.results.files import Checkpoints
+from tests.statistical.made_counts import counts, means
 
 pytestmark = pytest.mark.statistical
 

@@ -2,7 +2,7 @@
 
 P-SGLD with step ε is P-SGRRLD's coarse track. Its bias is a₁ε + a₂ε² + …; that of
 2 fine - coarse is -a₂ε²/2 + …, so that halving ε halves the one (nearly) and quarters
-the other. `benchmarks/richardson.py` prints the same for other laws and steps.
+the other. `python -m benchmarks --only romberg` prints the same.
 """
 
 import numpy as np

@@ -2,27 +2,19 @@
 
 A run on three workers of this machine, whose data and store are both in folders or both in an
 object store (an S3 server on loopback), is struck while it draws. It goes on by itself, or it
-ends with one sentence, and is resumed on a fresh cluster, or run again if it had not begun. Each
-line tells of one run: the seconds until its end or its sentence, losses, and whether its results
-are those of threads, bit for bit.
+ends with one sentence, and is resumed on a fresh cluster, or run again if it had not begun.
 
-- ``kills``: ``--kills`` random SIGKILLs of workers; their nannies start new ones.
-- ``stopped``: a worker is stopped for ``--stopped`` seconds and continues; it is waited for.
+- ``kills``: random SIGKILLs of workers; their nannies start new ones.
+- ``stopped``: a worker is stopped for some seconds and continues; it is waited for.
 - ``overdue``: the same, but the scheduler gives it up first; the others go on without it.
 - ``gone``: all workers and nannies are killed.
 - ``scheduler``: the scheduler is killed.
 - ``tls``: connections are encrypted; a worker is killed.
 - ``paused``: factors outgrow the memory at which Dask pauses a worker.
 - ``terminated``: they outgrow that at which a nanny kills it.
-
-    python -m benchmarks.faults [FAULT ...] [--executors ring tasks] [--stores local s3]
-        [--kills 20] [--stopped 60]
 """
 
-import argparse
-import faulthandler
 import hashlib
-import json
 import os
 import random
 import signal
@@ -58,8 +50,6 @@ from tests.cluster.hosts import certificates, start
 EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 STORES = ("local", "s3")
 WORKERS = 3
-LONGEST = 1200.0
-"""Seconds after which a run counts as one that waits without end."""
 
 
 class Processes:
@@ -369,40 +359,3 @@ class Bench:
                 found.same = digest(tree) == self.wanted
             found.resumed = time.monotonic() - begun
         return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("faults", nargs="*", default=list(FAULTS), metavar="FAULT")
-    parser.add_argument("--executors", nargs="+", default=list(EXECUTORS), choices=EXECUTORS)
-    parser.add_argument("--stores", nargs="+", default=list(STORES), choices=STORES)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--stopped", type=float, default=60.0)
-    parser.add_argument("--memory", default="500MB", help="of a worker, where that is the fault")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, frequent_checkpoints(), ExitStack() as undo:
-        os.environ.setdefault("DASKFACTOR_JIT_CACHE", str(Path(folder, "kernels")))
-        places = {"local": folder}
-        if "s3" in asked.stores:
-            from tests.object_store import BUCKET, ObjectStore
-
-            server = ObjectStore()
-            undo.callback(server.stop)
-            os.environ.update(server.environment)
-            places["s3"] = f"s3://{BUCKET}"
-        for number, name in enumerate(asked.faults):
-            draws = 24 * asked.kills if name == "kills" else 120
-            load = large() if FAULTS[name].limited else small(draws)
-            for store in asked.stores:
-                place = f"{places[store]}/{number}"
-                bench = Bench(load, place, Patience(), asked.stopped)
-                for executor in asked.executors:
-                    faulthandler.dump_traceback_later(LONGEST, exit=True)
-                    times = asked.kills if name == "kills" else 1
-                    found = bench.run(name, executor, times, asked.memory, waits=1.0)
-                    faulthandler.cancel_dump_traceback_later()
-                    print(json.dumps(found.__dict__), flush=True)
-
-
-if __name__ == "__main__":
-    main()
