@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +37,19 @@ from tests.cluster.support import (
 )
 from tests.executors.mixer import bits
 from tests.object_store import BUCKET
+from tests.tiers import FULL
 
 pytestmark = pytest.mark.cluster
 
-KILLS = int(os.environ.get("DASKFACTOR_KILLS", "6"))
+KILLS = 20 if FULL else 3
 """Workers that a long run loses; each takes about a second."""
 
 
-DAILY = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
-"""Of `benchmarks.faults`, what runs without ``DASKFACTOR_FAULTS=all``, in half a minute."""
+QUICK = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
+"""Of `benchmarks.faults`, what the quick tier runs; the tests above have the other faults."""
 MATRIX = [
-    (fault, executor, store)
-    for fault, told in FAULTS.items()
-    for executor in EXECUTORS
-    for store in STORES
-    if told.strike is not None
-    and ((fault, executor, store) in DAILY or os.environ.get("DASKFACTOR_FAULTS") == "all")
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
+    for case in product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, STORES)
 ]
 
 

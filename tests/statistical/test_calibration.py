@@ -1,6 +1,5 @@
 """`calibrate` on every pair of a model and an exact sampler, and planted bugs that it sees."""
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,9 +26,6 @@ def in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the other tests against exact posteriors: kernels of every law are compiled once."""
     monkeypatch.setattr(calibration, "as_blocks", partial(as_blocks, dtype="float64"))
 
-
-ALL = bool(os.environ.get("DASKFACTOR_ALL_CALIBRATIONS"))
-"""Whether to calibrate all pairs, which takes ten minutes or more; else those that are cheap."""
 
 WARM = {"warm_start": 5}
 GIBBS, BLOCK_HMC, HMC = dfac.Gibbs(**WARM), dfac.BlockHMC(**WARM), dfac.HMC(**WARM)
@@ -100,14 +96,14 @@ def calibrated(model: Any, sampler: Sampler, **options: Any) -> Any:
     return dfac.calibrate(model, (4, 3), sampler, **quiet, **settings | options)
 
 
-CHEAP = [
-    name
-    for name, (_, _, options) in PAIRS.items()
-    if options.get("blocks") != 1 and "together" not in options
-]
+QUICK = ("Gibbs", "Gibbs, rates of rows", "BlockHMC", "BlockHMC, normal", "Gibbs, real-valued")
+"""Pairs of the quick tier, where `test_joint.py` has all; every other one takes long."""
 
 
-@pytest.mark.parametrize("name", PAIRS if ALL else CHEAP)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in PAIRS],
+)
 def test_exact_samplers_are_calibrated(name: str) -> None:
     model, sampler, options = PAIRS[name]
     found = calibrated(model, sampler, **options)
