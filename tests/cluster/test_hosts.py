@@ -1,7 +1,7 @@
 """Ring and tasks between hosts of their own: any rate, any loss, the bits of one process.
 
 Only root may make such hosts; elsewhere these tests are skipped. Those that wait for time-outs or
-start many processes take minutes together, and run with ``DASKFACTOR_HOSTS=all``.
+start many processes take minutes together, and are of the full tier.
 """
 
 import os
@@ -26,9 +26,6 @@ from tests.executors.mixer import bits
 
 pytestmark = pytest.mark.cluster
 
-thorough = pytest.mark.skipif(
-    os.environ.get("DASKFACTOR_HOSTS") != "all", reason="takes long; DASKFACTOR_HOSTS=all runs it"
-)
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
 LONG: dict[str, Any] = {"segments": 2, "cycles": 8}
 """A run of about two seconds on two workers, of operations that take time."""
@@ -124,7 +121,7 @@ def test_workers_die_and_others_join(name: str) -> None:
         assert rig.check(name).workers == 2
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_host_that_is_cut_off_for_long_is_done_without(name: str) -> None:
     with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
@@ -139,7 +136,7 @@ def test_a_host_that_is_cut_off_for_long_is_done_without(name: str) -> None:
         assert rig.check(name).workers == 2
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name: str) -> None:
     """The scheduler forgets a client that is away, and all that it was to tell it."""
@@ -155,7 +152,7 @@ def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name: str) -> None:
         assert rig.check(name, cycles=2).lost_segments == 0
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_nothing_is_shared_but_an_object_store(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -190,7 +187,7 @@ def test_nothing_is_shared_but_an_object_store(
         store.stop()
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_scheduler_that_is_started_again_goes_on(name: str) -> None:
     with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
@@ -225,7 +222,7 @@ def shared() -> Iterator[str]:
         yield store
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(
     name: str, shared: str, tmp_path: Path
