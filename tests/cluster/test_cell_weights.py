@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from distributed import Client
 
 import daskfactor as dfac
 from daskfactor.data.convert import convert
-from tests.cluster.support import cluster
 from tests.cluster.test_sample import same
 
 pytestmark = pytest.mark.cluster
@@ -31,12 +29,6 @@ NMF = dfac.TweedieNMF(3, beta=2)
 def stored(values: np.ndarray) -> sp.csr_array:
     rows, cols = np.nonzero(~np.isnan(V))
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with cluster(2, processes=True) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
