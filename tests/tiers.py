@@ -5,7 +5,7 @@ quicker test covers; the quick tier leaves it out, and one line at the end says 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,17 @@ VARIABLE = "DASKFACTOR_TIER"
 FULL = os.environ.get(VARIABLE) == "full"
 """Whether this session runs the full tier."""
 LEFT_OUT = "tests_of_the_full_tier"
+
+
+def tiered(cases: Iterable[Any], is_quick: Callable[[Any], bool]) -> list[Any]:
+    """Return cases for ``parametrize``; those that are not quick are of the full tier."""
+    return [
+        pytest.param(
+            *(case if type(case) is tuple else (case,)),
+            marks=() if is_quick(case) else pytest.mark.full,
+        )
+        for case in cases
+    ]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,8 +54,8 @@ OVERLOADS: dict[Callable[..., Any], tuple[Callable[..., Any], Any]] = {}
 """What stands for a Python function in compiled code, and its compiler options."""
 
 # Settings of numba that change what is compiled, or what it needs to run.
-_SETTINGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "USING_SVML", "LOOP_VECTORIZE")
-_SETTINGS += ("SLP_VECTORIZE",)
+_VECTORIZE = ("USING_SVML", "LOOP_VECTORIZE", "SLP_VECTORIZE")
+_SETTINGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", *_VECTORIZE)
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -111,7 +111,7 @@ def _names(code: CodeType) -> set[str]:
 def _content(value: Any, names: Iterable[str], seen: dict[int, int]) -> str:
     """Return all that code with such names may take from a value that it uses.
 
-    ``seen`` numbers functions, classes and modules that the description has already.
+    ``seen`` numbers functions and classes that the description has already.
     """
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {sha256(value.tobytes()).hexdigest()}"
@@ -122,14 +122,12 @@ def _content(value: Any, names: Iterable[str], seen: dict[int, int]) -> str:
         return f"{type(value)} {items}"
     made = getattr(value, "_defn", value)  # of an intrinsic
     function = getattr(made, "py_func", made)
-    if isinstance(function, ModuleType | type | FunctionType):
+    if isinstance(function, ModuleType):
+        return f"{function.__name__} {_of_module(function, names, seen)}"
+    if isinstance(function, type | FunctionType):
         if id(function) in seen:
             return f"{function.__name__} {seen[id(function)]}"
         seen[id(function)] = len(seen)
-    if isinstance(function, ModuleType):
-        found = _of_module(function, names, seen)
-        del seen[id(function)]  # other code names other parts of it
-        return f"{function.__name__} {found}"
     if isinstance(function, type):
         return f"{function} {_of_class(function, seen)}"
     if isinstance(function, FunctionType):
@@ -149,11 +147,13 @@ def _of_module(module: ModuleType, names: Iterable[str], seen: dict[int, int]) -
     """Return what code with such names may take from a module of this package."""
     if not _is_ours(module.__name__):
         return []
-    used = sorted(set(names) & vars(module).keys())
-    return [f"{name}: {_content(vars(module)[name], names, seen)}" for name in used]
+    used = {name: vars(module)[name] for name in sorted(set(names) & vars(module).keys())}
+    below = set(names) - used.keys()  # of modules within modules
+    return [f"{name}: {_content(value, below, seen)}" for name, value in used.items()]
 
 
 _NO_CODE = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"}
+_NO_CODE |= {"__firstlineno__", "__static_attributes__"}
 """Attributes of a class from which no compiled code follows."""
 
 
@@ -171,8 +171,11 @@ def _of_class(kind: type, seen: dict[int, int]) -> list[str]:
             getters = (getattr(value, getter, None) for getter in ("__func__", "fget", "func"))
             function = next((each for each in getters if isinstance(each, FunctionType)), value)
             if isinstance(function, FunctionType):
-                found.append(f"{name}: {_content(function, (), seen)}")
-            elif name not in _NO_CODE and " at 0x" not in (text := repr(value)):
+                try:
+                    found.append(f"{name}: {_content(function, (), seen)}")
+                except TypeError:  # as of a named tuple's constructor, which calls that of tuples
+                    found.append(f"{name}: {_code(function.__code__)}")
+            elif name not in _NO_CODE and " at 0x" not in (text := _plain(value)):
                 found.append(f"{name}: {text}")
     return found
 

@@ -17,6 +17,7 @@ from daskfactor.models.settings import PriorDraw
 from tests.statistical.test_block_hmc import MovingMass, NoTest
 from tests.statistical.test_full_batch import drift_without_turning
 from tests.statistical.test_learnt import no_count
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -102,7 +103,7 @@ QUICK = ("Gibbs", "Gibbs, rates of rows", "BlockHMC", "BlockHMC, normal", "Gibbs
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in PAIRS],
+    tiered(PAIRS, QUICK.__contains__),
 )
 def test_exact_samplers_are_calibrated(name: str) -> None:
     model, sampler, options = PAIRS[name]
@@ -126,12 +127,15 @@ class Hot(dfac.BlockHMC):
 
 @pytest.mark.parametrize(
     ("place", "name", "bug", "pair", "replications"),
-    [
-        (block_hmc, "Path", NoTest, (POISSON, dfac.BlockHMC(step=1.1, **WARM)), 200),
-        (block_hmc, "leapfrog_drift", drift_without_turning, (NOISY, BLOCK_HMC), 800),
-        (block_hmc, "Path", MovingMass, (POISSON, BLOCK_HMC), 400),
-        (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
-    ],
+    tiered(
+        [
+            (block_hmc, "Path", NoTest, (POISSON, dfac.BlockHMC(step=1.1, **WARM)), 200),
+            (block_hmc, "leapfrog_drift", drift_without_turning, (NOISY, BLOCK_HMC), 800),
+            (block_hmc, "Path", MovingMass, (POISSON, BLOCK_HMC), 400),
+            (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
+        ],
+        lambda own: own[2] in (NoTest, no_count),  # test_joint.py has all
+    ),
     ids=[
         "no Metropolis test",
         "reflection without turning",
