@@ -15,6 +15,7 @@ from distributed import Client
 import daskfactor as dfac
 from daskfactor.data.convert import convert
 from tests.cluster.test_sample import same
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
@@ -86,7 +87,7 @@ def test_what_bands_gather_by_weight_travels_with_them(
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
 
 
-@pytest.mark.parametrize("place", ["zarr", "store"])
+@pytest.mark.parametrize("place", tiered(["zarr", "store"], lambda place: place == "store"))
 def test_a_worker_dies_and_the_run_goes_on_from_its_store(
     place: str, client: Client, tmp_path: Path, places: dict[str, tuple[Any, Any]]
 ) -> None:

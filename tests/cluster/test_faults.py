@@ -37,7 +37,7 @@ from tests.cluster.support import (
 )
 from tests.executors.mixer import bits
 from tests.object_store import BUCKET
-from tests.tiers import FULL
+from tests.tiers import FULL, tiered
 
 pytestmark = pytest.mark.cluster
 
@@ -47,10 +47,10 @@ KILLS = 20 if FULL else 3
 
 QUICK = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
 """Of `benchmarks.faults`, what the quick tier runs; the tests above have the other faults."""
-MATRIX = [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
-    for case in product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, STORES)
-]
+MATRIX = tiered(
+    product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, STORES),
+    lambda case: case in QUICK,
+)
 
 
 def kill_one(client: Client, which: int = 0) -> None:
@@ -196,6 +196,7 @@ def test_many_kills_in_one_run(tmp_path: Path) -> None:
         executor.close()
 
 
+@pytest.mark.full
 def test_kills_from_outside_at_moments_of_their_own(tmp_path: Path) -> None:
     """At the start of a segment, on progress, and between segments."""
     with cluster(2, processes=True) as client:

@@ -23,6 +23,7 @@ from tests.cluster.hosts import Bed, HostedCluster, later, refusal
 from tests.cluster.support import EXECUTORS, IMPATIENT, SHORT, Slow, chain, named, oracle
 from tests.cluster.test_runs import same
 from tests.executors.mixer import bits
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
@@ -76,7 +77,7 @@ def test_hosts_share_no_folder(rig: Rig) -> None:
     assert not Path("/tmp/here").exists()
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", tiered(RATES, lambda rate: rate == "1gbit"))
 @named
 def test_the_oracles_bits_at_any_rate(name: str, rate: str, rig: Rig) -> None:
     rig.bed.set_rate(rate)
@@ -203,6 +204,7 @@ def test_a_scheduler_that_is_started_again_goes_on(name: str) -> None:
         assert report.lost_segments >= 1
 
 
+@pytest.mark.full  # test_executors.py has an encrypted cluster
 @named
 def test_encrypted_connections_between_hosts(name: str) -> None:
     pytest.importorskip("cryptography")
