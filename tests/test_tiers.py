@@ -36,7 +36,6 @@ def run(tmp_path: Path):
     return run
 
 
-@pytest.mark.parametrize("options", [("-p", "no:xdist"), ("-n", "2")], ids=["one", "workers"])
 def test_the_quick_tier_leaves_marked_tests_out(run) -> None:
     """Worker processes collect the tests, and this one tells of them."""
     quick = run("", "-n", "1")
