@@ -41,7 +41,7 @@ from tests.tiers import FULL, tiered
 
 pytestmark = pytest.mark.cluster
 
-KILLS = 20 if FULL else 3
+KILLS = 6 if FULL else 3
 """Workers that a long run loses; each takes about a second."""
 
 
