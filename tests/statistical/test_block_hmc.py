@@ -53,7 +53,7 @@ def distance(case: Case, sampler: BlockHMC, **settings: Any) -> Distance:
     ids=lambda case: case.name,
 )
 def test_exact_posteriors(case: Case) -> None:
-    # An entry that nothing observes has a heavy tail under gamma noise: its variance needs more.
+    # A cell that is not observed has a heavy tail under gamma noise.
     found = distance(case, BlockHMC(warm_start=5), draws=1500 if case.name == "gamma-gaps" else 250)
     assert found.error < 0.02, "too few draws for the tolerances to mean anything"
     assert found.passes, str(found)
