@@ -1,31 +1,23 @@
-import atexit
 import gc
 import os
 import warnings
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+
+from tests import kept
 
 # Derandomized in CI: a run there fails because of a change, never because of luck.
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-# What processes of a session keep for each other, such as exact posteriors.
-if "DASKFACTOR_TESTS_FOLDER" not in os.environ:
-    kept = TemporaryDirectory(prefix="daskfactor-tests-", ignore_cleanup_errors=True)
-    atexit.register(kept.cleanup)
-    os.environ["DASKFACTOR_TESTS_FOLDER"] = kept.name
-
-# Every kernel is compiled once for all processes of a session, workers and those that tests
-# start, and none is left over from other sessions, unless somebody asks for that by the variable.
-if "DASKFACTOR_JIT_CACHE" not in os.environ:
-    compiled = TemporaryDirectory(prefix="daskfactor-kernels-", ignore_cleanup_errors=True)
-    atexit.register(compiled.cleanup)
-    os.environ["DASKFACTOR_JIT_CACHE"] = compiled.name
+kept.set_up()
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    kept.sweep()
+pytest_plugins = ["tests.tiers"]
 
 # ArviZ writes down once a day that it has warned, and processes that do so at once fail.
 if "PYTEST_XDIST_WORKER" in os.environ:

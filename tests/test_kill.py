@@ -1,14 +1,15 @@
 """Runs that are killed with SIGKILL at random moments go on to the same bits."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-TRIALS = int(os.environ.get("DASKFACTOR_KILLS", "4"))
+from tests.tiers import FULL
+
+TRIALS = 8 if FULL else 4
 """Runs that are killed three times each, at moments of their own; each takes about five seconds."""
 
 

@@ -2,7 +2,11 @@ import pickle
 import subprocess
 import sys
 
+import pytest
+
 import daskfactor as dfac
+
+pytestmark = pytest.mark.libraries
 
 
 def test_the_package_shows_its_public_names_and_nothing_else():

@@ -95,7 +95,8 @@ def test_pythons_are_those_that_were_tried() -> None:
 def test_the_workflow_has_the_pythons_of_ci() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
     for job in workflow["jobs"].values():
-        asked = [step["with"]["python-version"] for step in job["steps"] if "with" in step]
+        settings = [step.get("with", {}) for step in job["steps"]]
+        asked = [own["python-version"] for own in settings if "python-version" in own]
         commands = [step["run"] for step in job["steps"] if "run" in step]
         versions = " ".join(asked).split()
         assert versions[-1] == tried()[0]  # the last one is what `python3` is

@@ -134,6 +134,7 @@ def test_an_unseeded_run_can_be_repeated_from_its_attributes() -> None:
     assert_same(tree, again)
 
 
+@pytest.mark.libraries
 def test_data_come_in_many_coats_with_the_same_draws(tmp_path: Path) -> None:
     V = counts(24, 16)
     chunks = (6, 4)
@@ -153,6 +154,7 @@ def test_data_come_in_many_coats_with_the_same_draws(tmp_path: Path) -> None:
         assert_same(trees[0], tree, but=("observed_data",))
 
 
+@pytest.mark.libraries
 def test_labels_come_back_on_the_factors() -> None:
     V = xr.DataArray(
         counts(6, 5),

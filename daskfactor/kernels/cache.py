@@ -54,7 +54,9 @@ OVERLOADS: dict[Callable[..., Any], tuple[Callable[..., Any], Any]] = {}
 """What stands for a Python function in compiled code, and its compiler options."""
 
 # Settings of numba that change what is compiled, or what it needs to run.
-_SETTINGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "USING_SVML")
+_VECTORIZE = ("USING_SVML", "LOOP_VECTORIZE", "SLP_VECTORIZE")
+_SETTINGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", *_VECTORIZE)
+_PACKAGE = __name__.partition(".")[0]
 
 
 def cache_folder() -> Path | None:
@@ -89,9 +91,11 @@ def cache_folder() -> Path | None:
 
 @cache
 def _code(code: CodeType) -> str:
-    """What a function does, nested ones included, wherever it is written."""
+    """Return the text of a function's code, nested functions included, wherever it is written."""
     constants = [_code(c) if isinstance(c, CodeType) else _plain(c) for c in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+    arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars
+    return f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {arguments} {names} {constants}"
 
 
 def _plain(value: Any) -> str:
@@ -104,38 +108,79 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*nested)
 
 
-def _content(value: Any, names: Iterable[str], seen: set[int]) -> str:
-    """What code with such names may take from a value that it uses."""
+def _content(value: Any, names: Iterable[str], seen: dict[int, int]) -> str:
+    """Return all that code with such names may take from a value that it uses.
+
+    ``seen`` numbers functions and classes that the description has already.
+    """
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, tuple | list):
         return f"{type(value)} {[_content(each, names, seen) for each in value]}"
-    if isinstance(value, ModuleType):
-        return f"{value.__name__} {_of_module(value, names, seen)}"
-    if isinstance(value, type):
-        return f"{value} {list(value) if issubclass(value, Enum) else vars(value).get('_fields')}"
+    if isinstance(value, dict):
+        items = [(_content(k, names, seen), _content(v, names, seen)) for k, v in value.items()]
+        return f"{type(value)} {items}"
     made = getattr(value, "_defn", value)  # of an intrinsic
     function = getattr(made, "py_func", made)
-    if not isinstance(function, FunctionType):
-        if " at 0x" in (text := _plain(value)):
-            raise TypeError(f"{text} has no description that holds in another process")
-        return text
-    if id(function) in seen:
-        return function.__name__
-    seen.add(id(function))
-    options = sorted((getattr(made, "targetoptions", None) or {}).items())
-    return f"{options} {_of_function(function, seen)}"
+    if isinstance(function, ModuleType):
+        return f"{function.__name__} {_of_module(function, names, seen)}"
+    if isinstance(function, type | FunctionType):
+        if id(function) in seen:
+            return f"{function.__name__} {seen[id(function)]}"
+        seen[id(function)] = len(seen)
+    if isinstance(function, type):
+        return f"{function} {_of_class(function, seen)}"
+    if isinstance(function, FunctionType):
+        options = sorted((getattr(made, "targetoptions", None) or {}).items())
+        return f"{options} {_of_function(function, seen)}"
+    if " at 0x" in (text := _plain(value)):
+        raise TypeError(f"{text} has no description that holds in another process")
+    return f"{text} {_content(type(value), (), seen)}" if _is_ours(type(value).__module__) else text
 
 
-def _of_module(module: ModuleType, names: Iterable[str], seen: set[int]) -> list[str]:
-    """What code with such names may take from a module of this package."""
-    if not module.__name__.startswith(f"{__name__.partition('.')[0]}."):
+def _is_ours(module: str) -> bool:
+    """Tell whether a module is of this package; versions stand for all others."""
+    return module.startswith(f"{_PACKAGE}.")
+
+
+def _of_module(module: ModuleType, names: Iterable[str], seen: dict[int, int]) -> list[str]:
+    """Return what code with such names may take from a module of this package."""
+    if not _is_ours(module.__name__):
         return []
-    used = sorted(set(names) & vars(module).keys())
-    return [f"{name}: {_content(vars(module)[name], (), seen)}" for name in used]
+    used = {name: vars(module)[name] for name in sorted(set(names) & vars(module).keys())}
+    below = set(names) - used.keys()  # of modules within modules
+    return [f"{name}: {_content(value, below, seen)}" for name, value in used.items()]
 
 
-def _of_function(function: FunctionType, seen: set[int]) -> str:
+_NO_CODE = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"}
+_NO_CODE |= {"__firstlineno__", "__static_attributes__"}
+"""Attributes of a class from which no compiled code follows."""
+
+
+def _of_class(kind: type, seen: dict[int, int]) -> list[str]:
+    """Return the values of an enumeration, the fields of a tuple, the methods of a class of ours.
+
+    Functions that generate code call such methods.
+    """
+    if issubclass(kind, Enum):
+        return [repr(value) for value in kind]
+    found = [str(vars(kind).get("_fields"))]
+    if _is_ours(kind.__module__):
+        found += [_content(base, (), seen) for base in kind.__bases__]
+        for name, value in sorted(vars(kind).items()):
+            getters = (getattr(value, getter, None) for getter in ("__func__", "fget", "func"))
+            function = next((each for each in getters if isinstance(each, FunctionType)), value)
+            if isinstance(function, FunctionType):
+                try:
+                    found.append(f"{name}: {_content(function, (), seen)}")
+                except TypeError:  # as of a named tuple's constructor, which calls that of tuples
+                    found.append(f"{name}: {_code(function.__code__)}")
+            elif name not in _NO_CODE and " at 0x" not in (text := _plain(value)):
+                found.append(f"{name}: {text}")
+    return found
+
+
+def _of_function(function: FunctionType, seen: dict[int, int]) -> str:
     """Code, defaults, cells, the globals that the code names, and what stands for it compiled."""
     code = function.__code__
     names = _names(code)
@@ -143,7 +188,7 @@ def _of_function(function: FunctionType, seen: set[int]) -> str:
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     used |= {name: cell.cell_contents for name, cell in cells}
     parts = [f"{name}: {_content(used[name], names, seen)}" for name in sorted(used)]
-    defaults = f"{function.__defaults__} {function.__kwdefaults__}"
+    defaults = _content((function.__defaults__, function.__kwdefaults__), names, seen)
     implementation, options = OVERLOADS.get(function, (None, {}))
     overloaded = f"{_content(implementation, (), seen)} {sorted(options.items())}"
     return f"{_code(code)} {defaults} {parts} {overloaded}"
@@ -157,7 +202,7 @@ def description(made: Any) -> str:
     TypeError
         If it uses an object that cannot be told apart from others between processes.
     """
-    return _content(made, (), set())
+    return _content(made, (), {})
 
 
 class KernelCache(_Cache):

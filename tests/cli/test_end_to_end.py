@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 import daskfactor
 from daskfactor.cli.main import app
 
+pytestmark = pytest.mark.libraries
+
 ROWS, COLUMNS = 24, 20
 
 

@@ -1,12 +1,15 @@
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, default_client
 
 from daskfactor.inference import setting
 from tests.cluster import dying
-from tests.cluster.support import EXECUTORS, IMPATIENT, cluster
+from tests.cluster.support import EXECUTORS, IMPATIENT, SHORT, cluster, running
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +36,44 @@ def here() -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Client]:
-    """Two worker processes."""
-    with cluster(2, processes=True) as client:
-        yield client
+class Shared:
+    """Two worker processes that tests of this folder share, from the first that asks for them."""
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+        self._client: Client | None = None
+
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = self._undo.enter_context(running(2, processes=True))
+        self._client.wait_for_workers(2, timeout=60)  # nannies start those again that were killed
+        return self._client
+
+    def close(self) -> None:
+        self._client = None
+        self._undo.close()
+
+
+SHARED = Shared()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close the shared cluster when tests of another folder come, which may measure something."""
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
+        SHARED.close()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Two worker processes, which tests may kill."""
+    with dask.config.set(SHORT):
+        yield SHARED.client()
+
+
+@pytest.fixture
+def elsewhere(client: Client) -> Client:
+    """Two worker processes, for tests that have other workers as well."""
+    return client
 
 
 @pytest.fixture(params=EXECUTORS)

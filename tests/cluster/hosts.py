@@ -1,8 +1,9 @@
 """Hosts of their own on one machine: network namespaces behind a switch, at a rate of one's choice.
 
 A host is a network namespace and a mount namespace: it has one network card, and a ``/tmp`` that
-nobody else sees. Cards are ends of veth pairs whose other ends belong to a bridge, the switch, in
-a namespace of its own; a token bucket at either end holds traffic to the rate of the bed, each way.
+nobody else sees; of what is there outside, only the code that is run is there, too. Cards are ends
+of veth pairs whose other ends belong to a bridge, the switch, in a namespace of its own; a token
+bucket at either end holds traffic to the rate of the bed, each way.
 Nothing of it is visible outside. Whatever was started dies with the process that started it, also
 when that is killed.
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import dask
@@ -65,20 +67,45 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     return _LAUNCHER.submit(subprocess.Popen, mortal, **options).result()
 
 
+OWN_TMP = """
+set -e
+made=$1
+shift
+mount -t tmpfs none "$made"
+for folder; do
+    mkdir -p "$made/${folder#/tmp/}"
+    mount --bind "$folder" "$made/${folder#/tmp/}"
+done
+mount --move "$made" /tmp
+ip link set lo up
+echo ready
+exec cat
+"""
+"""Makes a ``/tmp`` at the first argument, a folder, that has all the other arguments in it."""
+
+
+def _code() -> list[str]:
+    """Return the folders within ``/tmp`` from which Python loads code, none within another."""
+    wanted = {Path(own).resolve() for own in (ROOT, sys.prefix, sys.base_prefix, *sys.path) if own}
+    inside = {own for own in wanted if own.is_relative_to("/tmp") and own.is_dir()}
+    return sorted(str(own) for own in inside if not inside & set(own.parents))
+
+
 class Namespace:
     """A network and a mount namespace, held by a process that ends when its input does."""
 
     def __init__(self) -> None:
-        script = "mount -t tmpfs none /tmp && ip link set lo up && echo ready && exec cat"
-        self._holder = start(
-            ["unshare", "--net", "--mount", "sh", "-c", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._holder.stdout is not None
-        if self._holder.stdout.readline().strip() != "ready":
+        with TemporaryDirectory() as made:
+            self._holder = start(
+                ["unshare", "--net", "--mount", "sh", "-c", OWN_TMP, "sh", made, *_code()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert self._holder.stdout is not None
+            ready = self._holder.stdout.readline().strip() == "ready"
+        if not ready:
             _, said = self._holder.communicate(timeout=10)
             raise OSError(said.strip() or "unshare failed")
         self.pid = self._holder.pid
@@ -266,7 +293,7 @@ class HostedCluster:
     def connect(self) -> Iterator[Client]:
         """A client on the client's host: its threads are made there, and their connections."""
         with self.bed.host("client").inside():
-            _await_port(self.scheduler_host.address, 8786)
+            self._await_scheduler()
             client = Client(
                 self.address, security=self.security, set_as_default=False, timeout=RECONNECT
             )
@@ -274,6 +301,20 @@ class HostedCluster:
             yield client
         finally:
             client.close(timeout=5)
+
+    def _await_scheduler(self, limit: float = 60.0) -> None:
+        """Wait until something listens at the scheduler's port."""
+        until = time.monotonic() + limit
+        while True:
+            try:
+                socket.create_connection((self.scheduler_host.address, 8786), timeout=1.0).close()
+            except OSError as error:
+                if time.monotonic() > until or self.scheduler.poll() is not None:
+                    said = self.scheduler_host.log()
+                    raise OSError(f"no scheduler at {self.address}: {said}") from error
+                time.sleep(0.05)
+            else:
+                return
 
     def start_worker(self, name: str, threads: int = 1) -> subprocess.Popen[bytes]:
         """Start a worker on a host of that name, without waiting for it."""
@@ -294,20 +335,6 @@ class HostedCluster:
     def _power_off(self) -> None:
         for host in self.bed.hosts.values():
             host.power_off()
-
-
-def _await_port(address: str, port: int, limit: float = 60.0) -> None:
-    """Wait until something listens there."""
-    until = time.monotonic() + limit
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=1.0).close()
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-        else:
-            return
 
 
 def certificates(security: Security | None) -> dict[str, Any]:

@@ -56,6 +56,17 @@ def cluster(
     """A client of a fresh cluster on this machine, without a dashboard."""
     with (
         dask.config.set({**SHORT, **config}),
+        running(workers, processes, threads, memory) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def running(
+    workers: int, processes: bool, threads: int = 1, memory: str | int = 0
+) -> Iterator[Client]:
+    """A client of a fresh cluster, with the settings of Dask that hold."""
+    with (
         LocalCluster(
             n_workers=workers,
             threads_per_worker=threads,

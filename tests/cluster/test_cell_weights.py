@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from distributed import Client
 
 import daskfactor as dfac
 from daskfactor.data.convert import convert
-from tests.cluster.support import cluster
 from tests.cluster.test_sample import same
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
@@ -31,12 +30,6 @@ NMF = dfac.TweedieNMF(3, beta=2)
 def stored(values: np.ndarray) -> sp.csr_array:
     rows, cols = np.nonzero(~np.isnan(V))
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with cluster(2, processes=True) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +87,7 @@ def test_what_bands_gather_by_weight_travels_with_them(
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
 
 
-@pytest.mark.parametrize("place", ["zarr", "store"])
+@pytest.mark.parametrize("place", tiered(["zarr", "store"], lambda place: place == "store"))
 def test_a_worker_dies_and_the_run_goes_on_from_its_store(
     place: str, client: Client, tmp_path: Path, places: dict[str, tuple[Any, Any]]
 ) -> None:

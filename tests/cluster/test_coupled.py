@@ -1,6 +1,5 @@
 """Several matrices on a cluster: the draws of one process, with a store, also when resumed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import xarray as xr
 from distributed import Client
 
 import daskfactor as dfac
-from tests.cluster.support import cluster
 from tests.cluster.test_sample import same
 
 pytestmark = [
@@ -59,12 +57,6 @@ def mixed() -> dict[str, Any]:
         "over": sparse(rng.negative_binomial(3, 0.5, (40, 11))),
         "features": rng.gamma(2, 1, (20, 6)).astype(np.float32),
     }
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with cluster(2, processes=True) as client:
-        yield client
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])

@@ -1,6 +1,5 @@
 """Tensors on a cluster: the draws of one process, with a store, also when resumed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import sparse
 from distributed import Client
 
 import daskfactor as dfac
-from tests.cluster.support import cluster
 from tests.cluster.test_sample import same
 
 pytestmark = pytest.mark.cluster
@@ -29,12 +27,6 @@ def tensor() -> Any:
     rng = np.random.default_rng(5)
     heavy = rng.lognormal(0, 1.5, 31)[:, None, None]
     return sparse.COO(rng.poisson(heavy * rng.gamma(0.5, 0.5, (31, 14, 11))))
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with cluster(2, processes=True) as client:
-        yield client
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,20 @@ from tests.cluster.support import (
 )
 from tests.executors.mixer import bits
 from tests.object_store import BUCKET
+from tests.tiers import FULL, tiered
 
 pytestmark = pytest.mark.cluster
 
-FULL = os.environ.get("DASKFACTOR_TIER") == "full"
-KILLS = 20 if FULL else 6
+KILLS = 6 if FULL else 3
 """Workers that a long run loses; each takes about a second."""
 
 
-DAILY = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
-"""Of `tests.cluster.faults`, what the quick tier runs, in half a minute."""
-MATRIX = [
-    (fault, executor, store)
-    for fault, told in FAULTS.items()
-    for executor in EXECUTORS
-    for store in STORES
-    if told.strike is not None and (FULL or (fault, executor, store) in DAILY)
-]
+QUICK = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
+"""Of `tests.cluster.faults`, what the quick tier runs; the tests above have the other faults."""
+MATRIX = tiered(
+    product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, STORES),
+    lambda case: case in QUICK,
+)
 
 
 def kill_one(client: Client, which: int = 0) -> None:
@@ -198,6 +196,7 @@ def test_many_kills_in_one_run(tmp_path: Path) -> None:
         executor.close()
 
 
+@pytest.mark.full
 def test_kills_from_outside_at_moments_of_their_own(tmp_path: Path) -> None:
     """At the start of a segment, on progress, and between segments."""
     with cluster(2, processes=True) as client:

@@ -29,6 +29,7 @@ from tests.cluster.support import EXECUTORS, IMPATIENT, Killer, chain, cluster, 
 from tests.cluster.test_faults import kill_one
 from tests.cluster.test_runs import same
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
@@ -296,7 +297,7 @@ class Saving:
                 self.lost += 1
 
 
-@pytest.mark.parametrize("factors", [2, 3])
+@pytest.mark.parametrize("factors", tiered([2, 3], lambda factors: factors == 3))
 @named
 def test_lost_bands_are_told(name: str, factors: int, tmp_path: Any) -> None:
     spots = frozenset(spot[: 1 + factors] for spot in [(5, 2, 1, 0), (9, 1, 3, 3)])
@@ -317,7 +318,7 @@ def test_lost_bands_are_told(name: str, factors: int, tmp_path: Any) -> None:
         executor.close()
 
 
-@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_run_goes_back_to_its_last_checkpoint(stored: bool, tmp_path: Any) -> None:
     """On the disk of the client if it has no store; the bits are those of a run without losses."""
     settings: dict[str, Any] = dying.SETTINGS | {"monitor": (np.arange(3), np.arange(3))}

@@ -1,7 +1,7 @@
 """Ring and tasks between hosts of their own: any rate, any loss, the bits of one process.
 
 Only root may make such hosts; elsewhere these tests are skipped. Those that wait for time-outs or
-start many processes take minutes together, and run with ``DASKFACTOR_HOSTS=all``.
+start many processes take minutes together, and are of the full tier.
 """
 
 import os
@@ -23,12 +23,10 @@ from tests.cluster.hosts import Bed, HostedCluster, later, refusal
 from tests.cluster.support import EXECUTORS, IMPATIENT, SHORT, Slow, chain, named, oracle
 from tests.cluster.test_runs import same
 from tests.executors.mixer import bits
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
-thorough = pytest.mark.skipif(
-    os.environ.get("DASKFACTOR_HOSTS") != "all", reason="takes long; DASKFACTOR_HOSTS=all runs it"
-)
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
 LONG: dict[str, Any] = {"segments": 2, "cycles": 8}
 """A run of about two seconds on two workers, of operations that take time."""
@@ -79,7 +77,7 @@ def test_hosts_share_no_folder(rig: Rig) -> None:
     assert not Path("/tmp/here").exists()
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", tiered(RATES, lambda rate: rate == "1gbit"))
 @named
 def test_the_oracles_bits_at_any_rate(name: str, rate: str, rig: Rig) -> None:
     rig.bed.set_rate(rate)
@@ -124,7 +122,7 @@ def test_workers_die_and_others_join(name: str) -> None:
         assert rig.check(name).workers == 2
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_host_that_is_cut_off_for_long_is_done_without(name: str) -> None:
     with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
@@ -139,7 +137,7 @@ def test_a_host_that_is_cut_off_for_long_is_done_without(name: str) -> None:
         assert rig.check(name).workers == 2
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name: str) -> None:
     """The scheduler forgets a client that is away, and all that it was to tell it."""
@@ -155,7 +153,7 @@ def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name: str) -> None:
         assert rig.check(name, cycles=2).lost_segments == 0
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_nothing_is_shared_but_an_object_store(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -190,7 +188,7 @@ def test_nothing_is_shared_but_an_object_store(
         store.stop()
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_scheduler_that_is_started_again_goes_on(name: str) -> None:
     with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
@@ -206,6 +204,7 @@ def test_a_scheduler_that_is_started_again_goes_on(name: str) -> None:
         assert report.lost_segments >= 1
 
 
+@pytest.mark.full  # test_executors.py has an encrypted cluster
 @named
 def test_encrypted_connections_between_hosts(name: str) -> None:
     pytest.importorskip("cryptography")
@@ -225,7 +224,7 @@ def shared() -> Iterator[str]:
         yield store
 
 
-@thorough
+@pytest.mark.full
 @named
 def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(
     name: str, shared: str, tmp_path: Path

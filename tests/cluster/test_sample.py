@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from distributed import Client
 
 import daskfactor as dfac
 from daskfactor.inference.base import Sampler
-from tests.cluster.support import cluster
 from tests.random_sparse import random_array
 
 pytestmark = [
@@ -38,12 +36,7 @@ def same(one: Any, other: Any) -> bool:
     return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with cluster(2, processes=True) as client:
-        yield client
-
-
+@pytest.mark.libraries
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 @pytest.mark.parametrize("rates", [{}, {"rate_w": "row", "rate_h": "component"}], ids=str)
 def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> None:

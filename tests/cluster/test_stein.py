@@ -30,7 +30,7 @@ def test_same_numbers_as_without_a_cluster():
 
 
 @pytest.mark.slow
-def test_particles_in_a_store_are_read_by_workers(tmp_path, monkeypatch):
+def test_particles_in_a_store_are_read_by_workers(client, tmp_path, monkeypatch):
     monkeypatch.setattr("daskfactor.stein.particles.memory_budget", lambda limit: 0)
     V = np.random.default_rng(0).poisson(3.0, (20, 16)).astype(float)
     model, options = dfac.TweedieNMF(2), {"blocks": 2, "progressbar": False}
@@ -38,12 +38,11 @@ def test_particles_in_a_store_are_read_by_workers(tmp_path, monkeypatch):
         V, model, draws=6, tune=4, random_seed=0, store=tmp_path / "run.zarr", **options
     )
     here = dfac.stein_discrepancy(trace, V, model, **options)
-    with cluster(2, processes=True) as client:
-        there = dfac.stein_discrepancy(trace, V, model, client=client, executor="tasks", **options)
+    there = dfac.stein_discrepancy(trace, V, model, client=client, executor="tasks", **options)
     assert there.identical(here)
 
 
-def test_particles_made_by_workers_are_those_made_here():
+def test_particles_made_by_workers_are_those_made_here(client):
     V = np.random.default_rng(0).gamma(2.0, size=(24, 20))
     gaps = np.where(V > 5.0, np.nan, V)
     counts = sparse.csr_array(np.floor(V))
@@ -63,18 +62,15 @@ def test_particles_made_by_workers_are_those_made_here():
             return dfac.stein_posterior(data, model, method, **settings, **options, **more)
 
     here = [made(case) for case in cases]
-    with cluster(2, processes=True) as client:
-        for number, (case, expected) in enumerate(zip(cases, here, strict=True)):
-            name = ("tasks", "ring", "auto")[number % 3]
-            there = made(case, client=client, executor=name)
-            for group in ("posterior", "stein", "constant_data"):
-                assert there[group].to_dataset().equals(expected[group].to_dataset())
-            np.testing.assert_array_equal(
-                there["sample_stats/weight"], expected["sample_stats/weight"]
-            )
+    for number, (case, expected) in enumerate(zip(cases, here, strict=True)):
+        name = ("tasks", "ring", "auto")[number % 3]
+        there = made(case, client=client, executor=name)
+        for group in ("posterior", "stein", "constant_data"):
+            assert there[group].to_dataset().equals(expected[group].to_dataset())
+        np.testing.assert_array_equal(there["sample_stats/weight"], expected["sample_stats/weight"])
 
 
-def test_a_worker_that_dies_in_a_warm_start_costs_one_start(monkeypatch):
+def test_a_worker_that_dies_in_a_warm_start_costs_one_start(client, monkeypatch):
     """Starts whose bands are in the workers, as those of large data are."""
     monkeypatch.setattr("daskfactor.stein.ensemble.SINGLE", 0)
     V = np.random.default_rng(0).poisson(3.0, (24, 20)).astype(float)
@@ -83,17 +79,15 @@ def test_a_worker_that_dies_in_a_warm_start_costs_one_start(monkeypatch):
     ensemble = dfac.Ensemble(max_iter=60, tol=0.0)
     here = dfac.stein_posterior(V, dfac.TweedieNMF(2), ensemble, **settings)
     killed = []
-    with cluster(2, processes=True) as client:
 
-        def kill(event):
-            if not killed and 0 < event.done % 1 < 1:  # within a start
-                pids = client.run(os.getpid)
-                killed.append(min(pids.values()))
-                os.kill(killed[0], signal.SIGKILL)
+    def kill(event):
+        if not killed and 0 < event.done % 1 < 1:  # within a start
+            pids = client.run(os.getpid)
+            killed.append(min(pids.values()))
+            os.kill(killed[0], signal.SIGKILL)
 
-        there = dfac.stein_posterior(
-            V, dfac.TweedieNMF(2), ensemble, client=client, executor="ring", callback=kill,
-            **settings,
-        )  # fmt: skip
+    there = dfac.stein_posterior(
+        V, dfac.TweedieNMF(2), ensemble, client=client, executor="ring", callback=kill, **settings
+    )
     assert killed
     assert there["posterior"].to_dataset().equals(here["posterior"].to_dataset())

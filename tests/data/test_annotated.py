@@ -18,6 +18,8 @@ from daskfactor.data import adapters, entries
 from daskfactor.data.annotated import Compressed
 from daskfactor.errors import DataError, DataWarning, OptionError
 
+pytestmark = pytest.mark.libraries
+
 RNG = np.random.default_rng(3)
 COUNTS = RNG.poisson(RNG.gamma(1, 1, (40, 3)) @ RNG.gamma(1, 1, (3, 30))).astype("f4")
 CELLS, GENES = [f"cell {i}" for i in range(40)], [f"gene {j}" for j in range(30)]

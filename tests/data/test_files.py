@@ -10,6 +10,8 @@ from daskfactor.data.files import read_matrix
 from daskfactor.data.tables import read_table
 from daskfactor.errors import DataError, DataWarning
 
+pytestmark = pytest.mark.libraries
+
 VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
 
 

@@ -14,6 +14,8 @@ import pytest
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
 
+pytestmark = pytest.mark.libraries
+
 LONG = pd.DataFrame(
     {"who": ["b", "a", "b", "c"], "what": [30, 7, 7, 1000], "stars": [1.5, 2.0, 4.0, 0.5]}
 )

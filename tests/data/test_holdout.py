@@ -17,6 +17,8 @@ from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DataError, OptionError
 from tests.random_sparse import random_array
 
+pytestmark = pytest.mark.libraries
+
 
 def ratings(seed: int = 0, shape: tuple[int, int] = (30, 20)) -> sparse.csr_array:
     rng = np.random.default_rng(seed)

@@ -23,6 +23,8 @@ from daskfactor.data.joined import JoinedData, join
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.kernels.views import BlockView, SparseBlock
 
+pytestmark = pytest.mark.libraries
+
 Array = np.ndarray
 RNG = np.random.default_rng(12)
 COUNTS = RNG.poisson(1.5, (24, 9)).astype("f4")

@@ -28,6 +28,8 @@ from daskfactor.data.sources import SCAN_BYTES, as_blocks
 from daskfactor.data.storage import ArrayFile, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError
 
+pytestmark = pytest.mark.libraries
+
 
 def matrix(rows: int = 103, cols: int = 47, dtype: str = "float32") -> np.ndarray:
     rng = np.random.default_rng(4)

@@ -16,6 +16,8 @@ from daskfactor.data import entries as reading
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, StoreError
 
+pytestmark = pytest.mark.libraries
+
 DENSE = np.where(
     np.random.default_rng(7).random((60, 40)) < 0.3,
     np.random.default_rng(8).poisson(2.0, (60, 40)) + 1.0,

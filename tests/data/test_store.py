@@ -30,6 +30,8 @@ from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
 from daskfactor.urls import absolute, unreachable
 
+pytestmark = pytest.mark.libraries
+
 BLOCKS = 3
 
 

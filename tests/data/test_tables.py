@@ -20,6 +20,8 @@ from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreError
 
+pytestmark = pytest.mark.libraries
+
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
 

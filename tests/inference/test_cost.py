@@ -29,6 +29,7 @@ from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from tests.random_sparse import random_array
+from tests.tiers import FULL
 
 SLACK = 64 * 2**20
 """What the interpreter, numba and the C library may take besides."""
@@ -53,8 +54,7 @@ KINDS = (
     "reading into scratch",
     "real-valued",
 )
-SLOW = KINDS if os.environ.get("DASKFACTOR_ALL_COSTS") else KINDS[2::5]
-"""All kinds take minutes: the environment variable asks for them."""
+SLOW = KINDS if FULL else KINDS[2::5]
 KERNELS = {
     name: os.environ[name]
     for name in ("DASKFACTOR_JIT_CACHE", "NUMBA_CACHE_DIR")

@@ -11,6 +11,8 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import OptionError
 
+pytestmark = pytest.mark.libraries
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces its next version on import
     import arviz as az

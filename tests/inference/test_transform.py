@@ -15,6 +15,8 @@ from scipy import sparse, stats
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
 
+pytestmark = pytest.mark.libraries
+
 QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
 ROWS, DRAWS = 80, 20
 

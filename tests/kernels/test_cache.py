@@ -165,6 +165,104 @@ def test_description_follows_overloads_modules_and_defaults(monkeypatch):
     assert description(jit(uses)) != with_overload
 
 
+EDITED = """
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from daskfactor.kernels import polynomials
+from daskfactor.kernels.jit import inline, jit
+SCALE = 2.0
+TABLE = np.array([2.0, 3.0])
+class Builder:
+    number = 2.0
+    def load(self, context):
+        return context.get_constant(types.float64, 2.0)
+Builder.__module__ = "daskfactor.kernels.edited"
+@intrinsic
+def generated(typingctx):
+    return types.float64(), lambda context, builder, signature, args: Builder().load(context)
+@inline
+def called(x):
+    return x * 2.0
+def made(factor):
+    def closure(x):
+        return factor * x
+    return jit(closure)
+def literal(x):
+    return x * 2.0
+def of_global(x):
+    return x * SCALE
+def of_table(x):
+    return x * TABLE[0]
+def of_call(x):
+    return called(x)
+def of_default(x, by=2.0):
+    return x * by
+def of_generated(x):
+    return x * generated()
+for function in (literal, of_global, of_table, of_call, of_default, of_generated):
+    print(function.__name__, jit(function)(1.5))
+print("closure", made(2.0)(1.5))
+"""
+EDITS = {
+    "literal": ("def literal(x):\n    return x * 2.0", "def literal(x):\n    return x * 4.0"),
+    "of_global": ("SCALE = 2.0", "SCALE = 4.0"),
+    "of_table": ("[2.0, 3.0]", "[4.0, 3.0]"),
+    "of_call": ("def called(x):\n    return x * 2.0", "def called(x):\n    return x * 4.0"),
+    "of_default": ("by=2.0", "by=4.0"),
+    "of_generated": ("types.float64, 2.0", "types.float64, 4.0"),
+    "closure": ("made(2.0)", "made(4.0)"),
+}
+"""Kernels of this script, and an edit of the constant that each one depends on."""
+
+
+def test_a_kernel_whose_constant_is_edited_has_a_name_of_its_own(tmp_path):
+    folder, script = tmp_path / "kernels", tmp_path / "edited.py"
+
+    def results(text):
+        script.write_text(text)
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            env=os.environ | {"PYTHONPATH": ROOT, "DASKFACTOR_JIT_CACHE": str(folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split("\n")[:-1]
+
+    def names():
+        return sorted(file.name.rpartition("-")[0] for file in folder.glob("*.nbc"))
+
+    edited = EDITED
+    for edit in EDITS.values():
+        assert edit[0] in edited
+        edited = edited.replace(*edit)
+    assert results(EDITED) == [f"{name} 3.0" for name in EDITS]
+    before = names()
+    assert set(EDITS) < set(before)
+    assert results(edited) == [f"{name} 6.0" for name in EDITS]
+    assert names() == sorted(before * 2)  # each is there twice
+
+
+def test_description_tells_functions_of_one_name_apart():
+    def helper(scale):
+        def same(x):
+            return x * scale
+
+        return jit(same)
+
+    one, two = helper(1.0), helper(2.0)
+
+    def uses(first, second):
+        def kernel(x):
+            return one(x) + two(x) + first(x) - second(x)
+
+        return jit(kernel)
+
+    assert description(uses(one, two)) != description(uses(two, one))
+
+
 def test_description_is_the_same_in_every_process():
     """Sets of strings change their order with the hash seed of a process."""
     code = (

@@ -46,7 +46,7 @@ def plain():
     ids=["no JIT", "bounds checked"],
 )
 def test_same_results(plain, tmp_path, wanted, settings):
-    other = run_small(tmp_path, wanted, **NOT_KEPT, **settings)
+    other = run_small(tmp_path, wanted, **settings)
     assert other.keys() <= plain.keys()
     assert len(other) == len(plain) or wanted == "indexed"
     for name, found in other.items():
@@ -75,6 +75,7 @@ def test_bounds_checks_are_on(tmp_path):
     assert "IndexError" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_disk_cache_gives_the_same_bits(plain, tmp_path):
     settings = {"DASKFACTOR_JIT_CACHE": str(tmp_path / "cache")}

@@ -15,6 +15,8 @@ from daskfactor.models import covariates as module
 from daskfactor.models.covariates import Covariates
 from daskfactor.models.gaussian import GaussianMF
 
+pytestmark = pytest.mark.libraries
+
 NAN = np.nan
 X = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 0.0]])
 

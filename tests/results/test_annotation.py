@@ -18,6 +18,8 @@ from daskfactor.cli.main import app
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.results.annotation import annotate_file
 
+pytestmark = pytest.mark.libraries
+
 RNG = np.random.default_rng(5)
 COUNTS = RNG.poisson(RNG.gamma(1, 2, (24, 3)) @ RNG.gamma(1, 2, (3, 16))).astype("f4")
 CELLS, GENES = [f"cell {i}" for i in range(24)], [f"gene {j}" for j in range(16)]

@@ -5,6 +5,8 @@ import pytest
 
 from daskfactor.results.diagnose import convergence, effective_size, split_chains, trend
 
+pytestmark = pytest.mark.libraries
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import arviz

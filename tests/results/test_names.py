@@ -27,7 +27,10 @@ OURS = sorted(
     | {"", "a/b", "a\\b", "a_b", "..", "zarr.json", "x" * 300, "mean/"}
 )
 PAIRS = [*itertools.pairwise(OURS), (OURS[-1], OURS[0])]
-pytestmark = pytest.mark.filterwarnings("ignore:the results have names of their own:UserWarning")
+pytestmark = [
+    pytest.mark.libraries,
+    pytest.mark.filterwarnings("ignore:the results have names of their own:UserWarning"),
+]
 QUICK = {"draws": 3, "tune": 2, "random_seed": 0, "progressbar": False}
 
 

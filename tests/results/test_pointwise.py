@@ -18,6 +18,8 @@ from daskfactor.results.store import RunStore
 from tests.results.particle_tree import particle_tree
 from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, fill, make_spec, memory_tree
 
+pytestmark = pytest.mark.libraries
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces its next version on import
     import arviz as az

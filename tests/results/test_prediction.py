@@ -30,6 +30,8 @@ from tests.results.runs import (
     tree_of,
 )
 
+pytestmark = pytest.mark.libraries
+
 
 def all_mu(n: int = DRAWS, salt: int = 0) -> np.ndarray:
     """mu of every draw of every chain, (chains * n, I, J), by the plainest loop."""

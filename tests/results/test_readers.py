@@ -17,6 +17,8 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.results.runs import CHAINS, DRAWS, fill, make_spec, memory_tree
 
+pytestmark = pytest.mark.libraries
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces its next version on import
     import arviz as az

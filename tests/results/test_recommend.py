@@ -21,6 +21,8 @@ from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
 from tests.random_sparse import random_array
 
+pytestmark = pytest.mark.libraries
+
 I, J, K, CHAINS, DRAWS = 60, 90, 3, 2, 14  # noqa: E741, the papers' own letters
 ITEMS = [f"film {j}" for j in range(J)]
 

@@ -10,6 +10,8 @@ from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
 from tests.results.runs import I, make_spec, memory_tree
 from tests.results.validation import REGISTRY, validate
 
+pytestmark = pytest.mark.libraries
+
 
 def test_every_name_has_one_that_a_store_takes(tmp_path):
     names = ["a/b", "a_b", "a\\b", "", "_", "..", "zarr.json", "a\0b", "é" * 300, "day [UTC]"]

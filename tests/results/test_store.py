@@ -33,6 +33,8 @@ from tests.results.runs import (
 from tests.results.validation import validate
 from tests.results.writer import open_and_wait, start
 
+pytestmark = pytest.mark.libraries
+
 
 @pytest.fixture
 def path(tmp_path) -> Path:

@@ -11,20 +11,22 @@ Three independent routes, each checked against the others in ``test_exact.py``:
 """
 
 import math
-import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial, update_wrapper
-from hashlib import sha256
+from functools import cache, lru_cache, partial, update_wrapper
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from scipy import special
 
+from daskfactor import models
+from tests import kept as on_disk
+from tests.models import laws
 from tests.models.laws import divergence, log_density, log_normalizer
 
 Array = NDArray[np.float64]
@@ -34,21 +36,26 @@ OUTER_NODES = {1: 121, 2: 81, 3: 45}  # nodes per column, by number of columns
 INNER_NODES = 181
 
 
+@cache
+def _source() -> bytes:
+    """Return what posteriors follow from besides their arguments: sources and versions."""
+    files = (
+        Path(__file__),
+        Path(laws.__file__),
+        *sorted(Path(models.__file__).parent.glob("*.py")),
+    )
+    versions = np.__version__, scipy.__version__, sys.version_info[:2]
+    return repr((versions, [file.read_bytes() for file in files])).encode()
+
+
 def kept(function: Callable[..., dict[str, Any]]) -> Any:
-    """Remember what a function finds, for all processes of a session of tests."""
+    """Remember what a function finds, for all processes and for later sessions of tests."""
 
     @lru_cache(maxsize=4096)
     def found(*args: Any) -> dict[str, Any]:
-        if "DASKFACTOR_TESTS_FOLDER" not in os.environ:
-            return function(*args)
-        name = sha256(pickle.dumps((function.__name__, args))).hexdigest()
-        file = Path(os.environ["DASKFACTOR_TESTS_FOLDER"], name)
-        if file.exists():
-            return dict(pickle.loads(file.read_bytes()))
-        result, begun = function(*args), file.with_suffix(f".{uuid4().hex}")
-        begun.write_bytes(pickle.dumps(result))
-        begun.replace(file)
-        return result
+        file = on_disk.named("posteriors", _source(), pickle.dumps((function.__name__, args)))
+        content = on_disk.kept(file, lambda: pickle.dumps(function(*args)))
+        return dict(pickle.loads(content))
 
     return update_wrapper(found, function)
 

@@ -71,6 +71,7 @@ def test_coupled_chains_find_the_bias(runs: Any) -> None:
     assert found["error"].sel(functional="lp") < 0.1
 
 
+@pytest.mark.full
 def test_exact_draws_find_it_too(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dfac.PSGLD, "pair", lambda self: None)
     with warnings.catch_warnings():
@@ -94,6 +95,7 @@ def test_no_bias_is_told_where_the_step_is_small() -> None:
     assert found.verdict.startswith("No bias above 0.2")
 
 
+@pytest.mark.full
 def test_the_fine_chain_of_a_pair_has_the_bias_of_half_a_step(runs: Any) -> None:
     """Which it says it has; what is taken off means is tested in `test_richardson`."""
     pair = dfac.PSGRRLD(step=0.5, warm_start=20)

@@ -1,6 +1,5 @@
 """`calibrate` on every pair of a model and an exact sampler, and planted bugs that it sees."""
 
-import os
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from daskfactor.models.settings import PriorDraw
 from tests.statistical.test_block_hmc import MovingMass, NoTest
 from tests.statistical.test_full_batch import drift_without_turning
 from tests.statistical.test_learnt import no_count
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -27,9 +27,6 @@ def in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the other tests against exact posteriors: kernels of every law are compiled once."""
     monkeypatch.setattr(calibration, "as_blocks", partial(as_blocks, dtype="float64"))
 
-
-ALL = bool(os.environ.get("DASKFACTOR_ALL_CALIBRATIONS"))
-"""Whether to calibrate all pairs, which takes ten minutes or more; else those that are cheap."""
 
 WARM = {"warm_start": 5}
 GIBBS, BLOCK_HMC, HMC = dfac.Gibbs(**WARM), dfac.BlockHMC(**WARM), dfac.HMC(**WARM)
@@ -100,14 +97,14 @@ def calibrated(model: Any, sampler: Sampler, **options: Any) -> Any:
     return dfac.calibrate(model, (4, 3), sampler, **quiet, **settings | options)
 
 
-CHEAP = [
-    name
-    for name, (_, _, options) in PAIRS.items()
-    if options.get("blocks") != 1 and "together" not in options
-]
+QUICK = ("Gibbs", "Gibbs, rates of rows", "BlockHMC", "BlockHMC, normal", "Gibbs, real-valued")
+"""Pairs of the quick tier, where `test_joint.py` has all; every other one takes long."""
 
 
-@pytest.mark.parametrize("name", PAIRS if ALL else CHEAP)
+@pytest.mark.parametrize(
+    "name",
+    tiered(PAIRS, QUICK.__contains__),
+)
 def test_exact_samplers_are_calibrated(name: str) -> None:
     model, sampler, options = PAIRS[name]
     found = calibrated(model, sampler, **options)
@@ -130,12 +127,15 @@ class Hot(dfac.BlockHMC):
 
 @pytest.mark.parametrize(
     ("place", "name", "bug", "pair", "replications"),
-    [
-        (block_hmc, "Path", NoTest, (POISSON, dfac.BlockHMC(step=1.1, **WARM)), 200),
-        (block_hmc, "leapfrog_drift", drift_without_turning, (NOISY, BLOCK_HMC), 800),
-        (block_hmc, "Path", MovingMass, (POISSON, BLOCK_HMC), 400),
-        (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
-    ],
+    tiered(
+        [
+            (block_hmc, "Path", NoTest, (POISSON, dfac.BlockHMC(step=1.1, **WARM)), 200),
+            (block_hmc, "leapfrog_drift", drift_without_turning, (NOISY, BLOCK_HMC), 800),
+            (block_hmc, "Path", MovingMass, (POISSON, BLOCK_HMC), 400),
+            (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
+        ],
+        lambda own: own[2] in (NoTest, no_count),  # test_joint.py has all
+    ),
     ids=[
         "no Metropolis test",
         "reflection without turning",

@@ -10,6 +10,7 @@ import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from tests.evidence.exact_evidence import one_component_by_quadrature, poisson_by_enumeration
 from tests.statistical.replicas import replicate_sparse
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -46,6 +47,7 @@ def test_the_references_agree():
     assert one_component_by_quadrature(SMALL, 1.0, 1.0) == pytest.approx(-12.46773, abs=2e-4)
 
 
+@pytest.mark.full
 def test_one_component_of_100_x_75_within_3_nats_and_its_errors_cover():
     X = counts(1, seed=0)
     exact = poisson_one_component(X, 5.0)
@@ -58,7 +60,7 @@ def test_one_component_of_100_x_75_within_3_nats_and_its_errors_cover():
     assert sizes.max() < 1
 
 
-@pytest.mark.parametrize("components", [1, 2, 3])
+@pytest.mark.parametrize("components", tiered([1, 2, 3], lambda own: own == 2))
 def test_tiny_counts_by_enumeration(components):
     X = TINY if components < 3 else np.array([[2, 1], [0, 2]])
     exact = poisson_by_enumeration(X, components)
@@ -67,7 +69,9 @@ def test_tiny_counts_by_enumeration(components):
     assert abs(found.value - exact) < min(0.6, 5 * found.total_error)
 
 
-@pytest.mark.parametrize(("beta", "dispersion"), [(2.0, 1.0), (0.0, 0.3)])
+@pytest.mark.parametrize(
+    ("beta", "dispersion"), tiered([(2.0, 1.0), (0.0, 0.3)], lambda own: own[0] == 2.0)
+)
 def test_short_runs_claim_what_they_miss_by(beta, dispersion):
     """Of forty, nineteen in twenty are to lie within two errors, and two thirds within one."""
     exact = one_component_by_quadrature(SMALL, beta, dispersion)
@@ -93,7 +97,10 @@ LAWS = [
 
 @pytest.mark.parametrize(
     ("law", "missing"),
-    [*((law, True) for law in LAWS), (LAWS[0], False), (LAWS[-1], False)],
+    tiered(
+        [*((law, True) for law in LAWS), (LAWS[0], False), (LAWS[-1], False)],
+        lambda own: own in ((LAWS[1], True), (LAWS[-1], False)),
+    ),
     ids=lambda own: " ".join(f"{k}={v}" for k, v in own.items()) if own in LAWS else str(own),
 )
 def test_every_law_and_prior_by_quadrature(law, missing):
@@ -117,6 +124,7 @@ def test_every_law_and_prior_by_quadrature(law, missing):
     assert found.total_error < 0.2
 
 
+@pytest.mark.full
 def test_short_proposals_leave_the_same_law(monkeypatch):
     from daskfactor.evidence import tempered as chains
 
@@ -134,6 +142,7 @@ def additive(rank):
     return dfac.GaussianAdditive(rank, mean=5.0, scale=3**0.5, noise=5**0.5)
 
 
+@pytest.mark.full
 def test_gaussian_additive_curve():
     x = additive(5).generate(np.random.default_rng(0), 5000)
     exact = np.array([additive(rank).log_evidence(x) for rank in range(1, 11)])
@@ -145,7 +154,7 @@ def test_gaussian_additive_curve():
     assert (miss < 5 * error).all()
 
 
-@pytest.mark.parametrize(("rank", "scale"), [(3, 1.0), (2, 2.5)])
+@pytest.mark.parametrize(("rank", "scale"), tiered([(3, 1.0), (2, 2.5)], lambda own: own[0] == 2))
 def test_additive_claims_hold(rank, scale):
     """The step and the batches leave nothing behind, of data that vary more than the law, too."""
     law = additive(rank)

@@ -108,8 +108,10 @@ def sparse_counts(shape: float = 0.1, mean: float = 1.0, seed: int = 0) -> Array
     ("V", "model"),
     [
         (scaled_counts(), dfac.TweedieNMF(3)),
-        (sparse_counts(), dfac.TweedieNMF(4, shape_w=0.1, shape_h=0.1)),
-        (sparse_counts(), dfac.TweedieNMF(8)),
+        pytest.param(
+            sparse_counts(), dfac.TweedieNMF(4, shape_w=0.1, shape_h=0.1), marks=pytest.mark.full
+        ),
+        pytest.param(sparse_counts(), dfac.TweedieNMF(8), marks=pytest.mark.full),
         (sparse.csr_array(sparse_counts(0.05)), dfac.TweedieNMF(4, shape_w=0.05, shape_h=0.05)),
     ],
     ids=["columns of all sizes", "sparse factors", "too many components", "stored sparsely"],

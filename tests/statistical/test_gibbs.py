@@ -18,6 +18,7 @@ from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.geweke import Problem, scores
 from tests.statistical.replicas import Moments, run_copies
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -58,7 +59,11 @@ def distance(case: Case, exact: dict[str, Any], **settings: Any) -> Distance:
     return found
 
 
-@pytest.mark.parametrize("case", POISSON, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    tiered(POISSON, lambda case: case.name in ("poisson-gaps", "poisson-two")),
+    ids=lambda case: case.name,
+)
 def test_exact_posteriors(case: Case) -> None:
     found = distance(case, reference_posterior(case))
     assert found.passes, str(found)
@@ -71,7 +76,7 @@ GAMMA = [
 ]
 
 
-@pytest.mark.parametrize(("name", "priors"), GAMMA)
+@pytest.mark.parametrize(("name", "priors"), tiered(GAMMA, lambda own: own[0] == "poisson-two"))
 def test_exact_posteriors_under_gamma_priors(name: str, priors: Priors) -> None:
     case = BY_NAME[name]._replace(**priors._asdict())
     found = distance(case, posterior(case.V, case.K, priors))

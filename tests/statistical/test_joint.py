@@ -1,6 +1,5 @@
 """Geweke's joint test of every pair of a model and an exact sampler, and planted bugs."""
 
-import os
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,13 @@ from tests.statistical.test_block_hmc import MovingMass, NoTest
 from tests.statistical.test_full_batch import drift_without_turning
 from tests.statistical.test_learnt import no_count, of_log
 from tests.statistical.test_negative_binomial import without_normalizer
+from tests.tiers import FULL
 
 pytestmark = pytest.mark.statistical
 
 LIMIT = 4.5
-ALL = bool(os.environ.get("DASKFACTOR_ALL_CALIBRATIONS"))
-COPIES, CHAINS = (12000, 600) if ALL else (3000, 40)
-"""Problems in one matrix, and chains of one problem each where it has numbers that all share.
-
-With DASKFACTOR_ALL_CALIBRATIONS=1 more of both, which takes several minutes.
-"""
+COPIES, CHAINS = (12000, 600) if FULL else (3000, 40)
+"""Problems in one matrix, and chains of one problem each where it has numbers that all share."""
 
 ROWS_X = np.random.default_rng(0).normal(size=(5, 2))
 COLUMNS_X = np.eye(6)[:, :2]

@@ -16,6 +16,7 @@ from tests.statistical.exact import NEGATIVE_BINOMIAL, Case, exact_posterior
 from tests.statistical.replicas import replicate_sparse, run_copies
 from tests.statistical.test_gibbs import Distance
 from tests.statistical.test_posteriors import Distance as Biased
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -160,7 +161,10 @@ CHAINS = [
 
 @pytest.mark.parametrize(
     ("sampler", "draws", "weights"),
-    [*((*chain, None) for chain in CHAINS), (*CHAINS[0], TWICE)],
+    tiered(
+        [*((*chain, None) for chain in CHAINS), (*CHAINS[0], TWICE)],
+        lambda own: own[0].name not in ("HMC", "PSGLD"),
+    ),
     ids=["BlockHMC", "HMC", "PSGLD", "SGHMC", "weights"],
 )
 def test_draws_of_the_dispersion_have_its_exact_posterior(

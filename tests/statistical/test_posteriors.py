@@ -1,6 +1,7 @@
 """The samplers against exact posteriors, and planted bugs that must not pass."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from daskfactor.inference.program import Program
 from daskfactor.kernels.philox import fill_normals
 from tests.statistical.exact import CASES, Case, reference_posterior
 from tests.statistical.replicas import Moments, run_copies
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -58,6 +60,11 @@ class Distance:
         )
 
 
+def is_quick(case: Case) -> bool:
+    """One case of each law but the gamma law, which has a dense one below."""
+    return case.name in ("poisson-gaps", "poisson-two", "gaussian", "compound")
+
+
 def distance(case: Case, sampler: PSGLD, **settings: Any) -> Distance:
     settings = {"copies": 1024, "tune": 500, "draws": 200, **settings}
     found = Distance(run_copies(case, sampler, **settings)[0], case)
@@ -78,7 +85,7 @@ def test_copies_in_a_dense_matrix_do_what_they_do_in_a_sparse_one(name: str) -> 
             np.testing.assert_allclose(value, wanted, rtol=1e-9)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", tiered(CASES, is_quick), ids=lambda case: case.name)
 def test_psgld_in_the_majorizers_metric(case: Case) -> None:
     settings = {"draws": 300}
     if case.name in SMALLER_STEP:
@@ -88,7 +95,9 @@ def test_psgld_in_the_majorizers_metric(case: Case) -> None:
     assert found.passes, str(found)
 
 
-@pytest.mark.parametrize("name", ["poisson-tall", "gaussian", "compound", "gamma"])
+@pytest.mark.parametrize(
+    "name", tiered(["poisson-tall", "gaussian", "compound", "gamma"], lambda own: own == "gamma")
+)
 def test_psgld_on_dense_blocks(name: str) -> None:
     sampler = PSGLD(step=SMALLER_STEP.get(name, "auto"))
     found = distance(BY_NAME[name], sampler, dense=True, copies=128, draws=1500)
@@ -98,7 +107,7 @@ def test_psgld_on_dense_blocks(name: str) -> None:
 PLAIN = {"poisson": 0.02, "gaussian": 0.01, "gaussian-skewed": 0.01}
 
 
-@pytest.mark.parametrize(("name", "step"), PLAIN.items())
+@pytest.mark.parametrize(("name", "step"), tiered(PLAIN.items(), lambda own: own[0] == "gaussian"))
 def test_psgld_with_the_papers_plain_step(name: str, step: float) -> None:
     sampler = PSGLD(step=step, preconditioner="identity")
     found = distance(BY_NAME[name], sampler, tune=1000, draws=500)
@@ -106,7 +115,9 @@ def test_psgld_with_the_papers_plain_step(name: str, step: float) -> None:
 
 
 @pytest.mark.parametrize("schedule", [Cyclic(), Proportional()], ids=["cyclic", "proportional"])
-@pytest.mark.parametrize("name", ["poisson", "poisson-gaps"])
+@pytest.mark.parametrize(
+    "name", tiered(["poisson", "poisson-gaps"], lambda own: own == "poisson-gaps")
+)
 def test_the_other_orders_with_the_scales_that_belong_to_them(name: str, schedule: Any) -> None:
     """Parts of unequal size (gaps): drawn in proportion to size they need s = N / |part|.
 
@@ -215,10 +226,9 @@ def test_the_numpy_sampler_passes_unbroken(options: dict[str, Any]) -> None:
         (NoDivergenceTerm, METRIC),
         (NoScale, METRIC),
         (Projection, PLAIN_STEP),
-        (HalfTheNoise, PLAIN_STEP),
-        (PriorScaled, PLAIN_STEP),
-        (NoPrior, PLAIN_STEP),
-        (NoScale, PLAIN_STEP),
+        *tiered(
+            product((HalfTheNoise, PriorScaled, NoPrior, NoScale), [PLAIN_STEP]), lambda own: False
+        ),
     ],
 )
 def test_every_planted_bug_is_seen(bug: type[NumpyPSGLD], options: dict[str, Any]) -> None:

@@ -20,7 +20,10 @@ from tests.statistical.pairs import (
     together,
 )
 
-pytestmark = pytest.mark.statistical
+pytestmark = [
+    pytest.mark.statistical,
+    pytest.mark.full,  # test_posteriors.py has one case
+]
 
 CASE = next(case for case in CASES if case.name == "poisson")
 LARGE, SMALL = 0.2, 0.1

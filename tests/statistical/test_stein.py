@@ -16,6 +16,7 @@ import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.executors import SerialExecutor
 from daskfactor.stein.particles import Particles, Posterior
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -118,7 +119,7 @@ SHIFTS: dict[str, Callable[[Array, Array], Draws]] = {
 }
 
 
-@pytest.mark.parametrize("shift", ["larger W", "smaller W", "larger H", "moved W"])
+@pytest.mark.parametrize("shift", tiered(SHIFTS, lambda name: name in ("larger H", "moved W")))
 def test_exact_draws_are_nearer_than_shifted_ones(shift: str) -> None:
     """Over 20 sets of 100 draws, by five standard errors of the difference."""
     rng = np.random.default_rng(2)
@@ -170,7 +171,7 @@ def discrepancy_at(name: str, factor: float, seed: int) -> float:
     return float(found["discrepancy"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", CHAINS)
 def test_draws_with_a_step_ten_times_too_large_are_ranked_worse(name: str) -> None:
     """Chains of 150 draws, 8 seeds: by five standard errors, and in every pair."""

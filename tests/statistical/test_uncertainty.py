@@ -21,6 +21,7 @@ from tests.inference.gaussian_reference import block_copies, exact_one_component
 from tests.statistical.replicas import run_copies
 from tests.statistical.test_gibbs import Distance as Exact
 from tests.statistical.test_posteriors import BY_NAME, Distance
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 Array = NDArray[Any]
@@ -63,7 +64,7 @@ def found(sampler: Sampler, sigma: Array = SIGMA, **settings: Any) -> Any:
     return run_copies(CASE, sampler, uncertainty=sigma, **settings)[0]
 
 
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dense", tiered([False, True], lambda dense: not dense))
 def test_rows_of_hamiltonian_paths(dense: bool) -> None:
     copies = {"copies": 64, "draws": 600} if dense else {"copies": 512, "draws": 250}
     result = Exact(found(BlockHMC(warm_start=5), tune=100, dense=dense, **copies), EXACT)
@@ -81,10 +82,13 @@ class Near(Distance):
 
 @pytest.mark.parametrize(
     ("sampler", "settings"),
-    [
-        (PSGLD(step=0.02, warm_start=5), {"copies": 1024, "tune": 500, "draws": 500}),
-        (HMC(warm_start=5), {"copies": 4, "tune": 400, "draws": 2000}),
-    ],
+    tiered(
+        [
+            (PSGLD(step=0.02, warm_start=5), {"copies": 1024, "tune": 500, "draws": 500}),
+            (HMC(warm_start=5), {"copies": 4, "tune": 400, "draws": 2000}),
+        ],
+        lambda own: own[0].name == "PSGLD",
+    ),
     ids=["psgld", "hmc"],
 )
 def test_other_samplers(sampler: Sampler, settings: dict[str, Any]) -> None:
@@ -141,7 +145,10 @@ def test_a_metric_that_forgets_the_weights_is_a_metric(monkeypatch: pytest.Monke
     assert result.passes, str(result)
 
 
-@pytest.mark.parametrize(("sampler", "draws"), [(Gibbs(), 400), (SGHMC(step=0.004), 4000)])
+@pytest.mark.parametrize(
+    ("sampler", "draws"),
+    tiered([(Gibbs(), 400), (SGHMC(step=0.004), 4000)], lambda own: own[1] == 400),
+)
 def test_real_valued_factors(sampler: Sampler, draws: int) -> None:
     V, sigma = np.array([[1.4, -0.3], [np.nan, 2.2], [0.2, 0.9]]), SIGMA.T
     copies = 48

@@ -6,8 +6,6 @@ come to be only when something waits for them, as late as a GPU may make them.
 """
 
 import ctypes
-import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -16,15 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pytest
 
 from daskfactor.kernels.cuda import device
 from daskfactor.kernels.cuda.device import Device
+from tests import kept
 
 HERE = Path(__file__).parent
 SIZES = {
@@ -145,17 +144,23 @@ def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str
             f"    blockIdx.x = g; threadIdx.x = t; {name}({taken});\n  }}\n}}\n"
         )
     whole = "\n".join(((HERE / "host.h").read_text(), text, *runners))
-    build = Path(os.environ["DASKFACTOR_TESTS_FOLDER"]) / "host-kernels"
-    build.mkdir(exist_ok=True)
-    digest = hashlib.sha256("\0".join((whole, *options)).encode()).hexdigest()[:24]
-    library = build / f"{digest}.so"
-    if not library.exists():
-        fresh = build / f"{uuid4().hex}.so"  # other processes may make the same one
-        # Optimised as little as is fast enough, and without fused multiply-adds.
-        rules = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
-        _run(["g++", *rules, *defines, "-x", "c++", "-", "-o", str(fresh)], whole)
-        fresh.rename(library)
+    # Optimised as little as is fast enough, and without fused multiply-adds.
+    rules = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", *defines]
+    library = kept.named("host-kernels", whole, *rules, _compiler())
+
+    def build() -> bytes:
+        with NamedTemporaryFile(suffix=".so") as file:
+            _run(["g++", *rules, "-x", "c++", "-", "-o", file.name], whole)
+            return Path(file.name).read_bytes()
+
+    kept.kept(library, build)  # what a library ends with is not read by the linker
     return ctypes.CDLL(str(library)), signatures
+
+
+@cache
+def _compiler() -> str:
+    """Return what g++ says of itself and of the machine that it compiles for."""
+    return _run(["g++", "-v", "--version"], "") + _run(["g++", "-dumpmachine"], "")
 
 
 def _run(command: list[str], text: str) -> str:

@@ -1,0 +1,59 @@
+"""The quick tier leaves out what is marked ``full``, and says so."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+import pytest
+def test_quick(): pass
+@pytest.mark.full
+def test_long(): pass
+@pytest.mark.parametrize("case", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_cases(case): pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full: of the full tier\n")
+
+    def run(tier: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-v", *options],
+            cwd=tmp_path,
+            env=os.environ
+            | {"DASKFACTOR_TIER": tier, "PYTHONPATH": str(Path(__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_quick_tier_leaves_marked_tests_out(run) -> None:
+    """Worker processes collect the tests, and this one tells of them."""
+    quick = run("", "-n", "1")
+    assert quick.returncode == 0, quick.stdout
+    assert "2 tests of the full tier left out; DASKFACTOR_TIER=full runs all" in quick.stdout
+    assert "2 passed" in quick.stdout
+
+
+def test_the_full_tier_has_all(run) -> None:
+    full = run("full", "-p", "no:xdist")
+    assert full.returncode == 0, full.stdout
+    assert "4 passed" in full.stdout
+    assert "left out" not in full.stdout
+
+
+def test_another_tier_is_refused(run) -> None:
+    refused = run("all")
+    assert refused.returncode == 4
+    assert "DASKFACTOR_TIER is 'all'. Use 'quick', which is the default, or 'full'" in (
+        refused.stdout + refused.stderr
+    )
