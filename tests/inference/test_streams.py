@@ -1,6 +1,9 @@
 """No two random streams coincide: by the table of their addresses, and in what runs draw."""
 
+import ast
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import numba
 import numpy as np
 import pytest
 
+import daskfactor
 from daskfactor.inference.block_hmc import CHANCE, WITHIN
 from daskfactor.inference.new_rows import OF_RATES
 from daskfactor.inference.program import factor_word
@@ -140,5 +144,77 @@ def test_streams_that_coincide_are_found(tmp_path: Path) -> None:
     """The third factor of a tensor once had the numbers of the first one's components."""
     name = "3 axes, PSGLD exact"
     (found,) = record(tmp_path / "found.json", "without a byte", name).values()
-    assert found["repeated"]
-    assert all("LangevinSampler" in line for line in found["repeated"])
+    (line,) = found["repeated"]
+    assert line.endswith(f"['PSGLD.block_step', 'PSGLD.block_step']: the last word is {2 * 256}")
+
+
+# -- generators of NumPy ----------------------------------------------------------------------
+
+Use = tuple[str, str, tuple[str, ...]]
+APART = {
+    ("ACCEPTANCE", "hmc", "simplex_hmc"): "a sampler of chains, or of particles",
+    ("HYPER", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
+    ("SCALE", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
+    ("SCHEDULE", "batches", "dsgd"): "allocation models, or an optimizer",
+    ("SCHEDULE", "batches", "timing"): "allocation models, or samplers",
+    ("SCHEDULE", "dsgd", "timing"): "an optimizer, or a trial of samplers that leaves nothing",
+    ("SIMULATION", "calibration", "counts"): "calibration, or counts that are made up",
+    ("START", "chib", "gaussian_chain"): "positive factors, or real ones",
+    ("START", "chib", "multiplicative"): "matrices, or the third factor of a tensor",
+    ("START", "chib", "singular"): "names of components, or the first vector of an iteration",
+    ("START", "chib", "variational"): "factors, or allocation models",
+    ("START", "gaussian_chain", "multiplicative"): "real or positive factors",
+    ("START", "gaussian_chain", "singular"): "real or positive factors",
+    ("START", "gaussian_chain", "variational"): "factors, or allocation models",
+    ("START", "multiplicative", "singular"): "any number of factors, or starts of matrices alone",
+    ("START", "multiplicative", "variational"): "factors, or allocation models",
+    ("START", "singular", "variational"): "factors, or allocation models",
+    ("TEMPERATURE", "tempered", "tweedie_chain"): "seeds a generator, or keys noise",
+    ("TRANSFORM", "given", "new_rows"): "seeds a generator, or keys noise",
+}
+"""Files whose generators may have one address, and why no run has both."""
+
+
+def generators() -> list[Use]:
+    """Return purpose, file and the rest of the address of every generator or key in the package."""
+    package = Path(daskfactor.__file__).parent
+    found: list[Use] = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts: list[ast.expr] = []
+            if isinstance(node, ast.Call):
+                parts = node.args
+            elif isinstance(node, ast.Tuple):
+                parts = node.elts
+            for n, part in enumerate(parts):
+                if ast.unparse(part).startswith("Stream."):
+                    rest = tuple(map(ast.unparse, parts[n + 1 :]))
+                    found.append((ast.unparse(part).removeprefix("Stream."), path.stem, rest))
+    return found
+
+
+def lengths(address: tuple[str, ...]) -> tuple[float, float]:
+    """Return how many numbers an address has, at least and at most."""
+    starred = sum(own.startswith("*") for own in address)
+    return len(address) - starred, math.inf if starred else len(address)
+
+
+def may_be_equal(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Tell whether two addresses may be the same: not where lengths or whole numbers differ."""
+    least, most = zip(*map(lengths, (one, other)), strict=True)
+    if max(least) > min(most):
+        return False
+    pairs = [(a, b) for a, b in zip(one, other, strict=False) if a.isdigit() and b.isdigit()]
+    return all(a == b for a, b in pairs)
+
+
+def test_generators_that_may_have_one_address_are_never_in_one_run() -> None:
+    uses = generators()
+    assert len(uses) > 25
+    assert {purpose for purpose, _, _ in uses} <= set(Stream.__members__)
+    shared = set()
+    for (purpose, file, rest), (other_purpose, other, its) in itertools.combinations(uses, 2):
+        if purpose == other_purpose and file != other and may_be_equal(rest, its):
+            shared.add((purpose, *sorted((file, other))))
+    assert shared == set(APART)
+    assert not {"nndsvd", "random", "q_transform"} & set(daskfactor.CP.inits)
