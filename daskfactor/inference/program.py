@@ -157,7 +157,7 @@ class Program:
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
         if op.action != Action.UPDATE:
-            return ()
+            return (DISPERSION,)
         return (*self.algorithm.reads(), RATE, SHIFT, DISPERSION, *self.changes(op))
 
     def changes(self, op: Op) -> tuple[str, ...]:

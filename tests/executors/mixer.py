@@ -36,12 +36,16 @@ class Mixer:
     ) -> None:
         if op.block == self.fail_at and op.cycle == 1:
             raise ZeroDivisionError("on purpose")
+        self.move(op, bands)
+        for band in bands if op.last and op.wanted.keep else ():
+            band.draws.append(band.values.copy())
+
+    def move(self, op: Op, bands: tuple[FactorBand, ...]) -> None:
+        """Mix the bands of a block."""
         weighed = sum(band.values.sum() * own for band, own in zip(bands, WEIGHTS, strict=False))
         total = np.float32(weighed + op.iteration)
         for band, rate, turn, sign in zip(bands, RATES, TURNS, SIGNS, strict=False):
             band.values[:] = turn(band.values * np.float32(rate) + sign * total)
-            if op.last and op.wanted.keep:
-                band.draws.append(band.values.copy())
 
     def evaluate(
         self,
@@ -63,10 +67,8 @@ class Mixer:
 class HoardingMixer(Mixer):
     """A mixer with arrays of every kind: constant, of every update, of last ones, untouched."""
 
-    def update(
-        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
-    ) -> None:
-        super().update(op, data, bands, workspace)
+    def move(self, op: Op, bands: tuple[FactorBand, ...]) -> None:
+        super().move(op, bands)
         for band in bands:
             band.values += band.arrays["constant"]
             band.arrays["always"] += np.sin(band.values)

@@ -20,24 +20,10 @@ from daskfactor.data.grid import (
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import SegmentLost, Work
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
-from daskfactor.executors.segment import (
-    Parcel,
-    SegmentRun,
-    _frame,
-    make_orders,
-    plan_transfers,
-)
-from daskfactor.executors.state import (
-    CELLS,
-    ChainState,
-    FactorBand,
-    bare,
-    join_portions,
-    make_state,
-    travellers,
-)
-from daskfactor.executors.store import Key, Mode, Want
+from daskfactor.executors.segment import plan_transfers
+from daskfactor.executors.state import ChainState, FactorBand, make_state, travellers
 from daskfactor.executors.threads import BandScheduler, share_bands
+from tests.executors.audit import Network
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
 
@@ -69,77 +55,10 @@ class Strict(HoardingMixer):
         super().update(op, data, bands, *rest)
 
 
-class Here:
-    """Where the bands of a state are: all of them here."""
-
-    def __init__(self, state: ChainState) -> None:
-        self.state, self.blocks, self.monitored = state, state.blocks, tuple(state.cells)
-
-    def names(self, factor: int) -> frozenset[str]:
-        return self.state.names(factor)
-
-    def want(self, key: Key, changes: bool) -> Want:
-        return Want(key, 0, (), Mode.COPY if changes else Mode.READ)
-
-    def found(self, wants: list[Want]) -> dict[Key, Any]:
-        return {want.key: self.value(want.key).copy() for want in wants}
-
-    def value(self, key: Key) -> Any:
-        if key.factor == CELLS:
-            return self.state.cells[key.number]
-        band = self.state.factors[key.factor][key.number]
-        return band.arrays[key.name] if key.name else bare(band, ())
-
-
-class Wire:
-    """An exchange that leaves what is sent to the network."""
-
-    def __init__(self, network: "Network") -> None:
-        self.network = network
-
-    def send(self, address: str, parcel: Parcel) -> None:
-        self.network.mail.append((int(address), parcel))
-
-
-class Network:
-    """Workers of a ring in one thread; a seed decides who moves and which message arrives next."""
-
-    def __init__(
-        self, plan: tuple[Round, ...], state: ChainState, counts: list[int], program: Mixer
-    ) -> None:
-        self.mail: list[tuple[int, Parcel]] = []
-        self.state = state
-        work = Work(plan, program, None, print)  # type: ignore[arg-type]
-        shares = {str(rank): count for rank, count in enumerate(counts)}
-        lanes = [1] * len(counts)
-        here = Here(state)
-        orders = make_orders(work, here, shares, lanes, ("token", 0), print, 0.01)
-        self.workers = [SegmentRun(order, Wire(self)) for order in orders]
-        for worker in self.workers:
-            worker.begin(here.found(worker.order.wants))
-
-    def step(self, worker: SegmentRun) -> None:
-        op = worker.scheduler.take(0)
-        assert op is not None
-        before = len(self.mail)
-        worker.scheduler.finish(op, *worker.operate(op))
-        assert all(rank != worker.order.rank for rank, _ in self.mail[before:])
-
-    def run(self, rng: np.random.Generator) -> None:
-        while any(worker.scheduler.remaining for worker in self.workers):
-            able = [w for w in self.workers if w.scheduler._choose(0) is not None]
-            assert able or self.mail, "nobody can go on"
-            choice = int(rng.integers(len(able) + len(self.mail)))
-            if choice < len(able):
-                self.step(able[choice])
-            else:
-                rank, parcel = self.mail.pop(choice - len(able))
-                parcel = parcel._replace(band=_frame(parcel.band))
-                for _ in range(int(rng.integers(1, 3))):  # now and then twice
-                    self.workers[rank].arrive(parcel)
-
-    def result(self) -> ChainState:
-        return join_portions(self.state, [w.result() for w in self.workers])
+def network_of(
+    plan: tuple[Round, ...], state: ChainState, counts: list[int], program: Mixer
+) -> Network:
+    return Network(Work(plan, program, None), state, counts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("factors", [2, 3, 4])
@@ -171,7 +90,7 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
     if isinstance(program, HoardingMixer):
         for state in states:
             hoard(state)
-    network = Network(plan, states[0], counts, program)
+    network = network_of(plan, states[0], counts, program)
     network.run(rng)
     plain = HoardingMixer() if isinstance(program, Strict) else program
     oracle = SerialExecutor().run(plan, plain, states[1], None)  # type: ignore[arg-type]
@@ -180,7 +99,7 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
 
 def test_orders_give_back_every_operation() -> None:
     plan = make_plan(NestedReshuffled(2), 4, 3)
-    network = Network(plan, start(4), [1, 2, 1], Mixer())
+    network = network_of(plan, start(4), [1, 2, 1], Mixer())
     own = network.workers[1].scheduler.ops
     assert list(own) == [1, 2]
     for number, part in enumerate(plan):
@@ -194,7 +113,7 @@ def test_orders_give_back_every_operation() -> None:
 @pytest.mark.parametrize("factors", [3, 4])
 def test_orders_know_where_bands_of_every_factor_go(factors: int) -> None:
     plan = make_plan(Reshuffled(), 3, 1, factors=factors)
-    network = Network(plan, start(3, factors), [1, 2], Mixer())
+    network = network_of(plan, start(3, factors), [1, 2], Mixer())
     for worker in network.workers:
         own, transfers = worker.scheduler.ops, worker.order.transfers
         assert len(transfers) == factors - 1
@@ -284,7 +203,7 @@ class Backwards(Cyclic):
 
 def test_the_earliest_round_goes_first_and_then_the_band_that_must_leave() -> None:
     plan = make_plan(Backwards(), 4, 1)  # round n: row r meets column (r + 3 - n) % 4
-    network = Network(plan, start(4), [2, 2], Mixer())
+    network = network_of(plan, start(4), [2, 2], Mixer())
     worker, order = network.workers[0], []
     for _ in range(3):
         op = worker.scheduler.take(0) or pytest.fail("nothing to do")
@@ -311,7 +230,7 @@ def test_a_lane_keeps_its_rows_until_another_lags_behind() -> None:
 
 
 def test_a_second_copy_of_a_band_is_dropped() -> None:
-    network = Network(make_plan(Backwards(), 4, 1), start(4), [2, 2], Mixer())
+    network = network_of(make_plan(Backwards(), 4, 1), start(4), [2, 2], Mixer())
     one, other = network.workers
     while not network.mail:
         network.step(one)

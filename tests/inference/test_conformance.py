@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import LangevinSampler
 from daskfactor.inference.sghmc import SquaresSGHMC
+from tests.executors.audit import AuditExecutor
 
 Array = NDArray[Any]
 
@@ -155,7 +157,7 @@ CASES = {
     "SGHMC negative binomial": Case(dfac.SGHMC(**WARM), OVERDISPERSED),
 }
 
-DRAWS, TUNE = 6, 10
+DRAWS, STOPPED, TUNE = 12, 8, 10
 
 
 def test_every_kind_of_sampler_has_a_case() -> None:
@@ -189,6 +191,12 @@ def draw(name: str, V: Any = None, **options: Any) -> xr.DataTree:
     return dfac.sample(V, model, case.sampler, **settings | options)
 
 
+@cache
+def serial(name: str) -> xr.DataTree:
+    """Return the run that all tests of a case share."""
+    return draw(name)
+
+
 def same(one: xr.DataTree, other: xr.DataTree) -> bool:
     """Whether all groups hold the same bits."""
     assert set(one.children) == set(other.children)
@@ -205,6 +213,7 @@ def plain(group: xr.DataTree) -> xr.Dataset:
 
 each = pytest.mark.parametrize("name", CASES)
 main = pytest.mark.parametrize("name", [name for name in CASES if "plain" not in name])
+FIRST = {type(case.sampler): name for name, case in reversed(CASES.items())}.values()
 # Every sampler and every kind of model is stored with one of the others here.
 OF_PAIRS = {
     *("PSGLD euler", "SGLD moments", "SGLD of a third", "BlockHMC learnt", "SGHMC squares"),
@@ -220,21 +229,21 @@ stored = pytest.mark.parametrize(
 @main
 def test_names_dims_and_types(name: str) -> None:
     V = xr.DataArray(counts(), dims=("gene", "sample"))
-    tree = draw(name, V, chains=2)
+    tree = draw(name, V, chains=2, draws=4)
     width = CASES[name].model.width
-    dims = {"chain": 2, "draw": DRAWS, "gene": 7, "component": width}
+    dims = {"chain": 2, "draw": 4, "gene": 7, "component": width}
     assert dict(tree["posterior"]["W"].sizes) == dims
     assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "sample")
     assert tree["posterior"]["H"].dtype == np.float32
     learnt = {own.name for own in CASES[name].model.learnt}
     assert set(tree["posterior"].data_vars) == {"W", "H"} | learnt
-    assert tree["posterior"]["draw"].values.tolist() == list(range(TUNE, TUNE + DRAWS))
+    assert tree["posterior"]["draw"].values.tolist() == list(range(TUNE, TUNE + 4))
     stats = tree["sample_stats"]
     assert {"lp", "step_size", "diverging"} <= set(stats.data_vars)
     declared = {own.name for own in CASES[name].sampler.statistics}
     assert set(stats.data_vars) == {"lp", "step_size", "diverging"} | declared
     for variable in stats.data_vars.values():
-        assert variable.sizes == {"chain": 2, "draw": DRAWS}
+        assert variable.sizes == {"chain": 2, "draw": 4}
         assert np.all(np.isfinite(variable))
     assert not np.any(stats["diverging"])
     assert np.all(tree["warmup_sample_stats"]["step_size"] > 0)
@@ -245,7 +254,7 @@ def test_names_dims_and_types(name: str) -> None:
 
 @each
 def test_signs_moments_and_monitored_cells(name: str) -> None:
-    tree = draw(name)
+    tree = serial(name)
     posterior, moments, watched = (
         tree[group] for group in ("posterior", "posterior_moments", "monitor")
     )
@@ -280,34 +289,51 @@ def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
         assert tree["sample_stats"]["lp"].values[0, at] == pytest.approx(wanted, rel=1e-5)
 
 
-@main
-def test_every_executor_and_seed(name: str) -> None:
-    """The same bits from every executor, and others from another seed."""
-    tree = draw(name)
-    assert same(tree, draw(name, executor=dfac.LanesExecutor(2)))
-    assert same(tree, draw(name, executor=dfac.TasksExecutor("synchronous")))
-    other = draw(name, random_seed=6)
-    assert not np.any(other["posterior"]["W"].values[..., :2] == tree["posterior"]["W"][..., :2])
+@each
+def test_the_audit_finds_nothing_and_the_same_bits(name: str) -> None:
+    """So does whatever executor: `tests/executors/test_audit.py` shows what the audit finds."""
+    assert same(draw(name, executor=AuditExecutor(len(name))), serial(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [
+        ("PSGLD learnt", dfac.ThreadsExecutor(2)),
+        ("BlockHMC columns", dfac.TasksExecutor("threads", 2)),
+        ("Gibbs log-linear", dfac.TasksExecutor("synchronous")),
+    ],
+)
+def test_real_executors_give_the_same_bits(name: str, executor: Any) -> None:
+    assert same(draw(name, executor=executor), serial(name))
+    executor.close()
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_another_seed_gives_other_draws(name: str) -> None:
+    one, other = (run["posterior"]["W"].values for run in (serial(name), draw(name, random_seed=6)))
+    assert not np.any(one[..., :2] == other[..., :2])
 
 
 @stored
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The unbroken run has one segment where these have many."""
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 4)
+    monkeypatch.setattr("daskfactor.results.files.CHEAP", np.inf)  # save on slow machines, too
 
     def press(event: dfac.RunEvent) -> None:
         if event.phase == "draw" and event.done > 5:
             raise KeyboardInterrupt
 
-    unbroken = draw(name, draws=8)
-    store = tmp_path / "run.zarr"
+    unbroken, store = serial(name), tmp_path / "run.zarr"
     with pytest.raises(KeyboardInterrupt):
-        draw(name, store=store, draws=8, callback=press)
+        draw(name, store=store, draws=STOPPED, callback=press)
     assert dfac.open_run(store)["posterior"].sizes["draw"] == 4
-    assert same(dfac.resume(store, executor="serial", progressbar=False), unbroken)
-    longer = dfac.resume(store, draws=4, executor="serial", progressbar=False)
-    assert same(longer, draw(name, draws=12))
+    again = plain(dfac.resume(store, executor="serial", progressbar=False)["posterior"])
+    assert again.identical(plain(unbroken["posterior"]).isel(draw=slice(STOPPED)))
+    more = DRAWS - STOPPED
+    assert same(dfac.resume(store, draws=more, executor="serial", progressbar=False), unbroken)
 
 
 @pytest.mark.parametrize(

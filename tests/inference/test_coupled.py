@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference import setting
+from tests.executors.audit import AuditExecutor
 
 # Runs of a few cycles, of counts that share a factor with what does not go with them.
 pytestmark = pytest.mark.filterwarnings("ignore:around the means that")
@@ -103,9 +104,8 @@ def test_one_relation_is_a_matrix_alone_bit_for_bit(sampler: Any, zeros: str) ->
         assert own.attrs[name] == alone.attrs[name]
 
 
-@pytest.mark.parametrize("executor", ["threads", "tasks"])
-def test_every_executor_gives_the_same_bits(executor: str, serial: xr.DataTree) -> None:
-    options = RUN | READ | {"monitor": WATCHED, "executor": executor}
+def test_the_audit_finds_nothing_and_the_same_bits(serial: xr.DataTree) -> None:
+    options = RUN | READ | {"monitor": WATCHED, "executor": AuditExecutor()}
     assert same(dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), **options), serial)
 
 

@@ -4,7 +4,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 import sparse
@@ -13,14 +12,8 @@ import xarray as xr
 import daskfactor as dfac
 from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DataError, ModelError, OptionError
-from daskfactor.inference.block_hmc import CHANCE, WITHIN
-from daskfactor.inference.new_rows import OF_RATES
-from daskfactor.inference.program import factor_word
 from daskfactor.inference.setting import Setting
-from daskfactor.inference.sghmc import ACROSS
-from daskfactor.kernels.subsample import block_address
-from daskfactor.kernels.variates import STREAM, start_entry
-from daskfactor.random import MOST_FACTORS
+from tests.executors.audit import AuditExecutor
 
 SETTINGS: dict[str, Any] = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
 SAMPLERS = [
@@ -32,7 +25,6 @@ SAMPLERS = [
     dfac.LangevinDynamics(warm_start=5),
 ]
 NAMES = ("person", "place", "week")
-KEY = np.array([5, 8], np.uint32)
 
 
 def truth(shape: tuple[int, ...] = (14, 12, 9), seed: int = 0) -> Any:
@@ -54,16 +46,17 @@ def same(one: xr.DataTree, other: xr.DataTree) -> bool:
 
 
 @pytest.mark.parametrize(
-    "sampler", SAMPLERS, ids=lambda own: f"{own.name}-{getattr(own, 'transition', '')}"
+    ("sampler", "axes"),
+    [(sampler, 3 + number % 2) for number, sampler in enumerate(SAMPLERS)],
+    ids=lambda own: f"{own.name}-{getattr(own, 'transition', '')}" if hasattr(own, "name") else own,
 )
-@pytest.mark.parametrize("axes", [3, 4])
-def test_threads_give_the_bits_of_one(sampler: Any, axes: int) -> None:
+def test_the_audit_finds_nothing_and_the_same_bits(sampler: Any, axes: int) -> None:
     V = truth((8, 7, 6, 5)[:axes])
     cells = tuple(np.arange(4) for _ in range(axes))
     given = V, dfac.CP(2, dispersion=1.0), sampler
     options: dict[str, Any] = {**SETTINGS, "blocks": 2, "monitor": cells}
     here = dfac.sample(*given, executor="serial", **options)
-    assert same(dfac.sample(*given, executor="threads", **options), here)
+    assert same(dfac.sample(*given, executor=AuditExecutor(axes), **options), here)
     assert here["posterior"]["W"].values.min() >= 0
 
 
@@ -185,45 +178,6 @@ def test_chains_begin_with_a_result() -> None:
     point = dfac.optimize(V, model, random_seed=1, progressbar=False)
     assert point["H"].shape == (2, 21)
     dfac.sample(V, model, dfac.PSGLD(), init=point, **SETTINGS)
-
-
-PURPOSES = (0, ACROSS, CHANCE, WITHIN, OF_RATES)
-
-
-def noise_words() -> list[int]:
-    """All words of the noise of all factors, for every purpose that there is or may be."""
-    assert set(PURPOSES) <= {0, 2, 4, 6}
-    return [factor_word(n) + stream for n in range(MOST_FACTORS) for stream in (0, 2, 4, 6)]
-
-
-def test_normal_numbers_of_factors_have_addresses_of_their_own() -> None:
-    """So have the entries that samplers of matrices draw from blocks, up to 2**31 of these."""
-    words = noise_words()
-    assert len(set(words)) == len(words)
-    assert min(words) >= 0
-    assert max(words) < 2**32
-    first, last = (block_address(KEY, 0, block).factor for block in (0, 2**31))
-    assert not any(first <= word <= last for word in words)
-
-
-@numba.njit
-def entry_counters(key: Any, words: Any, components: Any, out: Any) -> None:
-    stream = np.empty(STREAM, np.uint64)
-    for n in range(words.size):
-        for k in range(components.size):
-            start_entry(stream, key, 7, words[n], 11, components[k])
-            out[n, k] = stream[5]
-
-
-def test_numbers_by_rejection_have_addresses_of_their_own() -> None:
-    """Of every factor, purpose and component; the last word of the counter tells them apart."""
-    few, many = noise_words()[:32], np.arange(2**16)  # eight factors
-    ends = np.unique([*range(2**9), *(2 ** np.arange(24) - 1), *range(2**24 - 2**9, 2**24)])
-    for words, components in ((few, many), (noise_words(), ends)):
-        found = np.zeros((len(words), components.size), np.uint64)
-        entry_counters(KEY, np.array(words), components, found)
-        assert np.unique(found).size == found.size
-        assert found.max() < 2**32
 
 
 def test_more_than_has_addresses_is_refused() -> None:

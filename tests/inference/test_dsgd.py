@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
-from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
+from daskfactor.executors import SerialExecutor
 from daskfactor.inference.dsgd import DSGD, StochasticDescent
 from daskfactor.inference.multiplicative import (
     DispersionRule,
@@ -21,6 +21,7 @@ from daskfactor.inference.passes import evaluate
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
+from tests.executors.audit import AuditExecutor
 
 
 def counts(shape=(90, 70), rank=3, size=10.0, seed=0):
@@ -113,7 +114,7 @@ def test_same_bits_on_every_executor(schedule):
     data = as_blocks(with_gaps(counts(), 0.3), 4)
     options = {"max_iter": 6} | ({} if schedule is None else {"schedule": schedule})
     found = set()
-    for executor in (SerialExecutor(), LanesExecutor(3), TasksExecutor()):
+    for executor in (SerialExecutor(), AuditExecutor()):
         found.add(bits(fitted(data, TweedieNMF(3), executor, **options)))
         executor.close()
     assert len(found) == 1

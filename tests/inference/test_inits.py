@@ -70,24 +70,23 @@ def test_every_kind_that_a_model_names_is_registered() -> None:
 
 
 @pytest.mark.parametrize(("kind", "count"), ASKED)
-def test_same_bits_on_every_executor_and_from_sparse_data(kind: str, count: int) -> None:
+def test_same_bits_from_threads_and_from_sparse_data(kind: str, count: int) -> None:
     V, asked = counts(), {"init": kind.replace("_", "-"), "starts": count, "chains": 2}
     options = SHORTLY | asked | {"blocks": 3}
     one = dfac.sample(V, MODEL, **options)
     assert json.loads(one.attrs["init"]) == {"kind": kind, "starts": count, "drawn": []}
-    for executor in ("threads", "tasks"):
-        other = dfac.sample(V, MODEL, **options | {"executor": executor})
-        for mine, its in zip(factors(one, 1), factors(other, 1), strict=True):
-            np.testing.assert_array_equal(mine, its)
+    other = dfac.sample(V, MODEL, **options | {"executor": "threads"})
+    for mine, its in zip(factors(one, 1), factors(other, 1), strict=True):
+        np.testing.assert_array_equal(mine, its)
     method = dfac.MultiplicativeUpdates(max_iter=40, tol=0)
     asked = QUIET | {"init": kind, "starts": count, "blocks": 3}
-    dense, other = (
+    dense, sparsely = (
         dfac.optimize(
             dfac.as_blocks(given, 3, dtype="float64", unstored=zero), MODEL, method, **asked
         )
         for given, zero in ((V, None), (sparse.csr_array(V), "zero"))
     )
-    np.testing.assert_allclose(dense.W @ dense.H, other.W @ other.H, rtol=1e-5)
+    np.testing.assert_allclose(dense.W @ dense.H, sparsely.W @ sparsely.H, rtol=1e-5)
 
 
 def test_the_usual_start_is_the_multiplicative_one(trace: Any) -> None:

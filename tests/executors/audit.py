@@ -1,0 +1,548 @@
+"""An executor that checks what equal bits on every executor rest on, one operation at a time.
+
+It is serial and runs in this process. A seed cuts a plan into segments between cycles, and
+decides for each of them how bands get from operation to operation (shared by threads, copied by
+tasks, sent around a ring), how many workers a ring has, and which of the operations that may
+start goes next. Bands, tasks' results and programs are pickled wherever they may have to be.
+"""
+
+import itertools
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from daskfactor.errors import DaskfactorError
+from daskfactor.executors.base import Executor, Work, local_workspace, perform
+from daskfactor.executors.plan import Action, Op, Round, ops_by_row
+from daskfactor.executors.segment import Parcel, SegmentRun, make_orders
+from daskfactor.executors.state import (
+    CELLS,
+    Band,
+    BlockCells,
+    ChainState,
+    Evaluation,
+    FactorBand,
+    Portion,
+    bare,
+    factor_name,
+    join_portions,
+)
+from daskfactor.executors.store import Key, Mode, Want, pack, unpack
+from daskfactor.executors.tasks import build_graph, group_rounds, join_ends, split_state
+from daskfactor.executors.threads import BandScheduler
+from daskfactor.inference.program import Program
+from daskfactor.kernels.steps import accumulate_moments
+from daskfactor.kernels.views import Workspace
+from daskfactor.machine import single_threaded_blas
+
+WAYS = ("threads", "tasks", "ring")
+MOMENTS = ("mean", "m2")
+TWICE = {"Path.numbers"}
+"""Functions that ask for the same numbers at the beginning and at the end of a path."""
+
+
+class AuditError(DaskfactorError):
+    """An operation, or what moves bands, breaks a rule that equal bits rest on."""
+
+
+def fail_if(wrong: Any, sentence: str) -> None:
+    if wrong:
+        raise AuditError(sentence)
+
+
+def fingerprint(array: Any) -> int:
+    return hash((array.dtype.str, array.shape, array.tobytes()))
+
+
+def fingerprints(band: FactorBand) -> dict[str, int]:
+    """Return what tells a band's values, under "", and its arrays."""
+    return {name: fingerprint(a) for name, a in {"": band.values, **band.arrays}.items()}
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, protocol=5))
+
+
+def pickled_state(state: ChainState) -> ChainState:
+    """Return a state each part of which has been pickled apart, as parts are sent."""
+    factors = [list(map(pickled, bands)) for bands in state.factors]
+    for band, own in zip(state.bands(), [band for bands in factors for band in bands], strict=True):
+        lost = fingerprints(band) != fingerprints(own) or band.counts != own.counts
+        fail_if(lost, f"pickling changes the band that begins at {band.offset}")
+    return ChainState(factors, pickled(state.cells), pickled(state.evaluations))
+
+
+def poison(workspace: Workspace) -> None:
+    """Fill buffers with NaN: nobody may count on what another operation left there."""
+    for flat in workspace._flat.values():
+        if flat.dtype.kind == "f":
+            flat[:] = np.nan
+
+
+def spoil(state: ChainState, work: Work) -> None:
+    """Fill what a plan may change with NaN: the state was given away and must not be used again."""
+    ops = [part.ops[0] for part in work.plan]
+    declares = hasattr(work.program, "changes")
+    names = {name for op in ops for name in work.program.changes(op)} if declares else None
+    for band in state.bands():
+        changed = [a for name, a in band.arrays.items() if names is None or name in names]
+        for array in (band.values, *changed):
+            if array.dtype.kind == "f" and array.flags.writeable:
+                array[:] = np.nan
+
+
+def named(at: Band) -> str:
+    return f"{factor_name(at[0])} band {at[1]}"
+
+
+class Ledger:
+    """What every band of a segment has to be, by the operations that were done on it."""
+
+    def __init__(self, plan: Sequence[Round], state: ChainState) -> None:
+        self.rounds = {key_of(op): n for n, part in enumerate(plan) for op in part.ops}
+        self.total = len(plan)
+        bands = {(f, n): band for f, own in enumerate(state.factors) for n, band in enumerate(own)}
+        self.done = dict.fromkeys(bands, 0)
+        self.prints = {at: fingerprints(band) for at, band in bands.items()}
+        self.draws = {at: list(map(fingerprint, band.draws)) for at, band in bands.items()}
+        self.sums = {at: dict(band.sums) for at, band in bands.items()}
+        self.counts = {at: dict(band.counts) for at, band in bands.items()}
+        self.cells = {block: self.print_of(cells) for block, cells in state.cells.items()}
+        self.known = frozenset().union(*(band.arrays for band in bands.values()))
+
+    @staticmethod
+    def print_of(cells: BlockCells) -> Any:
+        return cells.count, fingerprint(cells.mean), fingerprint(cells.m2)
+
+    def begin(self, op: Op, bands: Sequence[FactorBand], cells: BlockCells | None) -> None:
+        """Check that an operation may start, and that it meets what was left for it."""
+        number = self.rounds.get(key_of(op))
+        fail_if(number is None, f"the plan has no such operation: {op}")
+        for at, band in zip(enumerate(op.block), bands, strict=True):
+            late = self.done[at] != number
+            fail_if(
+                late,
+                f"out of order: {named(at)} has been through {self.done[at]}, not {number} rounds",
+            )
+            for name, own in fingerprints(band).items():
+                stale = self.prints[at].get(name) != own
+                fail_if(
+                    stale, f"stale: {named(at)} has not the {name or 'values'!r} last left for it"
+                )
+            fail_if(band.counts != self.counts[at], f"stale: counts of {named(at)}")
+        stale = cells is not None and self.cells[op.block] != self.print_of(cells)
+        fail_if(stale, f"stale: monitored cells of block {tuple(op.block)}")
+
+    def end(self, op: Op, bands: Sequence[FactorBand], cells: BlockCells | None) -> None:
+        """Note what an operation left."""
+        for at, band in zip(enumerate(op.block), bands, strict=True):
+            self.done[at] += 1
+            self.prints[at] |= fingerprints(band)
+            self.counts[at] = dict(band.counts)
+        if cells is not None:
+            self.cells[op.block] = self.print_of(cells)
+
+    def close(self, state: ChainState) -> None:
+        """Check that a segment left what its operations did, and nothing else."""
+        for f, own in enumerate(state.factors):
+            for n, band in enumerate(own):
+                at, who = (f, n), f"of {named((f, n))} at the end of the segment"
+                fail_if(self.done[at] != self.total, f"not all operations {who}")
+                left = fingerprints(band)
+                lost = {k for k in self.prints[at] if k in self.known | {""}} - set(left)
+                fail_if(lost, f"lost: {sorted(lost)} {who}")
+                other = sorted(k for k, v in left.items() if self.prints[at].get(k) != v)
+                fail_if(other, f"stale: {other} {who}")
+                fail_if(list(map(fingerprint, band.draws)) != self.draws[at], f"draws {who}")
+                fail_if(not same_sums(band.sums, self.sums[at]), f"sums {who}")
+                fail_if(band.counts != self.counts[at], f"counts {who}")
+        cells = {block: self.print_of(own) for block, own in state.cells.items()}
+        fail_if(cells != self.cells, "monitored cells at the end of the segment")
+
+
+def key_of(op: Op) -> tuple[Any, ...]:
+    return op.action, tuple(op.block), op.cycle, op.iteration
+
+
+def same_sums(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(own, other[key], equal_nan=True) for key, own in one.items()
+    )
+
+
+class Audited:
+    """A program whose operations see what they declare, and are checked."""
+
+    def __init__(self, program: Any, ledger: Ledger, streams: "Streams") -> None:
+        self.program, self.ledger, self.streams = program, ledger, streams
+        self.made: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.program, name)  # `touches` and `changes`, if it has them
+
+    def update(self, op: Op, data: Any, bands: Any, workspace: Workspace) -> None:
+        self._watch(op, data, bands, None, workspace)
+
+    def evaluate(
+        self, op: Op, data: Any, bands: Any, cells: BlockCells | None, workspace: Workspace
+    ) -> Evaluation:
+        found: Evaluation = self._watch(op, data, bands, cells, workspace)
+        at = (found.cycle, tuple(found.block))
+        fail_if(at != (op.cycle, tuple(op.block)), f"a record of {at} was made in {op}")
+        return found
+
+    def _watch(self, op: Op, data: Any, bands: Any, cells: Any, workspace: Workspace) -> Any:
+        self.ledger.begin(op, bands, cells)
+        names = self._names(op)
+        shown = [self._shown(band, names[0]) for band in bands]
+        before = [pickled(band) for band in shown]
+        watched = None if cells is None else cells.count
+        poison(workspace)
+        self.streams.op = op
+        if op.action == Action.UPDATE:
+            found = self.program.update(op, data, tuple(shown), workspace)
+        else:
+            found = self.program.evaluate(op, data, tuple(shown), cells, workspace)
+        self.streams.op = None
+        for at, band, own, old in zip(enumerate(op.block), bands, shown, before, strict=True):
+            self._check_arrays(op, at, band, own, old, names[1])
+            self._check_records(op, at, own, old, names[1])
+            check_memory(at, own, workspace)
+            hidden = {k: a for k, a in band.arrays.items() if k not in old.arrays}
+            band.values, band.arrays = own.values, hidden | own.arrays
+            band.counts, band.draws, band.sums = own.counts, own.draws, own.sums
+        if watched is not None:
+            counted = cells.count - watched
+            due = int(op.wanted.record)
+            fail_if(counted != due, f"lost: moments of cells of block {tuple(op.block)}")
+        self.ledger.end(op, bands, cells)
+        return found
+
+    def _names(self, op: Op) -> tuple[Any, Any]:
+        """Return the arrays that an operation may read and write; None: all."""
+        if not hasattr(self.program, "touches"):
+            return None, None
+        changes = set(self.program.changes(op)) | self.made
+        return set(self.program.touches(op)) | changes, changes
+
+    @staticmethod
+    def _shown(band: FactorBand, names: Any) -> FactorBand:
+        arrays = {k: a for k, a in band.arrays.items() if names is None or k in names}
+        return replace(band, arrays=arrays)
+
+    def _check_arrays(
+        self, op: Op, at: Band, band: FactorBand, own: FactorBand, old: FactorBand, changes: Any
+    ) -> None:
+        who = f"{named(at)} in {op.action.name.lower()} of {tuple(op.block)}, cycle {op.cycle}"
+        kind = own.values.dtype, own.values.shape, own.offset
+        fail_if(kind != (old.values.dtype, old.values.shape, old.offset), f"another kind of {who}")
+        still = op.action == Action.UPDATE or fingerprint(own.values) == fingerprint(old.values)
+        fail_if(not still, f"undeclared write: an evaluation moved {who}")
+        for name in set(own.arrays) | set(old.arrays):
+            was, now = (
+                None if (array := side.arrays.get(name)) is None else fingerprint(array)
+                for side in (old, own)
+            )
+            if changes is None or name in changes or was == now:
+                continue
+            new = was is None and name not in band.arrays and name not in self.ledger.known
+            fail_if(not new, f"undeclared write: {name!r} of {who}")
+            self.made.add(name)
+
+    def _check_records(
+        self, op: Op, at: Band, own: FactorBand, old: FactorBand, changes: Any
+    ) -> None:
+        who = f"{named(at)} in {tuple(op.block)}, cycle {op.cycle}"
+        draws = own.draws[len(old.draws) :]
+        due = int(op.action == Action.UPDATE and op.last and op.wanted.keep)
+        fail_if(len(draws) != due, f"{len(draws)} draws of {who}, {due} due")
+        for draw in draws:
+            fail_if(
+                fingerprint(draw) != fingerprint(own.values), f"a draw is not what is left of {who}"
+            )
+        self.ledger.draws[at] += map(fingerprint, draws)
+        sums = {key: own.sums[key] for key in own.sums if key not in old.sums}
+        kept = {key: own.sums.get(key) for key in old.sums}
+        fail_if(not same_sums(kept, old.sums), f"earlier sums of {who}")
+        for key in sums:
+            cycle = key[0] if isinstance(key, tuple) else key
+            fail_if(cycle != op.cycle, f"a record of cycle {cycle} was made in {who}")
+        self.ledger.sums[at] |= sums
+        if changes is None or not {*MOMENTS} <= set(old.arrays):
+            return
+        due = int(op.action == Action.UPDATE and op.last and op.wanted.record)
+        counted = own.counts.get("moments", 0) - old.counts.get("moments", 0)
+        fail_if(counted != due, f"lost: {due - counted} moments of {who}")
+        if due:
+            moments = [old.arrays[name] for name in MOMENTS]
+            accumulate_moments(own.values, own.counts["moments"], *moments)
+        for name in MOMENTS:
+            other = fingerprint(own.arrays[name]) != fingerprint(old.arrays[name])
+            fail_if(other, f"lost: a moment in {name!r} of {who}")
+
+
+def check_memory(at: Band, band: FactorBand, workspace: Workspace) -> None:
+    """Check that no array of a band is another's memory, or a buffer."""
+    own = {"values": band.values, **band.arrays}
+    own |= {f"draw {n}": draw for n, draw in enumerate(band.draws)}
+    items = list(own.items())
+    for n, (name, array) in enumerate(items):
+        for other, its in [*items[:n], *workspace._flat.items()]:
+            shared = array.size and np.may_share_memory(array, its)
+            fail_if(shared, f"shared: {name} and {other} of {named(at)} are the same memory")
+
+
+class Streams:
+    """The addresses of random numbers that operations ask for: none for two purposes."""
+
+    def __init__(self) -> None:
+        self.op: Op | None = None
+        self.purposes: dict[Any, Any] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note every address that programs make."""
+        make = Program.address
+
+        def address(program: Program, band: FactorBand, iteration: int, *rest: int) -> Any:
+            made = make(program, band, iteration, *rest)
+            if self.op is not None and not program.common:
+                caller = sys._getframe(1).f_code.co_qualname
+                self._note(program, made, rest, caller)
+            return made
+
+        with mock.patch.object(Program, "address", address):
+            yield
+
+    def _note(self, program: Program, made: Any, rest: Any, caller: str) -> None:
+        op = self.op
+        assert op is not None
+        place = () if caller in TWICE else (op.iteration, tuple(op.block))
+        purpose = (op.cycle, *place, rest, caller)
+        key = (program.coarse, *map(int, made.key), *made[1:])
+        earlier = self.purposes.setdefault(key, purpose)
+        fail_if(earlier != purpose, f"a random stream for two purposes: {earlier} and {purpose}")
+
+
+class Here:
+    """Says where the bands of a state are: all of them here."""
+
+    def __init__(self, state: ChainState) -> None:
+        self.state, self.blocks, self.monitored = state, state.blocks, tuple(state.cells)
+
+    def names(self, factor: int) -> frozenset[str]:
+        return self.state.names(factor)
+
+    def want(self, key: Key, changes: bool) -> Want:
+        return Want(key, 0, (), Mode.COPY if changes else Mode.READ)
+
+    def found(self, wants: list[Want]) -> dict[Key, Any]:
+        return {want.key: self.value(want.key).copy() for want in wants}
+
+    def value(self, key: Key) -> Any:
+        if key.factor == CELLS:
+            return self.state.cells[key.number]
+        band = self.state.factors[key.factor][key.number]
+        return band.arrays[key.name] if key.name else bare(band, ())
+
+
+class Wire:
+    """An exchange that leaves what is sent to the network."""
+
+    def __init__(self, network: "Network") -> None:
+        self.network = network
+
+    def send(self, address: str, parcel: Parcel) -> None:
+        self.network.mail.append((int(address), parcel))
+
+
+class Member(SegmentRun):
+    """A worker of a ring to which all bands come as bytes, its own ones too."""
+
+    def arrive(self, parcel: Parcel) -> None:
+        is_bytes = isinstance(parcel.band, bytes)
+        raw = parcel.band if is_bytes else pickle.dumps(parcel.band, protocol=5)
+        super().arrive(parcel._replace(band=raw))
+
+
+class Network:
+    """Workers of a ring in one thread; a generator decides who moves and what arrives next."""
+
+    def __init__(
+        self,
+        work: Work,
+        state: ChainState,
+        counts: Sequence[int],
+        kind: type[SegmentRun] = SegmentRun,
+    ) -> None:
+        self.mail: list[tuple[int, Parcel]] = []
+        self.state = state
+        shares = {str(rank): count for rank, count in enumerate(counts)}
+        here, lanes = Here(state), [1] * len(counts)
+        orders = make_orders(work, here, shares, lanes, ("token", 0), work.tell, 0.01)
+        self.workers = [kind(order, Wire(self)) for order in orders]
+        for worker in self.workers:
+            worker.begin(here.found(worker.order.wants))
+
+    def step(self, worker: SegmentRun, row: int | None = None) -> None:
+        """Have a worker do an operation: that of a row, or the one that it would choose."""
+        op = worker.scheduler.take(0) if row is None else take_row(worker.scheduler, row)
+        assert op is not None
+        before = len(self.mail)
+        worker.scheduler.finish(op, *worker.operate(op))
+        assert all(rank != worker.order.rank for rank, _ in self.mail[before:])
+
+    def run(self, rng: np.random.Generator, any_row: bool = False) -> None:
+        """Do all operations and deliver all parcels; ``any_row``: in any admissible order."""
+        while any(worker.scheduler.remaining for worker in self.workers):
+            able: list[Any] = [
+                (worker, row if any_row else None)
+                for worker in self.workers
+                for row in ready_rows(worker.scheduler)
+            ]
+            assert able or self.mail, "nobody can go on"
+            choice = int(rng.integers(len(able) + len(self.mail)))
+            if choice < len(able):
+                self.step(*able[choice])
+            else:
+                rank, parcel = self.mail.pop(choice - len(able))
+                parcel = parcel._replace(band=pickle.dumps(parcel.band, protocol=5))
+                for _ in range(int(rng.integers(1, 3))):  # now and then twice
+                    self.workers[rank].arrive(parcel)
+
+    def result(self) -> ChainState:
+        return join_portions(self.state, [worker.result() for worker in self.workers])
+
+
+def ready_rows(scheduler: BandScheduler) -> list[int]:
+    """Return the rows whose next operation has all of its bands."""
+    return [
+        row
+        for row, number in scheduler.position.items()
+        if number < len(scheduler.ops[row]) and scheduler._needs[row] <= scheduler.ready
+    ]
+
+
+def take_row(scheduler: BandScheduler, row: int) -> Op:
+    """Take the next operation of a row, as `BandScheduler.take` does of the row it prefers."""
+    scheduler._running.add(row)
+    return scheduler.ops[row][scheduler.position[row]]
+
+
+class AuditExecutor(Executor):
+    """Runs plans as an adversary would, and checks every operation.
+
+    Parameters
+    ----------
+    seed
+        Decides all that executors are free to decide.
+    ways
+        How bands may get from one operation to the next.
+    """
+
+    name = "audit"
+
+    def __init__(self, seed: int = 0, ways: Sequence[str] = WAYS) -> None:
+        super().__init__()
+        self.rng, self.ways, self.streams = np.random.default_rng(seed), ways, Streams()
+        self.segments: list[str] = []
+
+    def _run(self, work: Work, state: ChainState) -> ChainState:
+        assert work.place is None, "a device's bands are not audited"
+        done = 0
+        with single_threaded_blas(), self.streams.watching():
+            for plan in self._cut(work.plan):
+                given, state = state, pickled_state(state)
+                spoil(given, replace(work, plan=plan))
+                ledger = Ledger(plan, state)
+                program = Audited(unpack(pack(work.program)), ledger, self.streams)
+                part = replace(work, plan=plan, program=program, on_done=lambda done: None)
+                way = self.ways[int(self.rng.integers(len(self.ways)))]
+                self.segments.append(way)
+                state = getattr(self, f"_{way}")(part, state)
+                ledger.close(state)
+                done += sum(len(own.ops) for own in plan)
+                work.on_done(done)
+        return state
+
+    def _cut(self, plan: Sequence[Round]) -> Iterator[Sequence[Round]]:
+        """Cut a plan between cycles, at random."""
+        cycles = [part.ops[0].cycle for part in plan]
+        starts = [n for n in range(1, len(plan)) if cycles[n] != cycles[n - 1]]
+        cuts = [n for n in starts if self.rng.random() < 0.3]
+        edges = [0, *cuts, len(plan)]
+        for low, high in itertools.pairwise(edges):
+            yield tuple(plan[low:high])
+
+    def _threads(self, work: Work, state: ChainState) -> ChainState:
+        scheduler = BandScheduler(ops_by_row(work.plan), 1)
+        while scheduler.remaining:
+            ready = ready_rows(scheduler)
+            fail_if(not ready, "no operation may start")
+            op = take_row(scheduler, ready[int(self.rng.integers(len(ready)))])
+            scheduler.finish(op, *perform(op, work, state, local_workspace()))
+        state.settle(scheduler.evaluations)
+        return state
+
+    def _ring(self, work: Work, state: ChainState) -> ChainState:
+        blocks = state.blocks
+        workers = int(self.rng.integers(1, blocks + 1))
+        cuts = np.sort(self.rng.choice(np.arange(1, blocks), workers - 1, replace=False))
+        counts = np.diff([0, *cuts, blocks]).tolist()
+        network = Network(work, state, counts, Member)
+        network.run(self.rng, any_row=True)
+        return network.result()
+
+    def _tasks(self, work: Work, state: ChainState) -> ChainState:
+        starts = split_state(state, work.plan[0].size)
+        split = bool(self.rng.integers(2))
+        graph, ends = build_graph(group_rounds(work.plan), work, starts, split=split)
+        results: dict[Any, Any] = {}
+
+        def needs(key: Any) -> list[Any]:
+            return [own for own in graph[key] if isinstance(own, tuple) and own in graph]
+
+        while waiting := [key for key in graph if key not in results]:
+            ready = [key for key in waiting if all(own in results for own in needs(key))]
+            key = ready[int(self.rng.integers(len(ready)))]
+            function, *given = graph[key]
+            given = [
+                results[own] if isinstance(own, tuple) and own in results else own for own in given
+            ]
+            before = [portion_print(own) for own in given]
+            result = function(*given)
+            changed = before != [portion_print(own) for own in given]
+            fail_if(changed, f"shared: the task {key} wrote to what it was given")
+            results[key] = pickled(result)
+        keys = [key for kind in ends for key in kind]
+        found = [key if isinstance(key, Portion) else results[key] for key in keys]
+        return join_ends(ends, state, found)[0]
+
+    def _map(self, function: Callable[..., Any], items: Sequence[Any], name: str) -> list[Any]:
+        results: dict[int, Any] = {}
+        with single_threaded_blas():
+            for number in self.rng.permutation(len(items)):
+                poison(local_workspace())
+                results[int(number)] = function(items[number], local_workspace())
+        return [results[number] for number in range(len(items))]
+
+    def close(self) -> None:
+        """Give nothing back."""
+
+
+def portion_print(value: Any) -> Any:
+    """Return what tells a portion from what a task has made of it."""
+    if not isinstance(value, Portion):
+        return None
+    bands = {
+        at: (fingerprints(band), dict(band.counts), len(band.draws), dict(band.sums))
+        for at, band in value.bands.items()
+    }
+    cells = {block: Ledger.print_of(own) for block, own in value.cells.items()}
+    return bands, cells, len(value.evaluations), {at: len(own) for at, own in value.records.items()}

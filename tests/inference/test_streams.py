@@ -1,0 +1,220 @@
+"""No two random streams coincide: by the table of their addresses, and in what runs draw."""
+
+import ast
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+import daskfactor
+from daskfactor.inference.block_hmc import CHANCE, WITHIN
+from daskfactor.inference.new_rows import OF_RATES
+from daskfactor.inference.program import factor_word
+from daskfactor.inference.sghmc import ACROSS
+from daskfactor.kernels.subsample import FIRST_STREAM, block_address
+from daskfactor.kernels.variates import CELL, ENTRY, STREAM, start_cell, start_entry
+from daskfactor.random import MOST_FACTORS, Stream, noise_key
+from tests.inference.record_streams import runs
+
+KEY = np.array([5, 8], np.uint32)
+SCRIPT = Path(__file__).with_name("record_streams.py")
+PURPOSES = (0, ACROSS, CHANCE, WITHIN, OF_RATES)
+
+
+def noise_words() -> list[int]:
+    """Return the words of the noise of all factors, for every purpose that there is or may be."""
+    assert set(PURPOSES) <= {0, 2, 4, 6}
+    return [factor_word(n) + stream for n in range(MOST_FACTORS) for stream in (0, 2, 4, 6)]
+
+
+# -- the table of addresses -------------------------------------------------------------------
+
+
+def test_normal_numbers_of_factors_have_addresses_of_their_own() -> None:
+    """So have the entries that samplers of matrices draw from blocks, up to 2**31 of these."""
+    words = noise_words()
+    assert len(set(words)) == len(words)
+    assert min(words) >= 0
+    assert max(words) < 2**32
+    first, last = (block_address(KEY, 0, block).factor for block in (0, 2**31))
+    assert not any(first <= word <= last for word in words)
+
+
+@numba.njit
+def entry_counters(key: Any, words: Any, components: Any, out: Any) -> None:
+    stream = np.empty(STREAM, np.uint64)
+    for n in range(words.size):
+        for k in range(components.size):
+            start_entry(stream, key, 7, words[n], 11, components[k])
+            out[n, k] = stream[5]
+
+
+def test_numbers_by_rejection_have_addresses_of_their_own() -> None:
+    """Of every factor, purpose and component; the last word of the counter tells them apart."""
+    few, many = noise_words()[:32], np.arange(2**16)  # eight factors
+    ends = np.unique([*range(2**9), *(2 ** np.arange(24) - 1), *range(2**24 - 2**9, 2**24)])
+    for words, components in ((few, many), (noise_words(), ends)):
+        found = np.zeros((len(words), components.size), np.uint64)
+        entry_counters(KEY, np.array(words), components, found)
+        assert np.unique(found).size == found.size
+        assert found.max() < 2**32
+
+
+@numba.njit
+def openings(key: Any, out: Any) -> None:
+    start_entry(out[0], key, 7, 1, 11, 5)
+    start_entry(out[1], key, 8, 1, 11, 5)
+    start_entry(out[2], key, 7, 1, 12, 5)
+    start_cell(out[3], key, 7, 11, 5)
+    start_cell(out[4], key, 8, 11, 5)
+    start_cell(out[5], key, 7, 12, 5)
+    start_cell(out[6], key, 7, 11, 6)
+
+
+def test_iterations_rows_and_kinds_have_addresses_of_their_own() -> None:
+    """A stream is its key and its counter; those of entries and cells are not the normals'."""
+    out = np.zeros((7, STREAM), np.uint64)
+    openings(KEY, out)
+    assert len({tuple(own[[0, 1, 3, 4, 5]]) for own in out}) == len(out)
+    assert len({0, int(ENTRY), int(CELL)}) == 3
+
+
+def test_chains_and_purposes_have_keys_of_their_own() -> None:
+    keys = [
+        noise_key(seed, chain, stream).tobytes()
+        for seed in (0, 1, 2**32, 2**64 - 1)
+        for chain in range(64)
+        for stream in Stream
+    ]
+    assert len(set(keys)) == len(keys)
+    assert len({int(stream) for stream in Stream}) == len(Stream.__members__)
+
+
+# -- what runs draw ---------------------------------------------------------------------------
+
+
+def record(out: Path, *arguments: str) -> dict[str, Any]:
+    """Return what runs drew in a process without the compiler."""
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "NUMBA_DISABLE_JIT": "1",
+        "DASKFACTOR_JIT_CACHE": "0",
+    }
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), str(out), *arguments]
+    done = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return record(tmp_path_factory.mktemp("streams") / "found.json", "")
+
+
+@pytest.mark.parametrize("name", runs())
+def test_no_run_uses_a_stream_for_two_purposes(name: str, records: dict[str, Any]) -> None:
+    """And none has an address that the table above does not know."""
+    found = records[name]
+    assert found["blocks"] > 20
+    assert found["generators"] > 2
+    assert found["repeated"] == []
+    assert found["shared"] == []
+    words, entry = set(noise_words()), found["key"] ^ int(ENTRY)
+    low = {word & 255 for word in words}
+    for key, word in found["words"]:
+        if key == entry:
+            assert word % 256 in low
+            assert word // 256 < 3
+        elif key == found["key"]:
+            assert word in words or FIRST_STREAM <= word < FIRST_STREAM + 4
+
+
+def test_streams_that_coincide_are_found(tmp_path: Path) -> None:
+    """The third factor of a tensor once had the numbers of the first one's components."""
+    name = "3 axes, PSGLD exact"
+    (found,) = record(tmp_path / "found.json", "without a byte", name).values()
+    (line,) = found["repeated"]
+    assert line.endswith(f"['PSGLD.block_step', 'PSGLD.block_step']: the last word is {2 * 256}")
+
+
+# -- generators of NumPy ----------------------------------------------------------------------
+
+Use = tuple[str, str, tuple[str, ...]]
+APART = {
+    ("ACCEPTANCE", "hmc", "simplex_hmc"): "a sampler of chains, or of particles",
+    ("HYPER", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
+    ("SCALE", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
+    ("SCHEDULE", "batches", "dsgd"): "allocation models, or an optimizer",
+    ("SCHEDULE", "batches", "timing"): "allocation models, or samplers",
+    ("SCHEDULE", "dsgd", "timing"): "an optimizer, or a trial of samplers that leaves nothing",
+    ("SIMULATION", "calibration", "counts"): "calibration, or counts that are made up",
+    ("START", "chib", "gaussian_chain"): "positive factors, or real ones",
+    ("START", "chib", "multiplicative"): "matrices, or the third factor of a tensor",
+    ("START", "chib", "singular"): "names of components, or the first vector of an iteration",
+    ("START", "chib", "variational"): "factors, or allocation models",
+    ("START", "gaussian_chain", "multiplicative"): "real or positive factors",
+    ("START", "gaussian_chain", "singular"): "real or positive factors",
+    ("START", "gaussian_chain", "variational"): "factors, or allocation models",
+    ("START", "multiplicative", "singular"): "any number of factors, or starts of matrices alone",
+    ("START", "multiplicative", "variational"): "factors, or allocation models",
+    ("START", "singular", "variational"): "factors, or allocation models",
+    ("TEMPERATURE", "tempered", "tweedie_chain"): "seeds a generator, or keys noise",
+    ("TRANSFORM", "given", "new_rows"): "seeds a generator, or keys noise",
+}
+"""Files whose generators may have one address, and why no run has both."""
+
+
+def generators() -> list[Use]:
+    """Return purpose, file and the rest of the address of every generator or key in the package."""
+    package = Path(daskfactor.__file__).parent
+    found: list[Use] = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts: list[ast.expr] = []
+            if isinstance(node, ast.Call):
+                parts = node.args
+            elif isinstance(node, ast.Tuple):
+                parts = node.elts
+            for n, part in enumerate(parts):
+                if ast.unparse(part).startswith("Stream."):
+                    rest = tuple(map(ast.unparse, parts[n + 1 :]))
+                    found.append((ast.unparse(part).removeprefix("Stream."), path.stem, rest))
+    return found
+
+
+def lengths(address: tuple[str, ...]) -> tuple[float, float]:
+    """Return how many numbers an address has, at least and at most."""
+    starred = sum(own.startswith("*") for own in address)
+    return len(address) - starred, math.inf if starred else len(address)
+
+
+def may_be_equal(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Tell whether two addresses may be the same: not where lengths or whole numbers differ."""
+    least, most = zip(*map(lengths, (one, other)), strict=True)
+    if max(least) > min(most):
+        return False
+    pairs = [(a, b) for a, b in zip(one, other, strict=False) if a.isdigit() and b.isdigit()]
+    return all(a == b for a, b in pairs)
+
+
+def test_generators_that_may_have_one_address_are_never_in_one_run() -> None:
+    uses = generators()
+    assert len(uses) > 25
+    assert {purpose for purpose, _, _ in uses} <= set(Stream.__members__)
+    shared = set()
+    for (purpose, file, rest), (other_purpose, other, its) in itertools.combinations(uses, 2):
+        if purpose == other_purpose and file != other and may_be_equal(rest, its):
+            shared.add((purpose, *sorted((file, other))))
+    assert shared == set(APART)
+    assert not {"nndsvd", "random", "q_transform"} & set(daskfactor.CP.inits)
