@@ -9,7 +9,7 @@ SHAPE = (12, 7)
 COMPONENTS = 3
 
 
-def fake_run(chains: int = 2, draws: int = 20, warmup: int = 5, keep: str = "draws") -> xr.DataTree:
+def fake_run(chains=2, draws=20, warmup=5, keep="draws"):
     rng = np.random.default_rng(7)
     rows, columns = SHAPE
     row_names = [f"r{i}" for i in range(rows)]

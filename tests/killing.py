@@ -23,24 +23,24 @@ import xarray as xr
 import daskfactor as dfac
 from daskfactor.inference import setting
 
-SETTINGS: dict[str, Any] = {"random_seed": 11, "progressbar": False, "blocks": 2}
+SETTINGS = {"random_seed": 11, "progressbar": False, "blocks": 2}
 
 
-def data() -> np.ndarray:
+def data():
     rng = np.random.default_rng(5)
     V = rng.poisson(rng.gamma(1, 1, (60, 4)) @ rng.gamma(1, 2, (4, 50))).astype(np.float32)
     V[rng.random(V.shape) < 0.1] = np.nan
     return V
 
 
-def several() -> dict[str, Any]:
+def several():
     """Counts, and values with gaps of every other of their rows."""
     found = xr.DataArray(data(), {"row": np.arange(60)}, ["row", "column"])
     counts = found.fillna(1).rename(column="gene")
     return {"counts": counts, "values": found[::2, :20].rename(column="protein") + 0.5}
 
 
-def counts_of_three() -> Any:
+def counts_of_three():
     """A tensor of counts with missing cells."""
     rng = np.random.default_rng(6)
     V = rng.poisson(rng.gamma(0.5, 2, (30, 16, 8))).astype(np.float32)
@@ -67,20 +67,20 @@ CASES = [
 ]
 
 
-def run(case: Case, draws: int, tune: int, **options: Any) -> None:
+def run(case, draws, tune, **options):
     given = SETTINGS | case.settings | options
     dfac.sample(case.make(), case.model, case.sampler, draws, tune, **given)
 
 
-def begin(store: Path, case: Case) -> None:
+def begin(store, case):
     run(case, 600, 100, store=store)
 
 
-def go_on(store: Path, case: Case) -> None:
+def go_on(store, case):
     dfac.resume(store, V=case.make() if case.again else None, progressbar=False)
 
 
-def in_child(work: Any) -> int:
+def in_child(work):
     """Fork, do the work in the child, and return its process id."""
     child = os.fork()
     if child == 0:
@@ -93,7 +93,7 @@ def in_child(work: Any) -> int:
     return child
 
 
-def killed_after(seconds: float, work: Any) -> bool:
+def killed_after(seconds, work):
     """Whether the child had to be killed; False if it was done before."""
     child = in_child(work)
     deadline = time.monotonic() + seconds
@@ -108,7 +108,7 @@ def killed_after(seconds: float, work: Any) -> bool:
     return True
 
 
-def in_child_for_result(folder: Path, work: Any) -> Any:
+def in_child_for_result(folder, work):
     """What the work returns, computed in a child.
 
     The parent never reads a store itself: zarr and dask start threads, which a
@@ -120,7 +120,7 @@ def in_child_for_result(folder: Path, work: Any) -> Any:
     return json.loads(answer.read_text())
 
 
-def digest(store: Path) -> dict[str, str]:
+def digest(store):
     """A checksum of every value of a run."""
     tree = dfac.open_run(store)
     return {
@@ -130,11 +130,11 @@ def digest(store: Path) -> dict[str, str]:
     }
 
 
-def committed(store: Path) -> int:
+def committed(store):
     return int(dfac.open_run(store)["sample_stats"].sizes["draw"])
 
 
-def trial(folder: Path, number: int, whole: dict[str, str], seconds: float) -> dict[str, Any]:
+def trial(folder, number, whole, seconds):
     case = CASES[number % len(CASES)]
     store = folder / f"trial-{number}.zarr"
     rng = random.Random(number)
@@ -154,7 +154,7 @@ def trial(folder: Path, number: int, whole: dict[str, str], seconds: float) -> d
     return {"trial": number, "kills": kills, "draws": found, "same": same}
 
 
-def main() -> None:
+def main():
     folder, trials = Path(sys.argv[1]), int(sys.argv[2])
     setting.LONGEST_SEGMENT = 40  # checkpoints more often than a run this small would have
     wholes = []

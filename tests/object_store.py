@@ -5,10 +5,8 @@ import os
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
-from typing import Any
 
 BUCKET = "runs"
 SECRETS = {"AWS_ACCESS_KEY_ID": "AKIAVERYSECRETID", "AWS_SECRET_ACCESS_KEY": "averysecretkey/0+1"}
@@ -21,25 +19,25 @@ Fault = tuple[int, str] | None
 class ObjectStore:
     """A real S3 server; ``fault`` is asked before every request what is wrong with it."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host="127.0.0.1"):
         from moto.server import DomainDispatcherApplication, create_backend_app
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._app = DomainDispatcherApplication(create_backend_app)
-        self.fault: Callable[[dict[str, Any]], Fault] | None = None
+        self.fault = None
         self.requests, self.host, self.port = 0, host, 0
-        self._server: Any = None
+        self._server = None
         self.start()
         request = urllib.request.Request(f"{self.endpoint}/{BUCKET}", method="PUT")
         with urllib.request.urlopen(request):
             pass
 
     @property
-    def endpoint(self) -> str:
+    def endpoint(self):
         return f"http://{self.host}:{self.port}"
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         return {
             **SECRETS,
             "AWS_ENDPOINT_URL": self.endpoint,
@@ -50,7 +48,7 @@ class ObjectStore:
             "DASKFACTOR_STORE_PATIENCE": "20",
         }
 
-    def start(self) -> None:
+    def start(self):
         from werkzeug.serving import make_server
 
         self._down = False
@@ -58,17 +56,17 @@ class ObjectStore:
         self.port = self._server.port
         Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def stop(self) -> None:
+    def stop(self):
         """Take the server away; what it holds is there again when it starts."""
         self._down = True  # connections that are open would be served to their end
         self._server.shutdown()
         self._server.server_close()
 
-    def away(self, seconds: float) -> Thread:
+    def away(self, seconds):
         """Take the server away for a while; join what this returns."""
         self.stop()
 
-        def back() -> None:
+        def back():
             time.sleep(seconds)
             self.start()
 
@@ -76,10 +74,10 @@ class ObjectStore:
         thread.start()
         return thread
 
-    def url(self, name: str) -> str:
+    def url(self, name):
         return f"s3://{BUCKET}/{name}/run"
 
-    def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
+    def _answer(self, environ, start_response):
         self.requests += 1
         if self._down:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
@@ -96,14 +94,14 @@ class ObjectStore:
         return [answer]
 
     @contextmanager
-    def failing(self, fault: Callable[[dict[str, Any]], Fault]) -> Iterator[None]:
+    def failing(self, fault):
         self.fault = fault
         try:
             yield
         finally:
             self.fault = None
 
-    def objects(self, url: str) -> dict[str, bytes]:
+    def objects(self, url):
         """All that is stored at a URL, as the server has it."""
         prefix = url.removeprefix(f"s3://{BUCKET}/")
         from moto.s3.models import s3_backends
@@ -120,9 +118,9 @@ class ObjectStore:
         return {}
 
 
-def slow(seconds: float) -> Callable[[dict[str, Any]], Fault]:
-    def fault(environ: dict[str, Any]) -> Fault:
+def slow(seconds):
+    def fault(environ):
         time.sleep(seconds)
-        return None
+        return
 
     return fault

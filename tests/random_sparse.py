@@ -1,13 +1,12 @@
 """Random sparse matrices, whatever SciPy calls the generator that it takes."""
 
 from inspect import signature
-from typing import Any
 
 from scipy import sparse
 
 GENERATOR = "rng" if "rng" in signature(sparse.random_array).parameters else "random_state"
 
 
-def random_array(shape: tuple[int, int], *, rng: Any, **options: Any) -> Any:
+def random_array(shape, *, rng, **options):
     """As `scipy.sparse.random_array`."""
     return sparse.random_array(shape, **{GENERATOR: rng}, **options)

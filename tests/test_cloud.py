@@ -2,7 +2,6 @@
 
 import os
 import signal
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +17,10 @@ from tests.results.writer import start
 pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
 
 V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype(np.float32)
-SETTINGS: dict[str, Any] = {"draws": 60, "tune": 40, "random_seed": 3, "progressbar": False}
+SETTINGS = {"draws": 60, "tune": 40, "random_seed": 3, "progressbar": False}
 
 
-def begin(store: Any = None, **options: Any) -> Any:
+def begin(store=None, **options):
     """A short run of several segments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
@@ -29,13 +28,13 @@ def begin(store: Any = None, **options: Any) -> Any:
         return dfac.sample(V, dfac.TweedieNMF(2), sampler, store=store, **SETTINGS | options)
 
 
-def go_on(store: str, **options: Any) -> Any:
+def go_on(store, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
         return dfac.resume(store, progressbar=False, **options)
 
 
-def bits(tree: Any) -> dict[str, bytes]:
+def bits(tree):
     return {
         f"{group}/{name}": variable.values.tobytes()
         for group in tree.children
@@ -44,11 +43,11 @@ def bits(tree: Any) -> dict[str, bytes]:
     }
 
 
-def begin_and_die(url: str, pipe: Any) -> None:
+def begin_and_die(url, pipe):
     """Commit after each segment, and be killed in the middle of the draws."""
     RepositoryPlace.every, files.DEAREST = 1e-9, 1e9
 
-    def die(event: dfac.RunEvent) -> None:
+    def die(event):
         if event.phase == "draw" and event.done > 35:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -56,7 +55,7 @@ def begin_and_die(url: str, pipe: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, bytes]:
+def whole():
     return bits(begin())
 
 
@@ -83,7 +82,7 @@ def test_commands_take_urls(s3, tmp_path):
     np.save(tmp_path / "V.npy", V)
     url = s3.url(tmp_path.name)
 
-    def invoke(*arguments: str) -> str:
+    def invoke(*arguments):
         result = CliRunner().invoke(app, [*arguments])
         assert result.exit_code == 0, result.output
         return result.output
@@ -107,7 +106,7 @@ def test_a_run_waits_for_a_server_and_stops_when_credentials_expire(
     monkeypatch.setattr(files, "DEAREST", 1e9)
     url, away = s3.url(tmp_path.name), []
 
-    def trouble(event: dfac.RunEvent) -> None:
+    def trouble(event):
         if event.phase == "draw" and event.done >= 20 and not away:
             away.append(s3.away(1.0))
         if event.phase == "draw" and event.done >= 40:

@@ -1,8 +1,5 @@
 """Covariates through whole runs: rows without data, permuted data, many covariates, readers."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +12,7 @@ from daskfactor.models import covariates as module
 
 pytestmark = pytest.mark.libraries
 
-QUICK: dict[str, Any] = {"draws": 6, "tune": 24, "random_seed": 3, "progressbar": False}
+QUICK = {"draws": 6, "tune": 24, "random_seed": 3, "progressbar": False}
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(40, 3)), RNG.normal(size=(30, 2))
 LINK, OTHER = RNG.normal(size=(3, 3)), RNG.normal(size=(2, 2))
@@ -34,14 +31,14 @@ COUNTS = np.where(SEEN, RNG.poisson(MEANS), np.nan)
 RATES = dfac.TweedieNMF(2, dispersion=1.0, covariates_w=X, covariates_h=Y)
 
 
-def error(trace: xr.DataTree, rows: Any, columns: Any, truth: Any = TRUTH) -> float:
+def error(trace, rows, columns, truth=TRUTH):
     """Root mean square of the posterior mean's error."""
     found = dfac.predict(trace, rows=rows, columns=columns)["mean"].values
     return float(np.sqrt(np.mean((found - truth[rows][:, columns]) ** 2)))
 
 
 @pytest.mark.parametrize("sampler", [dfac.SGHMC(), dfac.Gibbs()], ids=lambda own: own.name)
-def test_rows_and_columns_without_data_are_predicted_from_their_covariates(sampler: Any) -> None:
+def test_rows_and_columns_without_data_are_predicted_from_their_covariates(sampler):
     settings = QUICK | {"draws": 150, "tune": 150}
     with_them = dfac.sample(V, MODEL, sampler, **settings)
     with dfac.as_blocks(V, allow_empty=True) as data:
@@ -65,9 +62,9 @@ def test_rows_and_columns_without_data_are_predicted_from_their_covariates(sampl
     ],
     ids=("Gibbs", "PSGLD", "SGHMC", "negative binomial"),
 )
-def test_so_are_counts(model: Any, sampler: Any) -> None:
+def test_so_are_counts(model, sampler):
     settings = QUICK | {"draws": 150, "tune": 150}
-    options: dict[str, Any] = {"dispersion": 0.05 if model is dfac.NegativeBinomialNMF else 1.0}
+    options = {"dispersion": 0.05 if model is dfac.NegativeBinomialNMF else 1.0}
     linked = model(2, covariates_w=X, covariates_h=Y, **options)
     with_them = dfac.sample(COUNTS, linked, sampler, **settings)
     with dfac.as_blocks(COUNTS, allow_empty=True) as data:
@@ -82,12 +79,12 @@ def test_so_are_counts(model: Any, sampler: Any) -> None:
     assert 0.75 < float(inside.mean()) <= 1.0
 
 
-def test_only_a_model_with_covariates_takes_empty_rows() -> None:
+def test_only_a_model_with_covariates_takes_empty_rows():
     with pytest.raises(DataError, match="have no observed entry"):
         dfac.sample(V, dfac.GaussianMF(2), **QUICK)
 
 
-def test_links_are_in_the_results_under_their_labels(tmp_path: Path) -> None:
+def test_links_are_in_the_results_under_their_labels(tmp_path):
     named = xr.DataArray(X, {"trait": ["age", "income", "size"]}, ("person", "trait"))
     model = dfac.GaussianMF(2, covariates_w=named, covariates_h=Y)
     trace = dfac.sample(V, model, store=tmp_path / "run.zarr", **QUICK)
@@ -103,7 +100,7 @@ def test_links_are_in_the_results_under_their_labels(tmp_path: Path) -> None:
     assert (draws["link_precision_w"] > 0).all()
 
 
-def test_covariates_are_found_by_the_labels_of_the_data(tmp_path: Path) -> None:
+def test_covariates_are_found_by_the_labels_of_the_data(tmp_path):
     people, days = [f"p{i}" for i in range(40)], np.arange("2020-01", "2022-07", dtype="M8[M]")
     data = xr.DataArray(V, {"person": people, "day": days.astype("M8[ns]")}, ("person", "day"))
     more = pd.DataFrame(np.r_[X, X[:5] + 1], index=[*people, *"abcde"])[::-1]
@@ -129,7 +126,7 @@ def test_covariates_are_found_by_the_labels_of_the_data(tmp_path: Path) -> None:
             dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
 
 
-def test_covariates_of_stacked_dimensions_are_found_by_the_labels_of_each() -> None:
+def test_covariates_of_stacked_dimensions_are_found_by_the_labels_of_each():
     places = pd.MultiIndex.from_product([range(8), list("abcde")], names=["depth", "site"])
     maps = xr.DataArray(V.reshape(8, 5, 30), {"site": list("abcde")}, ("depth", "site", "day"))
     with pytest.warns(DataWarning, match="6 of 40 places"):  # those without data are no rows
@@ -159,7 +156,7 @@ def test_covariates_of_stacked_dimensions_are_found_by_the_labels_of_each() -> N
 
 
 @pytest.mark.parametrize("sampler", [dfac.SGHMC(), dfac.Gibbs()], ids=lambda own: own.name)
-def test_lp_counts_factors_around_what_covariates_predict(sampler: Any) -> None:
+def test_lp_counts_factors_around_what_covariates_predict(sampler):
     model = dfac.GaussianMF(2, covariates_w=X, covariates_h=Y, biases=False)
     trace = dfac.sample(V, model, sampler, **QUICK, blocks=2)
     draw = trace["posterior"].isel(chain=0, draw=-1)
@@ -173,8 +170,8 @@ def test_lp_counts_factors_around_what_covariates_predict(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.Gibbs()], ids=lambda own: own.name)
-def test_lp_counts_rates_links_and_their_priors(sampler: Any) -> None:
-    fixed: dict[str, Any] = {"dispersion": 1.0, "rate_h": 0.4, "shape_w": 1.5}
+def test_lp_counts_rates_links_and_their_priors(sampler):
+    fixed = {"dispersion": 1.0, "rate_h": 0.4, "shape_w": 1.5}
     model = dfac.TweedieNMF(2, covariates_w=X, covariates_h=Y, **fixed)
     trace = dfac.sample(COUNTS, model, sampler, **QUICK, blocks=2)
     draw = trace["posterior"].isel(chain=0, draw=-1)
@@ -192,7 +189,7 @@ def test_lp_counts_rates_links_and_their_priors(sampler: Any) -> None:
     assert trace["sample_stats"]["lp"].values[0, -1] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_components_that_are_frozen_have_no_link() -> None:
+def test_components_that_are_frozen_have_no_link():
     known = RNG.gamma(2.0, 1.0, (40, 2))
     known[:, 1] = np.nan
     model = dfac.TweedieNMF(2, dispersion=1.0, fixed_w=known, covariates_w=X, shape_w="auto")
@@ -204,8 +201,8 @@ def test_components_that_are_frozen_have_no_link() -> None:
     assert np.unique(draws["W"].values[0, :, -1, 1]).size == 6
 
 
-def test_both_factors_may_share_the_rates_that_covariates_change() -> None:
-    both: dict[str, Any] = {"rate_w": "component", "rate_h": "component"}
+def test_both_factors_may_share_the_rates_that_covariates_change():
+    both = {"rate_w": "component", "rate_h": "component"}
     model = dfac.TweedieNMF(2, dispersion=1.0, covariates_w=X, **both)
     draws = dfac.sample(COUNTS[:, 3:], model, dfac.Gibbs(), **QUICK)["posterior"]
     assert {"rate", "effective_components", "link_w", "link_precision_w"} <= set(draws.data_vars)
@@ -214,11 +211,11 @@ def test_both_factors_may_share_the_rates_that_covariates_change() -> None:
 @pytest.mark.parametrize(
     ("V", "model", "truth"), [(V, MODEL, TRUTH), (COUNTS, RATES, MEANS)], ids=("normal", "counts")
 )
-def test_the_order_of_the_data_is_that_of_the_caller(V: Any, model: Any, truth: Any) -> None:
+def test_the_order_of_the_data_is_that_of_the_caller(V, model, truth):
     """Balanced sparse data are in an order of their own; covariates and links are not."""
     rows, cols = np.nonzero(SEEN)
     table = sparse.coo_array((V[SEEN], (rows, cols)), V.shape)
-    options: dict[str, Any] = {"unstored": "missing", "allow_empty": True}
+    options = {"unstored": "missing", "allow_empty": True}
     found = []
     for balance in (False, True):
         with dfac.as_blocks(table, 3, balance=balance, **options) as data:
@@ -228,9 +225,7 @@ def test_the_order_of_the_data_is_that_of_the_caller(V: Any, model: Any, truth: 
     assert max(found) < (0.35 if model is MODEL else 0.8) * truth.std()
 
 
-def test_many_covariates_are_solved_for_and_a_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_covariates_are_solved_for_and_a_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_DIRECT", 1)
     one = np.zeros((40, 5))
     one[np.arange(40), np.arange(40) % 5] = 1
@@ -243,7 +238,7 @@ def test_many_covariates_are_solved_for_and_a_run_goes_on(
         xr.testing.assert_equal(whole[group].to_dataset(), tree[group].to_dataset().compute())
 
 
-def test_an_alignment_takes_links_along() -> None:
+def test_an_alignment_takes_links_along():
     trace = dfac.sample(V, MODEL, dfac.Gibbs(), **QUICK, chains=2)
     aligned = dfac.align(trace)
     found = aligned["alignment"]
@@ -260,7 +255,7 @@ def test_an_alignment_takes_links_along() -> None:
         np.testing.assert_array_equal(aligned["posterior"][name].values, moved)
 
 
-def test_what_is_not_for_covariates_says_so(tmp_path: Path) -> None:
+def test_what_is_not_for_covariates_says_so(tmp_path):
     path = tmp_path / "run.zarr"
     with pytest.raises(
         ModelError, match="covariates_w must have one row for each of the data's 39"

@@ -1,11 +1,9 @@
 """Samplers on a GPU that is none draw what they draw on processors, but for rounding."""
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
-import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
@@ -15,7 +13,7 @@ from tests.kernels.cuda.fake import standing_in
 RUN = {"random_seed": 1, "progressbar": False, "blocks": 4, "draws": 10, "tune": 10}
 
 
-def counts(missing: bool = True) -> np.ndarray:
+def counts(missing=True):
     rng = np.random.default_rng(0)
     V = rng.poisson(2 * rng.gamma(0.5, 1.0, (60, 3)) @ rng.gamma(0.5, 1.0, (3, 41)))
     V = V.astype(np.float32)
@@ -24,19 +22,17 @@ def counts(missing: bool = True) -> np.ndarray:
     return V
 
 
-def both(
-    monkeypatch: pytest.MonkeyPatch, V: Any, model: Any, sampler: Any, **options: Any
-) -> tuple[xr.DataTree, xr.DataTree, Counter[str]]:
+def both(monkeypatch, V, model, sampler, **options):
     """Traces of processors and of the device, and how often this ran each of its kernels."""
-    launched: Counter[str] = Counter()
+    launched = Counter()
     launch = Device.launch
 
-    def noted(self: Device, source: Any, name: str, *rest: Any) -> None:
+    def noted(self, source, name, *rest):
         launched[name] += 1
         launch(self, source, name, *rest)
 
     monkeypatch.setattr(Device, "launch", noted)
-    run: Any = RUN | options
+    run = RUN | options
     here = dfac.sample(V, model, sampler, **run)
     assert not launched
     with standing_in():
@@ -44,7 +40,7 @@ def both(
     return here, there, launched
 
 
-def check_same(here: xr.DataTree, there: xr.DataTree, tolerance: float) -> None:
+def check_same(here, there, tolerance):
     for group in ("posterior", "posterior_moments", "sample_stats"):
         for name, own in here[group].data_vars.items():
             if own.dtype.kind != "f":
@@ -55,7 +51,7 @@ def check_same(here: xr.DataTree, there: xr.DataTree, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_dispersions_of_columns(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_dispersions_of_columns(monkeypatch, kind):
     V = counts() if kind == "dense" else sparse.csr_array(counts(missing=False))
     options = {} if kind == "dense" else {"unstored": "missing"}
     model = dfac.NegativeBinomialNMF(3, dispersion="column")
@@ -64,7 +60,7 @@ def test_dispersions_of_columns(monkeypatch: pytest.MonkeyPatch, kind: str) -> N
     assert launched["dense_col_fits" if kind == "dense" else "sparse_col_fits"]
 
 
-def in_double(V: Any, **options: Any) -> Any:
+def in_double(V, **options):
     return dfac.as_blocks(V, 4, dtype="float64", **options)
 
 
@@ -90,37 +86,37 @@ PATHS = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_paths_of_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_paths_of_rows(monkeypatch, name):
     """Decisions are those of processors: one that was not would move a whole row.
 
     Few cycles, as rounding grows by a factor in each while steps are learnt.
     """
     V, model, options = PATHS[name]
     with in_double(V, **options) as data:
-        how: Any = {"tune": 3, "draws": 4, "blocks": None}
+        how = {"tune": 3, "draws": 4, "blocks": None}
         here, there, launched = both(monkeypatch, data, model, dfac.BlockHMC(), **how)
     check_same(here, there, 1e-7)
     # Both factors at the ends and between them: kicks of every round's last visit alone.
     assert launched["leapfrog_kick"] > launched["leapfrog_drift"] == 7 * 2 * 4
 
 
-def test_paths_of_rows_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_rows_in_single_precision(monkeypatch):
     model = dfac.TweedieNMF(3, dispersion=1.0)
     here, there, _ = both(monkeypatch, counts(), model, dfac.BlockHMC(), tune=2, draws=2)
     check_same(here, there, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["counts", "rates", "sparse", "sparse, linear", "ratings"])
-def test_entries_that_are_drawn(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_entries_that_are_drawn(monkeypatch, name):
     V, model, options = PATHS[name]
     with in_double(V, **options) as data:
-        how: Any = {"blocks": None}
+        how = {"blocks": None}
         here, there, launched = both(monkeypatch, data, model, dfac.SGLD(), **how)
     check_same(here, there, 1e-6)
     assert launched["draw_entries"]
 
 
-def test_entries_that_are_drawn_match_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_are_drawn_match_moments(monkeypatch):
     sampler = dfac.SGLD(subsample=0.3, transition="moments")
     here, there, _ = both(monkeypatch, counts(), dfac.TweedieNMF(3), sampler, tune=4, draws=4)
     check_same(here, there, 1e-4)

@@ -5,10 +5,8 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,9 +22,9 @@ NAMES = [
 ]
 
 
-def found(name: str) -> Any:
+def found(name):
     """What a public name means."""
-    own: Any = dfac
+    own = dfac
     for part in name.split(".")[1:]:
         own = getattr(own, part)
     return own
@@ -35,7 +33,7 @@ def found(name: str) -> Any:
 # -- pages -----------------------------------------------------------------------------------
 
 
-def summarized(page: str) -> Iterator[str]:
+def summarized(page):
     """Names that the tables of a page list."""
     for block in re.findall(r"^```\{eval-rst\}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         module = re.search(r"^\.\. currentmodule:: (\S+)$", block, re.MULTILINE)
@@ -44,12 +42,12 @@ def summarized(page: str) -> Iterator[str]:
             yield f"{module[1]}.{name}" if module else name
 
 
-def test_every_public_name_is_on_one_page() -> None:
+def test_every_public_name_is_on_one_page():
     listed = [name for page in PAGES.glob("*.md") for name in summarized(page.read_text("utf-8"))]
     assert sorted(listed) == sorted(NAMES)
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     index = (PAGES / "index.md").read_text("utf-8")
     pages = {path.stem for path in PAGES.glob("*.md")} - {"index"}
     assert set(re.findall(r"^(\w+)$", index, re.MULTILINE)) == pages
@@ -58,24 +56,24 @@ def test_every_page_is_in_the_navigation() -> None:
 # -- examples --------------------------------------------------------------------------------
 
 
-def examples(docstring: str, name: str) -> doctest.DocTest:
+def examples(docstring, name):
     """The examples of a docstring, those under its headline alone."""
     section = re.search(r"^Examples\n-{8}\n(.*)", docstring, re.MULTILINE | re.DOTALL)
     text = section[1] if section else ""
     return doctest.DocTestParser().get_doctest(text, {"__name__": "__main__"}, name, None, 0)
 
 
-def failures(test: doctest.DocTest) -> str:
+def failures(test):
     """What is wrong with examples, or nothing."""
     if not any(not own.options.get(doctest.SKIP) for own in test.examples):
         return f"{test.name} has no example that runs"
-    told: list[str] = []
+    told = []
     doctest.DocTestRunner(verbose=False).run(test, out=told.append)
     return "".join(told)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_example_runs(name, tmp_path, monkeypatch):
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -84,7 +82,7 @@ def test_its_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert failures(examples(inspect.getdoc(found(name)) or "", name)) == ""
 
 
-def test_examples_that_are_missing_or_wrong_are_found() -> None:
+def test_examples_that_are_missing_or_wrong_are_found():
     right = "Add.\n\nExamples\n--------\n>>> 1 + 1\n2\n"
     assert failures(examples(right, "right")) == ""
     assert "Expected:\n    3\nGot:\n    2" in failures(examples(right.replace("\n2", "\n3"), "x"))
@@ -95,7 +93,7 @@ def test_examples_that_are_missing_or_wrong_are_found() -> None:
 # -- sections --------------------------------------------------------------------------------
 
 
-def chosen() -> set[str]:
+def chosen():
     """The checks of numpydoc that pyproject.toml asks for."""
     from numpydoc.validate import ERROR_MSGS
 
@@ -106,7 +104,7 @@ def chosen() -> set[str]:
     return set(ERROR_MSGS) - set(checks)
 
 
-def violations(name: str) -> list[str]:
+def violations(name):
     """What numpydoc finds in the docstring of a name, a line each."""
     from numpydoc.validate import validate
 
@@ -114,11 +112,11 @@ def violations(name: str) -> list[str]:
     return [f"{name}: {code} {text}" for code, text in errors if code in chosen()]
 
 
-def test_numpydoc_finds_nothing() -> None:
+def test_numpydoc_finds_nothing():
     assert [line for name in NAMES for line in violations(name)] == []
 
 
-def headed(docstring: str, section: str) -> set[str]:
+def headed(docstring, section):
     """Names that a section of a docstring describes."""
     text = re.search(
         rf"^{section}\n-+\n(.*?)(?=^\S[^\n]*\n-{{3,}}$|\Z)", docstring, re.MULTILINE | re.DOTALL
@@ -127,7 +125,7 @@ def headed(docstring: str, section: str) -> set[str]:
     return {name.strip().lstrip("*") for line in lines for name in line.split(" : ")[0].split(",")}
 
 
-def undocumented(own: Any) -> set[str]:
+def undocumented(own):
     """Parameters that neither a docstring nor, for options of many verbs, `sample` describes.
 
     Options that verbs share are described once; a docstring that has them says ``options``.
@@ -145,12 +143,12 @@ def undocumented(own: Any) -> set[str]:
     return asked - told
 
 
-def test_every_parameter_is_described() -> None:
+def test_every_parameter_is_described():
     assert {name: one for name in NAMES if (one := undocumented(found(name)))} == {}
 
 
-def test_parameters_that_are_not_described_are_found() -> None:
-    def documented(one: int, two: int) -> None:
+def test_parameters_that_are_not_described_are_found():
+    def documented(one, two):
         """Add.
 
         Parameters
@@ -163,7 +161,7 @@ def test_parameters_that_are_not_described_are_found() -> None:
         None.
         """
 
-    def lacking(one: int, two: int, three: int) -> None: ...
+    def lacking(one, two, three): ...
 
     assert undocumented(documented) == set()
     lacking.__doc__ = documented.__doc__
@@ -174,7 +172,7 @@ def test_parameters_that_are_not_described_are_found() -> None:
 
 
 @pytest.fixture
-def checker(monkeypatch: pytest.MonkeyPatch) -> Any:
+def checker(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import check
 
@@ -197,7 +195,7 @@ def checker(monkeypatch: pytest.MonkeyPatch) -> Any:
         '<a href="other.html#gone">',
     ],
 )
-def test_what_is_wrong_with_a_site_is_found(page: str, checker: Any, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_site_is_found(page, checker, tmp_path):
     (tmp_path / "here.png").touch()
     (tmp_path / "other.html").write_text('<h1 id="there">')
     fine = '<a href="https://elsewhere.example">, <a href="other.html#there">, <img src="here.png">'
@@ -208,6 +206,6 @@ def test_what_is_wrong_with_a_site_is_found(page: str, checker: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["@font-face { src: url(//elsewhere.example/f.woff2) }"])
-def test_what_styles_load_is_found(text: str, checker: Any, tmp_path: Path) -> None:
+def test_what_styles_load_is_found(text, checker, tmp_path):
     (tmp_path / "own.css").write_text(text)
     assert len(checker.check(tmp_path)) == 1

@@ -3,7 +3,6 @@
 import pickle
 import warnings
 from copy import copy
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -238,7 +237,7 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
     assert own.score(COUNTS, **told) == pytest.approx(each.mean(), rel=1e-5)
 
 
-def test_what_unstored_means_is_checked_for_dense_data_as_well() -> None:
+def test_what_unstored_means_is_checked_for_dense_data_as_well():
     with pytest.raises(ValueError, match='unstored must be "zero" or "missing", got \'x\''):
         dfac.BayesianNMF(2, unstored="x", **SHORT).fit(COUNTS)
 
@@ -246,7 +245,7 @@ def test_what_unstored_means_is_checked_for_dense_data_as_well() -> None:
 # -- with a store --------------------------------------------------------------------------
 
 
-def test_no_fit_replaces_the_run_of_another_estimator(tmp_path: Path) -> None:
+def test_no_fit_replaces_the_run_of_another_estimator(tmp_path):
     store = tmp_path / "run.zarr"
     first = dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS)
     expected = first.transform(COUNTS)
@@ -257,7 +256,7 @@ def test_no_fit_replaces_the_run_of_another_estimator(tmp_path: Path) -> None:
     assert dfac.open_run(store).attrs["trace_id"] == again.trace_.attrs["trace_id"]
 
 
-def test_draws_of_another_run_are_never_taken_for_those_of_the_fit(tmp_path: Path) -> None:
+def test_draws_of_another_run_are_never_taken_for_those_of_the_fit(tmp_path):
     store = tmp_path / "run.zarr"
     first = dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS)
     trace = dfac.open_run(store)
@@ -268,7 +267,7 @@ def test_draws_of_another_run_are_never_taken_for_those_of_the_fit(tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
-def test_clones_say_that_one_store_is_not_for_all_of_them(tmp_path: Path) -> None:
+def test_clones_say_that_one_store_is_not_for_all_of_them(tmp_path):
     estimator = dfac.BayesianNMF(2, store=tmp_path / "run.zarr", **SHORT)
     search = GridSearchCV(estimator, {"n_components": [1, 2]}, cv=2)
     with pytest.raises(ValueError, match=r"is a clone, and store=.* pass store=None"):

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,20 +58,20 @@ SMALL = {
 }
 
 
-def covers(printed: str) -> None:
+def covers(printed):
     share = float(printed.split("90 % intervals:")[1])
     assert 0.85 < share < 0.95
 
 
-def finds_the_exact_peak(printed: str) -> None:
+def finds_the_exact_peak(printed):
     assert "power ladder: largest at R = 3, the exact curve at R = 3" in printed
 
 
-def compares_claims(printed: str) -> None:
+def compares_claims(printed):
     assert "The paper's claims" in printed
 
 
-def agrees_on_notes(printed: str) -> None:
+def agrees_on_notes(printed):
     rows = re.findall(r"^(LD|PSGLD.*?)\s\s+(.*)$", printed, re.M)
     found = {name: [float(value) for value in values.split()] for name, values in rows}
     density = found["LD"][1]
@@ -82,21 +81,21 @@ def agrees_on_notes(printed: str) -> None:
     assert min(found["PSGLD"][4], found["PSGLD, exact"][4]) > 0.8  # and at worst
 
 
-def larger_dictionary_wins(printed: str) -> None:
+def larger_dictionary_wins(printed):
     rows = {line.split()[0]: line.split() for line in printed.splitlines()}
     assert float(rows["5"][1]) > float(rows["2"][1])  # log evidence
     assert float(rows["5"][4]) > float(rows["2"][4]) + 0.5  # SDR in dB
     assert "they agree" in printed
 
 
-def finds_the_rank_that_the_bound_misses(printed: str) -> None:
+def finds_the_rank_that_the_bound_misses(printed):
     assert (
         "the exact evidence is largest at rank 2, that of particles at 2, the bound at 1" in printed
     )
     assert "right or tied within their errors in 1 of 1" in printed
 
 
-def prefers_two_tables(printed: str) -> None:
+def prefers_two_tables(printed):
     one, two = (line.split() for line in re.findall(r"^ +[12] .*$", printed, re.M))
     assert float(one[0 + 1]) == float(one[4])  # one component: the bound is the evidence
     assert float(two[1]) > float(two[4])  # and below it with two
@@ -104,13 +103,13 @@ def prefers_two_tables(printed: str) -> None:
     assert float(one[1]) < float(one[5])  # where nothing tells letters apart, one table is enough
 
 
-def finds_topics_of_python(printed: str) -> None:
+def finds_topics_of_python(printed):
     bounds = [float(line.split()[1]) for line in re.findall(r"^ +\d+ +-\d+ .*$", printed, re.M)]
     assert bounds[1] > bounds[0] + 1000  # ten topics rather than two
     assert re.search(r"\b(import|module|namespace)\b", printed)
 
 
-def nndsvdar_finds_one_mode_and_others_find_many(printed: str) -> None:
+def nndsvdar_finds_one_mode_and_others_find_many(printed):
     table = r"^(Q-Transform|random|NNDSVDar|HMC) +3 (.*)\n +8 (.*)$"
     rows = {
         name: [float(one) for one in f"{few} {all_}".replace("°", "").split()]
@@ -131,7 +130,7 @@ def nndsvdar_finds_one_mode_and_others_find_many(printed: str) -> None:
         assert re.search(rf"^{name} +3 ", printed, re.M)
 
 
-def particles_differ_in_what_they_are_good_for(printed: str) -> None:
+def particles_differ_in_what_they_are_good_for(printed):
     rows = re.findall(r"^ +\d( +[01]\.\d{4}){4}.*$", printed, re.M)
     assert len(rows) == 10
     assert int(re.findall(r"^(\d+) particles share the first places", printed, re.M)[0]) > 1
@@ -140,7 +139,7 @@ def particles_differ_in_what_they_are_good_for(printed: str) -> None:
     assert re.search(r"\b(import|module|namespace)\b", printed)
 
 
-def finds_materials_within_their_spread(printed: str) -> None:
+def finds_materials_within_their_spread(printed):
     rows = re.findall(r"^([ABCD]) +(.*)$", printed, re.M)
     assert [name for name, _ in rows] == list("ABCD")
     for _, row in rows:
@@ -154,7 +153,7 @@ def finds_materials_within_their_spread(printed: str) -> None:
     assert float(re.findall(r"known endmembers: ([\d.]+)°", printed)[0]) < 30.0
 
 
-def tells_what_only_one_measurement_shows(printed: str) -> None:
+def tells_what_only_one_measurement_shows(printed):
     rows = re.findall(r"^\d +(.*)$", printed, re.M)
     shares = [[int(one) for one in re.findall(r"(-?\d+) \(", row)] for row in rows]
     assert len(shares) == 5
@@ -168,7 +167,7 @@ def tells_what_only_one_measurement_shows(printed: str) -> None:
     covers(printed)
 
 
-def finds_hours_and_predicts(printed: str) -> None:
+def finds_hours_and_predicts(printed):
     error, spread = (float(own) for own in re.findall(r"(?:means|all cells) ([\d.]+)[,;]", printed))
     assert error < 0.15 * spread
     assert float(re.findall(r"90 % intervals: ([\d.]+)", printed)[0]) > 0.9
@@ -179,7 +178,7 @@ def finds_hours_and_predicts(printed: str) -> None:
     assert seen == set(patterns), found
 
 
-CHECKS: dict[str, Callable[[str], None]] = {
+CHECKS = {
     "allocation.py": finds_the_rank_that_the_bound_misses,
     "letters.py": prefers_two_tables,
     "topics.py": finds_topics_of_python,
@@ -199,13 +198,13 @@ CHECKS: dict[str, Callable[[str], None]] = {
 """What an example must have printed."""
 
 
-def test_every_example_has_a_small_size_and_a_check_here() -> None:
+def test_every_example_has_a_small_size_and_a_check_here():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SMALL) == set(CHECKS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_it_runs(name: str, tmp_path: Path) -> None:
+def test_it_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *SMALL[name]],
         cwd=tmp_path,

@@ -1,8 +1,6 @@
 """Frozen components through whole runs: kept to the bit by every verb, step and executor."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,11 +27,11 @@ PART = np.where(np.arange(2) == 1, TRUE_W[:, :2], np.nan)
 MODEL = dfac.TweedieNMF(3, fixed_w=PART, fixed_h=7 * TRUE_H[:1])
 
 
-def single(values: Any) -> np.ndarray:
+def single(values):
     return np.asarray(values, dtype=np.float32)
 
 
-def check(tree: Any) -> None:
+def check(tree):
     """What is frozen has its bits, what is free has moved."""
     W, H = tree["W"].values, tree["H"].values
     draws = W[..., 1], H[..., 0, :]
@@ -45,7 +43,7 @@ def check(tree: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_draws_hold_the_frozen_values(name: str) -> None:
+def test_draws_hold_the_frozen_values(name):
     V = COUNTS.copy()
     V[3, 4] = np.nan
     tree = dfac.sample(V, MODEL, SAMPLERS[name], **QUICK, blocks=3)
@@ -56,7 +54,7 @@ def test_draws_hold_the_frozen_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_mean_of_a_known_factor_is_itself(name: str) -> None:
+def test_the_mean_of_a_known_factor_is_itself(name):
     tree = dfac.sample(COUNTS, dfac.TweedieNMF(3, fixed_w=TRUE_W), SAMPLERS[name], **QUICK)
     moments = tree["posterior_moments"]
     np.testing.assert_array_equal(moments["W_mean"].values[0], single(TRUE_W))
@@ -64,7 +62,7 @@ def test_the_mean_of_a_known_factor_is_itself(name: str) -> None:
     assert (moments["H_var"].values > 0).all()
 
 
-def test_rows_and_columns_that_were_permuted() -> None:
+def test_rows_and_columns_that_were_permuted():
     """Balanced sparse data are in an order of their own; values are in the caller's."""
     V = COUNTS * (RNG.random(COUNTS.shape) < 0.4)
     V[5] = COUNTS[5]
@@ -78,8 +76,8 @@ def test_rows_and_columns_that_were_permuted() -> None:
 
 
 @pytest.mark.parametrize("method", [dfac.MultiplicativeUpdates(max_iter=80), dfac.DSGD()])
-def test_point_estimates(method: Any) -> None:
-    options: dict[str, Any] = {"random_seed": 0, "progressbar": False}
+def test_point_estimates(method):
+    options = {"random_seed": 0, "progressbar": False}
     fit = dfac.optimize(COUNTS, MODEL, method, **options)
     check(fit)
     values = fit["objective"].values
@@ -90,14 +88,14 @@ def test_point_estimates(method: Any) -> None:
     np.testing.assert_array_equal(fit["H"], single(TRUE_H))
 
 
-def test_a_point_estimate_under_a_known_factor_is_the_mode() -> None:
+def test_a_point_estimate_under_a_known_factor_is_the_mode():
     model = dfac.TweedieNMF(1, fixed_w=TRUE_W[:, :1], rate_h=0.5, shape_h=3.0, dispersion=1.0)
     fit = dfac.optimize(COUNTS, model, random_seed=0, progressbar=False)
     mode = (COUNTS.sum(axis=0) + 2.0) / (TRUE_W[:, 0].sum() + 0.5)
     np.testing.assert_allclose(fit["H"].values[0], mode, rtol=1e-5)
 
 
-def test_lp_counts_the_free_entries_under_their_gamma_priors() -> None:
+def test_lp_counts_the_free_entries_under_their_gamma_priors():
     model = dfac.TweedieNMF(
         3, rate_w=0.7, rate_h=0.4, shape_w=2.5, shape_h=0.8, fixed_w=PART, dispersion=1.0
     )
@@ -114,7 +112,7 @@ def test_lp_counts_the_free_entries_under_their_gamma_priors() -> None:
 
 
 @pytest.mark.parametrize("name", ["metric", "plain", "cir"])
-def test_a_stopped_run_goes_on(name: str, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on(name, tmp_path):
     """From the state's values; the store holds which components are frozen only."""
     whole = dfac.sample(COUNTS, MODEL, SAMPLERS[name], **{**QUICK, "draws": 9})
     path = tmp_path / "run.zarr"
@@ -126,8 +124,8 @@ def test_a_stopped_run_goes_on(name: str, tmp_path: Path) -> None:
     assert '"fixed_w": [1]' in tree.attrs["model"]
 
 
-def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path: Path) -> None:
-    def press(event: dfac.RunEvent) -> None:
+def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path):
+    def press(event):
         if event.phase == "warm start":
             raise KeyboardInterrupt
 
@@ -142,7 +140,7 @@ def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path: Path) -> None:
     )
 
 
-def test_values_of_other_data_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_values_of_other_data_are_refused_before_anything_is_written(tmp_path):
     path = tmp_path / "run.zarr"
     for verb in (lambda V: dfac.sample(V, MODEL, store=path), lambda V: dfac.optimize(V, MODEL)):
         with pytest.raises(ModelError, match="data's 22 rows"):

@@ -23,14 +23,14 @@ MODULES = {
 }
 
 
-def parsed(path: Path) -> ast.Module:
+def parsed(path):
     return ast.parse(path.read_text())
 
 
-def imports_at_load(tree: ast.Module) -> set[str]:
+def imports_at_load(tree):
     """Modules of the package that are loaded along with this one; for type checkers is not."""
-    found: set[str] = set()
-    pending: list[ast.stmt] = list(tree.body)
+    found = set()
+    pending = list(tree.body)
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If):
@@ -44,14 +44,14 @@ def imports_at_load(tree: ast.Module) -> set[str]:
     return found & set(MODULES)
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+def circles(graph):
     """Strongly connected components of more than one node (Tarjan 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
+    index = {}
+    low = {}
+    stack = []
+    found = []
 
-    def visit(node: str) -> None:
+    def visit(node):
         index[node] = low[node] = len(index)
         stack.append(node)
         for other in sorted(graph[node]):
@@ -73,17 +73,17 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def test_a_circle_is_found_where_there_is_one() -> None:
+def test_a_circle_is_found_where_there_is_one():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     graph = {name: imports_at_load(parsed(path)) - {name} for name, path in MODULES.items()}
     assert sum(map(len, graph.values())) > 100  # the imports were read
     assert circles(graph) == []
 
 
-def models() -> set[str]:
+def models():
     """Names of the classes of models."""
     return {
         name
@@ -92,7 +92,7 @@ def models() -> set[str]:
     }
 
 
-def class_checks(tree: ast.AST, names: set[str]) -> list[int]:
+def class_checks(tree, names):
     """Lines that ask whether something is an instance of one of some classes."""
     return [
         node.lineno
@@ -104,7 +104,7 @@ def class_checks(tree: ast.AST, names: set[str]) -> list[int]:
     ]
 
 
-def test_only_models_ask_for_the_class_of_a_model() -> None:
+def test_only_models_ask_for_the_class_of_a_model():
     names = models()
     assert {"TweedieNMF", "GaussianMF", "SILFNMF", "AllocationModel"} <= names
     assert class_checks(ast.parse("isinstance(x, A | TweedieNMF)"), names) == [1]
@@ -117,7 +117,7 @@ def test_only_models_ask_for_the_class_of_a_model() -> None:
     assert found == []
 
 
-def named(tree: ast.Module) -> set[str]:
+def named(tree):
     """Names and strings of one word in the code of a module; annotations do not count."""
     for node in ast.walk(tree):
         for place in ("annotation", "returns"):
@@ -132,7 +132,7 @@ def named(tree: ast.Module) -> set[str]:
     return names | {text for text in texts if re.fullmatch(r"\w+", text)}
 
 
-def test_no_list_of_algorithms_but_the_registry() -> None:
+def test_no_list_of_algorithms_but_the_registry():
     """The stub of public names is the one list; a default may name a single algorithm."""
     algorithms = {name: kind.__module__ for name, kind in known(Sampler).items()}
     assert {"PSGLD", "Gibbs", "SGHMC"} <= set(algorithms)
@@ -146,7 +146,7 @@ def test_no_list_of_algorithms_but_the_registry() -> None:
 
 
 @pytest.mark.parametrize("base", [Sampler, Optimizer, EvidenceMethod, ParticleMethod])
-def test_algorithms_are_in_the_folders_that_their_kind_names(base: type) -> None:
+def test_algorithms_are_in_the_folders_that_their_kind_names(base):
     public = (getattr(daskfactor, name) for name in daskfactor.__all__)
     kinds = [kind for kind in public if isinstance(kind, type) and issubclass(kind, base)]
     assert list(known(base).values()) == sorted(kinds, key=lambda kind: kind.__name__)
@@ -158,7 +158,7 @@ NOT_OF_STATES = {"grid", "mass", "cells", "part"}
 """Whose rows and columns are no bands: of grids, sums and monitored cells, of parts of sums."""
 
 
-def touched_bands(tree: ast.AST) -> list[int]:
+def touched_bands(tree):
     """Lines that reach for the bands of a state, or for what may be one."""
     found = []
     for node in ast.walk(tree):
@@ -171,7 +171,7 @@ def touched_bands(tree: ast.AST) -> list[int]:
     return sorted(found)
 
 
-def test_bands_of_a_state_that_are_touched_are_found() -> None:
+def test_bands_of_a_state_that_are_touched_are_found():
     text = """
 for band in chain.tracks[0].state.rows:
     data.grid.rows, cells.cols, own.grid.cols.offsets
@@ -184,7 +184,7 @@ for band in run.state.factors[1]:
     assert touched_bands(ast.parse(text)) == [2, 4, 4, 6, 7]
 
 
-def test_only_executors_touch_the_bands_of_a_state() -> None:
+def test_only_executors_touch_the_bands_of_a_state():
     """They may lie in other processes: `ChainState.each` goes there."""
     above = tuple(f"daskfactor.{folder}." for folder in ("inference", "evidence", "stein"))
     found = [
@@ -207,7 +207,7 @@ print(*sorted({name for name in sys.modules if name.count(".") < 2}))
 SLOW_TO_LOAD = {"distributed", "matplotlib", "scipy.optimize", "scipy.stats", "sklearn", "zarr"}
 
 
-def test_a_run_in_memory_loads_no_library_that_it_does_not_need() -> None:
+def test_a_run_in_memory_loads_no_library_that_it_does_not_need():
     command = [sys.executable, "-W", "ignore", "-c", FIRST_ANSWER]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent)
     loaded = set(done.stdout.split())

@@ -14,7 +14,7 @@ TRIALS = 8 if FULL else 4
 
 
 @pytest.mark.slow
-def test_killed_runs_end_in_the_bits_of_an_unbroken_one(tmp_path: Path) -> None:
+def test_killed_runs_end_in_the_bits_of_an_unbroken_one(tmp_path):
     script = Path(__file__).with_name("killing.py")
     result = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", script, tmp_path, str(TRIALS)],

@@ -1,29 +1,25 @@
 """How much memory blocks may take."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
-import pytest
 
 from daskfactor import machine
 
 
-def test_limits_in_words_and_numbers() -> None:
+def test_limits_in_words_and_numbers():
     assert machine.memory_budget("2 GiB") == 2**31
     assert machine.memory_budget("1.5 MB") == 1_500_000
     assert machine.memory_budget(12) == 12
 
 
-def test_the_default_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_half_of_what_is_free(monkeypatch):
     assert machine.available_memory() > 0
     monkeypatch.setattr(machine, "available_memory", lambda: 1001)
     assert machine.memory_budget(None) == 500
 
 
-def test_a_control_group_counts_with_those_above_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_control_group_counts_with_those_above_it(tmp_path, monkeypatch):
     (tmp_path / "cgroup").write_text("12:cpu:/other\n0::/outer/inner\n")
     free = SimpleNamespace(available=800 * 1024)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
@@ -39,9 +35,7 @@ def test_a_control_group_counts_with_those_above_it(
     assert machine.available_memory() == 700_000 - 300_000 + 1000
 
 
-def test_without_control_groups_the_machine_alone_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_control_groups_the_machine_alone_is_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "nothing")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12))
     assert machine.available_memory() == 12

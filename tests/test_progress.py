@@ -11,10 +11,10 @@ from daskfactor.progress import NOTE_WIDTH, RunEvent, progress_bar
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def screen(monkeypatch):
     shown = io.StringIO()
 
-    def console(stderr: bool) -> Console:
+    def console(stderr):
         assert stderr
         return Console(file=shown, width=80, force_terminal=True, color_system=None)
 
@@ -22,12 +22,12 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return shown
 
 
-def line_of(screen: io.StringIO, phase: str) -> str:
+def line_of(screen, phase):
     """The line of a phase as it was drawn last."""
     return [line for line in screen.getvalue().splitlines() if phase in line][-1]
 
 
-def test_a_message_of_the_full_width_is_shown_whole(screen: io.StringIO) -> None:
+def test_a_message_of_the_full_width_is_shown_whole(screen):
     message = "ring: blocks of about 0.53 ms".ljust(NOTE_WIDTH, ".")
     with progress_bar() as on_event:
         on_event(RunEvent("load", 0, 1))
@@ -38,7 +38,7 @@ def test_a_message_of_the_full_width_is_shown_whole(screen: io.StringIO) -> None
     assert "log-likelihood -1.23457e+06" in line_of(screen, "draw")
 
 
-def test_entries_are_counted_in_millions_and_a_whole_may_be_unknown(screen: io.StringIO) -> None:
+def test_entries_are_counted_in_millions_and_a_whole_may_be_unknown(screen):
     with progress_bar() as on_event:
         on_event(RunEvent("keys", 0))
         on_event(RunEvent("keys", 5e6))
@@ -53,7 +53,7 @@ def test_entries_are_counted_in_millions_and_a_whole_may_be_unknown(screen: io.S
     assert "50 %" in line_of(screen, "entries ")
 
 
-def test_nothing_is_shown_when_nobody_asked() -> None:
+def test_nothing_is_shown_when_nobody_asked():
     with progress_bar(False) as on_event:
         on_event(RunEvent("load", 0, 1))
     assert on_event is progress.ignore

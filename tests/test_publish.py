@@ -6,9 +6,7 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -46,14 +44,14 @@ STEPS = ("mkdir", "rename", "replace", "link", "unlink", "rmdir")
 class Death:
     """Has a process die before or after its n-th call: none that comes later does anything."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, fatal: int, before: bool) -> None:
+    def __init__(self, patch, fatal, before):
         self.left, self.dead, self.before = fatal, False, before
         for name in STEPS:
             patch.setattr(os, name, self.deadly(getattr(os, name)))
         patch.setattr(publish, "_exchange", self.deadly(publish._exchange))
 
-    def deadly(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
+    def deadly(self, real):
+        def call(*args, **options):
             if self.dead or (self.before and self.left == 0):
                 self.dead = True
                 raise Killed
@@ -67,7 +65,7 @@ class Death:
         return call
 
 
-def word_at(path: Path) -> str | None:
+def word_at(path):
     """What a file or folder of this test holds; a folder is whole if it has both of its files."""
     if path.is_dir():
         texts = {(path / name).read_text() for name in ("a", "b")}
@@ -76,7 +74,7 @@ def word_at(path: Path) -> str | None:
     return path.read_text() if path.exists() else None
 
 
-def make(path: Path, word: str, folder: bool) -> None:
+def make(path, word, folder):
     if folder:
         path.mkdir()
         for name in ("a", "b"):
@@ -88,14 +86,12 @@ def make(path: Path, word: str, folder: bool) -> None:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("kind", ["file", "folder", "folder without exchange"])
 @pytest.mark.parametrize("old", ["old", None])
-def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, old: str | None, before: bool
-) -> None:
+def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, kind, old, before):
     folder, seen = kind != "file", []
-    locks: list[publish.Lock] = []
+    locks = []
     hold = publish.Lock.__init__
 
-    def held(self: publish.Lock, *args: Any) -> None:
+    def held(self, *args):
         locks.append(self)
         hold(self, *args)
 
@@ -135,15 +131,13 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-def test_an_interruption_puts_back_what_was_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
-) -> None:
+def test_an_interruption_puts_back_what_was_set_aside(tmp_path, monkeypatch, lasting):
     """Where folders cannot change names at once; later, if it cannot be done then."""
     make(target := tmp_path / "x", "old", folder=True)
     monkeypatch.setattr(publish, "_exchange", lambda one, other: False)
     rename = Path.rename
 
-    def failing(self: Path, other: Path) -> Path:
+    def failing(self, other):
         if other == target and (lasting or word_at(self) == "new"):
             raise OSError(5, "Input/output error")
         return rename(self, other)
@@ -166,7 +160,7 @@ def test_an_interruption_puts_back_what_was_set_aside(
 
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("there", [False, True])
-def test_what_appears_meanwhile_is_kept(tmp_path: Path, folder: bool, there: bool) -> None:
+def test_what_appears_meanwhile_is_kept(tmp_path, folder, there):
     """Even what knows of no reservation, such as another program."""
     target = tmp_path / "x"
     with Publication(target) as publication:
@@ -179,12 +173,10 @@ def test_what_appears_meanwhile_is_kept(tmp_path: Path, folder: bool, there: boo
 
 
 @pytest.mark.parametrize("step", ["open", "mkdir"])
-def test_a_name_that_cannot_be_reserved_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_name_that_cannot_be_reserved_leaves_nothing(tmp_path, monkeypatch, step):
     real, last = getattr(os, step), {"open": "lock", "mkdir": "new"}[step]
 
-    def full(path: Any, *args: Any) -> Any:
+    def full(path, *args):
         if Path(path).name == last:
             raise OSError(28, "No space left on device", str(path))
         return real(path, *args)
@@ -195,7 +187,7 @@ def test_a_name_that_cannot_be_reserved_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_one_process_makes_a_name_at_a_time(tmp_path: Path) -> None:
+def test_one_process_makes_a_name_at_a_time(tmp_path):
     target = tmp_path / "x"
     with Publication(target), pytest.raises(StoreError, match="written by this process"):
         Publication(target)
@@ -210,14 +202,14 @@ def test_one_process_makes_a_name_at_a_time(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def reserve_and_wait(path: str, pipe: Any) -> None:
+def reserve_and_wait(path, pipe):
     with Publication(path) as publication:
         publication.draft.write_text("half")
         pipe.send("reserved")
         pipe.recv()
 
 
-def test_what_a_link_points_at_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+def test_what_a_link_points_at_is_replaced_and_not_the_link(tmp_path):
     real, link = tmp_path / "big disk" / "run.zarr", tmp_path / "run.zarr"
     link.symlink_to(real)
     dfac.sample(V, dfac.TweedieNMF(2), store=real, **QUICK)
@@ -239,8 +231,8 @@ def test_what_a_link_points_at_is_replaced_and_not_the_link(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_kill_while_a_run_is_replaced_leaves_the_old_or_the_new_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
+    tmp_path, monkeypatch, exchange
+):
     if not exchange:
         monkeypatch.setattr(publish, "_exchange", lambda one, other: False)
     path, seen, fatal = tmp_path / "run.zarr", [], 0
@@ -271,7 +263,7 @@ def test_a_kill_while_a_run_is_replaced_leaves_the_old_or_the_new_run(
     assert [one.name for one in tmp_path.iterdir()] == ["run.zarr"]
 
 
-def held_by(reservation: Any) -> list[publish.Lock]:
+def held_by(reservation):
     """Locks that a reservation has not given up."""
     if reservation is None:
         return []
@@ -280,7 +272,7 @@ def held_by(reservation: Any) -> list[publish.Lock]:
     return [lock for lock in found if lock is not None]
 
 
-def test_what_a_kill_had_set_aside_is_put_back_when_it_is_opened(tmp_path: Path) -> None:
+def test_what_a_kill_had_set_aside_is_put_back_when_it_is_opened(tmp_path):
     """Between two renames, where the system cannot exchange folders."""
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
     dfac.convert(COUNTS, tmp_path / "v.zarr", unstored="zero", progressbar=False)
@@ -294,15 +286,13 @@ def test_what_a_kill_had_set_aside_is_put_back_when_it_is_opened(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, RuntimeError])
-def test_a_run_stays_until_the_one_that_replaces_it_has_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
+def test_a_run_stays_until_the_one_that_replaces_it_has_a_checkpoint(tmp_path, monkeypatch, error):
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 2)
     path = tmp_path / "run.zarr"
     before = dfac.sample(V, dfac.TweedieNMF(2), store=path, **QUICK).load()
     save, made = RunStore.checkpoint, []
 
-    def fail(self: RunStore, *args: Any) -> None:
+    def fail(self, *args):
         if len(made) == fatal:
             raise error
         save(self, *args)
@@ -325,7 +315,7 @@ def test_a_run_stays_until_the_one_that_replaces_it_has_a_checkpoint(
     np.testing.assert_array_equal(resumed["posterior"]["W"], whole["posterior"]["W"])
 
 
-def test_a_process_killed_before_the_first_checkpoint_leaves_the_old_run(tmp_path: Path) -> None:
+def test_a_process_killed_before_the_first_checkpoint_leaves_the_old_run(tmp_path):
     path = tmp_path / "run.zarr"
     dfac.sample(V, dfac.TweedieNMF(2), store=path, **QUICK)
     process, pipe = start(replace_and_wait, str(path))
@@ -339,14 +329,14 @@ def test_a_process_killed_before_the_first_checkpoint_leaves_the_old_run(tmp_pat
     assert [one.name for one in tmp_path.iterdir()] == ["run.zarr"]
 
 
-def replace_and_wait(path: str, pipe: Any) -> None:
+def replace_and_wait(path, pipe):
     with RunStore.create(path, make_spec(), overwrite=True) as store:
         store.write_draws(0, 0, *factors(0, 0, 3))
         pipe.send("begun")
         pipe.recv()
 
 
-def test_a_failed_run_removes_no_other_run(tmp_path: Path) -> None:
+def test_a_failed_run_removes_no_other_run(tmp_path):
     """It has been moved away, and another one is in its place."""
     path = tmp_path / "run.zarr"
     with pytest.raises(RuntimeError), RunStore.create(path, make_spec()):  # noqa: PT012
@@ -357,13 +347,11 @@ def test_a_failed_run_removes_no_other_run(tmp_path: Path) -> None:
     assert dfac.open_run(path)["posterior"].sizes["draw"] == 3
 
 
-def test_a_failed_run_is_removed_before_others_may_write_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_is_removed_before_others_may_write_it(tmp_path, monkeypatch):
     path, opened = tmp_path / "run.zarr", []
     close = LocalPlace.close
 
-    def closing(self: LocalPlace) -> None:
+    def closing(self):
         close(self)
         opened.append(path.exists())
 
@@ -377,7 +365,7 @@ def test_a_failed_run_is_removed_before_others_may_write_it(
 TRIALS = 50
 
 
-def compete(folder: str, me: int, barrier: Any, pipe: Any) -> None:
+def compete(folder, me, barrier, pipe):
     """Begin a run at the same path and moment as another process, many times; say what came."""
     answers = []
     for trial in range(TRIALS):
@@ -395,7 +383,7 @@ def compete(folder: str, me: int, barrier: Any, pipe: Any) -> None:
     pipe.send(answers)
 
 
-def test_of_two_processes_that_begin_at_one_path_one_wins(tmp_path: Path) -> None:
+def test_of_two_processes_that_begin_at_one_path_one_wins(tmp_path):
     barrier = SERVER.Barrier(2)
     others = [start(compete, str(tmp_path), me, barrier) for me in (1, 2)]
     answers = np.array([pipe.recv() for _, pipe in others])
@@ -439,7 +427,7 @@ app(sys.argv[2:])
         (2, "interrupted; go on with: daskfactor resume run.zarr"),
     ],
 )
-def test_sigterm_ends_a_fit_as_ctrl_c_does(tmp_path: Path, calls: int, told: str) -> None:
+def test_sigterm_ends_a_fit_as_ctrl_c_does(tmp_path, calls, told):
     np.save(tmp_path / "v.npy", V)
     dfac.sample(V, dfac.TweedieNMF(1), store=tmp_path / "run.zarr", **QUICK)
     fit = ["fit", "v.npy", "--store", "run.zarr", "-k", "2", "--draws", "20", "--overwrite"]
@@ -463,7 +451,7 @@ def test_sigterm_ends_a_fit_as_ctrl_c_does(tmp_path: Path, calls: int, told: str
 
 
 RANKS = ["select-rank", "v.npy", "--ranks", "1:2", "--temperatures", "2", "--held-out", "0", "-q"]
-WRITERS: dict[str, list[str]] = {
+WRITERS = {
     "predict.csv": ["predict", "run.zarr"],
     "predict.nc": ["predict", "run.zarr"],
     "predict.parquet": ["predict", "run.zarr"],
@@ -478,7 +466,7 @@ WRITERS: dict[str, list[str]] = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     np.save(folder / "v.npy", V)
     dfac.sample(V, dfac.TweedieNMF(2), store=folder / "run.zarr", **QUICK | {"draws": 30})
@@ -487,14 +475,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.filterwarnings("ignore")
-def test_commands_replace_nothing_that_is_there_unless_told_to(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_commands_replace_nothing_that_is_there_unless_told_to(place, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for file in ("v.npy", "run.zarr"):
         Path(file).symlink_to(place / file)
 
-    def invoke(*more: str) -> Any:
+    def invoke(*more):
         return CliRunner().invoke(app, [*WRITERS[name], "-o", name, *more])
 
     folder = name.endswith(".zarr")
@@ -520,9 +506,7 @@ def test_commands_replace_nothing_that_is_there_unless_told_to(
 
 
 @pytest.mark.parametrize("there", ["run.zarr", "thesis.zarr"])
-def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(
-    place: Path, tmp_path: Path, there: str
-) -> None:
+def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(place, tmp_path, there):
     (tmp_path / "thesis.zarr").mkdir()
     (tmp_path / "thesis.zarr" / "text").write_text("precious")
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
@@ -534,8 +518,8 @@ def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(
     assert dfac.open_run(tmp_path / "run.zarr")["posterior"].sizes["draw"] == 6
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **options: Any) -> None:
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    def full(*_, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "mkdir", full)
@@ -543,7 +527,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         save(new_figure(1, 1), tmp_path / "x.png")
 
 
-def test_pages_and_pictures_are_kept_in_python_too(place: Path, tmp_path: Path) -> None:
+def test_pages_and_pictures_are_kept_in_python_too(place, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("precious")
     with pytest.raises(StoreError, match=r"page\.html exists already.*overwrite=True"):

@@ -4,7 +4,6 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -22,18 +21,18 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 FOLDERS = r"(?:\.ci|\.github|benchmarks|daskfactor|docs|examples|paper|tests)/"
 
 
-def project() -> dict[str, Any]:
+def project():
     return dict(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"])
 
 
-def citation() -> dict[str, Any]:
+def citation():
     return dict(yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8")))
 
 
 # -- versions ------------------------------------------------------------------------------
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_is_of_this_version():
     found, told = citation(), project()
     assert found["version"] == told["version"] == daskfactor.__version__
     assert found["license"] == told["license"]
@@ -41,7 +40,7 @@ def test_the_citation_is_of_this_version() -> None:
     assert {"cff-version", "message", "title"} <= set(found)
 
 
-def pythons(classifiers: list[str]) -> list[str]:
+def pythons(classifiers):
     """Minor versions of Python among classifiers, or in the first column of a table."""
     named = (
         re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", one) for one in classifiers
@@ -49,13 +48,13 @@ def pythons(classifiers: list[str]) -> list[str]:
     return [match[1] for match in named if match]
 
 
-def tried() -> list[str]:
+def tried():
     """Minor versions in the table of docs/policies.md."""
     policies = (ROOT / "docs" / "policies.md").read_text("utf-8")
     return re.findall(r"^\| (3\.\d+) \|", policies, re.MULTILINE)
 
 
-def contradictions(told: list[str], table: list[str], requires: str, newest: str) -> list[str]:
+def contradictions(told, table, requires, newest):
     """What classifiers, the table of policies, requires-python and .ci/run do not agree in."""
     found = []
     if told != table:
@@ -70,14 +69,14 @@ def contradictions(told: list[str], table: list[str], requires: str, newest: str
     return found
 
 
-def newest() -> str:
+def newest():
     """The Python that .ci/run tries beside the oldest one."""
     match = re.search(r"^newest=(\S+)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
     assert match
     return match[1]
 
 
-def test_contradictions_are_found() -> None:
+def test_contradictions_are_found():
     told = ["3.11", "3.13"]
     assert contradictions(told, told, ">=3.11", "3.13") == []
     assert contradictions([*told, "3.14"], told, ">=3.11", "3.13")
@@ -85,14 +84,14 @@ def test_contradictions_are_found() -> None:
     assert contradictions(told, told, ">=3.11", "3.14")
 
 
-def test_pythons_are_those_that_were_tried() -> None:
+def test_pythons_are_those_that_were_tried():
     told = project()
     assert contradictions(
         pythons(told["classifiers"]), tried(), told["requires-python"], newest()
     ) == []  # fmt: skip
 
 
-def test_the_workflow_has_the_pythons_of_ci() -> None:
+def test_the_workflow_has_the_pythons_of_ci():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
     for job in workflow["jobs"].values():
         settings = [step.get("with", {}) for step in job["steps"]]
@@ -108,7 +107,7 @@ def test_the_workflow_has_the_pythons_of_ci() -> None:
 # -- types ---------------------------------------------------------------------------------
 
 
-def test_type_checkers_are_told_that_there_are_types() -> None:
+def test_type_checkers_are_told_that_there_are_types():
     assert (resources.files("daskfactor") / "py.typed").is_file()
     assert "Typing :: Typed" in project()["classifiers"]
 
@@ -116,13 +115,13 @@ def test_type_checkers_are_told_that_there_are_types() -> None:
 # -- pages ---------------------------------------------------------------------------------
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """What a forge calls the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def broken_links(page: Path) -> list[str]:
+def broken_links(page):
     """Links of a page to files and headings that do not exist; those to other hosts are left."""
     text = re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text("utf-8")))
     found = []
@@ -136,13 +135,13 @@ def broken_links(page: Path) -> list[str]:
     return found
 
 
-def missing_paths(page: Path) -> list[str]:
+def missing_paths(page):
     """Files and folders of the repository that a page names as code, and that do not exist."""
     named = re.findall(rf"(?<![\w./])({FOLDERS}[\w./-]*[\w/])(?![\w*<])", page.read_text("utf-8"))
     return [name for name in named if not (ROOT / name).exists()]
 
 
-def test_broken_links_and_missing_paths_are_found(tmp_path: Path) -> None:
+def test_broken_links_and_missing_paths_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "# One (and two)\n[a](#one-and-two) [b](page.md) [c](page.md#one-and-two) [d](http://e.f)\n"
@@ -156,6 +155,6 @@ def test_broken_links_and_missing_paths_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_point_at_what_exists(page: Path) -> None:
+def test_pages_point_at_what_exists(page):
     assert broken_links(page) == []
     assert missing_paths(page) == []

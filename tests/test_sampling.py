@@ -4,10 +4,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -38,7 +35,7 @@ from daskfactor.results.store import RunStore
 QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
 
 
-def counts(rows: int = 23, cols: int = 17, missing: float = 0.15, seed: int = 0) -> np.ndarray:
+def counts(rows=23, cols=17, missing=0.15, seed=0):
     rng = np.random.default_rng(seed)
     V = rng.poisson(rng.gamma(1, 1, (rows, 3)) @ rng.gamma(1, 3, (3, cols))).astype(np.float32)
     V[rng.random(V.shape) < missing] = np.nan
@@ -48,7 +45,7 @@ def counts(rows: int = 23, cols: int = 17, missing: float = 0.15, seed: int = 0)
     return V
 
 
-def assert_same(one: xr.DataTree, other: xr.DataTree, but: tuple[str, ...] = ()) -> None:
+def assert_same(one, other, but=()):
     """The same groups and, bit for bit, the same values."""
     assert set(one.children) - set(but) == set(other.children) - set(but)
     for group in set(one.children) - set(but):
@@ -71,7 +68,7 @@ SAMPLERS = {
     ("name", "shape", "blocks"),
     [(name, (23, 17), 4) for name in SAMPLERS] + [("psgld", (7, 31), 1), ("psgrrld", (5, 5), 5)],
 )
-def test_every_executor_draws_the_same_bits(name: str, shape: tuple[int, int], blocks: int) -> None:
+def test_every_executor_draws_the_same_bits(name, shape, blocks):
     V = counts(*shape)
     trees = [
         dfac.sample(
@@ -94,7 +91,7 @@ def test_every_executor_draws_the_same_bits(name: str, shape: tuple[int, int], b
     [(beta, "float32") for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)]
     + [(beta, "float64") for beta in (1.0, 0.3)],
 )
-def test_every_law_and_precision_runs_and_stays_positive(beta: float, dtype: str) -> None:
+def test_every_law_and_precision_runs_and_stays_positive(beta, dtype):
     V = dfac.as_blocks(counts() + 1, dtype=dtype)
     sampler = dfac.BlockHMC() if dtype == "float32" else dfac.PSGLD()
     tree = dfac.sample(V, dfac.TweedieNMF(3, beta=beta), sampler, **QUICK)
@@ -105,7 +102,7 @@ def test_every_law_and_precision_runs_and_stays_positive(beta: float, dtype: str
     assert np.all(np.isfinite(tree["sample_stats"]["lp"]))
 
 
-def test_nested_schedules_give_the_same_bits_in_tasks() -> None:
+def test_nested_schedules_give_the_same_bits_in_tasks():
     sampler = dfac.PSGLD(schedule=dfac.NestedReshuffled(2))
     trees = [
         dfac.sample(counts(), dfac.TweedieNMF(3), sampler, blocks=4, executor=executor, **QUICK)
@@ -115,11 +112,10 @@ def test_nested_schedules_give_the_same_bits_in_tasks() -> None:
     assert_same(trees[0], trees[2])
 
 
-def test_seeds_make_the_draws_and_chains_differ() -> None:
-    def draw(seed: int) -> np.ndarray:
+def test_seeds_make_the_draws_and_chains_differ():
+    def draw(seed):
         tree = dfac.sample(counts(), dfac.TweedieNMF(2), chains=2, **{**QUICK, "random_seed": seed})
-        values: np.ndarray = tree["posterior"]["W"].values
-        return values
+        return tree["posterior"]["W"].values
 
     assert np.array_equal(draw(1), draw(1))
     assert not np.any(draw(1) == draw(2))
@@ -127,7 +123,7 @@ def test_seeds_make_the_draws_and_chains_differ() -> None:
     assert not np.any(first == second)
 
 
-def test_an_unseeded_run_can_be_repeated_from_its_attributes() -> None:
+def test_an_unseeded_run_can_be_repeated_from_its_attributes():
     tree = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "random_seed": None})
     seed = int(tree.attrs["random_seed"])
     again = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "random_seed": seed})
@@ -135,7 +131,7 @@ def test_an_unseeded_run_can_be_repeated_from_its_attributes() -> None:
 
 
 @pytest.mark.libraries
-def test_data_come_in_many_coats_with_the_same_draws(tmp_path: Path) -> None:
+def test_data_come_in_many_coats_with_the_same_draws(tmp_path):
     V = counts(24, 16)
     chunks = (6, 4)
     array = zarr.create_array(str(tmp_path / "v.zarr"), data=V, chunks=chunks)
@@ -155,7 +151,7 @@ def test_data_come_in_many_coats_with_the_same_draws(tmp_path: Path) -> None:
 
 
 @pytest.mark.libraries
-def test_labels_come_back_on_the_factors() -> None:
+def test_labels_come_back_on_the_factors():
     V = xr.DataArray(
         counts(6, 5),
         dims=("patient", "gene"),
@@ -175,7 +171,7 @@ def test_labels_come_back_on_the_factors() -> None:
     assert predicted["mean"].sizes == {"gene": 2}
 
 
-def test_draws_are_one_a_cycle_after_tuning_and_thinned() -> None:
+def test_draws_are_one_a_cycle_after_tuning_and_thinned():
     tree = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": 4}, thin=3)
     assert list(tree["posterior"]["draw"].values) == [12, 15, 18, 21]
     every = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": 12})
@@ -184,7 +180,7 @@ def test_draws_are_one_a_cycle_after_tuning_and_thinned() -> None:
     )
 
 
-def test_moments_are_those_of_the_draws() -> None:
+def test_moments_are_those_of_the_draws():
     tree = dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": 20}, monitor="missing")
     W, H = tree["posterior"]["W"].values, tree["posterior"]["H"].values
     moments, watched = tree["posterior_moments"], tree["monitor"]
@@ -197,7 +193,7 @@ def test_moments_are_those_of_the_draws() -> None:
     np.testing.assert_array_equal(watched["row_index"], missing[:, 0])
 
 
-def test_lp_is_the_log_posterior_density_of_the_draw() -> None:
+def test_lp_is_the_log_posterior_density_of_the_draw():
     from tests.models.laws import log_density
 
     V = counts()
@@ -216,7 +212,7 @@ def test_lp_is_the_log_posterior_density_of_the_draw() -> None:
 
 
 @pytest.mark.parametrize(("keep", "draws"), [("draws", 20), ("moments", None), ("auto", 5)])
-def test_what_is_kept(keep: str, draws: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept(keep, draws, monkeypatch):
     """``auto`` under a small budget keeps evenly spaced draws, and moments of all."""
     monkeypatch.setattr("daskfactor.inference.setting.DRAWS_BUDGET", 5 * (23 + 17) * 2 * 4)
     settings = {**QUICK, "draws": 20}
@@ -238,8 +234,8 @@ def test_what_is_kept(keep: str, draws: int | None, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("chains", [1, 3])
 @pytest.mark.parametrize("affordable", [0.5, 1, 4, 7, 100])
 def test_auto_never_keeps_more_than_the_budget_and_always_statistics(
-    sampler: dfac.PSGLD, chains: int, affordable: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sampler, chains, affordable, monkeypatch
+):
     one = (23 + 17) * 2 * 4 * chains * sum(1 / track.coarseness for track in sampler.tracks)
     monkeypatch.setattr("daskfactor.inference.setting.DRAWS_BUDGET", affordable * one)
     tree = dfac.sample(
@@ -254,10 +250,10 @@ def test_auto_never_keeps_more_than_the_budget_and_always_statistics(
     assert tree["sample_stats"].sizes["draw"] >= 1
 
 
-def interrupted(store: Path, after: int) -> None:
+def interrupted(store, after):
     """A run of 60 draws in segments of ten, stopped by Ctrl-C in mid-draw."""
 
-    def press(event: dfac.RunEvent) -> None:
+    def press(event):
         if event.phase == "draw" and event.done > after:
             raise KeyboardInterrupt
 
@@ -268,9 +264,7 @@ def interrupted(store: Path, after: int) -> None:
 
 
 @pytest.mark.parametrize("more", [None, 5, 100])
-def test_an_interrupted_run_goes_on_with_or_without_more_draws(
-    tmp_path: Path, more: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on_with_or_without_more_draws(tmp_path, more, monkeypatch):
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
     interrupted(tmp_path / "run.zarr", 25)
     begun = dfac.open_run(tmp_path / "run.zarr")
@@ -282,8 +276,8 @@ def test_an_interrupted_run_goes_on_with_or_without_more_draws(
     assert_same(tree, dfac.sample(counts(), dfac.TweedieNMF(2), **{**QUICK, "draws": total}))
 
 
-def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path: Path) -> None:
-    def press(event: dfac.RunEvent) -> None:
+def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path):
+    def press(event):
         if event.phase == "warm start":
             raise KeyboardInterrupt
 
@@ -295,7 +289,7 @@ def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path: Path) -> None:
     assert_same(tree, dfac.sample(counts(), dfac.TweedieNMF(2), **QUICK))
 
 
-def test_predictions_of_draws_and_of_streamed_cells_agree() -> None:
+def test_predictions_of_draws_and_of_streamed_cells_agree():
     for sampler in (dfac.PSGLD(), dfac.PSGRRLD()):
         tree = dfac.sample(
             counts(), dfac.TweedieNMF(2), sampler, monitor="missing", **{**QUICK, "draws": 20}
@@ -311,7 +305,7 @@ def test_predictions_of_draws_and_of_streamed_cells_agree() -> None:
         np.testing.assert_allclose(streamed["mean"], drawn["mean"], rtol=1e-4)
 
 
-def test_a_store_holds_what_memory_would(tmp_path: Path) -> None:
+def test_a_store_holds_what_memory_would(tmp_path):
     for name, sampler in SAMPLERS.items():
         settings = {**QUICK, "monitor": "missing", "chains": 2}
         stored = dfac.sample(
@@ -322,7 +316,7 @@ def test_a_store_holds_what_memory_would(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_more_draws_are_those_of_a_longer_run(tmp_path: Path, name: str) -> None:
+def test_more_draws_are_those_of_a_longer_run(tmp_path, name):
     V, model = counts(), dfac.TweedieNMF(2)
     settings = {**QUICK, "monitor": "missing"}
     dfac.sample(V, model, SAMPLERS[name], store=tmp_path / "run.zarr", **settings)
@@ -332,13 +326,13 @@ def test_more_draws_are_those_of_a_longer_run(tmp_path: Path, name: str) -> None
     assert more.attrs["draws"] == 14
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
     first = dfac.sample(counts(), dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
     before = first.load()
     assert_same(before, dfac.resume(tmp_path / "run.zarr", progressbar=False))
 
 
-def test_lazy_data_are_found_again_or_asked_for(tmp_path: Path) -> None:
+def test_lazy_data_are_found_again_or_asked_for(tmp_path):
     V = counts(24, 16)
     zarr.create_array(str(tmp_path / "v.zarr"), data=V, chunks=(6, 4))
     run, model = tmp_path / "run.zarr", dfac.TweedieNMF(2)
@@ -356,7 +350,7 @@ def test_lazy_data_are_found_again_or_asked_for(tmp_path: Path) -> None:
     assert_same(other, more)
 
 
-def test_counts_keep_unit_dispersion_until_they_are_plainly_overdispersed() -> None:
+def test_counts_keep_unit_dispersion_until_they_are_plainly_overdispersed():
     rng = np.random.default_rng(0)
     mu = rng.gamma(2, 1, (80, 2)) @ rng.gamma(2, 4, (2, 60))
     settings = {**QUICK, "draws": 4, "tune": 60}
@@ -367,7 +361,7 @@ def test_counts_keep_unit_dispersion_until_they_are_plainly_overdispersed() -> N
     assert wild.attrs["dispersion"] == pytest.approx(5, rel=0.15)
 
 
-def test_poisson_counts_with_too_few_components_are_not_said_to_be_none() -> None:
+def test_poisson_counts_with_too_few_components_are_not_said_to_be_none():
     rng = np.random.default_rng(0)
     V = rng.poisson(rng.gamma(0.5, 2, (80, 6)) @ rng.gamma(0.5, 6, (6, 60))).astype(float)
     with pytest.warns(DataWarning, match="they need more components, or are no Poisson") as told:
@@ -375,7 +369,7 @@ def test_poisson_counts_with_too_few_components_are_not_said_to_be_none() -> Non
     assert "that 1 component gives them" in str(told[0].message)
 
 
-def test_counts_that_vary_too_little_are_not_told_to_take_more_components() -> None:
+def test_counts_that_vary_too_little_are_not_told_to_take_more_components():
     rng = np.random.default_rng(0)
     mu = rng.gamma(2, 1, (80, 2)) @ rng.gamma(2, 4, (2, 60))
     with pytest.warns(DataWarning, match="compare with a smaller n_components") as told:
@@ -384,7 +378,7 @@ def test_counts_that_vary_too_little_are_not_told_to_take_more_components() -> N
 
 
 @pytest.mark.parametrize(("beta", "phi"), [(2.0, 0.3), (0.0, 0.2), (0.5, 0.4), (1.0, 2.5)])
-def test_the_dispersion_is_found_from_the_data(beta: float, phi: float) -> None:
+def test_the_dispersion_is_found_from_the_data(beta, phi):
     from tests.models.laws import sample as simulate
 
     rng = np.random.default_rng(1)
@@ -394,11 +388,11 @@ def test_the_dispersion_is_found_from_the_data(beta: float, phi: float) -> None:
     assert tree.attrs["dispersion"] == pytest.approx(phi, rel=0.1)
 
 
-def _quiet() -> dict[str, Any]:
+def _quiet():
     return {"random_seed": 0, "progressbar": False}
 
 
-def test_a_divergence_is_rolled_back_and_reported() -> None:
+def test_a_divergence_is_rolled_back_and_reported():
     """A plain step far too large for this data runs away; smaller ones do not."""
     V = counts() * 50
     sampler = dfac.PSGLD(step=1e7, preconditioner="identity")
@@ -414,7 +408,7 @@ def test_a_divergence_is_rolled_back_and_reported() -> None:
     assert tree["sample_stats"]["step_size"].values[0, -1] < 1e7
 
 
-def test_a_hopeless_step_ends_in_one_clear_error() -> None:
+def test_a_hopeless_step_ends_in_one_clear_error():
     sampler = dfac.PSGLD(step=1e30, preconditioner="identity")
     with (
         np.errstate(all="ignore"),
@@ -423,8 +417,8 @@ def test_a_hopeless_step_ends_in_one_clear_error() -> None:
         dfac.sample(counts(), dfac.TweedieNMF(2), sampler, **QUICK)
 
 
-def test_events_tell_of_the_run() -> None:
-    seen: list[dfac.RunEvent] = []
+def test_events_tell_of_the_run():
+    seen = []
     dfac.sample(counts(), dfac.TweedieNMF(2), **QUICK, callback=seen.append)
     phases = list(dict.fromkeys(event.phase for event in seen))
     assert [p for p in phases if p != "compile"] == ["load", "warm start", "tune", "draw"]
@@ -433,7 +427,7 @@ def test_events_tell_of_the_run() -> None:
     assert np.isfinite(last.log_likelihood)
 
 
-def test_attributes_describe_the_run() -> None:
+def test_attributes_describe_the_run():
     tree = dfac.sample(counts(), dfac.TweedieNMF(2), **QUICK)
     assert tree.attrs["inference_library"] == "daskfactor"
     assert json.loads(tree.attrs["model"])["n_components"] == 2
@@ -442,7 +436,7 @@ def test_attributes_describe_the_run() -> None:
     assert {"cpu", "blas", "random_seed", "sampling_time"} <= set(tree.attrs)
 
 
-def test_optimize_brings_the_objective_down_and_fits() -> None:
+def test_optimize_brings_the_objective_down_and_fits():
     V = counts(40, 30)
     for beta in (2.0, 1.0, 0.5, 0.0):
         point = dfac.optimize(
@@ -460,13 +454,13 @@ def test_optimize_brings_the_objective_down_and_fits() -> None:
 V0 = counts(6, 5)
 
 
-def changed(**cells: float) -> np.ndarray:
+def changed(**cells):
     V = V0.copy()
     V[2, 3] = cells["value"]
     return V
 
 
-BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+BAD = {
     "negative": (changed(value=-1), {}, DataError, r"no negative data, got .* -1"),
     "infinite": (changed(value=np.inf), {}, DataError, r"inf"),
     "zeros under beta 0": (
@@ -539,7 +533,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(name, tmp_path):
     V, settings, error, message = BAD[name]
     arguments = {"model": dfac.TweedieNMF(2), **QUICK, **settings}
     with warnings.catch_warnings():
@@ -559,7 +553,7 @@ def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(name: str, tmp_
         (lambda: dfac.TweedieNMF(2, rate_w="small"), r'rate_w must be a positive number or "auto"'),
     ],
 )
-def test_impossible_models_are_refused(make: Any, message: str) -> None:
+def test_impossible_models_are_refused(make, message):
     with pytest.raises(ModelError, match=message):
         make()
 
@@ -582,12 +576,12 @@ def test_impossible_models_are_refused(make: Any, message: str) -> None:
         (lambda: dfac.MultiplicativeUpdates(5, float("nan")), r"tol"),
     ],
 )
-def test_impossible_samplers_are_refused(make: Any, message: str) -> None:
+def test_impossible_samplers_are_refused(make, message):
     with pytest.raises(OptionError, match=message):
         make()
 
 
-def test_stores_in_the_way_are_left_alone(tmp_path: Path) -> None:
+def test_stores_in_the_way_are_left_alone(tmp_path):
     (tmp_path / "run.zarr").mkdir()
     (tmp_path / "run.zarr" / "thesis.txt").write_text("the only copy")
     with pytest.raises(StoreError, match=r"run\.zarr"):
@@ -606,7 +600,7 @@ def test_stores_in_the_way_are_left_alone(tmp_path: Path) -> None:
         dfac.resume(tmp_path / "run.zarr")
 
 
-def test_only_a_path_goes_on(tmp_path: Path) -> None:
+def test_only_a_path_goes_on(tmp_path):
     trace = dfac.sample(V0, dfac.TweedieNMF(2), **QUICK)
     for other in (trace, trace["posterior"].to_dataset(), None, 3):
         with pytest.raises(
@@ -616,7 +610,7 @@ def test_only_a_path_goes_on(tmp_path: Path) -> None:
         assert "\n" not in str(one.value)
 
 
-def test_a_run_that_this_version_cannot_go_on_with_says_so(tmp_path: Path) -> None:
+def test_a_run_that_this_version_cannot_go_on_with_says_so(tmp_path):
     path = tmp_path / "run.zarr"
     dfac.sample(V0, dfac.TweedieNMF(2), store=path, **QUICK)
     with RunStore.open(path) as held:
@@ -627,7 +621,7 @@ def test_a_run_that_this_version_cannot_go_on_with_says_so(tmp_path: Path) -> No
         dfac.resume(path, draws=2, progressbar=False)
 
 
-def test_a_checkpoint_with_whole_factors_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_whole_factors_is_refused(tmp_path):
     """As it was saved before 0.2.0, in the second format."""
     path = tmp_path / "run.zarr"
     dfac.sample(V0, dfac.TweedieNMF(2), store=path, blocks=1, **QUICK)
@@ -645,10 +639,10 @@ def test_a_checkpoint_with_whole_factors_is_refused(tmp_path: Path) -> None:
     assert dfac.open_run(path)["posterior"].sizes["draw"] == QUICK["draws"]
 
 
-def test_losses_in_a_row_count_until_something_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_in_a_row_count_until_something_is_saved(monkeypatch):
     calls = []
 
-    def lost(self: sampling.Run) -> None:
+    def lost(self):
         calls.append(self.cycle)
         assert len(calls) < 9
         raise StateLost("as staged")
@@ -661,7 +655,7 @@ def test_losses_in_a_row_count_until_something_is_saved(monkeypatch: pytest.Monk
     assert calls == [0, 0, 0]
 
 
-def test_warnings_point_at_the_line_that_asked() -> None:
+def test_warnings_point_at_the_line_that_asked():
     with pytest.warns(DataWarning, match="nothing is monitored") as seen:
         dfac.sample(np.nan_to_num(V0, nan=1), dfac.TweedieNMF(2), monitor="missing", **QUICK)
     with pytest.warns(DataWarning, match="no maximum") as also:
@@ -669,7 +663,7 @@ def test_warnings_point_at_the_line_that_asked() -> None:
     assert {one.filename for one in [*seen, *also]} == {__file__}
 
 
-def test_verbs_have_the_same_options_in_the_same_order() -> None:
+def test_verbs_have_the_same_options_in_the_same_order():
     order = list(inspect.signature(dfac.sample).parameters)
     common = order[order.index("random_seed") :]
     common.remove("weights")  # those of stein_discrepancy are of particles
@@ -692,27 +686,25 @@ def test_verbs_have_the_same_options_in_the_same_order() -> None:
     assert list(inspect.signature(dfac.estimate_cost).parameters)[: len(order)] == order
 
 
-def test_verbs_read_what_as_blocks_reads_in_the_same_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_verbs_read_what_as_blocks_reads_in_the_same_words(monkeypatch):
     class Read(Exception):
         pass
 
-    seen: dict[str, Any] = {}
+    seen = {}
 
-    def read(V: Any, *args: Any, **options: Any) -> None:
+    def read(V, *args, **options):
         seen.update(options)
         raise Read
 
     for module in ("inference.session", "data.holdout"):
         monkeypatch.setattr(f"daskfactor.{module}.as_blocks", read)
     model, pair = dfac.TweedieNMF(2), (np.ones((1, 6, 2)), np.ones((1, 2, 5)))
-    words: dict[str, Any] = {
+    words = {
         "unstored": "zero", "rows": "a", "columns": "b", "values": "c", "header": True,
         "table": True, "layer": "x", "mask_var": "y", "storage_options": {"anon": True},
     }  # fmt: skip
     assert set(words) == set(Reading.__annotations__)
-    calls: list[Callable[..., Any]] = [
+    calls = [
         partial(dfac.sample, V0, model, blocks=3),
         partial(dfac.optimize, V0, model, blocks=3),
         partial(dfac.stein_posterior, V0, model, blocks=3),
@@ -729,7 +721,7 @@ def test_verbs_read_what_as_blocks_reads_in_the_same_words(
         assert seen.get("blocks", 3) == 3
 
 
-def test_any_verb_takes_an_array_of_several_dimensions() -> None:
+def test_any_verb_takes_an_array_of_several_dimensions():
     cube = xr.DataArray(np.arange(1.0, 25.0).reshape(4, 3, 2), dims=("time", "lat", "lon"))
     held = dfac.hold_out(cube, 0.2, rows="time", random_seed=0)
     assert held.train.dims == ("time", "lat_lon")
@@ -739,10 +731,10 @@ def test_any_verb_takes_an_array_of_several_dimensions() -> None:
 
 
 @pytest.mark.parametrize("name", ["balance", "allow_empty", "dtype", "memory_limit"])
-def test_verbs_say_where_their_former_options_are(name: str) -> None:
-    model: Any = dfac.TweedieNMF(2)
+def test_verbs_say_where_their_former_options_are(name):
+    model = dfac.TweedieNMF(2)
     pair = np.ones((1, 6, 2)), np.ones((1, 2, 5))
-    calls: dict[str, Any] = {
+    calls = {
         "optimize": lambda **more: dfac.optimize(V0, model, **more),
         "stein_posterior": lambda **more: dfac.stein_posterior(V0, model, **more),
         "stein_discrepancy": lambda **more: dfac.stein_discrepancy(pair, V0, model, **more),
@@ -755,13 +747,11 @@ def test_verbs_say_where_their_former_options_are(name: str) -> None:
             call(**{name: 1})
 
 
-def test_a_run_killed_as_its_store_appears_begins_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_as_its_store_appears_begins_again(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
-    def killed(*arguments: Any, **options: Any) -> None:
+    def killed(*arguments, **options):
         raise Killed
 
     model, path = dfac.TweedieNMF(2, fixed_w=np.ones((6, 1))), tmp_path / "run.zarr"
@@ -801,6 +791,6 @@ def test_kernels_are_compiled_for_the_components_of_the_model_and_no_others(monk
         (([0, 1], [0]), r"; rows and columns of a pair must be .*, got 2 and 1"),
     ],
 )
-def test_cells_that_are_none_are_told_in_a_sentence(cells: Any, message: str) -> None:
+def test_cells_that_are_none_are_told_in_a_sentence(cells, message):
     with pytest.raises(OptionError, match=message):
         dfac.sample(V0, dfac.TweedieNMF(2), draws=1, monitor=tuple(map(np.array, cells)))

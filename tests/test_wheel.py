@@ -25,7 +25,7 @@ class Built(NamedTuple):
     wheel: Path
 
 
-def build(kind: str, root: Path, into: Path) -> Path:
+def build(kind, root, into):
     """Build an archive with the backend alone, which needs no network."""
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", into],
@@ -40,7 +40,7 @@ def build(kind: str, root: Path, into: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
     archive = build("sdist", ROOT, folder / "sdist")
     with tarfile.open(archive) as tar:
@@ -50,20 +50,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(sorted(names), build("wheel", sources, folder / "wheel"))
 
 
-def inside(wheel: Path) -> list[str]:
+def inside(wheel):
     """Names of the files of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
 
-def read(wheel: Path, name: str) -> str:
+def read(wheel, name):
     """A text among the wheel's metadata."""
     with zipfile.ZipFile(wheel) as archive:
         (found,) = (one for one in archive.namelist() if one.endswith(f".dist-info/{name}"))
         return archive.read(found).decode()
 
 
-def kept(folder: str, suffixes: tuple[str, ...] = ()) -> set[str]:
+def kept(folder, suffixes=()):
     """Files of a folder of this checkout that are handed out, of some suffixes or all."""
     found = (own.relative_to(ROOT) for own in (ROOT / folder).rglob("*") if own.is_file())
     return {
@@ -73,18 +73,18 @@ def kept(folder: str, suffixes: tuple[str, ...] = ()) -> set[str]:
     }
 
 
-def package() -> set[str]:
+def package():
     """Files of the package."""
     return kept("daskfactor")
 
 
-def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
+def test_the_wheel_is_the_package_and_nothing_else(built):
     names = {name for name in inside(built.wheel) if ".dist-info/" not in name}
     assert names == package()
     assert {"daskfactor/py.typed", "daskfactor/__init__.pyi"} <= names
 
 
-def test_the_wheel_says_what_the_project_says(built: Built) -> None:
+def test_the_wheel_says_what_the_project_says(built):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     told = Parser().parsestr(read(built.wheel, "METADATA"))
     assert told["Name"] == "daskfactor"
@@ -100,7 +100,7 @@ def test_the_wheel_says_what_the_project_says(built: Built) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in inside(built.wheel))
 
 
-def test_the_archive_of_sources_has_what_tests_and_pages_need(built: Built) -> None:
+def test_the_archive_of_sources_has_what_tests_and_pages_need(built):
     names = set(built.sources)
     assert package() <= names
     for folder in (".ci", ".github", "benchmarks", "docs", "examples", "tests"):
@@ -111,7 +111,7 @@ def test_the_archive_of_sources_has_what_tests_and_pages_need(built: Built) -> N
     assert {f"{page}.md" for page in pages} | {"CITATION.cff", "LICENSE", "pyproject.toml"} <= names
 
 
-def test_nothing_that_was_built_is_handed_out(built: Built) -> None:
+def test_nothing_that_was_built_is_handed_out(built):
     for name in [*built.sources, *inside(built.wheel)]:
         assert not BUILT & set(Path(name).parts), name
         assert Path(name).suffix not in (".pyc", ".zarr", ".so"), name

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.allocation.compiled_model import CompiledModel
 from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.variates import STREAM, start_cell, uniform
 from daskfactor.random import noise_key
@@ -26,17 +25,7 @@ Places = NDArray[np.int64]
 
 
 @inline
-def _change(
-    m: int,
-    h: int,
-    step: int,
-    row: Places,
-    column: Places,
-    total_row: Places,
-    total_column: Places,
-    counts: Places,
-    totals: Places,
-) -> None:
+def _change(m, h, step, row, column, total_row, total_column, counts, totals):
     """Put a token into its urns, or take it out of them."""
     for n in range(row.shape[1]):
         counts[row[m, n] + column[n, h]] += step
@@ -44,18 +33,7 @@ def _change(
 
 
 @inline
-def _predictive(
-    m: int,
-    h: int,
-    row: Places,
-    column: Places,
-    total_row: Places,
-    total_column: Places,
-    alpha: Wide,
-    alpha_total: Wide,
-    counts: Places,
-    totals: Places,
-) -> Scalar:
+def _predictive(m, h, row, column, total_row, total_column, alpha, alpha_total, counts, totals):
     """Probability of a token's draws one after the other; the urns are left as they were."""
     p = 1.0
     for n in range(row.shape[1]):
@@ -69,20 +47,20 @@ def _predictive(
 
 @jit_exact
 def gibbs_sweep(
-    row: Places,
-    column: Places,
-    total_row: Places,
-    total_column: Places,
-    alpha: Wide,
-    alpha_total: Wide,
-    cell: Places,
-    state: Places,
-    counts: Places,
-    totals: Places,
-    weight: Wide,
-    key: NDArray[np.uint32],
-    sweep: int,
-) -> None:
+    row,
+    column,
+    total_row,
+    total_column,
+    alpha,
+    alpha_total,
+    cell,
+    state,
+    counts,
+    totals,
+    weight,
+    key,
+    sweep,
+):
     """Draw the hidden state of every token given all others.
 
     Parameters
@@ -133,9 +111,7 @@ class GibbsResult(NamedTuple):
     mean_counts: Wide
 
 
-def run_gibbs(
-    compiled: CompiledModel, draws: int, tune: int, seed: int, chain: int = 0
-) -> GibbsResult:
+def run_gibbs(compiled, draws, tune, seed, chain=0):
     r"""Sweeps of :math:`h_t \sim p(h_t \mid h_{-t}, X)` over all tokens t.
 
     Parameters

@@ -3,12 +3,11 @@
 import math
 import warnings
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 
-from daskfactor.allocation.batches import Batch, BatchPlan, run_batch
-from daskfactor.allocation.compiled_model import CompiledModel, compile_model
+from daskfactor.allocation.batches import BatchPlan, run_batch
+from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.allocation.placement import place_counts
 from daskfactor.errors import SamplingWarning
@@ -17,7 +16,7 @@ from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, TOY
 
 
-def problems(total: int) -> list[tuple[str, AllocationModel, Any]]:
+def problems(total):
     """Small models and data of every kind; the largest have `total` tokens."""
     return [
         *[(name, model, X) for name, model, _, X in CASES],
@@ -33,7 +32,7 @@ def problems(total: int) -> list[tuple[str, AllocationModel, Any]]:
     ]
 
 
-def crowded(total: int, seed: int = 0, size: int = 12) -> Any:
+def crowded(total, seed=0, size=12):
     """Counts that crowd into the first rows and columns."""
     rng = np.random.default_rng(seed)
     X = np.zeros((size, size), int)
@@ -42,7 +41,7 @@ def crowded(total: int, seed: int = 0, size: int = 12) -> Any:
     return X
 
 
-def blocks(total: int, size: int = 30, seed: int = 0) -> Any:
+def blocks(total, size=30, seed=0):
     """Counts in three blocks on the diagonal."""
     rng = np.random.default_rng(seed)
     part, width = rng.integers(0, 3, total) * (size // 3), size // 3
@@ -51,29 +50,27 @@ def blocks(total: int, size: int = 30, seed: int = 0) -> Any:
     return X
 
 
-def in_turn(function: Any, items: Any) -> list[Any]:
+def in_turn(function, items):
     return [function(item, Workspace()) for item in items]
 
 
-def run_smc(compiled: Any, method: Any, *args: Any) -> Any:
+def run_smc(compiled, method, *args):
     return method.run(compiled, *args)
 
 
-def quiet(*args: Any) -> Any:
+def quiet(*args):
     """run_smc without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)
         return run_smc(*args)
 
 
-def compiled_of(X: Any, model: Any) -> CompiledModel:
+def compiled_of(X, model):
     return compile_model(model, as_counts(X, model))
 
 
-def plan_of(
-    compiled: CompiledModel, particles: int, light: int | None = None, **changes: Any
-) -> BatchPlan:
-    settings: dict[str, Any] = {
+def plan_of(compiled, particles, light=None, **changes):
+    settings = {
         "placement": place_counts(compiled, light),
         "particles": particles,
         "resampling": "systematic",
@@ -86,15 +83,15 @@ def plan_of(
     return BatchPlan(**settings | changes)
 
 
-def batch_of(plan: BatchPlan, batch: int = 0) -> Batch:
+def batch_of(plan, batch=0):
     return run_batch(plan, batch, Workspace())
 
 
-def predictive(compiled: CompiledModel, m: int, C: Any, D: Any) -> Any:
+def predictive(compiled, m, C, D):
     """w[h] of a token at observed cell m, from the definition: draws one after the other."""
     w = np.ones(compiled.states)
     for h in range(compiled.states):
-        balls: dict[Any, int] = defaultdict(int)
+        balls = defaultdict(int)
         for n in range(len(compiled.alpha)):
             cell = compiled.row[m, n] + compiled.column[n, h]
             total = compiled.total_row[m, n] + compiled.total_column[n, h]
@@ -105,13 +102,13 @@ def predictive(compiled: CompiledModel, m: int, C: Any, D: Any) -> Any:
     return w
 
 
-def add(compiled: CompiledModel, m: int, h: int, C: Any, D: Any, by: int = 1) -> None:
+def add(compiled, m, h, C, D, by=1):
     for n in range(len(compiled.alpha)):
         C[compiled.row[m, n] + compiled.column[n, h]] += by
         D[compiled.total_row[m, n] + compiled.total_column[n, h]] += by
 
 
-def walk(compiled: CompiledModel, order: Any, uniforms: Any) -> tuple[float, Any]:
+def walk(compiled, order, uniforms):
     """Log p(X) estimate of one particle, and its flat counts."""
     C, D = np.zeros(compiled.cells, int), np.zeros(compiled.totals, int)
     logs = compiled.log_factor + compiled.constant
@@ -123,7 +120,7 @@ def walk(compiled: CompiledModel, order: Any, uniforms: Any) -> tuple[float, Any
     return logs, C
 
 
-def relative_variance(compiled: CompiledModel) -> float:
+def relative_variance(compiled):
     """Var p̂ / p² of one particle without resampling, over orders and draws.
 
     E p̂² by dynamic programming over allocations S: a path has the probability
@@ -132,7 +129,7 @@ def relative_variance(compiled: CompiledModel) -> float:
     X, T = compiled.values, int(compiled.values.sum())
     level = {(0,) * (len(X) * compiled.states): (1.0, 1.0)}
     for tau in range(T):
-        following: dict[Any, Any] = defaultdict(lambda: (0.0, 0.0))
+        following = defaultdict(lambda: (0.0, 0.0))
         for S, (first, second) in level.items():
             C, D = np.zeros(compiled.cells, int), np.zeros(compiled.totals, int)
             table = np.array(S).reshape(len(X), compiled.states)

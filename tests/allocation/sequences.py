@@ -7,9 +7,8 @@ every token draws its variables one after another from urns that are dictionarie
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from scipy.special import gammaln
@@ -31,19 +30,19 @@ class Network:
     b: float = 1.0
     table: Mapping[str, str] = field(default_factory=dict)
 
-    def draws(self, token: Mapping[str, int]) -> list[tuple[str, Any, int]]:
+    def draws(self, token):
         """(table, parent values, value) of each draw of one token."""
         return [
             (self.table.get(v, v), tuple(token[p] for p in self.parents[v]), token[v])
             for v in self.parents
         ]
 
-    def size_of(self, table: str) -> int:
+    def size_of(self, table):
         return next(self.sizes[v] for v in self.parents if self.table.get(v, v) == table)
 
-    def closed_form(self, counts: Mapping[Any, float]) -> float:
+    def closed_form(self, counts):
         """Log Π B(α + C) / B(α)."""
-        compiled: dict[Any, list[float]] = defaultdict(list)
+        compiled = defaultdict(list)
         for (table, parents, _), count in counts.items():
             compiled[table, parents].append(count)
         result = 0.0
@@ -55,18 +54,16 @@ class Network:
         return float(result)
 
 
-def tokens_of(X: np.ndarray) -> list[tuple[int, ...]]:
+def tokens_of(X):
     return [cell for cell in np.ndindex(X.shape) for _ in range(int(X[cell]))]
 
 
-def walk(
-    net: Network, cells: Sequence[tuple[int, ...]]
-) -> Iterator[tuple[float, dict[Any, float]]]:
+def walk(net, cells):
     """Probability and counts of every sequence of tokens with these observed cells."""
-    counts: dict[Any, float] = defaultdict(float)
-    totals: dict[Any, float] = defaultdict(float)
+    counts = defaultdict(float)
+    totals = defaultdict(float)
 
-    def further(t: int, probability: float) -> Iterator[tuple[float, dict[Any, float]]]:
+    def further(t, probability):
         if t == len(cells):
             yield probability, counts
             return
@@ -88,7 +85,7 @@ def walk(
     yield from further(0, 1.0)
 
 
-def evidence(net: Network, X: np.ndarray) -> tuple[float, dict[Any, float]]:
+def evidence(net, X):
     """Log p(X), and the posterior mean of the counts of every cell of every table."""
     cells = tokens_of(X)
     states = math.prod(net.sizes[h] for h in net.hidden)

@@ -3,7 +3,6 @@
 import itertools
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +10,7 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.allocation import smc
-from daskfactor.allocation.batches import (
-    GROWTH,
-    LOOKS,
-    move_schedule,
-    run_batch,
-    stretch_edges,
-)
+from daskfactor.allocation.batches import GROWTH, LOOKS, move_schedule, run_batch, stretch_edges
 from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
@@ -36,7 +29,7 @@ TIED = AllocationModel.symmetric_nmf(3, concentration_shared=0.1)
     [(AllocationModel.nmf(3), "own"), (TIED, "shared")],
     ids=["nmf-own", "symmetric-shared"],
 )
-def test_same_bits_everywhere(model: Any, order: Any) -> None:
+def test_same_bits_everywhere(model, order):
     compiled = compiled_of(blocks(300), model)
     settings = replace(FAR, islands=5, max_particles=80, order=order, keep="particles")
     executors = [SerialExecutor(), LanesExecutor(2), LanesExecutor(3)]
@@ -52,7 +45,7 @@ def test_same_bits_everywhere(model: Any, order: Any) -> None:
     assert unmoved.log_evidence != first.log_evidence
 
 
-def test_what_comes_back() -> None:
+def test_what_comes_back():
     compiled = compiled_of(blocks(300), AllocationModel.nmf(3))
     found = quiet(compiled, replace(FAR, keep="particles"), 7, in_turn, ignore)
     assert found.counts is not None
@@ -69,7 +62,7 @@ def test_what_comes_back() -> None:
     np.testing.assert_allclose(found.mean_counts, means, atol=1e-8)
 
 
-def test_better_than_without() -> None:
+def test_better_than_without():
     """At the same number of particles, batches agree better and higher up."""
     compiled = compiled_of(
         blocks(300), AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1})
@@ -82,7 +75,7 @@ def test_better_than_without() -> None:
     assert moved.spread < 0.6 * without.spread
 
 
-def test_never_resampled_never_moved() -> None:
+def test_never_resampled_never_moved():
     compiled = compiled_of(blocks(300), AllocationModel.nmf(2))
     one, two = (
         quiet(compiled, replace(FAR, resampling=None, moves=n), 1, in_turn, ignore) for n in (0, 3)
@@ -92,7 +85,7 @@ def test_never_resampled_never_moved() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 9, 300, 10_001])
-def test_schedule(tokens: int) -> None:
+def test_schedule(tokens):
     """Particles move whenever their tokens have grown by a share, and not after the last one."""
     edges = stretch_edges(tokens, LOOKS)
     ends = edges[1:][move_schedule(edges) == 1]
@@ -117,7 +110,7 @@ def test_schedule(tokens: int) -> None:
         (17.0, 64, 1),  # would need ten times too many
     ],
 )
-def test_growth(spread: float, particles: int, grows: int) -> None:
+def test_growth(spread, particles, grows):
     """By the spread of the batches, and not at all where that leads nowhere."""
     plan = plan_of(compiled_of(TOY, AllocationModel.nmf(2)), particles, 0, moves=1)
     batch = run_batch(plan, 0, Workspace())
@@ -127,7 +120,7 @@ def test_growth(spread: float, particles: int, grows: int) -> None:
     assert smc._growth(found, 8, plan, SequentialMonteCarlo().max_particles) == grows
 
 
-def test_rounds_grow() -> None:
+def test_rounds_grow():
     model = AllocationModel.nmf(4, concentration={"r": 1.0, "i": 0.1, "j": 0.1})
     start = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=2**12)
     compiled = compiled_of(blocks(300), model)
@@ -137,7 +130,7 @@ def test_rounds_grow() -> None:
     assert found.particles == found.rounds[-1]
 
 
-def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings(monkeypatch):
     compiled = compiled_of(blocks(300), AllocationModel.nmf(5))
     said = r"differ by .*; it may take \d+0 particles to change that; raise max_particles beyond 16"
     with pytest.warns(SamplingWarning, match=said):
@@ -153,7 +146,7 @@ def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
         run_smc(compiled, replace(FAR, target=1e9), 1, in_turn, ignore)
 
 
-def test_tables_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_must_fit(monkeypatch):
     compiled = compiled_of(TOY, AllocationModel.nmf(2))
     monkeypatch.setattr(smc, "BATCH_BYTES", 1000)
     with pytest.raises(OptionError, match=r"16 particles that move would hold .* use moves=0"):
@@ -169,12 +162,12 @@ def test_tables_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         (1001, "moves must be at most 1000, got 1001"),
     ],
 )
-def test_settings_are_checked(moves: Any, match: str) -> None:
+def test_settings_are_checked(moves, match):
     with pytest.raises(OptionError, match=match):
         SequentialMonteCarlo(moves=moves)
 
 
-def test_trace() -> None:
+def test_trace():
     method = dfac.SequentialMonteCarlo(particles=32, islands=4, target=1.0, max_particles=128)
     options = {"random_seed": 1, "progressbar": False, "executor": "serial"}
     X = np.kron(np.eye(2, dtype=int), np.full((2, 2), 12))
@@ -189,7 +182,7 @@ def test_trace() -> None:
     )
 
 
-def test_same_bits_on_every_executor() -> None:
+def test_same_bits_on_every_executor():
     method = dfac.SequentialMonteCarlo(particles=16, islands=4, target=99.0, max_particles=64)
     options = {"random_seed": 1, "progressbar": False}
     found = []

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds, p
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.allocation import AllocationModel
-from daskfactor.progress import RunEvent, ignore
+from daskfactor.progress import ignore
 from tests.allocation.cases import TOY, enumerate_evidence, log_f
 from tests.allocation.particles import blocks, compiled_of, in_turn, plan_of, quiet, run_smc
 
@@ -18,7 +17,7 @@ MATRIX = AllocationModel.nmf(2)
 FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=0)
 
 
-def test_default_finds_the_toy() -> None:
+def test_default_finds_the_toy():
     method = SequentialMonteCarlo()
     for R in (1, 2, 3):
         compiled = compiled_of(TOY, AllocationModel.nmf(R))
@@ -29,7 +28,7 @@ def test_default_finds_the_toy() -> None:
         assert error <= 4 * found.standard_error + 1e-9
 
 
-def test_one_component_has_no_error() -> None:
+def test_one_component_has_no_error():
     compiled = compiled_of(blocks(400), AllocationModel.nmf(1))
     found = run_smc(compiled, FAR, 0, in_turn, ignore)
     assert found.standard_error < 1e-12
@@ -42,7 +41,7 @@ def test_one_component_has_no_error() -> None:
 
 
 @pytest.mark.parametrize("order", ["shared", "own"])
-def test_same_bits_everywhere(order: Any) -> None:
+def test_same_bits_everywhere(order):
     compiled = compiled_of(blocks(400), AllocationModel.nmf(3))
     settings = replace(FAR, islands=5, max_particles=80, order=order, keep="particles")
     executors = [SerialExecutor(), LanesExecutor(1), LanesExecutor(2), LanesExecutor(3)]
@@ -56,7 +55,7 @@ def test_same_bits_everywhere(order: Any) -> None:
     assert quiet(compiled, settings, 8, in_turn, ignore).log_evidence != first.log_evidence
 
 
-def test_what_comes_back() -> None:
+def test_what_comes_back():
     compiled = compiled_of(blocks(400), AllocationModel.nmf(3))
     found = quiet(compiled, replace(FAR, keep="particles"), 7, in_turn, ignore)
     assert found.counts is not None
@@ -78,7 +77,7 @@ def test_what_comes_back() -> None:
     )  # three draws a token: r, i and j
 
 
-def test_edges() -> None:
+def test_edges():
     for tokens in (1, 2, 3, 9, 256, 513, 10_001):
         edges = stretch_edges(tokens)
         assert edges[0] == 0
@@ -87,13 +86,13 @@ def test_edges() -> None:
         assert len(edges) <= 258
 
 
-def test_one_token() -> None:
+def test_one_token():
     compiled = compiled_of(np.array([[0, 1], [0, 0]]), MATRIX)
     found = run_smc(compiled, FAR, 0, in_turn, ignore)
     assert found.log_evidence == pytest.approx(enumerate_evidence(compiled), abs=1e-10)
 
 
-def test_growth() -> None:
+def test_growth():
     """Particles double while batches disagree; the last number counts."""
     model = AllocationModel.nmf(2, concentration=8.0)
     compiled = compiled_of(blocks(60, size=6), model)
@@ -106,7 +105,7 @@ def test_growth() -> None:
     assert len(found.batch_log_z) == 4
 
 
-def test_batches_are_added() -> None:
+def test_batches_are_added():
     """Earlier batches stay what they were."""
     compiled = compiled_of(TOY, MATRIX)
     few = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=32)
@@ -122,7 +121,7 @@ def test_batches_are_added() -> None:
     )
 
 
-def test_warnings() -> None:
+def test_warnings():
     compiled = compiled_of(blocks(2000), AllocationModel.nmf(5))
     with pytest.warns(SamplingWarning, match="differ by .* max_particles beyond 16"):
         run_smc(
@@ -133,7 +132,7 @@ def test_warnings() -> None:
         run_smc(compiled_of(TOY, MATRIX), tight, 1, in_turn, ignore)
 
 
-def test_long_runs_are_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_runs_are_foretold(monkeypatch):
     compiled = compiled_of(TOY, MATRIX)
     seconds = estimated_seconds(plan_of(compiled, 16), 64)
     monkeypatch.setattr(smc, "LONG", seconds / 10)
@@ -141,8 +140,8 @@ def test_long_runs_are_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
         run_smc(compiled, FAR, 1, in_turn, ignore)
 
 
-def test_events() -> None:
-    told: list[RunEvent] = []
+def test_events():
+    told = []
     quiet(
         compiled_of(TOY, MATRIX),
         replace(FAR, islands=20, max_particles=320),
@@ -155,13 +154,13 @@ def test_events() -> None:
     assert told[-1].done == told[-1].total
 
 
-def test_kept_particles_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_particles_must_fit(monkeypatch):
     monkeypatch.setattr(smc, "KEPT_BYTES", 1000)
     with pytest.raises(OptionError, match='use keep="means", or fewer particles'):
         run_smc(compiled_of(TOY, MATRIX), replace(FAR, keep="particles"), 1, in_turn, ignore)
 
 
-def test_pooled() -> None:
+def test_pooled():
     rng = np.random.default_rng(0)
     logs = rng.normal(scale=0.1, size=400) - 1e4
     value, error = pooled(logs)
@@ -189,6 +188,6 @@ def test_pooled() -> None:
         ({"thin": 0.0}, "thin must be None or in"),
     ],
 )
-def test_settings_are_checked(changes: dict[str, Any], match: str) -> None:
+def test_settings_are_checked(changes, match):
     with pytest.raises(OptionError, match=match):
         replace(FAR, **changes)

@@ -1,8 +1,6 @@
 """`daskfactor convert`: what a stranger types, and what the terminal says."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,25 +15,25 @@ LINES = "user,film,stars\nb,7,1.5\na,7,2\nb,9,4\nb,9,3\n"
 
 
 @pytest.fixture
-def invoke() -> Any:
+def invoke():
     runner = CliRunner()
     return lambda *arguments: runner.invoke(app, ["convert", *map(str, arguments)])
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     path = tmp_path / "ratings.csv"
     path.write_text(LINES)
     return path
 
 
-def test_help_is_enough(invoke: Any) -> None:
+def test_help_is_enough(invoke):
     text = invoke("--help").stdout
     for word in ("daskfactor convert ratings.csv ratings.zarr", "--unstored", "--balance", ".mtx"):
         assert word in text
 
 
-def test_a_table_becomes_a_store(invoke: Any, table: Path, tmp_path: Path) -> None:
+def test_a_table_becomes_a_store(invoke, table, tmp_path):
     result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero")
     assert result.exit_code == 0, result.output
     for fact in ("2 x 2, other cells observed zeros", "3 of 4 read, 1 of them for a cell once more",
@@ -46,7 +44,7 @@ def test_a_table_becomes_a_store(invoke: Any, table: Path, tmp_path: Path) -> No
     np.testing.assert_array_equal(data.to_numpy(), [[2, 0], [1.5, 7]])
 
 
-def test_choices_are_noted_on_standard_error(invoke: Any, table: Path, tmp_path: Path) -> None:
+def test_choices_are_noted_on_standard_error(invoke, table, tmp_path):
     result = invoke(table, tmp_path / "s.zarr", "-q")
     assert result.exit_code == 0
     assert result.stderr.startswith("note: cells without entry are taken to be observed zeros")
@@ -54,7 +52,7 @@ def test_choices_are_noted_on_standard_error(invoke: Any, table: Path, tmp_path:
     assert result.stderr.startswith("note: 1 entries name a cell that was named before")
 
 
-def test_json(invoke: Any, table: Path, tmp_path: Path) -> None:
+def test_json(invoke, table, tmp_path):
     result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "--json", "--quiet")
     report = json.loads(result.stdout)
     assert report["shape"] == [2, 2]
@@ -62,12 +60,10 @@ def test_json(invoke: Any, table: Path, tmp_path: Path) -> None:
     assert report["entries_per_second"] > 0
 
 
-def test_options_are_handed_on(
-    invoke: Any, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_are_handed_on(invoke, table, tmp_path, monkeypatch):
     calls = []
 
-    def convert(source: str, store: str, **options: Any) -> Any:
+    def convert(source, store, **options):
         calls.append({"source": source, "store": store, **options})
         raise StoreError("far enough")
 
@@ -97,9 +93,7 @@ def test_options_are_handed_on(
         (["--blocks", "9"], 3, "blocks must be a whole number from 1 to 2"),
     ],
 )
-def test_errors_are_one_sentence(
-    invoke: Any, table: Path, tmp_path: Path, arguments: list[str], code: int, message: str
-) -> None:
+def test_errors_are_one_sentence(invoke, table, tmp_path, arguments, code, message):
     table.write_text(LINES.replace("stars", "ratings"))
     result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q", *arguments)
     assert result.exit_code == code
@@ -109,7 +103,7 @@ def test_errors_are_one_sentence(
     assert not (tmp_path / "s.zarr").exists()
 
 
-def test_a_store_that_is_there_stays(invoke: Any, table: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_there_stays(invoke, table, tmp_path):
     first = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q")
     again = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q")
     assert (first.exit_code, again.exit_code) == (0, 4)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from daskfactor.kernels.cuda import device
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: Any) -> Any:
+def folder(tmp_path_factory):
     """A run, and two new rows whose columns are in another order."""
     at = tmp_path_factory.mktemp("shell")
     V = np.random.default_rng(0).poisson(5, (12, 4))
@@ -27,13 +26,13 @@ def folder(tmp_path_factory: Any) -> Any:
     return at
 
 
-def invoke(folder: Any, *arguments: str) -> Any:
+def invoke(folder, *arguments):
     return CliRunner().invoke(
         app, ["transform", str(folder / "run.zarr"), str(folder / "new.csv"), "-q", *arguments]
     )
 
 
-def test_means_and_deviations_go_to_the_terminal(folder: Any) -> None:
+def test_means_and_deviations_go_to_the_terminal(folder):
     done = invoke(folder)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
@@ -43,7 +42,7 @@ def test_means_and_deviations_go_to_the_terminal(folder: Any) -> None:
     ]  # fmt: skip
 
 
-def test_a_gpu_may_draw_them(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_may_draw_them(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     device._opened.cache_clear()
     done = invoke(folder, "--device", "cuda")
@@ -51,20 +50,20 @@ def test_a_gpu_may_draw_them(folder: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert "needs CuPy" in done.stderr
 
 
-def test_draws_go_to_a_file(folder: Any) -> None:
+def test_draws_go_to_a_file(folder):
     done = invoke(folder, "--keep-draws", "--draws", "3", "-o", str(folder / "W.nc"), "--json")
     assert json.loads(done.stdout)["sizes"] == {"chain": 1, "draw": 3, "row": 2, "component": 2}
     with xr.open_dataset(folder / "W.nc") as found:
         assert found["W"].dims == ("chain", "draw", "row", "component")
 
 
-def test_what_cannot_be_written_is_told(folder: Any) -> None:
+def test_what_cannot_be_written_is_told(folder):
     done = invoke(folder, "--keep-draws")
     assert done.exit_code == 3
     assert "--output is a .nc or .zarr file" in done.stderr
 
 
-def test_new_rows_of_a_weighted_run_bring_theirs(folder: Any) -> None:
+def test_new_rows_of_a_weighted_run_bring_theirs(folder):
     matrix, run = str(folder / "new.csv"), str(folder / "weighed.zarr")
     pd.read_csv(matrix, index_col=0).map(lambda value: 0.5).to_csv(folder / "sigma.csv")
     sigma = str(folder / "sigma.csv")

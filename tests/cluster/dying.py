@@ -8,17 +8,15 @@ import hashlib
 import os
 import signal
 import sys
-from typing import Any
 
 import numpy as np
-import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.inference import setting
 from tests.cluster.support import cluster
 
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "draws": 24,
     "tune": 12,
     "random_seed": 5,
@@ -32,23 +30,23 @@ LONGEST_SEGMENT = 6
 """Cycles between checkpoints, which a run this small would make more rarely."""
 
 
-def data() -> sparse.csr_array:
+def data():
     rng = np.random.default_rng(2)
     return sparse.csr_array(rng.poisson(0.4, (60, 40)).astype(np.float32))
 
 
-def digest(tree: xr.DataTree) -> str:
+def digest(tree):
     """What tells two runs apart, their draws and what is known of each."""
     names = [("posterior", "W"), ("posterior", "H"), ("sample_stats", "lp")]
     values = b"".join(tree[group][name].values.tobytes() for group, name in names)
     return hashlib.sha256(values).hexdigest()
 
 
-def main() -> None:
+def main():
     store, executor, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
     setting.LONGEST_SEGMENT = LONGEST_SEGMENT
 
-    def die(event: dfac.RunEvent) -> None:
+    def die(event):
         if event.phase == "draw" and event.done >= last:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -18,12 +18,12 @@ from daskfactor.results.repository import RepositoryPlace
 from tests.cluster import dying
 
 
-def main() -> None:
+def main():
     scheduler, data, run, executor, last = sys.argv[1:]
     setting.LONGEST_SEGMENT = dying.LONGEST_SEGMENT
     RepositoryPlace.every, files.DEAREST = 1e-9, 1e9  # commit after each segment
 
-    def die(event: dfac.RunEvent) -> None:
+    def die(event):
         if event.phase == "draw" and event.done >= int(last):
             os.kill(os.getpid(), signal.SIGKILL)
 

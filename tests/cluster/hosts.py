@@ -17,17 +17,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import dask
 import psutil
 from distributed import Client
-from distributed.security import Security
 
 TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
 ROOT = Path(__file__).parents[2]
@@ -38,7 +35,7 @@ CLONE_NEWNET = 0x40000000
 _LAUNCHER = ThreadPoolExecutor(1, "launcher")
 
 
-def refusal() -> str:
+def refusal():
     """The reason why this machine makes no hosts; nothing where it does."""
     if os.geteuid() != 0:
         return "hosts are network namespaces, which only root may make"
@@ -53,12 +50,12 @@ def refusal() -> str:
     return ""
 
 
-def _run(*command: str) -> str:
+def _run(*command):
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     return done.stdout
 
 
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+def start(command, **options):
     """Start a process that dies with this one.
 
     The kernel kills it with the thread that it came from, so that is one that stays.
@@ -84,7 +81,7 @@ exec cat
 """Makes a ``/tmp`` at the first argument, a folder, that has all the other arguments in it."""
 
 
-def _code() -> list[str]:
+def _code():
     """Return the folders within ``/tmp`` from which Python loads code, none within another."""
     wanted = {Path(own).resolve() for own in (ROOT, sys.prefix, sys.base_prefix, *sys.path) if own}
     inside = {own for own in wanted if own.is_relative_to("/tmp") and own.is_dir()}
@@ -94,7 +91,7 @@ def _code() -> list[str]:
 class Namespace:
     """A network and a mount namespace, held by a process that ends when its input does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         with TemporaryDirectory() as made:
             self._holder = start(
                 ["unshare", "--net", "--mount", "sh", "-c", OWN_TMP, "sh", made, *_code()],
@@ -111,11 +108,11 @@ class Namespace:
         self.pid = self._holder.pid
         self.enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--"]
 
-    def run(self, *command: str) -> str:
+    def run(self, *command):
         """Run a command to its end; return what it prints."""
         return _run(*self.enter, *command)
 
-    def close(self) -> None:
+    def close(self):
         self._holder.kill()
         self._holder.communicate()
 
@@ -123,13 +120,13 @@ class Namespace:
 class Host(Namespace):
     """A machine with one network card and an address; made by a `Bed`."""
 
-    def __init__(self, bed: "Bed", name: str, number: int) -> None:
+    def __init__(self, bed, name, number):
         super().__init__()
         self.bed, self.name = bed, name
         self.address, self.port = f"{NETWORK}.{number}", f"port{number}"
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes = []
 
-    def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(self, *command, env=None):
         """Start a process that dies with this one; it writes to ``/tmp/log`` of the host."""
         script = 'exec >>/tmp/log 2>&1; exec "$@"'
         path = os.pathsep.join([str(ROOT), *sys.path])
@@ -141,18 +138,18 @@ class Host(Namespace):
         self.processes.append(process)
         return process
 
-    def python(self, *command: str) -> subprocess.Popen[bytes]:
+    def python(self, *command):
         """Start an interpreter with the settings of Dask that hold here."""
         inherited = dask.config.serialize(dask.config.global_config)
         env = {"DASK_INTERNAL_INHERIT_CONFIG": inherited}
         return self.start(sys.executable, *command, env=env)
 
-    def log(self) -> str:
+    def log(self):
         """Return what the host's processes have said."""
         return self.run("sh", "-c", "cat /tmp/log 2>/dev/null || true")
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self):
         """Let this thread, and those that it starts, use the host's network card."""
         with Path("/proc/thread-self/ns/net").open() as before:
             with Path(f"/proc/{self.pid}/ns/net").open() as own:
@@ -162,20 +159,20 @@ class Host(Namespace):
             finally:
                 _set_network(before.fileno())
 
-    def unplug(self) -> None:
+    def unplug(self):
         """Take the link to the switch down: what is sent is lost, and nobody is told."""
         self.bed.switch.run("ip", "link", "set", self.port, "down")
 
-    def plug(self) -> None:
+    def plug(self):
         """Take the link up again."""
         self.bed.switch.run("ip", "link", "set", self.port, "up")
 
-    def sent(self) -> int:
+    def sent(self):
         """Return the bytes that the network card has sent."""
         (card,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", "eth0"))
         return int(card["stats64"]["tx"]["bytes"])
 
-    def power_off(self) -> None:
+    def power_off(self):
         """Kill all processes."""
         for process in self.processes:
             if process.poll() is None:
@@ -184,12 +181,12 @@ class Host(Namespace):
             process.wait()
         self.processes.clear()
 
-    def close(self) -> None:
+    def close(self):
         self.power_off()
         super().close()
 
 
-def _set_network(descriptor: int) -> None:
+def _set_network(descriptor):
     if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns failed")
 
@@ -197,11 +194,11 @@ def _set_network(descriptor: int) -> None:
 class Bed:
     """Hosts on one switch. ``rate`` is that of every link, each way, in the words of ``tc``."""
 
-    def __init__(self, rate: str = "10gbit") -> None:
+    def __init__(self, rate="10gbit"):
         self.rate = rate
-        self.hosts: dict[str, Host] = {}
+        self.hosts = {}
 
-    def __enter__(self) -> "Bed":
+    def __enter__(self):
         self.switch = Namespace()
         try:
             self.switch.run("ip", "link", "add", "switch", "type", "bridge")
@@ -211,12 +208,12 @@ class Bed:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         for host in self.hosts.values():
             host.close()
         self.switch.close()
 
-    def add(self, name: str) -> Host:
+    def add(self, name):
         """Return a new host, plugged in."""
         host = Host(self, name, len(self.hosts) + 1)
         self.hosts[name] = host
@@ -228,21 +225,21 @@ class Bed:
         self._limit(host)
         return host
 
-    def host(self, name: str) -> Host:
+    def host(self, name):
         """Return the host of a name, which is made if it is not there."""
         return self.hosts.get(name) or self.add(name)
 
-    def logs(self) -> str:
+    def logs(self):
         """Return what the processes of all hosts have said."""
         return "\n".join(f"{name}: {host.log()}" for name, host in self.hosts.items())
 
-    def set_rate(self, rate: str) -> None:
+    def set_rate(self, rate):
         """Change the rate of all links."""
         self.rate = rate
         for host in self.hosts.values():
             self._limit(host)
 
-    def _limit(self, host: Host) -> None:
+    def _limit(self, host):
         """Let a millisecond's traffic through at once: a kernel's clock ticks no oftener."""
         bits = float(self.rate.removesuffix("gbit")) * 1e9
         bucket = ["rate", self.rate, "burst", str(int(bits / 8000) + 2**16), "latency", "20ms"]
@@ -263,12 +260,12 @@ class HostedCluster:
         Whether workers that die, or lose their scheduler, are started again.
     """
 
-    def __init__(self, bed: Bed, security: Security | None = None, nanny: bool = False) -> None:
+    def __init__(self, bed, security=None, nanny=False):
         self.bed, self.security, self.nanny = bed, security, nanny
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.workers = {}
         self._undo = ExitStack()
 
-    def __enter__(self) -> "HostedCluster":
+    def __enter__(self):
         with ExitStack() as undo:
             undo.enter_context(dask.config.set(certificates(self.security)))
             undo.callback(self._power_off)
@@ -278,19 +275,19 @@ class HostedCluster:
             self._undo = undo.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error):
         self._undo.__exit__(*error)
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"{'tls' if self.security else 'tcp'}://{self.scheduler_host.address}:8786"
 
-    def start_scheduler(self) -> subprocess.Popen[bytes]:
+    def start_scheduler(self):
         own = ["--host", self.address.removesuffix(":8786"), "--port", "8786", "--no-dashboard"]
         return self.scheduler_host.python("-m", "distributed.cli.dask_scheduler", *own)
 
     @contextmanager
-    def connect(self) -> Iterator[Client]:
+    def connect(self):
         """A client on the client's host: its threads are made there, and their connections."""
         with self.bed.host("client").inside():
             self._await_scheduler()
@@ -302,7 +299,7 @@ class HostedCluster:
         finally:
             client.close(timeout=5)
 
-    def _await_scheduler(self, limit: float = 60.0) -> None:
+    def _await_scheduler(self, limit=60.0):
         """Wait until something listens at the scheduler's port."""
         until = time.monotonic() + limit
         while True:
@@ -316,7 +313,7 @@ class HostedCluster:
             else:
                 return
 
-    def start_worker(self, name: str, threads: int = 1) -> subprocess.Popen[bytes]:
+    def start_worker(self, name, threads=1):
         """Start a worker on a host of that name, without waiting for it."""
         host = self.bed.host(name)
         where = [self.address, "--host", self.address.split("//")[0] + "//" + host.address]
@@ -326,22 +323,22 @@ class HostedCluster:
         self.workers[name] = host.python(*command, "--local-directory", "/tmp")
         return self.workers[name]
 
-    def start_workers(self, count: int, threads: int = 1) -> None:
+    def start_workers(self, count, threads=1):
         """Start workers on as many hosts, and wait for them."""
         for number in range(count):
             self.start_worker(f"worker{number}", threads)
         self.client.wait_for_workers(count, timeout=120)
 
-    def _power_off(self) -> None:
+    def _power_off(self):
         for host in self.bed.hosts.values():
             host.power_off()
 
 
-def certificates(security: Security | None) -> dict[str, Any]:
+def certificates(security):
     """Return settings by which other processes are of the same cluster."""
     if security is None:
         return {}
-    found: dict[str, Any] = {"distributed.comm.require-encryption": True}
+    found = {"distributed.comm.require-encryption": True}
     found["distributed.comm.tls.ca-file"] = security.tls_ca_file
     for role in ("client", "scheduler", "worker"):
         found[f"distributed.comm.tls.{role}.cert"] = getattr(security, f"tls_{role}_cert")
@@ -349,10 +346,10 @@ def certificates(security: Security | None) -> dict[str, Any]:
     return found
 
 
-def later(seconds: float, *what: Callable[[], object]) -> threading.Thread:
+def later(seconds, *what):
     """Do things from a thread, each some seconds after the last."""
 
-    def go() -> None:
+    def go():
         for action in what:
             time.sleep(seconds)
             action()

@@ -4,31 +4,25 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from daskfactor.data.grid import Block, Reshuffled, Schedule
+from daskfactor.data.grid import Block, Reshuffled
 from daskfactor.errors import StoreError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
-from daskfactor.executors.plan import Op
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.kernels.views import Workspace
 from tests.executors.mixer import Mixer, begin, plan_of
 
-EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
+EXECUTORS = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 named = pytest.mark.parametrize("name", EXECUTORS)
 IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0, grace=10.0)
 
@@ -46,13 +40,7 @@ SHORT = {
 
 
 @contextmanager
-def cluster(
-    workers: int,
-    processes: bool,
-    threads: int = 1,
-    memory: str | int = 0,
-    config: Mapping[str, Any] = MappingProxyType({}),
-) -> Iterator[Client]:
+def cluster(workers, processes, threads=1, memory=0, config=MappingProxyType({})):
     """A client of a fresh cluster on this machine, without a dashboard."""
     with (
         dask.config.set({**SHORT, **config}),
@@ -62,9 +50,7 @@ def cluster(
 
 
 @contextmanager
-def running(
-    workers: int, processes: bool, threads: int = 1, memory: str | int = 0
-) -> Iterator[Client]:
+def running(workers, processes, threads=1, memory=0):
     """A client of a fresh cluster, with the settings of Dask that hold."""
     with (
         LocalCluster(
@@ -81,7 +67,7 @@ def running(
 
 
 @contextmanager
-def bare_worker(client: Client) -> Iterator[subprocess.Popen[bytes]]:
+def bare_worker(client):
     """A worker process that no nanny starts again."""
     command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address]
     options = ["--no-nanny", "--nthreads", "1", "--no-dashboard", "--memory-limit", "0"]
@@ -112,9 +98,7 @@ class Killer:
     spots: frozenset[tuple[int, ...]]
     inner: Mixer = MIXER
 
-    def update(
-        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
-    ) -> None:
+    def update(self, op, data, bands, workspace):
         spot = (op.cycle, *op.block)
         if spot in self.spots:
             try:
@@ -125,7 +109,7 @@ class Killer:
                 os.kill(os.getpid(), signal.SIGKILL)
         self.inner.update(op, data, bands, workspace)
 
-    def evaluate(self, *arguments: Any) -> Any:
+    def evaluate(self, *arguments):
         return self.inner.evaluate(*arguments)
 
 
@@ -137,15 +121,15 @@ class Slow:
     straggler: int = -1
     inner: Mixer = MIXER
 
-    def update(self, *arguments: Any) -> None:
+    def update(self, *arguments):
         time.sleep(self.seconds * (1 + (os.getpid() == self.straggler)))
         self.inner.update(*arguments)
 
-    def evaluate(self, *arguments: Any) -> Any:
+    def evaluate(self, *arguments):
         return self.inner.evaluate(*arguments)
 
 
-GATES: dict[str, threading.Event] = {}
+GATES = {}
 """Events that a program waits for, by name; for workers in this process."""
 
 
@@ -157,18 +141,16 @@ class Gated:
     at: Block
     inner: Mixer = MIXER
 
-    def update(
-        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
-    ) -> None:
+    def update(self, op, data, bands, workspace):
         if op.block == self.at and op.cycle == 1:
             assert GATES[self.gate].wait(30)
         self.inner.update(op, data, bands, workspace)
 
-    def evaluate(self, *arguments: Any) -> Any:
+    def evaluate(self, *arguments):
         return self.inner.evaluate(*arguments)
 
 
-def wait_at_gate(gate: str, workspace: Workspace) -> None:
+def wait_at_gate(gate, workspace):
     """A share of a pass that waits for a gate; for workers in this process."""
     assert GATES[gate].wait(30)
 
@@ -179,13 +161,11 @@ class Reading:
 
     inner: Mixer = MIXER
 
-    def update(
-        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
-    ) -> None:
+    def update(self, op, data, bands, workspace):
         data.view(*op.block)
         self.inner.update(op, data, bands, workspace)
 
-    def evaluate(self, *arguments: Any) -> Any:
+    def evaluate(self, *arguments):
         return self.inner.evaluate(*arguments)
 
 
@@ -196,29 +176,29 @@ class BrokenData:
     bad: Block
     token: str = "broken"
 
-    def open(self, memory_limit: int | None = None) -> "BrokenData":
+    def open(self, memory_limit=None):
         return self
 
-    def view(self, row: int, col: int) -> Any:
+    def view(self, row, col):
         if (row, col) == self.bad:
             raise StoreError(f"chunk {row}.{col} cannot be decoded; write the store again")
         return np.zeros((1, 1))
 
 
 def chain(
-    executor: Any,
-    program: Any = None,
+    executor,
+    program=None,
     *,
-    blocks: int = 4,
-    factors: int = 2,
-    segments: int = 3,
-    cycles: int = 4,
-    schedule: Schedule | None = None,
-    data: Any = None,
-    width: int = 3,
-    on_done: Callable[[int], None] | None = None,
-    before: Sequence[Callable[[], None]] = (),
-) -> ChainState:
+    blocks=4,
+    factors=2,
+    segments=3,
+    cycles=4,
+    schedule=None,
+    data=None,
+    width=3,
+    on_done=None,
+    before=(),
+):
     """Several segments one after the other, as a chain runs them; draws and sums are kept.
 
     ``before[n]`` is called before segment n.
@@ -233,6 +213,6 @@ def chain(
     return state
 
 
-def oracle(**options: Any) -> ChainState:
+def oracle(**options):
     """The same chain on the serial executor."""
     return chain(SerialExecutor(), **options)

@@ -3,14 +3,12 @@
 import contextlib
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
-from distributed import Client
 
 import daskfactor as dfac
 from daskfactor.data.convert import convert
@@ -19,7 +17,7 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
-SETTINGS: dict[str, Any] = {"random_seed": 3, "progressbar": False, "blocks": 4}
+SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 4}
 RNG = np.random.default_rng(8)
 V = RNG.gamma(1, 1, (60, 4)) @ RNG.gamma(1, 2, (4, 52))  # chunks below are blocks of four
 V[RNG.random(V.shape) < 0.1] = np.nan
@@ -27,7 +25,7 @@ SIGMA = RNG.uniform(0.3, 3.0, V.shape)
 NMF = dfac.TweedieNMF(3, beta=2)
 
 
-def stored(values: np.ndarray) -> sp.csr_array:
+def stored(values):
     rows, cols = np.nonzero(~np.isnan(V))
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
 
@@ -52,11 +50,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any
 
 
 @pytest.mark.parametrize("place", ["memory", "zarr", "zarr with cells that vanish", "store"])
-def test_the_draws_of_one_process(
-    place: str, client: Client, places: dict[str, tuple[Any, Any]]
-) -> None:
+def test_the_draws_of_one_process(place, client, places):
     values, sigma = places[place]
-    arguments: Any = (values, NMF, dfac.PSGLD(warm_start=3), 8, 6)
+    arguments = (values, NMF, dfac.PSGLD(warm_start=3), 8, 6)
     options = SETTINGS | {"uncertainty": sigma}
     if place != "store":
         options["monitor"] = "missing"
@@ -78,25 +74,21 @@ def test_the_draws_of_one_process(
     ],
     ids=["BlockHMC", "SGHMC", "Gibbs", "negative binomial"],
 )
-def test_what_bands_gather_by_weight_travels_with_them(
-    model: Any, sampler: Any, client: Client
-) -> None:
+def test_what_bands_gather_by_weight_travels_with_them(model, sampler, client):
     data = dfac.as_blocks(np.rint(V), 4, weights=SIGMA)
-    arguments: Any = (data, model, sampler, 6, 4)
+    arguments = (data, model, sampler, 6, 4)
     here = dfac.sample(*arguments, executor="serial", **SETTINGS)
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
 
 
 @pytest.mark.parametrize("place", tiered(["zarr", "store"], lambda place: place == "store"))
-def test_a_worker_dies_and_the_run_goes_on_from_its_store(
-    place: str, client: Client, tmp_path: Path, places: dict[str, tuple[Any, Any]]
-) -> None:
+def test_a_worker_dies_and_the_run_goes_on_from_its_store(place, client, tmp_path, places):
     values, sigma = places[place]
-    arguments: Any = (values, NMF, dfac.PSGLD(warm_start=3), 30, 15)
+    arguments = (values, NMF, dfac.PSGLD(warm_start=3), 30, 15)
     options = SETTINGS | {"uncertainty": sigma}
-    killed: list[int] = []
+    killed = []
 
-    def kill(event: Any) -> None:
+    def kill(event):
         if event.phase == "draw" and not killed:
             pids = client.run(os.getpid)
             killed.append(pids[min(pids)])
@@ -105,7 +97,7 @@ def test_a_worker_dies_and_the_run_goes_on_from_its_store(
             raise KeyboardInterrupt
 
     store = tmp_path / "run.zarr"
-    where: dict[str, Any] = {"executor": "ring", "client": client, "callback": kill}
+    where = {"executor": "ring", "client": client, "callback": kill}
     with contextlib.suppress(KeyboardInterrupt):
         dfac.sample(*arguments, store=store, **where, **options)
     assert killed

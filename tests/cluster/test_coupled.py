@@ -1,15 +1,11 @@
 """Several matrices on a cluster: the draws of one process, with a store, also when resumed."""
 
-from pathlib import Path
-from typing import Any
-
 import anndata
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
 import xarray as xr
-from distributed import Client
 
 import daskfactor as dfac
 from tests.cluster.test_sample import same
@@ -29,7 +25,7 @@ MODEL = dfac.Coupled(
         "features": dfac.Relation("gene", "feature", law="gamma"),
     },
 )
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "random_seed": 3,
     "progressbar": False,
     "blocks": 5,
@@ -41,11 +37,11 @@ SETTINGS: dict[str, Any] = {
 ROWS = np.array([f"r{number}" for number in range(40)])
 
 
-def sparse(values: Any) -> anndata.AnnData:
+def sparse(values):
     return anndata.AnnData(sp.csr_matrix(values, dtype=np.float32), pd.DataFrame(index=ROWS))
 
 
-def mixed() -> dict[str, Any]:
+def mixed():
     """Observed zeros, values with gaps of some rows only, missing cells, and a chain."""
     rng = np.random.default_rng(5)
     W = rng.gamma(1, 1, (40, 3))
@@ -60,7 +56,7 @@ def mixed() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
-def test_the_draws_of_one_process(executor: str, client: Client, tmp_path: Path) -> None:
+def test_the_draws_of_one_process(executor, client, tmp_path):
     """With a store; and half of them from a run that is resumed there."""
     draws, tune = (8, 6) if executor == "ring" else (4, 3)  # each operation is a task of dask
     arguments = mixed(), MODEL, dfac.PSGLD(warm_start=3)
@@ -83,7 +79,7 @@ def test_the_draws_of_one_process(executor: str, client: Client, tmp_path: Path)
     [dfac.SGHMC(warm_start=3), dfac.BlockHMC(steps=2, warm_start=3)],
     ids=lambda own: own.name,
 )
-def test_what_bands_gather_travels_with_them(sampler: Any, client: Client) -> None:
+def test_what_bands_gather_travels_with_them(sampler, client):
     arguments = mixed(), MODEL, sampler, 5, 4
     here = dfac.sample(*arguments, executor="serial", **SETTINGS)
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)

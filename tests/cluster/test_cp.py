@@ -1,12 +1,8 @@
 """Tensors on a cluster: the draws of one process, with a store, also when resumed."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import sparse
-from distributed import Client
 
 import daskfactor as dfac
 from tests.cluster.test_sample import same
@@ -14,7 +10,7 @@ from tests.cluster.test_sample import same
 pytestmark = pytest.mark.cluster
 
 MODEL = dfac.CP(3, dispersion=1.0)
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "random_seed": 3,
     "progressbar": False,
     "blocks": 3,
@@ -22,7 +18,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def tensor() -> Any:
+def tensor():
     """Skewed counts, so that indices are dealt out evenly."""
     rng = np.random.default_rng(5)
     heavy = rng.lognormal(0, 1.5, 31)[:, None, None]
@@ -30,7 +26,7 @@ def tensor() -> Any:
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
-def test_the_draws_of_one_process(executor: str, client: Client, tmp_path: Path) -> None:
+def test_the_draws_of_one_process(executor, client, tmp_path):
     """With a store; and half of them from a run that is resumed there."""
     draws, tune = (6, 4) if executor == "ring" else (2, 1)  # each operation is a task of dask
     place = {"executor": executor, "client": client}
@@ -47,13 +43,13 @@ def test_the_draws_of_one_process(executor: str, client: Client, tmp_path: Path)
     [dfac.SGHMC(warm_start=2), dfac.BlockHMC(steps=2, warm_start=2), dfac.PSGRRLD(warm_start=2)],
     ids=lambda own: own.name,
 )
-def test_what_bands_gather_travels_with_them(sampler: Any, client: Client) -> None:
+def test_what_bands_gather_travels_with_them(sampler, client):
     arguments = tensor(), MODEL, sampler, 4, 4
     here = dfac.sample(*arguments, executor="serial", **SETTINGS)
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
 
 
-def test_the_executor_is_chosen_for_tensors_too(client: Client) -> None:
+def test_the_executor_is_chosen_for_tensors_too(client):
     """By the time of a block's update, of an array in the client's memory."""
     V = np.random.default_rng(0).poisson(3.0, (10, 6, 8)).astype(float)
     arguments = V, MODEL, dfac.PSGLD(warm_start=2), 4, 4

@@ -4,14 +4,12 @@ import json
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import pytest
-import xarray as xr
 import zarr
-from distributed import Client, get_worker
+from distributed import get_worker
 
 import daskfactor as dfac
 from daskfactor.errors import StoreError
@@ -40,20 +38,18 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "CHUNK_BYTES", 17 * 2 * 4)
 
 
-def equal(found: xr.DataTree, wanted: xr.DataTree) -> None:
+def equal(found, wanted):
     for group in {"posterior", "posterior_moments", "monitor"} & set(wanted.children):
         assert found[group].to_dataset().equals(wanted[group].to_dataset())
 
 
 @pytest.mark.parametrize("balance", [False, True])
 @pytest.mark.parametrize("name", ["ring", "tasks"])
-def test_workers_write_what_the_client_never_sees(
-    name: str, balance: bool, elsewhere: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_write_what_the_client_never_sees(name, balance, elsewhere, tmp_path, monkeypatch):
     settings = SETTINGS | {"monitor": None, "keep": "draws"}
     settings |= {"blocks": None, "unstored": None}
 
-    def refuse(_: Keeper, refs: Any, rows: Any = ()) -> Any:
+    def refuse(_, refs, rows=()):
         assert not list(refs), "bands went through the client"
         return iter(rows)
 
@@ -77,9 +73,7 @@ def test_workers_write_what_the_client_never_sees(
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_the_client_writes_where_workers_cannot(
-    kind: str, here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatch):
     sampler, runs = SAMPLERS[kind], {}
     for shared in (True, False):
         with monkeypatch.context() as patch:
@@ -99,7 +93,7 @@ def test_the_client_writes_where_workers_cannot(
     equal(runs[True], dfac.sample(dying.data(), MODEL, sampler, executor="serial", **settings))
 
 
-def test_a_run_of_workers_goes_on_in_threads(here: Client, tmp_path: Path) -> None:
+def test_a_run_of_workers_goes_on_in_threads(here, tmp_path):
     """Also one that is renamed at its first checkpoint, when it takes the place of another."""
     store = str(tmp_path / "run.zarr")
     dfac.sample(dying.data(), dfac.TweedieNMF(1), executor="serial", store=store, **SETTINGS)
@@ -113,15 +107,15 @@ def test_a_run_of_workers_goes_on_in_threads(here: Client, tmp_path: Path) -> No
 
 
 def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
-    elsewhere: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    elsewhere, tmp_path, monkeypatch
+):
     """A draw of W has two chunks, and a chunk of H four draws, which only one may write."""
     monkeypatch.setattr(schema, "CHUNK_BYTES", 400)
     store = str(tmp_path / "run.zarr")
     tall, settings = dying.data()[:, :12], dying.SETTINGS | {"draws": 12}
-    writers: dict[Any, set[str]] = {}
+    writers = {}
 
-    def watched(self: Keeper, kept: Any, work: Any) -> None:
+    def watched(self, kept, work):
         for address, own in work.items():
             for piece, *_ in own.get("pieces", ()):
                 chunk = zarr.open_array(f"{store}/{piece.path}", mode="r").chunks[1]
@@ -144,10 +138,10 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
     equal(found, wanted)
 
 
-def test_parts_of_different_checkpoints_are_never_mixed(here: Client, tmp_path: Path) -> None:
+def test_parts_of_different_checkpoints_are_never_mixed(here, tmp_path):
     """As a client leaves them that dies between its workers' parts and its own."""
     store, folder = str(tmp_path / "run.zarr"), tmp_path / "run.zarr/checkpoint/state"
-    options: dict[str, Any] = {"executor": "ring", "client": here, "progressbar": False}
+    options = {"executor": "ring", "client": here, "progressbar": False}
     dfac.sample(dying.data(), MODEL, dying.SAMPLER, store=store, **SETTINGS | options)
     with RunStore.open(store) as held:
         newest = held.load_checkpoint()[1]["cycle"]
@@ -164,12 +158,10 @@ def test_parts_of_different_checkpoints_are_never_mixed(here: Client, tmp_path: 
     equal(found, wanted)
 
 
-def test_a_full_disk_under_a_worker_is_told(
-    here: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_under_a_worker_is_told(here, tmp_path, monkeypatch):
     store = str(tmp_path / "run.zarr")
 
-    def full(self: DurableStore, name: str, write: Any) -> None:
+    def full(self, name, write):
         if "-" in name:
             raise OSError(28, "No space left on device")
         save(self, name, write)
@@ -184,14 +176,12 @@ def test_a_full_disk_under_a_worker_is_told(
 
 
 @pytest.mark.parametrize("name", ["ring", "tasks"])
-def test_a_worker_that_was_given_up_writes_nothing_more(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_was_given_up_writes_nothing_more(name, tmp_path, monkeypatch):
     """Stopped before it writes moments, it continues when the run without it has written all."""
     gate, late, finish, write = threading.Event(), [], RunStore.finish, Writer.write
     continued = threading.Event()
 
-    def stopped(self: Writer, path: str, region: Any, values: Any) -> Any:
+    def stopped(self, path, region, values):
         mine = path.startswith("posterior_moments/") and not late and is_worker()
         if mine:
             late.append(get_worker().address)
@@ -204,7 +194,7 @@ def test_a_worker_that_was_given_up_writes_nothing_more(
             if mine:
                 continued.set()
 
-    def finished(self: RunStore, *args: Any) -> None:
+    def finished(self, *args):
         gate.set()
         assert continued.wait(60)
         finish(self, *args)
@@ -225,7 +215,7 @@ def test_a_worker_that_was_given_up_writes_nothing_more(
     equal(found, wanted)
 
 
-def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path: Path) -> None:
+def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path):
     store, moments = str(tmp_path / "run.zarr"), "posterior_moments/W_mean"
     dfac.sample(dying.data(), MODEL, dying.SAMPLER, executor="serial", store=store, **SETTINGS)
     # As a client leaves it that is killed: not closed.
@@ -241,7 +231,7 @@ def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path: Path) -> N
     assert not list(Path(store).rglob("*.partial"))
 
 
-def is_worker() -> bool:
+def is_worker():
     try:
         get_worker()
     except ValueError:
@@ -250,17 +240,13 @@ def is_worker() -> bool:
 
 
 @pytest.mark.parametrize("error", [OSError(13, "Permission denied"), BadZipFile("cut short")])
-def test_a_worker_that_cannot_read_a_checkpoint_is_named_and_is_not_taken_for_lost(
-    error: Exception,
-) -> None:
+def test_a_worker_that_cannot_read_a_checkpoint_is_named_and_is_not_taken_for_lost(error):
     told = r"worker tcp://here .* checkpoint .*; see that it can"
     with pytest.raises(StoreError, match=told), reading("tcp://here"):
         raise error
 
 
-def test_a_place_that_cannot_be_tidied_is_given_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_cannot_be_tidied_is_given_free(tmp_path, monkeypatch):
     store = RunStore.create(tmp_path / "run", make_spec())
     place = store.checkpoints._place
     monkeypatch.setattr(place, "recall", lambda: (_ for _ in ()).throw(OSError(30, "read-only")))

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +23,14 @@ pytestmark = [
 MONITOR = np.array([1, 30, 41]), np.array([3, 20, 7])
 
 
-def install() -> None:
+def install():
     """Have a worker's process find a device, for as long as it lives."""
     made = fake.HostDevice(fake.cupy())
     device._opened = lambda: made
     device.MOST_GROUPS, device.THREADS = 2, 32
 
 
-def launched() -> int:
+def launched():
     """Count the kernels that a worker has compiled."""
     return len(device.current()._compiled)
 
@@ -59,7 +58,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_workers_give_the_draws_of_one_gpu(name: str, client: Client, stand_in: Any) -> None:
+def test_workers_give_the_draws_of_one_gpu(name, client, stand_in):
     values, model, sampler = RUNS[name]
     V = dfac.as_blocks(values(), blocks=4, unstored="zero" if name == "sparse" else None)
     settings = {**SETTINGS, "draws": 8, "tune": 8, "monitor": MONITOR, "blocks": None}
@@ -70,15 +69,15 @@ def test_workers_give_the_draws_of_one_gpu(name: str, client: Client, stand_in: 
     assert all(count > 1 for count in client.run(launched).values())
 
 
-def test_data_beyond_the_limit_of_a_worker_stream(client: Client, stand_in: Any) -> None:
-    run: Any = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 8, 8)
+def test_data_beyond_the_limit_of_a_worker_stream(client, stand_in):
+    run = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 8, 8)
     there = {"client": client, **SETTINGS}
     whole = dfac.sample(*run, device="cuda", **there)
     assert same(whole, dfac.sample(*run, device=dfac.CUDA(memory_limit=1), **there))
 
 
-def test_workers_draw_new_rows(client: Client, stand_in: Any) -> None:
-    run: Any = {**SETTINGS, "blocks": None}
+def test_workers_draw_new_rows(client, stand_in):
+    run = {**SETTINGS, "blocks": None}
     trace = dfac.sample(counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 2, 8, **run)
     run |= {"device": "cuda", "blocks": 4}
     one, ring = (dfac.transform(trace, counts()[:20], client=own, **run) for own in (None, client))
@@ -86,15 +85,15 @@ def test_workers_draw_new_rows(client: Client, stand_in: Any) -> None:
     assert ring.attrs["device"] == "cuda: no GPU"
 
 
-def test_tasks_have_no_gpu(client: Client, stand_in: Any) -> None:
+def test_tasks_have_no_gpu(client, stand_in):
     with pytest.raises(OptionError, match="those of workers run a ring"):
         dfac.sample(
             counts(), dfac.TweedieNMF(3), device="cuda", client=client, executor="tasks", **SETTINGS
         )
 
 
-def test_a_worker_without_a_gpu_is_one_sentence() -> None:
-    run: Any = (counts(), dfac.TweedieNMF(3), dfac.PSGLD())
+def test_a_worker_without_a_gpu_is_one_sentence():
+    run = (counts(), dfac.TweedieNMF(3), dfac.PSGLD())
     told = pytest.raises(OptionError, match='device="cuda" needs')
     with cluster(2, processes=True) as client, told:
         dfac.sample(*run, device="cuda", client=client, **SETTINGS)

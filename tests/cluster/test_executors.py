@@ -6,7 +6,6 @@ import threading
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import dask
 import numpy as np
@@ -15,15 +14,7 @@ from dask.sizeof import sizeof
 from distributed import Client, Event, LocalCluster
 from distributed.security import Security
 
-from daskfactor.data.grid import (
-    Block,
-    Cyclic,
-    Grid,
-    NestedReshuffled,
-    Proportional,
-    Reshuffled,
-    Schedule,
-)
+from daskfactor.data.grid import Block, Cyclic, Grid, NestedReshuffled, Proportional, Reshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, StoreError
 from daskfactor.executors import choose_executor, make_executor
@@ -55,50 +46,44 @@ SCHEDULES = [Reshuffled(), Cyclic(), Proportional(), NestedReshuffled(2)]
 
 @pytest.mark.parametrize("blocks", [2, 4, 8])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
-def test_the_oracles_bits(executor: Any, schedule: Schedule, blocks: int) -> None:
-    options: dict[str, Any] = {"schedule": schedule, "blocks": blocks, "cycles": 2}
+def test_the_oracles_bits(executor, schedule, blocks):
+    options = {"schedule": schedule, "blocks": blocks, "cycles": 2}
     assert bits(chain(executor, **options)) == bits(oracle(**options))
     assert executor.report.lost_segments == 0
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(3, 2), (3, 4), (4, 3)])
-def test_the_oracles_bits_of_three_factors_and_more(
-    executor: Any, factors: int, blocks: int
-) -> None:
-    options: dict[str, Any] = {"factors": factors, "blocks": blocks, "cycles": 2, "segments": 2}
+def test_the_oracles_bits_of_three_factors_and_more(executor, factors, blocks):
+    options = {"factors": factors, "blocks": blocks, "cycles": 2, "segments": 2}
     assert bits(chain(executor, **options)) == bits(oracle(**options))
     assert executor.report.lost_segments == 0
 
 
-def test_bands_of_every_factor_are_handed_on_alone(
-    here: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bands_of_every_factor_are_handed_on_alone(here, monkeypatch):
     monkeypatch.setattr(executors_of_clusters, "SPLIT_BYTES", 0)
     executor = ClusterTasksExecutor(here, patience=IMPATIENT)
-    options: dict[str, Any] = {"factors": 3, "blocks": 3, "cycles": 2, "segments": 1}
+    options = {"factors": 3, "blocks": 3, "cycles": 2, "segments": 1}
     assert bits(chain(executor, **options)) == bits(oracle(**options))
     executor.close()
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(
-    name: str, factors: int, blocks: int, elsewhere: Client
-) -> None:
+def test_the_oracles_bits_from_other_processes(name, factors, blocks, elsewhere):
     executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
-    options: dict[str, Any] = {"factors": factors, "blocks": blocks, "cycles": 2}
+    options = {"factors": factors, "blocks": blocks, "cycles": 2}
     assert bits(chain(executor, **options)) == bits(oracle(**options))
     assert executor.report.workers == 2
     assert 0 < executor.report.utilisation <= 1
     executor.close()
 
 
-def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere: Client) -> None:
+def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere):
     """Four of eight bands at half speed: busy for 1 and 1/2; three of them: for 6/6 and 5/6."""
     executor = RingExecutor(elsewhere, patience=IMPATIENT)
     pids = elsewhere.run(os.getpid)
     slow = max(pids, key=lambda address: pids[address])
-    options: dict[str, Any] = {"blocks": 8, "cycles": 1, "segments": 4}
+    options = {"blocks": 8, "cycles": 1, "segments": 4}
     assert bits(chain(executor, Slow(0.01, pids[slow]), **options)) == bits(oracle(**options))
     shares, _ = executor.shares(8)
     assert shares[slow] < 4
@@ -107,18 +92,18 @@ def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere: Client) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_bands_of_every_size_between_processes(threads: int, elsewhere: Client) -> None:
+def test_bands_of_every_size_between_processes(threads, elsewhere):
     """Small ones go inside a message, large ones beside it."""
     with nullcontext(elsewhere) if threads == 1 else cluster(2, True, threads) as client:
         executor = RingExecutor(client, patience=IMPATIENT)
         for width in (3, 3000):
-            options: dict[str, Any] = {"blocks": 4, "cycles": 3, "segments": 1, "width": width}
+            options = {"blocks": 4, "cycles": 3, "segments": 1, "width": width}
             assert bits(chain(executor, **options)) == bits(oracle(**options))
         executor.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_any_number_of_workers(workers: int) -> None:
+def test_any_number_of_workers(workers):
     with cluster(workers, processes=False) as client:
         for make in EXECUTORS.values():
             executor = make(client, patience=IMPATIENT)
@@ -126,7 +111,7 @@ def test_any_number_of_workers(workers: int) -> None:
             executor.close()
 
 
-def test_only_the_workers_that_were_named(here: Client) -> None:
+def test_only_the_workers_that_were_named(here):
     named = sorted(here.nthreads())[:2]
     executor = RingExecutor(here, workers=named, patience=IMPATIENT)
     assert bits(chain(executor)) == bits(oracle())
@@ -134,18 +119,18 @@ def test_only_the_workers_that_were_named(here: Client) -> None:
     executor.close()
 
 
-def test_a_large_state_travels_without_a_warning(executor: Any) -> None:
+def test_a_large_state_travels_without_a_warning(executor):
     """Warnings are errors here; Dask warns of graphs above 10 MB."""
     wide = {"width": 600_000, "segments": 1, "cycles": 1, "blocks": 2}
     with dask.config.set({"distributed.comm.timeouts.connect": "30s"}):
         assert bits(chain(executor, **wide)) == bits(oracle(**wide))
 
 
-def test_the_clients_state_is_not_touched_when_a_segment_fails(executor: Any) -> None:
-    seen: list[Any] = []
+def test_the_clients_state_is_not_touched_when_a_segment_fails(executor):
+    seen = []
 
     class Spy:
-        def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+        def run(self, plan, program, state, data, on_done):
             before = state.copy()
             try:
                 return executor.run(plan, program, state, data, on_done)
@@ -160,27 +145,27 @@ def test_the_clients_state_is_not_touched_when_a_segment_fails(executor: Any) ->
         assert state.gather("columns").tobytes() == before.gather("columns").tobytes()
 
 
-def test_an_error_names_its_block_and_leaves_the_workers_free(executor: Any) -> None:
+def test_an_error_names_its_block_and_leaves_the_workers_free(executor):
     with pytest.raises(EngineError, match=r"row band 1, column band 2.*cycle 1.*on purpose"):
         chain(executor, Mixer(fail_at=Block(1, 2)))
     assert bits(chain(executor)) == bits(oracle())
     assert executor.report.lost_segments == 0
 
 
-def test_a_block_that_cannot_be_read_is_named(executor: Any) -> None:
+def test_a_block_that_cannot_be_read_is_named(executor):
     with pytest.raises(StoreError, match=r"chunk 3\.1 cannot be decoded") as caught:
         chain(executor, Reading(), data=BrokenData(Block(3, 1)))
     assert "row band 3, column band 1" in "".join(caught.value.__notes__)
 
 
-def test_progress_never_goes_back_and_ends_with_all(executor: Any) -> None:
-    seen: list[int] = []
+def test_progress_never_goes_back_and_ends_with_all(executor):
+    seen = []
     chain(executor, segments=1, on_done=seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 4 * 16 + 2 * 16
 
 
-def test_a_slow_block_is_waited_for(executor: Any) -> None:
+def test_a_slow_block_is_waited_for(executor):
     """The gate opens when others have told of progress, while this block holds them all up."""
     GATES["slow"] = gate = threading.Event()
     state = chain(executor, Gated("slow", Block(1, 2)), on_done=lambda done: gate.set())
@@ -188,10 +173,10 @@ def test_a_slow_block_is_waited_for(executor: Any) -> None:
     assert executor.report.lost_segments == 0
 
 
-def test_an_interrupt_frees_the_workers(executor: Any) -> None:
+def test_an_interrupt_frees_the_workers(executor):
     GATES["interrupt"] = gate = threading.Event()
 
-    def interrupt(done: int) -> None:
+    def interrupt(done):
         gate.set()
         raise KeyboardInterrupt
 
@@ -200,15 +185,15 @@ def test_an_interrupt_frees_the_workers(executor: Any) -> None:
     assert bits(chain(executor)) == bits(oracle())
 
 
-def test_an_interrupt_stops_workers_that_wait_for_each_other(here: Client) -> None:
+def test_an_interrupt_stops_workers_that_wait_for_each_other(here):
     """One may be held up inside its block; the others end at once."""
     GATES["held"] = gate = threading.Event()
     executor = RingExecutor(here, patience=IMPATIENT)
 
-    def interrupt(done: int) -> None:
+    def interrupt(done):
         raise KeyboardInterrupt
 
-    def running(dask_worker: Any) -> int:
+    def running(dask_worker):
         return len(dask_worker.plugins[PLUGIN]._segments)
 
     try:
@@ -223,10 +208,10 @@ def test_an_interrupt_stops_workers_that_wait_for_each_other(here: Client) -> No
     executor.close()
 
 
-def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here: Client) -> None:
-    def open_late(dask_worker: Any) -> str:
+def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here):
+    def open_late(dask_worker):
         exchange = dask_worker.plugins[PLUGIN]
-        reasons: list[str] = []
+        reasons = []
         order = SimpleNamespace(attempt=("token", 0))
         segment = SimpleNamespace(order=order, task="early", abort=reasons.append)
         exchange.transition("early", "executing", "cancelled")
@@ -240,18 +225,18 @@ def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here: Client) ->
     executor.close()
 
 
-def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here: Client) -> None:
+def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here):
     """Also messages of an attempt that never began here, once a later one is over."""
 
-    def receive(dask_worker: Any) -> list[Any]:
+    def receive(dask_worker):
         exchange = dask_worker.plugins[PLUGIN]
-        arrived: list[int] = []
+        arrived = []
         order = SimpleNamespace(attempt=("late", 1))
         segment = SimpleNamespace(
             order=order, task="task", arrive=lambda parcel: arrived.append(parcel.at[1])
         )
 
-        def send(number: int, col: int) -> None:
+        def send(number, col):
             exchange.receive([tuple(Parcel(("late", number), (1, col), 0, ("",), None))], [b""])
 
         send(0, 1)
@@ -269,10 +254,10 @@ def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here: Client) -
     executor.close()
 
 
-def test_a_ring_says_so_when_workers_are_busy(here: Client) -> None:
+def test_a_ring_says_so_when_workers_are_busy(here):
     busy, release = Event("busy", client=here), Event("release", client=here)
 
-    def occupy(address: str) -> None:
+    def occupy(address):
         Event("busy").set()
         Event("release").wait(60)
 
@@ -291,7 +276,7 @@ def test_a_ring_says_so_when_workers_are_busy(here: Client) -> None:
     executor.close()
 
 
-def test_an_address_without_a_worker_does_not_hang(here: Client) -> None:
+def test_an_address_without_a_worker_does_not_hang(here):
     for make in EXECUTORS.values():
         executor = make(here, workers=["tcp://127.0.0.1:1"], patience=Patience(workers=0.5))
         began = time.monotonic()
@@ -303,18 +288,18 @@ def test_an_address_without_a_worker_does_not_hang(here: Client) -> None:
         executor.close()
 
 
-def test_map_keeps_the_order_of_its_items(executor: Any, here: Client) -> None:
+def test_map_keeps_the_order_of_its_items(executor, here):
     assert executor.map(lambda item, work: item * item, range(20)) == [n * n for n in range(20)]
     assert executor.map(lambda item, work: item, []) == []
 
 
-def test_map_carries_data_and_state_along(executor: Any) -> None:
+def test_map_carries_data_and_state_along(executor):
     """What the passes over the data do: a closure over blocked data and a factor."""
     V = np.random.default_rng(0).random((40, 30), dtype=np.float32)
     with as_blocks(V, 3) as data:
         factor = np.arange(30.0)
 
-        def row_sum(row: int, work: Any) -> float:
+        def row_sum(row, work):
             return sum(
                 float(data.view(row, col).block.sum()) + factor[col]
                 for col in range(data.grid.blocks)
@@ -325,8 +310,8 @@ def test_map_carries_data_and_state_along(executor: Any) -> None:
         assert executor.map(row_sum, range(3)) == expected  # from the reader that is open now
 
 
-def test_an_error_in_map_comes_back(executor: Any) -> None:
-    def fail(item: int, work: Any) -> int:
+def test_an_error_in_map_comes_back(executor):
+    def fail(item, work):
         raise StoreError(f"item {item} cannot be read; look for it")
 
     with pytest.raises(StoreError, match=r"item \d cannot be read"):
@@ -335,21 +320,21 @@ def test_an_error_in_map_comes_back(executor: Any) -> None:
         executor.map(lambda item, work: 1 // 0, range(5))
 
 
-def test_what_is_no_synchronous_client_is_refused() -> None:
+def test_what_is_no_synchronous_client_is_refused():
     with pytest.raises(OptionError, match=r"must be a dask.distributed Client, got 'tcp://here'"):
         make_executor("ring", "tcp://here")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"pass client=Client\(\.\.\.\)"):
         make_executor("ring")
 
 
-def test_which_executors_take_a_client(here: Client) -> None:
+def test_which_executors_take_a_client(here):
     assert isinstance(make_executor("ring", here), RingExecutor)
     assert isinstance(make_executor("tasks", here), ClusterTasksExecutor)
     with pytest.raises(OptionError, match=r"executor='threads' runs in this process"):
         make_executor("threads", here)
 
 
-def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere: Client) -> None:
+def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere):
     rng = np.random.default_rng(0)
     state = make_state(Grid.even((6, 6), 2), rng.random((6, 2)), rng.random((6, 2)))
     op = Op(Action.UPDATE, Block(1, 0), 0, 0, 1.0, False, CycleOptions())
@@ -360,14 +345,14 @@ def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere: Client) ->
     assert state.gather("rows").tobytes() == before
 
 
-def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
+def test_workers_know_how_large_our_objects_are(elsewhere):
     """Dask measures a plain object at some fifty bytes, and spills too late."""
     band = FactorBand(0, np.zeros((1000, 10)), {"metric": np.zeros((1000, 10))})
     assert sizeof(band) >= 160_000
     assert sizeof(Portion({(0, 0): band, (1, 0): band})) >= 320_000
     executor = ClusterTasksExecutor(elsewhere, patience=IMPATIENT)
 
-    def there(dask_worker: Any) -> int:
+    def there(dask_worker):
         from dask.sizeof import sizeof as size_there  # the worker's own, with what it registered
 
         return int(size_there(band))
@@ -377,8 +362,8 @@ def test_workers_know_how_large_our_objects_are(elsewhere: Client) -> None:
     executor.close()
 
 
-def test_an_asynchronous_client_is_refused(here: Client) -> None:
-    async def make() -> None:
+def test_an_asynchronous_client_is_refused(here):
+    async def make():
         async with Client(
             here.scheduler.address, asynchronous=True, set_as_default=False
         ) as client:
@@ -388,7 +373,7 @@ def test_an_asynchronous_client_is_refused(here: Client) -> None:
     here.sync(make)
 
 
-def test_an_encrypted_cluster() -> None:
+def test_an_encrypted_cluster():
     """Bands go through the cluster's own connections, so its security holds for them."""
     pytest.importorskip("cryptography")
     security = Security.temporary()

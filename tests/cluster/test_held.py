@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import dask
 import numpy as np
@@ -17,7 +16,7 @@ import pytest
 from distributed import Client
 
 import daskfactor as dfac
-from daskfactor.data.grid import Block, NestedReshuffled, Reshuffled, Schedule
+from daskfactor.data.grid import Block, NestedReshuffled, Reshuffled
 from daskfactor.errors import EngineError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import StateLost
@@ -34,7 +33,7 @@ from tests.tiers import tiered
 pytestmark = pytest.mark.cluster
 
 
-def content(state: Any) -> list[Any]:
+def content(state):
     """Values and arrays of all bands."""
     return [
         (band.values.tobytes(), sorted((n, a.tobytes()) for n, a in band.arrays.items()))
@@ -45,27 +44,27 @@ def content(state: Any) -> list[Any]:
 class Holding:
     """An executor whose states stay in the workers; ``between`` is done to each of them."""
 
-    def __init__(self, executor: Any, between: Any = None) -> None:
+    def __init__(self, executor, between=None):
         self.executor, self.between = executor, between
 
-    def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+    def run(self, plan, program, state, data, on_done):
         held = self.executor.hold(state)
         if self.between is not None:
             self.between(held)
         return self.executor.run(plan, program, held, data, on_done)
 
 
-def held_bytes(client: Client) -> int:
+def held_bytes(client):
     """Bytes in the stores of all workers, once they are told of all that is not wanted."""
 
-    def here(dask_worker: Any) -> int:
+    def here(dask_worker):
         return int(dask_worker.plugins[PLUGIN].bands.nbytes)
 
     gc.collect()
     return sum(client.run(here).values())
 
 
-def settled(client: Client, expected: int) -> None:
+def settled(client, expected):
     until = time.monotonic() + 10
     while (found := held_bytes(client)) != expected:
         assert time.monotonic() < until, f"{found} bytes in the workers, not {expected}"
@@ -83,7 +82,7 @@ def store() -> Iterator[BandStore]:
         yield made
 
 
-def test_a_store_keeps_versions_and_counts_their_bytes(store: BandStore) -> None:
+def test_a_store_keeps_versions_and_counts_their_bytes(store):
     key, one = Key(0, 0, "mean"), np.ones(100)
     store.put("token", {(key, 1): one, (key, 2): 2 * one})
     assert store.nbytes == 1600
@@ -99,7 +98,7 @@ def test_a_store_keeps_versions_and_counts_their_bytes(store: BandStore) -> None
     assert store.nbytes == 0
 
 
-def test_a_store_drops_bands_with_their_clients_key(store: BandStore) -> None:
+def test_a_store_drops_bands_with_their_clients_key(store):
     store.put("token", {(Key(0, 0), 0): FactorBand(0, np.ones((5, 2)))})
     store.transition(f"{HOLD}token-1", "released", "memory")
     store.transition(f"{HOLD}token-0", "memory", "released")
@@ -110,7 +109,7 @@ def test_a_store_drops_bands_with_their_clients_key(store: BandStore) -> None:
         store.put("token", {(Key(0, 0), 0): np.ones(1)})
 
 
-def test_a_change_is_made_once(store: BandStore) -> None:
+def test_a_change_is_made_once(store):
     store.once("call")
     with pytest.raises(StateLost, match="a second time"):
         store.once("call")
@@ -121,18 +120,16 @@ def test_a_change_is_made_once(store: BandStore) -> None:
 
 @pytest.mark.parametrize("schedule", [Reshuffled(), NestedReshuffled(2)], ids=str)
 @pytest.mark.parametrize("blocks", [2, 6])
-def test_the_oracles_bits(executor: Any, schedule: Schedule, blocks: int) -> None:
-    options: dict[str, Any] = {"schedule": schedule, "blocks": blocks, "cycles": 2}
+def test_the_oracles_bits(executor, schedule, blocks):
+    options = {"schedule": schedule, "blocks": blocks, "cycles": 2}
     assert bits(chain(Holding(executor), **options).local()) == bits(oracle(**options))
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(
-    name: str, factors: int, blocks: int, elsewhere: Client
-) -> None:
+def test_the_oracles_bits_from_other_processes(name, factors, blocks, elsewhere):
     executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
-    options: dict[str, Any] = {"factors": factors, "blocks": blocks, "cycles": 2}
+    options = {"factors": factors, "blocks": blocks, "cycles": 2}
     after, expected = chain(Holding(executor), **options), oracle(**options)
     assert bits(after.local()) == bits(expected)
     assert after._named("0").keys() == expected._named("0").keys()
@@ -146,14 +143,14 @@ def test_the_oracles_bits_from_other_processes(
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 4), (3, 3)])
-def test_arrays_of_every_kind_stay_where_they_are(executor: Any, factors: int, blocks: int) -> None:
+def test_arrays_of_every_kind_stay_where_they_are(executor, factors, blocks):
     """Some are constant, some needed late, some never; some are copied, some taken."""
 
-    def run(made: Any, changed: bool) -> ChainState:
+    def run(made, changed):
         kept = []
 
         class Hoarding:
-            def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+            def run(self, plan, program, state, data, on_done):
                 if isinstance(state, ChainState) and not state.names(0):
                     hoard(state)
                     state = made.hold(state)
@@ -172,10 +169,8 @@ def test_arrays_of_every_kind_stay_where_they_are(executor: Any, factors: int, b
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("factors", [2, 3])
-def test_a_state_is_made_of_bands_of_any_number_of_factors(
-    executor: Any, factors: int, shared: bool
-) -> None:
-    def band(factor: int, number: int) -> FactorBand:
+def test_a_state_is_made_of_bands_of_any_number_of_factors(executor, factors, shared):
+    def band(factor, number):
         values = np.full((2, 3), 10.0 * factor + number)
         return FactorBand(2 * number, values, {"twice": 2 * values}, {"moments": factor})
 
@@ -187,7 +182,7 @@ def test_a_state_is_made_of_bands_of_any_number_of_factors(
         assert (found.offset, found.counts) == (wanted.offset, wanted.counts)
 
 
-def add(band: FactorBand, by: float = 1.0) -> float:
+def add(band, by=1.0):
     """Change a band in place, and give it another array in place of one."""
     band.values += np.float32(by)
     band.arrays["more"] = band.values * 2
@@ -195,12 +190,12 @@ def add(band: FactorBand, by: float = 1.0) -> float:
     return float(band.values[0, 0])
 
 
-def look(band: FactorBand, power: int) -> tuple[float, int]:
+def look(band, power):
     """Change nothing."""
     return float((band.values**power).sum()), band.offset
 
 
-def test_each_meets_bands_where_they_are(executor: Any, here: Client) -> None:
+def test_each_meets_bands_where_they_are(executor, here):
     state = oracle(segments=1)
     held = executor.hold(state.copy())
     before = held.copy()
@@ -217,18 +212,18 @@ def test_each_meets_bands_where_they_are(executor: Any, here: Client) -> None:
     assert bits(before.local()) == bits(oracle(segments=1))
 
 
-def fail(band: FactorBand) -> None:
+def fail(band):
     band.values[:] = 0
     raise EngineError("on purpose")
 
 
-def test_an_error_in_each_comes_back(executor: Any) -> None:
+def test_an_error_in_each_comes_back(executor):
     held = executor.hold(oracle(segments=1))
     with pytest.raises(EngineError, match="on purpose"):
         held.each(fail)
 
 
-def test_a_copy_is_a_way_back(executor: Any) -> None:
+def test_a_copy_is_a_way_back(executor):
     state = executor.hold(oracle(segments=1))
     way_back = state.copy()
     first = bits(chain(Continued(executor, state)).local())
@@ -240,10 +235,10 @@ def test_a_copy_is_a_way_back(executor: Any) -> None:
 class Continued:
     """Begins a chain with a state of its own."""
 
-    def __init__(self, executor: Any, state: Any) -> None:
+    def __init__(self, executor, state):
         self.executor, self.state = executor, state
 
-    def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+    def run(self, plan, program, state, data, on_done):
         self.state = self.executor.run(plan, program, self.state, data, on_done)
         return self.state
 
@@ -252,7 +247,7 @@ class Continued:
 
 
 @named
-def test_what_no_state_has_any_more_is_dropped(name: str, here: Client) -> None:
+def test_what_no_state_has_any_more_is_dropped(name, here):
     executor = EXECUTORS[name](here, patience=IMPATIENT)
     local = oracle(segments=1)
     local.forget()
@@ -267,7 +262,7 @@ def test_what_no_state_has_any_more_is_dropped(name: str, here: Client) -> None:
 
 
 @named
-def test_bands_go_with_a_client_that_dies(name: str, elsewhere: Client) -> None:
+def test_bands_go_with_a_client_that_dies(name, elsewhere):
     """The scheduler notices, and has the workers release its keys."""
     with Client(elsewhere.scheduler.address, set_as_default=False) as own:
         executor = EXECUTORS[name](own, patience=IMPATIENT)
@@ -284,10 +279,10 @@ def test_bands_go_with_a_client_that_dies(name: str, elsewhere: Client) -> None:
 class Saving:
     """Goes back to where it saved its state, as a run does."""
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, executor):
         self.executor, self.lost = executor, 0
 
-    def run(self, plan: Any, program: Any, state: Any, data: Any, on_done: Any) -> Any:
+    def run(self, plan, program, state, data, on_done):
         saved = state.local()
         while True:
             try:
@@ -299,7 +294,7 @@ class Saving:
 
 @pytest.mark.parametrize("factors", tiered([2, 3], lambda factors: factors == 3))
 @named
-def test_lost_bands_are_told(name: str, factors: int, tmp_path: Any) -> None:
+def test_lost_bands_are_told(name, factors, tmp_path):
     spots = frozenset(spot[: 1 + factors] for spot in [(5, 2, 1, 0), (9, 1, 3, 3)])
     with cluster(2, processes=True) as client:
         executor = EXECUTORS[name](client, patience=IMPATIENT)
@@ -319,16 +314,16 @@ def test_lost_bands_are_told(name: str, factors: int, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_a_run_goes_back_to_its_last_checkpoint(stored: bool, tmp_path: Any) -> None:
+def test_a_run_goes_back_to_its_last_checkpoint(stored, tmp_path):
     """On the disk of the client if it has no store; the bits are those of a run without losses."""
-    settings: dict[str, Any] = dying.SETTINGS | {"monitor": (np.arange(3), np.arange(3))}
+    settings = dying.SETTINGS | {"monitor": (np.arange(3), np.arange(3))}
     model = dfac.TweedieNMF(2)
     wanted = dfac.sample(dying.data(), model, dying.SAMPLER, executor="serial", **settings)
-    kills: list[str] = []
+    kills = []
     scratch = dask.config.set({"temporary-directory": str(tmp_path)})
     with scratch, cluster(2, processes=True) as client:
 
-        def strike(event: dfac.RunEvent) -> None:
+        def strike(event):
             if event.phase not in kills and event.done * 2 > event.total:
                 kills.append(event.phase)
                 if event.phase in ("warm start", "tune", "draw"):

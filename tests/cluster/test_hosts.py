@@ -7,10 +7,9 @@ start many processes take minutes together, and are of the full tier.
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
@@ -28,10 +27,10 @@ from tests.tiers import tiered
 pytestmark = pytest.mark.cluster
 
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
-LONG: dict[str, Any] = {"segments": 2, "cycles": 8}
+LONG = {"segments": 2, "cycles": 8}
 """A run of about two seconds on two workers, of operations that take time."""
 SLOW = Slow(0.02)
-CUT: dict[str, Any] = {
+CUT = {
     "distributed.comm.timeouts.tcp": "11s",  # the least that Dask takes
     "distributed.scheduler.worker-ttl": "12s",
 }
@@ -48,9 +47,7 @@ class Rig:
     bed: Bed
     cluster: HostedCluster
 
-    def check(
-        self, name: str, program: Any = None, strike: Callable[[], object] | None = None, **run: Any
-    ) -> Any:
+    def check(self, name, program=None, strike=None, **run):
         """Compare a chain with the oracle's; ``strike`` is called before the last segment."""
         executor = EXECUTORS[name](self.cluster.client, patience=IMPATIENT)
         before = [lambda: None] * (run.get("segments", 3) - 1)
@@ -70,7 +67,7 @@ def rig(_hosts: None) -> Iterator[Rig]:
         yield Rig(bed, cluster)
 
 
-def test_hosts_share_no_folder(rig: Rig) -> None:
+def test_hosts_share_no_folder(rig):
     rig.bed.hosts["worker0"].run("touch", "/tmp/here")
     found = rig.cluster.client.run(os.path.exists, "/tmp/here")
     assert sorted(found.values()) == [False, True]
@@ -79,7 +76,7 @@ def test_hosts_share_no_folder(rig: Rig) -> None:
 
 @pytest.mark.parametrize("rate", tiered(RATES, lambda rate: rate == "1gbit"))
 @named
-def test_the_oracles_bits_at_any_rate(name: str, rate: str, rig: Rig) -> None:
+def test_the_oracles_bits_at_any_rate(name, rate, rig):
     rig.bed.set_rate(rate)
     before = rig.bed.hosts["worker0"].sent()
     assert rig.check(name, cycles=2, width=30).workers == 2
@@ -87,14 +84,14 @@ def test_the_oracles_bits_at_any_rate(name: str, rate: str, rig: Rig) -> None:
 
 
 @named
-def test_a_link_that_blinks_costs_nothing(name: str, rig: Rig) -> None:
+def test_a_link_that_blinks_costs_nothing(name, rig):
     host = rig.bed.hosts["worker1"]
     report = rig.check(name, SLOW, lambda: later(0.5, host.unplug, host.plug), **LONG)
     assert report.lost_segments == 0
 
 
 @named
-def test_a_worker_that_is_stopped_is_waited_for(name: str, rig: Rig) -> None:
+def test_a_worker_that_is_stopped_is_waited_for(name, rig):
     process = rig.cluster.workers["worker1"]
     report = rig.check(
         name,
@@ -110,7 +107,7 @@ def test_a_worker_that_is_stopped_is_waited_for(name: str, rig: Rig) -> None:
 
 
 @named
-def test_workers_die_and_others_join(name: str) -> None:
+def test_workers_die_and_others_join(name):
     """One is killed within a segment; another host joins within it."""
     with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
         cluster.start_workers(2)
@@ -124,7 +121,7 @@ def test_workers_die_and_others_join(name: str) -> None:
 
 @pytest.mark.full
 @named
-def test_a_host_that_is_cut_off_for_long_is_done_without(name: str) -> None:
+def test_a_host_that_is_cut_off_for_long_is_done_without(name):
     with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
         cluster.start_workers(2)
         rig, host = Rig(bed, cluster), bed.hosts["worker1"]
@@ -139,13 +136,13 @@ def test_a_host_that_is_cut_off_for_long_is_done_without(name: str) -> None:
 
 @pytest.mark.full
 @named
-def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name: str) -> None:
+def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name):
     """The scheduler forgets a client that is away, and all that it was to tell it."""
     with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
         cluster.start_workers(2)
         rig, host = Rig(bed, cluster), bed.hosts["client"]
 
-        def strike() -> None:
+        def strike():
             host.unplug()
             later(14.0, host.plug)
 
@@ -155,9 +152,7 @@ def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name: str) -> None:
 
 @pytest.mark.full
 @named
-def test_nothing_is_shared_but_an_object_store(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_is_shared_but_an_object_store(name, monkeypatch, tmp_path):
     """Data and run lie there; the client is killed and resumed on other workers by another one."""
     pytest.importorskip("moto.server", reason="an S3 server of its own needs moto[server]")
     pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
@@ -168,7 +163,7 @@ def test_nothing_is_shared_but_an_object_store(
     )
     urls = [f"s3://{BUCKET}/{name}/{what}" for what in ("v", "run")]
 
-    def do(cluster: HostedCluster, draw: int) -> str:
+    def do(cluster, draw):
         script = str(Path(dying.__file__).with_name("far.py"))
         client = cluster.bed.host("client").python(script, cluster.address, *urls, name, str(draw))
         assert client.wait(240) == (-signal.SIGKILL if draw else 0), cluster.bed.logs()
@@ -190,11 +185,11 @@ def test_nothing_is_shared_but_an_object_store(
 
 @pytest.mark.full
 @named
-def test_a_scheduler_that_is_started_again_goes_on(name: str) -> None:
+def test_a_scheduler_that_is_started_again_goes_on(name):
     with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
         cluster.start_workers(2)
 
-        def again() -> None:
+        def again():
             bed.hosts["scheduler"].power_off()
             cluster.start_scheduler()
             for number in range(2):
@@ -206,7 +201,7 @@ def test_a_scheduler_that_is_started_again_goes_on(name: str) -> None:
 
 @pytest.mark.full  # test_executors.py has an encrypted cluster
 @named
-def test_encrypted_connections_between_hosts(name: str) -> None:
+def test_encrypted_connections_between_hosts(name):
     pytest.importorskip("cryptography")
     security = Security.temporary()
     with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed, security) as cluster:
@@ -226,16 +221,14 @@ def shared() -> Iterator[str]:
 
 @pytest.mark.full
 @named
-def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(
-    name: str, shared: str, tmp_path: Path
-) -> None:
+def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(name, shared, tmp_path):
     store, run = str(tmp_path / "run.zarr"), (shared, dying.MODEL, dying.SAMPLER)
     settings = {k: v for k, v in dying.SETTINGS.items() if k not in ("blocks", "unstored")}
     wanted = dfac.sample(*run, executor="serial", **settings)
     with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
         cluster.start_workers(2)
 
-        def strike(event: dfac.RunEvent) -> None:
+        def strike(event):
             if event.phase == "draw":
                 cluster.scheduler.kill()
 

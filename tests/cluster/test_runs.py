@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 
 
-def same(found: xr.DataTree, wanted: xr.DataTree) -> None:
+def same(found, wanted):
     for name in ("W", "H"):
         np.testing.assert_array_equal(
             found["posterior"][name].values, wanted["posterior"][name].values
@@ -40,9 +40,7 @@ def wanted() -> xr.DataTree:
 
 @pytest.mark.parametrize("executor", ["ring", "tasks", "auto"])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_cluster_gives_the_draws_of_one_machine(
-    executor: str, threads: int, wanted: xr.DataTree
-) -> None:
+def test_a_cluster_gives_the_draws_of_one_machine(executor, threads, wanted):
     with cluster(1, processes=False, threads=threads) as client:
         found = dfac.sample(
             dying.data(), dying.MODEL, dying.SAMPLER, client=client, executor=executor,
@@ -51,7 +49,7 @@ def test_a_cluster_gives_the_draws_of_one_machine(
     same(found, wanted)
 
 
-def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path: Path) -> None:
+def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path):
     """From a store that workers open themselves, with hyperparameters drawn in the client."""
     store = str(tmp_path / "v.zarr")
     dfac.convert(dying.data(), store, unstored="missing", blocks=2, progressbar=False)
@@ -69,8 +67,8 @@ def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path: Path) -> None:
     ("executor", "workers"), tiered([("ring", 3), ("tasks", 1)], lambda case: case[0] == "ring")
 )
 def test_a_killed_client_is_resumed_on_another_number_of_workers(
-    executor: str, workers: int, wanted: xr.DataTree, tmp_path: Path
-) -> None:
+    executor, workers, wanted, tmp_path
+):
     store = str(tmp_path / "run.zarr")
     path = os.pathsep.join([str(ROOT), *sys.path])
     done = subprocess.run(
@@ -92,7 +90,7 @@ def test_a_killed_client_is_resumed_on_another_number_of_workers(
     same(found, wanted)
 
 
-def test_an_executor_of_this_process_with_a_client_is_refused() -> None:
+def test_an_executor_of_this_process_with_a_client_is_refused():
     with (
         cluster(1, processes=False) as client,
         pytest.raises(OptionError, match="makes no use of client"),
@@ -101,7 +99,7 @@ def test_an_executor_of_this_process_with_a_client_is_refused() -> None:
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
-def test_stochastic_descent_on_a_cluster_finds_what_one_machine_finds(executor: str) -> None:
+def test_stochastic_descent_on_a_cluster_finds_what_one_machine_finds(executor):
     settings = {"blocks": 4, "unstored": "missing", "random_seed": 0, "progressbar": False}
     asked = (dying.data(), dfac.TweedieNMF(2), dfac.DSGD(max_iter=3))
     wanted = dfac.optimize(*asked, **settings)

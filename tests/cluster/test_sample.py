@@ -4,15 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client
 
 import daskfactor as dfac
-from daskfactor.inference.base import Sampler
 from tests.random_sparse import random_array
 
 pytestmark = [
@@ -20,17 +16,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:around the means that:daskfactor.errors.DataWarning"),
 ]
 
-SETTINGS: dict[str, Any] = {"random_seed": 3, "progressbar": False, "blocks": 4}
+SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 4}
 
 
-def counts() -> np.ndarray:
+def counts():
     rng = np.random.default_rng(5)
     V = rng.poisson(rng.gamma(1, 1, (60, 4)) @ rng.gamma(1, 2, (4, 50))).astype(np.float32)
     V[rng.random(V.shape) < 0.1] = np.nan
     return V
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
     assert groups
     return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
@@ -39,7 +35,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.libraries
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 @pytest.mark.parametrize("rates", [{}, {"rate_w": "row", "rate_h": "component"}], ids=str)
-def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> None:
+def test_the_draws_of_one_process(executor, rates, client):
     arguments = (counts(), dfac.TweedieNMF(3, **rates), dfac.PSGLD(warm_start=3), 12, 10)
     # Every operation is a task of dask: fewer blocks are a quarter of the time.
     options = SETTINGS | {"monitor": "missing", "blocks": 4 if executor == "ring" else 2}
@@ -49,9 +45,7 @@ def test_the_draws_of_one_process(executor: str, rates: Any, client: Client) -> 
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
-def test_the_starts_of_one_process(
-    executor: str, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_starts_of_one_process(executor, client, monkeypatch):
     for name in ("inits.SHORT", "starts.SHORT", "singular.FILL_ITERATIONS"):
         monkeypatch.setattr(f"daskfactor.inference.{name}", 4)  # each is a journey to workers
     arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 3, 2)
@@ -76,12 +70,12 @@ def test_the_starts_of_one_process(
     ],
     ids=lambda sampler: sampler.name,
 )
-def test_what_bands_gather_travels_with_them(sampler: Sampler, client: Client) -> None:
+def test_what_bands_gather_travels_with_them(sampler, client):
     law = dfac.TweedieNMF(3, shape_w=2.0, dispersion=1.0)
     linked = dfac.GaussianMF(3, covariates_w=np.arange(120.0).reshape(60, 2))
     rates = dfac.TweedieNMF(3, dispersion=1.0, covariates_w=np.arange(60.0)[:, None] / 60)
     more = {"Gibbs": [linked, rates], "BlockHMC": [rates]}
-    models: list[Any] = [law, *more.get(sampler.name, [])]
+    models = [law, *more.get(sampler.name, [])]
     for model in models:
         arguments = (counts(), model, sampler, 6, 4)
         here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)
@@ -91,7 +85,7 @@ def test_what_bands_gather_travels_with_them(sampler: Sampler, client: Client) -
         assert same(there, here)
 
 
-def test_sparse_data_and_coupled_chains(client: Client) -> None:
+def test_sparse_data_and_coupled_chains(client):
     V = random_array((80, 60), density=0.2, rng=np.random.default_rng(2))
     V.data[:] = np.ceil(5 * V.data)
     arguments = (V, dfac.TweedieNMF(2), dfac.PSGRRLD(warm_start=3), 8, 8)
@@ -101,12 +95,12 @@ def test_sparse_data_and_coupled_chains(client: Client) -> None:
     assert same(there, here)
 
 
-def test_a_worker_that_dies_during_a_run(client: Client, tmp_path: Path) -> None:
+def test_a_worker_that_dies_during_a_run(client, tmp_path):
     """Killed on the first event of the draws; the run is stored, and whole."""
     arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 40, 20)
-    killed: list[int] = []
+    killed = []
 
-    def kill(event: Any) -> None:
+    def kill(event):
         if event.phase == "draw" and not killed:
             pids = client.run(os.getpid)
             killed.append(pids[min(pids)])
@@ -126,7 +120,7 @@ def test_a_worker_that_dies_during_a_run(client: Client, tmp_path: Path) -> None
     assert same(dfac.resume(tmp_path / "run.zarr", progressbar=False), here)
 
 
-def test_what_takes_long_to_import_is_not_imported_before_it_is_used() -> None:
+def test_what_takes_long_to_import_is_not_imported_before_it_is_used():
     code = (
         "import sys, daskfactor.inference.sampling\n"
         "assert not {'distributed', 'scipy.stats'} & set(sys.modules)"

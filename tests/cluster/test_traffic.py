@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.segment import Exchange, Parcel
+from daskfactor.executors.segment import Exchange
 from daskfactor.executors.state import FactorBand
 from daskfactor.executors.traffic import RingClock
 from daskfactor.inference.base import checked_sampler
@@ -40,9 +39,9 @@ def client() -> Iterator[Client]:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of arrays in every message from worker to worker."""
-    found: list[int] = []
+    found = []
 
-    def send(self: Exchange, address: str, parcel: Parcel) -> None:
+    def send(self, address, parcel):
         band = parcel.band
         found.append(band.values.nbytes + sum(own.nbytes for own in band.arrays.values()))
         usual(self, address, parcel)
@@ -60,9 +59,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (TweedieNMF(3, dispersion=1.0), Gibbs(warm_start=1), 1.7),  # as if it always gathered
     ],
 )
-def test_bytes_are_those_that_a_ring_sends(
-    model: Any, sampler: Any, more: float, client: Client, sent: list[int]
-) -> None:
+def test_bytes_are_those_that_a_ring_sends(model, sampler, more, client, sent):
     V = np.random.default_rng(0).poisson(3.0, (40, 61)).astype(np.float32)
     sampler = checked_sampler(model, sampler)
     with as_blocks(V, 4) as data:
@@ -86,25 +83,25 @@ class Program:
     """An operation that does nothing and changes every array."""
 
 
-def even(blocks: int, cycles: int) -> tuple[Any, ...]:
+def even(blocks, cycles):
     """Plan cycles of equal blocks, in the one order in which every band has to travel."""
     with as_blocks(np.ones((blocks, blocks), np.float32), blocks) as data:
         options = RunOptions(cycles, 0, 1, 1, 0, "moments", 0, "float32")
         sampler = checked_sampler(TweedieNMF(1), PSGLD())
-        setting: Any = SimpleNamespace(data=data, sampler=sampler, options=options)
+        setting = SimpleNamespace(data=data, sampler=sampler, options=options)
         return tuple(part for part in _drawing_plan(setting, cycles) if part.ops[0].action == 0)
 
 
-def ring_seconds(workers: int, blocks: int, network: float, size: int) -> tuple[float, float]:
+def ring_seconds(workers, blocks, network, size):
     """Seconds of operations of 10 ms on one thread, and in a ring."""
     plan = even(blocks, 20)
     column = FactorBand(0, np.zeros((1, size), np.uint8))
     seconds = np.full((blocks, blocks), 0.01)
-    ring: Any = plan, Program(), column, [1] * blocks, [1] * workers, seconds, network
+    ring = plan, Program(), column, [1] * blocks, [1] * workers, seconds, network
     return len(plan) * blocks * 0.01, RingClock(*ring).run().seconds
 
 
-def test_time_is_that_of_the_slowest_of_threads_cards_and_bands() -> None:
+def test_time_is_that_of_the_slowest_of_threads_cards_and_bands():
     alone, none = ring_seconds(1, 8, math.inf, 1000)
     assert none == pytest.approx(alone)
     alone, free = ring_seconds(4, 8, math.inf, 1000)
@@ -125,19 +122,19 @@ def test_time_is_that_of_the_slowest_of_threads_cards_and_bands() -> None:
         (5e8, 5e8),
     ],
 )
-def test_rates_of_networks(network: Any, rate: float) -> None:
+def test_rates_of_networks(network, rate):
     assert network_rate(network) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("network", ["fast", "10", 0, -1.0, math.nan, "10 Gbit per s", True])
-def test_rates_that_are_none(network: Any) -> None:
+def test_rates_that_are_none(network):
     with pytest.raises(OptionError, match="network is bytes a second"):
         network_rate(network)
 
 
-def test_what_the_network_limits() -> None:
+def test_what_the_network_limits():
     V, model = np.ones((4000, 2000), np.float32), TweedieNMF(20)
-    known: dict[str, Any] = {"draws": 20, "tune": 20, "blocks": 8, "workers": 4, "lanes": 1}
+    known = {"draws": 20, "tune": 20, "blocks": 8, "workers": 4, "lanes": 1}
     wide = estimate_cost(V, model, **known, network="100 Gbit/s")
     tight = estimate_cost(V, model, **known, network="10 Mbit/s")
     assert (wide.sent, wide.worker) == (tight.sent, tight.worker)

@@ -18,7 +18,7 @@ from tests.object_store import BUCKET, SECRETS
 
 pytestmark = pytest.mark.cluster
 
-FIT: dict[str, Any] = {"draws": 2, "tune": 2, "progressbar": False, "random_seed": 1}
+FIT = {"draws": 2, "tune": 2, "progressbar": False, "random_seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def client(_object_store: Any) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("kind", ["blocks", "zarr", "icechunk"])
-def test_the_draws_of_one_process(kind: str, client: Client, s3: Any) -> None:
+def test_the_draws_of_one_process(kind, client, s3):
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}/v"
     rng = np.random.default_rng(2)
     values = 1 + rng.poisson(2.0, (40, 32)).astype(np.float32)
@@ -59,13 +59,13 @@ def test_the_draws_of_one_process(kind: str, client: Client, s3: Any) -> None:
         assert there["posterior"].to_dataset().equals(here["posterior"].to_dataset())
 
 
-def without_credentials() -> None:
+def without_credentials():
     for name in SECRETS:
         os.environ.pop(name)
 
 
 @pytest.mark.parametrize(("what", "executor"), [("data", "tasks"), ("run", "ring")])
-def test_a_worker_without_credentials_is_named(what: str, executor: str, client: Client) -> None:
+def test_a_worker_without_credentials_is_named(what, executor, client):
     pytest.importorskip("icechunk")
     place = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     values = sparse.csr_array(np.ones((40, 32), np.float32))

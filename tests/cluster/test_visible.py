@@ -1,22 +1,20 @@
 """What people see of a cluster run: names on the dashboard, calls from inside a task."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from distributed import Client, get_client, worker_client
+from distributed import get_client, worker_client
 
 import daskfactor as dfac
 from tests.cluster.support import cluster
 
 pytestmark = pytest.mark.cluster
 
-SETTINGS: dict[str, Any] = {"random_seed": 3, "progressbar": False, "blocks": 3}
+SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 3}
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)
 PSGLD = dfac.PSGLD(warm_start=2)
 
 
-def prefixes(dask_scheduler: Any) -> list[str]:
+def prefixes(dask_scheduler):
     """On the scheduler: how the dashboard names tasks."""
     return sorted(dask_scheduler.task_prefixes)
 
@@ -39,7 +37,7 @@ def prefixes(dask_scheduler: Any) -> list[str]:
         ),
     ],
 )
-def test_the_dashboard_says_what_is_computed(executor: str, own: set[str]) -> None:
+def test_the_dashboard_says_what_is_computed(executor, own):
     V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
     V[2, 3] = np.nan
     with cluster(1, processes=False) as client:
@@ -51,7 +49,7 @@ def test_the_dashboard_says_what_is_computed(executor: str, own: set[str]) -> No
     assert names == own | held | {"log-normalizer", "send-log-normalizer"}
 
 
-def sample_inside(how: str, executor: str) -> bytes:
+def sample_inside(how, executor):
     """On a worker: a run on the cluster that this task belongs to."""
     V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
     options = {**SETTINGS, "executor": executor}
@@ -67,7 +65,7 @@ def sample_inside(how: str, executor: str) -> bytes:
 @pytest.mark.parametrize(
     ("executor", "processes"), [("ring", True), ("tasks", True), ("ring", False), ("auto", False)]
 )
-def test_a_task_may_sample_on_its_own_cluster(executor: str, processes: bool) -> None:
+def test_a_task_may_sample_on_its_own_cluster(executor, processes):
     """Its only thread is needed by the tasks that it waits for."""
     V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
     expected = dfac.sample(V, MODEL, PSGLD, 4, 4, **SETTINGS)["posterior"]["W"].values.tobytes()
@@ -78,6 +76,6 @@ def test_a_task_may_sample_on_its_own_cluster(executor: str, processes: bool) ->
         assert free(client)
 
 
-def free(client: Client) -> bool:
+def free(client):
     """Whether the worker takes new tasks, as many at a time as before."""
     return bool(client.submit(lambda: True, pure=False).result(timeout=10))

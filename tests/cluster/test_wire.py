@@ -6,12 +6,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import dask
 import numpy as np
-import pytest
 from distributed.core import Server, connect
 
 from daskfactor.executors.wire import START, Link, Wire, can_carry, framed, unframed
@@ -20,22 +17,22 @@ from daskfactor.executors.wire import START, Link, Wire, can_carry, framed, unfr
 class End:
     """One end: a server as every worker is one, its wire, and what came of it."""
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server):
         self.server = server
-        self.got: list[Any] = []
-        self.lost: list[tuple[str, str]] = []
+        self.got = []
+        self.lost = []
         self.open = threading.Event()
         self.open.set()
         server.connection_args = {}
         self.wire = Wire(server, self.take, lambda *news: self.lost.append(news))
 
-    def take(self, message: Any) -> None:
+    def take(self, message):
         self.open.wait(30)
         self.got.append(message)
 
 
 @contextlib.asynccontextmanager
-async def two_ends() -> AsyncIterator[tuple[End, End]]:
+async def two_ends():
     servers = [Server({}), Server({})]
     for server in servers:
         await server
@@ -51,31 +48,31 @@ async def two_ends() -> AsyncIterator[tuple[End, End]]:
             await server.close()
 
 
-async def until(happened: Callable[[], Any]) -> None:
+async def until(happened):
     limit = time.monotonic() + 30
     while not happened():
         assert time.monotonic() < limit, "it did not happen within 30 s"
         await asyncio.sleep(0.005)
 
 
-def run(story: Callable[[End, End], Awaitable[None]]) -> None:
-    async def tell() -> None:
+def run(story):
+    async def tell():
         async with two_ends() as (here, there):
             await story(here, there)
 
     asyncio.run(tell())
 
 
-def test_messages_arrive_whole_and_in_order() -> None:
+def test_messages_arrive_whole_and_in_order():
     sizes = [0, 1, 3, 1000, 0, 70_000, 2]
 
-    async def story(here: End, there: End) -> None:
+    async def story(here, there):
         for number, size in enumerate(sizes):
             array = np.arange(size, dtype=np.float32)
             here.wire.send(there.server.address, (number, {"values": array, "mean": array[::2]}))
         await until(lambda: len(there.got) == len(sizes))
 
-    def check(end: End) -> None:
+    def check(end):
         for number, (size, (place, arrays)) in enumerate(zip(sizes, end.got, strict=True)):
             assert place == number
             np.testing.assert_array_equal(arrays["values"], np.arange(size, dtype=np.float32))
@@ -84,17 +81,17 @@ def test_messages_arrive_whole_and_in_order() -> None:
                 assert own.flags.writeable
                 assert own.flags.aligned
 
-    async def all_of_it(here: End, there: End) -> None:
+    async def all_of_it(here, there):
         await story(here, there)
         check(there)
 
     run(all_of_it)
 
 
-def test_a_receiver_that_does_not_read_makes_nobody_wait() -> None:
+def test_a_receiver_that_does_not_read_makes_nobody_wait():
     """More than sockets hold: the rest goes once they have room, after what came before."""
 
-    async def story(here: End, there: End) -> None:
+    async def story(here, there):
         there.open.clear()
         began = time.monotonic()
         for number in range(40):
@@ -110,9 +107,9 @@ def test_a_receiver_that_does_not_read_makes_nobody_wait() -> None:
     run(story)
 
 
-def test_messages_from_many_threads_are_not_mixed() -> None:
-    async def story(here: End, there: End) -> None:
-        def send(thread: int) -> None:
+def test_messages_from_many_threads_are_not_mixed():
+    async def story(here, there):
+        def send(thread):
             for number in range(50):
                 array = np.full(1 + 400 * number, thread)
                 here.wire.send(there.server.address, (thread, number, array))
@@ -130,8 +127,8 @@ def test_messages_from_many_threads_are_not_mixed() -> None:
     run(story)
 
 
-def test_a_worker_that_is_not_there_is_lost() -> None:
-    async def story(here: End, _: End) -> None:
+def test_a_worker_that_is_not_there_is_lost():
+    async def story(here, _):
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
         with dask.config.set({"distributed.comm.timeouts.connect": "0.5s"}):
@@ -143,10 +140,8 @@ def test_a_worker_that_is_not_there_is_lost() -> None:
     run(story)
 
 
-def test_both_sides_learn_that_a_connection_has_ended_and_the_next_message_makes_a_new_one() -> (
-    None
-):
-    async def story(here: End, there: End) -> None:
+def test_both_sides_learn_that_a_connection_has_ended_and_the_next_message_makes_a_new_one():
+    async def story(here, there):
         here.wire.send(there.server.address, "one")
         await until(lambda: there.got)
         link = here.wire._links[there.server.address]
@@ -161,8 +156,8 @@ def test_both_sides_learn_that_a_connection_has_ended_and_the_next_message_makes
     run(story)
 
 
-def test_rubbish_ends_its_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(here: End, there: End) -> None:
+def test_rubbish_ends_its_connection_alone(caplog):
+    async def story(here, there):
         here.wire.send(there.server.address, "one")
         comm = await connect(there.server.address)
         await comm.write({"op": Wire.OPERATION, "reply": True, "address": "tcp://somebody:1"})
@@ -181,11 +176,11 @@ def test_rubbish_ends_its_connection_alone(caplog: pytest.LogCaptureFixture) -> 
     assert "cannot be read" in caplog.text
 
 
-def test_a_frame_is_read_however_it_is_cut() -> None:
+def test_a_frame_is_read_however_it_is_cut():
     message = {"a": np.arange(100.0), "b": np.zeros((0, 3)), "c": np.ones((3, 5), np.int8)}
     stream = b"".join(bytes(piece) for piece in framed(message)) * 2
     for cut in (1, 7, 16, 1000):
-        got: list[Any] = []
+        got = []
         empty = unframed(got.append)
         filling = next(empty)
         for low in range(0, len(stream), cut):
@@ -202,7 +197,7 @@ def test_a_frame_is_read_however_it_is_cut() -> None:
                 np.testing.assert_array_equal(own[name], array)
 
 
-def test_arrays_are_sent_from_where_they_are() -> None:
+def test_arrays_are_sent_from_where_they_are():
     array = np.arange(1000.0)
     head, own = framed(array)
     assert np.shares_memory(np.frombuffer(own, np.float64), array)
@@ -210,14 +205,14 @@ def test_arrays_are_sent_from_where_they_are() -> None:
     assert (count, head.nbytes) == (1, 16 + 8 + size)
 
 
-def test_sockets_alone_are_taken_over() -> None:
+def test_sockets_alone_are_taken_over():
     assert can_carry("tcp://127.0.0.1:1")
     assert not can_carry("tls://127.0.0.1:1")
     assert not can_carry("inproc://127.0.0.1/1/1")
 
 
-def test_the_end_of_an_old_connection_is_nothing_where_there_is_a_newer_one() -> None:
-    async def story(here: End, there: End) -> None:
+def test_the_end_of_an_old_connection_is_nothing_where_there_is_a_newer_one():
+    async def story(here, there):
         here.wire.send(there.server.address, "one")
         await until(lambda: there.got)
         old = here.wire._links.pop(there.server.address)  # as if it had ended on this side alone
@@ -235,9 +230,9 @@ def test_the_end_of_an_old_connection_is_nothing_where_there_is_a_newer_one() ->
     run(story)
 
 
-def test_what_fails_in_the_thread_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(here: End, there: End) -> None:
-        def fail(*_: Any) -> None:
+def test_what_fails_in_the_thread_does_not_end_it(caplog):
+    async def story(here, there):
+        def fail(*_):
             raise RuntimeError("no more of this")
 
         here.wire.send(there.server.address, "one")
@@ -256,9 +251,9 @@ def test_what_fails_in_the_thread_does_not_end_it(caplog: pytest.LogCaptureFixtu
     assert "was not told that it has gone" in caplog.text
 
 
-def test_a_wire_whose_thread_has_failed_loses_its_links_and_carries_nothing_more() -> None:
-    async def story(here: End, there: End) -> None:
-        def fail() -> None:
+def test_a_wire_whose_thread_has_failed_loses_its_links_and_carries_nothing_more():
+    async def story(here, there):
+        def fail():
             raise OSError(24, "Too many open files")
 
         here.wire.send(there.server.address, "one")
@@ -273,8 +268,8 @@ def test_a_wire_whose_thread_has_failed_loses_its_links_and_carries_nothing_more
     run(story)
 
 
-def test_a_break_is_told_once() -> None:
-    async def story(here: End, there: End) -> None:
+def test_a_break_is_told_once():
+    async def story(here, there):
         here.wire.send(there.server.address, "one")
         await until(lambda: there.got)
         link = here.wire._links[there.server.address]
@@ -287,11 +282,11 @@ def test_a_break_is_told_once() -> None:
     run(story)
 
 
-def test_a_receiver_that_cannot_hand_its_socket_over_says_no() -> None:
-    async def story(here: End, there: End) -> None:
+def test_a_receiver_that_cannot_hand_its_socket_over_says_no():
+    async def story(here, there):
         assert await there.wire.accept(object(), here.server.address) == "no"
 
-        async def refuse(comm: Any, address: str) -> str:
+        async def refuse(comm, address):
             return "no"
 
         there.server.handlers[Wire.OPERATION] = refuse
@@ -303,8 +298,8 @@ def test_a_receiver_that_cannot_hand_its_socket_over_says_no() -> None:
     run(story)
 
 
-def test_a_connection_made_while_the_wire_ends_is_closed() -> None:
-    async def story(here: End, there: End) -> None:
+def test_a_connection_made_while_the_wire_ends_is_closed():
+    async def story(here, there):
         here.wire.close()
         one, other = socket.socketpair()
         here.wire._begin(Link(there.server.address, here.take), one)

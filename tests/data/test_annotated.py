@@ -1,9 +1,6 @@
 """AnnData of every form, object and file: the same matrix under the same names."""
 
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import anndata
 import h5py
@@ -29,7 +26,7 @@ LAYERS = {None: 1, "columns": 2, "dense": 3, "raw": 4}
 FORMS = ("memory", "view", "backed", "h5ad", "zarr 2", "zarr 3", "lazy")
 
 
-def annotated() -> anndata.AnnData:
+def annotated():
     obs = pd.DataFrame({"kind": pd.Categorical(list("ab") * 20)}, index=CELLS)
     var = pd.DataFrame({"variable": MASK, "mean": COUNTS.mean(0)}, index=GENES)
     made = anndata.AnnData(sparse.csr_matrix(4 * COUNTS), obs, var)
@@ -41,7 +38,7 @@ def annotated() -> anndata.AnnData:
 
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def forms(tmp_path_factory):
     """One AnnData in all the forms that it can be passed in."""
     folder, made = tmp_path_factory.mktemp("annotated"), annotated()
     made.write_h5ad(folder / "a.h5ad")
@@ -65,7 +62,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_matrix(forms: dict[str, Any], form: str, layer: Any) -> None:
+def test_every_form_gives_the_same_matrix(forms, form, layer):
     if form == "lazy" and layer == "raw":
         pytest.skip("anndata reads no raw lazily")
     for mask in (None, "variable", MASK, MASK.tolist(), pd.Series(MASK, GENES)):
@@ -78,20 +75,20 @@ def test_every_form_gives_the_same_matrix(forms: dict[str, Any], form: str, laye
         assert (data.source.kind, data.source.layer) == ("anndata", layer)
 
 
-def test_what_a_mask_leaves_out_does_not_change_the_bits(forms: dict[str, Any]) -> None:
+def test_what_a_mask_leaves_out_does_not_change_the_bits(forms):
     wanted = dfac.as_blocks(anndata.AnnData(sparse.csr_matrix(COUNTS[:, MASK])), 3)
     for form in FORMS:
         found = dfac.as_blocks(forms[form], wanted.grid, mask_var="variable")
         assert found.fingerprint == wanted.fingerprint
 
 
-def test_dense_regions_are_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_regions_are_read_a_few_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(adapters, "DENSE_PART", 1)
     monkeypatch.setattr(adapters, "LEAST_LINES", 7)
     for chunks in (None, ((25, 15), (4, 20, 6))):
-        read: list[tuple[int, int]] = []
+        read = []
 
-        def part(rows: slice, cols: slice, read: list[tuple[int, int]] = read) -> Any:
+        def part(rows, cols, read=read):
             read.append((rows.stop - rows.start, cols.stop - cols.start))
             return COUNTS[rows, cols]
 
@@ -109,7 +106,7 @@ def test_dense_regions_are_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyP
             assert sum(source.chunks[1]) == MASK.sum()
 
 
-def test_a_mask_may_leave_nothing_of_a_chunk() -> None:
+def test_a_mask_may_leave_nothing_of_a_chunk():
     chosen = np.array([4, 5])
     source = adapters.Source(
         adapters.SourceInfo("test"), (2, 6), chunks=((2,), (3, 3)), read=lambda *at: COUNTS[at]
@@ -120,17 +117,17 @@ def test_a_mask_may_leave_nothing_of_a_chunk() -> None:
 class Spied:
     """An array that notes how much of it is read at a time."""
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values):
         self.values, self.most = values, 0
         self.shape, self.dtype = values.shape, values.dtype
 
-    def __getitem__(self, part: slice) -> Any:
+    def __getitem__(self, part):
         found = self.values[part]
         self.most = max(self.most, found.size)
         return found
 
 
-def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch):
     monkeypatch.setattr(entries, "PIECE", 50)
     matrix = sparse.csr_matrix(COUNTS)
     data, indices = Spied(matrix.data), Spied(matrix.indices)
@@ -140,7 +137,7 @@ def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch
     assert data.most == indices.most == 50
 
 
-def as_written(path: Path, matrix: Any, names: str) -> None:
+def as_written(path, matrix, names):
     """Write counts as versions of anndata do, which differ in how they write names."""
     with h5py.File(path, "w") as file:
         file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
@@ -158,7 +155,7 @@ def as_written(path: Path, matrix: Any, names: str) -> None:
             write_names(frame, labels, names)
 
 
-def write_names(frame: Any, labels: list[str], names: str) -> None:
+def write_names(frame, labels, names):
     text = h5py.string_dtype()
     version = {"encoding-version": "0.1.0"}
     if names == "categorical":
@@ -189,9 +186,7 @@ def write_names(frame: Any, labels: list[str], names: str) -> None:
     ("format_", "values", "index"),
     [("csr", "u2", "u2"), ("csr", "i8", "i8"), ("csc", "f8", "i4"), ("csc", "?", "i8")],
 )
-def test_files_of_other_versions(
-    tmp_path: Path, names: str, format_: str, values: str, index: str
-) -> None:
+def test_files_of_other_versions(tmp_path, names, format_, values, index):
     """Any type of number, indices in any order, names as any version writes them."""
     counts = COUNTS.astype(values)
     matrix = sparse.csr_matrix(counts).asformat(format_)
@@ -208,7 +203,7 @@ def test_files_of_other_versions(
     assert data.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
 
 
-def test_files_that_are_damaged_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_damaged_are_refused(tmp_path):
     matrix = sparse.csr_matrix(COUNTS)
     matrix.indptr[3] = 10**6
     as_written(tmp_path / "a.h5ad", matrix, "string-array")
@@ -249,19 +244,17 @@ def test_files_that_are_damaged_are_refused(tmp_path: Path) -> None:
         ({"mask_var": pd.Series(MASK, GENES[::-1])}, DataError, "a Series with other names"),
     ],
 )
-def test_sentences(
-    forms: dict[str, Any], form: str, options: dict[str, Any], kind: Any, message: str
-) -> None:
+def test_sentences(forms, form, options, kind, message):
     with pytest.raises(kind, match=message):
         dfac.as_blocks(forms[form], **options)
 
 
-def test_nullable_and_series_masks(forms: dict[str, Any]) -> None:
+def test_nullable_and_series_masks(forms):
     for mask in (pd.array(MASK, "boolean"), pd.Series(MASK)):
         assert dfac.as_blocks(forms["memory"], mask_var=mask).shape == (40, MASK.sum())
 
 
-def test_layers_and_masks_belong_to_annotated_data(tmp_path: Path) -> None:
+def test_layers_and_masks_belong_to_annotated_data(tmp_path):
     for data in (COUNTS, dfac.as_blocks(COUNTS), xr.DataArray(COUNTS), str(tmp_path)):
         with pytest.raises(OptionError, match=r"layer is for AnnData, .*leave it out"):
             dfac.as_blocks(data, layer="counts")
@@ -273,11 +266,9 @@ def test_layers_and_masks_belong_to_annotated_data(tmp_path: Path) -> None:
         dfac.sample(annotated(), dfac.TweedieNMF(2), layer="x")
 
 
-def test_a_run_finds_its_layer_and_its_variables_again(
-    forms: dict[str, Any], tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"tune": 3, "random_seed": 0, "progressbar": False}
-    chosen: dict[str, Any] = {"layer": "columns", "mask_var": "variable"}
+def test_a_run_finds_its_layer_and_its_variables_again(forms, tmp_path):
+    options = {"tune": 3, "random_seed": 0, "progressbar": False}
+    chosen = {"layer": "columns", "mask_var": "variable"}
     model = dfac.TweedieNMF(2, dispersion=1.0)
     data = dfac.as_blocks(forms["h5ad"], 2, **chosen)
     whole = dfac.sample(data, model, dfac.PSGLD(), draws=6, **options)
@@ -291,7 +282,7 @@ def test_a_run_finds_its_layer_and_its_variables_again(
         assert trace["posterior"]["var"].values.tolist() == np.array(GENES)[MASK].tolist()
 
 
-def test_cells_held_out_of_counts_are_any_cells() -> None:
+def test_cells_held_out_of_counts_are_any_cells():
     held = dfac.hold_out(annotated(), 0.1, random_seed=0)
     assert (held.values == 0).any()
     assert np.isnan(held.train.X.data).sum() == held.values.size == 120
@@ -301,7 +292,7 @@ def test_cells_held_out_of_counts_are_any_cells() -> None:
     np.testing.assert_array_equal(held.values, 2 * COUNTS[:, MASK][held.cells])
 
 
-def test_ratings_in_a_file_stay_ratings(tmp_path: Path) -> None:
+def test_ratings_in_a_file_stay_ratings(tmp_path):
     data = dfac.as_blocks(sparse.csr_matrix(COUNTS), unstored="missing")
     dfac.export(data, tmp_path / "ratings.h5ad")
     again = dfac.as_blocks(tmp_path / "ratings.h5ad")
@@ -311,7 +302,7 @@ def test_ratings_in_a_file_stay_ratings(tmp_path: Path) -> None:
     assert dfac.as_blocks(held.train, allow_empty=True).unstored == "missing"
 
 
-def test_conversion_takes_layers_and_variables(forms: dict[str, Any], tmp_path: Path) -> None:
+def test_conversion_takes_layers_and_variables(forms, tmp_path):
     for form in ("memory", "h5ad", "zarr 2", "zarr 3"):
         store = tmp_path / f"{form}.zarr"
         dfac.convert(forms[form], store, layer="columns", mask_var="variable", progressbar=False)
@@ -322,13 +313,13 @@ def test_conversion_takes_layers_and_variables(forms: dict[str, Any], tmp_path: 
         dfac.convert(forms["h5ad"], tmp_path / "x.zarr", layer="dense", progressbar=False)
 
 
-def test_costs_are_known_without_reading(forms: dict[str, Any]) -> None:
+def test_costs_are_known_without_reading(forms):
     costs = [dfac.estimate_cost(forms[form], dfac.TweedieNMF(2)) for form in ("h5ad", "backed")]
     assert costs[0] == costs[1]
 
 
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
-def test_counts_are_asked_for_where_values_of_an_annotated_matrix_are_none(form: Any) -> None:
+def test_counts_are_asked_for_where_values_of_an_annotated_matrix_are_none(form):
     made = anndata.AnnData(form(np.log1p(COUNTS)), layers={"counts": form(COUNTS)})
     run = {"draws": 1, "tune": 1, "random_seed": 0, "progressbar": False}
     with pytest.warns(DataWarning, match=r"X of the AnnData holds fractions, .* beta=1 .*counts"):

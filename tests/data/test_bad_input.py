@@ -1,8 +1,5 @@
 """What cannot be factorized is refused at the border, with one clear sentence."""
 
-from pathlib import Path
-from typing import Any
-
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -17,20 +14,20 @@ from daskfactor.errors import DataError, DataWarning, StoreError
 ONES = np.ones((6, 4))
 
 
-def changed(row: int, col: int, value: float, dtype: str = "float64") -> np.ndarray:
+def changed(row, col, value, dtype="float64"):
     values = ONES.astype(dtype)
     values[row, col] = value
     return values
 
 
-def without(rows: list[int], cols: list[int]) -> np.ndarray:
+def without(rows, cols):
     values = np.ones((20, 12))
     values[rows] = np.nan
     values[:, cols] = np.nan
     return values
 
 
-BAD: list[tuple[Any, str]] = [
+BAD = [
     (np.ones(3), r"the data have 1 dimension, shape \(3,\); a matrix with rows and columns"),
     (np.ones((2, 2, 2)), "the data have 3 dimensions"),
     (da.ones((2, 2, 2)), "the data have 3 dimensions"),
@@ -72,13 +69,13 @@ BAD: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(
     ("data", "message"), BAD, ids=[f"{n} {message[:40]}" for n, (_, message) in enumerate(BAD)]
 )
-def test_bad_data_are_refused(data: Any, message: str, memory_limit: int | None) -> None:
+def test_bad_data_are_refused(data, message, memory_limit):
     with pytest.raises(DataError, match=message) as caught:
         as_blocks(data, memory_limit=memory_limit)
     assert isinstance(caught.value, ValueError)
 
 
-def test_bad_cells_are_named_by_their_labels() -> None:
+def test_bad_cells_are_named_by_their_labels():
     array = xr.DataArray(
         changed(2, 3, np.inf), dims=("gene", "cells"), coords={"gene": [*"uvwxyz"]}
     )
@@ -91,7 +88,7 @@ def test_bad_cells_are_named_by_their_labels() -> None:
         as_blocks(frame.drop(index=3))
 
 
-def test_masked_entries_may_hold_anything() -> None:
+def test_masked_entries_may_hold_anything():
     values = changed(2, 3, np.inf)
     values[1, 1] = 1e300
     data = as_blocks(np.ma.MaskedArray(values, values != 1))
@@ -105,7 +102,7 @@ def test_masked_entries_may_hold_anything() -> None:
     assert as_blocks(integers).total == 3
 
 
-def test_what_overflows_float32_fits_float64() -> None:
+def test_what_overflows_float32_fits_float64():
     assert as_blocks(changed(4, 0, 1e39), dtype="float64").maximum == 1e39
 
 
@@ -122,7 +119,7 @@ def test_what_overflows_float32_fits_float64() -> None:
         (2**24, "int64", True),
     ],
 )
-def test_integers_that_float32_rounds_are_reported(value: int, dtype: str, exact: bool) -> None:
+def test_integers_that_float32_rounds_are_reported(value, dtype, exact):
     values = np.ones((4, 4), dtype)
     values[2, 1] = value
     assert (int(np.float32(value)) == value) == exact
@@ -133,29 +130,29 @@ def test_integers_that_float32_rounds_are_reported(value: int, dtype: str, exact
             as_blocks(values)
 
 
-def test_integers_that_float64_rounds_are_reported() -> None:
+def test_integers_that_float64_rounds_are_reported():
     with pytest.warns(DataWarning, match=r"above 2\*\*53 were rounded.*rescale"):
         as_blocks(np.full((3, 3), 2**53 + 1), dtype="float64")
 
 
-def test_values_that_vanish_are_reported() -> None:
+def test_values_that_vanish_are_reported():
     with pytest.warns(DataWarning, match="1 entries other than zero became zero"):
         as_blocks(changed(0, 0, 1e-60))
 
 
-def test_dask_chunks_of_unknown_size_are_refused() -> None:
+def test_dask_chunks_of_unknown_size_are_refused():
     array = da.from_array(ONES, chunks=2)
     with pytest.raises(DataError, match=r"compute_chunk_sizes\(\) first"):
         as_blocks(array[array[:, 0] > 0])
 
 
-def test_empty_dask_chunks_do_not_matter() -> None:
+def test_empty_dask_chunks_do_not_matter():
     array = da.from_array(ONES, chunks=((3, 0, 3), (4,)))
     np.testing.assert_array_equal(as_blocks(array).to_numpy(), ONES)
 
 
-def test_a_failing_dask_chunk_is_named() -> None:
-    def broken(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+def test_a_failing_dask_chunk_is_named():
+    def broken(block, block_info=None):
         if block_info and block_info[0]["chunk-location"] == (2, 1):
             raise RuntimeError("the sensor was off")
         return block
@@ -167,7 +164,7 @@ def test_a_failing_dask_chunk_is_named() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_missing_or_wrong_store_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_wrong_store_is_named(tmp_path):
     with pytest.raises(StoreError, match=r"no zarr array can be opened at .*nowhere"):
         as_blocks(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -181,7 +178,7 @@ def test_a_missing_or_wrong_store_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-def test_a_damaged_zarr_chunk_is_named(tmp_path: Path, limit: int | None) -> None:
+def test_a_damaged_zarr_chunk_is_named(tmp_path, limit):
     array = zarr.create_array(str(tmp_path / "a"), shape=(8, 8), chunks=(2, 4), dtype="f8")
     array[:] = 1.0
     (tmp_path / "a" / "c" / "2" / "1").write_bytes(b"not a chunk")
@@ -193,7 +190,7 @@ def test_a_damaged_zarr_chunk_is_named(tmp_path: Path, limit: int | None) -> Non
 
 
 @pytest.mark.parametrize("chunks", [((0, 20), (18,)), ((10, 0, 10), (9, 0, 9))])
-def test_chunks_of_no_size_are_nothing(chunks: Any) -> None:
+def test_chunks_of_no_size_are_nothing(chunks):
     empty = da.from_array(np.ones((20, 18)), chunks=chunks)
     for memory_limit in (None, 0):
         assert as_blocks(empty, 2, memory_limit=memory_limit).total == 360
@@ -201,7 +198,7 @@ def test_chunks_of_no_size_are_nothing(chunks: Any) -> None:
     assert as_blocks(sparse_chunks, 2, unstored="zero").total == 360
 
 
-def test_a_sparse_chunk_of_another_shape_is_refused() -> None:
+def test_a_sparse_chunk_of_another_shape_is_refused():
     chunked = da.ones((8, 18), chunks=4).map_blocks(
         lambda b: sparse.csr_array(b[:0]), meta=sparse.csr_array((0, 0)), dtype="f8"
     )

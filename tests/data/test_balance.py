@@ -9,9 +9,7 @@ from daskfactor.data.grid import Bands, balanced_order, inverse
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.data())
-def test_an_order_is_a_permutation_that_ascends_inside_bands(
-    counts: list[int], data: st.DataObject
-) -> None:
+def test_an_order_is_a_permutation_that_ascends_inside_bands(counts, data):
     cuts = data.draw(st.sets(st.integers(1, len(counts) - 1)) if len(counts) > 1 else st.just(()))
     bands = Bands((0, *sorted(cuts), len(counts)))
     order = balanced_order(np.array(counts), bands)
@@ -24,7 +22,7 @@ def test_an_order_is_a_permutation_that_ascends_inside_bands(
 
 
 @pytest.mark.parametrize("blocks", [2, 5, 8])
-def test_heavy_rows_are_spread(blocks: int) -> None:
+def test_heavy_rows_are_spread(blocks):
     counts = (10_000 / np.arange(1, 1004)).astype(np.int64)
     bands = Bands.even(counts.size, blocks)
     before = np.add.reduceat(counts, bands.offsets[:-1])
@@ -36,7 +34,7 @@ def test_heavy_rows_are_spread(blocks: int) -> None:
     assert after.max() / after.mean() < 1.01
 
 
-def test_rows_of_equal_length_part_from_their_neighbours() -> None:
+def test_rows_of_equal_length_part_from_their_neighbours():
     bands = Bands.even(12, 3)
     for turning in (False, True):
         order = balanced_order(np.ones(12, np.int64), bands, turning)
@@ -46,7 +44,7 @@ def test_rows_of_equal_length_part_from_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("heavy", [False, True])
-def test_the_diagonal_is_spread_over_all_blocks(heavy: bool) -> None:
+def test_the_diagonal_is_spread_over_all_blocks(heavy):
     counts = (3000 / np.arange(1, 901)).astype(np.int64) if heavy else np.ones(900, np.int64)
     bands = Bands.even(900, 6)
     sides = [
@@ -60,7 +58,7 @@ def test_the_diagonal_is_spread_over_all_blocks(heavy: bool) -> None:
     assert blocks.max() < 3 * 25, "dealt out alike, 6 blocks would hold 150 each"
 
 
-def test_a_long_side_is_quick() -> None:
+def test_a_long_side_is_quick():
     counts = np.random.default_rng(0).zipf(1.6, 300_000)
     after = np.add.reduceat(
         counts[balanced_order(counts, Bands.even(counts.size, 64))],

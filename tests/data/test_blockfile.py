@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ ARRAYS = st.lists(
 
 
 @given(st.lists(ARRAYS, min_size=1, max_size=4))
-def test_arrays_come_back(groups: list[list[np.ndarray]]) -> None:
+def test_arrays_come_back(groups):
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -53,13 +52,13 @@ def test_arrays_come_back(groups: list[list[np.ndarray]]) -> None:
         assert not any(Path(folder).iterdir())
 
 
-def made(folder: Path) -> tuple[ArrayFile, list[Any], list[Any]]:
+def made(folder):
     file = ArrayFile(str(folder), named=True)
     first = [file.append(np.arange(10.0)), file.append(np.arange(3, dtype="uint16"))]
     return file, first, [file.append(np.ones(5000))]
 
 
-def test_writing_to_a_mapped_array_changes_nothing(tmp_path: Path) -> None:
+def test_writing_to_a_mapped_array_changes_nothing(tmp_path):
     file, first, _ = made(tmp_path)
     opened = ArrayFile(path=file.path)
     mapped = opened.map(first)[0]
@@ -70,12 +69,12 @@ def test_writing_to_a_mapped_array_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mapped, -1)  # mapped pages outlive the file
 
 
-def test_memory_is_new_or_of_the_thread(tmp_path: Path) -> None:
+def test_memory_is_new_or_of_the_thread(tmp_path):
     file, first, second = made(tmp_path)
     own = file.read(second, again=True)[0]
     assert np.shares_memory(own, file.read(first, again=True)[0])
     assert not np.shares_memory(own, file.read(first)[0])
-    found: list[np.ndarray] = []
+    found = []
     thread = threading.Thread(target=lambda: found.extend(file.read(first, again=True)))
     thread.start()
     thread.join()
@@ -83,7 +82,7 @@ def test_memory_is_new_or_of_the_thread(tmp_path: Path) -> None:
     file.remove()
 
 
-def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_is_noticed(tmp_path):
     file, _, second = made(tmp_path)
     os.truncate(file.path, 100)
     with pytest.raises(StoreError, match="ends too early, at byte"):
@@ -91,7 +90,7 @@ def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
     file.remove()
 
 
-def test_files_are_for_this_user_and_without_a_name_where_none_is_asked(tmp_path: Path) -> None:
+def test_files_are_for_this_user_and_without_a_name_where_none_is_asked(tmp_path):
     file, _, _ = made(tmp_path)
     assert Path(file.path).stat().st_mode & 0o077 == 0
     file.remove()
@@ -103,12 +102,12 @@ def test_files_are_for_this_user_and_without_a_name_where_none_is_asked(tmp_path
     unnamed.close()
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said(tmp_path, monkeypatch):
     file = ArrayFile(str(tmp_path))
     extent = file.append(np.arange(100.0))
     np.testing.assert_array_equal(file.read([extent])[0], np.arange(100.0))
 
-    def full(*args: Any) -> int:
+    def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
@@ -117,7 +116,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     file.close()
 
 
-def test_what_a_killed_process_left_is_swept_away_and_nothing_before(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_swept_away_and_nothing_before(tmp_path):
     code = (
         "import sys; from daskfactor.data.storage import ArrayFile\n"
         f"file = ArrayFile({str(tmp_path)!r}, named=True)\n"

@@ -1,7 +1,5 @@
 """What `BlockedData` offers beyond its blocks."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import zarr
@@ -11,14 +9,14 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, OptionError
 
 
-def matrix(rows: int = 30, cols: int = 21) -> np.ndarray:
+def matrix(rows=30, cols=21):
     rng = np.random.default_rng(1)
     values = rng.random((rows, cols), "float32")
     values[rng.random(values.shape) < 0.2] = np.nan
     return values
 
 
-def test_describe_says_it_in_one_line() -> None:
+def test_describe_says_it_in_one_line():
     values = np.ones((10304, 400), "float32")
     assert as_blocks(values).describe() == (
         "10304 x 400, all 4.1 M observed, 8 x 8 blocks, float32 in memory"
@@ -36,20 +34,20 @@ def test_describe_says_it_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5, 21])
-def test_missing_cells_come_row_by_row(blocks: int) -> None:
+def test_missing_cells_come_row_by_row(blocks):
     values = matrix()
     rows, cols = as_blocks(values, blocks).missing_cells()
     assert rows.dtype == cols.dtype == np.int64
     np.testing.assert_array_equal((rows, cols), np.nonzero(np.isnan(values)))
 
 
-def test_missing_cells_of_complete_data_are_none() -> None:
+def test_missing_cells_of_complete_data_are_none():
     rows, cols = as_blocks(np.ones((5, 5))).missing_cells()
     assert rows.shape == cols.shape == (0,)
     assert rows.dtype == np.int64
 
 
-def test_values_come_in_the_order_asked_for() -> None:
+def test_values_come_in_the_order_asked_for():
     values = matrix()
     data = as_blocks(values, 4)
     rng = np.random.default_rng(2)
@@ -71,19 +69,19 @@ def test_values_come_in_the_order_asked_for() -> None:
         ([True, False], [0, 0], "row indices .* got bool"),
     ],
 )
-def test_impossible_cells_are_refused(rows: list[int], cols: list[int], message: str) -> None:
+def test_impossible_cells_are_refused(rows, cols, message):
     with pytest.raises(OptionError, match=message):
         as_blocks(matrix()).values(rows, cols)
 
 
-def test_to_numpy_gives_a_copy() -> None:
+def test_to_numpy_gives_a_copy():
     values = matrix()
     copy = as_blocks(values, 2).to_numpy()
     np.testing.assert_array_equal(copy, values)
     assert not np.shares_memory(copy, values)
 
 
-def test_a_closed_source_can_be_opened_again_from_its_location(tmp_path: Path) -> None:
+def test_a_closed_source_can_be_opened_again_from_its_location(tmp_path):
     array = zarr.create_array(str(tmp_path / "a"), shape=(30, 21), chunks=(9, 8), dtype="f4")
     array[:] = matrix()
     with as_blocks(array) as first:
@@ -91,13 +89,13 @@ def test_a_closed_source_can_be_opened_again_from_its_location(tmp_path: Path) -
     assert as_blocks(first.source.location, first.grid.blocks).fingerprint == first.fingerprint
 
 
-def test_labels_name_cells() -> None:
+def test_labels_name_cells():
     labels = Labels("gene", "cells", {"gene": np.array(["a", "b"])}, {"batch": np.array([4, 5])})
     assert labels.cell(1, 0) == "row 1 (b), column 0"
     Labels("chain", "x", {}, {"component": np.arange(3)})  # names of results are free
 
 
-def test_names_that_rows_and_columns_share_are_told_apart() -> None:
+def test_names_that_rows_and_columns_share_are_told_apart():
     own, other = np.arange(2), np.arange(3)
     with pytest.warns(DataWarning, match="'x' of one is 'x_', 'k' of one is 'k_'"):
         labels = Labels("x", "x", {"x": own, "k": own}, {"x": other, "k": other})
@@ -111,7 +109,7 @@ def test_names_that_rows_and_columns_share_are_told_apart() -> None:
     assert labels.col_coords == {"y": other}
 
 
-def test_dims_that_cannot_be_used_are_replaced() -> None:
+def test_dims_that_cannot_be_used_are_replaced():
     assert usable_dims("a", "b") == ("a", "b")
     assert usable_dims(None, 3) == ("row", "3")
     assert usable_dims("a", "a") == ("row", "column")

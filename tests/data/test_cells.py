@@ -1,8 +1,6 @@
 """Weights of cells: the same weights whatever form they come in, wherever the blocks are."""
 
 import pickle
-from pathlib import Path
-from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -31,17 +29,17 @@ Q = (SIGMA**-2.0).astype("float32")
 LABELS = {"day": np.arange(SHAPE[0]) * 3, "species": [f"s{j}" for j in range(SHAPE[1])]}
 
 
-def labelled(values: np.ndarray) -> xr.DataArray:
+def labelled(values):
     return xr.DataArray(values, LABELS, ["day", "species"])
 
 
-def stored(values: np.ndarray) -> sp.csr_array:
+def stored(values):
     """Values of the observed cells of V."""
     rows, cols = np.nonzero(SEEN)
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=SHAPE)
 
 
-def dense_of(data: BlockedData) -> np.ndarray:
+def dense_of(data):
     """Weights of the observed cells, by all ways there are to look at them."""
     assert data.weights is not None
     weights = data.weights.to_numpy()
@@ -60,7 +58,7 @@ def dense_of(data: BlockedData) -> np.ndarray:
 WANTED = np.where(SEEN, Q, np.nan)
 
 
-def forms(tmp_path: Path) -> dict[str, tuple[Any, Any]]:
+def forms(tmp_path):
     zarr.create_array(str(tmp_path / "sigma"), data=SIGMA, chunks=(7, 5))
     ones = xr.DataArray(np.ones(SHAPE[0]), dims="day")
     return {
@@ -90,9 +88,9 @@ FORMS = ["numpy", "masked", "pair", "frame", "dask", "zarr", "path", "turned", "
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_gives_the_weights(name: str, memory_limit: int | None, tmp_path: Path) -> None:
+def test_every_form_gives_the_weights(name, memory_limit, tmp_path):
     values, sigma = forms(tmp_path)[name]
-    options: dict[str, Any] = {"memory_limit": memory_limit, "uncertainty": sigma}
+    options = {"memory_limit": memory_limit, "uncertainty": sigma}
     if "sparse" in name:
         options["unstored"] = "missing"
     with as_blocks(values, 3, **options) as data:
@@ -113,12 +111,12 @@ def test_every_form_gives_the_weights(name: str, memory_limit: int | None, tmp_p
         assert data.mean == pytest.approx(np.nanmean(np.asarray(data.to_numpy(), float)), rel=1e-6)
 
 
-def sparse_with_gaps(sigma: np.ndarray) -> tuple[sp.csr_array, sp.csr_array]:
+def sparse_with_gaps(sigma):
     return stored(V), stored(sigma)
 
 
 @pytest.mark.parametrize("dense", [True, False])
-def test_an_infinite_uncertainty_is_a_missing_cell(dense: bool) -> None:
+def test_an_infinite_uncertainty_is_a_missing_cell(dense):
     rows, cols = np.nonzero(SEEN)
     sigma, without = SIGMA.copy(), V.copy()
     sigma[rows[::5], cols[::5]] = np.inf
@@ -140,31 +138,31 @@ def test_an_infinite_uncertainty_is_a_missing_cell(dense: bool) -> None:
     np.testing.assert_allclose(data.mass.rows, other.mass.rows)
 
 
-def test_an_array_is_used_where_it_is_if_no_cell_vanishes() -> None:
+def test_an_array_is_used_where_it_is_if_no_cell_vanishes():
     values = V.astype("float32")
     data = as_blocks(values, 2, uncertainty=SIGMA)
     assert np.shares_memory(data.view(0, 0).block, values)
 
 
-def test_anything_will_do_where_nothing_is_observed() -> None:
+def test_anything_will_do_where_nothing_is_observed():
     sigma = np.where(SEEN, SIGMA, np.resize([np.nan, 0, -999, np.inf], SHAPE))
     np.testing.assert_array_equal(dense_of(as_blocks(V, 3, uncertainty=sigma)), WANTED)
 
 
 @pytest.mark.parametrize("bad", [np.nan, 0.0, -1.0, 1e-30])
 @pytest.mark.parametrize("dense", [True, False])
-def test_an_observed_cell_needs_an_uncertainty(bad: float, dense: bool) -> None:
+def test_an_observed_cell_needs_an_uncertainty(bad, dense):
     row, col = (int(at[7]) for at in np.nonzero(SEEN))
     sigma = SIGMA.copy()
     sigma[row, col] = bad
     name = rf"uncertainty at row {row}, column {col} is {bad:g}" if dense else rf"row {row}, "
     values, given = (V, sigma) if dense else (stored(V), stored(sigma))
-    options: dict[str, Any] = {} if dense else {"unstored": "missing", "balance": True}
+    options = {} if dense else {"unstored": "missing", "balance": True}
     with pytest.raises(DataError, match=name):
         as_blocks(values, 3, uncertainty=given, **options)
 
 
-def test_weights_are_taken_as_they_are() -> None:
+def test_weights_are_taken_as_they_are():
     weights = RNG.integers(0, 3, SHAPE)
     data = as_blocks(V, 3, weights=weights)
     assert data.weighting == "weights"
@@ -175,7 +173,7 @@ def test_weights_are_taken_as_they_are() -> None:
     assert again.fingerprint == as_blocks(V, 3, uncertainty=SIGMA).fingerprint
 
 
-def test_zeros_that_are_not_stored_have_weight_one() -> None:
+def test_zeros_that_are_not_stored_have_weight_one():
     counts = random_array(SHAPE, density=0.3, rng=RNG).tocsr()
     weights = counts.copy()
     weights.data[:] = RNG.uniform(0.5, 2, counts.nnz)
@@ -188,7 +186,7 @@ def test_zeros_that_are_not_stored_have_weight_one() -> None:
         as_blocks(counts, 3, unstored="zero", uncertainty=weights)
 
 
-def test_blocks_of_a_store_with_those_of_another(tmp_path: Path) -> None:
+def test_blocks_of_a_store_with_those_of_another(tmp_path):
     for name, values in (("v", V), ("sigma", SIGMA)):
         matrix, place = stored(values), tmp_path / name
         convert(matrix, place, unstored="missing", blocks=3, balance=True, progressbar=False)
@@ -201,9 +199,7 @@ def test_blocks_of_a_store_with_those_of_another(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
 @pytest.mark.parametrize("name", ["numpy", "zarr", "sparse", "pair"])
-def test_other_processes_read_the_same_weights(
-    name: str, memory_limit: int | None, tmp_path: Path
-) -> None:
+def test_other_processes_read_the_same_weights(name, memory_limit, tmp_path):
     values, sigma = forms(tmp_path)[name]
     if name == "zarr":
         sigma = np.where(SEEN & (RNG.random(SHAPE) < 0.2), np.inf, SIGMA)
@@ -223,7 +219,7 @@ def test_other_processes_read_the_same_weights(
 
 
 @pytest.mark.parametrize("unstored", [None, "missing", "zero"])
-def test_cells_are_held_out_with_the_weights_of_the_others(unstored: str | None) -> None:
+def test_cells_are_held_out_with_the_weights_of_the_others(unstored):
     values, weights = (V, SIGMA) if unstored is None else (stored(V), stored(SIGMA))
     data = as_blocks(values, 3, unstored=unstored, balance=unstored == "zero", weights=weights)
     held = hold_out(data, 0.2, random_seed=1)
@@ -236,7 +232,7 @@ def test_cells_are_held_out_with_the_weights_of_the_others(unstored: str | None)
     assert np.isnan(held.train.values(*held.cells)).all()
 
 
-def test_fingerprints_know_the_weights() -> None:
+def test_fingerprints_know_the_weights():
     others = [as_blocks(V, 3), *(as_blocks(V, 3, uncertainty=s) for s in (1.0, 2.0, SIGMA))]
     others.append(as_blocks(V, 3, weights=1.0))
     assert len({data.fingerprint for data in others}) == len(others)
@@ -262,12 +258,12 @@ def test_fingerprints_know_the_weights() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused(values: Any, options: Any, words: str) -> None:
+def test_what_cannot_be_used_is_refused(values, options, words):
     with pytest.raises((DataError, OptionError, OSError), match=words):
         as_blocks(values, 2 if not isinstance(values, BlockedData) else None, **options)
 
 
-def test_weights_of_a_multiindex_must_be_in_its_order() -> None:
+def test_weights_of_a_multiindex_must_be_in_its_order():
     coords = {"lat": [10, 20], "lon": [1.0, 2.0, 3.0]}
     maps = xr.DataArray(np.arange(1.0, 31).reshape(5, 2, 3), coords, ("time", "lat", "lon"))
     V = maps.stack(place=("lat", "lon"))

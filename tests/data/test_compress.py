@@ -15,15 +15,13 @@ cells = st.lists(
 )
 
 
-def records(triples: list[tuple[int, int, float]]) -> np.ndarray:
+def records(triples):
     return np.array(triples, entry_type(F4))
 
 
-def expected(
-    triples: list[tuple[int, int, float]], zeros: bool
-) -> tuple[dict[tuple[int, int], float], int]:
+def expected(triples, zeros):
     """The plain twin: a dictionary of cells."""
-    found: dict[tuple[int, int], float] = {}
+    found = {}
     for row, col, value in triples:
         before = found.get((row, col))
         found[row, col] = value if before is None or not zeros else before + value
@@ -36,9 +34,7 @@ def expected(
 
 
 @given(cells, st.booleans(), st.booleans())
-def test_compress_is_what_a_dictionary_gives(
-    triples: list[tuple[int, int, float]], zeros: bool, in_order: bool
-) -> None:
+def test_compress_is_what_a_dictionary_gives(triples, zeros, in_order):
     if in_order:
         triples = sorted({(row, col): (row, col, v) for row, col, v in triples}.values())
     wanted, doubles = expected(triples, zeros)
@@ -52,13 +48,13 @@ def test_compress_is_what_a_dictionary_gives(
     assert (block.indptr.dtype, block.indices.dtype, block.values.dtype) == ("i4", "u2", "f4")
 
 
-def test_sums_of_duplicates_do_not_lose_what_float32_would() -> None:
+def test_sums_of_duplicates_do_not_lose_what_float32_would():
     triples = records([(0, 0, 2.0**24)] + [(0, 0, 1.0)] * 64)
     block, merged = compress(triples, (1, 1), zeros=True)
     assert block.values.tolist() == [2.0**24 + 64]
     assert merged == 64
 
 
-def test_the_last_of_many_stays_where_cells_have_one_value() -> None:
+def test_the_last_of_many_stays_where_cells_have_one_value():
     block, merged = compress(records([(1, 2, v) for v in (3.0, 1.0, 2.0)]), (2, 3), zeros=False)
     assert (block.values.tolist(), merged) == ([2.0], 2)

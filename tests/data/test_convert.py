@@ -6,7 +6,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import anndata
 import fsspec
@@ -35,22 +34,22 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import StoreWriter
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 
-QUIET: dict[str, Any] = {"progressbar": False, "unstored": "zero"}
+QUIET = {"progressbar": False, "unstored": "zero"}
 
 
-def matrix(rows: int = 40, cols: int = 25) -> sparse.csr_array:
+def matrix(rows=40, cols=25):
     rng = np.random.default_rng(8)
     dense = rng.poisson(3.0, (rows, cols)) * (rng.random((rows, cols)) < 0.3)
     dense[rng.permutation(rows)[:cols], np.arange(cols)] = 9
     return sparse.csr_array(dense.astype(np.float32))
 
 
-def same(data: Any, wanted: sparse.csr_array) -> bool:
+def same(data, wanted):
     found = data.observed_sparse()
     return found.shape == wanted.shape and (found != wanted).nnz == 0
 
 
-def sources(folder: Path, wanted: sparse.csr_array) -> dict[str, Any]:
+def sources(folder, wanted):
     """The same matrix in every shape that keeps positions."""
     coo = wanted.tocoo()
     obs = pd.DataFrame(index=[f"c{n}" for n in range(wanted.shape[0])])
@@ -83,9 +82,7 @@ def sources(folder: Path, wanted: sparse.csr_array) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("piece", [7, 2**20])
-def test_every_source_gives_the_same_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_every_source_gives_the_same_store(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(reading, "PIECE", piece)
     wanted = matrix()
     prints = set()
@@ -98,7 +95,7 @@ def test_every_source_gives_the_same_store(
     assert prints == {as_blocks(wanted, 3, unstored="zero").fingerprint}
 
 
-def test_anndata_layers_and_labels(tmp_path: Path) -> None:
+def test_anndata_layers_and_labels(tmp_path):
     wanted = matrix()
     found = sources(tmp_path, wanted)
     for name in ("h5ad", "h5ad by columns"):
@@ -112,7 +109,7 @@ def test_anndata_layers_and_labels(tmp_path: Path) -> None:
         convert(found["mtx"], tmp_path / "x.zarr", layer="x", **QUIET)
 
 
-def test_names_of_observations_may_be_nullable_text(tmp_path: Path) -> None:
+def test_names_of_observations_may_be_nullable_text(tmp_path):
     """As anndata writes them where pandas keeps text in its own type, the default from pandas 3."""
     wanted = matrix()
     obs, var = (
@@ -131,7 +128,7 @@ def test_names_of_observations_may_be_nullable_text(tmp_path: Path) -> None:
     assert data.labels.col_coords["var"][:2].tolist() == ["g0", "g1"]
 
 
-def test_a_run_is_not_converted(tmp_path: Path) -> None:
+def test_a_run_is_not_converted(tmp_path):
     dfac.sample(
         matrix().toarray() + 1, dfac.TweedieNMF(2, dispersion=1.0), draws=2, tune=2, random_seed=0,
         store=tmp_path / "run.zarr", progressbar=False,
@@ -161,14 +158,12 @@ entries = st.lists(
     on_disk=st.booleans(),
     kind=st.sampled_from(["parquet", "csv"]),
 )
-def test_any_table_round_trips(
-    tmp_path, lines, unstored, balance, blocks, dtype, on_disk, kind
-) -> None:
+def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype, on_disk, kind):
     frame = pd.DataFrame(lines, columns=["r", "c", "v"])
     path = tmp_path / f"t.{kind}"
     frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False)
     rows, cols = sorted(set(frame.r)), sorted(set(frame.c))
-    cells: dict[tuple[int, int], float] = {}
+    cells = {}
     for row, col, value in lines:
         cell = rows.index(row), cols.index(col)
         cells[cell] = value + (cells.get(cell, 0) if unstored == "zero" else 0)
@@ -196,7 +191,7 @@ def test_any_table_round_trips(
     assert data.row_order is None or balance
 
 
-def test_last_of_duplicates_counts_among_ratings(tmp_path: Path) -> None:
+def test_last_of_duplicates_counts_among_ratings(tmp_path):
     table = pa.table({"r": [0, 0, 0], "c": [0, 1, 0], "v": [1.0, 2.0, 5.0]})
     pq.write_table(table, tmp_path / "t.parquet")
     with pytest.warns(DataWarning, match="1 entries name a cell that was named before; the last"):
@@ -207,9 +202,7 @@ def test_last_of_duplicates_counts_among_ratings(tmp_path: Path) -> None:
     assert as_blocks(str(tmp_path / "s.zarr"), allow_empty=True).to_numpy().tolist() == [[5, 2]]
 
 
-def test_the_last_one_is_the_last_of_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
     """Whatever thread was first with its piece."""
     monkeypatch.setattr(tables, "PIECE", 5)
     monkeypatch.setattr(passes, "most_threads", lambda: 4)
@@ -226,7 +219,7 @@ def test_the_last_one_is_the_last_of_the_source(
         assert found.tolist() == [[198, 195], [196, 199], [194, 197]]
 
 
-def test_many_duplicates_do_not_make_large_chunks(tmp_path: Path) -> None:
+def test_many_duplicates_do_not_make_large_chunks(tmp_path):
     rng = np.random.default_rng(0)
     table = {"r": rng.integers(0, 20, 200_000), "c": rng.integers(0, 20, 200_000)}
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
@@ -236,7 +229,7 @@ def test_many_duplicates_do_not_make_large_chunks(tmp_path: Path) -> None:
     assert as_blocks(str(tmp_path / "s.zarr"), allow_empty=True).total == 200_000
 
 
-def test_a_choice_that_was_made_is_named(tmp_path: Path) -> None:
+def test_a_choice_that_was_made_is_named(tmp_path):
     with pytest.warns(DataWarning, match="taken to be observed zeros"):
         done = convert(matrix(), tmp_path / "s.zarr", progressbar=False)
     assert done.unstored == "zero"
@@ -247,7 +240,7 @@ def test_a_choice_that_was_made_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_positions_with_a_shape(tmp_path: Path) -> None:
+def test_positions_with_a_shape(tmp_path):
     pq.write_table(pa.table({"r": [0, 3], "c": [1, 0], "v": [1, 2]}), tmp_path / "t.parquet")
     convert(tmp_path / "t.parquet", tmp_path / "s.zarr", shape=(5, 2), **QUIET)
     data = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True)
@@ -259,8 +252,8 @@ def test_positions_with_a_shape(tmp_path: Path) -> None:
         convert(matrix(), tmp_path / "x.zarr", shape=(2, 2), **QUIET)
 
 
-def test_bad_values_name_their_cell(tmp_path: Path) -> None:
-    def refuse(value: Any, message: str, **options: Any) -> None:
+def test_bad_values_name_their_cell(tmp_path):
+    def refuse(value, message, **options):
         table = pa.table({"user": ["b", "a"], "film": [5, 6], "v": [1.0, value]})
         pq.write_table(table, tmp_path / "t.parquet")
         with pytest.raises(DataError, match=message):
@@ -272,7 +265,7 @@ def test_bad_values_name_their_cell(tmp_path: Path) -> None:
     refuse(1e300, r"row 0 \(a\), column 1 \(6\) is 1e\+300, outside the range of float32")
 
 
-def test_options_are_checked_before_anything_is_read(tmp_path: Path) -> None:
+def test_options_are_checked_before_anything_is_read(tmp_path):
     for options, message in (
         ({"dtype": "int8"}, "dtype must be"),
         ({"unstored": "what"}, "unstored must be"),
@@ -296,7 +289,7 @@ def test_options_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_only_our_own_stores_are_replaced(tmp_path: Path) -> None:
+def test_only_our_own_stores_are_replaced(tmp_path):
     place = tmp_path / "s.zarr"
     convert(matrix(), place, **QUIET)
     with pytest.raises(StoreError, match="exists already"):
@@ -319,16 +312,14 @@ def test_only_our_own_stores_are_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device"), ValueError()]
 )
-def test_a_failure_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, existing: bool
-) -> None:
+def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, error, existing):
     place = tmp_path / "s.zarr"
     if existing:
         convert(matrix(), place, **QUIET)
     calls = []
     write = StoreWriter.put
 
-    def failing(self: StoreWriter, *arguments: Any) -> None:
+    def failing(self, *arguments):
         calls.append(1)
         if len(calls) == 3:
             raise error
@@ -361,7 +352,7 @@ convert(sparse.load_npz(sys.argv[1]), sys.argv[2], blocks=2, unstored="zero", pr
 """
 
 
-def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path: Path) -> None:
+def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path):
     sparse.save_npz(tmp_path / "m.npz", matrix())
     folder = tmp_path / "place"
     place = str(folder / "s.zarr")
@@ -378,12 +369,12 @@ def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path: Path) -> None:
     assert same(as_blocks(place, allow_empty=True), matrix())
 
 
-def test_elsewhere_half_a_store_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_half_a_store_does_not_open(monkeypatch):
     """A store at a URL is made in its place; a process that dies leaves it without its end."""
     place = "memory://killed/s.zarr"
     monkeypatch.setattr(StoreWriter, "abort", lambda self: None)
 
-    def die(self: StoreWriter, *_: Any) -> None:
+    def die(self, *_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(StoreWriter, "finish", die)
@@ -397,14 +388,12 @@ def test_elsewhere_half_a_store_does_not_open(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("step", ["put", "finish"])
-def test_elsewhere_a_store_stays_until_the_new_one_is_whole(
-    monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_elsewhere_a_store_stays_until_the_new_one_is_whole(monkeypatch, step):
     folder, files = f"/replaced-{step}", fsspec.filesystem("memory")
     place = f"memory:/{folder}/s.zarr"
     convert(matrix(), place, **QUIET)
 
-    def die(self: StoreWriter, *_: Any) -> None:
+    def die(self, *_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -419,14 +408,12 @@ def test_elsewhere_a_store_stays_until_the_new_one_is_whole(
 
 
 @pytest.mark.parametrize("error", [OSError(5, "the network is down"), KeyboardInterrupt()])
-def test_elsewhere_a_replacement_that_cannot_be_put_in_place_is_kept(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_elsewhere_a_replacement_that_cannot_be_put_in_place_is_kept(monkeypatch, error):
     folder, files = f"/unreachable-{type(error).__name__}", fsspec.filesystem("memory")
     place = f"memory:/{folder}/s.zarr"
     convert(matrix(), place, **QUIET)
 
-    def fail(*_: Any, **options: Any) -> None:
+    def fail(*_, **options):
         raise error
 
     monkeypatch.setattr(type(files), "cp_file", fail)
@@ -438,9 +425,7 @@ def test_elsewhere_a_replacement_that_cannot_be_put_in_place_is_kept(
         assert f"the new store is whole at memory:/{new}" in str(caught.value)
 
 
-def test_elsewhere_what_another_process_has_begun_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_elsewhere_what_another_process_has_begun_is_kept(monkeypatch):
     """Between the look at the place and the first write; and while a replacement is made."""
     begin = StoreWriter.begin
     for overwrite, told in ((False, "exists already"), (True, "by another process meanwhile")):
@@ -448,7 +433,7 @@ def test_elsewhere_what_another_process_has_begun_is_kept(
         if overwrite:
             convert(matrix(), place, **QUIET)
 
-        def late(self: StoreWriter, *args: Any) -> None:
+        def late(self, *args):
             monkeypatch.undo()
             convert(3 * matrix(), place, overwrite=overwrite, **QUIET)  # noqa: B023
             begin(self, *args)
@@ -459,10 +444,10 @@ def test_elsewhere_what_another_process_has_begun_is_kept(
         assert same(as_blocks(place, allow_empty=True), 3 * matrix())
 
 
-def changing(first: list[list[int]], second: list[list[int]]) -> Source:
+def changing(first, second):
     """A source that somebody writes to between its two readings."""
 
-    def pieces(with_values: bool, add: bool) -> Any:
+    def pieces(with_values, add):
         rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
         yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
 
@@ -470,17 +455,15 @@ def changing(first: list[list[int]], second: list[list[int]]) -> Source:
 
 
 @pytest.mark.parametrize("second", [[[0, 1, 2], [0, 1, 1]], [[0, 7], [0, 1]], [[0], [0]]])
-def test_a_source_that_changes_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: list[list[int]]
-) -> None:
+def test_a_source_that_changes_is_noticed(tmp_path, monkeypatch, second):
     source = changing([[0, 1], [0, 1]], second)
     monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
     with pytest.raises(StoreError, match="convert it again when nobody writes to it"):
         convert("t.csv", tmp_path / "s.zarr", **QUIET)
 
 
-def test_trouble_in_a_source_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pieces(with_values: bool, add: bool) -> Any:
+def test_trouble_in_a_source_names_it(tmp_path, monkeypatch):
+    def pieces(with_values, add):
         raise OSError(errno.EIO, "Input/output error")
         yield
 
@@ -490,7 +473,7 @@ def test_trouble_in_a_source_names_it(tmp_path: Path, monkeypatch: pytest.Monkey
         convert("t.csv", tmp_path / "s.zarr", **QUIET)
 
 
-def test_balance_is_invisible_and_even(tmp_path: Path) -> None:
+def test_balance_is_invisible_and_even(tmp_path):
     rng = np.random.default_rng(5)
     skewed = sparse.coo_array(
         (
@@ -509,9 +492,7 @@ def test_balance_is_invisible_and_even(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stores[1].row_order, wanted.row_order)
 
 
-def test_stores_do_not_depend_on_threads_or_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stores_do_not_depend_on_threads_or_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "PIECE", 16)
     prints = set()
     for threads, limit in ((1, None), (4, None), (4, 0)):
@@ -524,7 +505,7 @@ def test_stores_do_not_depend_on_threads_or_memory(
 
 @pytest.mark.parametrize("name", ["m.npz", "m.mtx", "m.mtx.gz", "m.h5ad"])
 @pytest.mark.parametrize("balance", [False, True])
-def test_export_round_trips(tmp_path: Path, name: str, balance: bool) -> None:
+def test_export_round_trips(tmp_path, name, balance):
     table = pa.table({"user": ["b", "a", "é", "b"], "film": [9, 7, 7, 30], "v": [1.5, 2, 3, -1]})
     pq.write_table(table, tmp_path / "t.parquet")
     options = {"progressbar": False, "blocks": 2, "unstored": "missing"}
@@ -543,7 +524,7 @@ def test_export_round_trips(tmp_path: Path, name: str, balance: bool) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_an_export_touches_no_file_that_it_does_not_replace(tmp_path: Path) -> None:
+def test_an_export_touches_no_file_that_it_does_not_replace(tmp_path):
     table = pa.table({"user": ["b", "a"], "film": ["x", "y"], "v": [1.5, 2]})
     pq.write_table(table, tmp_path / "t.parquet")
     options = {"progressbar": False, "unstored": "missing"}
@@ -564,7 +545,7 @@ def test_an_export_touches_no_file_that_it_does_not_replace(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:The default value for `spmatrix`")
-def test_exports_are_what_others_read(tmp_path: Path) -> None:
+def test_exports_are_what_others_read(tmp_path):
     from scipy.io import mmread
 
     convert(matrix(), tmp_path / "s.zarr", **QUIET)
@@ -579,7 +560,7 @@ def test_exports_are_what_others_read(tmp_path: Path) -> None:
         export(as_blocks(np.ones((2, 2))), tmp_path / "d.npz")
 
 
-def test_labels_of_every_kind_come_back(tmp_path: Path) -> None:
+def test_labels_of_every_kind_come_back(tmp_path):
     import xarray as xr
 
     array = xr.DataArray(
@@ -601,7 +582,7 @@ def test_labels_of_every_kind_come_back(tmp_path: Path) -> None:
         assert found.dtype.kind == array[name].dtype.kind
 
 
-def test_the_report(tmp_path: Path) -> None:
+def test_the_report(tmp_path):
     done = convert(matrix(), tmp_path / "s.zarr", blocks=2, **QUIET)
     assert isinstance(done, Conversion)
     assert done.location == str(tmp_path / "s.zarr")
@@ -613,9 +594,7 @@ def test_the_report(tmp_path: Path) -> None:
     )
 
 
-def test_the_progress_bar_goes_to_standard_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_progress_bar_goes_to_standard_error(tmp_path, capsys):
     convert(matrix(), tmp_path / "s.zarr", balance=True, unstored="zero")
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -623,13 +602,13 @@ def test_the_progress_bar_goes_to_standard_error(
         assert phase in captured.err
 
 
-def test_public_names() -> None:
+def test_public_names():
     assert dfac.convert is convert
     assert dfac.export is export
     assert os.fspath(Path("x")) == "x"
 
 
-def test_a_given_shape_says_that_keys_are_positions_wherever_texts_turn_up(tmp_path: Path) -> None:
+def test_a_given_shape_says_that_keys_are_positions_wherever_texts_turn_up(tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("user,item,value\n2020-01-01,1,1\n2020-01-02,2,2\n2020-01-02,1,3\n")
     with pytest.raises(DataError, match="whole numbers"):

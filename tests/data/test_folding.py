@@ -19,7 +19,7 @@ DIMS = ("time", "lat", "lon")
 SIZES = {"time": 7, "lat": 4, "lon": 5}
 
 
-def cube(seed: int = 0, land: float = 0.3, gaps: float = 0.05) -> xr.DataArray:
+def cube(seed=0, land=0.3, gaps=0.05):
     rng = np.random.default_rng(seed)
     labels = {
         "time": np.datetime64("2001-01-01", "ns") + np.arange(7) * np.timedelta64(1, "D"),
@@ -37,7 +37,7 @@ def cube(seed: int = 0, land: float = 0.3, gaps: float = 0.05) -> xr.DataArray:
     return V
 
 
-def check(V: xr.DataArray, data: dfac.as_blocks) -> None:
+def check(V, data):
     """Every cell of the matrix is that of the array under its labels, and none is left out."""
     labels, matrix = data.labels, data.to_numpy()
     for (i, j), value in np.ndenumerate(matrix):
@@ -156,11 +156,11 @@ def test_boxes_hold_their_part(lines, width, seed):
 LAYOUTS = {"times": (1, 160, 400), "places": (128, 2, 200), "longitudes": (128, 160, 2)}
 
 
-def large(chunks) -> tuple[np.ndarray, xr.DataArray, collections.Counter]:
+def large(chunks):
     """32 MB of values, and the same lazily, with a count of how often each chunk is read."""
     values = np.random.default_rng(0).random((128, 160, 400), dtype=np.float32)
     values[:, ::3, :50] = np.nan
-    read: collections.Counter = collections.Counter()
+    read = collections.Counter()
 
     def one(block_info=None):
         place = tuple(slice(*part) for part in block_info[None]["array-location"])

@@ -3,8 +3,6 @@
 import datetime as dt
 import gzip
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,25 +24,25 @@ WHOLE = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
 class Interchange:
     """Gives out columns by the dataframe interchange protocol alone."""
 
-    def __init__(self, frame: pd.DataFrame) -> None:
+    def __init__(self, frame):
         self._table = pa.Table.from_pandas(frame, preserve_index=False)
 
-    def __dataframe__(self, **options: Any) -> Any:
+    def __dataframe__(self, **options):
         return self._table.__dataframe__(**options)
 
 
 class Stream:
     """Gives out columns as Arrow streams alone, as a relation of a database does."""
 
-    def __init__(self, frame: pd.DataFrame) -> None:
+    def __init__(self, frame):
         self._table = pa.Table.from_pandas(frame, preserve_index=False)
         self.columns = list(frame)
 
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+    def __arrow_c_stream__(self, requested_schema=None):
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-def write(folder: Path, frame: pd.DataFrame, ending: str) -> str:
+def write(folder, frame, ending):
     path = folder / f"t.{ending}"
     text = frame.to_csv(index=False)
     if ending == "parquet":
@@ -58,7 +56,7 @@ def write(folder: Path, frame: pd.DataFrame, ending: str) -> str:
 
 @pytest.mark.parametrize("kind", ["pandas", "arrow", "interchange", "stream"])
 @pytest.mark.parametrize("choice", [{}, {"rows": "who", "columns": 1, "values": "stars"}])
-def test_tables_in_memory(kind: str, choice: dict[str, Any]) -> None:
+def test_tables_in_memory(kind, choice):
     made = {"pandas": lambda f: f, "arrow": pa.table, "interchange": Interchange, "stream": Stream}
     table = made[kind](LONG)
     if choice:
@@ -72,7 +70,7 @@ def test_tables_in_memory(kind: str, choice: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv", "parquet"])
-def test_tables_in_files_are_those_in_memory(tmp_path: Path, ending: str) -> None:
+def test_tables_in_files_are_those_in_memory(tmp_path, ending):
     with pytest.warns(DataWarning, match="is taken for a table with a line for each entry"):
         found = dfac.as_blocks(write(tmp_path, LONG, ending), unstored="missing", allow_empty=True)
     own = dfac.as_blocks(LONG, unstored="missing", table=True)
@@ -96,7 +94,7 @@ def test_tables_in_files_are_those_in_memory(tmp_path: Path, ending: str) -> Non
     ],
     ids=["categories", "whole categories", "nullable", "large", "dates", "texts"],
 )
-def test_keys_of_any_type(keys: pd.Series, labels: list[Any] | None) -> None:
+def test_keys_of_any_type(keys, labels):
     data = dfac.as_blocks(LONG.assign(who=keys), 1, unstored="zero", table=True)
     found = data.labels.row_coords["who"]
     sums = LONG["stars"].groupby(keys.astype(object)).sum()
@@ -107,7 +105,7 @@ def test_keys_of_any_type(keys: pd.Series, labels: list[Any] | None) -> None:
         assert found.tolist() == labels
 
 
-def test_lines_of_one_cell_are_added_up_or_the_last_one_stays(tmp_path: Path) -> None:
+def test_lines_of_one_cell_are_added_up_or_the_last_one_stays(tmp_path):
     twice = pd.DataFrame({"user": [4, 4, 5, 5], "item": [0, 0, 0, 1], "n": [1.0, 2.0, 3.0, np.nan]})
     for table in (twice, write(tmp_path, twice, "csv")):
         added = dfac.as_blocks(table, 1, unstored="zero", table=True, allow_empty=True)
@@ -120,7 +118,7 @@ def test_lines_of_one_cell_are_added_up_or_the_last_one_stays(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ending", [None, "csv", "parquet"])
-def test_what_could_be_either_is_refused(tmp_path: Path, ending: str | None) -> None:
+def test_what_could_be_either_is_refused(tmp_path, ending):
     table = WHOLE if ending is None else write(tmp_path, WHOLE, ending)
     with pytest.raises(DataError, match=r"rows='a', columns='b', values='c' \(or table=True\)"):
         dfac.as_blocks(table)
@@ -133,7 +131,7 @@ def test_what_could_be_either_is_refused(tmp_path: Path, ending: str | None) -> 
 @pytest.mark.parametrize(
     "names", [("user", "item"), ("userId", "movieId"), ("row", "col"), ("cell", "gene"), ("i", "j")]
 )
-def test_names_of_keys_are_known(names: tuple[str, str]) -> None:
+def test_names_of_keys_are_known(names):
     table = WHOLE.set_axis([*names, "value"], axis=1).assign(when=3)
     with pytest.warns(DataWarning, match=f"rows in '{names[0]}'"):
         assert dfac.as_blocks(table, 1, unstored="zero").labels.col_dim == names[1]
@@ -151,13 +149,13 @@ def test_names_of_keys_are_known(names: tuple[str, str]) -> None:
     ],
     ids=["four columns", "labels", "named index", "floats", "one column", "float keys"],
 )
-def test_matrices_stay_matrices(frame: pd.DataFrame) -> None:
+def test_matrices_stay_matrices(frame):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dfac.as_blocks(frame).shape == frame.shape
 
 
-def test_a_table_of_text_and_counts_needs_a_key_twice() -> None:
+def test_a_table_of_text_and_counts_needs_a_key_twice():
     genes = pd.DataFrame({"gene": ["x", "y", "z"], "s1": [1, 2, 3], "s2": [3, 2, 1]})
     with pytest.raises(DataError, match="could be a table"):
         dfac.as_blocks(genes)
@@ -179,12 +177,12 @@ def test_a_table_of_text_and_counts_needs_a_key_twice() -> None:
         (np.ones((3, 3)), {"rows": "a"}, "how to read a table .* got ndarray"),
     ],
 )
-def test_bad_tables(frame: Any, options: dict[str, Any], message: str) -> None:
+def test_bad_tables(frame, options, message):
     with pytest.raises((DataError, OptionError), match=message):
         dfac.as_blocks(frame, unstored="zero", **options)
 
 
-def test_every_verb_takes_tables(tmp_path: Path) -> None:
+def test_every_verb_takes_tables(tmp_path):
     rng = np.random.default_rng(0)
     rows, cols = np.nonzero(rng.random((12, 9)) < 0.7)
     table = pd.DataFrame({"user": rows + 100, "item": cols, "count": rng.poisson(3, rows.size)})
@@ -212,13 +210,13 @@ def test_every_verb_takes_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", None])
-def test_a_run_finds_the_columns_of_its_table_again(tmp_path: Path, ending: str | None) -> None:
+def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
     rng = np.random.default_rng(0)
     places = rng.permutation(12 * 9)[:70]
     table = pd.DataFrame(
         {"stars": rng.integers(1, 6, 70), "b": places // 9, "a": 100 + places % 9, "c": places}
     )
-    given: Any = table if ending is None else write(tmp_path, table, ending)
+    given = table if ending is None else write(tmp_path, table, ending)
     data = dfac.as_blocks(given, rows="b", columns="a", values="stars", unstored="missing")
     run = {"random_seed": 0, "progressbar": False}
     store = str(tmp_path / "run.zarr")
@@ -257,15 +255,13 @@ ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*
         RATINGS.assign(item=list("abba"), user=[1.0, 2.0, np.nan, 4.0]),
     ],
 )
-def test_keys_are_told_by_their_names_where_they_are_no_first_whole_columns(
-    table: pd.DataFrame,
-) -> None:
+def test_keys_are_told_by_their_names_where_they_are_no_first_whole_columns(table):
     with pytest.raises(DataError, match=f"the DataFrame could be a table .*{ASIDE}"):
         dfac.as_blocks(table, unstored="missing")
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_keys_are_told_by_their_names_in_files(tmp_path: Path, ending: str) -> None:
+def test_keys_are_told_by_their_names_in_files(tmp_path, ending):
     for table in (RATINGS.astype({"user": float}), RATINGS.reset_index(names="")):
         with pytest.raises(DataError, match=ASIDE):
             dfac.as_blocks(write(tmp_path, table, ending))
@@ -278,7 +274,7 @@ def test_keys_are_told_by_their_names_in_files(tmp_path: Path, ending: str) -> N
     np.testing.assert_array_equal(read.to_numpy(), [[4.0, 1.5], [0, 2.0], [0.5, 0]])
 
 
-def test_floats_that_are_keys_by_their_values_are_refused(tmp_path: Path) -> None:
+def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
     table = LONG.assign(who=[3, np.nan, 3, 8])
     with pytest.raises(DataError, match="'who' converted to whole numbers, table=False"):
         dfac.as_blocks(table)
@@ -306,14 +302,14 @@ def test_floats_that_are_keys_by_their_values_are_refused(tmp_path: Path) -> Non
     ],
     ids=["two", "three", "fractions", "missing cells", "levels", "wide", "labels"],
 )
-def test_narrow_matrices_of_floats_stay_matrices(frame: pd.DataFrame) -> None:
+def test_narrow_matrices_of_floats_stay_matrices(frame):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dfac.as_blocks(frame).shape == frame.shape
 
 
 @pytest.mark.parametrize("names", [("user", "item"), (None, None)])
-def test_a_series_with_two_keys_is_a_table_with_a_line_for_each_entry(names: Any) -> None:
+def test_a_series_with_two_keys_is_a_table_with_a_line_for_each_entry(names):
     series = RATINGS.set_index(["user", "item"])["rating"].rename_axis(names)
     dims = ("user", "item") if names[0] else ("row", "column")
     for stacked in (series, series.to_frame(), series.rename(None)):

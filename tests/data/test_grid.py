@@ -23,7 +23,7 @@ SIZES = np.array([10, 1, 5, 4], dtype=np.int64)
 
 
 @given(st.integers(1, 200), st.data())
-def test_even_bands_tile_and_differ_by_at_most_one(size: int, data: st.DataObject) -> None:
+def test_even_bands_tile_and_differ_by_at_most_one(size, data):
     count = data.draw(st.integers(1, size))
     bands = Bands.even(size, count)
     assert bands.size == size
@@ -34,7 +34,7 @@ def test_even_bands_tile_and_differ_by_at_most_one(size: int, data: st.DataObjec
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 25))
-def test_regrouping_keeps_chunk_edges(sizes: list[int], count: int) -> None:
+def test_regrouping_keeps_chunk_edges(sizes, count):
     bands = Bands.from_sizes(sizes)
     grouped = bands.regroup(count)
     assert set(grouped.offsets) <= set(bands.offsets)
@@ -46,31 +46,31 @@ def test_regrouping_keeps_chunk_edges(sizes: list[int], count: int) -> None:
     st.lists(st.integers(1, 30), min_size=1, max_size=12),
     st.lists(st.integers(1, 30), min_size=1, max_size=12),
 )
-def test_grids_from_chunks_are_square_whatever_the_chunks(rows: list[int], cols: list[int]) -> None:
+def test_grids_from_chunks_are_square_whatever_the_chunks(rows, cols):
     grid = Grid.from_chunks((rows, cols))
     assert len(grid.rows) == len(grid.cols) == min(len(rows), len(cols))
     assert grid.shape == (sum(rows), sum(cols))
 
 
 @pytest.mark.parametrize("offsets", [(0,), (1, 2), (0, 2, 2), (0, 3, 1), ()])
-def test_impossible_bands_are_refused(offsets: tuple[int, ...]) -> None:
+def test_impossible_bands_are_refused(offsets):
     with pytest.raises(GridError, match=r"offsets"):
         Bands(offsets)
 
 
-def test_more_row_bands_than_column_bands_are_refused() -> None:
+def test_more_row_bands_than_column_bands_are_refused():
     with pytest.raises(GridError, match=r"got 3 row bands and 2 column bands"):
         Grid(Bands.even(9, 3), Bands.even(9, 2))
 
 
 @pytest.mark.parametrize("count", [0, -1, 5])
-def test_impossible_numbers_of_bands_are_refused(count: int) -> None:
+def test_impossible_numbers_of_bands_are_refused(count):
     with pytest.raises(GridError, match=r"between 1 and 4"):
         Bands.even(4, count)
 
 
 @given(st.integers(1, 12))
-def test_the_diagonals_visit_every_block_once_without_conflict(blocks: int) -> None:
+def test_the_diagonals_visit_every_block_once_without_conflict(blocks):
     seen = []
     for part in range(blocks):
         members = diagonal(part, blocks)
@@ -81,7 +81,7 @@ def test_the_diagonals_visit_every_block_once_without_conflict(blocks: int) -> N
 
 
 @given(st.integers(2, 4), st.integers(1, 4))
-def test_diagonals_of_tensors_do_so_too(axes: int, blocks: int) -> None:
+def test_diagonals_of_tensors_do_so_too(axes, blocks):
     rng, seen = np.random.default_rng(axes), []
     observed = rng.integers(0, 9, (blocks,) * axes)
     sizes = diagonal_sizes(observed)
@@ -94,15 +94,13 @@ def test_diagonals_of_tensors_do_so_too(axes: int, blocks: int) -> None:
     assert len(seen) == len(set(seen)) == blocks**axes
 
 
-def test_the_digits_of_a_diagonal_say_how_far_further_axes_are_ahead() -> None:
+def test_the_digits_of_a_diagonal_say_how_far_further_axes_are_ahead():
     assert diagonal(1, 3) == (Block(0, 1), Block(1, 2), Block(2, 0))
     assert diagonal(5, 3, 3) == ((0, 1, 2), (1, 2, 0), (2, 0, 1))
 
 
 @given(st.integers(1, 4), st.integers(1, 4))
-def test_nested_parts_visit_every_block_once_and_stay_in_their_super_block(
-    groups: int, size: int
-) -> None:
+def test_nested_parts_visit_every_block_once_and_stay_in_their_super_block(groups, size):
     blocks = groups * size
     seen = []
     for outer in range(groups):
@@ -117,14 +115,14 @@ def test_nested_parts_visit_every_block_once_and_stay_in_their_super_block(
 
 
 @pytest.mark.parametrize("schedule", [Cyclic(), Reshuffled(), NestedReshuffled(2)])
-def test_every_part_once_a_cycle_at_scale_b(schedule: Cyclic) -> None:
+def test_every_part_once_a_cycle_at_scale_b(schedule):
     parts = schedule.cycle(4, SIZES, np.random.default_rng(1))
     blocks = [block for part in parts for block in part.blocks]
     assert sorted(blocks) == [Block(row, col) for row in range(4) for col in range(4)]
     assert [part.scale for part in parts] == [4.0] * 4
 
 
-def test_reshuffled_order_changes_from_cycle_to_cycle_and_is_uniform() -> None:
+def test_reshuffled_order_changes_from_cycle_to_cycle_and_is_uniform():
     rng = np.random.default_rng(0)
     orders = [tuple(p.outer for p in Reshuffled().cycle(4, SIZES, rng)) for _ in range(6000)]
     firsts = np.bincount([order[0] for order in orders], minlength=4)
@@ -132,7 +130,7 @@ def test_reshuffled_order_changes_from_cycle_to_cycle_and_is_uniform() -> None:
     assert np.all(np.abs(firsts - 1500) < 5 * np.sqrt(6000 * 0.25 * 0.75))
 
 
-def test_proportional_parts_are_drawn_by_size_and_scaled_by_its_inverse() -> None:
+def test_proportional_parts_are_drawn_by_size_and_scaled_by_its_inverse():
     rng = np.random.default_rng(0)
     counts = np.zeros(4)
     for _ in range(5000):
@@ -146,9 +144,7 @@ def test_proportional_parts_are_drawn_by_size_and_scaled_by_its_inverse() -> Non
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 3, 3)])
 @pytest.mark.parametrize("schedule", [Cyclic(), Reshuffled(), Proportional()])
-def test_scaled_block_sums_are_unbiased_for_unequal_parts(
-    schedule: Cyclic, shape: tuple[int, ...]
-) -> None:
+def test_scaled_block_sums_are_unbiased_for_unequal_parts(schedule, shape):
     """E Σ_parts s Σ_part x / B = Σ x: the scale belongs to the order of the parts."""
     rng = np.random.default_rng(2)
     observed = rng.integers(1, 30, shape)
@@ -163,7 +159,7 @@ def test_scaled_block_sums_are_unbiased_for_unequal_parts(
     assert abs(np.mean(means) - values.sum()) < 5 * error + 1e-9
 
 
-def test_parts_without_an_entry_are_never_drawn() -> None:
+def test_parts_without_an_entry_are_never_drawn():
     sizes = np.array([0, 7, 0], dtype=np.int64)
     parts = Proportional().cycle(3, sizes, np.random.default_rng(0))
     assert {part.outer for part in parts} == {0, 1, 2}
@@ -172,7 +168,7 @@ def test_parts_without_an_entry_are_never_drawn() -> None:
         Proportional().cycle(2, np.zeros(2, dtype=np.int64), np.random.default_rng(0))
 
 
-def test_groups_must_divide_the_bands() -> None:
+def test_groups_must_divide_the_bands():
     with pytest.raises(GridError, match=r"6 bands cannot be grouped into 4"):
         NestedReshuffled(4).cycle(6, np.ones(6, dtype=np.int64), np.random.default_rng(0))
     with pytest.raises(OptionError, match=r"at least 1"):

@@ -1,7 +1,5 @@
 """Cells set aside: none lost, none invented, rows and columns left with an entry."""
 
-from pathlib import Path
-
 import anndata
 import numpy as np
 import pandas as pd
@@ -20,7 +18,7 @@ from tests.random_sparse import random_array
 pytestmark = pytest.mark.libraries
 
 
-def ratings(seed: int = 0, shape: tuple[int, int] = (30, 20)) -> sparse.csr_array:
+def ratings(seed=0, shape=(30, 20)):
     rng = np.random.default_rng(seed)
     return random_array(
         shape, density=0.3, rng=rng, data_sampler=lambda size: 1 + rng.random(size)
@@ -29,7 +27,7 @@ def ratings(seed: int = 0, shape: tuple[int, int] = (30, 20)) -> sparse.csr_arra
 
 @given(st.integers(0, 1000), st.floats(0.05, 0.6), st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_train_and_held_out_make_up_the_matrix(seed: int, share: float, keep_one: bool) -> None:
+def test_train_and_held_out_make_up_the_matrix(seed, share, keep_one):
     V = ratings(seed)
     held = hold_out(V, share, keep_one=keep_one, random_seed=seed)
     back = held.train + sparse.coo_array((held.values, held.cells), shape=V.shape)
@@ -40,7 +38,7 @@ def test_train_and_held_out_make_up_the_matrix(seed: int, share: float, keep_one
         assert ((np.diff(held.train.tocsc().indptr) > 0) == (np.diff(V.tocsc().indptr) > 0)).all()
 
 
-def test_zeros_are_held_out_too_and_marked() -> None:
+def test_zeros_are_held_out_too_and_marked():
     V = ratings()
     held = hold_out(V, 0.25, unstored="zero", random_seed=1)
     assert held.values.size == 150
@@ -54,7 +52,7 @@ def test_zeros_are_held_out_too_and_marked() -> None:
     np.testing.assert_array_equal(dense[rest], V.toarray()[rest])
 
 
-def test_dense_and_labelled_input() -> None:
+def test_dense_and_labelled_input():
     V = np.arange(1.0, 31).reshape(5, 6)
     V[0, 0] = np.nan
     held = hold_out(xr.DataArray(V, dims=("a", "b")), 0.2, random_seed=3)
@@ -66,14 +64,14 @@ def test_dense_and_labelled_input() -> None:
     assert np.isnan(V).sum() == 1, "the caller's own array is left alone"
 
 
-def test_the_same_seed_takes_the_same_cells() -> None:
+def test_the_same_seed_takes_the_same_cells():
     first, second = (hold_out(ratings(), random_seed=7) for _ in range(2))
     np.testing.assert_array_equal(first.cells, second.cells)
     other = hold_out(ratings(), random_seed=8)
     assert not np.array_equal(first.cells[0], other.cells[0])
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_what_cannot_be_done_is_refused():
     with pytest.raises(OptionError, match="share must lie"):
         hold_out(ratings(), 1.5)
     with pytest.raises(OptionError, match="unstored"):
@@ -84,7 +82,7 @@ def test_what_cannot_be_done_is_refused() -> None:
         hold_out([[1, 2]])
 
 
-def test_what_does_not_fit_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_in_memory_is_refused(monkeypatch):
     data = dfac.as_blocks(np.ones((20, 20), "float32"), 2)
     monkeypatch.setattr("daskfactor.data.holdout.available_memory", lambda: 3 * 1600 - 1)
     with pytest.raises(DataError, match=r"take 1600 bytes up to three times and 4799 are free"):
@@ -93,7 +91,7 @@ def test_what_does_not_fit_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("unstored", ["missing", "zero"])
 @pytest.mark.parametrize("kind", ["store", "blocks", "balanced", "pydata"])
-def test_what_goes_into_sample_goes_into_hold_out(kind: str, unstored: str, tmp_path: Path) -> None:
+def test_what_goes_into_sample_goes_into_hold_out(kind, unstored, tmp_path):
     V, names = ratings(), np.array([f"u{i}" for i in range(30)])
     if kind == "pydata":
         fill = np.nan if unstored == "missing" else 0.0
@@ -125,7 +123,7 @@ def test_what_goes_into_sample_goes_into_hold_out(kind: str, unstored: str, tmp_
     assert dfac.monitored(monitored)["mean"].size == held.values.size
 
 
-def test_lazy_dense_data_keep_their_names(tmp_path: Path) -> None:
+def test_lazy_dense_data_keep_their_names(tmp_path):
     frame = pd.DataFrame(np.arange(1.0, 31).reshape(5, 6), index=list("abcde"))
     held = hold_out(frame, 0.2, random_seed=3)
     lazy = hold_out(xr.DataArray(frame, dims=("x", "y")).chunk(x=2), 0.2, random_seed=3)
@@ -138,7 +136,7 @@ def test_lazy_dense_data_keep_their_names(tmp_path: Path) -> None:
     assert lazy.train.dims == ("x", "y")
 
 
-def test_the_callers_matrix_is_left_alone_whatever_its_form() -> None:
+def test_the_callers_matrix_is_left_alone_whatever_its_form():
     """Duplicates and unsorted indices would be put in order in place."""
     for unstored in ("missing", "zero"):
         first = [2, 0, 1] if unstored == "missing" else [2, 0, 0]
@@ -150,7 +148,7 @@ def test_the_callers_matrix_is_left_alone_whatever_its_form() -> None:
         np.testing.assert_array_equal(array, old)
 
 
-def test_what_is_marked_as_missing_already_is_not_held_out() -> None:
+def test_what_is_marked_as_missing_already_is_not_held_out():
     V = ratings()
     V.data[::3] = np.nan
     for unstored in ("missing", "zero"):
@@ -159,14 +157,14 @@ def test_what_is_marked_as_missing_already_is_not_held_out() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
-def test_cells_of_a_huge_matrix_are_all_different(share: float) -> None:
+def test_cells_of_a_huge_matrix_are_all_different(share):
     held = hold_out(ratings(shape=(40, 30)), share, unstored="zero", random_seed=0)
     assert len(set(zip(*(index.tolist() for index in held.cells), strict=True))) == 1200 * share
 
 
 @pytest.mark.parametrize("unstored", ["missing", "zero"])
 @pytest.mark.parametrize("share", [0.15, 0.7])
-def test_every_cell_is_held_out_as_often_as_any_other(share: float, unstored: str) -> None:
+def test_every_cell_is_held_out_as_often_as_any_other(share, unstored):
     V = ratings(shape=(24, 18))
     at = np.ones(V.shape, bool) if unstored == "zero" else V.toarray() > 0
     times = np.zeros(V.shape)
@@ -181,14 +179,14 @@ def test_every_cell_is_held_out_as_often_as_any_other(share: float, unstored: st
         assert abs(times[part].sum() - cells * taken) < 4 * deviation
 
 
-def test_no_matrix_of_numbers_is_refused() -> None:
+def test_no_matrix_of_numbers_is_refused():
     for wrong in (np.ones(3), np.ones((2, 2), complex), np.array([["a", "b"]])):
         with pytest.raises(DataError, match="matrix of real numbers"):
             hold_out(wrong)
 
 
 @pytest.mark.parametrize("unstored", ["missing", "zero"])
-def test_annotated_data_keep_their_names(unstored: str) -> None:
+def test_annotated_data_keep_their_names(unstored):
     anndata = pytest.importorskip("anndata")
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)
@@ -213,13 +211,13 @@ def test_annotated_data_keep_their_names(unstored: str) -> None:
     assert list(trace["posterior"]["H"]["var"].values) == genes
 
 
-def test_blocks_are_not_held_out_under_another_meaning() -> None:
+def test_blocks_are_not_held_out_under_another_meaning():
     blocks = dfac.as_blocks(ratings(), unstored="missing", allow_empty=True)
     with pytest.raises(OptionError, match="made with 'missing'"):
         hold_out(blocks, unstored="zero")
 
 
-def test_of_annotated_data_in_a_file_comes_an_array(tmp_path: Path) -> None:
+def test_of_annotated_data_in_a_file_comes_an_array(tmp_path):
     anndata.AnnData(ratings()).write_h5ad(tmp_path / "a.h5ad")
     adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
     held = hold_out(adata, unstored="missing", random_seed=0)
@@ -229,11 +227,11 @@ def test_of_annotated_data_in_a_file_comes_an_array(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "labelled", "missing", "zero", "blocks", "annotated"])
-def test_named_cells_are_held_out_in_their_order(form: str) -> None:
+def test_named_cells_are_held_out_in_their_order(form):
     dense = np.arange(1.0, 13.0).reshape(3, 4)
     dense[0, 0] = 0 if form == "zero" else np.nan
-    V: object = dense
-    options: dict[str, str] = {}
+    V = dense
+    options = {}
     if form == "labelled":
         V = xr.DataArray(dense, dims=("r", "c"))
     if form in ("missing", "zero", "annotated"):
@@ -256,13 +254,13 @@ def test_named_cells_are_held_out_in_their_order(form: str) -> None:
         hold_out(V, cells=([3], [0]), **options)
 
 
-def test_a_mask_names_cells() -> None:
+def test_a_mask_names_cells():
     V = np.arange(12.0).reshape(3, 4)
     assert hold_out(V, cells=V > 9).values.tolist() == [10.0, 11.0]
 
 
 @pytest.mark.parametrize("kind", ["array", "named", "sparse", "blocks", "lazy"])
-def test_a_mask_with_names_holds_out_its_own_cells(kind: str) -> None:
+def test_a_mask_with_names_holds_out_its_own_cells(kind):
     V = np.arange(1.0, 26).reshape(5, 5)
     named = xr.DataArray(V, dims=("a", "b"))
     made = {
@@ -284,7 +282,7 @@ def test_a_mask_with_names_holds_out_its_own_cells(kind: str) -> None:
             hold_out(made[kind], cells=mask.rename(b="c"))
 
 
-def test_a_mask_with_the_usual_names_holds_out_its_own_cells() -> None:
+def test_a_mask_with_the_usual_names_holds_out_its_own_cells():
     named = xr.DataArray(np.arange(1.0, 26).reshape(5, 5), dims=("row", "column"))
     mask = xr.zeros_like(named, dtype=bool)
     mask[3, 0] = True
@@ -293,7 +291,7 @@ def test_a_mask_with_the_usual_names_holds_out_its_own_cells() -> None:
             assert hold_out(data, cells=own).values.tolist() == [16.0]
 
 
-def test_a_mask_with_names_of_a_matrix_that_is_not_square() -> None:
+def test_a_mask_with_names_of_a_matrix_that_is_not_square():
     V = xr.DataArray(np.arange(1.0, 13).reshape(4, 3), dims=("a", "b"))
     mask = V == 6
     for own in (mask, mask.T):

@@ -8,7 +8,6 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numcodecs.abc
@@ -31,14 +30,14 @@ VALUES = np.random.default_rng(3).gamma(2.0, 1.0, (40, 30)).astype("f4")
 class Harm:
     """Makes a file when it is unpickled."""
 
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (str(self.mark),)
 
 
-def v2_array(place: Path, chunk: bytes, **changes: Any) -> None:
+def v2_array(place, chunk, **changes):
     """An array of zarr format 2 with one chunk."""
     place.mkdir()
     document = {
@@ -49,7 +48,7 @@ def v2_array(place: Path, chunk: bytes, **changes: Any) -> None:
     (place / "0.0").write_bytes(chunk)
 
 
-def changed(place: Path, change: Any) -> None:
+def changed(place, change):
     """The document of a node, changed."""
     document = json.loads((place / "zarr.json").read_text())
     change(document)
@@ -61,15 +60,15 @@ class Acts(numcodecs.abc.Codec):
 
     codec_id = "acts"
 
-    def encode(self, buf: Any) -> Any:
+    def encode(self, buf):
         return buf
 
-    def decode(self, buf: Any, out: Any = None) -> Any:
+    def decode(self, buf, out=None):
         Path(os.environ["ACTS"]).touch()
         return buf
 
 
-def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_run(tmp_path, monkeypatch):
     mark = tmp_path / "mark"
     monkeypatch.setenv("ACTS", str(mark))
     monkeypatch.setitem(numcodecs.registry.codec_registry, "acts", Acts)
@@ -82,7 +81,7 @@ def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "|O"])
-def test_nothing_is_unpickled(tmp_path: Path, dtype: str) -> None:
+def test_nothing_is_unpickled(tmp_path, dtype):
     mark = tmp_path / "mark"
     harm = pickle.dumps(Harm(mark))
     for filters, compressor in (([{"id": "pickle"}], None), (None, {"id": "pickle"})):
@@ -99,7 +98,7 @@ def test_nothing_is_unpickled(tmp_path: Path, dtype: str) -> None:
 
 
 ZEROS = bytes(2**28)
-BOMBS: dict[str, Any] = {
+BOMBS = {
     "zlib": lambda: zlib.compress(ZEROS),
     "gzip": lambda: numcodecs.GZip().encode(ZEROS),
     "bz2": lambda: numcodecs.BZ2().encode(ZEROS),
@@ -110,7 +109,7 @@ BOMBS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("codec", BOMBS)
-def test_a_chunk_that_grows_is_not_decoded(tmp_path: Path, codec: str) -> None:
+def test_a_chunk_that_grows_is_not_decoded(tmp_path, codec):
     bomb = BOMBS[codec]()
     v2_array(tmp_path / "v.zarr", bomb, compressor={"id": codec}, chunks=[1000, 1000])
     before = psutil.Process().memory_info().rss
@@ -124,7 +123,7 @@ def test_a_chunk_that_grows_is_not_decoded(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("shards", [None, (40, 30)])
-def test_a_bomb_in_format_3(tmp_path: Path, shards: Any) -> None:
+def test_a_bomb_in_format_3(tmp_path, shards):
     place = tmp_path / "v.zarr"
     made = zarr.create_array(place, shape=(40, 30), chunks=(20, 15), shards=shards, dtype="f4")
     made[:] = VALUES
@@ -140,7 +139,7 @@ def test_a_bomb_in_format_3(tmp_path: Path, shards: Any) -> None:
         dfac.as_blocks(place)
 
 
-def test_frames_that_do_not_say_how_large_they_get() -> None:
+def test_frames_that_do_not_say_how_large_they_get():
     # Zstandard: no size in the header, blocks that repeat one byte 128 KiB long each.
     block = struct.pack("<I", (2**17 << 3) | 2)[:3] + b"\0"
     last = struct.pack("<I", (2**17 << 3) | 3)[:3] + b"\0"
@@ -149,17 +148,17 @@ def test_frames_that_do_not_say_how_large_they_get() -> None:
     assert len(numcodecs.Zstd().decode(frame)) == 1001 * 2**17
 
 
-def test_metadata_that_announces_absurd_sizes(tmp_path: Path) -> None:
+def test_metadata_that_announces_absurd_sizes(tmp_path):
     zarr.create_array(tmp_path / "v.zarr", data=VALUES, chunks=(20, 15))
 
-    def huge(document: Any) -> None:
+    def huge(document):
         document["shape"] = [10**13, 10**13]
 
     changed(tmp_path / "v.zarr", huge)
     with pytest.raises(DataError, match=r"takes 640000000000000 bytes, more than is free"):
         dfac.as_blocks(tmp_path / "v.zarr")
 
-    def wide(document: Any) -> None:
+    def wide(document):
         document["shape"] = [10**6, 10**6]
         document["chunk_grid"]["configuration"]["chunk_shape"] = [10**6, 10**6]
 
@@ -173,7 +172,7 @@ def test_metadata_that_announces_absurd_sizes(tmp_path: Path) -> None:
         dfac.as_blocks(tmp_path / "w.npy")
 
 
-def test_an_archive_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_grows(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "v.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(2**24))
     monkeypatch.setattr("daskfactor.data.files.available_memory", lambda: 2**23)
@@ -181,28 +180,28 @@ def test_an_archive_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         dfac.as_blocks(tmp_path / "v.npz")
 
 
-def test_a_text_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_never_ends(tmp_path, monkeypatch):
     (tmp_path / "v.csv.gz").write_bytes(gzip.compress(b"1,2\n" + b"3" * 2**24))
     monkeypatch.setattr("daskfactor.data.tables.available_memory", lambda: 2**23)
     with pytest.raises(DataError, match="is too large for the memory that is free"):
         dfac.as_blocks(tmp_path / "v.csv.gz", table=False)
 
 
-def blocked(place: Path) -> Path:
+def blocked(place):
 
     counts = random_array((60, 40), density=0.3, rng=np.random.default_rng(0), format="csr")
     dfac.convert(counts, place, unstored="missing", blocks=2, progressbar=False)
     return place
 
 
-def forged(place: Path, array: str, values: np.ndarray) -> None:
+def forged(place, array, values):
     """An array of a blocked store, changed together with all that tells of it."""
     from daskfactor.data.known import crc32
     from daskfactor.data.store import attributes_checksum
 
     zarr.open_array(place / array, mode="r+")[:] = values
 
-    def seal(document: Any) -> None:
+    def seal(document):
         about = document["attributes"]
         if about["arrays"][array][2] is not None:
             about["arrays"][array][2] = crc32([values])
@@ -211,7 +210,7 @@ def forged(place: Path, array: str, values: np.ndarray) -> None:
     changed(place, seal)
 
 
-def test_blocks_whose_entries_lie_outside(tmp_path: Path) -> None:
+def test_blocks_whose_entries_lie_outside(tmp_path):
     from daskfactor.data.known import crc32
 
     for array, change in (("columns", 2**15), ("row_starts", 2**30)):
@@ -230,14 +229,14 @@ def test_blocks_whose_entries_lie_outside(tmp_path: Path) -> None:
             dfac.as_blocks(place).view(0, 0)
 
 
-def test_a_block_of_absurd_size(tmp_path: Path) -> None:
+def test_a_block_of_absurd_size(tmp_path):
     place = blocked(tmp_path / "c.zarr")
     table = zarr.open_array(place / "block_table", mode="r")[:]
     table[0, 0, 2] = 10**13
     forged(place, "block_table", table)
     for name in ("values", "columns"):
 
-        def longer(document: Any) -> None:
+        def longer(document):
             document["shape"] = [10**14]
 
         changed(place / name, longer)
@@ -245,7 +244,7 @@ def test_a_block_of_absurd_size(tmp_path: Path) -> None:
         dfac.as_blocks(place).view(0, 0)
 
 
-def test_what_a_url_is() -> None:
+def test_what_a_url_is():
     assert is_url("s3://a/b")
     assert is_url("simplecache::https://a/b")
     assert not is_url("file:///a/b")

@@ -4,7 +4,6 @@ import json
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +16,13 @@ from daskfactor.data.store import BlockStore, zarr_kind
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 
 
-def matrix() -> sparse.csr_array:
+def matrix():
     rng = np.random.default_rng(5)
     dense = rng.poisson(2.0, (17, 11)) + (rng.random((17, 11)) < 0.5)
     return sparse.csr_array(dense.astype(np.float32))
 
 
-def labelled() -> Any:
+def labelled():
     import anndata
     import pandas as pd
 
@@ -33,13 +32,13 @@ def labelled() -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "s.zarr"
     convert(labelled(), path, unstored="zero", blocks=2, balance=True, progressbar=False)
     return path
 
 
-def contents(path: Path) -> dict[str, Any]:
+def contents(path):
     """Everything that a run would take from a store."""
     data = as_blocks(path, allow_empty=True)
     return {
@@ -59,7 +58,7 @@ def contents(path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -69,7 +68,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def refused_or_same(path: Path, wanted: dict[str, Any]) -> str:
+def refused_or_same(path, wanted):
     """What became of a damaged store: any other error, or other data, fail the test."""
     try:
         with warnings.catch_warnings():
@@ -81,12 +80,12 @@ def refused_or_same(path: Path, wanted: dict[str, Any]) -> str:
     return "same"
 
 
-def files(path: Path) -> list[Path]:
+def files(path):
     return sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
 
 
 @pytest.mark.parametrize("harm", ["delete", "cut", "flip"])
-def test_damage_is_refused_or_harmless(whole: Path, tmp_path: Path, harm: str) -> None:
+def test_damage_is_refused_or_harmless(whole, tmp_path, harm):
     wanted = contents(whole)
     rng = np.random.default_rng(11)
     path = tmp_path / "s.zarr"
@@ -115,7 +114,7 @@ def test_damage_is_refused_or_harmless(whole: Path, tmp_path: Path, harm: str) -
 
 
 @pytest.mark.parametrize("name", ["row_order", "column_order", "row_label_0", "block_observed"])
-def test_arrays_that_must_be_there_are_missed(whole: Path, tmp_path: Path, name: str) -> None:
+def test_arrays_that_must_be_there_are_missed(whole, tmp_path, name):
     path = tmp_path / "s.zarr"
     shutil.copytree(whole, path)
     shutil.rmtree(path / name)
@@ -123,13 +122,13 @@ def test_arrays_that_must_be_there_are_missed(whole: Path, tmp_path: Path, name:
         contents(path)
 
 
-def test_every_array_carries_a_checksum(whole: Path) -> None:
+def test_every_array_carries_a_checksum(whole):
     for name, array in zarr.open_group(str(whole), mode="r").arrays():
         codecs = [codec["name"] for codec in array.metadata.to_dict()["codecs"]]
         assert codecs[-1] == "crc32c", name
 
 
-def old_store(whole: Path, path: Path) -> None:
+def old_store(whole, path):
     """A store as version 0.1.0 wrote it: no list of arrays, no checksums but those of blocks."""
     old = zarr.open_group(str(path), mode="w")
     group = zarr.open_group(str(whole), mode="r")
@@ -144,13 +143,13 @@ def old_store(whole: Path, path: Path) -> None:
         made[...] = array[...]
 
 
-def test_a_store_of_the_first_version_still_opens(whole: Path, tmp_path: Path) -> None:
+def test_a_store_of_the_first_version_still_opens(whole, tmp_path):
     old_store(whole, tmp_path / "old.zarr")
     assert equal(contents(tmp_path / "old.zarr"), contents(whole))
 
 
 @pytest.mark.parametrize("version", [0, -1, True, "1", 1.5, None])
-def test_versions_that_never_were_are_refused(whole: Path, tmp_path: Path, version: Any) -> None:
+def test_versions_that_never_were_are_refused(whole, tmp_path, version):
     old_store(whole, tmp_path / "old.zarr")
     document = json.loads((tmp_path / "old.zarr" / "zarr.json").read_text())
     document["attributes"]["format_version"] = version
@@ -159,7 +158,7 @@ def test_versions_that_never_were_are_refused(whole: Path, tmp_path: Path, versi
         as_blocks(str(tmp_path / "old.zarr"), allow_empty=True)
 
 
-def test_what_a_zarr_directory_is(whole: Path, tmp_path: Path) -> None:
+def test_what_a_zarr_directory_is(whole, tmp_path):
     assert zarr_kind(str(whole)) == "blocks"
     named = tmp_path / "blocks.of.mine"
     shutil.copytree(whole, named)
@@ -172,7 +171,7 @@ def test_what_a_zarr_directory_is(whole: Path, tmp_path: Path) -> None:
     assert zarr_kind(str(tmp_path / "nothing")) is None
 
 
-def test_a_run_is_no_data(tmp_path: Path) -> None:
+def test_a_run_is_no_data(tmp_path):
     import daskfactor as dfac
 
     place = tmp_path / "run.zarr"
@@ -190,11 +189,11 @@ def test_a_run_is_no_data(tmp_path: Path) -> None:
         as_blocks(place)
 
 
-def test_what_is_gone_for_the_moment_is_no_damage(whole: Path) -> None:
+def test_what_is_gone_for_the_moment_is_no_damage(whole):
     """An error of the file system is told as such, so that reading may be tried again."""
 
     class Away:
-        def __getitem__(self, part: object) -> None:
+        def __getitem__(self, part):
             raise TimeoutError("the network is away")
 
     found = BlockStore(str(whole))

@@ -2,7 +2,6 @@
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 import anndata
 import dask
@@ -32,26 +31,26 @@ GAPPY = np.where(RNG.random((24, 7)) < 0.3, np.nan, RNG.normal(4, 2, (24, 7))).a
 RATED = np.where(RNG.random((24, 8)) < 0.4, RNG.integers(1, 6, (24, 8)), 0).astype("f4")
 
 
-def unit(values: Array) -> float:
+def unit(values):
     return float(np.nanmean(values.astype("f8")))
 
 
-def labelled(values: Array, labels: Any, rows: str = "cell", columns: str = "gene") -> xr.DataArray:
+def labelled(values, labels, rows="cell", columns="gene"):
     return xr.DataArray(values, {rows: list(labels)}, [rows, columns])
 
 
-def matrix(values: Array, labels: Any, kind: str) -> anndata.AnnData:
+def matrix(values, labels, kind):
     """A matrix with row labels: dense, or of the entries that are not zero."""
     made = values if kind == "dense" else sp.csr_matrix(values)
     return anndata.AnnData(made, pd.DataFrame(index=list(labels)))
 
 
-def known(values: Array, kind: str) -> Array:
+def known(values, kind):
     """The same with NaN for what is missing."""
     return np.where(values == 0, np.nan, values) if kind == "missing" else values
 
 
-def test_views_of_three_kinds_stand_side_by_side_in_their_units() -> None:
+def test_views_of_three_kinds_stand_side_by_side_in_their_units():
     given = {"counts": sp.csr_array(COUNTS), "gappy": GAPPY, "rated": sp.csr_array(RATED)}
     stored = {"counts": "zero", "rated": "missing"}
     with join(given, unstored=stored, blocks=5, dtype="float64") as data:
@@ -76,7 +75,7 @@ def test_views_of_three_kinds_stand_side_by_side_in_their_units() -> None:
         assert dense == set(np.unique(np.nonzero(data.owner == 1)[1]).tolist())
 
 
-def test_one_matrix_is_as_it_was_given_on_blocks_of_its_own() -> None:
+def test_one_matrix_is_as_it_was_given_on_blocks_of_its_own():
     with join({"a": COUNTS}) as data, dfac.as_blocks(COUNTS) as alone:
         assert data.grid == alone.grid
         assert data.joints[0].unit == 1.0
@@ -84,11 +83,11 @@ def test_one_matrix_is_as_it_was_given_on_blocks_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "zero", "missing"])
-def test_a_chain_is_bent_back(kind: str) -> None:
+def test_a_chain_is_bent_back(kind):
     """Users x items and items x features: the second lies with its rows among the columns."""
     ratings, features = RATED, np.abs(GAPPY[:8])
     features = np.nan_to_num(features)
-    second: Any = features if kind == "dense" else sp.csr_array(features)
+    second = features if kind == "dense" else sp.csr_array(features)
     between = {"r": dfac.Relation("user", "item"), "f": dfac.Relation("item", "feature")}
     stored = {"r": "missing"} | ({} if kind == "dense" else {"f": kind})
     given = {"r": sp.csr_array(ratings), "f": second}
@@ -103,7 +102,7 @@ def test_a_chain_is_bent_back(kind: str) -> None:
         assert data.placed["factors"]["feature"]["span"] == (24, 31)
 
 
-def test_four_factors_in_an_even_circle() -> None:
+def test_four_factors_in_an_even_circle():
     between = {name: dfac.Relation(*name) for name in ("ab", "bc", "cd", "da")}
     sizes = {"a": 5, "b": 4, "c": 3, "d": 6}
     given = {n: RNG.random((sizes[n[0]], sizes[n[1]])).astype("f4") + 0.1 for n in between}
@@ -113,7 +112,7 @@ def test_four_factors_in_an_even_circle() -> None:
         np.testing.assert_allclose(data.to_numpy(), naive, rtol=1e-6)
 
 
-def test_rows_are_matched_in_another_order_and_missing_ones_lie_in_bands_of_their_own() -> None:
+def test_rows_are_matched_in_another_order_and_missing_ones_lie_in_bands_of_their_own():
     labels = np.array([f"c{number}" for number in range(24)])
     has = {"a": np.arange(24), "b": RNG.permutation(24)[:15], "c": RNG.permutation(24)[:10]}
     parts = {name: own[has[name]] for name, own in zip("abc", (COUNTS, GAPPY, RATED), strict=True)}
@@ -149,10 +148,10 @@ KINDS = st.sampled_from(["dense", "zero", "missing"])
 
 
 @st.composite
-def problems(draw: Any) -> tuple[dict[str, Any], int]:
+def problems(draw):
     """Views of some of the rows, in orders of their own, perhaps items' features; and blocks."""
     count, size = draw(st.integers(1, 3)), draw(st.integers(1, 8))
-    found: dict[str, Any] = {}
+    found = {}
     for name in "abc"[:count]:
         rows = draw(st.permutations(range(size)))
         held = [0, *(row for row in rows if row and draw(st.booleans()))]
@@ -165,9 +164,7 @@ def problems(draw: Any) -> tuple[dict[str, Any], int]:
 
 @given(problem=problems(), seed=st.integers(0, 2**16))
 @settings(max_examples=60)
-def test_it_is_what_a_naive_reference_makes_of_it(
-    problem: tuple[dict[str, Any], int], seed: int
-) -> None:
+def test_it_is_what_a_naive_reference_makes_of_it(problem, seed):
     shapes, blocks = problem
     rng = np.random.default_rng(seed)
     given, parts, between, stored = {}, {}, {}, {}
@@ -199,7 +196,7 @@ def test_it_is_what_a_naive_reference_makes_of_it(
         assert data.total_observed == np.count_nonzero(~np.isnan(naive))
 
 
-def bands_needed(shapes: dict[str, Any]) -> int:
+def bands_needed(shapes):
     """Sets of rows that the same views have, or factors of columns, whichever are more."""
     shared = {name: set(own[0]) for name, own in shapes.items() if name != "turned"}
     patterns = {
@@ -210,7 +207,7 @@ def bands_needed(shapes: dict[str, Any]) -> int:
     return max(len(patterns) + 1, len(shared))
 
 
-def reference(parts: dict[str, Array], shapes: dict[str, Any]) -> tuple[Array, list[str]]:
+def reference(parts, shapes):
     """The joint matrix, cell by cell, its shared rows by number; and labels of these."""
     shared = {name: own for name, own in shapes.items() if name != "turned"}
     numbers = sorted({row for rows, *_ in shared.values() for row in rows})
@@ -231,16 +228,16 @@ def reference(parts: dict[str, Array], shapes: dict[str, Any]) -> tuple[Array, l
     return out, [f"r{number}" for number in numbers]
 
 
-MIXED: dict[str, Any] = {
+MIXED = {
     "counts": sp.csr_array(COUNTS),
     "gappy": GAPPY,
     "rated": sp.csr_array(RATED),
 }
 
 
-def test_copies_for_workers_and_a_scratch_file_give_the_same_blocks(tmp_path: Path) -> None:
+def test_copies_for_workers_and_a_scratch_file_give_the_same_blocks(tmp_path):
     with dask.config.set({"temporary-directory": str(tmp_path)}):
-        given: Any = {"unstored": {"counts": "zero", "rated": "missing"}, "blocks": 4}
+        given = {"unstored": {"counts": "zero", "rated": "missing"}, "blocks": 4}
         data, scratch = join(MIXED, **given), join(MIXED, memory_limit=0, **given)
         assert data.in_memory
         assert not scratch.in_memory
@@ -260,7 +257,7 @@ def test_copies_for_workers_and_a_scratch_file_give_the_same_blocks(tmp_path: Pa
             own.close()
 
 
-def sources() -> dict[str, Any]:
+def sources():
     return {
         "scipy": sp.csc_array(RATED),
         "pydata": sparse.COO.from_numpy(RATED),
@@ -272,9 +269,7 @@ def sources() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", sources())
-def test_one_word_for_unstored_holds_for_whatever_is_sparse(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_word_for_unstored_holds_for_whatever_is_sparse(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sp.save_npz("rated.npz", sp.csr_array(RATED))
     np.save("counts.npy", COUNTS)
@@ -285,7 +280,7 @@ def test_one_word_for_unstored_holds_for_whatever_is_sparse(
     assert not np.isnan(whole[:, :-8]).any()
 
 
-def test_a_grid_of_before_is_taken_again_and_others_are_refused() -> None:
+def test_a_grid_of_before_is_taken_again_and_others_are_refused():
     with join({"a": COUNTS, "b": GAPPY}, blocks=3) as data:
         grid = data.grid
     with join({"a": COUNTS, "b": GAPPY}, blocks=grid) as again:
@@ -298,7 +293,7 @@ def test_a_grid_of_before_is_taken_again_and_others_are_refused() -> None:
 LABELS = [f"c{number}" for number in range(24)]
 A = {"a": COUNTS}
 CIRCLE = {name: dfac.Relation(*name) for name in ("ab", "bc", "ca")}
-BAD: list[tuple[str, Any, Any, dict[str, Any], type[Exception], str]] = [
+BAD = [
     ("odd circle", dict.fromkeys(CIRCLE, COUNTS[:9]), CIRCLE, {}, ModelError, "odd circle, which"),
     ("doubles", {"a": COUNTS, "b": COUNTS}, {n: dfac.Relation("r", "c") for n in "ab"}, {},
      ModelError, "'a' and 'b' relate the same factors, r and c"),
@@ -352,9 +347,7 @@ BAD: list[tuple[str, Any, Any, dict[str, Any], type[Exception], str]] = [
     [row[1:] for row in BAD],
     ids=[row[0] for row in BAD],
 )
-def test_bad_input_is_told_in_one_sentence(
-    given: Any, relations: Any, options: Any, kind: type[Exception], words: str
-) -> None:
+def test_bad_input_is_told_in_one_sentence(given, relations, options, kind, words):
     with pytest.raises(kind, match=words) as caught:
         join(given, relations, **options)
     assert isinstance(caught.value, (DataError, ModelError, OptionError, dfac.errors.StoreError))
@@ -363,21 +356,21 @@ def test_bad_input_is_told_in_one_sentence(
     assert len(text) < 400
 
 
-def test_a_dict_for_one_model_and_a_matrix_for_several() -> None:
+def test_a_dict_for_one_model_and_a_matrix_for_several():
     with pytest.raises(ModelError, match="several matrices go with a coupled model"):
         dfac.sample({"a": COUNTS}, dfac.TweedieNMF(2), progressbar=False)
     with pytest.raises(OptionError, match="takes several matrices"):
         dfac.sample(COUNTS, dfac.Coupled(2), progressbar=False)
 
 
-def test_infinity_is_told_by_its_place_in_its_own_matrix() -> None:
+def test_infinity_is_told_by_its_place_in_its_own_matrix():
     values = COUNTS.copy()
     values[3, 5] = np.inf
     with pytest.raises(DataError, match=r"'b': .*row 3, column 5"):
         join({"a": COUNTS, "b": values})
 
 
-def test_missing_cells_are_named_matrix_by_matrix() -> None:
+def test_missing_cells_are_named_matrix_by_matrix():
     with join({"a": COUNTS, "b": GAPPY}) as data:
         with pytest.raises(OptionError, match=r'monitor=\{"a": '):
             data.missing_cells()

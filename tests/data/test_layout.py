@@ -29,14 +29,14 @@ from daskfactor.errors import OptionError
         ((10**6, 10**6), 64),
     ],
 )
-def test_default_number_of_blocks(shape: tuple[int, int], count: int) -> None:
+def test_default_number_of_blocks(shape, count):
     assert default_blocks(shape) == count
     assert default_blocks(shape[::-1]) == count
     assert choose_grid(shape).blocks == count
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_default_grids_are_always_possible(rows: int, cols: int) -> None:
+def test_default_grids_are_always_possible(rows, cols):
     grid = choose_grid((rows, cols))
     assert grid.shape == (rows, cols)
     assert 1 <= grid.blocks <= 64
@@ -45,7 +45,7 @@ def test_default_grids_are_always_possible(rows: int, cols: int) -> None:
         assert min(*grid.rows.sizes, *grid.cols.sizes) >= 16
 
 
-def test_workers_count_only_when_named_and_within_the_limits() -> None:
+def test_workers_count_only_when_named_and_within_the_limits():
     assert default_blocks((10304, 400), workers=2) == 8
     assert default_blocks((10304, 400), workers=6) == 12
     assert default_blocks((10304, 400), workers=50) == 15
@@ -53,7 +53,7 @@ def test_workers_count_only_when_named_and_within_the_limits() -> None:
     assert default_blocks((100_000, 100_000), workers=200) == 64
 
 
-def sizes(rows: int, cols: int, edge: int = 50) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def sizes(rows, cols, edge=50):
     return (edge,) * rows, (edge,) * cols
 
 
@@ -72,9 +72,7 @@ def sizes(rows: int, cols: int, edge: int = 50) -> tuple[tuple[int, ...], tuple[
         (((50, 3, 50), (20, 27)), 2),
     ],
 )
-def test_square_chunk_grids_are_taken_over(
-    chunks: tuple[tuple[int, ...], tuple[int, ...]], count: int
-) -> None:
+def test_square_chunk_grids_are_taken_over(chunks, count):
     shape = (sum(chunks[0]), sum(chunks[1]))
     grid = choose_grid(shape, chunks)
     assert grid.shape == shape
@@ -85,7 +83,7 @@ def test_square_chunk_grids_are_taken_over(
             assert set(bands.offsets) <= edges
 
 
-def test_a_number_of_blocks_wins_over_the_chunks() -> None:
+def test_a_number_of_blocks_wins_over_the_chunks():
     grid = choose_grid((500, 250), sizes(10, 5), blocks=3)
     assert grid.blocks == 3
     assert all(offset % 50 == 0 for offset in grid.rows.offsets + grid.cols.offsets)
@@ -94,5 +92,5 @@ def test_a_number_of_blocks_wins_over_the_chunks() -> None:
         choose_grid((500, 250), sizes(10, 5), blocks=251)
 
 
-def test_chunks_at_the_edge_are_cut() -> None:
+def test_chunks_at_the_edge_are_cut():
     assert expand_chunks((10, 4), (4, 9)) == ((4, 4, 2), (4,))

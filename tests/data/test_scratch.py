@@ -7,7 +7,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import dask
 import numpy as np
@@ -24,20 +23,20 @@ from daskfactor.kernels.views import BlockView
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Any:
+def folder(tmp_path):
     place = tmp_path / "scratch"
     with dask.config.set({"temporary-directory": str(place)}):
         yield place
 
 
-def matrix() -> np.ndarray:
+def matrix():
     rng = np.random.default_rng(8)
     values = rng.gamma(2.0, 3.0, (103, 47)).astype("float32")
     values[rng.random(values.shape) < 0.1] = np.nan
     return values
 
 
-def test_scratch_holds_what_memory_holds(folder: Path) -> None:
+def test_scratch_holds_what_memory_holds(folder):
     values = matrix()
     kept = as_blocks(values.astype("float64"), 5)
     with as_blocks(values.astype("float64"), 5, memory_limit=0) as data:
@@ -55,7 +54,7 @@ def test_scratch_holds_what_memory_holds(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("scratch", [False, True])
-def test_blocks_that_come_in_pieces_are_put_together(tmp_path: Path, scratch: bool) -> None:
+def test_blocks_that_come_in_pieces_are_put_together(tmp_path, scratch):
     values, grid = matrix(), Grid.even((103, 47), 3)
     storage = Storage(grid, file=ArrayFile(str(tmp_path)) if scratch else None)
     for block in reversed(grid.all_blocks()):
@@ -69,13 +68,13 @@ def test_blocks_that_come_in_pieces_are_put_together(tmp_path: Path, scratch: bo
     storage.close()
 
 
-def test_blocks_in_memory_once_the_limit_allows_it() -> None:
+def test_blocks_in_memory_once_the_limit_allows_it():
     values = np.ones((256, 256))
     assert as_blocks(values, 2, memory_limit="10 MB").in_memory
     assert not as_blocks(values, 2, memory_limit="200 kB").in_memory
 
 
-def test_a_view_lies_in_memory_of_the_thread(folder: Path) -> None:
+def test_a_view_lies_in_memory_of_the_thread(folder):
     with as_blocks(matrix().astype("float64"), 4, memory_limit=0) as data:
         own = data.view(1, 1)
         assert np.shares_memory(own.array, data.view(2, 2).array)
@@ -85,13 +84,13 @@ def test_a_view_lies_in_memory_of_the_thread(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
-def test_views_from_many_threads_do_not_disturb_each_other(memory_limit: int | None) -> None:
+def test_views_from_many_threads_do_not_disturb_each_other(memory_limit):
     values = matrix()
     with as_blocks(values.astype("float64"), 4, memory_limit=memory_limit) as data:
         blocks = data.grid.all_blocks()
         together = threading.Barrier(8)
 
-        def read(seed: int) -> int:
+        def read(seed):
             order = np.random.default_rng(seed).permutation(len(blocks) * 20) % len(blocks)
             together.wait(timeout=30)
             for number in order:
@@ -104,7 +103,7 @@ def test_views_from_many_threads_do_not_disturb_each_other(memory_limit: int | N
             assert sum(pool.map(read, range(8))) == 8 * 20 * len(blocks)
 
 
-def open_files(folder: Path) -> list[str]:
+def open_files(folder):
     """Files of this process that lie, or lay before they were unlinked, in a folder."""
     links = []
     for link in Path("/proc/self/fd").iterdir():
@@ -119,7 +118,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="need
 
 
 @needs_proc
-def test_the_scratch_file_goes_with_close_with_block_or_with_the_object(folder: Path) -> None:
+def test_the_scratch_file_goes_with_close_with_block_or_with_the_object(folder):
     wide = matrix().astype("float64")
     data = as_blocks(wide, memory_limit=0)
     assert len(open_files(folder)) == 1
@@ -136,7 +135,7 @@ def test_the_scratch_file_goes_with_close_with_block_or_with_the_object(folder: 
 
 
 @needs_proc
-def test_nothing_stays_open_after_bad_data(folder: Path) -> None:
+def test_nothing_stays_open_after_bad_data(folder):
     values = np.ones((40, 40))
     values[39, 39] = np.inf
     with pytest.raises(DataError, match="row 39, column 39 is inf"):
@@ -146,8 +145,8 @@ def test_nothing_stays_open_after_bad_data(folder: Path) -> None:
 
 
 @needs_proc
-def test_nothing_stays_after_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any) -> None:
+def test_nothing_stays_after_an_interrupt(folder, monkeypatch):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("daskfactor.data.loading.Decoder.decode", interrupt)
@@ -168,7 +167,7 @@ os.kill(os.getpid(), signal.{signal})
 
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGINT", "SIGTERM"])
-def test_nothing_stays_after_the_process_was_killed(folder: Path, signal: str) -> None:
+def test_nothing_stays_after_the_process_was_killed(folder, signal):
     folder.mkdir()
     code = KILLED.format(signal=signal)
     environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
@@ -192,7 +191,7 @@ except StoreError as error:
 """
 
 
-def test_too_little_room_is_noticed_before_the_pass(folder: Path) -> None:
+def test_too_little_room_is_noticed_before_the_pass(folder):
     """The limit on file sizes is real here: the kernel refuses, as on a full disk."""
     environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
     done = subprocess.run(
@@ -204,12 +203,10 @@ def test_too_little_room_is_noticed_before_the_pass(folder: Path) -> None:
 
 
 @needs_proc
-def test_a_disk_that_fills_up_while_writing_is_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_while_writing_is_reported(folder, monkeypatch):
     real, calls = os.pwrite, []
 
-    def fills_up(descriptor: int, data: Any, offset: int) -> int:
+    def fills_up(descriptor, data, offset):
         calls.append(offset)
         if len(calls) > 3:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -223,9 +220,7 @@ def test_a_disk_that_fills_up_while_writing_is_reported(
     assert not list(folder.iterdir())
 
 
-def test_reads_and_writes_that_come_in_pieces_are_put_together(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_and_writes_that_come_in_pieces_are_put_together(folder, monkeypatch):
     write, read = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:77], at))
     monkeypatch.setattr(os, "preadv", lambda fd, data, at: read(fd, [data[0][:101]], at))
@@ -234,9 +229,7 @@ def test_reads_and_writes_that_come_in_pieces_are_put_together(
         np.testing.assert_array_equal(data.to_numpy(), values)
 
 
-def test_a_scratch_file_that_was_cut_short_is_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scratch_file_that_was_cut_short_is_reported(folder, monkeypatch):
     with as_blocks(np.ones((40, 40)), 2, memory_limit=0) as data:
         monkeypatch.setattr(os, "preadv", lambda *_: 0)
         with pytest.raises(StoreError, match=r"block \(1, 0\) could not be read back .* too early"):
@@ -245,14 +238,14 @@ def test_a_scratch_file_that_was_cut_short_is_reported(
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_closed_blocks_say_so(memory_limit: int | None, dtype: str) -> None:
+def test_closed_blocks_say_so(memory_limit, dtype):
     data = as_blocks(np.ones((40, 40), "float32"), dtype=dtype, memory_limit=memory_limit)
     data.close()
     with pytest.raises(StoreError, match="these blocks were closed"):
         data.view(0, 0)
 
 
-def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         dask.config.set({"temporary-directory": str(tmp_path / "file")}),
@@ -261,12 +254,12 @@ def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
         as_blocks(np.ones((40, 40)), memory_limit=0)
 
 
-def test_scratch_goes_to_the_system_directory_by_default() -> None:
+def test_scratch_goes_to_the_system_directory_by_default():
     with dask.config.set({"temporary-directory": None}):
         assert Path(scratch_directory()).is_dir()
 
 
-def test_one_chunk_larger_than_the_limit_is_reported() -> None:
+def test_one_chunk_larger_than_the_limit_is_reported():
     values = np.broadcast_to(np.float32(1), (4096, 4608))
     with pytest.warns(DataWarning, match="memory_limit allows 1000000 bytes, but one block"):
         as_blocks(values, 1, memory_limit="1 MB")
@@ -295,7 +288,7 @@ print(data.in_memory, data.total_observed, memory("VmHWM") - before)
 
 @needs_proc
 @pytest.mark.parametrize("chunks", [(512, 512), (64, 4096), (333, 700), (200, 200)])
-def test_peak_memory_stays_below_the_limit(tmp_path: Path, chunks: tuple[int, int]) -> None:
+def test_peak_memory_stays_below_the_limit(tmp_path, chunks):
     """64 MiB of zarr under a limit of 16 MiB, measured by the kernel."""
     for name, side in (("small", 100), ("large", 4096)):
         array = zarr.create_array(
@@ -319,12 +312,12 @@ def test_peak_memory_stays_below_the_limit(tmp_path: Path, chunks: tuple[int, in
     assert int(peak) < 16 * 2**20
 
 
-def test_a_block_that_two_threads_load_is_kept_once() -> None:
+def test_a_block_that_two_threads_load_is_kept_once():
     """Both have loaded it before either of them puts it away."""
     grid = Grid.even((4, 4), 2)
     both = threading.Barrier(2)
 
-    def load(block: Any) -> BlockView:
+    def load(block):
         if block == (0, 0):
             both.wait(timeout=20)
         return BlockView(np.ones((2, 2)), 0, 0, 2, 2)

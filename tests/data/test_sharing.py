@@ -6,7 +6,6 @@ import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import dask
 import numpy as np
@@ -26,29 +25,29 @@ DENSE = np.where(RNG.random((50, 40)) < 0.4, RNG.random((50, 40)), np.nan).astyp
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Any:
+def folder(tmp_path):
     place = tmp_path / "scratch"
     with dask.config.set({"temporary-directory": str(place)}):
         yield place
     assert not place.exists() or list(place.iterdir()) == []
 
 
-def sparse_matrix() -> sp.csr_array:
+def sparse_matrix():
     return sp.csr_array(np.nan_to_num(DENSE))
 
 
-def dense_zarr(tmp_path: Path) -> str:
+def dense_zarr(tmp_path):
     zarr.create_array(str(tmp_path / "v"), data=DENSE, chunks=(7, 40))
     return str(tmp_path / "v")
 
 
-def store(tmp_path: Path) -> str:
+def store(tmp_path):
     convert(sparse_matrix(), tmp_path / "s.zarr", unstored="zero", blocks=3, progressbar=False)
     return str(tmp_path / "s.zarr")
 
 
-def kinds(tmp_path: Path) -> dict[str, tuple[BlockedData, str]]:
-    zero: dict[str, Any] = {"unstored": "zero"}
+def kinds(tmp_path):
+    zero = {"unstored": "zero"}
     sheet = np.asfortranarray(DENSE)
     return {
         "array": (as_blocks(DENSE.copy(), 3), "file"),
@@ -64,7 +63,7 @@ def kinds(tmp_path: Path) -> dict[str, tuple[BlockedData, str]]:
     }
 
 
-def arrays(view: BlockView | SparseBlock) -> list[np.ndarray]:
+def arrays(view):
     return list(view[:3]) if isinstance(view, SparseBlock) else [view.block]
 
 
@@ -74,9 +73,7 @@ NAMES = sorted(["array", "cache", "scratch", "sparse", "balanced",
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("memory_limit", [None, 0])
-def test_copies_give_the_blocks_bit_for_bit(
-    name: str, memory_limit: int | None, tmp_path: Path
-) -> None:
+def test_copies_give_the_blocks_bit_for_bit(name, memory_limit, tmp_path):
     data, kind = kinds(tmp_path)[name]
     handle = data.share()
     assert handle.kind == kind
@@ -90,7 +87,7 @@ def test_copies_give_the_blocks_bit_for_bit(
             for block in data.grid.all_blocks()
         }
 
-        def check(block: Any) -> None:
+        def check(block):
             view = copy.view(*block)
             for array, found in zip(wanted[block], arrays(view), strict=True):
                 np.testing.assert_array_equal(found, array)
@@ -113,7 +110,7 @@ FACTS = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pickled_copy_stands_in_for_the_data(name: str, tmp_path: Path) -> None:
+def test_a_pickled_copy_stands_in_for_the_data(name, tmp_path):
     data, _ = kinds(tmp_path)[name]
     copy = pickle.loads(pickle.dumps(data))
     assert copy is not data
@@ -130,7 +127,7 @@ def test_a_pickled_copy_stands_in_for_the_data(name: str, tmp_path: Path) -> Non
     data.close()
 
 
-def test_few_data_sets_stay_open() -> None:
+def test_few_data_sets_stay_open():
     every = [as_blocks(DENSE.copy(), 2) for _ in range(MOST_OPEN + 1)]
     copies = [pickle.loads(pickle.dumps(data)) for data in every]
     assert pickle.loads(pickle.dumps(every[-1])) is copies[-1]
@@ -138,7 +135,7 @@ def test_few_data_sets_stay_open() -> None:
     np.testing.assert_array_equal(copies[0].view(0, 0).block, every[0].view(0, 0).block)
 
 
-def checked(data: BlockedData | Any, pipe: Any) -> None:
+def checked(data, pipe):
     try:
         if not isinstance(data, BlockedData):
             data = open_shared(data)
@@ -147,7 +144,7 @@ def checked(data: BlockedData | Any, pipe: Any) -> None:
         pipe.send(str(error))
 
 
-def elsewhere(data: Any) -> Any:
+def elsewhere(data):
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=checked, args=(data, there))
@@ -157,7 +154,7 @@ def elsewhere(data: Any) -> Any:
     return found
 
 
-def test_another_process_reads_and_removes_nothing(folder: Path) -> None:
+def test_another_process_reads_and_removes_nothing(folder):
     data = as_blocks(sparse_matrix(), 3, unstored="zero", dtype="float64")
     assert elsewhere(data) == pytest.approx(data.total)
     assert len(list(folder.iterdir())) == 1
@@ -172,7 +169,7 @@ def test_another_process_reads_and_removes_nothing(folder: Path) -> None:
     data.close()
 
 
-def test_the_file_goes_with_the_data(folder: Path) -> None:
+def test_the_file_goes_with_the_data(folder):
     data = as_blocks(DENSE.copy(), 2)
     copy = pickle.loads(pickle.dumps(data))
     assert len(list(folder.iterdir())) == 1
@@ -182,7 +179,7 @@ def test_the_file_goes_with_the_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["other", "cut", "something else"])
-def test_a_file_of_other_data_is_refused(harm: str) -> None:
+def test_a_file_of_other_data_is_refused(harm):
     data, other = as_blocks(DENSE.copy(), 2), as_blocks(DENSE.copy(), 2)
     handle = data.share()
     assert handle.token != other.share().token
@@ -199,7 +196,7 @@ def test_a_file_of_other_data_is_refused(harm: str) -> None:
     other.close()
 
 
-def test_files_of_killed_processes_are_swept_away(folder: Path) -> None:
+def test_files_of_killed_processes_are_swept_away(folder):
     data = as_blocks(DENSE.copy(), 2)
     handle = data.share()
     old, young = (folder / f"{PREFIX}{name}.blocks" for name in ("old", "young"))
@@ -217,7 +214,7 @@ def test_files_of_killed_processes_are_swept_away(folder: Path) -> None:
     data.close()
 
 
-def test_data_that_are_gone_or_changed_are_refused(tmp_path: Path) -> None:
+def test_data_that_are_gone_or_changed_are_refused(tmp_path):
     place = dense_zarr(tmp_path)
     handle = as_blocks(place, 3).share()
     zarr.create_array(place, data=DENSE[:30], chunks=(7, 40), overwrite=True)

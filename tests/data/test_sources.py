@@ -6,7 +6,6 @@ import tracemalloc
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -31,14 +30,14 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 pytestmark = pytest.mark.libraries
 
 
-def matrix(rows: int = 103, cols: int = 47, dtype: str = "float32") -> np.ndarray:
+def matrix(rows=103, cols=47, dtype="float32"):
     rng = np.random.default_rng(4)
     values = rng.gamma(2.0, 3.0, (rows, cols)).astype(dtype)
     values[rng.random(values.shape) < 0.1] = np.nan
     return values
 
 
-def zarr_of(values: np.ndarray, path: Path, chunks: tuple[int, int], **options: Any) -> zarr.Array:
+def zarr_of(values, path, chunks, **options):
     array = zarr.create_array(
         str(path), shape=values.shape, chunks=chunks, dtype=values.dtype, **options
     )
@@ -46,7 +45,7 @@ def zarr_of(values: np.ndarray, path: Path, chunks: tuple[int, int], **options: 
     return array
 
 
-def kinds(values: np.ndarray, folder: Path) -> dict[str, Any]:
+def kinds(values, folder):
     masked = np.ma.MaskedArray(np.nan_to_num(values, nan=1e30), np.isnan(values))
     stored = zarr_of(values, folder / "a.zarr", (40, 11))
     grid = da.from_array(values, chunks=((50, 3, 50), (20, 27)))
@@ -74,9 +73,7 @@ def kinds(values: np.ndarray, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
 @pytest.mark.parametrize("blocks", [1, 3, 7])
-def test_every_kind_gives_the_same_blocks(
-    tmp_path: Path, blocks: int, memory_limit: int | None
-) -> None:
+def test_every_kind_gives_the_same_blocks(tmp_path, blocks, memory_limit):
     values = matrix()
     wanted = as_blocks(values, blocks)
     for name, data in kinds(values, tmp_path).items():
@@ -89,7 +86,7 @@ def test_every_kind_gives_the_same_blocks(
     assert got.n_missing == np.isnan(values).sum()
 
 
-def test_source_info_tells_kind_and_place(tmp_path: Path) -> None:
+def test_source_info_tells_kind_and_place(tmp_path):
     data = kinds(matrix(), tmp_path)
     found = {name: as_blocks(value).source for name, value in data.items()}
     assert found["numpy"].kind == found["masked"].kind == "numpy"
@@ -106,7 +103,7 @@ def test_source_info_tells_kind_and_place(tmp_path: Path) -> None:
     ]
 
 
-def test_a_relative_path_is_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_kept_absolute(tmp_path, monkeypatch):
     zarr_of(matrix(), tmp_path / "a.zarr", (40, 11))
     monkeypatch.chdir(tmp_path)
     location = as_blocks("a.zarr").source.location
@@ -114,7 +111,7 @@ def test_a_relative_path_is_kept_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path(location) == tmp_path / "a.zarr"
 
 
-def test_an_array_of_the_right_kind_is_not_copied() -> None:
+def test_an_array_of_the_right_kind_is_not_copied():
     values = matrix()
     data = as_blocks(values, 3)
     view = data.view(1, 2)
@@ -125,7 +122,7 @@ def test_an_array_of_the_right_kind_is_not_copied() -> None:
     assert as_blocks(xr.DataArray(values), 3).view(0, 0).array.shape == values.shape
 
 
-def test_what_kernels_cannot_use_in_place_is_copied(tmp_path: Path) -> None:
+def test_what_kernels_cannot_use_in_place_is_copied(tmp_path):
     values = matrix()
     frozen = values.copy()
     frozen.flags.writeable = False
@@ -142,7 +139,7 @@ def test_what_kernels_cannot_use_in_place_is_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "longdouble"])
-def test_real_types_of_all_sizes_are_read(dtype: str) -> None:
+def test_real_types_of_all_sizes_are_read(dtype):
     values = np.random.default_rng(0).integers(0, 2, (9, 8)).astype(dtype)
     for wanted in ("float32", np.float64):
         data = as_blocks(values, 2, dtype=wanted)
@@ -151,7 +148,7 @@ def test_real_types_of_all_sizes_are_read(dtype: str) -> None:
         np.testing.assert_array_equal(data.to_numpy(), values.astype(wanted))
 
 
-def test_statistics_are_those_of_the_observed_entries(tmp_path: Path) -> None:
+def test_statistics_are_those_of_the_observed_entries(tmp_path):
     values = matrix(dtype="float64")
     data = as_blocks(zarr_of(values, tmp_path / "a.zarr", (40, 11)), 4, dtype="float64")
     seen = ~np.isnan(values)
@@ -170,13 +167,13 @@ def test_statistics_are_those_of_the_observed_entries(tmp_path: Path) -> None:
     assert as_blocks(np.floor(values), 4, dtype="float64").is_integer
 
 
-def test_one_broken_integer_is_noticed() -> None:
+def test_one_broken_integer_is_noticed():
     values = np.ones((200, 90), "float32")
     values[199, 89] = 1.5
     assert not as_blocks(values).is_integer
 
 
-def test_fingerprint_tells_values_places_and_grids_apart() -> None:
+def test_fingerprint_tells_values_places_and_grids_apart():
     values = np.abs(matrix())
     wanted = as_blocks(values, 3).fingerprint
     for change in (values + 1, values[::-1].copy(), values[:, ::-1].copy()):
@@ -188,7 +185,7 @@ def test_fingerprint_tells_values_places_and_grids_apart() -> None:
     assert as_blocks(values, 3, dtype="float64").fingerprint != wanted
 
 
-def test_fingerprint_sees_every_part_of_a_large_block() -> None:
+def test_fingerprint_sees_every_part_of_a_large_block():
     values = np.ones((1000, 300), "float32")
     wanted = as_blocks(values, 1).fingerprint
     for row in (0, 500, 999):
@@ -197,14 +194,14 @@ def test_fingerprint_sees_every_part_of_a_large_block() -> None:
         values[row, 7] = 1
 
 
-def test_fingerprint_ignores_what_no_kernel_can_see() -> None:
+def test_fingerprint_ignores_what_no_kernel_can_see():
     values = np.array([[0.0, np.nan], [1.0, 2.0]], "float32")
     other = np.array([[-0.0, -np.nan], [1.0, 2.0]], "float32")
     assert values.tobytes() != other.tobytes()
     assert as_blocks(values).fingerprint == as_blocks(other).fingerprint
 
 
-def test_labels_of_xarray_are_kept() -> None:
+def test_labels_of_xarray_are_kept():
     values = matrix(4, 3)
     array = xr.DataArray(
         values,
@@ -230,7 +227,7 @@ def test_labels_of_xarray_are_kept() -> None:
         }
 
 
-def test_levels_of_a_multi_index_are_kept() -> None:
+def test_levels_of_a_multi_index_are_kept():
     index = pd.MultiIndex.from_product([["a", "b"], [1, 2]], names=["letter", "digit"])
     frame = pd.DataFrame(matrix(4, 3), index=index)
     array = xr.DataArray(frame.to_numpy(), coords={"row": index}, dims=("row", "column"))
@@ -250,7 +247,7 @@ def test_levels_of_a_multi_index_are_kept() -> None:
             as_blocks(gone)
 
 
-def test_levels_have_names_of_their_own_whatever_others_are_called() -> None:
+def test_levels_have_names_of_their_own_whatever_others_are_called():
     levels = [["a", "b"], [1, 2]]
     rows = pd.MultiIndex.from_product(levels, names=["row", "year"])
     columns = pd.MultiIndex.from_product(levels, names=["column", "year"])
@@ -268,7 +265,7 @@ def test_levels_have_names_of_their_own_whatever_others_are_called() -> None:
     }
 
 
-def test_labels_of_pandas_are_kept() -> None:
+def test_labels_of_pandas_are_kept():
     frame = pd.DataFrame({"x": [1, 2], "y": [1.5, None]}, index=pd.Index(["a", "b"], name="who"))
     data = as_blocks(frame)
     assert (data.labels.row_dim, data.labels.col_dim) == ("who", "column")
@@ -278,7 +275,7 @@ def test_labels_of_pandas_are_kept() -> None:
     assert not as_blocks(pd.DataFrame(matrix(3, 3))).labels.row_coords
 
 
-def test_dimension_names_of_zarr_are_kept(tmp_path: Path) -> None:
+def test_dimension_names_of_zarr_are_kept(tmp_path):
     named = zarr_of(matrix(), tmp_path / "a.zarr", (40, 11), dimension_names=("time", "sensor"))
     assert as_blocks(named).labels.row_dim == "time"
     assert as_blocks(named).labels.col_dim == "sensor"
@@ -286,7 +283,7 @@ def test_dimension_names_of_zarr_are_kept(tmp_path: Path) -> None:
     assert as_blocks(clash).labels.row_dim == "draw"
 
 
-def test_unwritten_zarr_chunks_have_the_fill_value(tmp_path: Path) -> None:
+def test_unwritten_zarr_chunks_have_the_fill_value(tmp_path):
     array = zarr.create_array(
         str(tmp_path / "a.zarr"), shape=(6, 6), chunks=(3, 3), dtype="f4", fill_value=2.0
     )
@@ -297,19 +294,19 @@ def test_unwritten_zarr_chunks_have_the_fill_value(tmp_path: Path) -> None:
 class Counted:
     """An array that counts how often each cell is read."""
 
-    def __init__(self, values: np.ndarray) -> None:
+    def __init__(self, values):
         self.values = values
         self.shape, self.dtype, self.ndim = values.shape, values.dtype, 2
         self.reads = np.zeros(values.shape, int)
 
-    def __getitem__(self, key: Any) -> np.ndarray:
+    def __getitem__(self, key):
         self.reads[key] += 1
         return self.values[key]
 
 
 @pytest.mark.parametrize("chunks", [(7, 13), (103, 5), (5, 47), (103, 47), (30, 20)])
 @pytest.mark.parametrize("blocks", [None, 1, 2, 5, 47])
-def test_every_dask_chunk_is_computed_once(chunks: tuple[int, int], blocks: int | None) -> None:
+def test_every_dask_chunk_is_computed_once(chunks, blocks):
     counted = Counted(matrix())
     array = da.from_array(counted, chunks=chunks, meta=np.empty((0, 0), "f4"), lock=True)
     data = as_blocks(array, blocks)
@@ -317,7 +314,7 @@ def test_every_dask_chunk_is_computed_once(chunks: tuple[int, int], blocks: int 
     np.testing.assert_array_equal(data.to_numpy(), counted.values)
 
 
-def test_reading_is_bounded_by_the_chunk_or_the_budget() -> None:
+def test_reading_is_bounded_by_the_chunk_or_the_budget():
     """Many small chunks are read together, but never more of them than the budget allows."""
     values = np.ones((2000, 1000), "float64")
     largest = 0
@@ -332,7 +329,7 @@ def test_reading_is_bounded_by_the_chunk_or_the_budget() -> None:
 
 
 @st.composite
-def chunked(draw: st.DrawFn) -> tuple[np.ndarray, tuple[tuple[int, ...], tuple[int, ...]], int]:
+def chunked(draw):
     shape = draw(st.tuples(st.integers(1, 17), st.integers(1, 17)))
     values = draw(
         hnp.arrays(np.float64, shape, elements=st.integers(0, 50) | st.just(float("nan")))
@@ -350,9 +347,7 @@ def chunked(draw: st.DrawFn) -> tuple[np.ndarray, tuple[tuple[int, ...], tuple[i
 
 @settings(max_examples=60, deadline=None)
 @given(case=chunked(), memory_limit=st.sampled_from([None, 0]), own=st.booleans())
-def test_blocks_tile_the_matrix_exactly(
-    case: tuple[np.ndarray, Any, int], memory_limit: int | None, own: bool
-) -> None:
+def test_blocks_tile_the_matrix_exactly(case, memory_limit, own):
     values, chunks, blocks = case
     array = da.from_array(values, chunks=chunks)
     with as_blocks(array, None if own else blocks, memory_limit=memory_limit) as data:
@@ -373,9 +368,7 @@ def test_blocks_tile_the_matrix_exactly(
 
 @settings(max_examples=150, deadline=None)
 @given(case=chunked(), entries=st.sampled_from([1, 5, 20, 400]))
-def test_every_cell_is_read_once_within_the_budget(
-    case: tuple[np.ndarray, Any, int], entries: int
-) -> None:
+def test_every_cell_is_read_once_within_the_budget(case, entries):
     values, chunks, blocks = case
     source = open_source(da.from_array(values, chunks=chunks))
     seen = np.zeros(values.shape, bool)
@@ -389,9 +382,7 @@ def test_every_cell_is_read_once_within_the_budget(
 @pytest.mark.parametrize(
     ("chunks", "blocks"), [((256, 256), 4), ((1024, 64), 2), ((64, 1024), 8), ((1024, 1024), 1)]
 )
-def test_the_projected_memory_is_an_upper_bound(
-    tmp_path: Path, chunks: tuple[int, int], blocks: int
-) -> None:
+def test_the_projected_memory_is_an_upper_bound(tmp_path, chunks, blocks):
     """What NumPy allocates while 8 MiB go to a scratch file, as tracemalloc sees it."""
     zarr.create_array(str(tmp_path / "v"), shape=(1024, 1024), chunks=chunks, dtype="f8")[:] = 3.0
     source = open_source(tmp_path / "v")
@@ -409,7 +400,7 @@ def test_the_projected_memory_is_an_upper_bound(
     assert projected / 8 < peaks[1] < projected + fixed
 
 
-def test_blocked_data_are_returned_as_they_are() -> None:
+def test_blocked_data_are_returned_as_they_are():
     data = as_blocks(matrix(), 3, dtype="float64")
     assert as_blocks(data) is data
     assert as_blocks(data, 3) is data
@@ -417,7 +408,7 @@ def test_blocked_data_are_returned_as_they_are() -> None:
         as_blocks(data, 4)
 
 
-def test_a_grid_can_be_given_itself() -> None:
+def test_a_grid_can_be_given_itself():
     values = matrix()
     grid = Grid(Bands((0, 10, 103)), Bands((0, 40, 47)))
     for data in (values, da.from_array(values, chunks=(50, 9))):
@@ -429,7 +420,7 @@ def test_a_grid_can_be_given_itself() -> None:
         as_blocks(values.T, grid)
 
 
-def test_no_library_is_imported_for_numpy_input() -> None:
+def test_no_library_is_imported_for_numpy_input():
     code = (
         "import sys, numpy as np; from daskfactor.data.sources import as_blocks;"
         "as_blocks(np.ones((70, 70), 'f4'));"
@@ -438,7 +429,7 @@ def test_no_library_is_imported_for_numpy_input() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_options_are_checked() -> None:
+def test_options_are_checked():
     values = matrix()
     for options, message in [
         ({"dtype": "float16"}, 'dtype must be "float32" or "float64", got \'float16\''),
@@ -462,13 +453,13 @@ def test_options_are_checked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["xarray", "pandas"])
-def test_times_with_a_zone_become_utc_and_periods_their_names(kind: str) -> None:
+def test_times_with_a_zone_become_utc_and_periods_their_names(kind):
     V = np.ones((3, 2))
     zoned = pd.date_range("2024-03-30 12:00", periods=3, tz="Europe/Berlin", name="t")
     months = pd.period_range("2024-01", periods=3, freq="M", name="t")
 
-    def labels(index: pd.Index) -> Any:
-        data: Any = pd.DataFrame(V, index=index)
+    def labels(index):
+        data = pd.DataFrame(V, index=index)
         if kind == "xarray":
             data = xr.DataArray(V, dims=("t", "x"), coords={"t": index})
         return as_blocks(data).labels.row_coords["t"]
@@ -480,7 +471,7 @@ def test_times_with_a_zone_become_utc_and_periods_their_names(kind: str) -> None
     assert labels(months).tolist() == ["2024-01", "2024-02", "2024-03"]
 
 
-def test_labels_of_text_and_none_are_held_out_and_read() -> None:
+def test_labels_of_text_and_none_are_held_out_and_read():
     labels = np.array(["a", None, "b"], object)
     array = xr.DataArray(np.ones((3, 4)), dims=("r", "c"), coords={"r": labels})
     own = list(map(str, array["r"].to_numpy()))  # pandas 3 makes NaN of None
@@ -489,9 +480,7 @@ def test_labels_of_text_and_none_are_held_out_and_read() -> None:
     assert list(map(str, as_blocks(held.train).labels.row_coords["r"])) == own
 
 
-def test_a_module_of_the_user_may_be_called_like_a_library(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_module_of_the_user_may_be_called_like_a_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "sparse", ModuleType("sparse"))
     assert as_blocks(np.ones((4, 4)), 2).n_missing == 0
     with pytest.raises(DataError, match="data of type list cannot be read"):

@@ -2,7 +2,6 @@
 
 import tracemalloc
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskfactor.data import entries as reading
-from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, OptionError
@@ -20,23 +18,23 @@ from daskfactor.kernels.views import SparseBlock
 FORMATS = ("csr", "csc", "coo", "lil", "dok", "bsr", "dia")
 
 
-def counts(rows: int = 70, cols: int = 45, density: float = 0.3, seed: int = 3) -> np.ndarray:
+def counts(rows=70, cols=45, density=0.3, seed=3):
     rng = np.random.default_rng(seed)
     values = rng.poisson(3.0, (rows, cols)) + 1.0
     return np.where(rng.random((rows, cols)) < density, values, 0.0)
 
 
-def in_format(dense: np.ndarray, name: str) -> Any:
+def in_format(dense, name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sp.SparseEfficiencyWarning)
         return sp.coo_array(dense).asformat(name)
 
 
-def expected(dense: np.ndarray, unstored: str) -> np.ndarray:
+def expected(dense, unstored):
     return np.where(dense == 0, np.nan, dense) if unstored == "missing" else dense
 
 
-def check_blocks(data: BlockedData) -> None:
+def check_blocks(data):
     """Every block keeps the promises that kernels rely on."""
     for block in data.grid.all_blocks():
         view = data.view(*block)
@@ -67,11 +65,9 @@ def check_blocks(data: BlockedData) -> None:
 @pytest.mark.parametrize("unstored", ["zero", "missing"])
 @pytest.mark.parametrize("balance", [False, True])
 @pytest.mark.parametrize("memory_limit", [None, 0])
-def test_every_format_gives_the_same_blocks(
-    name: str, unstored: str, balance: bool, memory_limit: int | None
-) -> None:
+def test_every_format_gives_the_same_blocks(name, unstored, balance, memory_limit):
     dense = counts()
-    options: dict[str, Any] = {"unstored": unstored, "balance": balance}
+    options = {"unstored": unstored, "balance": balance}
     data = as_blocks(in_format(dense, name), 4, memory_limit=memory_limit, **options)
     kept = as_blocks(sp.csr_array(dense), 4, **options)
     with data:
@@ -86,7 +82,7 @@ def test_every_format_gives_the_same_blocks(
 
 @pytest.mark.parametrize("unstored", ["zero", "missing"])
 @pytest.mark.parametrize("balance", [False, True])
-def test_statistics_are_those_of_the_dense_matrix(unstored: str, balance: bool) -> None:
+def test_statistics_are_those_of_the_dense_matrix(unstored, balance):
     dense = counts()
     dense[5, 7] = np.nan
     dense[3, 3] = 2.5
@@ -110,7 +106,7 @@ def test_statistics_are_those_of_the_dense_matrix(unstored: str, balance: bool) 
 
 
 @given(st.data())
-def test_any_matrix_comes_back(data: st.DataObject) -> None:
+def test_any_matrix_comes_back(data):
     shape = data.draw(st.tuples(st.integers(1, 20), st.integers(1, 20)))
     dense = np.array(
         data.draw(
@@ -149,7 +145,7 @@ def test_any_matrix_comes_back(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["csr", "csc", "coo"])
-def test_a_long_matrix_comes_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_matrix_comes_in_pieces(name, monkeypatch):
     monkeypatch.setattr(reading, "PIECE", 17)
     dense = counts(90, 40)
     dense[50] = 1.0
@@ -159,7 +155,7 @@ def test_a_long_matrix_comes_in_pieces(name: str, monkeypatch: pytest.MonkeyPatc
         np.testing.assert_array_equal(data.to_numpy(), dense)
 
 
-def test_explicit_zeros_are_observed_where_others_are_missing() -> None:
+def test_explicit_zeros_are_observed_where_others_are_missing():
     matrix = sp.coo_array(([1.0, 0.0, -0.0, 4.0], ([0, 0, 1, 1], [0, 1, 0, 1])), shape=(2, 2))
     rated = as_blocks(matrix, 1, unstored="missing")
     assert rated.total_observed == 4
@@ -174,12 +170,12 @@ def test_explicit_zeros_are_observed_where_others_are_missing() -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float32", "float64"])
 @pytest.mark.parametrize("name", ["csr", "csc", "coo"])
-def test_duplicates_are_summed_without_wrapping(name: str, dtype: str) -> None:
+def test_duplicates_are_summed_without_wrapping(name, dtype):
     rows, cols = [0, 0, 0, 1, 1], [1, 1, 1, 0, 0]
     values = np.array([100, 100, 100, 1, 0]).astype(dtype)
     coo = sp.coo_array((values, (rows, cols)), shape=(2, 2))
     if name == "coo":
-        matrix: Any = coo
+        matrix = coo
     else:
         kind = sp.csr_array if name == "csr" else sp.csc_array
         indptr = [0, 3, 5] if name == "csr" else [0, 2, 5]
@@ -194,13 +190,13 @@ def test_duplicates_are_summed_without_wrapping(name: str, dtype: str) -> None:
     assert matrix.data is not data.view(0, 0).values
 
 
-def test_duplicates_that_cancel_are_not_stored() -> None:
+def test_duplicates_that_cancel_are_not_stored():
     matrix = sp.coo_array(([1.0, -1.0, 2.0], ([0, 0, 1], [0, 0, 1])), shape=(2, 2))
     assert as_blocks(matrix, 1, unstored="zero").n_stored.sum() == 1
 
 
 @pytest.mark.parametrize("name", ["bsr", "dia"])
-def test_padding_is_not_data(name: str) -> None:
+def test_padding_is_not_data(name):
     dense = counts(20, 20)
     dense[:2, :2] = [[1, 0], [0, 2]]
     matrix = sp.bsr_array(dense, blocksize=(2, 2)) if name == "bsr" else in_format(dense, name)
@@ -209,7 +205,7 @@ def test_padding_is_not_data(name: str) -> None:
     assert data.total_observed == np.count_nonzero(dense)
 
 
-def test_the_callers_matrix_is_left_alone() -> None:
+def test_the_callers_matrix_is_left_alone():
     dense = counts(20, 20)
     matrix = sp.csr_array(dense)
     parts = [part.copy() for part in (matrix.data, matrix.indices, matrix.indptr)]
@@ -219,7 +215,7 @@ def test_the_callers_matrix_is_left_alone() -> None:
         np.testing.assert_array_equal(part, before)
 
 
-def test_the_meaning_of_unstored_entries_is_said_once() -> None:
+def test_the_meaning_of_unstored_entries_is_said_once():
     matrix = sp.csr_array(counts())
     with pytest.warns(
         DataWarning, match='taken to be observed zeros, as in counts; say unstored="zero"'
@@ -235,8 +231,8 @@ def test_the_meaning_of_unstored_entries_is_said_once() -> None:
         as_blocks(data, balance=True)
 
 
-def test_the_grid_follows_from_the_entries() -> None:
-    def blocks(rows: int, cols: int, entries: int, **options: Any) -> int:
+def test_the_grid_follows_from_the_entries():
+    def blocks(rows, cols, entries, **options):
         rng = np.random.default_rng(0)
         where = rng.choice(rows * cols, entries, replace=False)
         matrix = sp.coo_array((np.ones(entries), np.divmod(where, cols)), shape=(rows, cols))
@@ -258,7 +254,7 @@ def test_the_grid_follows_from_the_entries() -> None:
         as_blocks(sp.csr_array(counts()), 46, unstored="zero")
 
 
-def test_nothing_is_as_large_as_the_matrix() -> None:
+def test_nothing_is_as_large_as_the_matrix():
     size, entries = 10**6, 10**5
     rng = np.random.default_rng(0)
     where = rng.integers(0, size, entries), rng.integers(0, size, entries)
@@ -280,7 +276,7 @@ def test_nothing_is_as_large_as_the_matrix() -> None:
     assert data.observed_sparse().nnz == entries
 
 
-def test_a_large_matrix_takes_little_more_than_itself() -> None:
+def test_a_large_matrix_takes_little_more_than_itself():
     entries, rows, cols = 3_000_000, 20_000, 5_000
     rng = np.random.default_rng(0)
     indices = np.sort(rng.integers(0, cols, (rows, entries // rows), np.int32), 1).ravel()
@@ -305,7 +301,7 @@ def test_a_large_matrix_takes_little_more_than_itself() -> None:
     assert peak < 100e6
 
 
-def test_balance_evens_the_blocks_out() -> None:
+def test_balance_evens_the_blocks_out():
     rng = np.random.default_rng(5)
     weight = 1 / np.arange(1, 1001)
     weight /= weight.sum()
@@ -324,7 +320,7 @@ def test_balance_evens_the_blocks_out() -> None:
     assert f"largest {even.imbalance:.2f} times the mean, rows and col" in even.describe()
 
 
-def test_describe_says_it_in_one_line() -> None:
+def test_describe_says_it_in_one_line():
     data = as_blocks(sp.csr_array(np.eye(200)), 2, unstored="zero")
     assert data.describe() == (
         "200 x 200 sparse, 200 stored of 40.0 k (others zero), 2 x 2 blocks "
@@ -342,7 +338,7 @@ def test_describe_says_it_in_one_line() -> None:
         dense.observed_sparse()
 
 
-def test_closed_scratch_blocks_say_so() -> None:
+def test_closed_scratch_blocks_say_so():
     dense = counts()
     with as_blocks(sp.csr_array(dense), 3, unstored="zero", memory_limit=0) as data:
         assert np.shares_memory(data.view(0, 0).values, data.view(1, 1).values)

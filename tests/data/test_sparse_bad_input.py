@@ -1,7 +1,5 @@
 """Sparse matrices that cannot be factorized are refused at the border."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -14,26 +12,26 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 EYE = sp.eye_array(6, 6, format="csr")
 
 
-def with_entry(row: int, col: int, value: float, dtype: str = "float64") -> sp.csr_array:
+def with_entry(row, col, value, dtype="float64"):
     dense = np.eye(6)
     dense[row, col] = value
     return sp.csr_array(dense.astype(dtype))
 
 
-def damaged(kind: Any = sp.csr_array, **parts: Any) -> Any:
+def damaged(kind=sp.csr_array, **parts):
     matrix = kind(np.eye(4))
     for name, value in parts.items():
         setattr(matrix, name, np.asarray(value))
     return matrix
 
 
-def displaced() -> sp.coo_array:
+def displaced():
     matrix = sp.coo_array(np.eye(4))
     matrix.coords[1][2] = 4
     return matrix
 
 
-BAD: list[tuple[Any, str]] = [
+BAD = [
     (sp.csr_array((0, 5)), "the data are empty, shape 0 x 5"),
     (sp.coo_array(np.ones(4)), "the data have 1 dimension, shape"),
     (EYE.astype(complex), "the entries have dtype complex128; they must be real"),
@@ -58,14 +56,12 @@ BAD: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(
     ("data", "message"), BAD, ids=[f"{n} {message[:30]}" for n, (_, message) in enumerate(BAD)]
 )
-def test_bad_data_are_refused(
-    data: Any, message: str, memory_limit: int | None, balance: bool
-) -> None:
+def test_bad_data_are_refused(data, message, memory_limit, balance):
     with pytest.raises(DataError, match=message):
         as_blocks(data, unstored="zero", memory_limit=memory_limit, balance=balance)
 
 
-def test_rows_and_columns_of_nothing() -> None:
+def test_rows_and_columns_of_nothing():
     dense = np.eye(6)
     dense[2, 2] = 0
     dense[4, 4] = np.nan
@@ -83,7 +79,7 @@ def test_rows_and_columns_of_nothing() -> None:
     assert as_blocks(sp.csr_array((6, 6)), unstored="zero").mean == 0
 
 
-def test_allow_empty_counts_for_dense_data_too() -> None:
+def test_allow_empty_counts_for_dense_data_too():
     dense = np.ones((6, 4))
     dense[3] = np.nan
     with pytest.raises(DataError, match=r"1 of 6 rows .* allow_empty=True"):
@@ -91,7 +87,7 @@ def test_allow_empty_counts_for_dense_data_too() -> None:
     assert as_blocks(dense, allow_empty=True).row_observed[3] == 0
 
 
-def test_what_is_lost_in_conversion_is_said() -> None:
+def test_what_is_lost_in_conversion_is_said():
     with pytest.warns(DataWarning, match=r"1 integer entries above 2\*\*24 were rounded"):
         as_blocks(sp.csr_array([[2**24 + 1, 1], [1, 1]]), unstored="zero")
     with pytest.warns(DataWarning, match="1 entries other than zero became zero"):
@@ -99,7 +95,7 @@ def test_what_is_lost_in_conversion_is_said() -> None:
     assert data.n_stored.sum() == 3
 
 
-def test_fill_values_decide() -> None:
+def test_fill_values_decide():
     dense = np.eye(4)
     coo = sparse.COO.from_numpy(dense)
     assert as_blocks(coo).unstored == "zero"
@@ -112,7 +108,7 @@ def test_fill_values_decide() -> None:
         as_blocks(sparse.COO(coo.coords, coo.data, coo.shape, fill_value=1.0))
 
 
-def doubled(name: str) -> Any:
+def doubled(name):
     rows, cols, values = [0, 0, 1, 2, 2, 2], [1, 1, 0, 2, 2, 0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     coo = sp.coo_array((values, (rows, cols)), shape=(3, 3))
     if name == "coo":
@@ -133,14 +129,14 @@ def doubled(name: str) -> Any:
 
 @pytest.mark.parametrize("balance", [False, True])
 @pytest.mark.parametrize("name", ["coo", "csr", "csc", "dask"])
-def test_a_rating_that_is_there_twice_is_refused(name: str, balance: bool) -> None:
+def test_a_rating_that_is_there_twice_is_refused(name, balance):
     with pytest.raises(DataError, match=r'^2 entries name a cell that .*"missing".*sum_duplicates'):
         as_blocks(doubled(name), 1, unstored="missing", balance=balance)
     counted = as_blocks(doubled(name), 1, unstored="zero", balance=balance)
     assert counted.to_numpy().tolist() == [[0, 3, 0], [3, 0, 0], [6, 0, 9]]
 
 
-def test_ratings_held_out_are_of_one_value_and_one_place() -> None:
+def test_ratings_held_out_are_of_one_value_and_one_place():
     with pytest.raises(DataError, match="2 entries name a cell"):
         hold_out(doubled("coo"), 0.4)
     assert hold_out(doubled("coo"), 0.4, unstored="zero", random_seed=0).train.shape == (3, 3)

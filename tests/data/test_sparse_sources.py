@@ -1,8 +1,5 @@
 """Sparse input of other libraries: the same blocks as from scipy, and names if there are any."""
 
-from pathlib import Path
-from typing import Any
-
 import anndata
 import dask.array as da
 import numpy as np
@@ -26,7 +23,7 @@ DENSE = np.where(
 COO = sparse.COO.from_numpy(DENSE)
 
 
-def same(data: Any, *, blocks: int = 3, **options: Any) -> Any:
+def same(data, *, blocks=3, **options):
     """Blocks of ``data``, which must be those of the scipy matrix, with and without memory."""
     reference = as_blocks(sp.csr_array(DENSE), blocks, unstored="zero")
     for extra in ({}, {"memory_limit": 0}, {"balance": True}):
@@ -38,17 +35,17 @@ def same(data: Any, *, blocks: int = 3, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["coo", "gcxs", "dok"])
-def test_arrays_of_the_sparse_package(name: str) -> None:
+def test_arrays_of_the_sparse_package(name):
     assert same(COO.asformat(name)).source.kind == "sparse"
 
 
-def test_values_of_half_precision() -> None:
+def test_values_of_half_precision():
     assert same(sparse.COO(COO.coords, COO.data.astype("float16"), COO.shape)).dtype == "float32"
 
 
 @pytest.mark.parametrize("chunks", [(20, 10), (7, 40), (60, 9), ((0, 31, 29), (40,))])
 @pytest.mark.parametrize("kind", [None, sp.csr_matrix, sp.csr_array, sp.csc_matrix, sp.coo_array])
-def test_dask_arrays_with_sparse_chunks(chunks: Any, kind: Any) -> None:
+def test_dask_arrays_with_sparse_chunks(chunks, kind):
     array = da.from_array(DENSE, chunks=chunks)
     if kind is None:
         data = same(array.map_blocks(sparse.COO))
@@ -58,16 +55,16 @@ def test_dask_arrays_with_sparse_chunks(chunks: Any, kind: Any) -> None:
     assert data.source.lazy
 
 
-def test_the_chunk_grid_of_dask_decides_if_it_can() -> None:
+def test_the_chunk_grid_of_dask_decides_if_it_can():
     array = da.from_array(COO, chunks=(20, 10))
     assert as_blocks(array).grid.rows.sizes == (20, 20, 20)
     assert as_blocks(da.from_array(COO, chunks=(5, 40))).grid.blocks == 2
 
 
-def test_every_dask_chunk_is_computed_once() -> None:
-    seen: list[tuple[int, ...]] = []
+def test_every_dask_chunk_is_computed_once():
+    seen = []
 
-    def made(block: np.ndarray, block_info: Any = None) -> Any:
+    def made(block, block_info=None):
         if block_info:
             seen.append(block_info[0]["chunk-location"])
         return sp.csr_array(block)
@@ -77,7 +74,7 @@ def test_every_dask_chunk_is_computed_once() -> None:
     assert sorted(seen) == [(n, 0) for n in range(9)]
 
 
-def test_dask_chunks_that_turn_out_dense_or_broken() -> None:
+def test_dask_chunks_that_turn_out_dense_or_broken():
     meta = sp.csr_array((0, 0), dtype="f4")
     array = da.from_array(DENSE, chunks=(20, 20))
     same(array.map_blocks(np.asarray, meta=meta), unstored="zero")
@@ -92,7 +89,7 @@ def test_dask_chunks_that_turn_out_dense_or_broken() -> None:
     with pytest.raises(DataError, match="a chunk of the dask array has fill_value nan"):
         as_blocks(mixed)
 
-    def broken(block: np.ndarray) -> Any:
+    def broken(block):
         raise RuntimeError("the sensor was off")
 
     with pytest.raises(
@@ -102,7 +99,7 @@ def test_dask_chunks_that_turn_out_dense_or_broken() -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_xarray_keeps_its_names(lazy: bool) -> None:
+def test_xarray_keeps_its_names(lazy):
     names = [f"user {n}" for n in range(60)]
     values = da.from_array(COO, chunks=(20, 20)) if lazy else COO
     array = xr.DataArray(values, dims=("user", "film"), coords={"user": names}, name="stars")
@@ -116,7 +113,7 @@ def test_xarray_keeps_its_names(lazy: bool) -> None:
         as_blocks(broken, balance=True)
 
 
-def annotated(kind: Any) -> anndata.AnnData:
+def annotated(kind):
     cells = pd.DataFrame(index=[f"cell{n}" for n in range(60)])
     genes = pd.DataFrame(index=[f"gene{n}" for n in range(40)])
     return anndata.AnnData(kind(DENSE), obs=cells, var=genes)
@@ -124,7 +121,7 @@ def annotated(kind: Any) -> anndata.AnnData:
 
 @pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix])
 @pytest.mark.parametrize("backed", [False, True])
-def test_anndata(kind: Any, backed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anndata(kind, backed, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "LEAST_LINES", 17)
     monkeypatch.setattr(reading, "DENSE_PART", 1)
     adata = annotated(kind)
@@ -141,7 +138,7 @@ def test_anndata(kind: Any, backed: bool, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("backed", [False, True])
-def test_dense_anndata(backed: bool, tmp_path: Path) -> None:
+def test_dense_anndata(backed, tmp_path):
     adata = annotated(np.asarray)
     if backed:
         adata.write_h5ad(tmp_path / "a.h5ad")
@@ -154,7 +151,7 @@ def test_dense_anndata(backed: bool, tmp_path: Path) -> None:
         adata.file.close()
 
 
-def test_layers_and_views_of_anndata() -> None:
+def test_layers_and_views_of_anndata():
     adata = annotated(sp.csr_matrix)
     adata.layers["counts"] = adata.X * 2
     data = as_blocks(adata.layers["counts"], unstored="zero")

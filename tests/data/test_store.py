@@ -3,9 +3,7 @@
 import json
 import shutil
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +33,7 @@ pytestmark = pytest.mark.libraries
 BLOCKS = 3
 
 
-def matrix(rows: int = 50, cols: int = 33, density: float = 0.2) -> sparse.csr_array:
+def matrix(rows=50, cols=33, density=0.2):
     rng = np.random.default_rng(3)
     dense = rng.poisson(2.0, (rows, cols)) * (rng.random((rows, cols)) < density)
     dense[:, 0] = 1
@@ -44,14 +42,14 @@ def matrix(rows: int = 50, cols: int = 33, density: float = 0.2) -> sparse.csr_a
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path):
     """A small store without compression, so that every byte of its chunks counts."""
     path = tmp_path / "data.zarr"
     convert(matrix(), path, unstored="zero", blocks=BLOCKS, compression="none", progressbar=False)
     return path
 
 
-def change_attributes(path: Path, **changes: object) -> None:
+def change_attributes(path, **changes):
     """Change attributes as a program might that knows of no checksum."""
     changes = {"checksum": None, "arrays": None} | changes
     document = json.loads((path / "zarr.json").read_text())
@@ -63,7 +61,7 @@ def change_attributes(path: Path, **changes: object) -> None:
     (path / "zarr.json").write_text(json.dumps(document))
 
 
-def test_blocks_are_those_of_the_matrix(store: Path) -> None:
+def test_blocks_are_those_of_the_matrix(store):
     found = BlockStore(str(store))
     dense = matrix().toarray()
     for block in found.known.grid.all_blocks():
@@ -83,13 +81,13 @@ def test_blocks_are_those_of_the_matrix(store: Path) -> None:
         assert sizes[block] == sum(a.nbytes for a in (view.indptr, view.indices, view.values))
 
 
-def test_another_dtype_is_converted_on_reading(store: Path) -> None:
+def test_another_dtype_is_converted_on_reading(store):
     view = BlockStore(str(store)).read(0, 0, np.float64)
     assert view.values.dtype == np.float64
     assert as_blocks(str(store), dtype="float64", allow_empty=True).dtype == np.float64
 
 
-def test_wide_blocks_have_wide_column_numbers(tmp_path: Path) -> None:
+def test_wide_blocks_have_wide_column_numbers(tmp_path):
     rows, cols = np.array([0, 1]), np.array([69_999, 66_000])
     wide = sparse.coo_array((np.ones(2, "f4"), (rows, cols)), shape=(2, 70_000))
     convert(wide, tmp_path / "w.zarr", unstored="zero", blocks=1, progressbar=False)
@@ -98,7 +96,7 @@ def test_wide_blocks_have_wide_column_numbers(tmp_path: Path) -> None:
     assert view.indices.tolist() == [69_999, 66_000]
 
 
-def test_same_statistics_and_fingerprint_as_in_memory(store: Path) -> None:
+def test_same_statistics_and_fingerprint_as_in_memory(store):
     wanted = as_blocks(matrix(), BLOCKS, unstored="zero")
     got = as_blocks(store)
     assert got.fingerprint == wanted.fingerprint
@@ -111,7 +109,7 @@ def test_same_statistics_and_fingerprint_as_in_memory(store: Path) -> None:
 
 @pytest.mark.parametrize("name", ["values", "columns", "row_starts"])
 @pytest.mark.parametrize("harm", ["change", "cut", "delete"])
-def test_a_damaged_chunk_names_its_block(store: Path, name: str, harm: str) -> None:
+def test_a_damaged_chunk_names_its_block(store, name, harm):
     found = BlockStore(str(store))
     table = zarr.open_group(str(store))["block_table"][1, 2]
     array = zarr.open_group(str(store))[name]
@@ -130,7 +128,7 @@ def test_a_damaged_chunk_names_its_block(store: Path, name: str, harm: str) -> N
     found.read(1, 1)
 
 
-def test_damage_to_padding_is_noticed_too(store: Path) -> None:
+def test_damage_to_padding_is_noticed_too(store):
     found = BlockStore(str(store))
     last = int(found.known.statistics.n_stored[0, 0])
     path = store / "values" / "c" / "0"
@@ -142,7 +140,7 @@ def test_damage_to_padding_is_noticed_too(store: Path) -> None:
         found.read(0, 0)
 
 
-def test_what_is_no_store_says_what_it_is(tmp_path: Path, store: Path) -> None:
+def test_what_is_no_store_says_what_it_is(tmp_path, store):
     with pytest.raises(StoreError, match="no store can be opened at"):
         BlockStore(str(tmp_path / "nothing.zarr"))
     foreign = tmp_path / "foreign.zarr"
@@ -156,14 +154,14 @@ def test_what_is_no_store_says_what_it_is(tmp_path: Path, store: Path) -> None:
     assert is_blocked_store(f"file://{store}")
 
 
-def test_a_newer_format_is_refused(store: Path) -> None:
+def test_a_newer_format_is_refused(store):
     change_attributes(store, format_version=2)
     assert is_blocked_store(str(store))
     with pytest.raises(StoreFormatError, match=r"format version 2, .* reads up to 1"):
         BlockStore(str(store))
 
 
-def test_an_unfinished_store_is_refused(store: Path) -> None:
+def test_an_unfinished_store_is_refused(store):
     change_attributes(store, complete=None)
     assert is_blocked_store(str(store))
     with pytest.raises(StoreError, match="unfinished"):
@@ -171,7 +169,7 @@ def test_an_unfinished_store_is_refused(store: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["table", "attribute", "offsets"])
-def test_a_damaged_plan_is_reported(store: Path, harm: str) -> None:
+def test_a_damaged_plan_is_reported(store, harm):
     if harm == "table":
         shutil.rmtree(store / "block_table")
     elif harm == "attribute":
@@ -182,7 +180,7 @@ def test_a_damaged_plan_is_reported(store: Path, harm: str) -> None:
         BlockStore(str(store))
 
 
-def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path):
     ratings = sparse.coo_array(([1.0, 2.0], ([0, 2], [0, 1])), shape=(3, 2))
     path = str(tmp_path / "s.zarr")
     convert(ratings, path, unstored="missing", blocks=1, balance=True, progressbar=False)
@@ -191,9 +189,9 @@ def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path: Path
     assert as_blocks(path, allow_empty=True).row_observed.sum() == 2
 
 
-def test_blocks_are_kept_within_the_budget(store: Path) -> None:
+def test_blocks_are_kept_within_the_budget(store):
     found = BlockStore(str(store))
-    reads: list[tuple[int, int]] = []
+    reads = []
     read = found.read
     found.read = lambda row, col, dtype=None: (reads.append((row, col)), read(row, col, dtype))[1]
     sizes = block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored)
@@ -210,10 +208,8 @@ def test_blocks_are_kept_within_the_budget(store: Path) -> None:
     storage.close()
 
 
-def test_without_room_for_a_scratch_file_the_store_is_read_again(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
+def test_without_room_for_a_scratch_file_the_store_is_read_again(store, monkeypatch):
+    def full(*_):
         raise StoreError("no room")
 
     monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", full)
@@ -225,20 +221,20 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(
     storage.close()
 
 
-def test_what_fits_stays_in_memory(store: Path) -> None:
+def test_what_fits_stays_in_memory(store):
     found = BlockStore(str(store))
     size = int(block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored).sum())
     assert found.blocks(np.dtype(np.float32), size).in_memory
     assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
 
 
-def test_reading_from_many_threads(store: Path) -> None:
+def test_reading_from_many_threads(store):
     found = BlockStore(str(store))
     wanted = {block: found.read(*block).values.sum() for block in found.known.grid.all_blocks()}
     storage = found.blocks(np.dtype(np.float32), 600)
     barrier = threading.Barrier(4)
 
-    def work(number: int) -> None:
+    def work(number):
         barrier.wait()
         order = np.random.default_rng(number).permutation(9)
         for place in order:
@@ -254,10 +250,10 @@ def test_reading_from_many_threads(store: Path) -> None:
     st.lists(st.integers(0, 50_000), min_size=1, max_size=20).filter(any),
     st.sampled_from([2, 4, 8]),
 )
-def test_chunks_cost_no_more_than_one_chunk_a_block(counts: list[int], itemsize: int) -> None:
+def test_chunks_cost_no_more_than_one_chunk_a_block(counts, itemsize):
     length = chunk_length(np.array(counts), itemsize)
 
-    def cost(length: int) -> int:
+    def cost(length):
         chunks = sum(-(-count // length) for count in counts)
         return chunks * (length * itemsize + CHUNK_COST)
 
@@ -265,7 +261,7 @@ def test_chunks_cost_no_more_than_one_chunk_a_block(counts: list[int], itemsize:
     assert cost(length) <= cost(max(SMALLEST_CHUNK, *counts))
 
 
-def test_no_chunk_holds_two_blocks(store: Path) -> None:
+def test_no_chunk_holds_two_blocks(store):
     group = zarr.open_group(str(store))
     table = group["block_table"][...].reshape(-1, 4)
     for name, field in (("values", 0), ("columns", 0), ("row_starts", 1)):
@@ -278,7 +274,7 @@ def test_no_chunk_holds_two_blocks(store: Path) -> None:
         assert (table[1:, field] >= (table[:, field] + used)[:-1]).all()
 
 
-def test_urls(tmp_path: Path) -> None:
+def test_urls(tmp_path):
     location = "memory://blocked/data.zarr"
     convert(matrix(), location, unstored="zero", blocks=2, progressbar=False)
     assert is_blocked_store(location)
@@ -297,18 +293,16 @@ def test_urls(tmp_path: Path) -> None:
 class Flaky:
     """Loads blocks of one row, and fails as often as it is told."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, failures: int, error: Callable[[str], Exception]
-    ):
+    def __init__(self, monkeypatch, failures, error):
         self.failures = failures
         self.error = error
-        self.loaded: list[Block] = []
-        self.pauses: list[float] = []
+        self.loaded = []
+        self.pauses = []
         monkeypatch.setattr("daskfactor.data.storage.time.sleep", self.pauses.append)
         grid = Grid.even((40, 40), 4)
         self.blocks = Storage(grid, load=self.load, nbytes=6400, budget=0)
 
-    def load(self, block: Block) -> BlockView:
+    def load(self, block):
         self.loaded.append(block)
         if self.failures:
             self.failures -= 1
@@ -316,7 +310,7 @@ class Flaky:
         return BlockView(np.zeros((10, 10), np.float32), 0, 0, 10, 10)
 
 
-def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_tried_again(monkeypatch):
     flaky = Flaky(monkeypatch, 2, OSError)
     flaky.blocks.view(1, 2)
     flaky.blocks.close()
@@ -324,7 +318,7 @@ def test_what_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flaky.pauses == pytest.approx([0.1, 0.4])
 
 
-def test_what_fails_three_times_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_three_times_is_named(monkeypatch):
     flaky = Flaky(monkeypatch, 3, OSError)
     with pytest.raises(
         StoreError, match=r"block \(1, 2\) could not be read in 3 attempts: the net"
@@ -334,9 +328,7 @@ def test_what_fails_three_times_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("error", [DataError, StoreFormatError, MemoryError])
-def test_what_will_not_change_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
+def test_what_will_not_change_is_not_tried_again(monkeypatch, error):
     flaky = Flaky(monkeypatch, 3, error)
     with pytest.raises(error):
         flaky.blocks.view(1, 2)
@@ -344,25 +336,21 @@ def test_what_will_not_change_is_not_tried_again(
 
 
 @pytest.mark.parametrize("waited", [None, 300.0])
-def test_what_a_url_was_waited_for_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch, waited: float | None
-) -> None:
+def test_what_a_url_was_waited_for_is_not_tried_again(monkeypatch, waited):
     flaky = Flaky(monkeypatch, 3, lambda text: unreachable("s3://b/c.zarr", OSError(text), waited))
     with pytest.raises(StoreError, match=r"^s3://b/c\.zarr cannot be used"):
         flaky.blocks.view(1, 2)
     assert len(flaky.loaded) == 1
 
 
-def test_a_full_disk_does_not_keep_small_blocks_out_of_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: object) -> None:
+def test_a_full_disk_does_not_keep_small_blocks_out_of_memory(monkeypatch):
+    def full(*_):
         raise StoreError("no room")
 
     monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", full)
-    loaded: list[Block] = []
+    loaded = []
 
-    def load(block: Block) -> BlockView:
+    def load(block):
         loaded.append(block)
         shape = grid.block_shape(block)
         return BlockView(np.zeros(shape, np.float32), 0, 0, *shape)

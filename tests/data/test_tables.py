@@ -6,7 +6,6 @@ import gzip
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,20 +25,20 @@ LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
 
 
-def text(header: bool = True, separator: str = ",") -> str:
+def text(header=True, separator=","):
     lines = [separator.join(("user", "film", "stars"))] if header else []
     lines += [separator.join(map(str, line)) for line in LINES]
     return "\n".join(lines) + "\n"
 
 
-def converted(source: Path, **options: Any) -> Any:
+def converted(source, **options):
     options = {"unstored": "zero", "blocks": 1, "progressbar": False} | options
     target = source.with_name("converted.zarr")
     convert(source, target, overwrite=True, **options)
     return as_blocks(str(target), allow_empty=True)
 
 
-def write(folder: Path, name: str, content: str) -> Path:
+def write(folder, name, content):
     path = folder / name
     path.write_text(content)
     return path
@@ -47,7 +46,7 @@ def write(folder: Path, name: str, content: str) -> Path:
 
 @pytest.mark.parametrize("separator", [",", "\t", ";", "|", " "])
 @pytest.mark.parametrize("header", [True, False])
-def test_separators_and_headers(tmp_path: Path, separator: str, header: bool) -> None:
+def test_separators_and_headers(tmp_path, separator, header):
     data = converted(write(tmp_path, "t.csv", text(header, separator)))
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
     labels = data.labels
@@ -57,14 +56,14 @@ def test_separators_and_headers(tmp_path: Path, separator: str, header: bool) ->
 
 
 @pytest.mark.parametrize("ending", ["gz", "bz2"])
-def test_packed_text(tmp_path: Path, ending: str) -> None:
+def test_packed_text(tmp_path, ending):
     pack = {"gz": gzip.compress, "bz2": bz2.compress}[ending]
     path = tmp_path / f"t.tsv.{ending}"
     path.write_bytes(pack(text(separator="\t").encode()))
     np.testing.assert_array_equal(converted(path).to_numpy(), DENSE)
 
 
-def test_comments_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
+def test_comments_quotes_and_a_byte_order_mark(tmp_path):
     path = write(tmp_path, "t.csv", '% made by hand\n# really\n"user","film","stars"\n"a, b",1,2\n')
     data = converted(path)
     assert data.labels.row_coords["user"].tolist() == ["a, b"]
@@ -72,7 +71,7 @@ def test_comments_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert converted(marked).labels.row_dim == "user"
 
 
-def test_columns_by_name_and_by_position(tmp_path: Path) -> None:
+def test_columns_by_name_and_by_position(tmp_path):
     path = write(tmp_path, "t.csv", "when,stars,film,user\n1,2.5,10,7\n2,3.5,11,7\n")
     for choice in (
         {"rows": "user", "columns": "film", "values": "stars"},
@@ -82,7 +81,7 @@ def test_columns_by_name_and_by_position(tmp_path: Path) -> None:
         np.testing.assert_array_equal(converted(path, **choice).to_numpy(), [[2.5, 3.5]])
 
 
-def test_lines_are_counted(tmp_path: Path) -> None:
+def test_lines_are_counted(tmp_path):
     lines = "user,page,time\nu,x,1\nu,x,2\nv,x,3\nu,y,4\n"
     path = write(tmp_path, "t.csv", lines)
     np.testing.assert_array_equal(converted(path, values=False).to_numpy(), [[2, 1], [1, 0]])
@@ -90,7 +89,7 @@ def test_lines_are_counted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(converted(pairs).to_numpy(), [[2, 1], [1, 0]])
 
 
-def test_a_wrong_name_lists_the_columns(tmp_path: Path) -> None:
+def test_a_wrong_name_lists_the_columns(tmp_path):
     path = write(tmp_path, "t.csv", text())
     with pytest.raises(DataError, match="no column 'star' for values; did you mean 'stars'"):
         converted(path, values="star")
@@ -116,16 +115,14 @@ def test_a_wrong_name_lists_the_columns(tmp_path: Path) -> None:
         ("user,film,stars\n1,2,3\n,2,3\n", "nothing in the key column 'user'"),
     ],
 )
-def test_bad_text(tmp_path: Path, content: str, message: str) -> None:
+def test_bad_text(tmp_path, content, message):
     path = write(tmp_path, "t.csv", content)
     with pytest.raises(DataError, match=message):
         converted(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_keys_that_only_look_like_numbers_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_that_only_look_like_numbers_at_first(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK", 64)
     lines = "".join(f"{number},{number % 3},1\n" for number in range(20))
     path = write(tmp_path, "t.csv", "user,film,stars\n" + lines + "x21,1,1\n")
@@ -139,7 +136,7 @@ def test_keys_that_only_look_like_numbers_at_first(
     assert data.labels.col_coords["film"].tolist() == ["1.5"]
 
 
-def test_empty_values_are_missing_cells(tmp_path: Path) -> None:
+def test_empty_values_are_missing_cells(tmp_path):
     path = write(tmp_path, "t.csv", "user,film,stars\na,1,NA\na,2,5\nb,1,\nb,2,1\n")
     data = converted(path)
     np.testing.assert_array_equal(data.to_numpy(), [[np.nan, 5], [np.nan, 1]])
@@ -149,7 +146,7 @@ def test_empty_values_are_missing_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "int32", "uint64"])
-def test_parquet_keys(tmp_path: Path, kind: str) -> None:
+def test_parquet_keys(tmp_path, kind):
     names = ["b", "a", "b", "c"]
     rows = {
         "string": pa.array(names),
@@ -172,14 +169,14 @@ def test_parquet_keys(tmp_path: Path, kind: str) -> None:
      pa.array([1.5, 2, None, 4], pa.float64()), pa.array([1, 2, 3, 4], pa.float16()),
      pa.array([1, 2, 3, 4], pa.decimal128(5, 2))],
 )  # fmt: skip
-def test_parquet_values(tmp_path: Path, values: pa.Array) -> None:
+def test_parquet_values(tmp_path, values):
     table = pa.table({"r": [0, 0, 1, 1], "c": [0, 1, 0, 1], "v": values})
     pq.write_table(table, tmp_path / "t.parquet")
     wanted = np.array([np.nan if v is None else float(v) for v in values.to_pylist()])
     np.testing.assert_array_equal(converted(tmp_path / "t.parquet").to_numpy().ravel(), wanted)
 
 
-def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
+def test_a_folder_of_parquet_files(tmp_path):
     folder = tmp_path / "parts"
     (folder / "deep").mkdir(parents=True)
     for number, line in enumerate(LINES):
@@ -192,9 +189,7 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
         converted(tmp_path / "empty")
 
 
-def test_a_folder_without_parquet_files_is_not_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
     """It may be the root of all files; of what lies in it only parts by key are looked into."""
     table = pa.table({"u": [0, 1], "f": [1, 0], "s": [1, 2]})
     for name in ("home/user", "dated/year=2025", "dated/year=2026/month=1"):
@@ -204,10 +199,10 @@ def test_a_folder_without_parquet_files_is_not_searched(
         map(str, tmp_path.glob("dated/**/*.parquet"))
     )
     monkeypatch.setattr(os, "walk", None)
-    seen: list[str] = []
+    seen = []
     listed = os.scandir
 
-    def listing(place: Any) -> Any:
+    def listing(place):
         if not isinstance(place, int):  # a folder of convert's own, which is removed again
             seen.append(str(place))
         return listed(place)
@@ -221,10 +216,10 @@ def test_a_folder_without_parquet_files_is_not_searched(
     assert {own.rstrip("/") for own in seen} <= {"", str(tmp_path)}
 
 
-def test_bad_parquet(tmp_path: Path) -> None:
+def test_bad_parquet(tmp_path):
     path = tmp_path / "t.parquet"
 
-    def refuse(message: str, **columns: Any) -> None:
+    def refuse(message, **columns):
         pq.write_table(pa.table(columns), path)
         with pytest.raises(DataError, match=message):
             converted(path)
@@ -239,7 +234,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["day", "s", "ms", "us", "ns"])
-def test_dates_are_labels_as_those_of_a_frame(tmp_path: Path, unit: str) -> None:
+def test_dates_are_labels_as_those_of_a_frame(tmp_path, unit):
     kind = pa.date32() if unit == "day" else pa.timestamp(unit)
     days = pa.array([dt.datetime(2024, 1, 2), dt.datetime(1965, 1, 1, 6)], pa.timestamp("s"))
     days = days.cast(kind, safe=False)
@@ -252,14 +247,14 @@ def test_dates_are_labels_as_those_of_a_frame(tmp_path: Path, unit: str) -> None
         assert (found == data.labels.col_coords["day"]).all()
 
 
-def test_dates_with_a_zone_are_texts(tmp_path: Path) -> None:
+def test_dates_with_a_zone_are_texts(tmp_path):
     days = pa.array([dt.datetime(2024, 1, 2), dt.datetime(2024, 1, 1)], pa.timestamp("s", "UTC"))
     pq.write_table(pa.table({"day": days, "c": [0, 1], "v": [1, 2]}), tmp_path / "t.parquet")
     labels = converted(tmp_path / "t.parquet").labels
     assert labels.row_coords["day"].tolist()[0].startswith("2024-01-01")
 
 
-def test_names_that_results_use_themselves_are_kept(tmp_path: Path) -> None:
+def test_names_that_results_use_themselves_are_kept(tmp_path):
     pq.write_table(pa.table({"draw": [3], "chain": [4], "v": [1]}), tmp_path / "t.parquet")
     labels = converted(tmp_path / "t.parquet").labels
     assert (labels.row_dim, labels.col_dim) == ("draw", "chain")
@@ -267,9 +262,7 @@ def test_names_that_results_use_themselves_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
 @pytest.mark.parametrize("chunk", [8, 2**24])
-def test_matrix_market(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symmetry: str, chunk: int
-) -> None:
+def test_matrix_market(tmp_path, monkeypatch, symmetry, chunk):
     monkeypatch.setattr(files, "TEXT_CHUNK", chunk)
     body = f"%%MatrixMarket matrix coordinate real {symmetry}\n% a comment\n\n4 4 3\n"
     body += "2 1 1.5\n\n  3 1  -2e1\n4 3 1\n"
@@ -282,7 +275,7 @@ def test_matrix_market(
     np.testing.assert_array_equal(converted(path).to_numpy(), wanted)
 
 
-def test_matrix_market_of_a_pattern_without_a_last_newline(tmp_path: Path) -> None:
+def test_matrix_market_of_a_pattern_without_a_last_newline(tmp_path):
     banner = "%%MatrixMarket matrix coordinate pattern general\n"
     path = write(tmp_path, "m.mtx", banner + "2 3 2\n1 3\n2 1")
     np.testing.assert_array_equal(converted(path).to_numpy(), [[0, 0, 1], [1, 0, 0]])
@@ -300,20 +293,20 @@ def test_matrix_market_of_a_pattern_without_a_last_newline(tmp_path: Path) -> No
         ("%%MatrixMarket matrix coordinate real general\n2 2 1\n1 1 x\n", "cannot be read as"),
     ],
 )
-def test_bad_matrix_market(tmp_path: Path, content: str, message: str) -> None:
+def test_bad_matrix_market(tmp_path, content, message):
     with pytest.raises(DataError, match=message):
         converted(write(tmp_path, "m.mtx", content))
 
 
-def numbers(*values: int) -> np.ndarray:
+def numbers(*values):
     return np.array(values, np.int64)
 
 
-def texts(codes: list[int], names: list[str]) -> pd.Categorical:
+def texts(codes, names):
     return pd.Categorical.from_codes(codes, names)
 
 
-def test_number_axes_learn_any_keys() -> None:
+def test_number_axes_learn_any_keys():
     rng = np.random.default_rng(0)
     for spread in (1, 50, 10**12):
         parts = [rng.integers(-spread, spread, 30) for _ in range(20)]
@@ -334,7 +327,7 @@ def test_number_axes_learn_any_keys() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int64", "uint64", "int8", "uint8"])
-def test_number_axes_take_the_ends_of_a_type(kind: str) -> None:
+def test_number_axes_take_the_ends_of_a_type(kind):
     ends = np.iinfo(kind)
     for edge, inwards in ((ends.min, 1), (ends.max, -1)):
         part = np.array([edge, int(edge) + 2 * inwards, edge], kind)
@@ -346,13 +339,13 @@ def test_number_axes_take_the_ends_of_a_type(kind: str) -> None:
         assert named[axis.positions(part)].tolist() == part.tolist()
 
 
-def test_keys_that_count_from_zero_are_labels_as_others_are() -> None:
+def test_keys_that_count_from_zero_are_labels_as_others_are():
     axis = keys.Axis("row")
     axis.learn(numbers(2, 0, 1))
     np.testing.assert_array_equal(axis.finish()[1], [0, 1, 2])
 
 
-def test_text_axes_ignore_names_that_no_entry_has() -> None:
+def test_text_axes_ignore_names_that_no_entry_has():
     axis = keys.Axis("row")
     axis.learn(texts([2, 0], ["b", "unused", "a"]))
     _, named = axis.finish()
@@ -362,7 +355,7 @@ def test_text_axes_ignore_names_that_no_entry_has() -> None:
 
 
 @pytest.mark.parametrize("first", [numbers(0), texts([0], ["a"])])
-def test_axes_refuse_the_other_kind(first: keys.Keys) -> None:
+def test_axes_refuse_the_other_kind(first):
     other = numbers(0) if isinstance(first, pd.Categorical) else texts([0], ["a"])
     axis = keys.Axis("row")
     axis.learn(first)
@@ -375,7 +368,7 @@ def test_axes_refuse_the_other_kind(first: keys.Keys) -> None:
         keys.Axis("row", 1).learn(texts([0], ["a"]))
 
 
-def test_positions_outside_a_matrix_are_refused() -> None:
+def test_positions_outside_a_matrix_are_refused():
     axis = keys.Axis("row", 2)
     axis.learn(numbers(1, 1, 0))
     assert axis.finish()[0].tolist() == [1, 2]
@@ -384,7 +377,7 @@ def test_positions_outside_a_matrix_are_refused() -> None:
             axis.learn(numbers(0, wrong))
 
 
-def test_a_matrix_as_text_needs_no_pyarrow(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     """Which only the extra for tables brings; tables with a line for each entry say so."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     matrix, long = tmp_path / "matrix.csv", tmp_path / "long.csv"

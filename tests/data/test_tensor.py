@@ -1,7 +1,5 @@
 """Blocks of tensors: the same entries whatever holds them, counts, orders, and what is refused."""
 
-from typing import Any
-
 import dask.array as da
 import numpy as np
 import pytest
@@ -16,14 +14,14 @@ from daskfactor.errors import DataError, OptionError
 SHAPE = (7, 6, 5)
 
 
-def dense(seed: int = 0) -> Any:
+def dense(seed=0):
     rng = np.random.default_rng(seed)
     values = rng.poisson(3.0, SHAPE).astype(np.float32)
     values[rng.random(SHAPE) < 0.3] = np.nan
     return values
 
 
-def put_together(data: Any) -> Any:
+def put_together(data):
     """The tensor that blocks hold, in the caller's order."""
     grid = data.grid
     out = np.full([side.size for side in grid.axes], np.nan)
@@ -45,7 +43,7 @@ def put_together(data: Any) -> Any:
     return out
 
 
-def forms(tmp_path: Any) -> dict[str, Any]:
+def forms(tmp_path):
     values = dense()
     np.save(tmp_path / "v.npy", values)
     zarr.save_array(str(tmp_path / "v.zarr"), values)
@@ -64,7 +62,7 @@ def forms(tmp_path: Any) -> dict[str, Any]:
     }
 
 
-def test_all_forms_give_the_same_blocks(tmp_path: Any) -> None:
+def test_all_forms_give_the_same_blocks(tmp_path):
     made = {name: as_tensor(V, blocks=2) for name, V in forms(tmp_path).items()}
     assert len({own.fingerprint for own in made.values()}) == 1
     for name, data in made.items():
@@ -73,7 +71,7 @@ def test_all_forms_give_the_same_blocks(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2, 4, None])
 @pytest.mark.parametrize("unstored", ["zero", "missing"])
-def test_counts_are_those_of_the_entries(blocks: int | None, unstored: str) -> None:
+def test_counts_are_those_of_the_entries(blocks, unstored):
     rng = np.random.default_rng(1)
     shape = (40, 12, 9)
     skewed = rng.poisson(np.exp(rng.normal(size=40) * 2)[:, None, None] * 0.05, shape)
@@ -94,7 +92,7 @@ def test_counts_are_those_of_the_entries(blocks: int | None, unstored: str) -> N
         assert data.row_order is not None, "so uneven a tensor is dealt out evenly"
 
 
-def test_a_stored_nan_is_missing_among_observed_zeros() -> None:
+def test_a_stored_nan_is_missing_among_observed_zeros():
     values = np.array([1.0, np.nan, 2.0])
     V = sparse.COO(np.array([[0, 1, 2], [0, 1, 1], [0, 0, 1]]), values, (3, 2, 2))
     data = as_tensor(V, 1, unstored="zero")
@@ -102,7 +100,7 @@ def test_a_stored_nan_is_missing_among_observed_zeros() -> None:
     np.testing.assert_array_equal(data.row_observed, [4, 3, 4])
 
 
-def test_a_stored_nan_is_one_more_missing_entry_where_others_are() -> None:
+def test_a_stored_nan_is_one_more_missing_entry_where_others_are():
     places, values = np.array([[0, 1, 1], [0, 0, 1], [0, 0, 1]]), np.array([1.0, np.nan, 2.0])
     data = as_tensor(sparse.COO(places, values, (2, 2, 2)), 1, unstored="missing")
     known = as_tensor(sparse.COO(places[:, ::2], values[::2], (2, 2, 2)), 1, unstored="missing")
@@ -110,7 +108,7 @@ def test_a_stored_nan_is_one_more_missing_entry_where_others_are() -> None:
     assert data.fingerprint == known.fingerprint
 
 
-def test_blocks_survive_a_trip_to_another_process() -> None:
+def test_blocks_survive_a_trip_to_another_process():
     import pickle
 
     data = as_tensor(dense(), 2)
@@ -121,14 +119,14 @@ def test_blocks_survive_a_trip_to_another_process() -> None:
     assert again.fingerprint == data.fingerprint
 
 
-def test_blocks_that_do_not_fit_memory_are_read_from_a_file() -> None:
+def test_blocks_that_do_not_fit_memory_are_read_from_a_file():
     small = as_tensor(dense(), 2, memory_limit="1 kB")
     assert not small.in_memory
     np.testing.assert_array_equal(put_together(small), dense())
 
 
 HOLE = np.where(np.arange(3)[:, None] == 1, np.nan, np.ones((2, 3, 2)))
-REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+REFUSED = {
     "a matrix": (np.ones((3, 4)), DataError, "three or more"),
     "nothing": (np.ones((0, 4, 2)), DataError, "empty"),
     "all missing": (np.full((3, 3, 3), np.nan), DataError, "all 3 x 3 x 3 entries are missing"),
@@ -142,13 +140,13 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_tensor_is_refused_in_a_sentence(case: str) -> None:
+def test_what_is_no_tensor_is_refused_in_a_sentence(case):
     V, kind, words = REFUSED[case]
     with pytest.raises(kind, match=words):
         as_tensor(V)
 
 
-def test_a_cell_that_is_stored_twice_is_named() -> None:
+def test_a_cell_that_is_stored_twice_is_named():
     V = sparse.COO(np.array([[0, 0], [1, 1], [1, 1]]), [1.0, 2.0], (2, 2, 2), has_duplicates=False)
     with pytest.raises(DataError, match=r"\(0, 1, 1\) is stored more than once"):
         as_tensor(V, allow_empty=True)
@@ -167,12 +165,12 @@ def test_a_cell_that_is_stored_twice_is_named() -> None:
         ({"uncertainty": 1.0}, "uncertainty cannot be given"),
     ],
 )
-def test_options_are_checked(options: dict[str, Any], words: str) -> None:
+def test_options_are_checked(options, words):
     with pytest.raises((OptionError, DataError), match=words):
         as_tensor(dense(), **options)
 
 
-def test_blocks_of_a_tensor_are_taken_as_they_are() -> None:
+def test_blocks_of_a_tensor_are_taken_as_they_are():
     data = as_tensor(dense(), 2)
     assert as_tensor(data) is data
     assert isinstance(data, TensorData)
@@ -182,7 +180,7 @@ def test_blocks_of_a_tensor_are_taken_as_they_are() -> None:
         dfac.sample(dfac.as_blocks(np.ones((40, 40))), dfac.CP(2), progressbar=False)
 
 
-def test_cells_are_held_out_and_every_index_keeps_one() -> None:
+def test_cells_are_held_out_and_every_index_keeps_one():
     V = dense()
     held = dfac.hold_out(V, 0.5, random_seed=1)
     np.testing.assert_array_equal(V[held.cells], held.values)

@@ -4,11 +4,9 @@ import json
 import os
 import pickle
 import uuid
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from traceback import format_exception
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -36,12 +34,12 @@ FIT = {"draws": 4, "tune": 4, "progressbar": False, "random_seed": 1}
 QUIET = {"unstored": "zero", "progressbar": False}
 
 
-def fitted(V: Any, **options: Any) -> np.ndarray:
+def fitted(V, **options):
     trace = dfac.sample(V, dfac.TweedieNMF(3, dispersion=1.0), **FIT, **options)
     return trace["posterior"]["W"].to_numpy()
 
 
-def put(url: str, write: Callable[[Any], object]) -> None:
+def put(url, write):
     """A file at a URL."""
     made = BytesIO()
     write(made)
@@ -50,19 +48,19 @@ def put(url: str, write: Callable[[Any], object]) -> None:
 
 
 @pytest.fixture
-def folder(s3: Any) -> str:
+def folder(s3):
     """The URL of an empty folder in a bucket."""
     pytest.importorskip("s3fs")
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture
-def memory() -> Any:
+def memory():
     yield "memory://data"
     fsspec.filesystem("memory").rm("/data", recursive=True)
 
 
-def test_a_dense_array(folder: str, tmp_path: Path) -> None:
+def test_a_dense_array(folder, tmp_path):
     for place in (f"{folder}/v.zarr", str(tmp_path / "v.zarr")):
         zarr.create_array(place, data=DENSE, chunks=(16, 12))
     local = fitted(str(tmp_path / "v.zarr"))
@@ -70,7 +68,7 @@ def test_a_dense_array(folder: str, tmp_path: Path) -> None:
         assert np.array_equal(fitted(f"{folder}/v.zarr", executor=executor), local)
 
 
-def test_a_blocked_store(folder: str, tmp_path: Path) -> None:
+def test_a_blocked_store(folder, tmp_path):
     for place in (f"{folder}/c.zarr", str(tmp_path / "c.zarr")):
         dfac.convert(COUNTS, place, blocks=4, **QUIET)
     local = fitted(str(tmp_path / "c.zarr"))
@@ -84,7 +82,7 @@ def test_a_blocked_store(folder: str, tmp_path: Path) -> None:
     assert dfac.as_blocks(f"{folder}/c.zarr").total == 2 * COUNTS.sum()
 
 
-def test_weights_come_through_the_same_reader(folder: str) -> None:
+def test_weights_come_through_the_same_reader(folder):
     zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
     zarr.create_array(f"{folder}/w.zarr", data=DENSE + 1, chunks=(16, 12))
     at_urls = dfac.as_blocks(f"{folder}/v.zarr", weights=f"{folder}/w.zarr")
@@ -99,7 +97,7 @@ def test_weights_come_through_the_same_reader(folder: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet", "t.mtx", "t.npz", "folder"])
-def test_entries(memory: str, name: str, tmp_path: Path) -> None:
+def test_entries(memory, name, tmp_path):
     url = f"{memory}/{name}"
     if ".csv" in name:
         text = TABLE.to_csv(index=False).encode()
@@ -124,9 +122,7 @@ def test_entries(memory: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_npy_file_is_read_in_parts(
-    folder: str, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_npy_file_is_read_in_parts(folder, order, monkeypatch):
     monkeypatch.setattr("daskfactor.data.loading.LEAST_READ", 2**10)
     monkeypatch.setattr("daskfactor.data.adapters.STRIP", 2**10)
     put(f"{folder}/v.npy", lambda file: np.save(file, np.asarray(DENSE, order=order)))
@@ -140,7 +136,7 @@ def test_a_npy_file_is_read_in_parts(
         dfac.as_blocks(f"{folder}/cut.npy")
 
 
-def test_dense_files(memory: str, tmp_path: Path) -> None:
+def test_dense_files(memory, tmp_path):
     labelled = xr.DataArray(DENSE, dims=("time", "place"), coords={"time": np.arange(48)}, name="v")
     labelled.to_netcdf(tmp_path / "v.nc", engine="h5netcdf")
     put(f"{memory}/v.nc", lambda file: file.write((tmp_path / "v.nc").read_bytes()))
@@ -156,7 +152,7 @@ def test_dense_files(memory: str, tmp_path: Path) -> None:
     assert np.array_equal(data.to_numpy(), DENSE)
 
 
-def test_storage_options(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_storage_options(folder, monkeypatch, tmp_path):
     zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
     dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
     options = {
@@ -191,7 +187,7 @@ def test_storage_options(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
         dfac.as_blocks(f"{folder}/v.zarr", storage_options="anon")
 
 
-def test_what_is_secret_in_a_url_is_not_told() -> None:
+def test_what_is_secret_in_a_url_is_not_told():
     url = "https://user:password@host.org:8000/v.npy?signature=abcdef"
     place = placed(url)
     assert place == f"{place}" == "https://host.org:8000/v.npy"
@@ -203,7 +199,7 @@ def test_what_is_secret_in_a_url_is_not_told() -> None:
     assert Url("abfs://container@account.host/v.zarr") == "abfs://container@account.host/v.zarr"
 
 
-def test_trouble_is_one_sentence(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_is_one_sentence(folder, monkeypatch):
     for url, kind, message in (
         ("s3://nowhere/v.zarr", StoreError, "at s3://nowhere/v.zarr .there is nothing of that k"),
         (f"{folder}/none.zarr", StoreError, "there is nothing of that kind"),
@@ -231,12 +227,12 @@ def test_trouble_is_one_sentence(folder: str, monkeypatch: pytest.MonkeyPatch) -
         dfac.as_blocks(f"{folder}/v.zarr")
 
 
-def test_a_server_that_stumbles_is_asked_again(folder: str, s3: Any) -> None:
+def test_a_server_that_stumbles_is_asked_again(folder, s3):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=4, **QUIET)
     rng = np.random.default_rng(0)
     asked = []
 
-    def stumbles(environ: Any) -> Any:
+    def stumbles(environ):
         asked.append(environ["PATH_INFO"])
         return (503, "SlowDown") if rng.random() < 0.3 else None
 
@@ -247,9 +243,7 @@ def test_a_server_that_stumbles_is_asked_again(folder: str, s3: Any) -> None:
     assert len(asked) > 30
 
 
-def test_a_server_that_is_gone_is_given_up(
-    folder: str, s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_gone_is_given_up(folder, s3, monkeypatch):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
     store = BlockStore(f"{folder}/c.zarr")
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
@@ -261,15 +255,15 @@ def test_a_server_that_is_gone_is_given_up(
     assert store.read(0, 0).values.size
 
 
-def test_what_a_server_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_answers_is_told(monkeypatch):
     exceptions = pytest.importorskip("botocore.exceptions")
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "0.5")
     url = "s3://bucket/v.zarr"
 
-    def answers(status: int, code: str, kind: type[Exception] = OSError) -> Callable[[], Any]:
+    def answers(status, code, kind=OSError):
         asked = iter(range(100))
 
-        def attempt() -> Any:
+        def attempt():
             if next(asked) > 1 and status >= 500:
                 raise TimeoutError  # the last attempt is cut off when time is up
             about = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
@@ -289,11 +283,11 @@ def test_what_a_server_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trouble_of(RuntimeError(tree)).what == "it answers InternalError"
 
 
-def test_a_store_is_not_made_where_it_is_not_allowed(folder: str, s3: Any) -> None:
+def test_a_store_is_not_made_where_it_is_not_allowed(folder, s3):
     with pytest.raises(StoreError, match="could not be written: FileNotFoundError: The spec"):
         dfac.convert(COUNTS, "s3://nowhere/c.zarr", **QUIET)
 
-    def refuses(environ: Any) -> Any:
+    def refuses(environ):
         return (403, "AccessDenied") if environ["REQUEST_METHOD"] == "PUT" else None
 
     with (
@@ -304,7 +298,7 @@ def test_a_store_is_not_made_where_it_is_not_allowed(folder: str, s3: Any) -> No
     assert SECRETS["AWS_SECRET_ACCESS_KEY"] not in "".join(format_exception(caught.value))
 
 
-def test_the_shell_takes_urls(folder: str, tmp_path: Path) -> None:
+def test_the_shell_takes_urls(folder, tmp_path):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
     result = CliRunner().invoke(app, ["info", f"{folder}/c.zarr"])
     assert result.exit_code == 0, result.output
@@ -315,7 +309,7 @@ def test_the_shell_takes_urls(folder: str, tmp_path: Path) -> None:
     assert "there is nothing of that kind" in " ".join(result.output.split())
 
 
-def test_a_repository_of_icechunk(folder: str, tmp_path: Path) -> None:
+def test_a_repository_of_icechunk(folder, tmp_path):
     icechunk = pytest.importorskip("icechunk")
     from daskfactor.data.icechunks import icechunk_storage
 

@@ -1,7 +1,6 @@
 """Chib's estimate against exact evidences, and the averages over labellings it rests on."""
 
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from scipy.special import logsumexp
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
-from daskfactor.evidence.base import Evidence, EvidenceProblem, checked_method
+from daskfactor.evidence.base import EvidenceProblem, checked_method
 from daskfactor.evidence.chib import Chib, average, entries, over_names, sampled_names, table
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels.linalg import log_permanent
@@ -25,16 +24,14 @@ EXPONENTIAL = Priors()
 SMALL = np.array([[2.0, 1.0], [0.0, 3.0]])
 
 
-def estimate(
-    V: Any, K: int, priors: Priors = EXPONENTIAL, method: Chib | None = None, **options: Any
-) -> Evidence:
+def estimate(V, K, priors=EXPONENTIAL, method=None, **options):
     model = TweedieNMF(K, dispersion=1.0, **priors._asdict(), **options.pop("fixed", {}))
     with as_blocks(V, options.pop("blocks", 1), dtype="float32", **options) as data:
         problem = EvidenceProblem(data, model, 3, SerialExecutor(), ignore)
         return (method or Chib(draws=800, tune=200)).estimate(problem)
 
 
-def check(found: Evidence, exact: float, largest_error: float = 0.08) -> None:
+def check(found, exact, largest_error=0.08):
     assert 0 < found.standard_error < largest_error
     assert abs(found.value - exact) < 5 * found.standard_error, (found, exact)
 
@@ -48,14 +45,14 @@ def check(found: Evidence, exact: float, largest_error: float = 0.08) -> None:
         (SMALL, 2, -7.504036700896),
     ],
 )
-def test_known_evidences(V: Any, K: int, exact: float) -> None:
+def test_known_evidences(V, K, exact):
     found = estimate(V, K)
     check(found, exact)
     assert found.discretization_error == 0
 
 
 @pytest.mark.statistical
-def test_gamma_priors_and_three_components() -> None:
+def test_gamma_priors_and_three_components():
     priors = Priors(1.0, 0.5, 2.0, 0.7)
     check(estimate(SMALL, 2, priors), posterior(SMALL, 2, priors)["log_evidence"])
     V = np.array([[2.0, 1.0], [0.0, 1.0]])
@@ -64,14 +61,14 @@ def test_gamma_priors_and_three_components() -> None:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", ["poisson-gaps", "poisson-two-gaps"])
-def test_missing_cells(name: str) -> None:
+def test_missing_cells(name):
     case = BY_NAME[name]
     priors = Priors(case.rate_w, case.rate_h)
     check(estimate(case.V, case.K, priors), reference_posterior(case)["log_evidence"], 0.12)
 
 
 @pytest.mark.statistical
-def test_a_chain_that_keeps_its_labelling() -> None:
+def test_a_chain_that_keeps_its_labelling():
     """Far apart components never change places: the density at one naming is 2! too large."""
     V = np.array([[40.0, 0.0], [0.0, 30.0]])
     exact = posterior(V, 2, EXPONENTIAL)["log_evidence"]
@@ -80,7 +77,7 @@ def test_a_chain_that_keeps_its_labelling() -> None:
 
 
 @pytest.mark.statistical
-def test_frozen_components() -> None:
+def test_frozen_components():
     """One component, H known: rows are gamma-Poisson mixtures with a closed form."""
     h, V = np.array([[0.7, 1.6]]), np.array([[2.0, 5.0], [0.0, 1.0]])
     found = estimate(V, 1, fixed={"fixed_h": h})
@@ -90,14 +87,14 @@ def test_frozen_components() -> None:
     assert found.value == pytest.approx(exact, abs=1e-4)
 
 
-def over_all(A: Any, count: int | str, rng: np.random.Generator) -> float:
+def over_all(A, count, rng):
     """The mean of a table none of whose components has a name."""
     size = len(A)
     none = np.arange(0)
     return over_names(A, np.arange(size), none, sampled_names(size, count, rng))
 
 
-def test_every_name_is_looked_at() -> None:
+def test_every_name_is_looked_at():
     rng = np.random.default_rng(0)
     for K in (1, 2, 3, 5):
         A = rng.normal(scale=4.0, size=(K, K))
@@ -110,7 +107,7 @@ def test_every_name_is_looked_at() -> None:
     assert log_permanent(A, np.empty(8)) == pytest.approx(3.0)
 
 
-def test_a_sample_of_names_is_without_bias() -> None:
+def test_a_sample_of_names_is_without_bias():
     rng = np.random.default_rng(1)
     A = rng.normal(scale=1.5, size=(5, 5))
     exact = over_all(A, "auto", rng)
@@ -122,14 +119,14 @@ def test_a_sample_of_names_is_without_bias() -> None:
     assert over_all(far, "auto", rng) == pytest.approx(-np.log(np.arange(1, 31)).sum())
 
 
-def test_named_components_keep_their_names() -> None:
+def test_named_components_keep_their_names():
     A = np.array([[1.0, 9.0, 9.0], [9.0, 2.0, 3.0], [9.0, 4.0, 5.0]])
     found = over_names(A, np.array([1, 2]), np.array([0]), None)
     assert found == pytest.approx(1 + np.logaddexp(2 + 5, 3 + 4) - np.log(2))
     assert over_names(A, np.arange(0), np.arange(3), None) == pytest.approx(1 + 2 + 5)
 
 
-def test_tables_are_gamma_densities() -> None:
+def test_tables_are_gamma_densities():
     rng = np.random.default_rng(2)
     point, shapes, rates = (rng.gamma(2.0, size=(4, 3)) for _ in range(3))
     each = stats.gamma.logpdf(point[:, :, None], shapes[:, None], scale=1 / rates[:, None])
@@ -139,7 +136,7 @@ def test_tables_are_gamma_densities() -> None:
     )
 
 
-def test_averages_and_their_errors() -> None:
+def test_averages_and_their_errors():
     rng = np.random.default_rng(3)
     errors, values = [], []
     for _ in range(80):
@@ -152,7 +149,7 @@ def test_averages_and_their_errors() -> None:
     assert result.effective == pytest.approx(1000 * np.exp(-0.25), rel=0.1)
 
 
-def test_a_handful_of_sweeps_that_count_are_no_estimate() -> None:
+def test_a_handful_of_sweeps_that_count_are_no_estimate():
     rng = np.random.default_rng(4)
     V = rng.poisson(rng.gamma(1, 2, (30, 3)) @ rng.gamma(1, 2, (3, 25))).astype(float)
     with pytest.warns(SamplingWarning, match="too large by an unknown amount"):
@@ -160,7 +157,7 @@ def test_a_handful_of_sweeps_that_count_are_no_estimate() -> None:
     assert found.trace["spread_w"] > 5
 
 
-def test_refusals() -> None:
+def test_refusals():
     with pytest.raises(ModelError, match="beta=1"):
         Chib().check(TweedieNMF(2, beta=2.0))
     with pytest.raises(ModelError, match="use ThermodynamicIntegration"):

@@ -92,18 +92,8 @@ def plain(value, error=0.1, discretization=0.0):
 @pytest.mark.parametrize(
     ("ranks", "values", "edge", "said"),
     [
-        (
-            [1, 2, 3],
-            (-9, -5, 0),
-            "largest",
-            "3 is the largest that was tried; larger ones may",
-        ),
-        (
-            [2, 3],
-            (0, -5),
-            "smallest",
-            "2 is the smallest that was tried; smaller ones may",
-        ),
+        ([1, 2, 3], (-9, -5, 0), "largest", "3 is the largest that was tried; larger ones may"),
+        ([2, 3], (0, -5), "smallest", "2 is the smallest that was tried; smaller ones may"),
         ([1, 2], (0, -5), "", "largest at rank 1."),
         ([2, 3, 4], (-5, 0, -5), "", "largest at rank 3."),
     ],

@@ -1,7 +1,5 @@
 """Evidence of tensors: what is asked, refused, and told; `tests/statistical` has its value."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import sparse
@@ -11,18 +9,18 @@ from daskfactor.errors import ModelError
 
 # So few draws are guessed from, and a warning says so.
 pytestmark = pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")
-QUIET: Any = {"progressbar": False, "random_seed": 0}
+QUIET = {"progressbar": False, "random_seed": 0}
 QUICK = dfac.ThermodynamicIntegration(temperatures=3, draws=120, tune=60)
 
 
 @pytest.fixture(scope="module")
-def counts() -> Any:
+def counts():
     rng = np.random.default_rng(0)
     sizes = (rng.gamma(0.5, 1.0, (n, 2)) for n in (9, 7, 5))
     return rng.poisson(3 * np.einsum("ik,jk,lk->ijl", *sizes))
 
 
-def test_sparse_and_dense_counts_have_one_evidence(counts: Any) -> None:
+def test_sparse_and_dense_counts_have_one_evidence(counts):
     """Zeros that are not stored are summed, those that are stored are looked at."""
     dense, thin = (
         dfac.log_evidence(V, dfac.CP(2), QUICK, **QUIET)
@@ -33,7 +31,7 @@ def test_sparse_and_dense_counts_have_one_evidence(counts: Any) -> None:
     assert errors < 10.0  # of 225 nats
 
 
-def test_every_executor_gives_the_same_evidence(counts: Any) -> None:
+def test_every_executor_gives_the_same_evidence(counts):
     one, two = (
         dfac.log_evidence(counts, dfac.CP(2), QUICK, executor=executor, **QUIET).value
         for executor in ("serial", "threads")
@@ -41,7 +39,7 @@ def test_every_executor_gives_the_same_evidence(counts: Any) -> None:
     assert one == two
 
 
-def test_ranks_are_compared(counts: Any) -> None:
+def test_ranks_are_compared(counts):
     ranks = dfac.select_rank(counts, dfac.CP(1), [1, 2], QUICK, **QUIET)
     assert ranks.attrs["best"] == 2
     assert ranks["log_evidence"].diff("rank").item() > 20
@@ -56,11 +54,11 @@ def test_ranks_are_compared(counts: Any) -> None:
         (dfac.ThermodynamicIntegration(sampler=dfac.Gibbs()), "BlockHMC"),
     ],
 )
-def test_what_is_of_a_matrix_is_refused(method: Any, sentence: str, counts: Any) -> None:
+def test_what_is_of_a_matrix_is_refused(method, sentence, counts):
     with pytest.raises(ModelError, match=sentence):
         dfac.log_evidence(counts, dfac.CP(2), method, **QUIET)
 
 
-def test_a_matrix_is_no_tensor() -> None:
+def test_a_matrix_is_no_tensor():
     with pytest.raises(dfac.errors.DaskfactorError, match="takes three or more; use TweedieNMF"):
         dfac.log_evidence(np.ones((3, 4)), dfac.CP(2), **QUIET)

@@ -6,25 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor import as_blocks
-from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, place_cells
-from daskfactor.inference.base import ConstantStep, Sampler
+from daskfactor.inference.base import ConstantStep
 from daskfactor.inference.gaussian_chain import NO_FLOOR, GaussianChain, warm_start
 from daskfactor.inference.program import Fit, Program
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
-from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.random import Stream, generator, noise_key
 
 Array = NDArray[np.float64]
 
 
-def exact_one_component(
-    V: Array, noise: float | Array, precision_w: float, precision_h: float, level: float
-) -> tuple[Array, Array]:
+def exact_one_component(V, noise, precision_w, precision_h, level):
     """Posterior mean and variance of ``level + w_i h_j``: two columns, quadrature over H.
 
     Given H the rows are independent and Gaussian. ``noise`` may be that of every cell.
@@ -59,7 +55,7 @@ class Draws(NamedTuple):
     predicted: Array
 
 
-def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed: int) -> Draws:
+def gibbs(V, model, priors, sweeps, seed):
     """The whole model by Gibbs sampling in NumPy, everything ``"auto"``.
 
     The link from covariates of the rows is drawn given all rows, those without data included.
@@ -79,13 +75,7 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
     for sweep in range(sweeps):
         one = np.ones((cols, 1))
         own = _regress(
-            rng,
-            filled - seen * b,
-            seen,
-            np.hstack([H, one]),
-            np.r_[lam, la],
-            noise,
-            X @ link,
+            rng, filled - seen * b, seen, np.hstack([H, one]), np.r_[lam, la], noise, X @ link
         )
         W, a = own[:, :K], own[:, K]
         prior_mean = np.r_[np.zeros(K), mean]
@@ -122,28 +112,17 @@ def gibbs(V: Array, model: GaussianMF, priors: GaussianHyper, sweeps: int, seed:
     return Draws(*(np.array(values) for values in zip(*kept, strict=True)))
 
 
-def _regress(
-    rng: np.random.Generator,
-    residual: Array,
-    seen: Array,
-    X: Array,
-    precision: Array,
-    noise: float,
-    prior_mean: Array,
-) -> Array:
+def _regress(rng, residual, seen, X, precision, noise, prior_mean):
     """Draws of the coefficients of every row: Bayesian linear regression on X."""
     Q = np.einsum("ij,jk,jl->ikl", seen, X, X) / noise + np.diag(precision)
     target = (residual * seen) @ X / noise + precision * prior_mean
     centre = np.linalg.solve(Q, target[..., None])[..., 0]
     factor = np.linalg.cholesky(Q)
     z = rng.normal(size=centre.shape)
-    drawn: Array = centre + np.linalg.solve(np.swapaxes(factor, 1, 2), z[..., None])[..., 0]
-    return drawn
+    return centre + np.linalg.solve(np.swapaxes(factor, 1, 2), z[..., None])[..., 0]
 
 
-def chain_of(
-    model: GaussianMF, data: BlockedData, priors: GaussianHyper, seed: int = 0, number: int = 0
-) -> GaussianChain:
+def chain_of(model, data, priors, seed=0, number=0):
     """A chain that has its first hyperparameters and no state."""
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
     chain = GaussianChain(
@@ -162,18 +141,8 @@ class Found(NamedTuple):
 
 
 def run_chain(
-    data: BlockedData,
-    model: GaussianMF,
-    *,
-    tune: int,
-    draws: int,
-    every: int = 5,
-    seed: int = 0,
-    cells: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-    executor: Executor | None = None,
-    sampler: Sampler | None = None,
-    step: float | None = None,
-) -> Found:
+    data, model, *, tune, draws, every=5, seed=0, cells=None, executor=None, sampler=None, step=None
+):
     """Segments of ``every`` cycles, hyperparameters drawn after each."""
     executor, own = executor or SerialExecutor(), (sampler or SGHMC()).suited(model)
     state, priors = warm_start(data, model, seed, 0, executor)
@@ -190,7 +159,7 @@ def run_chain(
             state.cells = place_cells(data.grid, cells, data.dtype)
         recording = begin >= tune
 
-        def wanted(cycle: int, end: int = end, recording: bool = recording) -> CycleOptions:
+        def wanted(cycle, end=end, recording=recording):
             return CycleOptions(record=recording, evaluate=recording or cycle == end - 1)
 
         plan = build_plan(
@@ -211,7 +180,7 @@ def run_chain(
     return Found(state, hypers, priors)
 
 
-def cell_moments(state: ChainState, count: int) -> tuple[Array, Array]:
+def cell_moments(state, count):
     """Mean and population variance of every monitored cell, in the caller's order."""
     mean, variance = np.zeros(count), np.zeros(count)
     for cells in state.cells.values():
@@ -220,7 +189,7 @@ def cell_moments(state: ChainState, count: int) -> tuple[Array, Array]:
     return mean, variance
 
 
-def block_copies(V: Array, copies: int, uncertainty: Array | None = None) -> BlockedData:
+def block_copies(V, copies, uncertainty=None):
     """Independent copies of a small problem along the diagonal, one matrix to the sampler."""
     rows, cols = V.shape
     whole = np.full((rows * copies, cols * copies), np.nan)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,15 @@ from daskfactor.inference.base import Sampler, best_sampler, known
 from tests.random_sparse import random_array
 
 Array = NDArray[Any]
-RUN: dict[str, Any] = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
+RUN = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
 MADE = {"executor": "serial", **RUN}
 
 
-def counts(rows: int, columns: int, mean: float) -> Array:
+def counts(rows, columns, mean):
     return np.random.default_rng(rows).poisson(mean, (rows, columns)).astype(np.float32)
 
 
-def chosen(model: Any, V: Any, **options: Any) -> str:
+def chosen(model, V, **options):
     with dfac.as_blocks(V, allow_empty=True, **options) as data:
         return best_sampler(model.sized(data.shape), data).name
 
@@ -54,24 +53,24 @@ TABLE = [
 @pytest.mark.parametrize(
     ("model", "V", "name"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_what_is_chosen(model: Any, V: Array, name: str) -> None:
+def test_what_is_chosen(model, V, name):
     """On every grid, in every type, and from an outline alone."""
     assert chosen(model, V) == name
     assert chosen(model, V, blocks=1, dtype="float64") == name
-    asked: dict[str, Any] = dict.fromkeys(("blocks", "unstored", "memory_limit", "entries"))
+    asked = dict.fromkeys(("blocks", "unstored", "memory_limit", "entries"))
     seen = outline(V, dtype=np.dtype(np.float32), balance=False, **asked)
     assert best_sampler(model.sized(V.shape), seen).name == name
 
 
 @pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0])
-def test_tiny_data_are_drawn_exactly(beta: float) -> None:
+def test_tiny_data_are_drawn_exactly(beta):
     """Whatever has a finite step is off there, if by little."""
     for shape, K in itertools.product([(2, 2), (4, 4), (10, 8)], [1, 2, 3]):
         model = dfac.TweedieNMF(K, beta=beta, dispersion=1.0)
         assert chosen(model, 1 + counts(*shape, 2)) in ("BlockHMC", "Gibbs")
 
 
-def test_sparse_data_count_by_what_a_pass_visits() -> None:
+def test_sparse_data_count_by_what_a_pass_visits():
     """And rows have a price of their own."""
     V = random_array((300, 400), density=0.05, rng=0, dtype=np.float32).tocsr()
     assert chosen(dfac.TweedieNMF(5, beta=2.0), V, unstored="zero") == "BlockHMC"
@@ -80,12 +79,12 @@ def test_sparse_data_count_by_what_a_pass_visits() -> None:
     assert chosen(dfac.TweedieNMF(3, beta=2.0), tall, unstored="zero") == "SGHMC"
 
 
-def test_weights_of_cells_are_for_samplers_that_take_them() -> None:
+def test_weights_of_cells_are_for_samplers_that_take_them():
     V = counts(60, 40, 0.05)
     assert chosen(dfac.TweedieNMF(3, **POISSON), V, weights=np.full(V.shape, 0.5)) != "Gibbs"
 
 
-def test_whatever_may_be_chosen_says_why() -> None:
+def test_whatever_may_be_chosen_says_why():
     claims = {
         name: own
         for name, kind in known(Sampler).items()
@@ -98,7 +97,7 @@ def test_whatever_may_be_chosen_says_why() -> None:
 
 
 @pytest.mark.parametrize("sampler", [{}, {"sampler": "auto"}, {"sampler": None}])
-def test_a_run_is_the_chosen_sampler_s_own_and_says_so(sampler: Any) -> None:
+def test_a_run_is_the_chosen_sampler_s_own_and_says_so(sampler):
     V, model, told = counts(12, 10, 4), dfac.TweedieNMF(2), []
     tree = dfac.sample(V, model, callback=told.append, **MADE, **sampler)
     same = dfac.sample(V, model, dfac.BlockHMC(), **MADE)
@@ -109,7 +108,7 @@ def test_a_run_is_the_chosen_sampler_s_own_and_says_so(sampler: Any) -> None:
     assert f"BlockHMC: {dfac.BlockHMC.merit}" in [event.message for event in told]
 
 
-def test_resume_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_it(tmp_path, monkeypatch):
     """Even where another would be chosen by then."""
     V, model, path = counts(12, 10, 4), dfac.TweedieNMF(2), tmp_path / "run.zarr"
     whole = dfac.sample(V, model, **MADE | {"draws": 12})
@@ -121,13 +120,13 @@ def test_resume_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_array_equal(more["posterior"][name], whole["posterior"][name])
 
 
-def test_what_a_run_would_cost_is_the_chosen_sampler_s() -> None:
+def test_what_a_run_would_cost_is_the_chosen_sampler_s():
     V, model = counts(400, 300, 5), dfac.TweedieNMF(3)
     assert dfac.estimate_cost(V, model) == dfac.estimate_cost(V, model, dfac.SGHMC())
     assert dfac.estimate_cost(V, model).state != dfac.estimate_cost(V, model, dfac.PSGLD()).state
 
 
-def test_a_cost_of_blocks_is_the_chosen_sampler_s_whatever_their_numbers_are() -> None:
+def test_a_cost_of_blocks_is_the_chosen_sampler_s_whatever_their_numbers_are():
     model = dfac.TweedieNMF(3, **POISSON)
     for V in (counts(60, 40, 0.05), counts(60, 40, 0.05) * 0.5):
         with dfac.as_blocks(V, allow_empty=True) as data:
@@ -137,6 +136,6 @@ def test_a_cost_of_blocks_is_the_chosen_sampler_s_whatever_their_numbers_are() -
             assert own.name == ("Gibbs" if data.is_integer else "SGHMC")
 
 
-def test_another_word_is_refused() -> None:
+def test_another_word_is_refused():
     with pytest.raises(OptionError, match='"auto" or one of BlockHMC'):
         dfac.sample(counts(4, 3, 4), dfac.TweedieNMF(1), "psgld")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from daskfactor.inference.hmc import DualAveraging
 
 @pytest.mark.parametrize("target", [0.6, 0.8, 0.9])
 @pytest.mark.parametrize("first", [1e-3, 1.0, 50.0])
-def test_it_finds_the_step(target: float, first: float) -> None:
+def test_it_finds_the_step(target, first):
     """Where acceptance is exp(-ε) on average, with noise."""
     rng = np.random.default_rng(0)
     averaging = DualAveraging.at(first)
@@ -21,7 +21,7 @@ def test_it_finds_the_step(target: float, first: float) -> None:
     assert math.exp(-math.exp(averaging.log_average)) == pytest.approx(target, abs=0.03)
 
 
-def test_it_is_plain_numbers() -> None:
+def test_it_is_plain_numbers():
     averaging = DualAveraging.at(0.3).after(0.5, 0.8)
     assert DualAveraging(**asdict(averaging)) == averaging
     assert averaging.log_step < DualAveraging.at(0.3).after(0.9, 0.8).log_step

@@ -1,8 +1,6 @@
 """What is asked of bands could be asked of bands in other processes: of all samplers and models."""
 
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ RNG = np.random.default_rng(0)
 COUNTS = RNG.poisson(2.0, (24, 18)).astype(np.float64)
 TALL = np.concatenate([COUNTS] * 20)
 X = RNG.normal(size=(24, 2))
-CASES: dict[str, tuple[Any, Any]] = {
+CASES = {
     "PSGLD": (dfac.TweedieNMF(2, beta=0.5), dfac.PSGLD()),
     "SGHMC": (dfac.TweedieNMF(2, beta=1.0), dfac.SGHMC()),
     "HMC": (dfac.TweedieNMF(2, beta=1.0), dfac.HMC(steps=2)),
@@ -31,15 +29,13 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.fixture
-def returned(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def returned(monkeypatch):
     """Have functions, what they are given and what they return go as bytes; count the latter."""
     here, sizes = ChainState.each, dict[str, int]()
 
-    def each(
-        state: ChainState, function: Callable[..., Any], factor: int | None = None, *given: Any
-    ) -> Sequence[Any]:
+    def each(state, function, factor=None, *given):
         packed = pickle.dumps(function)
-        sent: Any = pickle.loads(packed)
+        sent = pickle.loads(packed)
         found = here(state, sent, factor, *pickle.loads(pickle.dumps(given)))
         name = getattr(function, "func", function).__name__
         assert len(packed) < LARGEST, name
@@ -50,16 +46,16 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return sizes
 
 
-def draws(V: Any, case: str) -> dict[str, Any]:
+def draws(V, case):
     model, sampler = CASES[case]
-    options: Any = {"draws": 4, "tune": 20, "random_seed": 1, "progressbar": False}
+    options = {"draws": 4, "tune": 20, "random_seed": 1, "progressbar": False}
     trace = dfac.sample(dfac.as_blocks(V, 2), model, sampler, **options)
     return {name: own.values for name, own in trace["posterior"].data_vars.items()}
 
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
 @pytest.mark.parametrize("case", CASES)
-def test_functions_of_bands_can_go_elsewhere(case: str, request: pytest.FixtureRequest) -> None:
+def test_functions_of_bands_can_go_elsewhere(case, request):
     expected = draws(COUNTS, case)
     sizes = request.getfixturevalue("returned")
     found = draws(COUNTS, case)
@@ -71,7 +67,7 @@ def test_functions_of_bands_can_go_elsewhere(case: str, request: pytest.FixtureR
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
 @pytest.mark.parametrize("case", [name for name in CASES if "covariates" not in name])
-def test_what_bands_return_does_not_grow_with_them(case: str, returned: dict[str, int]) -> None:
+def test_what_bands_return_does_not_grow_with_them(case, returned):
     draws(COUNTS, case)
     before = dict(returned)
     draws(TALL, case)

@@ -1,7 +1,6 @@
 """What `discretization_bias` takes, refuses and leaves alone."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,21 +10,21 @@ import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError
 from daskfactor.inference import bias as bias_module
 
-QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 0}
+QUIET = {"progressbar": False, "random_seed": 0}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
 
 
-def counts() -> Any:
+def counts():
     rng = np.random.default_rng(0)
     return rng.poisson(3 * rng.gamma(1, 1, (9, 2)) @ rng.gamma(1, 1, (2, 8))).astype(float)
 
 
-def sample(V: Any, model: Any, sampler: Any, **options: Any) -> Any:
+def sample(V, model, sampler, **options):
     settings = {"draws": 60, "tune": 20, "blocks": 2, "executor": "serial"}
     return dfac.sample(V, model, sampler, **settings | QUIET | options)
 
 
-def bias(*args: Any, **options: Any) -> Any:
+def bias(*args, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = {"draws": 50, "tune": 10, "executor": "serial", "cells": 3}
@@ -34,7 +33,7 @@ def bias(*args: Any, **options: Any) -> Any:
 
 WARM = {"warm_start": 3}
 W = np.arange(1.0, 10)[:, None]
-RUNS: dict[str, tuple[Any, Any, str]] = {
+RUNS = {
     "PSGLD": (POISSON, dfac.PSGLD(**WARM), "coupled"),
     "cir": (POISSON, dfac.PSGLD(transition="cir", **WARM), "exact"),
     "Langevin": (POISSON, dfac.LangevinDynamics(**WARM), "coupled"),
@@ -47,7 +46,7 @@ RUNS: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_biased_sampler(name: str) -> None:
+def test_every_biased_sampler(name):
     model, sampler, method = RUNS[name]
     tree = sample(counts(), model, sampler, chains=2)
     before = tree.copy(deep=True)
@@ -60,14 +59,14 @@ def test_every_biased_sampler(name: str) -> None:
     assert tree.identical(before)
 
 
-def test_the_same_on_every_executor_and_from_a_store(tmp_path: Any) -> None:
+def test_the_same_on_every_executor_and_from_a_store(tmp_path):
     tree = sample(counts(), POISSON, dfac.PSGLD(**WARM), store=tmp_path / "run.zarr")
     found = bias(tree)
     assert found.equals(bias(tmp_path / "run.zarr", executor=dfac.LanesExecutor(2)))
     assert not found.equals(bias(tree, random_seed=1))
 
 
-def test_what_it_refuses() -> None:
+def test_what_it_refuses():
     exact = sample(counts(), POISSON, dfac.Gibbs(**WARM))
     with pytest.raises(OptionError, match="no bias of a finite step"):
         bias(exact)
@@ -92,8 +91,8 @@ BETWEEN = {
     "a": dfac.Relation("rows", "x", law="poisson"),
     "b": dfac.Relation("rows", "y", law="normal"),
 }
-STILL: dict[str, Any] = {"step": 1e-9, "transition": "euler", **WARM}
-OTHERS: dict[str, tuple[Any, Any, Any]] = {
+STILL = {"step": 1e-9, "transition": "euler", **WARM}
+OTHERS = {
     "matrix": (counts(), dfac.TweedieNMF(2), dfac.PSGLD(**STILL)),
     "tensor": (TENSOR, dfac.CP(2, dispersion=1.0), dfac.PSGLD(**STILL)),
     "four axes": (TENSOR.reshape(5, 2, 2, 3), dfac.CP(2), dfac.PSGLD(**STILL)),
@@ -104,15 +103,13 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("chains", [[0, 1], [1]])
-def test_the_run_goes_on_from_its_last_draws(
-    name: str, chains: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_goes_on_from_its_last_draws(name, chains, monkeypatch):
     """A step of next to nothing stays there: densities show factors, units and dispersions."""
     V, model, sampler = OTHERS[name]
     tree = sample(V, model, sampler, chains=2, store=None)
-    found: dict[str, Any] = {}
+    found = {}
 
-    def see(after: Any, group: str, densities: Any) -> Any:
+    def see(after, group, densities):
         found[group] = np.array(densities)
         return track(after, group, densities)
 
@@ -125,7 +122,7 @@ def test_the_run_goes_on_from_its_last_draws(
     assert set(found) == {"posterior", "posterior_coarse"}
 
 
-def test_cells_are_those_of_both_runs_whatever_was_monitored() -> None:
+def test_cells_are_those_of_both_runs_whatever_was_monitored():
     monitored = ([1, 2], [3, 3])
     tree = sample(counts(), POISSON, dfac.PSGLD(**WARM), monitor=monitored)
     assert sum(name.startswith("mu[") for name in bias(tree)["functional"].values) == 3

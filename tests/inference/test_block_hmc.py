@@ -1,10 +1,7 @@
 """`BlockHMC` through `sample`: what its rows learn, sparse data, small shapes, runaway paths."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
@@ -12,23 +9,17 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS
 from tests.inference.test_conformance import counts
 
-SETTINGS: dict[str, Any] = {
-    "draws": 8,
-    "tune": 20,
-    "random_seed": 3,
-    "executor": "serial",
-    "progressbar": False,
-}
+SETTINGS = {"draws": 8, "tune": 20, "random_seed": 3, "executor": "serial", "progressbar": False}
 
 
-def draw(V: Any, sampler: Any, model: Any = None, **options: Any) -> xr.DataTree:
+def draw(V, sampler, model=None, **options):
     reading = {"unstored": options.pop("unstored", None), "dtype": options.pop("dtype", "float64")}
     data = dfac.as_blocks(V, options.pop("blocks", 2), **reading)
     model = model or dfac.TweedieNMF(2, dispersion=1.0)
     return dfac.sample(data, model, sampler, **SETTINGS | options)
 
 
-def test_zeros_that_are_not_stored_count_as_those_that_are() -> None:
+def test_zeros_that_are_not_stored_count_as_those_that_are():
     """The kernels of beta = 2 are compared in tests/kernels/test_slope.py."""
     V = np.random.default_rng(0).poisson(0.7, (11, 9)).astype(float)
     V[0] = V[:, 0] = 1.0
@@ -41,7 +32,7 @@ def test_zeros_that_are_not_stored_count_as_those_that_are() -> None:
 
 
 @pytest.mark.parametrize(("shape", "logarithms"), [(1.0, 0), (0.4, 0), (2.0, 0), (1.0, 1)])
-def test_masses_go_with_columns_that_are_multiplied(shape: float, logarithms: int) -> None:
+def test_masses_go_with_columns_that_are_multiplied(shape, logarithms):
     """The mass of y = θ^p is in units of 1 / y²; that of log θ has no unit."""
     told = {"dispersion": 1.0, "rate_w": 1.0, "rate_h": 1.0, "shape_w": shape, "shape_h": 1.0}
     hyper = dfac.TweedieNMF(2, shape_w=shape).hyper_told(told, 1.0)
@@ -53,7 +44,7 @@ def test_masses_go_with_columns_that_are_multiplied(shape: float, logarithms: in
     np.testing.assert_allclose(band.arrays[MASS], [5.0 / y**2] * 3)
 
 
-def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own() -> None:
+def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own():
     tree = draw(counts(), dfac.BlockHMC(steps=3, warm_start=20), draws=200, tune=200)
     W, stats_ = tree["posterior"]["W"].values[0], tree["sample_stats"]
     still = np.all(np.diff(W, axis=0) == 0, axis=2)
@@ -65,7 +56,7 @@ def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own() -> None:
     assert np.ptp(stats_["step_size"].values) == 0  # kept after tuning
 
 
-def test_paths_that_run_away_go_back() -> None:
+def test_paths_that_run_away_go_back():
     tree = draw(counts(), dfac.BlockHMC(1e12, warm_start=3))
     assert not tree["sample_stats"]["acceptance_rate"].values.any()
     W, H = (tree["posterior"][name].values[0] for name in "WH")
@@ -74,13 +65,13 @@ def test_paths_that_run_away_go_back() -> None:
     assert tree.attrs["divergences"] == 0
 
 
-def test_nothing_of_a_path_is_left_in_a_checkpoint(tmp_path: Any, monkeypatch: Any) -> None:
+def test_nothing_of_a_path_is_left_in_a_checkpoint(tmp_path, monkeypatch):
     from daskfactor.inference.chain import TrackRun
 
-    seen: list[set[str]] = []
+    seen = []
     right = TrackRun.snapshot
 
-    def watched(run: TrackRun, kept: Any, chain: int) -> Any:
+    def watched(run, kept, chain):
         seen.append(set(run.state.factors[0][0].arrays))
         return right(run, kept, chain)
 
@@ -90,7 +81,7 @@ def test_nothing_of_a_path_is_left_in_a_checkpoint(tmp_path: Any, monkeypatch: A
     assert all(STEPS in names and not names & set(PATH) for names in seen)
 
 
-def test_a_shape_so_small_that_numbers_vanish_is_drawn_from_exactly() -> None:
+def test_a_shape_so_small_that_numbers_vanish_is_drawn_from_exactly():
     """Given H = 1 a row with count v is Gamma(a + v, 2); a third of those with v = 0 is lost."""
     rows, shape = 3000, 0.01
     V = (np.arange(rows) % 2).astype(np.float32)[:, None] * np.ones((1, 1))

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +15,14 @@ MODEL = dfac.TweedieNMF(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
 SAMPLER = dfac.Gibbs(warm_start=2)
 
 
-def calibrate(model: Any = MODEL, **options: Any) -> Any:
-    settings: dict[str, Any] = {"replications": 12, "draws": 60, "tune": 10, "random_seed": 1}
+def calibrate(model=MODEL, **options):
+    settings = {"replications": 12, "draws": 60, "tune": 10, "random_seed": 1}
     quiet = {"progressbar": False, "executor": "serial"}
     usual = {"shape": (3, 4), "sampler": SAMPLER}
     return dfac.calibrate(model, **usual | quiet | settings | options)
 
 
-def test_what_it_returns() -> None:
+def test_what_it_returns():
     found = calibrate(cells=2, missing=0.3)
     names = set(found["quantity"].values)
     cells = [name[3:-1].split(",") for name in names if name.startswith("mu[")]
@@ -41,12 +40,12 @@ def test_what_it_returns() -> None:
     assert not found["rank"].equals(calibrate(cells=2, missing=0.3, random_seed=2)["rank"])
 
 
-def test_every_executor_gives_the_same_ranks() -> None:
+def test_every_executor_gives_the_same_ranks():
     assert calibrate(blocks=2).equals(calibrate(blocks=2, executor=dfac.LanesExecutor(2)))
 
 
-def test_replications_may_share_runs_or_have_their_own() -> None:
-    events: list[dfac.RunEvent] = []
+def test_replications_may_share_runs_or_have_their_own():
+    events = []
     alone = calibrate(together=1, callback=events.append)
     assert [event.done for event in events if event.phase == "replications"] == list(range(1, 13))
     some = calibrate(together=5)
@@ -55,7 +54,7 @@ def test_replications_may_share_runs_or_have_their_own() -> None:
         assert found["ess"].sel(quantity="mu[0,1]" if "mu[0,1]" in found else "w_sum") > 0
 
 
-def test_few_draws_say_nothing() -> None:
+def test_few_draws_say_nothing():
     found = calibrate(draws=10)
     assert found["p"].isnull().all()
     assert found.verdict.startswith("Nothing can be said of")
@@ -85,13 +84,13 @@ def test_few_draws_say_nothing() -> None:
         ),
     ],
 )
-def test_what_it_refuses(options: dict[str, Any], said: str) -> None:
+def test_what_it_refuses(options, said):
     with pytest.raises(DaskfactorError, match=said) as caught:
         calibrate(**options)
     assert "\n" not in str(caught.value)
 
 
-def test_frozen_components_are_no_part_of_what_is_drawn() -> None:
+def test_frozen_components_are_no_part_of_what_is_drawn():
     W = np.array([[1.0, 4.0], [2.0, 0.5], [3.0, 2.0]])
     drawn = dfac.TweedieNMF(3, dispersion=1.0, fixed_w=W).draw_prior(
         np.random.default_rng(0), (3, 4), 1.0, 1.0
@@ -104,7 +103,7 @@ def test_frozen_components_are_no_part_of_what_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("biases", [True, False])
-def test_what_is_learnt_is_drawn(biases: bool) -> None:
+def test_what_is_learnt_is_drawn(biases):
     rng = np.random.default_rng(0)
     model = dfac.GaussianMF(2, biases=biases)
     drawn = model.draw_prior(rng, (2000, 3000), 5.0, 4.0)
@@ -123,7 +122,7 @@ def test_what_is_learnt_is_drawn(biases: bool) -> None:
     assert not fixed.draw_prior(rng, (3, 4), 5.0, 4.0).learnt
 
 
-def test_a_dispersion_of_counts_is_drawn() -> None:
+def test_a_dispersion_of_counts_is_drawn():
     rng, model = np.random.default_rng(0), dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0)
     drawn = [model.draw_prior(rng, (1, 1), 1.0, 1.0) for _ in range(2000)]
     alpha = np.array([own.dispersion for own in drawn])
@@ -133,7 +132,7 @@ def test_a_dispersion_of_counts_is_drawn() -> None:
     assert (given.dispersion, dict(given.learnt)) == (0.3, {})
 
 
-def test_dispersions_of_columns_are_drawn_around_what_they_share() -> None:
+def test_dispersions_of_columns_are_drawn_around_what_they_share():
     rng = np.random.default_rng(0)
     model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0, dispersion="column")
     drawn = [model.draw_prior(rng, (1, 2), 1.0, 1.0).dispersion for _ in range(2000)]
@@ -145,7 +144,7 @@ def test_dispersions_of_columns_are_drawn_around_what_they_share() -> None:
         calibrate(model, sampler=dfac.BlockHMC(), together=2)
 
 
-def test_links_are_drawn_with_what_they_add() -> None:
+def test_links_are_drawn_with_what_they_add():
     X, rng = np.random.default_rng(1).normal(size=(500, 2)), np.random.default_rng(0)
     model = dfac.GaussianMF(2, covariates_w=X, link_precision_w=1e-4, precision_w=1.0)
     drawn = model.draw_prior(rng, (500, 3), 5.0, 4.0)
@@ -176,13 +175,13 @@ def test_links_are_drawn_with_what_they_add() -> None:
     ],
     ids=["nothing", "components", "dispersion", "rows", "links"],
 )
-def test_what_a_model_learns_is_ranked(model: Any, sampler: Any, names: tuple[str, ...]) -> None:
+def test_what_a_model_learns_is_ranked(model, sampler, names):
     found = calibrate(model, sampler=sampler, replications=10, draws=30, tune=5)
     assert set(names) <= set(found["quantity"].values)
     assert np.isfinite(found["ess"]).all()
 
 
-def test_the_plot_has_two_axes_for_each_quantity(tmp_path: Any) -> None:
+def test_the_plot_has_two_axes_for_each_quantity(tmp_path):
     found = calibrate(replications=40, cells=1)
     figure = plots.calibration_plot(found, most=3, path=tmp_path / "ranks.png")
     known = min(3, int((found["levels"] > 0).sum()))

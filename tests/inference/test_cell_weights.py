@@ -1,8 +1,6 @@
 """Weights of cells in whole runs: the same bits wherever they run, nothing silently left out."""
 
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ V = RNG.gamma(2.0, 1.0, (24, 18)) @ np.eye(18)
 V[RNG.random(V.shape) < 0.2] = np.nan
 SIGMA = RNG.uniform(0.2, 2.0, V.shape)
 NMF, REAL = dfac.TweedieNMF(2, beta=2), dfac.GaussianMF(2)
-QUICK: dict[str, Any] = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
+QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
 SAMPLERS = [
     (NMF, dfac.PSGLD(warm_start=3)),
     (NMF, dfac.PSGRRLD(warm_start=3)),
@@ -35,7 +33,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def same(first: Any, second: Any) -> None:
+def same(first, second):
     for name in ("W", "H"):
         one, other = (trace["posterior"][name].values for trace in (first, second))
         np.testing.assert_array_equal(one, other)
@@ -43,13 +41,13 @@ def same(first: Any, second: Any) -> None:
     np.testing.assert_array_equal(*lp)
 
 
-def stored(values: np.ndarray) -> sp.csr_array:
+def stored(values):
     rows, cols = np.nonzero(~np.isnan(V))
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
 
 
 @EACH
-def test_the_same_bits_from_threads_and_from_scratch_files(model: Any, sampler: Any) -> None:
+def test_the_same_bits_from_threads_and_from_scratch_files(model, sampler):
     data = dfac.as_blocks(V, 3, uncertainty=SIGMA)
     other = dfac.as_blocks(V, 3, uncertainty=SIGMA, memory_limit=0)
     first = dfac.sample(data, model, sampler, executor="serial", **QUICK)
@@ -61,10 +59,8 @@ def test_the_same_bits_from_threads_and_from_scratch_files(model: Any, sampler: 
 
 
 @EACH
-def test_stored_entries_with_theirs_make_the_posterior_that_cells_make(
-    model: Any, sampler: Any
-) -> None:
-    options: dict[str, Any] = QUICK | {"draws": 1, "tune": 2, "thin": 1, "keep": "draws"}
+def test_stored_entries_with_theirs_make_the_posterior_that_cells_make(model, sampler):
+    options = QUICK | {"draws": 1, "tune": 2, "thin": 1, "keep": "draws"}
     if sampler.coarseness > 1:
         options["draws"] = 2
     made = [
@@ -80,7 +76,7 @@ def test_stored_entries_with_theirs_make_the_posterior_that_cells_make(
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
 
 
-def forms(folder: Path, form: str) -> tuple[Any, dict[str, Any]]:
+def forms(folder, form):
     """The same data and uncertainties, in memory or where they are read from again."""
     if form == "array beside path":
         zarr.create_array(str(folder / "v"), data=V, chunks=(8, 6))
@@ -99,7 +95,7 @@ def forms(folder: Path, form: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", ["memory", "array beside path", "paths", "stores"])
-def test_a_run_finds_its_weights_again(form: str, tmp_path: Path) -> None:
+def test_a_run_finds_its_weights_again(form, tmp_path):
     values, options = forms(tmp_path, form)
     options |= QUICK | {"blocks": 3, "sampler": dfac.PSGLD(warm_start=3)}
     dfac.sample(values, NMF, store=tmp_path / "run.zarr", **options | {"draws": 2})
@@ -112,7 +108,7 @@ def test_a_run_finds_its_weights_again(form: str, tmp_path: Path) -> None:
         same(found, dfac.sample(stored(V), NMF, **options))
 
 
-def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path: Path) -> None:
+def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path):
     values, options = forms(tmp_path, "sparse")
     store, short = tmp_path / "run.zarr", QUICK | {"draws": 2, "blocks": 3}
     dfac.sample(values, NMF, store=store, **short, **options)
@@ -127,7 +123,7 @@ def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path: Path) -> No
     same(found, dfac.sample(data, NMF, **QUICK))
 
 
-def test_optimizers_come_closer_by_uncertainty() -> None:
+def test_optimizers_come_closer_by_uncertainty():
     Q = {}
     for name, options in (("with", {"uncertainty": SIGMA}), ("without", {})):
         point = dfac.optimize(V, NMF, random_seed=1, progressbar=False, **options)
@@ -141,14 +137,14 @@ def test_optimizers_come_closer_by_uncertainty() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
-def test_descents_reach_their_end_under_uneven_uncertainties_or_warn(spread: float) -> None:
+def test_descents_reach_their_end_under_uneven_uncertainties_or_warn(spread):
     """The explicit step of the same kernel ended 41 times as high at spread 1."""
     rng = np.random.default_rng(0)
     mu = rng.gamma(1, 1, (120, 4)) @ rng.gamma(1, 1, (4, 90))
     sigma = 0.3 * np.exp(spread * rng.normal(size=mu.shape))
     values = mu + sigma * rng.normal(size=mu.shape)
     model = dfac.TweedieNMF(4, beta=2, rate_w=1e-3, rate_h=1e-3)
-    options: dict[str, Any] = {"uncertainty": sigma, "random_seed": 1, "progressbar": False}
+    options = {"uncertainty": sigma, "random_seed": 1, "progressbar": False}
     told = pytest.warns(DataWarning, match="count as .* may end far") if spread else nullcontext()
     with told:
         found = dfac.optimize(values, model, dfac.DSGD(100, tol=0), blocks=2, **options)
@@ -158,7 +154,7 @@ def test_descents_reach_their_end_under_uneven_uncertainties_or_warn(spread: flo
         assert found["objective"][-1] < 1.25 * best["objective"][-1]
 
 
-def test_what_takes_no_weights_says_so() -> None:
+def test_what_takes_no_weights_says_so():
     counts = RNG.poisson(3.0, (12, 10))
     data = dfac.as_blocks(counts, 2, weights=np.full(counts.shape, 2.0))
     poisson = dfac.TweedieNMF(2)
@@ -171,7 +167,7 @@ def test_what_takes_no_weights_says_so() -> None:
 
 
 @pytest.mark.parametrize("model", [NMF, REAL], ids=["non-negative", "real"])
-def test_a_new_observation_has_the_uncertainty_of_its_cell(model: Any) -> None:
+def test_a_new_observation_has_the_uncertainty_of_its_cell(model):
     """Held-out observations with uneven, known sigma lie in 90 % of the intervals."""
     rng = np.random.default_rng(4)
     mu = rng.gamma(2, 1, (90, 2)) @ rng.gamma(2, 1, (2, 80))
@@ -179,7 +175,7 @@ def test_a_new_observation_has_the_uncertainty_of_its_cell(model: Any) -> None:
     truth = xr.DataArray(mu + sigma * rng.normal(size=mu.shape), dims=("day", "species"))
     hidden = rng.random(mu.shape) < 0.3
     sampler = dfac.BlockHMC() if model is NMF else dfac.SGHMC()
-    options: dict[str, Any] = {"random_seed": 1, "progressbar": False, "monitor": "missing"}
+    options = {"random_seed": 1, "progressbar": False, "monitor": "missing"}
     tune = 150 if model is NMF else 500
     trace = dfac.sample(
         truth.where(~hidden), model, sampler, 150, tune, uncertainty=sigma, **options
@@ -197,7 +193,7 @@ def test_a_new_observation_has_the_uncertainty_of_its_cell(model: Any) -> None:
     assert 0.88 < inside_there.mean() < 0.92
 
 
-def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path: Path) -> None:
+def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path):
     days, species = np.arange(24) * 3, [f"s{j}" for j in range(18)]
     labelled = xr.DataArray(V, {"day": days, "species": species}, ("day", "species"))
     sigma = labelled.copy(data=SIGMA)
@@ -233,7 +229,7 @@ def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path: Pa
         dfac.predict(dfac.sample(V, NMF, **QUICK), uncertainty=SIGMA)
 
 
-def test_cells_without_weight_are_predicted_without_a_bound() -> None:
+def test_cells_without_weight_are_predicted_without_a_bound():
     sigma = SIGMA.copy()
     sigma[2, 3] = np.inf
     trace = dfac.sample(V, NMF, uncertainty=sigma, **QUICK)
@@ -243,7 +239,7 @@ def test_cells_without_weight_are_predicted_without_a_bound() -> None:
     assert np.isfinite(dfac.predict(trace, 2, 3, uncertainty=1.0)["sd"])
 
 
-def test_uncertainties_that_a_run_did_not_keep_are_asked_for() -> None:
+def test_uncertainties_that_a_run_did_not_keep_are_asked_for():
     data = dfac.as_blocks(stored(V), 3, unstored="missing", uncertainty=stored(SIGMA))
     trace = dfac.sample(data, NMF, monitor=(np.arange(3), np.arange(3)), **QUICK)
     for verb in (dfac.predict, dfac.monitored):
@@ -253,7 +249,7 @@ def test_uncertainties_that_a_run_did_not_keep_are_asked_for() -> None:
         assert verb(trace, uncertainty=2.0).attrs["of"] == "observation"
 
 
-def test_weights_count_observations_in_the_dispersion() -> None:
+def test_weights_count_observations_in_the_dispersion():
     twice = dfac.as_blocks(np.repeat(V, 2, axis=0), 1, dtype="float64")
     data = dfac.as_blocks(V, 1, dtype="float64", weights=2.0)
     assert data.effective == twice.effective == twice.total_observed

@@ -324,6 +324,6 @@ def test_a_sparse_input_that_does_not_count_its_entries():
     assert estimate_cost(blocks, TweedieNMF(2), entries=40).data > 0
 
 
-def test_options_that_nobody_takes_are_named() -> None:
+def test_options_that_nobody_takes_are_named():
     with pytest.raises(TypeError, match="unexpected keyword argument 'draw'"):
         estimate_cost(matrix(), TweedieNMF(2), draw=5)

@@ -2,7 +2,6 @@
 learnt of missing rows and dispersions, and what results of them go into."""
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import anndata
@@ -23,12 +22,12 @@ from tests.executors.audit import AuditExecutor
 pytestmark = pytest.mark.filterwarnings("ignore:around the means that")
 
 Array = NDArray[Any]
-RUN: dict[str, Any] = {"draws": 6, "tune": 4, "random_seed": 7, "progressbar": False}
+RUN = {"draws": 6, "tune": 4, "random_seed": 7, "progressbar": False}
 SHORT = {"warm_start": 3}
 RNG = np.random.default_rng(21)
 
 
-def _counts(rows: int, columns: int, seed: int) -> Array:
+def _counts(rows, columns, seed):
     rng = np.random.default_rng(seed)
     mean = rng.gamma(1, 1, (rows, 2)) @ rng.gamma(1, 1.5, (2, columns))
     return np.asarray(rng.poisson(mean), np.float32)
@@ -38,7 +37,7 @@ COUNTS = _counts(24, 18, 3)
 LABELS = np.array([f"c{number}" for number in range(24)])
 
 
-def mixed() -> dict[str, Any]:
+def mixed():
     """Dense values with gaps, some rows in another order, observed zeros, and ratings."""
     rng = np.random.default_rng(5)
     values = rng.normal(4, 1, (15, 6)).astype(np.float32)
@@ -52,7 +51,7 @@ def mixed() -> dict[str, Any]:
     }
 
 
-def annotated(values: Any, labels: Array, column: str) -> anndata.AnnData:
+def annotated(values, labels, column):
     names = [f"{column}{number}" for number in range(values.shape[1])]
     return anndata.AnnData(values, pd.DataFrame(index=labels), pd.DataFrame(index=names))
 
@@ -64,17 +63,17 @@ RELATIONS = {
     "features": dfac.Relation("item", "feature", law="gamma", dispersion=0.5),
 }
 MIXED = dfac.Coupled(2, relations=RELATIONS)
-READ: dict[str, Any] = {"unstored": {"rna": "zero", "rated": "missing"}, "blocks": 5}
+READ = {"unstored": {"rna": "zero", "rated": "missing"}, "blocks": 5}
 WATCHED = {"adt": ([0, 3, 14], [5, 0, 2]), "features": ([6, 0], [4, 4])}
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
     assert groups
     return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
 
 
-def equal_bits(one: Any, other: Any, transform: Any = np.asarray) -> None:
+def equal_bits(one, other, transform=np.asarray):
     for name in "WH":
         first, second = (transform(run["posterior"][name].values) for run in (one, other))
         assert first.tobytes() == second.tobytes(), name
@@ -89,7 +88,7 @@ def equal_bits(one: Any, other: Any, transform: Any = np.asarray) -> None:
     [dfac.PSGLD(**SHORT), dfac.SGHMC(**SHORT), dfac.BlockHMC(steps=2, **SHORT)],
     ids=lambda own: own.name,
 )
-def test_one_relation_is_a_matrix_alone_bit_for_bit(sampler: Any, zeros: str) -> None:
+def test_one_relation_is_a_matrix_alone_bit_for_bit(sampler, zeros):
     V = COUNTS if zeros == "dense" else sp.csr_array(COUNTS)
     settings = RUN | {"blocks": 3, "unstored": None if zeros == "dense" else "zero"}
     relation = dfac.Relation("cell", "gene", law="poisson", dispersion=1.0)
@@ -104,13 +103,13 @@ def test_one_relation_is_a_matrix_alone_bit_for_bit(sampler: Any, zeros: str) ->
         assert own.attrs[name] == alone.attrs[name]
 
 
-def test_the_audit_finds_nothing_and_the_same_bits(serial: xr.DataTree) -> None:
+def test_the_audit_finds_nothing_and_the_same_bits(serial):
     options = RUN | READ | {"monitor": WATCHED, "executor": AuditExecutor()}
     assert same(dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), **options), serial)
 
 
 @pytest.fixture(scope="module")
-def serial() -> xr.DataTree:
+def serial():
     options = RUN | READ | {"monitor": WATCHED, "executor": "serial"}
     return dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), **options)
 
@@ -127,7 +126,7 @@ SAMPLERS = [
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda own: own.name)
-def test_every_sampler_takes_them(sampler: Any) -> None:
+def test_every_sampler_takes_them(sampler):
     trace = dfac.sample(mixed(), MIXED, sampler, **RUN | READ)
     assert trace["posterior"]["W"].shape[-2:] == (24 + 5, 2)
     for name in ("W", "H"):
@@ -136,7 +135,7 @@ def test_every_sampler_takes_them(sampler: Any) -> None:
     assert np.isfinite(trace["sample_stats"]["lp"]).all()
 
 
-def test_gibbs_and_dsgd_refuse_and_multiplicative_updates_fit() -> None:
+def test_gibbs_and_dsgd_refuse_and_multiplicative_updates_fit():
     with pytest.raises(ModelError, match="counts of one matrix, not several"):
         dfac.sample(mixed(), MIXED, dfac.Gibbs(), **RUN | READ)
     options = {"random_seed": 1, "progressbar": False} | READ
@@ -158,7 +157,7 @@ def test_gibbs_and_dsgd_refuse_and_multiplicative_updates_fit() -> None:
 @pytest.mark.parametrize(
     "sampler", [dfac.PSGLD(**SHORT), dfac.BlockHMC(steps=2, **SHORT)], ids=lambda own: own.name
 )
-def test_a_resumed_run_is_an_unbroken_one_bit_for_bit(sampler: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_is_an_unbroken_one_bit_for_bit(sampler, tmp_path):
     options = RUN | READ | {"monitor": WATCHED}
     whole = dfac.sample(mixed(), MIXED, sampler, store=tmp_path / "whole.zarr", **options)
     first = options | {"draws": 3}
@@ -177,16 +176,14 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("phase", ["tune", "draw"])
-def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(
-    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(phase, tmp_path, monkeypatch):
     monkeypatch.setattr(setting, "LONGEST_SEGMENT", 3)
     monkeypatch.setattr("daskfactor.inference.sampling.CHECKPOINT_SECONDS", 0, raising=False)
     options = RUN | READ | {"draws": 20, "tune": 10, "monitor": WATCHED}
     arguments = mixed(), MIXED, dfac.SGHMC(**SHORT)
     whole = dfac.sample(*arguments, **options)
 
-    def stop(event: Any) -> None:
+    def stop(event):
         if event.phase == phase and event.done > event.total // 2:
             raise Stopped
 
@@ -196,7 +193,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(
     assert same(again, whole)
 
 
-def test_what_resume_needs_and_refuses(tmp_path: Path) -> None:
+def test_what_resume_needs_and_refuses(tmp_path):
     store = tmp_path / "run.zarr"
     dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), store=store, **RUN | READ)
     with pytest.raises(DaskfactorError, match="made from several matrices that are not kept"):
@@ -210,7 +207,7 @@ def test_what_resume_needs_and_refuses(tmp_path: Path) -> None:
         dfac.resume(store, draws=2, V=other, progressbar=False)
 
 
-def test_monitored_cells_are_named_by_matrix_and_come_back_so(serial: xr.DataTree) -> None:
+def test_monitored_cells_are_named_by_matrix_and_come_back_so(serial):
     for name, (rows, cols) in WATCHED.items():
         run = dfac.view(serial, name)
         watched = dfac.monitored(run)
@@ -228,7 +225,7 @@ def test_monitored_cells_are_named_by_matrix_and_come_back_so(serial: xr.DataTre
         np.testing.assert_array_equal(cells[1], cols)
 
 
-def test_monitors_that_are_refused_or_empty() -> None:
+def test_monitors_that_are_refused_or_empty():
     options = RUN | {"draws": 1, "tune": 1}
     data = {"a": COUNTS, "b": COUNTS}
     with pytest.raises(OptionError, match="monitor names 'c', and the matrices are a, b"):
@@ -257,7 +254,7 @@ NOISE, ALPHA = 2.25, 0.2
 
 
 @pytest.fixture(scope="module")
-def problem() -> Problem:
+def problem():
     rng = np.random.default_rng(4)
     rows = np.array([f"r{number}" for number in range(120)])
     W = rng.gamma(1, 1, (120, 4))
@@ -279,16 +276,16 @@ def problem() -> Problem:
     given["normal"] = given["normal"][seen]
     relations = {name: dfac.Relation() for name in full}
     relations["over"] = dfac.Relation(law="negative binomial")
-    options: Any = {"draws": 200, "tune": 200, "random_seed": 1, "progressbar": False}
+    options = {"draws": 200, "tune": 200, "random_seed": 1, "progressbar": False}
     trace = dfac.sample(given, dfac.Coupled(4, relations=relations), dfac.BlockHMC(), **options)
     return Problem(given, full, mean, W, seen, rows, trace)
 
 
-def error(found: Any, truth: Array) -> float:
+def error(found, truth):
     return float(np.sqrt(np.mean((np.asarray(found) - truth) ** 2)))
 
 
-def test_missing_rows_are_predicted_from_the_other_views(problem: Problem) -> None:
+def test_missing_rows_are_predicted_from_the_other_views(problem):
     cold, truth = problem.rows[~problem.seen], problem.full["normal"][~problem.seen]
     found = dfac.predict(dfac.view(problem.trace, "normal"), rows=cold).compute()
     np.testing.assert_array_equal(found["row"], cold)
@@ -296,7 +293,7 @@ def test_missing_rows_are_predicted_from_the_other_views(problem: Problem) -> No
     assert 0.85 < inside.mean() < 0.95
     # A fit of this view alone knows nothing of these rows but the prior.
     blank = np.where(problem.seen[:, None], problem.full["normal"], np.nan).astype(np.float32)
-    options: Any = {"draws": 60, "tune": 60, "random_seed": 1, "progressbar": False}
+    options = {"draws": 60, "tune": 60, "random_seed": 1, "progressbar": False}
     with dfac.as_blocks(blank, allow_empty=True) as data:
         alone = dfac.sample(data, dfac.TweedieNMF(4, beta=2.0), dfac.BlockHMC(), **options)
     prior = dfac.predict(alone, rows=np.flatnonzero(~problem.seen))["mean"]
@@ -306,7 +303,7 @@ def test_missing_rows_are_predicted_from_the_other_views(problem: Problem) -> No
     assert own < 1.6 * NOISE**0.5  # what nobody could know
 
 
-def test_dispersions_are_found(problem: Problem) -> None:
+def test_dispersions_are_found(problem):
     attrs = problem.trace.attrs
     assert attrs["dispersion_counts"] == 1.0
     assert attrs["dispersion_normal"] == pytest.approx(NOISE, rel=0.15)
@@ -316,7 +313,7 @@ def test_dispersions_are_found(problem: Problem) -> None:
         assert own.attrs["dispersion"] == attrs[f"dispersion_{name}"]
 
 
-def test_shares_of_variance_add_up_and_tell_what_only_one_view_has(problem: Problem) -> None:
+def test_shares_of_variance_add_up_and_tell_what_only_one_view_has(problem):
     shares = dfac.explained_variance(problem.trace)
     assert shares.dims == ("chain", "draw", "view", "component")
     assert shares["view"].values.tolist() == list(problem.full)
@@ -341,7 +338,7 @@ def test_shares_of_variance_add_up_and_tell_what_only_one_view_has(problem: Prob
         assert float(means.sel(view=name).sum()) == pytest.approx(true, abs=0.05)
 
 
-def naive_shares(trace: xr.DataTree, name: str) -> Array:
+def naive_shares(trace, name):
     """Shares of every draw from all cells."""
     run, found = dfac.view(trace, name), []
     for W, H in zip(run["posterior"]["W"].values[0], run["posterior"]["H"].values[0], strict=True):
@@ -354,7 +351,7 @@ def naive_shares(trace: xr.DataTree, name: str) -> Array:
     return np.array(found)
 
 
-def test_a_run_of_one_matrix_has_shares_too_and_no_views() -> None:
+def test_a_run_of_one_matrix_has_shares_too_and_no_views():
     trace = dfac.sample(COUNTS, dfac.TweedieNMF(2), dfac.PSGLD(**SHORT), **RUN)
     assert dfac.explained_variance(trace)["view"].values.tolist() == ["data"]
     with pytest.raises(OptionError, match="a run of one matrix"):
@@ -363,7 +360,7 @@ def test_a_run_of_one_matrix_has_shares_too_and_no_views() -> None:
         dfac.factors(trace)
 
 
-def test_of_a_run_that_kept_no_draws_a_view_has_moments() -> None:
+def test_of_a_run_that_kept_no_draws_a_view_has_moments():
     given = {"a": COUNTS, "b": 2 * COUNTS}
     trace = dfac.sample(given, dfac.Coupled(2), dfac.PSGLD(**SHORT), keep="moments", **RUN)
     draws = dfac.sample(given, dfac.Coupled(2), dfac.PSGLD(**SHORT), **RUN)
@@ -379,7 +376,7 @@ def test_of_a_run_that_kept_no_draws_a_view_has_moments() -> None:
 # -- what results go into -------------------------------------------------------------------
 
 
-def test_a_view_is_a_run_of_its_matrix(problem: Problem, tmp_path: Path) -> None:
+def test_a_view_is_a_run_of_its_matrix(problem, tmp_path):
     run, rows = dfac.view(problem.trace, "normal"), problem.rows
     group = run["posterior"]
     assert group["W"].dims == ("chain", "draw", "row", "component")
@@ -399,7 +396,7 @@ def test_a_view_is_a_run_of_its_matrix(problem: Problem, tmp_path: Path) -> None
     assert page.stat().st_size > 10_000
 
 
-def test_new_rows_of_a_view_and_not_of_several(problem: Problem) -> None:
+def test_new_rows_of_a_view_and_not_of_several(problem):
     run, new = dfac.view(problem.trace, "counts"), problem.full["counts"][:6].astype(np.float32)
     found = dfac.transform(run, new, draws=30, random_seed=1, progressbar=False)
     known = run["posterior"]["W"][0, :, :6].mean("draw").values
@@ -408,7 +405,7 @@ def test_new_rows_of_a_view_and_not_of_several(problem: Problem) -> None:
         dfac.transform(problem.trace, new, progressbar=False)
 
 
-def test_factors_by_name_and_names_that_are_not_there(problem: Problem) -> None:
+def test_factors_by_name_and_names_that_are_not_there(problem):
     found = dfac.factors(problem.trace)
     assert set(found) == {"row", "counts", "normal", "over"}
     np.testing.assert_array_equal(found["row"]["row"], problem.rows)
@@ -417,7 +414,7 @@ def test_factors_by_name_and_names_that_are_not_there(problem: Problem) -> None:
         dfac.view(problem.trace, "count")
 
 
-def test_a_chain_is_seen_as_it_was_given(serial: xr.DataTree) -> None:
+def test_a_chain_is_seen_as_it_was_given(serial):
     """The items' features lie turned in the joint matrix."""
     run = dfac.view(serial, "features")
     factors = dfac.factors(serial)
@@ -428,9 +425,9 @@ def test_a_chain_is_seen_as_it_was_given(serial: xr.DataTree) -> None:
     np.testing.assert_allclose(H, unit * factors["feature"].values, rtol=1e-5)
 
 
-def test_priors_of_a_turned_matrix_are_those_of_its_own_sides() -> None:
+def test_priors_of_a_turned_matrix_are_those_of_its_own_sides():
     between = {"a": dfac.Relation("user", "item"), "b": dfac.Relation("item", "feature")}
-    priors: dict[str, Any] = {"rate_w": 2.0, "rate_h": 0.5, "shape_w": 1.5, "shape_h": 3.0}
+    priors = {"rate_w": 2.0, "rate_h": 0.5, "shape_w": 1.5, "shape_h": 3.0}
     model = dfac.Coupled(2, relations=between, **priors)
     trace = dfac.sample({"a": COUNTS, "b": COUNTS[:18]}, model, dfac.PSGLD(**SHORT), **RUN)
     for name, (rows, columns) in (("a", "wh"), ("b", "hw")):
@@ -446,7 +443,7 @@ def test_priors_of_a_turned_matrix_are_those_of_its_own_sides() -> None:
 # -- containers -----------------------------------------------------------------------------
 
 
-def test_what_works_on_one_matrix_says_so() -> None:
+def test_what_works_on_one_matrix_says_so():
     data, model = {"a": COUNTS, "b": COUNTS}, dfac.Coupled(2)
     for asked in (dfac.log_evidence, dfac.stein_posterior):
         with pytest.raises(OptionError, match="got Coupled"):
@@ -473,14 +470,14 @@ def test_what_works_on_one_matrix_says_so() -> None:
     ],
     ids=str,
 )
-def test_relations_that_are_none(given: Any, words: str) -> None:
+def test_relations_that_are_none(given, words):
     with pytest.raises(ModelError, match=words):
         dfac.Relation(**given)
     with pytest.raises(ModelError):
         dfac.Coupled(2, relations={"a": given})
 
 
-def test_relations_are_written_in_several_ways() -> None:
+def test_relations_are_written_in_several_ways():
     given = {"a": ("cell", "gene"), "b": {"law": "gamma"}}
     found = dfac.Coupled(2, relations=given).relations
     assert found == {"a": dfac.Relation("cell", "gene"), "b": dfac.Relation(law="gamma")}
@@ -488,7 +485,7 @@ def test_relations_are_written_in_several_ways() -> None:
         dfac.Coupled(2, relations={"a": "cell"})
 
 
-def test_a_dataset_and_mudata_are_what_a_dict_is() -> None:
+def test_a_dataset_and_mudata_are_what_a_dict_is():
     first, second = COUNTS, RNG.normal(4, 1, (24, 5)).astype(np.float32)
     arrays = {
         "rna": xr.DataArray(first, {"cell": LABELS}, ["cell", "gene"]),
@@ -516,7 +513,7 @@ def test_a_dataset_and_mudata_are_what_a_dict_is() -> None:
     )
 
 
-def test_what_a_run_costs_is_told_of_several() -> None:
+def test_what_a_run_costs_is_told_of_several():
     cost = dfac.estimate_cost(mixed(), MIXED, dfac.PSGLD(), **READ)
     assert "5 x 5 blocks" in str(cost)
     assert cost.data < 4 * (24 * 18 + 15 * 6 + 7 * 5) + 12 * 24 * 7

@@ -1,8 +1,6 @@
 """CP models: one seed gives the same bits everywhere, and results by axis, cell and unfolding."""
 
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.setting import Setting
 from tests.executors.audit import AuditExecutor
 
-SETTINGS: dict[str, Any] = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
+SETTINGS = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
 SAMPLERS = [
     dfac.PSGLD(warm_start=5),
     dfac.PSGLD(transition="cir", warm_start=5),
@@ -27,7 +25,7 @@ SAMPLERS = [
 NAMES = ("person", "place", "week")
 
 
-def truth(shape: tuple[int, ...] = (14, 12, 9), seed: int = 0) -> Any:
+def truth(shape=(14, 12, 9), seed=0):
     rng = np.random.default_rng(seed)
     factors = [rng.gamma(1.0, size=(size, 2)) for size in shape]
     letters = "ijlm"[: len(shape)]
@@ -35,7 +33,7 @@ def truth(shape: tuple[int, ...] = (14, 12, 9), seed: int = 0) -> Any:
     return rng.poisson(np.einsum(rule, *factors)).astype(np.float64)
 
 
-def same(one: xr.DataTree, other: xr.DataTree) -> bool:
+def same(one, other):
     names = "posterior", "posterior_moments", "monitor"
     return all(
         np.array_equal(one[g][v].values, other[g][v].values)
@@ -50,21 +48,21 @@ def same(one: xr.DataTree, other: xr.DataTree) -> bool:
     [(sampler, 3 + number % 2) for number, sampler in enumerate(SAMPLERS)],
     ids=lambda own: f"{own.name}-{getattr(own, 'transition', '')}" if hasattr(own, "name") else own,
 )
-def test_the_audit_finds_nothing_and_the_same_bits(sampler: Any, axes: int) -> None:
+def test_the_audit_finds_nothing_and_the_same_bits(sampler, axes):
     V = truth((8, 7, 6, 5)[:axes])
     cells = tuple(np.arange(4) for _ in range(axes))
     given = V, dfac.CP(2, dispersion=1.0), sampler
-    options: dict[str, Any] = {**SETTINGS, "blocks": 2, "monitor": cells}
+    options = {**SETTINGS, "blocks": 2, "monitor": cells}
     here = dfac.sample(*given, executor="serial", **options)
     assert same(dfac.sample(*given, executor=AuditExecutor(axes), **options), here)
     assert here["posterior"]["W"].values.min() >= 0
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS[:1] + SAMPLERS[3:5], ids=lambda own: own.name)
-def test_a_resumed_run_is_the_run(sampler: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_run(sampler, tmp_path):
     V, model = truth(), dfac.CP(2, factors=NAMES, dispersion=1.0)
     cells = tuple(np.arange(4) for _ in range(3))
-    options: dict[str, Any] = {**SETTINGS, "monitor": cells}
+    options = {**SETTINGS, "monitor": cells}
     whole = dfac.sample(V, model, sampler, **options)
     dfac.sample(V, model, sampler, store=tmp_path / "run", **{**options, "draws": 5})
     with pytest.raises(dfac.errors.DataError, match="pass the data again"):
@@ -74,7 +72,7 @@ def test_a_resumed_run_is_the_run(sampler: Any, tmp_path: Path) -> None:
     assert same(dfac.resume(tmp_path / "run", draws=7, V=V, progressbar=False), whole)
 
 
-def test_dense_and_sparse_zeros_sample_the_same_posterior() -> None:
+def test_dense_and_sparse_zeros_sample_the_same_posterior():
     """Zeros that are stored and zeros in a closed form differ by rounding alone."""
     V, settings = truth(), {**SETTINGS, "draws": 3, "tune": 2}
     for beta in (1.0, 2.0):
@@ -90,7 +88,7 @@ def test_dense_and_sparse_zeros_sample_the_same_posterior() -> None:
             )
 
 
-def test_what_is_predicted_is_what_draws_make() -> None:
+def test_what_is_predicted_is_what_draws_make():
     V = xr.DataArray(truth(), dims=NAMES, coords={"week": np.arange(9) * 7})
     at = np.array([0, 3, 13]), np.array([1, 1, 11]), np.array([8, 0, 2])
     trace = dfac.sample(
@@ -132,7 +130,7 @@ def test_what_is_predicted_is_what_draws_make() -> None:
     np.testing.assert_allclose(shares.values[:, :, 0], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_alignment_changes_no_mean() -> None:
+def test_alignment_changes_no_mean():
     trace = dfac.sample(
         truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD(warm_start=5), chains=2, **SETTINGS
     )
@@ -146,7 +144,7 @@ def test_alignment_changes_no_mean() -> None:
     np.testing.assert_allclose(sums[0], sums[2], rtol=1e-4)
 
 
-def test_an_unfolding_takes_new_indices_of_its_axis() -> None:
+def test_an_unfolding_takes_new_indices_of_its_axis():
     V = truth((40, 12, 9))
     options = {**SETTINGS, "draws": 100, "tune": 100}
     trace = dfac.sample(
@@ -168,7 +166,7 @@ def test_an_unfolding_takes_new_indices_of_its_axis() -> None:
         dfac.transform(trace, V[34:].reshape(6, -1))
 
 
-def test_chains_begin_with_a_result() -> None:
+def test_chains_begin_with_a_result():
     V, model = truth(), dfac.CP(2, dispersion=1.0)
     begun = dfac.sample(V, model, dfac.PSGLD(warm_start=5), **SETTINGS)
     again = dfac.sample(V, model, dfac.PSGLD(warm_start=0), init=begun, **{**SETTINGS, "tune": 0})
@@ -180,7 +178,7 @@ def test_chains_begin_with_a_result() -> None:
     dfac.sample(V, model, dfac.PSGLD(), init=point, **SETTINGS)
 
 
-def test_more_than_has_addresses_is_refused() -> None:
+def test_more_than_has_addresses_is_refused():
     with pytest.raises(ModelError, match=r"n_components must be below 16777216, got 16777216"):
         Setting(None, dfac.CP(2**24), *[None] * 3)  # type: ignore[arg-type]
     Setting(None, dfac.CP(2**24 - 1), *[None] * 3)  # type: ignore[arg-type]
@@ -190,7 +188,7 @@ def test_more_than_has_addresses_is_refused() -> None:
         dfac.optimize(V, dfac.CP(1, dispersion=1.0), progressbar=False)
 
 
-def test_noise_of_factors_is_independent() -> None:
+def test_noise_of_factors_is_independent():
     """Data that say next to nothing leave the prior, under which entries are independent."""
     V, model = truth((8, 8, 8)), dfac.CP(3, shape_w=2, shape_h=2, dispersion=30.0)
     run = {"draws": 400, "tune": 100, "chains": 1, "random_seed": 1, "progressbar": False}
@@ -204,7 +202,7 @@ def test_noise_of_factors_is_independent() -> None:
 @pytest.mark.parametrize(
     "sampler", [dfac.Gibbs(), dfac.SGLD(), dfac.HMC()], ids=lambda own: own.name
 )
-def test_samplers_of_matrices_say_so(sampler: Any) -> None:
+def test_samplers_of_matrices_say_so(sampler):
     with pytest.raises(OptionError, match="samples matrices"):
         dfac.sample(truth(), dfac.CP(2, dispersion=1.0), sampler, **SETTINGS)
 
@@ -214,7 +212,7 @@ def test_samplers_of_matrices_say_so(sampler: Any) -> None:
     [{"rate_w": "component"}, {"shape_w": "auto"}, {"factors": "abc"}, {"factors": ("a", 1, "b")}],
     ids=str,
 )
-def test_settings_of_a_model_are_checked(setting: dict[str, Any]) -> None:
+def test_settings_of_a_model_are_checked(setting):
     with pytest.raises(ModelError):
         dfac.CP(2, **setting)
 
@@ -231,25 +229,23 @@ def test_settings_of_a_model_are_checked(setting: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_options_of_a_run_are_checked(
-    settings: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_options_of_a_run_are_checked(settings, error, words):
     with pytest.raises(error, match=words):
         dfac.sample(truth(), dfac.CP(2, dispersion=1.0), dfac.PSGLD(), **SETTINGS, **settings)
 
 
-def test_zeros_without_a_closed_form_are_refused() -> None:
+def test_zeros_without_a_closed_form_are_refused():
     V = sparse.COO(truth())
     with pytest.raises(ModelError, match="closed form"):
         dfac.sample(V, dfac.CP(2, beta=0.5), unstored="zero", **SETTINGS)
 
 
-def test_costs_are_told_beforehand() -> None:
+def test_costs_are_told_beforehand():
     told = str(dfac.estimate_cost(truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD()))
     assert "data" in told
 
 
-def test_intervals_of_cells_left_out_are_scored() -> None:
+def test_intervals_of_cells_left_out_are_scored():
     held = dfac.hold_out(truth(), 0.1, random_seed=0)
     watching = dfac.sample(held.train, dfac.CP(3), monitor=held.cells, **SETTINGS)
     plain = dfac.sample(held.train, dfac.CP(3), **SETTINGS)

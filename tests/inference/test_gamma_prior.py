@@ -35,8 +35,7 @@ def test_each_update_solves_its_equation(beta, pull):
 
 
 @pytest.mark.parametrize(
-    ("beta", "shapes"),
-    [(0.5, (2.0, 1.0)), (1.0, (1.5, 3.0)), (1.0, (1.0, 0.7)), (2.0, (2.0, 1.5))],
+    ("beta", "shapes"), [(0.5, (2.0, 1.0)), (1.0, (1.5, 3.0)), (1.0, (1.0, 0.7)), (2.0, (2.0, 1.5))]
 )
 def test_the_objective_never_rises(beta, shapes):
     rng = np.random.default_rng(1)

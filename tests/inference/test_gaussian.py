@@ -1,15 +1,11 @@
 """The pieces of the real-valued sampler: starts, hyperparameter draws, bits, log-densities."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import sparse, stats
 
 from daskfactor import as_blocks
-from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.state import ChainState
 from daskfactor.inference.gaussian_chain import (
     HOLD,
     SYMMETRIES_EVERY,
@@ -25,10 +21,10 @@ from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from tests.executors.audit import AuditExecutor
-from tests.inference.gaussian_reference import Found, chain_of, run_chain
+from tests.inference.gaussian_reference import chain_of, run_chain
 
 
-def small_data(blocks: int = 2, **settings: Any) -> BlockedData:
+def small_data(blocks=2, **settings):
     rng = np.random.default_rng(0)
     V = rng.normal(size=(23, 17)) + rng.normal(size=17)
     V[rng.random(V.shape) < 0.5] = np.nan
@@ -37,8 +33,8 @@ def small_data(blocks: int = 2, **settings: Any) -> BlockedData:
 
 
 @pytest.mark.parametrize("blocks", [1, 4])
-def test_the_audit_leaves_the_bits_of_the_serial_engine(blocks: int) -> None:
-    found: list[Found] = []
+def test_the_audit_leaves_the_bits_of_the_serial_engine(blocks):
+    found = []
     for executor in (SerialExecutor(), AuditExecutor()):
         with small_data(blocks) as data:
             found.append(run_chain(data, GaussianMF(5), tune=30, draws=20, executor=executor))
@@ -52,7 +48,7 @@ def test_the_audit_leaves_the_bits_of_the_serial_engine(blocks: int) -> None:
             )
 
 
-def test_dense_and_sparse_input_give_the_same_chain() -> None:
+def test_dense_and_sparse_input_give_the_same_chain():
     with small_data(dtype="float64") as dense:
         V = dense.to_numpy()
         first = run_chain(dense, GaussianMF(3), tune=30, draws=10)
@@ -65,7 +61,7 @@ def test_dense_and_sparse_input_give_the_same_chain() -> None:
     np.testing.assert_allclose(first.state.gather("rows"), second.state.gather("rows"), rtol=1e-7)
 
 
-def test_partner_columns_of_the_biases_stay_as_they_are() -> None:
+def test_partner_columns_of_the_biases_stay_as_they_are():
     with small_data() as data:
         state = run_chain(data, GaussianMF(3), tune=30, draws=10).state
         np.testing.assert_array_equal(state.gather("rows")[:, 4], 1)
@@ -75,7 +71,7 @@ def test_partner_columns_of_the_biases_stay_as_they_are() -> None:
         np.testing.assert_array_equal(state.gather("columns")[:, 3], np.float32(data.mean))
 
 
-def test_fixed_hyperparameters_stay_and_free_ones_move() -> None:
+def test_fixed_hyperparameters_stay_and_free_ones_move():
     model = GaussianMF(3, noise=0.7, precision_w=2.0)
     with small_data() as data:
         last = run_chain(data, model, tune=30, draws=10).hypers[-1]
@@ -88,7 +84,7 @@ def test_fixed_hyperparameters_stay_and_free_ones_move() -> None:
     assert last.noise != GaussianMF(3).start(data.mean, 1.0).noise
 
 
-def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first() -> None:
+def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first():
     model = GaussianMF(3)
     with small_data() as data:
         state, priors = warm_start(data, model, 0, 0, SerialExecutor())
@@ -106,7 +102,7 @@ def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first() -> 
         assert other.draw_hyper(priors, state, fit, cycle, False).noise != drawn.noise
 
 
-def test_draws_of_the_hyperparameters_follow_their_full_conditionals() -> None:
+def test_draws_of_the_hyperparameters_follow_their_full_conditionals():
     """Kolmogorov and Smirnov on the probability transforms over many addresses."""
     model = GaussianMF(2)
     with small_data(dtype="float64") as data:
@@ -158,7 +154,7 @@ def test_draws_of_the_hyperparameters_follow_their_full_conditionals() -> None:
         assert stats.kstest(values, law.cdf).pvalue > 1e-4, name
 
 
-def test_log_densities_are_scipys() -> None:
+def test_log_densities_are_scipys():
     model = GaussianMF(2)
     hyper = GaussianHyper(0.5, 1.2, 2.0, 3.0, (1.5, 0.7), (4.0, 2.5))
     with small_data(dtype="float64") as data:
@@ -184,7 +180,7 @@ def test_log_densities_are_scipys() -> None:
         assert chain._lp(fit) == pytest.approx(density)
 
 
-def log_prior(model: GaussianMF, hyper: GaussianHyper, state: ChainState) -> float:
+def log_prior(model, hyper, state):
     """The constant, and what is recorded band by band."""
     shape = len(state.gather("rows")), len(state.gather("columns"))
     tables = column_table(hyper, model.width)
@@ -195,7 +191,7 @@ def log_prior(model: GaussianMF, hyper: GaussianHyper, state: ChainState) -> flo
     )
 
 
-def test_the_sums_that_a_cycle_leaves_make_up_the_log_prior() -> None:
+def test_the_sums_that_a_cycle_leaves_make_up_the_log_prior():
     model = GaussianMF(3, noise=0.5, precision_w=1.0, precision_h=2.0, biases=False)
     with small_data() as data:
         found = run_chain(data, model, tune=10, draws=5)
@@ -210,7 +206,7 @@ def test_the_sums_that_a_cycle_leaves_make_up_the_log_prior() -> None:
         assert whole == pytest.approx(log_prior(model, hyper, found.state))
 
 
-def test_weights_grow_with_the_data_and_vanish_without() -> None:
+def test_weights_grow_with_the_data_and_vanish_without():
     weights = observation_weights(np.array([0, 1, 10, 1000]), 16)[:, 0]
     assert weights[0] == 0
     assert np.all(np.diff(weights) > 0)
@@ -218,7 +214,7 @@ def test_weights_grow_with_the_data_and_vanish_without() -> None:
     assert weights[3] < 1100
 
 
-def test_the_length_of_a_cycle_does_not_depend_on_the_number_of_blocks() -> None:
+def test_the_length_of_a_cycle_does_not_depend_on_the_number_of_blocks():
     lengths = [blocks**2 * automatic_momentum_step(blocks, 8)(0) for blocks in (1, 2, 5)]
     np.testing.assert_allclose(lengths, lengths[0])
     assert automatic_momentum_step(2, 1)(0) < automatic_momentum_step(2, 2)(0)

@@ -8,11 +8,8 @@ from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.plan import Op
-from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Bands
 from daskfactor.inference.gaussian_chain import column_table, warm_start
-from daskfactor.inference.program import COLUMNS, Program
+from daskfactor.inference.program import COLUMNS
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
 from tests.inference.gaussian_reference import (
@@ -30,7 +27,7 @@ SMALL = np.array([[1.2, NAN], [0.3, -0.9], [NAN, 0.8]])
 COPIES = 100
 
 
-def distance(noise: float, sampler: SGHMC | None = None, draws: int = 2000) -> tuple[float, Array]:
+def distance(noise, sampler=None, draws=2000):
     """Error of the means in posterior standard deviations, and the ratios of variances."""
     model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
     rows, cols = np.indices(SMALL.shape)
@@ -50,30 +47,30 @@ def distance(noise: float, sampler: SGHMC | None = None, draws: int = 2000) -> t
     return float(np.sqrt(np.mean(away**2))), ratios
 
 
-def passes(away: float, ratios: Array) -> bool:
+def passes(away, ratios):
     return away < 0.10 and bool(np.all((ratios > 0.90) & (ratios < 1.12)))
 
 
 @pytest.mark.parametrize("noise", [1.0, 0.3])
-def test_fixed_hyperparameters_against_quadrature(noise: float) -> None:
+def test_fixed_hyperparameters_against_quadrature(noise):
     away, ratios = distance(noise)
     assert passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
 
 
 class TwiceTheGradient(SGHMC):
-    def block_step(self, program: Program, op: Op, *rest: Any) -> None:
+    def block_step(self, program, op, *rest):
         super().block_step(program, op._replace(scale=2 * op.scale), *rest)
 
 
 class NoScale(SGHMC):
-    def block_step(self, program: Program, op: Op, *rest: Any) -> None:
+    def block_step(self, program, op, *rest):
         super().block_step(program, op._replace(scale=1.0), *rest)
 
 
 class HotMomentum(SGHMC):
     """The momentum a twentieth too large after every cycle."""
 
-    def block_step(self, program: Program, op: Op, data: Any, bands: Bands, work: Any) -> None:
+    def block_step(self, program, op, data, bands, work):
         super().block_step(program, op, data, bands, work)
         if op.last:
             for band in bands:
@@ -81,9 +78,7 @@ class HotMomentum(SGHMC):
 
 
 class NoPriorOnColumns(SGHMC):
-    def _move(
-        self, program: Program, op: Op, band: FactorBand, gradient: Array, factor: int
-    ) -> None:
+    def _move(self, program, op, band, gradient, factor):
         if factor == COLUMNS:
             table = column_table(program.hyper, band.values.shape[1])[factor]
             columns = table.astype(band.values.dtype)
@@ -92,13 +87,13 @@ class NoPriorOnColumns(SGHMC):
 
 
 @pytest.mark.parametrize("bug", [TwiceTheGradient, NoScale, HotMomentum, NoPriorOnColumns])
-def test_every_planted_bug_is_seen(bug: type[SGHMC]) -> None:
+def test_every_planted_bug_is_seen(bug):
     away, ratios = distance(0.3, bug(), 1000)
     assert not passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
 
 
 @pytest.mark.parametrize(("blocks", "heat"), [(1, 0.02), (2, 0.05)])
-def test_everything_sampled_against_gibbs(blocks: int, heat: float) -> None:
+def test_everything_sampled_against_gibbs(blocks, heat):
     """Factors, biases, level, precisions and noise at once, with a row without data.
 
     Visiting the parts in random order heats the chain by some 3 %; a single part does not.

@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +16,10 @@ from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.setting import RunOptions, Setting
 from tests.executors.audit import AuditExecutor
 
-QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
+QUIET = {"progressbar": False, "random_seed": 5}
 
 
-def counts(shape: tuple[int, int] = (23, 17), K: int = 3, missing: float = 0.0) -> Any:
+def counts(shape=(23, 17), K=3, missing=0.0):
     rng = np.random.default_rng(1)
     W, H = rng.gamma(0.7, 2.0, (shape[0], K)), rng.gamma(0.7, 2.0, (K, shape[1]))
     V = rng.poisson(W @ H).astype(np.float64)
@@ -29,7 +27,7 @@ def counts(shape: tuple[int, int] = (23, 17), K: int = 3, missing: float = 0.0) 
     return V
 
 
-def drawn(V: Any, sampler: Any = None, **options: Any) -> Any:
+def drawn(V, sampler=None, **options):
     settings = {"draws": 6, "tune": 3, **QUIET, **options}
     model = settings.pop("model", dfac.TweedieNMF(2))  # sparse kernels that others compile, too
     reading = {"dtype": "float64", "unstored": settings.pop("unstored", None)}
@@ -38,17 +36,17 @@ def drawn(V: Any, sampler: Any = None, **options: Any) -> Any:
     return dfac.sample(data, model, sampler or dfac.Gibbs(warm_start=3), **settings)
 
 
-def factors(trace: Any) -> tuple[Any, Any]:
+def factors(trace):
     return trace["posterior"]["W"].values, trace["posterior"]["H"].values
 
 
-def same(one: Any, other: Any) -> None:
+def same(one, other):
     for a, b in zip(factors(one), factors(other), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_executor_draws_the_same_bits(dtype: str) -> None:
+def test_every_executor_draws_the_same_bits(dtype):
     V = counts(missing=0.1)
     one = drawn(V, dtype=dtype, executor="serial", chains=2)
     same(one, drawn(V, dtype=dtype, executor=AuditExecutor(), chains=2))
@@ -60,39 +58,39 @@ def test_every_executor_draws_the_same_bits(dtype: str) -> None:
     assert not (W[:, 1:] == W[:, :-1]).any()
 
 
-def close(one: Any, other: Any) -> None:
+def close(one, other):
     for a, b in zip(factors(one), factors(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_sparse_and_dense_inputs_agree() -> None:
+def test_sparse_and_dense_inputs_agree():
     """But for the rounding of the warm start."""
     V = counts()
     stored = drawn(sparse.csr_array(V), unstored="zero")
     close(drawn(V), stored)
 
 
-def test_what_is_not_stored_may_be_missing() -> None:
+def test_what_is_not_stored_may_be_missing():
     V = counts()
     V[V == 0] = np.nan
     stored = sparse.csr_array(np.nan_to_num(V))
     close(drawn(V), drawn(stored, unstored="missing"))
 
 
-def test_the_grid_changes_rounding_alone() -> None:
+def test_the_grid_changes_rounding_alone():
     """S is drawn cell by cell and by cycle: another grid gives other sums of floats only."""
     V = counts()
     close(drawn(V, blocks=1), drawn(V, blocks=4))
 
 
-def test_a_resumed_run_draws_what_an_unbroken_one_does(tmp_path: Path) -> None:
+def test_a_resumed_run_draws_what_an_unbroken_one_does(tmp_path):
     V = counts(missing=0.1)
     whole = drawn(V, draws=9)
     drawn(V, draws=4, store=tmp_path / "run.zarr")
     same(whole, dfac.resume(tmp_path / "run.zarr", draws=5, progressbar=False))
 
 
-def test_monitored_cells_are_means_over_the_draws() -> None:
+def test_monitored_cells_are_means_over_the_draws():
     V = counts(missing=0.1)
     trace = drawn(V, monitor="missing", draws=20)
     W, H = factors(trace)
@@ -102,7 +100,7 @@ def test_monitored_cells_are_means_over_the_draws() -> None:
     np.testing.assert_allclose(found["mean"].values.ravel(), mu.mean(axis=0)[rows, cols], rtol=1e-9)
 
 
-def test_results_say_that_the_dispersion_is_one() -> None:
+def test_results_say_that_the_dispersion_is_one():
     trace = drawn(3 * counts())  # overdispersed: PSGLD would estimate it
     assert trace.attrs["dispersion"] == 1.0
     assert json.loads(trace.attrs["sampler"])["type"] == "Gibbs"
@@ -111,7 +109,7 @@ def test_results_say_that_the_dispersion_is_one() -> None:
     assert np.isfinite(lp).all()
 
 
-def test_lp_is_the_joint_density() -> None:
+def test_lp_is_the_joint_density():
     from scipy import stats
 
     V = counts()
@@ -136,16 +134,16 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "scale", "error", "message"), REFUSED)
-def test_refusals(settings: Any, scale: float, error: type[Exception], message: str) -> None:
+def test_refusals(settings, scale, error, message):
     with pytest.raises(error, match=message):
         drawn(scale * counts(), model=dfac.TweedieNMF(3, **settings))
 
 
-def test_a_dispersion_of_one_may_be_said() -> None:
+def test_a_dispersion_of_one_may_be_said():
     drawn(counts(), model=dfac.TweedieNMF(3, dispersion=1.0))
 
 
-def test_tempered_posteriors_are_refused() -> None:
+def test_tempered_posteriors_are_refused():
     model, sampler = dfac.TweedieNMF(2), Gibbs(warm_start=1)
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, "float32")
     with dfac.as_blocks(counts(), 2) as data:
@@ -159,7 +157,7 @@ def test_tempered_posteriors_are_refused() -> None:
         chain.advance(2)
 
 
-def test_frozen_components_do_not_move() -> None:
+def test_frozen_components_do_not_move():
     V = counts()
     rng = np.random.default_rng(2)
     known = rng.gamma(1.0, size=(1, V.shape[1]))
@@ -170,7 +168,7 @@ def test_frozen_components_do_not_move() -> None:
     assert not (W[0, 1:] == W[0, :-1]).any()
 
 
-def test_empty_rows_come_from_the_prior() -> None:
+def test_empty_rows_come_from_the_prior():
     V = counts((40, 12))
     V[3:] = np.nan
     model = dfac.TweedieNMF(3, rate_w=2.0, rate_h=1.0)
@@ -179,7 +177,7 @@ def test_empty_rows_come_from_the_prior() -> None:
     assert abs(free.mean() * 2.0 - 1) < 5 / np.sqrt(free.size)
 
 
-def test_gibbs_is_a_value() -> None:
+def test_gibbs_is_a_value():
     again = algorithm_from_dict(Sampler, Gibbs(warm_start=7).to_dict(), "a sampler")
     assert again == Gibbs(warm_start=7)
     assert Gibbs() != Gibbs(warm_start=0)
@@ -192,7 +190,7 @@ def test_gibbs_is_a_value() -> None:
 REAL = dfac.GaussianMF(3)
 
 
-def signed(missing: float = 0.3) -> Any:
+def signed(missing=0.3):
     rng = np.random.default_rng(4)
     V = rng.normal(size=(23, 3)) @ rng.normal(size=(3, 17)) + rng.normal(size=17)
     V += 0.3 * rng.normal(size=V.shape)
@@ -201,13 +199,13 @@ def signed(missing: float = 0.3) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_real_valued_draws_are_the_same_on_every_executor(dtype: str) -> None:
+def test_real_valued_draws_are_the_same_on_every_executor(dtype):
     one = drawn(signed(), model=REAL, dtype=dtype, executor="serial", chains=2)
     same(one, drawn(signed(), model=REAL, dtype=dtype, executor=AuditExecutor(), chains=2))
     assert factors(one)[0].dtype == dtype
 
 
-def test_real_valued_gaps_are_entries_that_are_not_stored() -> None:
+def test_real_valued_gaps_are_entries_that_are_not_stored():
     V = signed()
     seen = ~np.isnan(V)
     table = sparse.csr_array((V[seen], np.nonzero(seen)), shape=V.shape)
@@ -217,14 +215,14 @@ def test_real_valued_gaps_are_entries_that_are_not_stored() -> None:
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.3])
-def test_the_grid_changes_rounding_alone_of_real_valued_draws(missing: float) -> None:
+def test_the_grid_changes_rounding_alone_of_real_valued_draws(missing):
     close(drawn(signed(missing), model=REAL, blocks=1), drawn(signed(missing), model=REAL))
 
 
-def test_real_valued_results_are_read_like_any_other(tmp_path: Path) -> None:
+def test_real_valued_results_are_read_like_any_other(tmp_path):
     V, store = signed(0.1), tmp_path / "run.zarr"
     held = dfac.hold_out(V, 0.1, random_seed=0)
-    options: dict[str, Any] = {"tune": 40, "monitor": held.cells, **QUIET}
+    options = {"tune": 40, "monitor": held.cells, **QUIET}
     whole = dfac.sample(held.train, REAL, dfac.Gibbs(), draws=60, **options)
     dfac.sample(held.train, REAL, dfac.Gibbs(), draws=30, store=store, **options)
     trace = dfac.resume(store, draws=30, progressbar=False)

@@ -1,8 +1,6 @@
 """Where chains and descents begin: kinds of start, the best of several, and results."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,26 +17,26 @@ from daskfactor.models.settings import FactorModel
 from tests.inference.rainfall import rainfall
 
 K = 3
-QUIET: dict[str, Any] = {"progressbar": False, "executor": "serial", "random_seed": 0}
-SHORTLY: dict[str, Any] = QUIET | {"draws": 4, "tune": 4}
+QUIET = {"progressbar": False, "executor": "serial", "random_seed": 0}
+SHORTLY = QUIET | {"draws": 4, "tune": 4}
 MODEL = dfac.TweedieNMF(K, dispersion=1.0)
 ASKED = [(kind, n) for kind in FactorModel.inits for n in (1, 3) if n == 1 or KINDS[kind].varies]
 """Kinds and numbers of starts that go together."""
 
 
-def counts(gaps: bool = False) -> Any:
+def counts(gaps=False):
     rng = np.random.default_rng(0)
     V = rng.poisson(rng.exponential(size=(30, K)) @ rng.exponential(size=(K, 24))).astype(float)
     V[:, 0], V[0] = 1, 1
     return np.where(rng.random(V.shape) < 0.2, np.nan, V) if gaps else V
 
 
-def factors(tree: Any, chain: int = 0, draw: int = -1) -> tuple[Any, Any]:
+def factors(tree, chain=0, draw=-1):
     group = tree["posterior"]
     return group["W"].values[chain, draw], group["H"].values[chain, draw]
 
 
-def begun(V: Any, model: Any, init: Any, sampler: Any, count: int = 1, **reading: Any) -> list[Any]:
+def begun(V, model, init, sampler, count=1, **reading):
     """W and H of chains that have been started, in the caller's order, the chains, and fits."""
     found = []
     with dfac.as_blocks(V, 2, **reading) as data:
@@ -58,19 +56,19 @@ def begun(V: Any, model: Any, init: Any, sampler: Any, count: int = 1, **reading
 
 
 @pytest.fixture(scope="module")
-def trace() -> Any:
+def trace():
     return dfac.sample(counts(), MODEL, dfac.BlockHMC(), chains=2, **SHORTLY | {"draws": 9})
 
 
 # -- kinds -----------------------------------------------------------------------------------
 
 
-def test_every_kind_that_a_model_names_is_registered() -> None:
+def test_every_kind_that_a_model_names_is_registered():
     assert {*FactorModel.inits, *dfac.GaussianMF.inits} < KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "count"), ASKED)
-def test_same_bits_from_threads_and_from_sparse_data(kind: str, count: int) -> None:
+def test_same_bits_from_threads_and_from_sparse_data(kind, count):
     V, asked = counts(), {"init": kind.replace("_", "-"), "starts": count, "chains": 2}
     options = SHORTLY | asked | {"blocks": 3}
     one = dfac.sample(V, MODEL, **options)
@@ -89,7 +87,7 @@ def test_same_bits_from_threads_and_from_sparse_data(kind: str, count: int) -> N
     np.testing.assert_allclose(dense.W @ dense.H, sparsely.W @ sparsely.H, rtol=1e-5)
 
 
-def test_the_usual_start_is_the_multiplicative_one(trace: Any) -> None:
+def test_the_usual_start_is_the_multiplicative_one(trace):
     V = counts()
     usual, named = (
         dfac.sample(V, MODEL, **SHORTLY, **own) for own in ({}, {"init": "multiplicative"})
@@ -104,7 +102,7 @@ def test_the_usual_start_is_the_multiplicative_one(trace: Any) -> None:
     assert second < 0.9 * first  # it has been brought on
 
 
-def test_kinds_are_different_starts() -> None:
+def test_kinds_are_different_starts():
     found = [
         begun(counts(), MODEL, kind, dfac.PSGLD(warm_start=0))[0][0] for kind in FactorModel.inits
     ]
@@ -113,7 +111,7 @@ def test_kinds_are_different_starts() -> None:
         assert all(not np.allclose(one, other, rtol=0.01) for other in found[:number])
 
 
-def test_missing_cells_and_frozen_components() -> None:
+def test_missing_cells_and_frozen_components():
     fixed = np.random.default_rng(1).exponential(size=(30, 1))
     model = dfac.TweedieNMF(K, dispersion=1.0, fixed_w=fixed)
     for kind in FactorModel.inits:
@@ -124,10 +122,10 @@ def test_missing_cells_and_frozen_components() -> None:
 # -- several starts --------------------------------------------------------------------------
 
 
-def test_the_best_of_several_starts_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
+def test_the_best_of_several_starts_goes_on(monkeypatch):
+    found = []
 
-    def noted(*given: Any, **options: Any) -> Any:
+    def noted(*given, **options):
         found.append(run(*given, **options))
         return found[-1]
 
@@ -145,7 +143,7 @@ def test_the_best_of_several_starts_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(values) > 1.2 * min(values)
 
 
-def test_a_first_attempt_does_not_depend_on_their_number() -> None:
+def test_a_first_attempt_does_not_depend_on_their_number():
     with dfac.as_blocks(counts(), 2) as data:
         for kind in FactorModel.inits:
             few, many = (
@@ -159,12 +157,12 @@ def test_a_first_attempt_does_not_depend_on_their_number() -> None:
             assert alike != KINDS[kind].varies
 
 
-def test_chains_of_rain_leave_bad_modes_by_several_starts() -> None:
+def test_chains_of_rain_leave_bad_modes_by_several_starts():
     """Of six seeds three stay in a mode that is wrong without them (three are 1, 3 and 4)."""
     V, mu = rainfall()
     cells = {"keep": "moments", "monitor": np.ones(V.shape, bool), "draws": 100, "tune": 100}
 
-    def error(seed: int, count: int) -> float:
+    def error(seed, count):
         options = QUIET | cells | {"random_seed": seed, "starts": count}
         tree = dfac.sample(V, dfac.TweedieNMF(6, beta=0.5), dfac.PSGLD(), **options)
         mean = tree["monitor"]["mean"].values[0].reshape(mu.shape)
@@ -175,7 +173,7 @@ def test_chains_of_rain_leave_bad_modes_by_several_starts() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:around the means")
-def test_a_dispersion_that_is_drawn_is_the_same_for_starts_that_are_compared() -> None:
+def test_a_dispersion_that_is_drawn_is_the_same_for_starts_that_are_compared():
     model = dfac.NegativeBinomialNMF(K)
     tree = dfac.sample(counts(), model, **SHORTLY, starts=2)
     assert np.isfinite(tree["sample_stats"]["lp"].values).all()
@@ -186,7 +184,7 @@ def test_a_dispersion_that_is_drawn_is_the_same_for_starts_that_are_compared() -
 # -- results ---------------------------------------------------------------------------------
 
 
-def test_a_chain_goes_on_from_the_same_log_density(trace: Any) -> None:
+def test_a_chain_goes_on_from_the_same_log_density(trace):
     for sampler in (dfac.BlockHMC(), dfac.SGHMC(), dfac.PSGLD()):
         found = begun(counts(), MODEL, trace, sampler.suited(MODEL), 3)
         hyper = found[0][2].hyper
@@ -201,7 +199,7 @@ def test_a_chain_goes_on_from_the_same_log_density(trace: Any) -> None:
             assert density + prior == pytest.approx(stats, rel=1e-5)
 
 
-def test_a_point_is_where_the_warm_start_would_have_ended() -> None:
+def test_a_point_is_where_the_warm_start_would_have_ended():
     V, passes = counts(), 100
     point = dfac.optimize(V, MODEL, dfac.MultiplicativeUpdates(passes, tol=0), **QUIET)
     plain = dfac.sample(V, MODEL, dfac.PSGLD(warm_start=passes), **SHORTLY)
@@ -211,7 +209,7 @@ def test_a_point_is_where_the_warm_start_would_have_ended() -> None:
     assert json.loads(given.attrs["init"])["kind"] == "optimize"
 
 
-def test_an_optimizer_goes_on_from_a_result(trace: Any) -> None:
+def test_an_optimizer_goes_on_from_a_result(trace):
     V = counts()
     for method in (dfac.MultiplicativeUpdates(40, tol=0), dfac.DSGD(20)):
         first = dfac.optimize(V, MODEL, method, **QUIET)
@@ -220,14 +218,14 @@ def test_an_optimizer_goes_on_from_a_result(trace: Any) -> None:
     assert dfac.optimize(V, MODEL, **QUIET, init=trace).attrs["n_iter"] > 1
 
 
-def test_rows_that_the_grid_permutes_keep_their_places(trace: Any) -> None:
+def test_rows_that_the_grid_permutes_keep_their_places(trace):
     V = sparse.csr_array(counts())
     for W, H, *_ in begun(V, MODEL, trace, dfac.BlockHMC(), unstored="zero", balance=True):
         np.testing.assert_array_equal(W, factors(trace)[0])
         np.testing.assert_array_equal(H, factors(trace)[1])
 
 
-def test_frozen_components_win(trace: Any) -> None:
+def test_frozen_components_win(trace):
     W, _ = factors(trace)
     slightly = W[:, :1].astype(float) * (1 + 1e-7)
     model = dfac.TweedieNMF(K, dispersion=1.0, fixed_w=slightly)
@@ -238,7 +236,7 @@ def test_frozen_components_win(trace: Any) -> None:
         begun(counts(), dfac.TweedieNMF(K, fixed_w=W[:, :1] + 0.1), trace, dfac.BlockHMC())
 
 
-def test_particles_begin_with_the_heaviest() -> None:
+def test_particles_begin_with_the_heaviest():
     model, found = dfac.SILFNMF(K), None
     tree = dfac.stein_posterior(counts(), model, particles=4, pilot=2, **QUIET)
     weights = tree["sample_stats"]["weight"].values[0]
@@ -248,7 +246,7 @@ def test_particles_begin_with_the_heaviest() -> None:
     assert [draw for _, draw in found.drawn] == order.tolist()
 
 
-def test_real_valued_factors_go_on_with_their_biases() -> None:
+def test_real_valued_factors_go_on_with_their_biases():
     rng = np.random.default_rng(0)
     R = rng.normal(size=(40, 2)) @ rng.normal(size=(2, 30)) + rng.normal(size=(40, 30)) / 3
     model = dfac.GaussianMF(2)
@@ -275,14 +273,12 @@ def test_real_valued_factors_go_on_with_their_biases() -> None:
 
 
 @pytest.mark.parametrize("asked", ["result", "best"])
-def test_a_run_that_was_cut_short_goes_on_without_the_result(
-    asked: str, tmp_path: Path, trace: Any
-) -> None:
+def test_a_run_that_was_cut_short_goes_on_without_the_result(asked, tmp_path, trace):
     options = SHORTLY | {"init": trace} if asked == "result" else SHORTLY | {"starts": 2}
     sampler, path = dfac.PSGLD(warm_start=5), tmp_path / "run.zarr"
     whole = dfac.sample(counts(), MODEL, sampler, chains=2, **options)
 
-    def stop(event: Any) -> None:
+    def stop(event):
         if event.phase == "warm start":
             raise KeyboardInterrupt
 
@@ -294,7 +290,7 @@ def test_a_run_that_was_cut_short_goes_on_without_the_result(
     assert finished.attrs["init"] == whole.attrs["init"]
 
 
-def test_a_store_is_a_start_also_of_the_run_that_takes_its_place(tmp_path: Path) -> None:
+def test_a_store_is_a_start_also_of_the_run_that_takes_its_place(tmp_path):
     path = tmp_path / "run.zarr"
     first = dfac.sample(counts(), MODEL, store=path, **SHORTLY)
     expected = dfac.sample(counts(), MODEL, init=first, **SHORTLY)
@@ -317,13 +313,13 @@ def test_a_store_is_a_start_also_of_the_run_that_takes_its_place(tmp_path: Path)
         ({"init": "nndsvd", "starts": 2}, 'none where init is "nndsvd"; take'),
     ],
 )
-def test_what_is_no_start_is_refused(asked: Any, words: str) -> None:
+def test_what_is_no_start_is_refused(asked, words):
     for verb in (dfac.sample, dfac.optimize):
         with pytest.raises(OptionError, match=words):
             verb(counts(), MODEL, **QUIET, **asked)
 
 
-def test_real_valued_models_have_no_other_starts() -> None:
+def test_real_valued_models_have_no_other_starts():
     model = dfac.GaussianMF(2)
     with pytest.raises(OptionError, match='GaussianMF must be "auto", "prior", a result'):
         dfac.sample(counts(), model, init="q-transform", **QUIET)
@@ -331,7 +327,7 @@ def test_real_valued_models_have_no_other_starts() -> None:
         dfac.sample(counts(), model, starts=2, **QUIET)
 
 
-def test_results_of_other_data_or_models_are_refused(trace: Any) -> None:
+def test_results_of_other_data_or_models_are_refused(trace):
     V = counts()
     rows = {"draws": 2, "tune": 2, "init": trace}
     with pytest.raises(OptionError, match=r"30 x 3 x 24 .* need 29 x 3 x 24"):
@@ -350,7 +346,7 @@ def test_results_of_other_data_or_models_are_refused(trace: Any) -> None:
         dfac.sample(V, MODEL, **QUIET, init=moments)
 
 
-def test_labels_are_compared() -> None:
+def test_labels_are_compared():
     import xarray as xr
 
     square = counts()[:24]

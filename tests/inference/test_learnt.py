@@ -1,7 +1,6 @@
 """Rates and shapes that are learnt: where their draws are, and what is refused."""
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,22 +15,17 @@ from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.results.sink import Sink
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
 
-SETTINGS: dict[str, Any] = {
-    "random_seed": 5,
-    "progressbar": False,
-    "executor": "serial",
-    "blocks": 2,
-}
+SETTINGS = {"random_seed": 5, "progressbar": False, "executor": "serial", "blocks": 2}
 
 
-def draw(model: Any, sampler: Any = None, V: Any = None, **options: Any) -> xr.DataTree:
+def draw(model, sampler=None, V=None, **options):
     settings = {"draws": 6, "tune": 4, **SETTINGS, **options}
     return dfac.sample(
         counts() if V is None else V, model, sampler or dfac.Gibbs(**WARM), **settings
     )
 
 
-def test_draws_have_the_dimensions_of_what_they_are_of() -> None:
+def test_draws_have_the_dimensions_of_what_they_are_of():
     V = xr.DataArray(counts(), dims=("rate", "component_"))
     found = draw(LEARNT, V=V, chains=2)["posterior"]
     assert found["rate_w"].sizes == {"chain": 2, "draw": 6, "rate": 7}
@@ -45,7 +39,7 @@ def test_draws_have_the_dimensions_of_what_they_are_of() -> None:
     assert "rate_w" not in shared.attrs
 
 
-def test_rows_have_their_rates_in_the_callers_order() -> None:
+def test_rows_have_their_rates_in_the_callers_order():
     """A row of large counts has a small rate, wherever the grid puts it."""
     V = np.full((8, 6), 2.0)
     V[2] = 60.0
@@ -58,7 +52,7 @@ def test_rows_have_their_rates_in_the_callers_order() -> None:
         assert np.argmin(rates.values.mean(axis=(0, 1))) == 2
 
 
-def test_moments_alone_come_with_the_rates_of_components() -> None:
+def test_moments_alone_come_with_the_rates_of_components():
     tree = draw(LEARNT, keep="moments")
     assert set(tree["posterior"].data_vars) == {"rate_h", "shape_w"}
     assert "lp" in str(dfac.summarize(tree)["functional"].values)
@@ -66,7 +60,7 @@ def test_moments_alone_come_with_the_rates_of_components() -> None:
         dfac.align(tree)
 
 
-def test_room_for_draws_counts_the_rates_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_draws_counts_the_rates_of_rows(monkeypatch):
     """A draw is 13 rows of two entries in single precision, and seven rates in double."""
     factors, model = (7 + 6) * 2 * 4, dfac.TweedieNMF(2, dispersion=1.0, rate_w="row")
     for each, kept in ((factors, 3), (factors + 7 * 8, 6)):
@@ -74,7 +68,7 @@ def test_room_for_draws_counts_the_rates_of_rows(monkeypatch: pytest.MonkeyPatch
         assert draw(model, keep="auto")["posterior"].sizes["draw"] == kept
 
 
-def test_aligned_components_keep_their_rates() -> None:
+def test_aligned_components_keep_their_rates():
     tree = draw(SHARED, draws=20)
     posterior = tree["posterior"].to_dataset()
     turned = posterior.isel(component=[1, 0]).assign_coords(component=posterior["component"])
@@ -88,11 +82,11 @@ def test_aligned_components_keep_their_rates() -> None:
 
 
 @pytest.mark.parametrize("model", [LEARNT, SHARED])
-def test_the_metric_follows_the_rates(model: dfac.TweedieNMF) -> None:
+def test_the_metric_follows_the_rates(model):
     sampler = dfac.PSGLD(**WARM)
     with dfac.as_blocks(counts(), 2) as data:
         options = RunOptions(40, 10, 1, 1, 0, "moments", 0, "float32")
-        chain: Any = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
+        chain = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
         chain.start()
         for end in chain.setting.ends:
             chain.advance(end)
@@ -114,13 +108,13 @@ def test_the_metric_follows_the_rates(model: dfac.TweedieNMF) -> None:
         ({"shape_h": 0.0}, r"shape_h must be a positive, finite number, got 0"),
     ],
 )
-def test_other_words_are_refused(settings: dict[str, Any], sentence: str) -> None:
+def test_other_words_are_refused(settings, sentence):
     with pytest.raises(ModelError, match=sentence):
         dfac.TweedieNMF(2, **settings)
 
 
 @pytest.mark.parametrize("model", [LEARNT, SHARED])
-def test_what_takes_settled_priors_says_so(model: dfac.TweedieNMF) -> None:
+def test_what_takes_settled_priors_says_so(model):
     V, names = counts(), " and ".join(own.name for own in model.learnt)
     for call in (
         lambda: dfac.sample(V, model, dfac.PSGRRLD(), **SETTINGS),
@@ -132,7 +126,7 @@ def test_what_takes_settled_priors_says_so(model: dfac.TweedieNMF) -> None:
             call()
 
 
-def test_hmc_takes_no_shapes_that_are_learnt() -> None:
+def test_hmc_takes_no_shapes_that_are_learnt():
     with pytest.raises(ModelError, match=r'HMC\(\) takes shapes .* got "auto"; use BlockHMC'):
         dfac.sample(counts(), LEARNT, dfac.HMC(), **SETTINGS)
     assert (
@@ -143,25 +137,25 @@ def test_hmc_takes_no_shapes_that_are_learnt() -> None:
     )
 
 
-def low_rank(rank: int, shape: tuple[int, int] = (80, 60)) -> Any:
+def low_rank(rank, shape=(80, 60)):
     rng = np.random.default_rng(rank)
     mu = rng.gamma(0.5, 1, (shape[0], rank)) @ rng.gamma(0.5, 1, (rank, shape[1]))
     return rng.poisson(20 * mu / mu.mean()).astype(np.float32)
 
 
-def test_few_counts_do_not_make_components_fade_that_they_support() -> None:
+def test_few_counts_do_not_make_components_fade_that_they_support():
     """Mean 1, six counts for each entry: the mode of the posterior alone has four components."""
     rng = np.random.default_rng([0, 10])
     mu = rng.gamma(0.5, 1.0, (200, 10)) @ rng.gamma(0.5, 1.0, (10, 150))
     V = rng.poisson(mu / mu.mean()).astype(np.float32)
-    settings: dict[str, Any] = {**SETTINGS, "draws": 40, "tune": 60, "blocks": 1}
+    settings = {**SETTINGS, "draws": 40, "tune": 60, "blocks": 1}
     tree = dfac.sample(V, dfac.TweedieNMF("auto", dispersion=1.0), **settings)
     assert 9 <= np.median(tree["posterior"]["effective_components"]) <= 11
 
 
 @pytest.mark.parametrize("rank", [2, 5])
-def test_the_number_of_components_is_found(rank: int) -> None:
-    settings: dict[str, Any] = {**SETTINGS, "draws": 60, "tune": 60}
+def test_the_number_of_components_is_found(rank):
+    settings = {**SETTINGS, "draws": 60, "tune": 60}
     tree = dfac.sample(low_rank(rank), dfac.TweedieNMF("auto"), **settings)
     assert tree["posterior"].sizes["component"] == 23  # 3 √60
     found = tree["posterior"]["effective_components"].values
@@ -171,25 +165,25 @@ def test_the_number_of_components_is_found(rank: int) -> None:
     assert "effective_components" in summary["functional"]
 
 
-def test_components_have_faded_where_a_chain_starts() -> None:
+def test_components_have_faded_where_a_chain_starts():
     tree = dfac.sample(low_rank(5), dfac.TweedieNMF("auto"), draws=2, tune=0, **SETTINGS)
     sums = (tree["posterior"][name].values[0, 0] for name in "WH")
     W, H = (own.sum(axis=axis) for own, axis in zip(sums, (0, 1), strict=True))
     assert abs(np.count_nonzero(1e-3 * (W @ H) < W * H) - 5) <= 1
 
 
-def test_without_fading_there_are_more() -> None:
+def test_without_fading_there_are_more():
     """What finds the number is the rates: at fixed ones every component is in use."""
-    settings: dict[str, Any] = {**SETTINGS, "draws": 60, "tune": 60}
+    settings = {**SETTINGS, "draws": 60, "tune": 60}
     tree = dfac.sample(low_rank(2), dfac.TweedieNMF(23, dispersion=1.0), **settings)
     sizes = (tree["posterior"]["W"].sum("row") * tree["posterior"]["H"].sum("column")).values[0, -1]
     assert np.count_nonzero(sizes > 0.1 * sizes.mean()) > 10
 
 
-def test_the_number_of_components_is_told_of_real_valued_factors() -> None:
+def test_the_number_of_components_is_told_of_real_valued_factors():
     rng = np.random.default_rng(1)
     V = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 50)) + 0.3 * rng.normal(size=(60, 50))
-    settings: dict[str, Any] = {**SETTINGS, "draws": 60, "tune": 200}
+    settings = {**SETTINGS, "draws": 60, "tune": 200}
     tree = dfac.sample(V, dfac.GaussianMF(8), dfac.Gibbs(), **settings)
     assert np.median(tree["posterior"]["effective_components"]) == 2
 
@@ -202,19 +196,19 @@ def test_the_number_of_components_is_told_of_real_valued_factors() -> None:
         ({"fixed_w": np.ones((7, 1))}, r'n_components="auto" does not go with fixed_w'),
     ],
 )
-def test_what_does_not_go_with_a_number_to_be_found(settings: Any, sentence: str) -> None:
+def test_what_does_not_go_with_a_number_to_be_found(settings, sentence):
     with pytest.raises(ModelError, match=sentence):
         dfac.TweedieNMF("auto", **settings)
 
 
-def test_the_cost_of_a_number_to_be_found_is_that_of_the_first_one() -> None:
+def test_the_cost_of_a_number_to_be_found_is_that_of_the_first_one():
     V = counts()
     assert dfac.estimate_cost(V, dfac.TweedieNMF("auto")).factors == (
         dfac.estimate_cost(V, dfac.TweedieNMF(6)).factors
     )
 
 
-def test_chains_have_one_dispersion() -> None:
+def test_chains_have_one_dispersion():
     """And one chain has the one that it had alone."""
     rng = np.random.default_rng(3)
     V = rng.gamma(2.0, rng.gamma(1, 1, (12, 2)) @ rng.gamma(1, 1, (2, 9)))

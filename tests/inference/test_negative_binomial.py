@@ -1,7 +1,5 @@
 """Overdispersed counts through the public verbs."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import sparse
@@ -11,16 +9,16 @@ from daskfactor.errors import ModelError
 from tests.random_sparse import random_array
 
 ALPHA, K = 0.5, 2
-QUIET: dict[str, Any] = {"random_seed": 1, "progressbar": False, "executor": "serial"}
+QUIET = {"random_seed": 1, "progressbar": False, "executor": "serial"}
 
 
-def counts(rows: int = 60, columns: int = 50) -> np.ndarray:
+def counts(rows=60, columns=50):
     rng = np.random.default_rng(4)
     mu = rng.gamma(1.0, 1.0, (rows, K)) @ rng.gamma(1.0, 1.5, (K, columns))
     return rng.poisson(mu * rng.gamma(1 / ALPHA, ALPHA, mu.shape)).astype(np.float32)
 
 
-def uneven(rows: int = 60, columns: int = 50) -> tuple[np.ndarray, np.ndarray]:
+def uneven(rows=60, columns=50):
     """Counts of which every column has a dispersion of its own, and those."""
     rng = np.random.default_rng(0)
     alpha = np.exp(rng.normal(-1.0, 1.0, columns))
@@ -28,7 +26,7 @@ def uneven(rows: int = 60, columns: int = 50) -> tuple[np.ndarray, np.ndarray]:
     return rng.poisson(mu * rng.gamma(1 / alpha, alpha, mu.shape)).astype(np.float32), alpha
 
 
-def test_a_sparse_matrix_gives_the_bits_of_the_dense_one() -> None:
+def test_a_sparse_matrix_gives_the_bits_of_the_dense_one():
     """Rows are written out one by one; under beta=0.5 as well, whose zeros do not add up."""
     V = counts(20, 15)
     V[3, 4] = np.nan
@@ -48,7 +46,7 @@ def test_a_sparse_matrix_gives_the_bits_of_the_dense_one() -> None:
         np.testing.assert_array_equal(zeros["sample_stats"]["lp"], dense["sample_stats"]["lp"])
 
 
-def test_the_dispersion_is_found_and_intervals_hold_what_poissons_do_not() -> None:
+def test_the_dispersion_is_found_and_intervals_hold_what_poissons_do_not():
     V = counts()
     held = np.random.default_rng(0).random(V.shape) < 0.2
     train = np.where(held, np.nan, V)
@@ -69,7 +67,7 @@ def test_the_dispersion_is_found_and_intervals_hold_what_poissons_do_not() -> No
 BY_COLUMN = dfac.NegativeBinomialNMF(K, dispersion="column")
 
 
-def test_every_column_has_its_dispersion_in_the_callers_order() -> None:
+def test_every_column_has_its_dispersion_in_the_callers_order():
     V, alpha = uneven()
     V[:, 7] = 0.0
     V[0, 7] = 1.0
@@ -89,10 +87,10 @@ def test_every_column_has_its_dispersion_in_the_callers_order() -> None:
     np.testing.assert_allclose(means, np.exp(drawn).mean(axis=0), rtol=1e-6)
 
 
-def test_predictions_have_the_dispersion_of_their_column() -> None:
+def test_predictions_have_the_dispersion_of_their_column():
     V, _ = uneven(20, 12)
     cells = np.arange(12), np.arange(12)
-    settings: dict[str, Any] = {"draws": 20, "tune": 20, "monitor": cells, **QUIET}
+    settings = {"draws": 20, "tune": 20, "monitor": cells, **QUIET}
     trace = dfac.sample(V, BY_COLUMN, **settings)
     drawn = trace["posterior"]
     mu = drawn["W"].values[0] @ drawn["H"].values[0]
@@ -121,12 +119,12 @@ def test_predictions_have_the_dispersion_of_their_column() -> None:
     ],
     ids=["optimize", "log_evidence", "select_rank", "PSGRRLD"],
 )
-def test_what_takes_one_dispersion_says_so(call: Any) -> None:
+def test_what_takes_one_dispersion_says_so(call):
     with pytest.raises(ModelError, match=r'the model has one for every column; pass dispersion="a'):
         call(counts(8, 6))
 
 
-def test_draws_of_dispersions_cost_passes_and_room() -> None:
+def test_draws_of_dispersions_cost_passes_and_room():
     V, cost = np.ones((40, 30), np.float32), dfac.estimate_cost
     fixed, drawn, each = (
         cost(V, dfac.NegativeBinomialNMF(K, dispersion=own), draws=100, tune=100)
@@ -137,14 +135,14 @@ def test_draws_of_dispersions_cost_passes_and_room() -> None:
 
 
 @pytest.mark.parametrize("method", [dfac.MultiplicativeUpdates(), dfac.DSGD()])
-def test_point_estimates_find_a_dispersion(method: Any) -> None:
+def test_point_estimates_find_a_dispersion(method):
     point = dfac.optimize(counts(), dfac.NegativeBinomialNMF(K), method, **QUIET)
     assert 0.25 < point.attrs["dispersion"] < 0.75
     objective = point["objective"].values
     assert objective[-1] <= objective[len(objective) // 2]
 
 
-def test_every_cell_of_a_sparse_matrix_counts_beforehand() -> None:
+def test_every_cell_of_a_sparse_matrix_counts_beforehand():
     V = random_array((2000, 1500), density=0.01, rng=np.random.default_rng(0))
     costs = [
         dfac.estimate_cost(V, model, unstored="zero")
@@ -154,12 +152,12 @@ def test_every_cell_of_a_sparse_matrix_counts_beforehand() -> None:
     assert costs[1].task > costs[0].task
 
 
-def test_gibbs_says_why_not() -> None:
+def test_gibbs_says_why_not():
     with pytest.raises(ModelError, match=r"has a negative binomial law; use PSGLD\(\)"):
         dfac.sample(counts(), dfac.NegativeBinomialNMF(K), dfac.Gibbs(), **QUIET)
 
 
-def test_columns_without_any_count_have_dispersions() -> None:
+def test_columns_without_any_count_have_dispersions():
     model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0, dispersion="column")
     trace = dfac.sample(np.zeros((3, 4)), model, draws=5, tune=5, random_seed=0, progressbar=False)
     assert np.isfinite(trace["posterior"]["dispersion"]).all()

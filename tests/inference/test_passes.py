@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xarray as xr
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -16,16 +15,10 @@ from tests.inference.test_conformance import counts
 
 Array = NDArray[Any]
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)
-SETTINGS: dict[str, Any] = {
-    "draws": 8,
-    "tune": 20,
-    "random_seed": 3,
-    "executor": "serial",
-    "progressbar": False,
-}
+SETTINGS = {"draws": 8, "tune": 20, "random_seed": 3, "executor": "serial", "progressbar": False}
 
 
-def draw(sampler: Any, **options: Any) -> xr.DataTree:
+def draw(sampler, **options):
     data = dfac.as_blocks(counts(), options.pop("blocks", None), dtype="float64")
     return dfac.sample(data, MODEL, sampler, **SETTINGS | options)
 
@@ -38,18 +31,18 @@ def draw(sampler: Any, **options: Any) -> xr.DataTree:
         dfac.BlockHMC(0.3, steps=2, warm_start=3),
     ],
 )
-def test_the_grid_changes_nothing_but_the_order_of_sums(sampler: Any) -> None:
+def test_the_grid_changes_nothing_but_the_order_of_sums(sampler):
     """The noise has the number of the pass as its address, not that of the operation."""
     one, four = (draw(sampler, blocks=blocks, tune=3)["posterior"] for blocks in (1, 4))
     np.testing.assert_allclose(one["W"], four["W"], rtol=1e-6)
     np.testing.assert_allclose(one["H"], four["H"], rtol=1e-6)
 
 
-def shares(iteration: int, entries: int = 40, sizes: tuple[int, ...] = (30, 0, 50, 20)) -> Array:
+def shares(iteration, entries=40, sizes=(30, 0, 50, 20)):
     return allotment((1, 2), iteration, entries, np.array(sizes, np.int64).tobytes())
 
 
-def test_blocks_share_the_drawn_entries_as_a_multinomial_does() -> None:
+def test_blocks_share_the_drawn_entries_as_a_multinomial_does():
     found = np.array([shares(iteration) for iteration in range(4000)])
     assert np.all(found.sum(axis=1) == 40)
     assert not found[:, 1].any()  # nothing is observed there
@@ -65,7 +58,7 @@ def test_blocks_share_the_drawn_entries_as_a_multinomial_does() -> None:
     )
 
 
-def test_the_counts_that_shares_go_by_are_one_object() -> None:
+def test_the_counts_that_shares_go_by_are_one_object():
     V = np.arange(30.0).reshape(5, 6)
     V[0, 0] = np.nan
     with dfac.as_blocks(V, blocks=2) as data:
@@ -74,7 +67,7 @@ def test_the_counts_that_shares_go_by_are_one_object() -> None:
         np.testing.assert_array_equal(found, data.n_observed)
 
 
-def test_shares_are_a_function_of_their_address() -> None:
+def test_shares_are_a_function_of_their_address():
     allotment.cache_clear()
     first = shares(7).copy()
     shares(8)
@@ -84,7 +77,7 @@ def test_shares_are_a_function_of_their_address() -> None:
     assert any(np.any(other != first) for other in others)
 
 
-def test_sgld_takes_as_many_iterations_as_make_up_a_pass() -> None:
+def test_sgld_takes_as_many_iterations_as_make_up_a_pass():
     assert dfac.SGLD().work(6).moves == 6
     assert dfac.SGLD(subsample=0.3).work(6).moves == 3
     assert dfac.SGLD(subsample=0.9).work(6).moves == 1
@@ -95,7 +88,7 @@ def test_sgld_takes_as_many_iterations_as_make_up_a_pass() -> None:
     np.testing.assert_allclose(tree["sample_stats"]["step_size"][0], 0.01 / iterations)
 
 
-def test_a_fine_chain_takes_two_halves_of_every_coarse_step() -> None:
+def test_a_fine_chain_takes_two_halves_of_every_coarse_step():
     fine, coarse = dfac.PSGRRLD.tracks
     sampler = dfac.PSGRRLD(dfac.PolynomialStep(0.5, 0.6))
     whole = [sampler.step_for(coarse, 3, 2)(t) for t in range(6)]
@@ -104,7 +97,7 @@ def test_a_fine_chain_takes_two_halves_of_every_coarse_step() -> None:
     np.testing.assert_allclose(halves, np.repeat(whole, 2) / 2, rtol=1e-12)
 
 
-def test_balanced_factors_have_equal_sums_and_the_same_product() -> None:
+def test_balanced_factors_have_equal_sums_and_the_same_product():
     rng = np.random.default_rng(4)
     W, H = rng.gamma(1.0, 5.0, (7, 3)), rng.gamma(1.0, 0.1, (6, 3))
     state = make_state(dfac.as_blocks(counts(), 3, dtype="float64").grid, W.copy(), H.copy())
@@ -118,7 +111,7 @@ def test_balanced_factors_have_equal_sums_and_the_same_product() -> None:
     np.testing.assert_allclose(left @ right.T, W @ H.T)
 
 
-def test_hmc_repeats_a_draw_that_it_rejects() -> None:
+def test_hmc_repeats_a_draw_that_it_rejects():
     tree = draw(dfac.HMC(0.6, steps=3, warm_start=3), draws=60)
     rate = tree["sample_stats"]["acceptance_rate"].values[0]
     assert np.all((rate >= 0) & (rate <= 1))
@@ -133,7 +126,7 @@ def test_hmc_repeats_a_draw_that_it_rejects() -> None:
     np.testing.assert_array_equal(np.diff(lp) != 0, moved[0])
 
 
-def test_hmc_rejects_where_it_runs_away() -> None:
+def test_hmc_rejects_where_it_runs_away():
     """No roll-back and no warning: a path that diverges is a proposal like any other."""
     tree = draw(dfac.HMC(1e12, steps=3, warm_start=3))
     assert not tree["sample_stats"]["acceptance_rate"].values.any()
@@ -144,7 +137,7 @@ def test_hmc_rejects_where_it_runs_away() -> None:
     assert not tree["sample_stats"]["diverging"].values.any()
 
 
-def test_hmc_learns_its_step_while_tuning_and_keeps_it() -> None:
+def test_hmc_learns_its_step_while_tuning_and_keeps_it():
     tree = draw(dfac.HMC(steps=3, target_accept=0.7, warm_start=20), draws=150, tune=150)
     stats = tree["sample_stats"]
     steps = stats["step_size"].values[0]
@@ -152,7 +145,7 @@ def test_hmc_learns_its_step_while_tuning_and_keeps_it() -> None:
     assert stats["acceptance_rate"].mean() == pytest.approx(0.7, abs=0.15)
 
 
-def test_frozen_components_do_not_move() -> None:
+def test_frozen_components_do_not_move():
     V, frozen = counts(), np.full((7, 1), 0.5)
     model = dfac.TweedieNMF(3, dispersion=1.0, fixed_w=frozen, shape_h=2.0)
     for sampler in (

@@ -1,7 +1,6 @@
 """ArviZ's cross-validation of single cells, against refits by hand."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,24 +17,24 @@ with warnings.catch_warnings():
     import arviz as az
 
 MODEL = dfac.TweedieNMF(1, dispersion=1.0, rate_w=0.5, rate_h=0.5)
-OPTIONS: dict[str, Any] = {"draws": 600, "tune": 100, "chains": 2, "random_seed": 4}
+OPTIONS = {"draws": 600, "tune": 100, "chains": 2, "random_seed": 4}
 CELLS = np.array([0, 7, 11, 19]), np.array([0, 14, 3, 8])
 
 
 @pytest.fixture(scope="module")
-def V() -> np.ndarray:
+def V():
     rng = np.random.default_rng(2)
     return rng.poisson(np.outer(rng.gamma(9, 1 / 3, 20), rng.gamma(9, 1 / 3, 15))).astype(float)
 
 
 @pytest.fixture(scope="module")
-def tree(V: np.ndarray) -> xr.DataTree:
+def tree(V):
     trace = dfac.sample(V, MODEL, dfac.Gibbs(), progressbar=False, **OPTIONS)
     return dfac.log_likelihood(trace, CELLS).load()
 
 
 @pytest.fixture(scope="module")
-def refitted(V: np.ndarray) -> np.ndarray:
+def refitted(V):
     """Log predictive density of each cell by a run of its own that has not seen it."""
     found = []
     for row, column in zip(*CELLS, strict=True):
@@ -50,17 +49,15 @@ def refitted(V: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-def pointwise(result: Any) -> np.ndarray:
+def pointwise(result):
     return np.asarray(result.loo_i if hasattr(result, "loo_i") else result.elpd_i)
 
 
-def given(tree: xr.DataTree) -> Any:
+def given(tree):
     return az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
 
 
-def test_loo_is_that_of_refits_where_pareto_k_is_small(
-    tree: xr.DataTree, refitted: np.ndarray
-) -> None:
+def test_loo_is_that_of_refits_where_pareto_k_is_small(tree, refitted):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it tells of large Pareto k
         result = az.loo(given(tree), pointwise=True)
@@ -69,9 +66,7 @@ def test_loo_is_that_of_refits_where_pareto_k_is_small(
     np.testing.assert_allclose(pointwise(result)[k < 0.5], refitted[k < 0.5], atol=0.08)
 
 
-def test_reloo_refits_without_the_cell(
-    V: np.ndarray, tree: xr.DataTree, refitted: np.ndarray
-) -> None:
+def test_reloo_refits_without_the_cell(V, tree, refitted):
     wrapper = dfac.sampling_wrapper(tree, V, MODEL, dfac.Gibbs(), **OPTIONS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of ArviZ 0.2x: untested
@@ -81,13 +76,11 @@ def test_reloo_refits_without_the_cell(
     np.testing.assert_allclose(pointwise(result)[[1]], refitted[[1]], atol=1e-9)
 
 
-KNOWN: dict[str, Any] = {"k_thresh": 0.7} if hasattr(az, "from_datatree") else {"k_threshold": 0.7}
+KNOWN = {"k_thresh": 0.7} if hasattr(az, "from_datatree") else {"k_threshold": 0.7}
 
 
 @pytest.mark.skipif(not hasattr(az, "loo_kfold"), reason="ArviZ 1.x has it")
-def test_kfold_of_single_cells_is_that_of_refits(
-    V: np.ndarray, tree: xr.DataTree, refitted: np.ndarray
-) -> None:
+def test_kfold_of_single_cells_is_that_of_refits(V, tree, refitted):
     wrapper = dfac.sampling_wrapper(tree, V, MODEL, dfac.Gibbs(), **OPTIONS)
     result = az.loo_kfold(tree, wrapper, folds=np.arange(1, 5), pointwise=True)
     np.testing.assert_allclose(np.asarray(result.elpd_i), refitted, atol=1e-9)
@@ -95,7 +88,7 @@ def test_kfold_of_single_cells_is_that_of_refits(
     assert halves.elpd == pytest.approx(refitted.sum(), abs=0.3)
 
 
-def test_folds_of_a_sparse_matrix_say_what_entries_mean(V: np.ndarray, tree: xr.DataTree) -> None:
+def test_folds_of_a_sparse_matrix_say_what_entries_mean(V, tree):
     with pytest.raises(OptionError, match='pass unstored="zero"'):
         dfac.sampling_wrapper(tree, sparse.csr_array(V), MODEL, **OPTIONS)
     wrapper = dfac.sampling_wrapper(tree, sparse.csr_array(V), MODEL, unstored="zero", **OPTIONS)
@@ -106,7 +99,7 @@ def test_folds_of_a_sparse_matrix_say_what_entries_mean(V: np.ndarray, tree: xr.
         dfac.sampling_wrapper(None, V, MODEL)
 
 
-def test_refits_of_arrays_of_many_dimensions(tree: xr.DataTree) -> None:
+def test_refits_of_arrays_of_many_dimensions(tree):
     cube = xr.DataArray(np.arange(1.0, 301.0).reshape(20, 5, 3), dims=("time", "lat", "lon"))
     wrapper = dfac.sampling_wrapper(
         tree, cube, MODEL, dfac.Gibbs(), draws=2, tune=2, rows="time", blocks=1

@@ -1,7 +1,5 @@
 """Starts of particles: singular vectors, their signs, transfer matrices, NNDSVD."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import sparse
@@ -28,27 +26,27 @@ from tests.executors.audit import AuditExecutor
 SERIAL = SerialExecutor()
 
 
-def low_rank(shape: tuple[int, int] = (40, 30), rank: int = 3, seed: int = 0) -> Any:
+def low_rank(shape=(40, 30), rank=3, seed=0):
     rng = np.random.default_rng(seed)
     return rng.random((shape[0], rank)) @ rng.random((rank, shape[1]))
 
 
-def with_gaps(X: Any, share: float = 0.3, seed: int = 1) -> Any:
+def with_gaps(X, share=0.3, seed=1):
     return np.where(np.random.default_rng(seed).random(X.shape) < share, np.nan, X)
 
 
-def counts(seed: int = 2) -> Any:
+def counts(seed=2):
     return np.random.default_rng(seed).poisson(0.7, (30, 24)).astype(float)
 
 
-def product(found: Singular) -> Any:
+def product(found):
     return (found.left * found.values) @ found.right
 
 
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize("kind", ["dense", "sparse", "wide"])
 @pytest.mark.parametrize("rank", [1, 3, 14])
-def test_singular_vectors_are_those_of_the_whole(kind: str, rank: int, blocks: int) -> None:
+def test_singular_vectors_are_those_of_the_whole(kind, rank, blocks):
     X = counts()
     given = {"dense": X, "sparse": sparse.csr_array(X), "wide": X.T}[kind]
     whole = given.toarray() if kind == "sparse" else given
@@ -64,11 +62,11 @@ def test_singular_vectors_are_those_of_the_whole(kind: str, rank: int, blocks: i
 
 
 @pytest.mark.parametrize("kind", ["dense", "unstored", "stored"])
-def test_missing_entries_are_filled_in(kind: str) -> None:
+def test_missing_entries_are_filled_in(kind):
     X = with_gaps(counts() + 1.0)
     rng = np.random.default_rng(3)
     W, H = rng.random((30, 2)), rng.random((2, 24))
-    given: Any = X
+    given = X
     unstored = None
     if kind == "unstored":
         rows, cols = np.nonzero(np.isfinite(X))
@@ -85,7 +83,7 @@ def test_missing_entries_are_filled_in(kind: str) -> None:
     np.testing.assert_allclose(product(found), product(exact), atol=1e-5)
 
 
-def test_same_vectors_from_every_executor() -> None:
+def test_same_vectors_from_every_executor():
     with as_blocks(counts(), 4, dtype="float32") as data:
         one = truncated_svd(SERIAL, data, 3, seed=5)
         for executor in (AuditExecutor(), ThreadsExecutor(2)):
@@ -94,7 +92,7 @@ def test_same_vectors_from_every_executor() -> None:
                 np.testing.assert_array_equal(mine, its)
 
 
-def bro_acar_kolda(X: Any, found: Singular) -> Singular:
+def bro_acar_kolda(X, found):
     """Algorithm 1 of the paper, with its residuals and its loops."""
     left, right = found.left.copy(), found.right.copy()
     for k in range(len(found.values)):
@@ -118,7 +116,7 @@ def bro_acar_kolda(X: Any, found: Singular) -> Singular:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_signs_are_those_of_bro_acar_and_kolda(seed: int) -> None:
+def test_signs_are_those_of_bro_acar_and_kolda(seed):
     X = np.random.default_rng(seed).gamma(0.5, size=(11, 8))
     exact = whole_svd(X, 5)
     flips = np.random.default_rng(seed).choice([-1.0, 1.0], 5)
@@ -129,14 +127,14 @@ def test_signs_are_those_of_bro_acar_and_kolda(seed: int) -> None:
             np.testing.assert_allclose(mine, its, atol=1e-12)
 
 
-def test_data_without_singular_vectors() -> None:
+def test_data_without_singular_vectors():
     with as_blocks(np.zeros((5, 4)) + 0.0, 1) as data, pytest.raises(DataError, match="zero"):
         truncated_svd(SERIAL, data, 2)
     with as_blocks(counts(), 1) as data, pytest.raises(OptionError, match="24 singular"):
         truncated_svd(SERIAL, data, 25)
 
 
-def test_transfer_matrices_are_kept_and_begin_alike() -> None:
+def test_transfer_matrices_are_kept_and_begin_alike():
     many, few = learn_transfer(3, 12), learn_transfer(3, 7)
     assert many[0].shape == many[1].shape == (12, 3, 3)
     assert learn_transfer(3, 12) is many
@@ -150,7 +148,7 @@ def test_transfer_matrices_are_kept_and_begin_alike() -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 200), (40, 500)])
-def test_transfer_carries_to_data_of_other_sizes(shape: tuple[int, int]) -> None:
+def test_transfer_carries_to_data_of_other_sizes(shape):
     X = 1e3 * low_rank(shape, 3, seed=4)
     found = consistent_signs(whole_svd(X, 3))
     transfer = learn_transfer(3, 10)
@@ -164,7 +162,7 @@ def test_transfer_carries_to_data_of_other_sizes(shape: tuple[int, int]) -> None
     assert max(errors["transfer"]) < 0.5 * min(errors["random"])
 
 
-def test_a_start_is_the_absolute_value_of_turned_halves() -> None:
+def test_a_start_is_the_absolute_value_of_turned_halves():
     X = low_rank()
     found = consistent_signs(whole_svd(X, 3))
     basis, weights = halves(found, 3)
@@ -177,7 +175,7 @@ def test_a_start_is_the_absolute_value_of_turned_halves() -> None:
         np.testing.assert_array_equal(H, np.abs(turn[1] @ weights))
 
 
-def test_more_and_fewer_components_than_the_transfer_rank() -> None:
+def test_more_and_fewer_components_than_the_transfer_rank():
     X = low_rank()
     found = consistent_signs(whole_svd(X, 3))
     pair = tuple(one[0] for one in learn_transfer(3, 1))
@@ -193,7 +191,7 @@ def test_more_and_fewer_components_than_the_transfer_rank() -> None:
 
 
 @pytest.mark.parametrize(("width", "count"), [(3, 4), (7, 4), (7, 1), (12, 9)])
-def test_components_of_several_transfers(width: int, count: int) -> None:
+def test_components_of_several_transfers(width, count):
     X = low_rank()
     with as_blocks(X, 2, dtype="float64") as data:
         made = prepare_starts(
@@ -212,7 +210,7 @@ def test_components_of_several_transfers(width: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 4])
-def test_nndsvd_is_that_of_scikit_learn(rank: int) -> None:
+def test_nndsvd_is_that_of_scikit_learn(rank):
     nmf = pytest.importorskip("sklearn.decomposition._nmf")
     X = low_rank((30, 24), 4)  # scikit-learn's singular vectors are random ones, exact here
     W, H = nndsvd(consistent_signs(whole_svd(X, rank)), rank)
@@ -227,7 +225,7 @@ def test_nndsvd_is_that_of_scikit_learn(rank: int) -> None:
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("kind", ["q_transform", "random", "nndsvdar", "nndsvd"])
-def test_a_start_depends_on_its_number_and_the_seed_alone(kind: Any, stacked: bool) -> None:
+def test_a_start_depends_on_its_number_and_the_seed_alone(kind, stacked):
     with as_blocks(counts(), 2) as data:
         many = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 40, 11, stacked=stacked)
         few = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 3, 11, stacked=stacked)
@@ -247,7 +245,7 @@ def test_a_start_depends_on_its_number_and_the_seed_alone(kind: Any, stacked: bo
             assert (W > 0).all()
 
 
-def test_starts_scale_with_the_data() -> None:
+def test_starts_scale_with_the_data():
     X = counts()
     for kind in ("q_transform", "random", "nndsvdar"):
         with as_blocks(X, 2, dtype="float64") as data:
@@ -259,6 +257,6 @@ def test_starts_scale_with_the_data() -> None:
             np.testing.assert_allclose(scaled_h, np.sqrt(factor) * H, rtol=1e-4)
 
 
-def test_too_many_components_for_nndsvd() -> None:
+def test_too_many_components_for_nndsvd():
     with as_blocks(counts()[:3], 1) as data, pytest.raises(OptionError, match="has 3"):
         prepare_starts(SERIAL, data, TweedieNMF(4), "nndsvd", 1, 0)

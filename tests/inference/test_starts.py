@@ -1,7 +1,6 @@
 """Where chains start: warm starts that go on for as long as they lead anywhere."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from daskfactor.random import Stream, generator
 K = 3
 
 
-def counts(mean: float) -> tuple[Any, Any, Any]:
+def counts(mean):
     """Poisson counts (40, 30), a fifth hidden; their means, and which are hidden."""
     rng = np.random.default_rng(0)
     mu = rng.exponential(size=(40, K)) @ rng.exponential(size=(K, 30))
@@ -26,13 +25,13 @@ def counts(mean: float) -> tuple[Any, Any, Any]:
     return np.where(hidden, np.nan, rng.poisson(mu)), mu, hidden
 
 
-def draw(V: Any, sampler: Any = None, **options: Any) -> Any:
+def draw(V, sampler=None, **options):
     settings = {"draws": 200, "tune": 200, "random_seed": 0, "progressbar": False}
     model = dfac.TweedieNMF(K, dispersion=options.pop("dispersion", "auto"))
     return dfac.sample(V, model, sampler, **settings | options)
 
 
-def climbed(V: Any, passes: tuple[int, int]) -> starts.Climb:
+def climbed(V, passes):
     model = dfac.TweedieNMF(K, dispersion=1.0)
     with dfac.as_blocks(V, 2) as data:
         state, rule = start_state(data, model, 0, 0), DispersionRule(model, data)
@@ -50,10 +49,10 @@ def test_large_counts_are_poisson_and_their_intervals_hold_the_truth():
     assert abs(density[:50].mean() - density[-50:].mean()) < 3 * density.std()
 
 
-def test_a_number_of_passes_stays_that_number(monkeypatch: Any):
+def test_a_number_of_passes_stays_that_number(monkeypatch):
     found = []
 
-    def noted(*given: Any) -> starts.Climb:
+    def noted(*given):
         found.append(starts.climb(*given))
         return found[-1]
 
@@ -74,7 +73,7 @@ def test_extrapolated_updates_come_further_than_plain_ones():
     assert ahead < 0.2 * behind
 
 
-def test_a_warm_start_that_ends_too_early_is_told(monkeypatch: Any):
+def test_a_warm_start_that_ends_too_early_is_told(monkeypatch):
     monkeypatch.setattr(setting, "LONGEST_WARM_START", 120)
     with pytest.warns(SamplingWarning, match=r"after 118 passes.*warm_start=1180"):
         draw(counts(1e5)[0], draws=5, tune=5)
@@ -91,7 +90,7 @@ def test_extrapolated_updates_never_lose():
 
 
 @pytest.mark.parametrize("attempt", [0, 2])
-def test_bands_draw_the_rows_that_a_whole_factor_would_have(attempt: int) -> None:
+def test_bands_draw_the_rows_that_a_whole_factor_would_have(attempt):
     """Whatever the number of bands, numbers are those of one stream for each factor."""
     V, size = np.full((11, 7), 3.0), math.sqrt(3.0 / 4)
     for blocks in (1, 3):

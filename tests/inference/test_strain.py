@@ -1,7 +1,6 @@
 """A step that is too large for the data is told of, and only that."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +8,9 @@ import pytest
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.inference import tweedie_chain
-from daskfactor.inference.base import Sampler
 
 
-def notes() -> np.ndarray:
+def notes():
     """A spectrogram of six notes one after the other: every block is of one or two of them."""
     rng = np.random.default_rng(0)
     W, H = rng.gamma(0.3, 1, (64, 6)), np.zeros((6, 80))
@@ -21,7 +19,7 @@ def notes() -> np.ndarray:
     return ((W @ H + 1e-3) * rng.gamma(50, 1 / 50, (64, 80))).astype(np.float32)
 
 
-def draw(sampler: Sampler, dispersion: float) -> None:
+def draw(sampler, dispersion):
     dfac.sample(
         notes(),
         dfac.TweedieNMF(6, dispersion=dispersion),
@@ -35,7 +33,7 @@ def draw(sampler: Sampler, dispersion: float) -> None:
     )
 
 
-def test_a_chain_far_below_its_start_is_told_of() -> None:
+def test_a_chain_far_below_its_start_is_told_of():
     with pytest.warns(SamplingWarning, match=r"nats per parameter below that of the start"):
         draw(dfac.PSGLD(transition="euler"), 1e-4)
 
@@ -44,7 +42,7 @@ def test_a_chain_far_below_its_start_is_told_of() -> None:
     ("sampler", "dispersion"),
     [(dfac.PSGLD(), 1e-4), (dfac.PSGLD(transition="euler"), 0.1), (dfac.LangevinDynamics(), 1e-4)],
 )
-def test_a_chain_that_samples_is_not(sampler: Sampler, dispersion: float) -> None:
+def test_a_chain_that_samples_is_not(sampler, dispersion):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw(sampler, dispersion)
@@ -60,9 +58,7 @@ def test_a_chain_that_samples_is_not(sampler: Sampler, dispersion: float) -> Non
     ],
     ids=["a step", "two steps", "no bias", "a law that moves"],
 )
-def test_a_fall_is_told_of_where_a_step_can_be_its_cause(
-    model: Any, sampler: Sampler, told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fall_is_told_of_where_a_step_can_be_its_cause(model, sampler, told, monkeypatch):
     monkeypatch.setattr(tweedie_chain, "FALL", -1e9)  # below which everything is
     V = np.random.default_rng(0).poisson(notes() * 20).astype(np.float32)
     run = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}

@@ -2,8 +2,6 @@
 
 import json
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,11 +15,11 @@ from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
 
 pytestmark = pytest.mark.libraries
 
-QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 5}
+QUIET = {"progressbar": False, "random_seed": 5}
 ROWS, DRAWS = 80, 20
 
 
-def point(model: Any, H: Any, **attrs: float) -> xr.Dataset:
+def point(model, H, **attrs):
     """What `optimize` gives, with factors of one's own."""
     W = np.ones((3, len(H)))
     told = {"model": json.dumps(model.to_dict()), "mean": 2.0, "dispersion": 1.0}
@@ -32,7 +30,7 @@ def point(model: Any, H: Any, **attrs: float) -> xr.Dataset:
     )
 
 
-def mean_and_sd(found: xr.DataArray) -> tuple[Any, Any, Any, Any]:
+def mean_and_sd(found):
     """Mean and sd of equal rows, and what these may be off by; rows are independent."""
     values = found.values.astype(float)[0]
     own = values.mean(axis=0), values.std(axis=0)
@@ -40,7 +38,7 @@ def mean_and_sd(found: xr.DataArray) -> tuple[Any, Any, Any, Any]:
     return own[0].mean(axis=0), own[1].mean(axis=0), *errors
 
 
-def by_quadrature(model: Any, H: Any, v: Any, shape: float, phi: float = 1.0) -> tuple[Any, Any]:
+def by_quadrature(model, H, v, shape, phi=1.0):
     """Mean and sd of a row's entries, on the quantiles of a wide gamma law."""
     K = len(H)
     ends = (np.arange(400) + 0.5) / 400
@@ -62,18 +60,16 @@ LAWS = [(2.0, 1.0), (2.0, 0.6), (1.0, 3.0), (0.5, 1.0), (0.0, 0.6), (0.0, 1.0)]
 
 
 @pytest.mark.parametrize(("beta", "shape"), LAWS)
-def test_a_row_is_drawn_from_its_conditional(beta: float, shape: float) -> None:
+def test_a_row_is_drawn_from_its_conditional(beta, shape):
     assert_conditional(beta, shape)
 
 
 @pytest.mark.parametrize(("beta", "shape"), LAWS[1:4])
-def test_a_row_is_drawn_from_its_conditional_on_a_device(
-    beta: float, shape: float, stand_in: Any
-) -> None:
+def test_a_row_is_drawn_from_its_conditional_on_a_device(beta, shape, stand_in):
     assert_conditional(beta, shape, device="cuda")
 
 
-def assert_conditional(beta: float, shape: float, **place: Any) -> None:
+def assert_conditional(beta, shape, **place):
     model = dfac.TweedieNMF(1, beta=beta, shape_w=shape)
     H, v = [[1.0, 0.5, 2.0]], np.array([1.0, 2.0, 3.0])
     given = point(model, H, shape_w=shape, dispersion=0.5)
@@ -86,7 +82,7 @@ def assert_conditional(beta: float, shape: float, **place: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["w", "h"])
-def test_two_components_and_columns_too(name: str) -> None:
+def test_two_components_and_columns_too(name):
     model = dfac.TweedieNMF(2, rate_h="auto")
     H, v = np.array([[1.0, 0.2, 2.0], [0.3, 1.5, 1.8]]), np.array([0.0, 4.0, 3.0])
     given, V = point(model, H), np.tile(v, (ROWS, 1))
@@ -106,7 +102,7 @@ def test_two_components_and_columns_too(name: str) -> None:
     assert np.all(np.abs(sd - np.sqrt(wanted[1] ** 2 - lost)) < 5 * of_sd)
 
 
-def test_empty_rows_are_drawn_from_the_prior() -> None:
+def test_empty_rows_are_drawn_from_the_prior():
     model = dfac.TweedieNMF(2, shape_w=0.5)
     V = np.full((ROWS, 3), np.nan)
     V[0] = 1.0
@@ -115,7 +111,7 @@ def test_empty_rows_are_drawn_from_the_prior() -> None:
     assert stats.kstest(stats.gamma.cdf(found.ravel(), 0.5, scale=1 / 0.7), "uniform").pvalue > 1e-3
 
 
-def with_factors(tree: xr.DataTree, **factors: Any) -> xr.DataTree:
+def with_factors(tree, **factors):
     """The trace with other draws, and a rate of W that is known."""
     groups = {"posterior": tree["posterior"].to_dataset().assign(factors)}
     groups["sample_stats"] = tree["sample_stats"].to_dataset()
@@ -125,7 +121,7 @@ def with_factors(tree: xr.DataTree, **factors: Any) -> xr.DataTree:
 
 
 @pytest.fixture(scope="module")
-def counts() -> Any:
+def counts():
     """Counts of 30 rows with labelled columns, of which the last 6 are new."""
     rng = np.random.default_rng(1)
     V = rng.poisson(2 * rng.gamma(1, 1, (30, 2)) @ rng.gamma(1, 1, (2, 7))).astype(float)
@@ -134,18 +130,18 @@ def counts() -> Any:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: Any) -> Any:
+def path(tmp_path_factory):
     return tmp_path_factory.mktemp("transform") / "run.zarr"
 
 
 @pytest.fixture(scope="module")
-def trace(counts: Any, path: Any) -> Any:
+def trace(counts, path):
     lengths = {"draws": 20, "tune": 60, "chains": 2}
     sampler = dfac.BlockHMC()
     return dfac.sample(counts[:24], dfac.TweedieNMF(2), sampler, store=path, **lengths, **QUIET)
 
 
-def test_every_draw_is_of_its_own_conditional_however_the_other_factor_jumps(trace: Any) -> None:
+def test_every_draw_is_of_its_own_conditional_however_the_other_factor_jumps(trace):
     """H is three times as large in every second draw: nothing may be left of the draw before."""
     large = xr.DataArray(np.where(np.arange(20) % 2, 3.0, 1.0), dims="draw")
     H = xr.ones_like(trace["posterior"]["H"]) * large
@@ -159,7 +155,7 @@ def test_every_draw_is_of_its_own_conditional_however_the_other_factor_jumps(tra
         assert own.std() == pytest.approx(law.std(), rel=0.03)
 
 
-def test_new_rows_have_their_labels_and_those_of_the_draws(counts: Any, trace: Any) -> None:
+def test_new_rows_have_their_labels_and_those_of_the_draws(counts, trace):
     found = dfac.transform(trace, counts[24:], draws=5, **QUIET)
     assert found.dims == ("chain", "draw", "cell", "component")
     assert found["cell"].values.tolist() == list(range(124, 130))
@@ -176,7 +172,7 @@ def test_new_rows_have_their_labels_and_those_of_the_draws(counts: Any, trace: A
     np.testing.assert_allclose(one["mean"], own["mean"].sel(gene=["c", "a"]), rtol=1e-6)
 
 
-def test_columns_are_matched_by_label(counts: Any, trace: Any) -> None:
+def test_columns_are_matched_by_label(counts, trace):
     new = counts[24:]
     found = dfac.transform(trace, new, draws=2, **QUIET)
     bare = dfac.transform(trace, new.values, draws=2, **QUIET)
@@ -195,18 +191,14 @@ def test_columns_are_matched_by_label(counts: Any, trace: Any) -> None:
 
 
 @pytest.mark.parametrize("executor", ["serial", "tasks"])
-def test_draws_have_the_same_bits_from_every_executor(
-    counts: Any, trace: Any, executor: str
-) -> None:
+def test_draws_have_the_same_bits_from_every_executor(counts, trace, executor):
     V = np.tile(counts.values, (3, 1))
     usual = dfac.transform(trace, V, draws=3, blocks=3, **QUIET)
     found = dfac.transform(trace, V, draws=3, blocks=3, executor=executor, **QUIET)
     np.testing.assert_array_equal(usual, found)
 
 
-def test_a_store_sparse_data_and_pieces_give_the_same_draws(
-    counts: Any, trace: Any, path: Any
-) -> None:
+def test_a_store_sparse_data_and_pieces_give_the_same_draws(counts, trace, path):
     V = counts[24:].values.copy()
     V[1, 2] = V[4] = np.nan
     usual = dfac.transform(trace, V, draws=3, **QUIET)
@@ -219,7 +211,7 @@ def test_a_store_sparse_data_and_pieces_give_the_same_draws(
     np.testing.assert_array_equal(np.concatenate(parts, axis=2), usual)
 
 
-def test_a_mean_depends_on_nothing_but_its_row(counts: Any, trace: Any) -> None:
+def test_a_mean_depends_on_nothing_but_its_row(counts, trace):
     new = counts[24:]
     mean = dfac.transform(trace, new, point=True, progressbar=False)
     assert mean.dims == ("cell", "component")
@@ -233,10 +225,10 @@ def test_a_mean_depends_on_nothing_but_its_row(counts: Any, trace: Any) -> None:
     assert float((abs(mean - drawn.mean(("chain", "draw"))) / sd).max()) < 5 / 40**0.5
 
 
-def test_what_cannot_be_is_told_in_a_sentence(counts: Any, trace: Any) -> None:
+def test_what_cannot_be_is_told_in_a_sentence(counts, trace):
     new = counts[24:]
 
-    def refused(error: Any, match: str, *given: Any, **options: Any) -> None:
+    def refused(error, match, *given, **options):
         with pytest.raises(error, match=match):
             dfac.transform(*given, **QUIET | options)
 
@@ -255,7 +247,7 @@ def test_what_cannot_be_is_told_in_a_sentence(counts: Any, trace: Any) -> None:
         dfac.predict(trace, rows=found)
 
 
-def test_rows_of_a_gaussian_model_are_drawn_from_their_normal_conditional() -> None:
+def test_rows_of_a_gaussian_model_are_drawn_from_their_normal_conditional():
     rng = np.random.default_rng(2)
     V = 3 + rng.normal(size=(30, 2)) @ rng.normal(size=(2, 9)) + 0.5 * rng.normal(size=(30, 9))
     V[rng.random(V.shape) < 0.2] = np.nan
@@ -283,7 +275,7 @@ def test_rows_of_a_gaussian_model_are_drawn_from_their_normal_conditional() -> N
     np.testing.assert_allclose(mean.values[:, :3], exact.mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
-def test_rows_of_a_store_take_the_room_of_their_draws_and_little_more(tmp_path: Path) -> None:
+def test_rows_of_a_store_take_the_room_of_their_draws_and_little_more(tmp_path):
     """A store of 10 MiB in bands of half a MiB, whose draws take 8 MiB."""
     rng = np.random.default_rng(6)
     V = rng.normal(size=(40_000, 64)).astype(np.float32)
@@ -300,15 +292,13 @@ def test_rows_of_a_store_take_the_room_of_their_draws_and_little_more(tmp_path: 
     assert most < found.nbytes + 3 * 2**20
 
 
-def test_parts_of_a_band_are_drawn_as_the_whole(
-    counts: Any, trace: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_band_are_drawn_as_the_whole(counts, trace, monkeypatch):
     whole = dfac.transform(trace, counts[24:], draws=2, **QUIET)
     monkeypatch.setattr("daskfactor.inference.new_rows.PART", 14)
     np.testing.assert_array_equal(whole, dfac.transform(trace, counts[24:], draws=2, **QUIET))
 
 
-def test_draws_that_memory_cannot_hold_are_refused(trace: Any, monkeypatch: Any) -> None:
+def test_draws_that_memory_cannot_hold_are_refused(trace, monkeypatch):
     monkeypatch.setattr("daskfactor.inference.transform.available_memory", lambda: 1000)
     monkeypatch.setattr("daskfactor.inference.session.available_memory", lambda: 1000)
     with pytest.raises(OptionError, match=r"40 draws of 9 new rows take .*first= says where"):
@@ -316,7 +306,7 @@ def test_draws_that_memory_cannot_hold_are_refused(trace: Any, monkeypatch: Any)
     assert dfac.transform(trace, np.ones((9, 7)), point=True, **QUIET).shape == (9, 2)
 
 
-def prior_of(model: Any, row: Any = np.nan, **options: Any) -> Any:
+def prior_of(model, row=np.nan, **options):
     """Draws of rows of which nothing is known but that they are rows, and the run."""
     V = np.random.default_rng(3).poisson(4.0, (12, 5)).astype(float)
     run = dfac.sample(V, model, dfac.BlockHMC(), draws=10, tune=30, **QUIET)
@@ -325,7 +315,7 @@ def prior_of(model: Any, row: Any = np.nan, **options: Any) -> Any:
     return dfac.transform(run, new, steps=8, **QUIET | options).values[0, :, 1:].astype(float), run
 
 
-def test_covariates_of_new_rows_say_what_their_prior_is() -> None:
+def test_covariates_of_new_rows_say_what_their_prior_is():
     rng = np.random.default_rng(4)
     X, new = rng.normal(size=(12, 2)), rng.normal(size=(ROWS, 2))
     model = dfac.TweedieNMF(2, covariates_w=X, shape_w=2.0)
@@ -339,7 +329,7 @@ def test_covariates_of_new_rows_say_what_their_prior_is() -> None:
             dfac.transform(run, np.ones((ROWS, 5)), covariates=wrong, **QUIET)
 
 
-def test_a_row_with_a_rate_of_its_own_has_that_of_the_prior() -> None:
+def test_a_row_with_a_rate_of_its_own_has_that_of_the_prior():
     """θ | λ ~ Exponential(λ) and λ ~ Gamma(2, b): P(θ > x) = (b / (b + x))²."""
     found, run = prior_of(dfac.TweedieNMF(1, rate_w="row", rate_h=1.0))
     b = json.loads(run.attrs["data"])["mean"]  # such that the prior mean of the data is theirs
@@ -347,7 +337,7 @@ def test_a_row_with_a_rate_of_its_own_has_that_of_the_prior() -> None:
     assert stats.kstest((b / (b + own)) ** 2, "uniform").pvalue > 1e-3
 
 
-def test_frozen_components_of_new_rows_are_what_they_are_given_as() -> None:
+def test_frozen_components_of_new_rows_are_what_they_are_given_as():
     fixed, new = np.linspace(0.5, 1, 12)[:, None], np.linspace(1, 2, ROWS)[:, None]
     found, run = prior_of(dfac.TweedieNMF(2, fixed_w=fixed), fixed=new)
     np.testing.assert_allclose(found[:, :, 0], np.broadcast_to(new[1:, 0], found.shape[:2]))
@@ -356,7 +346,7 @@ def test_frozen_components_of_new_rows_are_what_they_are_given_as() -> None:
         dfac.transform(run, np.ones((2, 5)), **QUIET)
 
 
-def test_new_columns_of_a_model_with_dispersions_of_columns_are_refused(trace: Any) -> None:
+def test_new_columns_of_a_model_with_dispersions_of_columns_are_refused(trace):
     each = xr.DataArray(np.full((2, 20, 7), 1.5), dims=("chain", "draw", "gene"))
     run = with_factors(trace, dispersion=each)
     run.attrs["model"] = json.dumps(dfac.NegativeBinomialNMF(2, dispersion="column").to_dict())
@@ -366,7 +356,7 @@ def test_new_columns_of_a_model_with_dispersions_of_columns_are_refused(trace: A
         dfac.transform(run, np.ones((24, 2)), "column", **QUIET)
 
 
-def test_points_and_particles_are_taken_too(counts: Any) -> None:
+def test_points_and_particles_are_taken_too(counts):
     V, new = counts.values[:24], counts.values[24:]
     model = dfac.TweedieNMF(2, dispersion=1.0)
     best = dfac.optimize(V, model, **QUIET)
@@ -393,13 +383,13 @@ def test_points_and_particles_are_taken_too(counts: Any) -> None:
     assert abs(means[0] - means[1]).max() > 0.01
 
 
-def test_dimensions_in_the_other_order_are_turned(counts: Any, trace: Any) -> None:
+def test_dimensions_in_the_other_order_are_turned(counts, trace):
     new = counts[24:]
     found = dfac.transform(trace, new, draws=2, **QUIET)
     np.testing.assert_array_equal(found, dfac.transform(trace, new.T, draws=2, **QUIET))
 
 
-def test_a_table_of_ratings_may_lack_columns(trace: Any, counts: Any) -> None:
+def test_a_table_of_ratings_may_lack_columns(trace, counts):
     """What has no entry is missing, whether or not the table has its column."""
     new = counts[24:27, 2:]
     rows, columns = np.nonzero(new.values >= 0)
@@ -413,17 +403,17 @@ def test_a_table_of_ratings_may_lack_columns(trace: Any, counts: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def maps() -> Any:
+def maps():
     """A run on maps, a function of new ones, and these."""
     rng = np.random.default_rng(11)
     coords = {"lat": [10, 20, 30, 40], "lon": [1.0, 2.0, 3.0]}
     given = xr.DataArray(rng.normal(size=(12, 4, 3)), coords, ("time", "lat", "lon"))
-    options: dict[str, Any] = {**QUIET, "rows": "time"}
+    options = {**QUIET, "rows": "time"}
     found = dfac.sample(given, dfac.GaussianMF(2), rows="time", draws=8, tune=4, **QUIET)
     return lambda new: dfac.transform(found, new, point=True, **options), given[:3]
 
 
-def test_places_of_maps_are_matched_by_the_labels_of_every_dimension(maps: Any) -> None:
+def test_places_of_maps_are_matched_by_the_labels_of_every_dimension(maps):
     of, new = maps
     right = of(new).values
     for turned in (new[:, ::-1], new.transpose("time", "lon", "lat"), new[..., [1, 2, 0]]):
@@ -440,12 +430,12 @@ def test_places_of_maps_are_matched_by_the_labels_of_every_dimension(maps: Any) 
             of(other)
 
 
-def test_a_value_where_the_run_left_a_place_out_is_refused() -> None:
+def test_a_value_where_the_run_left_a_place_out_is_refused():
     rng = np.random.default_rng(2)
     coords = {"lat": [10, 20, 30], "lon": [1.0, 2.0]}
     new = xr.DataArray(rng.normal(size=(8, 3, 2)), coords, ("time", "lat", "lon"))
     sea = new.where((new["lat"] > 10) | (new["lon"] > 1))
-    options: dict[str, Any] = {**QUIET, "rows": "time"}
+    options = {**QUIET, "rows": "time"}
     with pytest.warns(DataWarning, match="1 of 6 places"):
         trace = dfac.sample(sea, dfac.GaussianMF(2), rows="time", draws=4, tune=4, **QUIET)
     with pytest.raises(DataError, match=r"1 of the 6 columns.*lat 10, lon 1.0.*must be NaN, too"):
@@ -455,7 +445,7 @@ def test_a_value_where_the_run_left_a_place_out_is_refused() -> None:
     assert np.isfinite(found.values).all()
 
 
-def test_a_multiindex_is_matched_by_its_tuples(maps: Any) -> None:
+def test_a_multiindex_is_matched_by_its_tuples(maps):
     one = maps[1].stack(place=("lat", "lon"))
     given = xr.concat([one] * 4, "time") + np.arange(12)[:, None]
     trace = dfac.sample(given, dfac.GaussianMF(2), draws=4, tune=4, **QUIET)
@@ -467,7 +457,7 @@ def test_a_multiindex_is_matched_by_its_tuples(maps: Any) -> None:
             np.testing.assert_allclose(found.values, right.values, atol=1e-12)
 
 
-def ratings(items: Any, users: int = 8) -> pd.DataFrame:
+def ratings(items, users=8):
     """A table with a line for every user and item."""
     keys = {"user": np.repeat(np.arange(users), len(items)), "item": np.tile(items, users)}
     values = np.random.default_rng(users).normal(size=users * len(items))
@@ -475,8 +465,8 @@ def ratings(items: Any, users: int = 8) -> pd.DataFrame:
 
 
 @pytest.mark.filterwarnings("ignore:the DataFrame is taken for a table:UserWarning")
-def test_keys_that_count_from_zero_are_matched_as_others_are() -> None:
-    some: dict[str, Any] = {"draws": 4, "tune": 4, "unstored": "missing", **QUIET}
+def test_keys_that_count_from_zero_are_matched_as_others_are():
+    some = {"draws": 4, "tune": 4, "unstored": "missing", **QUIET}
     of, new = {"point": True, "unstored": "missing", **QUIET}, ratings([1, 3], 1)
     values = ratings(range(6))["rating"].to_numpy().reshape(8, 6)
     row = np.full((1, 6), np.nan)
@@ -497,7 +487,7 @@ def test_keys_that_count_from_zero_are_matched_as_others_are() -> None:
         dfac.transform(others, ratings([0, 1, 2]), **of)
 
 
-def test_columns_of_a_frame_are_matched_by_all_levels_of_their_labels() -> None:
+def test_columns_of_a_frame_are_matched_by_all_levels_of_their_labels():
     columns = pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]], names=["site", "year"])
     frame = pd.DataFrame(np.random.default_rng(3).normal(4, 1, (12, 6)), columns=columns)
     trace = dfac.sample(frame, dfac.GaussianMF(2), draws=4, tune=4, **QUIET)
@@ -511,7 +501,7 @@ def test_columns_of_a_frame_are_matched_by_all_levels_of_their_labels() -> None:
         dfac.as_blocks(frame, weights=(frame**2).iloc[:, ::-1])
 
 
-def test_new_rows_of_another_point_are_refused() -> None:
+def test_new_rows_of_another_point_are_refused():
     V = np.random.default_rng(1).gamma(2.0, 1.0, (12, 6))
     one, other = (dfac.optimize(own, dfac.TweedieNMF(2), **QUIET) for own in (V, V[::-1] + 1))
     again = dfac.optimize(V, dfac.TweedieNMF(2), **QUIET)
@@ -522,7 +512,7 @@ def test_new_rows_of_another_point_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
-def test_new_rows_of_another_run_of_the_same_second_are_refused() -> None:
+def test_new_rows_of_another_run_of_the_same_second_are_refused():
     V = np.random.default_rng(1).normal(4, 1, (12, 6))
     traces = [dfac.sample(own, dfac.GaussianMF(2), draws=6, tune=4, **QUIET) for own in (V, 10 * V)]
     for trace in traces:
@@ -540,7 +530,7 @@ def test_new_rows_of_another_run_of_the_same_second_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
 @pytest.mark.parametrize("kind", ["uncertainty", "weights"])
-def test_rows_need_uncertainties_or_weights_where_the_run_had_some(kind: str) -> None:
+def test_rows_need_uncertainties_or_weights_where_the_run_had_some(kind):
     V = np.random.default_rng(1).normal(4, 1, (12, 6))
     told = {kind: np.full(V.shape, 5.0)}
     trace = dfac.sample(V, dfac.GaussianMF(2), draws=6, tune=4, **told, **QUIET)
@@ -550,7 +540,7 @@ def test_rows_need_uncertainties_or_weights_where_the_run_had_some(kind: str) ->
     assert found.sizes["row"] == 2
 
 
-def test_rows_that_are_all_empty_are_refused() -> None:
+def test_rows_that_are_all_empty_are_refused():
     given = point(dfac.TweedieNMF(1), [[1.0, 0.5, 2.0]])
     with pytest.raises(DataError, match="all 2 x 3 entries are missing"):
         dfac.transform(given, np.full((2, 3), np.nan), **QUIET)

@@ -13,7 +13,7 @@ Array = NDArray[Any]
 _MASK = 0xFFFFFFFF
 
 
-def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tuple[Array, ...]:
+def philox4x32(c0, c1, c2, c3, k0, k1):
     """Philox4x32-10 on arrays of counter words."""
     words = [np.asarray(c, np.uint64) for c in (c0, c1, c2, c3)]
     key = [int(k0), int(k1)]
@@ -32,7 +32,7 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tuple[Ar
     return tuple(word.astype(np.uint32) for word in words)
 
 
-def _box_muller(radius_word: Array, angle_word: Array, dtype: Any) -> tuple[Array, Array]:
+def _box_muller(radius_word, angle_word, dtype):
     # The kernel rounds the word to its dtype before it takes the logarithm.
     word = radius_word.astype(dtype) + np.asarray(0.5, dtype)
     radius = np.sqrt(-2 * np.log(word.astype(np.float64) * 2.0**-32))
@@ -40,9 +40,7 @@ def _box_muller(radius_word: Array, angle_word: Array, dtype: Any) -> tuple[Arra
     return radius * np.cos(angle), radius * np.sin(angle)
 
 
-def normals(
-    shape: tuple[int, ...], key: Array, iteration: int, factor: int, row0: int, dtype: Any
-) -> Array:
+def normals(shape, key, iteration, factor, row0, dtype):
     """Noise of an (n, K) band as float64, from uniforms rounded to ``dtype``."""
     n, components = shape
     quads = (components + 3) // 4
@@ -52,12 +50,12 @@ def normals(
     return np.stack(pairs, axis=-1).reshape(n, 4 * quads)[:, :components]
 
 
-def fill_normals(out: Array, key: Array, iteration: int, factor: int, row0: int) -> None:
+def fill_normals(out, key, iteration, factor, row0):
     """Twin of :func:`daskfactor.kernels.philox.fill_normals`."""
     out[...] = normals(out.shape, key, iteration, factor, row0, out.dtype)
 
 
-def _noise(theta: Array, key: Array, iteration: int, factor: int, row0: int, coarse: bool) -> Array:
+def _noise(theta, key, iteration, factor, row0, coarse):
     if not coarse:
         return normals(theta.shape, key, iteration, factor, row0, theta.dtype)
     first = normals(theta.shape, key, 2 * iteration, factor, row0, theta.dtype)
@@ -65,19 +63,7 @@ def _noise(theta: Array, key: Array, iteration: int, factor: int, row0: int, coa
     return (first + second) / np.sqrt(2)
 
 
-def metric_step(
-    theta: Array,
-    grad: Array,
-    metric: Array,
-    step: float,
-    rate: float,
-    key: Array,
-    iteration: int,
-    factor: int,
-    row0: int,
-    coarse: bool,
-    shape: float = 1.0,
-) -> None:
+def metric_step(theta, grad, metric, step, rate, key, iteration, factor, row0, coarse, shape=1.0):
     """Twin of :func:`daskfactor.kernels.langevin.metric_step`."""
     z = _noise(theta, key, iteration, factor, row0, coarse)
     y = step / metric
@@ -86,18 +72,7 @@ def metric_step(
     theta[...] = np.abs(theta + drift + shape * y + np.sqrt(2 * y * theta) * z)
 
 
-def plain_step(
-    theta: Array,
-    grad: Array,
-    step: float,
-    rate: float,
-    key: Array,
-    iteration: int,
-    factor: int,
-    row0: int,
-    coarse: bool,
-    shape: float = 1.0,
-) -> None:
+def plain_step(theta, grad, step, rate, key, iteration, factor, row0, coarse, shape=1.0):
     """Twin of :func:`daskfactor.kernels.langevin.plain_step`."""
     z = _noise(theta, key, iteration, factor, row0, coarse)
     deviation = np.sqrt(2 * step)
@@ -106,15 +81,7 @@ def plain_step(
     theta[...] = np.abs(theta + drift + deviation * z)
 
 
-def step_moments(
-    theta: Array,
-    grad: Array,
-    metric: Array,
-    step: float,
-    rate: float,
-    shape: float = 1.0,
-    matched: tuple[float, float] = (1.0, np.inf),
-) -> tuple[Array, Array]:
+def step_moments(theta, grad, metric, step, rate, shape=1.0, matched=(1.0, np.inf)):
     """Mean and variance of an entry after a step that matches them."""
     share, bound = matched
     decay = np.exp(-step)
@@ -126,19 +93,19 @@ def step_moments(
 
 
 def moment_step(
-    theta: Array,
-    grad: Array,
-    metric: Array,
-    step: float,
-    rate: float,
-    key: Array,
-    iteration: int,
-    factor: int,
-    row0: int,
-    coarse: bool,
-    shape: float = 1.0,
-    matched: tuple[float, float] = (1.0, np.inf),
-) -> None:
+    theta,
+    grad,
+    metric,
+    step,
+    rate,
+    key,
+    iteration,
+    factor,
+    row0,
+    coarse,
+    shape=1.0,
+    matched=(1.0, np.inf),
+):
     """Twin of :func:`daskfactor.kernels.langevin.langevin_step` where variance <= 2 mean²."""
     z = _noise(theta, key, iteration, factor, row0, coarse)
     mean, variance = step_moments(theta, grad, metric, step, rate, shape, matched)
@@ -147,14 +114,14 @@ def moment_step(
     theta[...] = np.maximum(mean * (np.sqrt(square) + z) ** 2 / (1 + square), 1e-37)
 
 
-def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None:
+def accumulate_moments(theta, count, mean, m2):
     """Twin of :func:`daskfactor.kernels.langevin.accumulate_moments`."""
     delta = theta - mean
     mean += delta / count
     m2 += delta * (theta - mean)
 
 
-def deviance(v: Array, mu: Array, beta: float) -> Array:
+def deviance(v, mu, beta):
     """d_beta(v | mu) by its definition, with the limit at v = 0; in float64."""
     v, mu = np.asarray(v, np.float64), np.asarray(mu, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -166,27 +133,14 @@ def deviance(v: Array, mu: Array, beta: float) -> Array:
         return data_term - v * mu ** (beta - 1) / (beta - 1) + mu**beta / beta
 
 
-def _block(
-    V: Array, row0: int, col0: int, W: Array, H: Array, floor: float
-) -> tuple[Array, Array, Array]:
+def _block(V, row0, col0, W, H, floor):
     """Data with zeros for missing entries, means, mask."""
     v = V[row0 : row0 + len(W), col0 : col0 + len(H)].astype(W.dtype)
     observed = ~np.isnan(v)
     return np.where(observed, v, 0), np.maximum(W @ H.T, floor), observed
 
 
-def gradient(
-    V: Array,
-    row0: int,
-    col0: int,
-    W: Array,
-    H: Array,
-    scale: float,
-    floor: float,
-    GW: Array,
-    GH: Array,
-    beta: float,
-) -> None:
+def gradient(V, row0, col0, W, H, scale, floor, GW, GH, beta):
     """Twin of ``DenseKernels.gradient``."""
     v, mu, observed = _block(V, row0, col0, W, H, floor)
     residual = scale * observed * (v - mu) * mu ** (beta - 2)
@@ -194,20 +148,7 @@ def gradient(
     GH[...] = residual.T @ W
 
 
-def gradient_curvature(
-    V: Array,
-    row0: int,
-    col0: int,
-    W: Array,
-    H: Array,
-    scale: float,
-    floor: float,
-    GW: Array,
-    GH: Array,
-    CW: Array,
-    CH: Array,
-    beta: float,
-) -> None:
+def gradient_curvature(V, row0, col0, W, H, scale, floor, GW, GH, CW, CH, beta):
     """Twin of ``DenseKernels.gradient_curvature``."""
     gradient(V, row0, col0, W, H, scale, floor, GW, GH, beta)
     _, mu, observed = _block(V, row0, col0, W, H, floor)
@@ -216,52 +157,21 @@ def gradient_curvature(
     CH += curvature.T @ W
 
 
-def multiplicative_rows(
-    V: Array,
-    row0: int,
-    col0: int,
-    W: Array,
-    H: Array,
-    floor: float,
-    num: Array,
-    den: Array,
-    beta: float,
-) -> None:
+def multiplicative_rows(V, row0, col0, W, H, floor, num, den, beta):
     """Twin of ``DenseKernels.multiplicative_rows``."""
     v, mu, observed = _block(V, row0, col0, W, H, floor)
     num += (observed * v * mu ** (beta - 2)) @ H
     den += (observed * mu ** (beta - 1)) @ H
 
 
-def multiplicative_cols(
-    V: Array,
-    row0: int,
-    col0: int,
-    W: Array,
-    H: Array,
-    floor: float,
-    num: Array,
-    den: Array,
-    beta: float,
-) -> None:
+def multiplicative_cols(V, row0, col0, W, H, floor, num, den, beta):
     """Twin of ``DenseKernels.multiplicative_cols``."""
     v, mu, observed = _block(V, row0, col0, W, H, floor)
     num += (observed * v * mu ** (beta - 2)).T @ W
     den += (observed * mu ** (beta - 1)).T @ W
 
 
-def slope(
-    V: Array,
-    row0: int,
-    col0: int,
-    W: Array,
-    H: Array,
-    floor: float,
-    by_rows: bool,
-    gradient: Array,
-    fits: Array,
-    beta: float,
-) -> None:
+def slope(V, row0, col0, W, H, floor, by_rows, gradient, fits, beta):
     """Twin of ``slope_rows`` and ``slope_cols``, with sums of fit."""
     v, mu, observed = _block(V, row0, col0, W, H, floor)
     R = observed * (v - mu) * mu ** (beta - 2)
@@ -270,21 +180,7 @@ def slope(
     fits -= found.sum(axis=1 if by_rows else 0)
 
 
-def evaluate(
-    V: Array,
-    row0: int,
-    col0: int,
-    W: Array,
-    H: Array,
-    floor: float,
-    out: Array,
-    cell_rows: Array,
-    cell_cols: Array,
-    mean: Array,
-    m2: Array,
-    count: int,
-    beta: float,
-) -> None:
+def evaluate(V, row0, col0, W, H, floor, out, cell_rows, cell_cols, mean, m2, count, beta):
     """Twin of ``DenseKernels.evaluate``."""
     v, mu, observed = _block(V, row0, col0, W, H, floor)
     v, mu = v[observed], mu[observed]
@@ -293,58 +189,43 @@ def evaluate(
     accumulate_moments((W @ H.T)[cell_rows, cell_cols], count, mean, m2)
 
 
-def _time_steps(weights: Array, columns: Array, step: float) -> Array:
+def _time_steps(weights, columns, step):
     """The d of the momentum kernels, (n, K)."""
     _, precision, curvature, free = columns
-    d: Array = free * np.sqrt(step / (weights * curvature + precision))
-    return d
+    return free * np.sqrt(step / (weights * curvature + precision))
 
 
-def kick_drift(
-    x: Array,
-    momentum: Array,
-    grad: Array,
-    weights: Array,
-    columns: Array,
-    step: float,
-    share: float,
-) -> None:
+def kick_drift(x, momentum, grad, weights, columns, step, share):
     """Twin of :func:`daskfactor.kernels.langevin.kick_drift`."""
     d = _time_steps(weights, columns, step)
     momentum += d * (grad - columns[1] * (x - columns[0]))
     x += share * d * momentum
 
 
-def drift(
-    x: Array, momentum: Array, weights: Array, columns: Array, step: float, share: float
-) -> None:
+def drift(x, momentum, weights, columns, step, share):
     """Twin of :func:`daskfactor.kernels.langevin.drift`."""
     x += share * _time_steps(weights, columns, step) * momentum
 
 
-def refresh(
-    momentum: Array, keep: float, key: Array, iteration: int, factor: int, row0: int
-) -> None:
+def refresh(momentum, keep, key, iteration, factor, row0):
     """Twin of :func:`daskfactor.kernels.langevin.refresh`."""
     z = normals(momentum.shape, key, iteration, factor, row0, momentum.dtype)
     momentum[...] = keep * momentum + np.sqrt(1 - keep**2) * z
 
 
-def sums_of_squares(x: Array, centre: Array, out: Array) -> None:
+def sums_of_squares(x, centre, out):
     """Twin of :func:`daskfactor.kernels.langevin.sums_of_squares`."""
     out += ((x.astype(np.float64) - centre) ** 2).sum(axis=0)
 
 
-def equations(V: Array, other: Array) -> tuple[Array, Array]:
+def equations(V, other):
     """G (m, K, K) and t (m, K) of :mod:`daskfactor.kernels.regression`; NaN where missing."""
     wide = other.astype(np.float64)
     grams = np.einsum("ij,ja,jb->iab", ~np.isnan(V), wide, wide, optimize=True)
     return grams, np.nan_to_num(V).astype(np.float64) @ wide
 
 
-def draw_rows(
-    values: Array, grams: Array, targets: Array, columns: Array, noise: float, z: Array
-) -> None:
+def draw_rows(values, grams, targets, columns, noise, z):
     """Twin of :func:`daskfactor.kernels.regression.draw_rows`; grams are (m, K, K)."""
     mean, precision, _, moves = columns
     free = moves > 0

@@ -13,7 +13,7 @@ Array = NDArray[Any]
 SIZE = 0.3
 
 
-def start(dtype: str = "float64") -> tuple[Array, ...]:
+def start(dtype="float64"):
     rng = np.random.default_rng(0)
     theta, spread = rng.random((9, 3)) * 0.4, rng.random((9, 3)) + 0.2
     momentum, grad = rng.normal(size=(9, 3)), rng.normal(size=(9, 3))
@@ -23,7 +23,7 @@ def start(dtype: str = "float64") -> tuple[Array, ...]:
 
 @pytest.mark.parametrize("shape", [1.0, 2.5, 0.6])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_kick_and_drift_against_numpy(shape: float, dtype: str) -> None:
+def test_kick_and_drift_against_numpy(shape, dtype):
     theta, momentum, grad, spread = start(dtype)
     pull = 0.5 * grad.astype("f8") - 0.7 + (shape - 1) / theta
     kicked = momentum + SIZE * spread * pull
@@ -39,10 +39,10 @@ def test_kick_and_drift_against_numpy(shape: float, dtype: str) -> None:
     np.testing.assert_array_equal(theta[:, 1], before[:, 1])
 
 
-def leapfrog(theta: Array, momentum: Array, spread: Array, steps: int, size: float) -> None:
+def leapfrog(theta, momentum, spread, steps, size):
     """In the density of Gamma(2, 3) from data, exp(-1.3 θ) from the prior."""
 
-    def gradient() -> Array:
+    def gradient():
         return 1.0 / (theta + 0.1) - 3.0
 
     for _ in range(steps):
@@ -51,7 +51,7 @@ def leapfrog(theta: Array, momentum: Array, spread: Array, steps: int, size: flo
         kick(theta, momentum, gradient(), spread, size / 2, 1.0, 1.3, 1.0)
 
 
-def test_a_path_with_reflections_goes_back_the_way_it_came() -> None:
+def test_a_path_with_reflections_goes_back_the_way_it_came():
     theta, momentum, _, spread = start()
     first, least = theta.copy(), momentum.copy()
     leapfrog(theta, momentum, spread, 25, SIZE)
@@ -62,7 +62,7 @@ def test_a_path_with_reflections_goes_back_the_way_it_came() -> None:
     np.testing.assert_allclose(-momentum, least, rtol=1e-8, atol=1e-10)
 
 
-def test_a_reflected_path_is_the_unfolded_one() -> None:
+def test_a_reflected_path_is_the_unfolded_one():
     """In a potential that is even and smooth at zero the mirror must change nothing."""
     theta, momentum, _, spread = start()
     x, u = theta.copy(), momentum.copy()

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,26 +22,12 @@ from daskfactor.kernels.resampling import (
     count_offspring,
     shuffle_orders,
 )
-from daskfactor.kernels.urns import (
-    CHUNK,
-    LANES,
-    Particles,
-    fill_uniforms,
-    start_crowd,
-    visit,
-)
+from daskfactor.kernels.urns import CHUNK, LANES, Particles, fill_uniforms, start_crowd, visit
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 from tests.allocation.cases import CASES, TOY, log_f, tensor
-from tests.allocation.particles import (
-    add,
-    compiled_of,
-    crowded,
-    plan_of,
-    predictive,
-    problems,
-)
+from tests.allocation.particles import add, compiled_of, crowded, plan_of, predictive, problems
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 
@@ -60,15 +45,15 @@ ALIKE = {"one component", "tucker", "tables without hidden variables"}  # while 
 ALMOST = 1 - 1e-6  # resamples whenever weights differ
 
 
-def moving_plan(compiled: Any, particles: int, moves: int = 1, **changes: Any) -> Any:
+def moving_plan(compiled, particles, moves=1, **changes):
     return plan_of(compiled, particles, 0, moves=moves, **changes)
 
 
-def moved(plan: Any, batch: int = 0) -> Any:
+def moved(plan, batch=0):
     return run_batch(plan, batch, Workspace())
 
 
-def uniforms(count: int, particle: int, batch: int, tag: int, seed: int = 1) -> Any:
+def uniforms(count, particle, batch, tag, seed=1):
     out = np.empty(count + count % 2)
     fill_uniforms(out, 0, particle, batch, tag, batches.make_key(seed))
     return out[:count]
@@ -77,7 +62,7 @@ def uniforms(count: int, particle: int, batch: int, tag: int, seed: int = 1) -> 
 class Reference:
     """A batch by plain loops, from the definition."""
 
-    def __init__(self, compiled: Any, plan: Any, batch: int) -> None:
+    def __init__(self, compiled, plan, batch):
         self.compiled, self.plan, self.batch = compiled, plan, batch
         P, T = plan.particles, compiled.total
         tokens = np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
@@ -93,7 +78,7 @@ class Reference:
         self.logs, self.level, self.resampled = np.zeros(P), 0.0, 0
         self.known = plan.placement.constant - compiled.log_factor - compiled.constant
 
-    def draw(self, p: int, t: int, uniform: float) -> float:
+    def draw(self, p, t, uniform):
         m = self.orders[p, t]
         running = np.cumsum(predictive(self.compiled, m, self.C[p], self.D[p]))
         h = int(np.searchsorted(running[:-1], uniform * running[-1], side="right"))
@@ -101,14 +86,14 @@ class Reference:
         add(self.compiled, m, h, self.C[p], self.D[p])
         return math.log(running[-1])
 
-    def sweep(self, tokens: int, number: int) -> None:
+    def sweep(self, tokens, number):
         for p in range(len(self.z)):
             tag = self.tag + MOVES + SWEEP * number
             for t, u in enumerate(uniforms(tokens, p, self.batch, tag)):
                 add(self.compiled, self.orders[p, t], self.z[p, t], self.C[p], self.D[p], -1)
                 self.draw(p, t, u)
 
-    def resample(self, e: int) -> None:
+    def resample(self, e):
         """By the weights of the particles, whose factors that never vary are still in."""
         plan, P = self.plan, len(self.z)
         weights = np.exp(self.logs - self.logs.max())
@@ -125,7 +110,7 @@ class Reference:
         self.logs[:] = 0
         self.resampled += 1
 
-    def run(self) -> "Reference":
+    def run(self):
         edges, scale = self.plan.edges, np.log(self.compiled.values)
         moves, last = self.plan.moves, 0
         P = range(len(self.z))
@@ -146,7 +131,7 @@ class Reference:
         return self
 
 
-def log_known(compiled: Any, order: Any, t: int) -> float:
+def log_known(compiled, order, t):
     """Log of what draws into urns that no hidden state changes add to token t."""
     found = 0.0
     for above in (True, False):
@@ -154,7 +139,7 @@ def log_known(compiled: Any, order: Any, t: int) -> float:
         columns = compiled.column if above else compiled.total_column
         alphas = compiled.alpha if above else compiled.alpha_total
         fixed = (columns == columns[:, :1]).all(axis=1)
-        balls: dict[int, int] = {}
+        balls = {}
         for s in range(t + 1):
             for n in range(len(alphas)):
                 if not fixed[compiled.group == compiled.group[n]].all():
@@ -169,7 +154,7 @@ def log_known(compiled: Any, order: Any, t: int) -> float:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("name", "model", "X"), PROBLEMS, ids=IDS)
-def test_plain_loops(name: str, model: Any, X: Any, own: bool) -> None:
+def test_plain_loops(name, model, X, own):
     """Same uniforms, same allocations, before and after moves; particles of two turns."""
     compiled = compiled_of(X, model)
     P, batch, moves = LANES + 1, 3, 2
@@ -187,7 +172,7 @@ def test_plain_loops(name: str, model: Any, X: Any, own: bool) -> None:
     np.testing.assert_allclose(found.mean_counts, means, atol=1e-9)
 
 
-def test_sweeps_longer_than_a_chunk() -> None:
+def test_sweeps_longer_than_a_chunk():
     X = crowded(CHUNK + 45, 3, 4)
     compiled = compiled_of(X, AllocationModel.nmf(2))
     plan = moving_plan(compiled, 3, keep=True, resampling="multinomial", least=ALMOST)
@@ -198,7 +183,7 @@ def test_sweeps_longer_than_a_chunk() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("name", "model", "X"), PROBLEMS, ids=IDS)
-def test_without_resampling_nothing_moves(name: str, model: Any, X: Any, own: bool) -> None:
+def test_without_resampling_nothing_moves(name, model, X, own):
     """Then particles are those that do not move: the same bits if they add up in one order."""
     compiled = compiled_of(X, model)
     plan = moving_plan(compiled, 9, own=own, keep=True, resampling=None)
@@ -212,7 +197,7 @@ def test_without_resampling_nothing_moves(name: str, model: Any, X: Any, own: bo
 
 
 @pytest.mark.parametrize("name", sorted(PLAIN))
-def test_fast_and_general_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_and_general_agree(name, monkeypatch):
     """Rows of a state by its tokens, rows that are counted, and counts that are looked up."""
     model, X = next(problem for other, *problem in PROBLEMS if other == name)
     compiled = compiled_of(X, model)
@@ -230,7 +215,7 @@ def test_fast_and_general_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_allclose(fast.mean_counts, other.mean_counts, rtol=1e-11, atol=1e-12)
 
 
-def test_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_work(monkeypatch):
     """A kernel that stops after every few tokens goes on as if it had not."""
     compiled = compiled_of(crowded(2 * CHUNK, 4), AllocationModel.nmf(3))
     plan = moving_plan(compiled, 2 * LANES + 1, 2, keep=True)
@@ -242,7 +227,7 @@ def test_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_array_equal(one, two)
 
 
-def test_states_beyond_a_byte() -> None:
+def test_states_beyond_a_byte():
     compiled = compiled_of(crowded(12, 5), AllocationModel.nmf(300))
     plan = moving_plan(compiled, 3, keep=True, least=ALMOST)
     found, expected = moved(plan, 2), Reference(compiled, plan, 2).run()
@@ -251,7 +236,7 @@ def test_states_beyond_a_byte() -> None:
     np.testing.assert_array_equal(found.counts, expected.C)
 
 
-def test_rounds_and_batches_differ() -> None:
+def test_rounds_and_batches_differ():
     compiled = compiled_of(crowded(40, 6), AllocationModel.nmf(3))
     settings = [{"round": 0}, {"round": 1}, {"seed": 2}]
     found = [moved(moving_plan(compiled, 8, **changes)) for changes in settings]
@@ -259,7 +244,7 @@ def test_rounds_and_batches_differ() -> None:
     assert len({one.log_z for one in found}) == 4
 
 
-def posterior(compiled: Any, order: Any) -> tuple[Any, Any]:
+def posterior(compiled, order):
     """All states of tokens in an order, and their probabilities."""
     states = np.array(list(itertools.product(range(compiled.states), repeat=len(order))))
     logs = np.empty(len(states))
@@ -272,7 +257,7 @@ def posterior(compiled: Any, order: Any) -> tuple[Any, Any]:
     return states, chances / chances.sum()
 
 
-def swept(compiled: Any, net: Any, order: Any, states: Any, seed: int) -> Any:
+def swept(compiled, net, order, states, seed):
     """The states of every particle after one sweep from ``states`` (P, T)."""
     P, T = states.shape
     plan = moving_plan(compiled, P)
@@ -301,7 +286,7 @@ def swept(compiled: Any, net: Any, order: Any, states: Any, seed: int) -> Any:
     return crowd.states
 
 
-def put(net: Any, crowd: Any, p: int, m: int, h: int) -> None:
+def put(net, crowd, p, m, h):
     for at in net.place[m] + net.column[:, h]:
         crowd.tables[p, at] += 1
     if net.value.size > 0:
@@ -312,14 +297,14 @@ def put(net: Any, crowd: Any, p: int, m: int, h: int) -> None:
 INVARIANT = ["toy", "symmetric", "collider", "chain", "tied hidden roots", "topics"]
 
 
-def problem_of(name: str) -> tuple[Any, Any]:
+def problem_of(name):
     if name == "toy":
         return AllocationModel.nmf(2), TOY[:, :3]
     return next((model, X) for other, model, _, X in CASES if other == name)
 
 
 @pytest.mark.parametrize("name", INVARIANT)
-def test_a_sweep_leaves_the_posterior_as_it_is(name: str) -> None:
+def test_a_sweep_leaves_the_posterior_as_it_is(name):
     """And no other law: neither under other pseudo-counts nor from other states."""
     model, X = problem_of(name)
     compiled = compiled_of(X, model)
@@ -330,7 +315,7 @@ def test_a_sweep_leaves_the_posterior_as_it_is(name: str) -> None:
     net = complete_network(place_counts(compiled, 0), True)[0]
     weights = compiled.states ** np.arange(len(order))[::-1]
 
-    def p_value(net: Any, start: Any) -> float:
+    def p_value(net, start):
         end = swept(compiled, net, order, start, 2)
         assert (end != start).mean() > 0.05
         seen = np.bincount(end @ weights, minlength=len(states))

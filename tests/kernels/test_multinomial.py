@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import sparse, stats
@@ -11,11 +9,11 @@ KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 NAN = np.nan
 
 
-def dense_view(V: Any) -> BlockView:
+def dense_view(V):
     return BlockView(V, 0, 0, *V.shape)
 
 
-def sparse_view(V: Any, zeros: bool) -> SparseBlock:
+def sparse_view(V, zeros):
     """Stored: everything that is not zero (zeros) or not NaN (missing)."""
     kept = (V != 0) if zeros else ~np.isnan(V)
     row, col = np.nonzero(kept)
@@ -23,14 +21,14 @@ def sparse_view(V: Any, zeros: bool) -> SparseBlock:
     return SparseBlock(indptr, col.astype(np.uint16), V[row, col], *V.shape, zeros)
 
 
-def problem(m: int, n: int, K: int, dtype: Any = np.float64, mean: float = 3.0) -> Any:
+def problem(m, n, K, dtype=np.float64, mean=3.0):
     rng = np.random.default_rng(7)
     V = rng.poisson(mean * rng.gamma(0.5, size=(m, n))).astype(dtype)
     V[rng.random((m, n)) < 0.2] = NAN
     return V, rng.gamma(1.0, size=(m, K)).astype(dtype), rng.gamma(1.0, size=(n, K)).astype(dtype)
 
 
-def sums(view: Any, W: Any, H: Any, offsets: Any = (0, 0), sweep: int = 0) -> Any:
+def sums(view, W, H, offsets=(0, 0), sweep=0):
     SW, SH = np.zeros(W.shape), np.zeros(H.shape)
     allocate(view, W, H, offsets, KEY, sweep, SW, SH)
     return SW, SH
@@ -38,7 +36,7 @@ def sums(view: Any, W: Any, H: Any, offsets: Any = (0, 0), sweep: int = 0) -> An
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("K", [1, 2, 7])
-def test_every_unit_is_placed_once(K: int, dtype: Any) -> None:
+def test_every_unit_is_placed_once(K, dtype):
     V, W, H = problem(9, 8, K, dtype, mean=30.0)
     SW, SH = sums(dense_view(V), W, H)
     np.testing.assert_array_equal(SW.sum(axis=1), np.nansum(V, axis=1))
@@ -48,7 +46,7 @@ def test_every_unit_is_placed_once(K: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("zeros", [True, False])
-def test_sparse_blocks_give_what_dense_ones_give(zeros: bool) -> None:
+def test_sparse_blocks_give_what_dense_ones_give(zeros):
     V, W, H = problem(9, 8, 3)
     for one, other in zip(
         sums(sparse_view(V, zeros), W, H), sums(dense_view(V), W, H), strict=True
@@ -56,7 +54,7 @@ def test_sparse_blocks_give_what_dense_ones_give(zeros: bool) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_blocks_do_not_matter() -> None:
+def test_blocks_do_not_matter():
     V, W, H = problem(11, 10, 3)
     SW, SH = np.zeros(W.shape), np.zeros(H.shape)
     for rows in (slice(0, 4), slice(4, 11)):
@@ -74,13 +72,13 @@ def test_blocks_do_not_matter() -> None:
 WEIGHTS = np.array([0.5, 3.0, 0.01, 1.5])
 
 
-def shares_of(count: int, cells: int) -> Any:
+def shares_of(count, cells):
     """S of many cells with the same count and weights, one to a row: (cells, K)."""
     V = np.full((cells, 1), float(count))
     return sums(dense_view(V), np.tile(WEIGHTS, (cells, 1)), np.ones((1, 4)))[0]
 
 
-def check_multinomial(S: Any, count: int) -> None:
+def check_multinomial(S, count):
     """Marginals by chi-square or Kolmogorov-Smirnov, and all covariances."""
     p, cells = WEIGHTS / WEIGHTS.sum(), len(S)
     covariance = count * (np.diag(p) - np.outer(p, p))
@@ -102,12 +100,12 @@ COUNTS = [1, 3, 4 * PLACE, 4 * PLACE + 1, 200, 2**31]
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_shares_are_multinomial(count: int) -> None:
+def test_shares_are_multinomial(count):
     """Below and above the count from which binomials take over."""
     check_multinomial(shares_of(count, 10_000), count)
 
 
-def test_wrong_shares_are_seen() -> None:
+def test_wrong_shares_are_seen():
     S = shares_of(30, 10_000)
     with pytest.raises(AssertionError):
         check_multinomial(S[:, [1, 0, 2, 3]], 30)
@@ -116,14 +114,14 @@ def test_wrong_shares_are_seen() -> None:
         check_multinomial(apart, 30)
 
 
-def test_cells_of_no_weight_are_left_out() -> None:
+def test_cells_of_no_weight_are_left_out():
     V, W, H = np.full((2, 2), 5.0), np.array([[0.0, 0.0], [0.0, 2.0]]), np.ones((2, 2))
     SW, SH = sums(dense_view(V), W, H)
     np.testing.assert_array_equal(SW, [[0, 0], [0, 10]])
     np.testing.assert_array_equal(SH, [[0, 5], [0, 5]])
 
 
-def test_tiny_weights_are_no_zeros() -> None:
+def test_tiny_weights_are_no_zeros():
     W = np.array([[1e-37, 3e-37]], np.float32)
     SW, _ = sums(dense_view(np.full((1, 1), 1000.0, np.float32)), W, W[:, ::-1].copy())
     assert SW.sum() == 1000
@@ -132,7 +130,7 @@ def test_tiny_weights_are_no_zeros() -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "full", "zero", "missing"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rates(kind: str, dtype: Any) -> None:
+def test_rates(kind, dtype):
     V, W, H = problem(9, 8, 3, dtype)
     if kind == "full":
         V = np.nan_to_num(V)
@@ -144,7 +142,7 @@ def test_rates(kind: str, dtype: Any) -> None:
         np.testing.assert_allclose(rates, 1 + exact, rtol=1e-12)
 
 
-def test_a_matrix_without_missing_zeros_by_scipy() -> None:
+def test_a_matrix_without_missing_zeros_by_scipy():
     """The same through scipy's own compressed rows."""
     V = np.nan_to_num(problem(9, 8, 3)[0])
     made = sparse.csr_array(V)
@@ -156,7 +154,7 @@ def test_a_matrix_without_missing_zeros_by_scipy() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "zero", "missing"])
-def test_log_likelihood(kind: str) -> None:
+def test_log_likelihood(kind):
     V, W, H = problem(9, 8, 3)
     view = dense_view(V) if kind == "dense" else sparse_view(V, kind == "zero")
     exact = np.nansum(stats.poisson.logpmf(V, W @ H.T))

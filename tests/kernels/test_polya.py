@@ -1,7 +1,5 @@
 """The kernel of Pólya urns against plain loops, and its bits against its own other ways."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -21,7 +19,7 @@ PROBLEMS = problems(600)
 IDS = [name for name, *_ in PROBLEMS]
 
 
-def test_uniforms_are_philox_words() -> None:
+def test_uniforms_are_philox_words():
     out = np.empty(6)
     fill_uniforms(out, 3, 5, 7, 9, KEY)
     for pair in range(3):
@@ -32,14 +30,14 @@ def test_uniforms_are_philox_words() -> None:
     assert fill_uniforms(out, 2**32 - 1, 0, 0, 0, KEY) is None
 
 
-def test_uniforms_are_uniform() -> None:
+def test_uniforms_are_uniform():
     out = np.empty(100_000)
     fill_uniforms(out, 0, 1, 2, 3, KEY)
     assert stats.kstest(out, "uniform").pvalue > 1e-3
     assert abs(np.corrcoef(out[:-1], out[1:])[0, 1]) < 5 / np.sqrt(out.size)
 
 
-def uniforms_of(tokens: int, particle: int, batch: int, purpose: int, seed: int = 1) -> Any:
+def uniforms_of(tokens, particle, batch, purpose, seed=1):
     out = np.empty(tokens + tokens % 2)
     fill_uniforms(out, 0, particle, batch, purpose, make_key(seed))
     return out[:tokens]
@@ -47,7 +45,7 @@ def uniforms_of(tokens: int, particle: int, batch: int, purpose: int, seed: int 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("_", "model", "X"), PROBLEMS, ids=IDS)
-def test_plain_loops(_: str, model: Any, X: Any, own: bool) -> None:
+def test_plain_loops(_, model, X, own):
     """Same uniforms, same allocations; particles of two turns, light and dense rows."""
     compiled = compiled_of(X, model)
     P, batch = LANES + 1, 3
@@ -68,7 +66,7 @@ def test_plain_loops(_: str, model: Any, X: Any, own: bool) -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("_", "model", "X"), PROBLEMS, ids=IDS)
-def test_where_counts_are_kept_does_not_matter(_: str, model: Any, X: Any, own: bool) -> None:
+def test_where_counts_are_kept_does_not_matter(_, model, X, own):
     compiled = compiled_of(X, model)
     settings = {"own": own, "keep": True, "least": 0.9}
     dense, light, mixed = (
@@ -81,7 +79,7 @@ def test_where_counts_are_kept_does_not_matter(_: str, model: Any, X: Any, own: 
         np.testing.assert_allclose(other.mean_counts, dense.mean_counts, rtol=1e-12)
 
 
-def test_states_beyond_a_byte() -> None:
+def test_states_beyond_a_byte():
     """Slots of two bytes."""
     compiled = compiled_of(crowded(80, 3), AllocationModel.nmf(300))
     plans = [plan_of(compiled, 6, limit, keep=True, least=0.9) for limit in (0, 10**6)]
@@ -91,7 +89,7 @@ def test_states_beyond_a_byte() -> None:
     assert dense.log_z == light.log_z
 
 
-def test_rows_of_many_tokens() -> None:
+def test_rows_of_many_tokens():
     """Tables of two and four bytes."""
     for total, kind in ((200, np.uint8), (40_000, np.uint16), (100_000, np.uint32)):
         X = np.array([[total // 2, total // 4], [0, total // 4]])
@@ -102,7 +100,7 @@ def test_rows_of_many_tokens() -> None:
         np.testing.assert_array_equal(found.counts[:, :2].sum(axis=1), total)
 
 
-def test_particles_do_not_depend_on_their_number() -> None:
+def test_particles_do_not_depend_on_their_number():
     compiled = compiled_of(crowded(600), AllocationModel.nmf(3))
     few, many = (batch_of(plan_of(compiled, P, resampling=None, keep=True)) for P in (3, 10))
     assert few.counts is not None
@@ -111,7 +109,7 @@ def test_particles_do_not_depend_on_their_number() -> None:
     np.testing.assert_array_equal(few.log_weights, many.log_weights[:3])
 
 
-def test_long_stretches() -> None:
+def test_long_stretches():
     """Uniforms come in chunks; a stretch may be longer than one, and end anywhere."""
     X = crowded(256 * CHUNK + 777)
     compiled = compiled_of(X, AllocationModel.nmf(2))
@@ -129,7 +127,7 @@ def test_long_stretches() -> None:
     assert found.log_z + plan_of(compiled, 1).placement.constant == pytest.approx(log_z, rel=1e-12)
 
 
-def test_orders_are_permutations() -> None:
+def test_orders_are_permutations():
     orders = np.tile(np.arange(7, dtype=np.int32), (20_000, 1))
     shuffle_orders(orders, 3, PURPOSES, KEY, np.empty(8))
     assert (np.sort(orders, axis=1) == np.arange(7)).all()

@@ -9,7 +9,7 @@ from scipy import sparse
 
 from daskfactor.kernels.philox import Address, fill_normals
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
-from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
+from daskfactor.kernels.views import BlockView, SparseBlock
 from tests.kernels import reference
 
 Array = NDArray[Any]
@@ -18,7 +18,7 @@ M, N = 9, 13
 SHARES = {"complete": 0.0, "few gaps": 0.2, "many gaps": 0.7}
 
 
-def matrix(missing: float, dtype: Any = np.float64) -> Array:
+def matrix(missing, dtype=np.float64):
     rng = np.random.default_rng(1)
     V = rng.normal(2.0, 1.0, (M, N)).astype(dtype)
     V[rng.random(V.shape) < missing] = np.nan
@@ -30,18 +30,18 @@ def matrix(missing: float, dtype: Any = np.float64) -> Array:
     return V
 
 
-def rows_of(count: int, K: int, dtype: Any = np.float64) -> Array:
+def rows_of(count, K, dtype=np.float64):
     return np.random.default_rng(2).normal(0.3, 1.0, (count, K)).astype(dtype)
 
 
-def dense(V: Array) -> AnyBlock:
+def dense(V):
     """A block within an array."""
     array = np.full((M + 3, N + 2), 7.0, V.dtype)
     array[2 : 2 + M, 1 : 1 + N] = V
     return BlockView(array, 2, 1, M, N)
 
 
-def stored(V: Array, zeros: bool) -> AnyBlock:
+def stored(V, zeros):
     """With ``zeros`` the zeros are left out, and what is missing is stored; else that is left."""
     kept = V != 0 if zeros else ~np.isnan(V)
     table = sparse.csr_array((V[kept], np.nonzero(kept)), shape=V.shape)
@@ -49,7 +49,7 @@ def stored(V: Array, zeros: bool) -> AnyBlock:
     return SparseBlock(table.indptr.astype(np.int32), indices, table.data, M, N, zeros)
 
 
-def square(grams: Array, m: int, K: int) -> Array:
+def square(grams, m, K):
     """Whole matrices from triangles, one for each row."""
     whole = np.zeros((len(grams), K, K))
     whole[:, *np.triu_indices(K)] = grams
@@ -57,13 +57,13 @@ def square(grams: Array, m: int, K: int) -> Array:
     return np.broadcast_to(whole, (m, K, K))
 
 
-def sums_of(view: AnyBlock, other: Array) -> tuple[Array, Array]:
+def sums_of(view, other):
     K = other.shape[1]
     grams, targets = np.zeros((1, triangle(K))), np.zeros((view.m, K))
     return add_equations(view, other, grams, targets), targets
 
 
-def check(view: AnyBlock, V: Array, K: int = 6) -> Array:
+def check(view, V, K=6):
     """Both sides of a block against the reference; returns the triangles of its rows."""
     found = []
     for own, wanted in ((view, V), (turned(view), V.T)):
@@ -78,20 +78,20 @@ def check(view: AnyBlock, V: Array, K: int = 6) -> Array:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("share", SHARES)
-def test_normal_equations(share: str, dtype: Any) -> None:
+def test_normal_equations(share, dtype):
     V = matrix(SHARES[share], dtype)
     assert len(check(dense(V), V)) == (1 if share == "complete" else M)
     assert len(check(stored(V, False), V)) == M
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_zeros_that_are_not_stored_are_observed(share: str) -> None:
+def test_zeros_that_are_not_stored_are_observed(share):
     V = matrix(SHARES[share])
     V[np.random.default_rng(3).random(V.shape) < 0.6] = 0.0
     assert len(check(stored(V, True), V)) == (1 if share == "complete" else M)
 
 
-def test_blocks_add_up_and_one_matrix_becomes_many() -> None:
+def test_blocks_add_up_and_one_matrix_becomes_many():
     V, K = matrix(0.3), 4
     V[:, :5] = 1.0
     other = rows_of(N, K)
@@ -115,7 +115,7 @@ COLUMNS = np.array(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("still", [(3,), (0, 3), (), (0, 1, 2, 3, 4)])
-def test_draws(share: str, still: tuple[int, ...], dtype: Any) -> None:
+def test_draws(share, still, dtype):
     V, other, columns = matrix(SHARES[share], dtype), rows_of(N, 5, dtype), COLUMNS.copy()
     columns[3] = 1.0
     columns[3, list(still)] = 0.0
@@ -130,10 +130,10 @@ def test_draws(share: str, still: tuple[int, ...], dtype: Any) -> None:
     np.testing.assert_array_equal(values[:, still], before[:, still])
 
 
-def test_rows_have_the_same_bits_however_they_are_split() -> None:
+def test_rows_have_the_same_bits_however_they_are_split():
     V, other = matrix(0.4), rows_of(N, 5)
 
-    def drawn(low: int, high: int) -> Array:
+    def drawn(low, high):
         values = rows_of(M, 5)[low:high]
         sums = sums_of(BlockView(V, low, 0, high - low, N), other)
         draw_rows(values, *sums, COLUMNS, 0.3, Address(KEY, 4, 1, low))

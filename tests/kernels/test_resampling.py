@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -9,13 +7,13 @@ WEIGHTS = np.array([0.05, 0.4, 0.0, 0.11, 0.24, 0.2])
 RUNS = 20_000
 
 
-def offspring_of(scheme: str, weights: Any, draws: Any) -> Any:
+def offspring_of(scheme, weights, draws):
     offspring = np.full(weights.size, 99)
     count_offspring(SCHEMES[scheme], weights.copy(), draws, offspring)
     return offspring
 
 
-def reference(scheme: str, weights: Any, draws: Any) -> Any:
+def reference(scheme, weights, draws):
     """Points on the unit line, by NumPy."""
     P = weights.size
     kept, left = np.zeros(P, int), weights
@@ -31,7 +29,7 @@ def reference(scheme: str, weights: Any, draws: Any) -> Any:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_numbers_of_offspring(scheme: str) -> None:
+def test_numbers_of_offspring(scheme):
     """As many as the weights say on average, and P in all."""
     rng, P = np.random.default_rng(5), WEIGHTS.size
     seen = np.array([offspring_of(scheme, WEIGHTS, rng.random(P)) for _ in range(RUNS)])
@@ -42,7 +40,7 @@ def test_numbers_of_offspring(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_reference(scheme: str) -> None:
+def test_reference(scheme):
     rng = np.random.default_rng(6)
     for P in (1, 2, 7, 64):
         weights = rng.gamma(0.3, size=P)
@@ -52,7 +50,7 @@ def test_reference(scheme: str) -> None:
         np.testing.assert_array_equal(offspring_of(scheme, weights, draws), expected)
 
 
-def test_spread() -> None:
+def test_spread():
     """Systematic offspring is never off by a whole particle; multinomial is."""
     rng, P = np.random.default_rng(7), WEIGHTS.size
     seen = {
@@ -65,7 +63,7 @@ def test_spread() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_rounding(scheme: str) -> None:
+def test_rounding(scheme):
     """Draws at the very end of the line, and one particle with all the weight."""
     almost = np.full(5, 1 - 2.0**-53)
     for weights in (np.full(5, 0.2), np.array([0, 0, 1.0, 0, 0]), np.array([1.0, 0, 0, 0, 0])):
@@ -74,7 +72,7 @@ def test_rounding(scheme: str) -> None:
         assert (offspring[weights == 0] == 0).all()
 
 
-def test_parents() -> None:
+def test_parents():
     rng = np.random.default_rng(8)
     for _ in range(200):
         P = int(rng.integers(1, 30))
@@ -86,7 +84,7 @@ def test_parents() -> None:
         np.testing.assert_array_equal(parents[stayed], stayed)
 
 
-def test_normalise() -> None:
+def test_normalise():
     logs, weights = np.array([-1000.0, -1001.0, -1003.0]), np.empty(3)
     mean, size = normalise(logs, weights)
     assert mean == pytest.approx(-1000 + np.log(np.mean(np.exp([0.0, -1, -3]))))

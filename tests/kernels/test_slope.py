@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.views import BlockView, Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import reference
 from tests.kernels.sparse_problem import FLOOR, dense_view, factor_pair, sparse_block
@@ -15,7 +15,7 @@ from tests.kernels.sparse_problem import FLOOR, dense_view, factor_pair, sparse_
 Array = NDArray[Any]
 
 
-def found(view: Any, beta: float, by_rows: bool, W: Array, H: Array, fitted: bool) -> Any:
+def found(view, beta, by_rows, W, H, fitted):
     """Gradient and fits, added to what was there."""
     gradient = np.full_like(W if by_rows else H, 7.0)
     fits = np.full(len(gradient), 3.0)
@@ -25,9 +25,7 @@ def found(view: Any, beta: float, by_rows: bool, W: Array, H: Array, fitted: boo
     return gradient, fits
 
 
-def check(
-    view: Any, full: BlockView, beta: float, by_rows: bool, factors: Any, tolerance: float
-) -> None:
+def check(view, full, beta, by_rows, factors, tolerance):
     wide = tuple(factor.astype(float) for factor in factors)
     exact = np.full(wide[0 if by_rows else 1].shape, 7.0), np.full(len(wide[not by_rows]), 3.0)
     reference.slope(*full.arguments[:3], *wide, FLOOR, by_rows, *exact, beta)
@@ -40,15 +38,9 @@ def check(
 @pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize(
     ("beta", "zeros", "dtype", "tolerance"),
-    [
-        (0.5, False, "float32", 2e-5),
-        (1.0, True, "float32", 2e-5),
-        (2.0, True, "float64", 1e-11),
-    ],
+    [(0.5, False, "float32", 2e-5), (1.0, True, "float32", 2e-5), (2.0, True, "float64", 1e-11)],
 )
-def test_both_kinds_of_block_equal_the_twin(
-    beta: float, zeros: bool, dtype: str, tolerance: float, by_rows: bool
-) -> None:
+def test_both_kinds_of_block_equal_the_twin(beta, zeros, dtype, tolerance, by_rows):
     real = np.dtype(dtype).type
     block, factors = sparse_block(real, 53, 31, zeros), factor_pair(real, 53, 31, 11)
     full = dense_view(block, real)
@@ -57,7 +49,7 @@ def test_both_kinds_of_block_equal_the_twin(
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
-def test_blocks_without_an_entry_and_of_several_tiles(by_rows: bool) -> None:
+def test_blocks_without_an_entry_and_of_several_tiles(by_rows):
     for density, m, n in ((0.0, 5, 7), (0.3, 700, 40)):
         block = sparse_block(np.float64, m, n, True, density=density)
         factors = factor_pair(np.float64, m, n, 3)

@@ -17,7 +17,7 @@ KEY = np.array([5, 8], np.uint32)
 RATE = 0.7
 
 
-def band(shape: tuple[int, int], dtype: str = "float64", seed: int = 0) -> tuple[Array, ...]:
+def band(shape, dtype="float64", seed=0):
     """Entries, momenta along and across, gradient, metric; every third column is frozen."""
     rng = np.random.default_rng(seed)
     theta, metric = rng.gamma(0.7, size=shape), 0.2 + rng.gamma(2.0, size=shape)
@@ -27,7 +27,7 @@ def band(shape: tuple[int, int], dtype: str = "float64", seed: int = 0) -> tuple
     return tuple(array.astype(dtype) for array in (theta, *moving, metric))
 
 
-def vectors(theta: Array, along: Array, across: Array, metric: Array) -> tuple[Array, Array]:
+def vectors(theta, along, across, metric):
     """u and its momentum in the plane, (2, n, K), with u on a ray of its own."""
     angle = np.random.default_rng(3).uniform(0, 2 * np.pi, theta.shape)
     ray, normal = (np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))
@@ -37,7 +37,7 @@ def vectors(theta: Array, along: Array, across: Array, metric: Array) -> tuple[A
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_kicks_and_drifts_are_those_of_vectors(dtype: str, share: float) -> None:
+def test_kicks_and_drifts_are_those_of_vectors(dtype, share):
     arrays = theta, along, across, _, metric = band((40, 7), dtype)
     begun = theta.copy()
     free = np.isfinite(metric)
@@ -65,11 +65,11 @@ def test_kicks_and_drifts_are_those_of_vectors(dtype: str, share: float) -> None
     np.testing.assert_array_equal(theta[~free], begun[~free])
 
 
-def test_a_path_goes_back_the_way_it_came() -> None:
+def test_a_path_goes_back_the_way_it_came():
     theta, along, across, _, metric = band((30, 4))
     first = theta.copy()
 
-    def leapfrog() -> None:  # a Poisson law of 3 counts; the kick in the middle of two drifts
+    def leapfrog():  # a Poisson law of 3 counts; the kick in the middle of two drifts
         for _ in range(20):
             flight(theta, along, across, metric, 0.1)
             kick_flight(theta, along, across, 3 / (theta + 0.5) - 1, metric, RATE, 0.2, 0.5)
@@ -84,7 +84,7 @@ def test_a_path_goes_back_the_way_it_came() -> None:
 
 @pytest.mark.parametrize("shape", [1.0, 2.3, 0.6])
 @pytest.mark.parametrize("size", [0.4, 2.0])
-def test_the_prior_alone_has_its_exact_law_at_any_step(shape: float, size: float) -> None:
+def test_the_prior_alone_has_its_exact_law_at_any_step(shape, size):
     theta = np.full((100, 100), 0.5)
     along, across, gradient = (np.zeros_like(theta) for _ in range(3))
     metric = np.full_like(theta, 0.9 * RATE)
@@ -99,7 +99,7 @@ def test_the_prior_alone_has_its_exact_law_at_any_step(shape: float, size: float
     assert stats.kstest(theta.ravel(), stats.gamma(shape, scale=1 / RATE).cdf).pvalue > 1e-4
 
 
-def test_a_length_that_is_refreshed_is_a_noncentral_one() -> None:
+def test_a_length_that_is_refreshed_is_a_noncentral_one():
     """And of one dimension, shape 1, it is the absolute value of what `refresh` makes."""
     across = np.full((200, 100), 1.3)
     refresh_length(across, 0.8, 1.0, KEY, 3, 1, 0)
@@ -110,7 +110,7 @@ def test_a_length_that_is_refreshed_is_a_noncentral_one() -> None:
     assert np.mean(across == 0) == pytest.approx(np.exp(-0.5 * (0.8 * 1.3 / 0.6) ** 2), abs=0.02)
 
 
-def test_a_diverged_gradient_shows() -> None:
+def test_a_diverged_gradient_shows():
     arrays = theta, along, across, gradient, metric = band((4, 3), "float32")
     gradient[1, 2] = np.nan
     kick_flight(*arrays, RATE, 0.5, 0.5)
@@ -121,7 +121,7 @@ def test_a_diverged_gradient_shows() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(n=st.integers(2, 60), K=st.integers(1, 20), data=st.data())
-def test_bands_do_not_matter(n: int, K: int, data: Any) -> None:
+def test_bands_do_not_matter(n, K, data):
     cut = data.draw(st.integers(1, n - 1))
     results = []
     for bands in ([slice(0, n)], [slice(0, cut), slice(cut, n)]):

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from scipy import sparse, stats
 
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.philox import Address, philox4x32
+from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.subsample import CHUNK, add_subsample, block_address, drawn_entries
-from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock, Workspace, index_type
+from daskfactor.kernels.views import BlockView, SparseBlock, Workspace, index_type
 from daskfactor.models.tweedie_law import Tweedie
 
 Array = NDArray[Any]
@@ -19,7 +19,7 @@ KEY = np.array([7, 99], np.uint32)
 SHAPE = (6, 5)
 
 
-def matrix(dtype: str = "float64") -> Array:
+def matrix(dtype="float64"):
     """Counts with zeros and missing entries."""
     rng = np.random.default_rng(3)
     V = rng.poisson(1.5, SHAPE).astype(dtype)
@@ -27,7 +27,7 @@ def matrix(dtype: str = "float64") -> Array:
     return V
 
 
-def dense(V: Array) -> BlockView:
+def dense(V):
     """V as a window of a larger array."""
     m, n = V.shape
     whole = np.full((m + 3, n + 2), 1e9, V.dtype)
@@ -35,7 +35,7 @@ def dense(V: Array) -> BlockView:
     return BlockView(whole, 2, 1, m, n)
 
 
-def stored(V: Array, zeros: bool) -> SparseBlock:
+def stored(V, zeros):
     """What is observed and not zero, or all that is observed; missing ones as stored NaN."""
     mask = np.isnan(V) | (V != 0) if zeros else ~np.isnan(V)
     rows, cols = np.nonzero(mask)
@@ -44,19 +44,15 @@ def stored(V: Array, zeros: bool) -> SparseBlock:
     return SparseBlock(table.indptr.astype(np.int32), indices, table.data, *V.shape, zeros)
 
 
-VIEWS = {
-    "dense": dense,
-    "stored": lambda V: stored(V, False),
-    "zeros": lambda V: stored(V, True),
-}
+VIEWS = {"dense": dense, "stored": lambda V: stored(V, False), "zeros": lambda V: stored(V, True)}
 
 
-def draws(view: AnyBlock, count: int, address: Address) -> list[Array]:
+def draws(view, count, address):
     pieces = [[part.copy() for part in piece[:3]] for piece in drawn_entries(view, count, address)]
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
-def reference(view: AnyBlock, V: Array, count: int, address: Address) -> list[Array]:
+def reference(view, V, count, address):
     """The same in NumPy, a draw at a time."""
     m, n = V.shape
     if isinstance(view, SparseBlock) and not view.zeros:
@@ -76,7 +72,7 @@ def reference(view: AnyBlock, V: Array, count: int, address: Address) -> list[Ar
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_draws_are_those_of_the_formula(name: str) -> None:
+def test_draws_are_those_of_the_formula(name):
     V = matrix()
     view, address = VIEWS[name](V), block_address(KEY, 11, 5)
     for got, wanted in zip(
@@ -86,7 +82,7 @@ def test_draws_are_those_of_the_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_draws_are_uniform_over_what_is_observed(name: str) -> None:
+def test_draws_are_uniform_over_what_is_observed(name):
     V = matrix("float32")
     rows, cols, values = draws(VIEWS[name](V), 6000, block_address(KEY, 0, 0))
     np.testing.assert_array_equal(values, V[rows, cols])
@@ -95,7 +91,7 @@ def test_draws_are_uniform_over_what_is_observed(name: str) -> None:
     assert stats.chisquare(times).pvalue > 1e-4
 
 
-def test_iterations_blocks_and_keys_draw_other_entries() -> None:
+def test_iterations_blocks_and_keys_draw_other_entries():
     view = dense(np.arange(30_000.0).reshape(200, 150))
     addresses = [
         block_address(KEY, 0, 0),
@@ -113,7 +109,7 @@ def test_iterations_blocks_and_keys_draw_other_entries() -> None:
 @pytest.mark.parametrize(
     ("beta", "dtype"), [(2.0, "float32"), (1.0, "float64"), (0.5, "float32"), (-0.7, "float64")]
 )
-def test_gradient_and_curvature_against_numpy(beta: float, dtype: str) -> None:
+def test_gradient_and_curvature_against_numpy(beta, dtype):
     rng = np.random.default_rng(1)
     V = matrix(dtype) + 1
     W, H = (rng.random((size, 3)).astype(dtype) + 0.1 for size in SHAPE)
@@ -135,7 +131,7 @@ def test_gradient_and_curvature_against_numpy(beta: float, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_the_mean_gradient_is_the_whole_one(name: str) -> None:
+def test_the_mean_gradient_is_the_whole_one(name):
     """Within five standard errors, over independent iterations."""
     rng = np.random.default_rng(2)
     V, iterations, each = matrix(), 1000, 7

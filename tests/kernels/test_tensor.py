@@ -64,8 +64,7 @@ def means(factors, letters):
 
 @pytest.mark.parametrize("share", [0.3, 0.0])
 @pytest.mark.parametrize(
-    ("beta", "zeros", "width"),
-    [(1.0, True, 1), (1.0, True, 16), (2.0, True, 5), (0.0, False, 5)],
+    ("beta", "zeros", "width"), [(1.0, True, 1), (1.0, True, 16), (2.0, True, 5), (0.0, False, 5)]
 )
 def test_slopes_and_fits_are_their_definitions(beta, zeros, width, share):
     rng, shape, law = np.random.default_rng(2), SHAPE[:3], Tweedie(beta)

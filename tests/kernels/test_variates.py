@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,7 +25,7 @@ UNSEEN = 1e-4
 
 
 @jit_exact
-def uniforms(out: Any) -> None:
+def uniforms(out):
     stream = stack_array(STREAM, np.uint64)
     start_cell(stream, KEY, 0, 0, 0)
     for i in range(out.size):
@@ -35,7 +33,7 @@ def uniforms(out: Any) -> None:
 
 
 @jit_exact
-def normals(out: Any) -> None:
+def normals(out):
     stream = stack_array(STREAM, np.uint64)
     for i in range(out.size):
         start_entry(stream, KEY, 3, 1, i, 0)
@@ -43,7 +41,7 @@ def normals(out: Any) -> None:
 
 
 @jit_exact
-def gammas(shape: float, rate: float, out: Any) -> None:
+def gammas(shape, rate, out):
     stream = stack_array(STREAM, np.uint64)
     for i in range(out.size):
         start_entry(stream, KEY, 0, 0, i, 0)
@@ -51,7 +49,7 @@ def gammas(shape: float, rate: float, out: Any) -> None:
 
 
 @jit_exact
-def poissons(mean: float, out: Any) -> None:
+def poissons(mean, out):
     stream = stack_array(STREAM, np.uint64)
     for i in range(out.size):
         start_cell(stream, KEY, 1, i, 0)
@@ -59,20 +57,20 @@ def poissons(mean: float, out: Any) -> None:
 
 
 @jit_exact
-def binomials(n: int, p: float, out: Any) -> None:
+def binomials(n, p, out):
     stream = stack_array(STREAM, np.uint64)
     for i in range(out.size):
         start_cell(stream, KEY, 2, i, 7)
         out[i] = binomial(n, p, stream)
 
 
-def drawn(draw: Any, *parameters: float, dtype: Any = np.float64) -> Any:
+def drawn(draw, *parameters, dtype=np.float64):
     out = np.empty(N, dtype)
     draw(*parameters, out)
     return out
 
 
-def check_continuous(values: Any, law: Any) -> None:
+def check_continuous(values, law):
     assert stats.kstest(values, law.cdf).pvalue > UNSEEN
     mean, variance, kurtosis = law.stats("mvk")
     assert abs(values.mean() - mean) < 5 * np.sqrt(variance / values.size)
@@ -80,7 +78,7 @@ def check_continuous(values: Any, law: Any) -> None:
     assert abs(values.var() / variance - 1) < 5 * spread
 
 
-def check_discrete(values: Any, law: Any) -> None:
+def check_discrete(values, law):
     """Chi-square over cells that hold at least 20 expected counts each, and moments."""
     edges = np.unique(law.ppf(np.linspace(0, 1, 41)[1:-1]))
     expected = np.diff(np.concatenate([[0.0], law.cdf(edges), [1.0]])) * values.size
@@ -98,7 +96,7 @@ def check_discrete(values: Any, law: Any) -> None:
     assert abs(values.var() / variance - 1) < 5 * np.sqrt((kurtosis + 2) / values.size)
 
 
-def test_uniforms_and_normals() -> None:
+def test_uniforms_and_normals():
     values = drawn(uniforms)
     check_continuous(values, stats.uniform())
     assert values.min() > 0
@@ -111,11 +109,11 @@ GAMMAS = [(0.05, 1.0), (0.3, 2.0), (0.999, 1.0), (1.0, 0.5), (1.7, 3.0), (12.0, 
 
 
 @pytest.mark.parametrize(("shape", "rate"), [*GAMMAS, (1e4, 5.0), (1e9, 1.0), (1e13, 1e6)])
-def test_gamma(shape: float, rate: float) -> None:
+def test_gamma(shape, rate):
     check_continuous(drawn(gammas, shape, rate), stats.gamma(shape, scale=1 / rate))
 
 
-def test_gamma_of_a_tiny_shape_is_log_exact() -> None:
+def test_gamma_of_a_tiny_shape_is_log_exact():
     """At shape a, log(x) * a is nearly -Exponential(1): x = u**(1 / a) times a number near 1."""
     values = drawn(gammas, 0.02, 1.0)
     seen = values[values > 0]
@@ -127,11 +125,11 @@ MEANS = [1e-3, 0.2, 1.0, 5.5, 9.99, 10.0, 14.3, 100.0, 5e3, 1e6, 1e9]
 
 
 @pytest.mark.parametrize("mean", MEANS)
-def test_poisson(mean: float) -> None:
+def test_poisson(mean):
     check_discrete(drawn(poissons, mean, dtype=np.int64), stats.poisson(mean))
 
 
-def test_poisson_of_nothing() -> None:
+def test_poisson_of_nothing():
     assert not drawn(poissons, 0.0, dtype=np.int64).any()
 
 
@@ -156,20 +154,20 @@ BINOMIALS = [
 
 
 @pytest.mark.parametrize(("n", "p"), BINOMIALS)
-def test_binomial(n: int, p: float) -> None:
+def test_binomial(n, p):
     values = drawn(binomials, n, p, dtype=np.int64)
     assert values.min() >= 0
     assert values.max() <= n
     check_discrete(values, stats.binom(n, p))
 
 
-def test_certain_binomials() -> None:
+def test_certain_binomials():
     for n, p, result in ((0, 0.5, 0), (5, 0.0, 0), (5, -1e-17, 0), (5, 1.0, 5), (5, 1.1, 5)):
         assert set(drawn(binomials, n, p, dtype=np.int64)) == {result}
 
 
-def band(n: int, K: int, row0: int = 0, **address: Any) -> Any:
-    where: dict[str, Any] = {"key": KEY, "iteration": 4, "factor": 1, **address}
+def band(n, K, row0=0, **address):
+    where = {"key": KEY, "iteration": 4, "factor": 1, **address}
     shape = 0.2 + (np.arange(row0, row0 + n)[:, None] % 5) * np.arange(1, K + 1)
     out = np.empty((n, K))
     fill_gamma(shape, np.full((n, K), 2.0), row0=row0, out=out, **where)
@@ -178,7 +176,7 @@ def band(n: int, K: int, row0: int = 0, **address: Any) -> Any:
 
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(1, 40), K=st.integers(1, 9), cut=st.integers(0, 40))
-def test_bands_and_width_do_not_matter(n: int, K: int, cut: int) -> None:
+def test_bands_and_width_do_not_matter(n, K, cut):
     cut = min(cut, n)
     whole = band(n, K, 11)
     parts = [band(cut, K, 11), band(n - cut, K, 11 + cut)]
@@ -187,10 +185,10 @@ def test_bands_and_width_do_not_matter(n: int, K: int, cut: int) -> None:
 
 
 @pytest.mark.parametrize("change", ["iteration", "factor", "key0", "key1", "row0", "component"])
-def test_every_part_of_the_address_counts(change: str) -> None:
+def test_every_part_of_the_address_counts(change):
     base = np.empty((2000, 4))
     fill_gamma(np.ones((2000, 4)), np.ones((2000, 4)), KEY, 4, 1, 0, base)
-    where: dict[str, Any] = {"key": KEY.copy(), "iteration": 4, "factor": 1, "row0": 0}
+    where = {"key": KEY.copy(), "iteration": 4, "factor": 1, "row0": 0}
     other = np.empty_like(base)
     if change.startswith("key"):
         where["key"][int(change[-1])] ^= np.uint32(1)
@@ -204,9 +202,9 @@ def test_every_part_of_the_address_counts(change: str) -> None:
     assert abs(np.corrcoef(base.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(base.size)
 
 
-def test_entries_and_cells_have_streams_of_their_own() -> None:
+def test_entries_and_cells_have_streams_of_their_own():
     @jit_exact
-    def both(out: Any) -> None:
+    def both(out):
         stream = stack_array(STREAM, np.uint64)
         start_entry(stream, KEY, 5, 3, 9, 0)
         out[0] = uniform(stream)
@@ -219,14 +217,14 @@ def test_entries_and_cells_have_streams_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_no_component_is_lost_to_underflow(dtype: Any) -> None:
+def test_no_component_is_lost_to_underflow(dtype):
     out = np.empty((500, 2), dtype)
     fill_gamma(np.full(out.shape, 1e-3), np.ones(out.shape), KEY, 0, 0, 0, out)
     assert (out > 0).all()
     assert np.float64(out.min()) ** 2 > 0
 
 
-def test_rates_may_be_shared_by_all_rows() -> None:
+def test_rates_may_be_shared_by_all_rows():
     rates, shape = np.array([0.5, 3.0]), np.full((6, 2), 1.5)
     one, other = np.empty((6, 2)), np.empty((6, 2))
     fill_gamma(shape, np.broadcast_to(rates, shape.shape), KEY, 0, 0, 0, one)
@@ -234,21 +232,21 @@ def test_rates_may_be_shared_by_all_rows() -> None:
     np.testing.assert_array_equal(one, other)
 
 
-def broken_gamma(shape: float, rate: float, out: Any) -> None:
+def broken_gamma(shape, rate, out):
     """Without the boost: a shape below 1 as if it were one higher."""
     gammas(shape + 1.0 if shape < 1 else shape, rate, out)
 
 
-def broken_poisson(mean: float, out: Any) -> None:
+def broken_poisson(mean, out):
     poissons(mean, out)
     out += 1
 
 
-def broken_binomial(n: int, p: float, out: Any) -> None:
+def broken_binomial(n, p, out):
     binomials(n, 1.03 * p, out)
 
 
-def test_broken_copies_are_seen() -> None:
+def test_broken_copies_are_seen():
     with pytest.raises(AssertionError):
         check_continuous(drawn(broken_gamma, 0.3, 1.0), stats.gamma(0.3))
     with pytest.raises(AssertionError):
@@ -257,9 +255,9 @@ def test_broken_copies_are_seen() -> None:
         check_discrete(drawn(broken_binomial, 40, 0.3, dtype=np.int64), stats.binom(40, 0.3))
 
 
-def test_the_tail_of_stirlings_formula() -> None:
+def test_the_tail_of_stirlings_formula():
     @jit_exact
-    def tails(k: Any, out: Any) -> None:
+    def tails(k, out):
         for i in range(k.size):
             out[i] = variates._stirling_tail(k[i])
 

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ NAN = np.nan
 X = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 0.0]])
 
 
-def test_every_kind_of_array_is_the_same_covariates() -> None:
+def test_every_kind_of_array_is_the_same_covariates():
     labelled = xr.DataArray(X, {"age": ["a", "b", "c"]}, ("person", "age"))
     given = [X, X.tolist(), X.astype(np.float32), np.ma.array(X), labelled, pd.DataFrame(X)]
     models = [GaussianMF(2, covariates_w=one) for one in given]
@@ -35,7 +34,7 @@ def test_every_kind_of_array_is_the_same_covariates() -> None:
     assert compressed[0].covariates_w.values.data.dtype == np.float64
 
 
-def test_models_stay_values() -> None:
+def test_models_stay_values():
     given = X.copy()
     one, same, other = (GaussianMF(3, covariates_h=values) for values in (given, X, 2 * X))
     given[:] = 7.0
@@ -50,7 +49,7 @@ def test_models_stay_values() -> None:
 
 
 @pytest.mark.parametrize("values", [X, sparse.csr_array(X)], ids=["dense", "sparse"])
-def test_only_their_shape_is_stored_with_the_settings(values: Any) -> None:
+def test_only_their_shape_is_stored_with_the_settings(values):
     model = GaussianMF(3, covariates_w=values, link_precision_w=2.0)
     stored = json.loads(json.dumps(model.to_dict()))
     assert stored["covariates_w"] == [2, 3]
@@ -61,7 +60,7 @@ def test_only_their_shape_is_stored_with_the_settings(values: Any) -> None:
     assert again.with_arrays(model.arrays()) == model
 
 
-def test_models_of_older_stores_have_none() -> None:
+def test_models_of_older_stores_have_none():
     old = GaussianMF(3).to_dict()
     for name in ("covariates_w", "covariates_h", "link_precision_w", "link_precision_h"):
         del old[name]
@@ -83,7 +82,7 @@ def test_models_of_older_stores_have_none() -> None:
         ("abc", "got str of dtype object"),
     ],
 )
-def test_bad_values_are_refused(values: Any, message: str) -> None:
+def test_bad_values_are_refused(values, message):
     with pytest.raises(ModelError, match=message) as caught:
         GaussianMF(2, covariates_w=values)
     assert "\n" not in str(caught.value)
@@ -94,7 +93,7 @@ def test_bad_values_are_refused(values: Any, message: str) -> None:
         GaussianMF(2, covariates_w=X, link_precision_w=0)
 
 
-def test_they_must_belong_to_the_data() -> None:
+def test_they_must_belong_to_the_data():
     model = GaussianMF(2, covariates_w=X, covariates_h=np.ones((4, 1)))
     model.check_shape((2, 4))
     with pytest.raises(ModelError, match="covariates_w must have one row for each of the data's 3"):
@@ -103,7 +102,7 @@ def test_they_must_belong_to_the_data() -> None:
         model.check_shape((2, 5))
 
 
-def test_the_scale_of_covariates_is_that_of_their_link() -> None:
+def test_the_scale_of_covariates_is_that_of_their_link():
     starts = [GaussianMF(2, covariates_w=c * X).start(0.0, 1.0) for c in (1.0, 10.0)]
     assert starts[0].link_precision_w == pytest.approx(np.mean(np.sum(X**2, axis=1)))
     assert starts[1].link_precision_w == pytest.approx(100 * starts[0].link_precision_w)
@@ -111,7 +110,7 @@ def test_the_scale_of_covariates_is_that_of_their_link() -> None:
     assert GaussianMF(2, covariates_w=X, link_precision_w=3).start(0.0, 1.0).link_precision_w == 3.0
 
 
-def test_draws_of_the_prior_vary_as_covariates_say() -> None:
+def test_draws_of_the_prior_vary_as_covariates_say():
     fixed = {"noise": 1.0, "precision_w": 2.0, "precision_h": 1.0, "biases": False}
     model = GaussianMF(1, covariates_w=X, link_precision_w=0.5, **fixed)
     rng, shape = np.random.default_rng(0), (2, 1)
@@ -134,18 +133,18 @@ COUNT = 4000
 class Mute:
     """Random numbers without any noise, but of the prior."""
 
-    def __init__(self, seed: int, silent: tuple[int, ...]) -> None:
+    def __init__(self, seed, silent):
         self.rng, self.silent = np.random.default_rng(seed), silent
 
-    def normal(self, size: Any) -> Any:
+    def normal(self, size):
         return self.rng.normal(size=size) * (size not in self.silent)
 
 
-def away(covariates: Covariates, silent: Any = ()) -> float:
+def away(covariates, silent=()):
     """Largest z of mean and covariance of drawn links."""
     # All copies at once: as many columns of the factor.
     factor, precision = np.tile(FACTOR, COUNT), np.tile(PRECISION, COUNT)
-    rng: Any = Mute(3, silent)
+    rng = Mute(3, silent)
     drawn = covariates.draw_link(factor, precision, RIDGE, rng).reshape(4, COUNT, 2)
     worst = 0.0
     A = TALL.T @ TALL + RIDGE * np.eye(4)
@@ -162,16 +161,12 @@ def away(covariates: Covariates, silent: Any = ()) -> float:
 
 @pytest.mark.parametrize("most", [1000, 3], ids=["decomposed", "solved"])
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
-def test_links_follow_their_conditional(
-    most: int, kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_follow_their_conditional(most, kind, monkeypatch):
     monkeypatch.setattr(module, "MOST_DIRECT", most)
     assert away(Covariates(TALL.shape, kind(TALL))) < 5.0
 
 
 @pytest.mark.parametrize("silent", [(9, 2 * COUNT), (4, 2 * COUNT)], ids=["factor", "prior"])
-def test_a_solution_without_one_of_its_noises_is_seen(
-    silent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_solution_without_one_of_its_noises_is_seen(silent, monkeypatch):
     monkeypatch.setattr(module, "MOST_DIRECT", 3)
     assert away(Covariates(TALL.shape, TALL), (silent,)) > 5.0

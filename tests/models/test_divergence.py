@@ -25,7 +25,7 @@ BETAS = [2.0, 3.5, 1.0, 0.8, 0.5, 0.2, 0.0, -1.0, -2.5]
 KNOWN = [beta for beta in BETAS if has_density(beta)]
 
 
-def decimal_divergence(v: float, mu: float, beta: float) -> float:
+def decimal_divergence(v, mu, beta):
     """The definition in 150 digits, so that its cancellation does not matter."""
     with localcontext() as context:
         context.prec = 150
@@ -56,7 +56,7 @@ betas = st.one_of(
     beta=betas,
 )
 @settings(max_examples=400, deadline=None)
-def test_divergence_is_the_definition_to_rounding(v: float, ratio: float, beta: float) -> None:
+def test_divergence_is_the_definition_to_rounding(v, ratio, beta):
     """Near the limits of beta and near v = mu too, where the printed formula cancels."""
     mu = v / ratio
     got, wanted = float(divergence(v, mu, beta)), decimal_divergence(v, mu, beta)
@@ -64,7 +64,7 @@ def test_divergence_is_the_definition_to_rounding(v: float, ratio: float, beta: 
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_divergence_is_continuous_at_its_limits(limit: float) -> None:
+def test_divergence_is_continuous_at_its_limits(limit):
     v, mu = np.array([1e-3, 0.4, 2.0, 50.0])[:, None], np.array([1e-2, 1.0, 30.0])
     exact = divergence(v, mu, limit)
     steps = 10.0 ** -np.arange(2, 15)
@@ -72,7 +72,7 @@ def test_divergence_is_continuous_at_its_limits(limit: float) -> None:
     assert np.all(np.array(gaps) <= 8.0 * steps + 1e-13)
 
 
-def test_divergence_at_zero() -> None:
+def test_divergence_at_zero():
     mu = np.array([0.3, 2.0])
     for beta in (2.0, 1.0, 0.5, 0.2, 3.5):
         np.testing.assert_allclose(divergence(0.0, mu, beta), mu**beta / beta, rtol=1e-14)
@@ -84,7 +84,7 @@ def test_divergence_at_zero() -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_divergence_keeps_missing_and_refuses_negative(beta: float) -> None:
+def test_divergence_keeps_missing_and_refuses_negative(beta):
     got = divergence([np.nan, 1.0, -1.0], [1.0, 1.0, 1.0], beta)
     assert np.isnan(got[0])
     assert got[1] == 0.0
@@ -93,7 +93,7 @@ def test_divergence_keeps_missing_and_refuses_negative(beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_the_scalar_functions_of_an_entry_are_those_of_the_law(beta: float) -> None:
+def test_the_scalar_functions_of_an_entry_are_those_of_the_law(beta):
     law = Tweedie(beta)
     weight, curvature, ratio, deviance, fit = law.entry(polynomials)
     step = 1e-6
@@ -114,7 +114,7 @@ def test_the_scalar_functions_of_an_entry_are_those_of_the_law(beta: float) -> N
 
 
 @pytest.mark.parametrize("bad", [1.5, 1.0001, 1.9999, np.nan, np.inf, "one", None])
-def test_beta_without_a_law_is_refused(bad: float) -> None:
+def test_beta_without_a_law_is_refused(bad):
     with pytest.raises(ModelError, match="beta"):
         check_beta(bad)
     with pytest.raises(ModelError, match="beta"):
@@ -122,7 +122,7 @@ def test_beta_without_a_law_is_refused(bad: float) -> None:
 
 
 @pytest.mark.parametrize("phi", [0.0, -1.0, np.nan, np.inf])
-def test_dispersion_must_be_positive(phi: float) -> None:
+def test_dispersion_must_be_positive(phi):
     for function in (log_density, lambda v, mu, phi, beta: variance(mu, phi, beta)):
         with pytest.raises(ModelError, match="dispersion"):
             function(1.0, 1.0, phi, 1.0)
@@ -131,13 +131,13 @@ def test_dispersion_must_be_positive(phi: float) -> None:
 # --- densities ------------------------------------------------------------------------------
 
 
-def test_known_values_of_the_compound_poisson_density() -> None:
+def test_known_values_of_the_compound_poisson_density():
     assert log_density(1.0, 1.0, 1.0, 0.5) == pytest.approx(-1.02861522034198, abs=1e-13)
     assert log_density(0.0, 2.5, 0.7, 0.5) == pytest.approx(-4.51753951452626, abs=1e-13)
 
 
 @pytest.mark.parametrize("phi", [0.03, 0.8, 2.0])
-def test_densities_are_those_of_scipy(phi: float) -> None:
+def test_densities_are_those_of_scipy(phi):
     v, mu = np.array([0.05, 0.9, 3.0, 12.0])[:, None], np.array([0.4, 2.5])
     counts = np.array([0, 1, 5, 40])[:, None]
     shape = 1.0 / phi
@@ -151,13 +151,13 @@ def test_densities_are_those_of_scipy(phi: float) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-11, atol=1e-11)
 
 
-def test_large_counts_keep_their_digits() -> None:
+def test_large_counts_keep_their_digits():
     """Where SciPy's log-probability has lost nine of them."""
     n = 1e12
     assert log_density(n, n, 1.0, 1.0) == pytest.approx(-0.5 * np.log(2 * np.pi * n), abs=1e-12)
 
 
-def brute_compound(v: float, mu: float, phi: float, beta: float) -> float:
+def brute_compound(v, mu, phi, beta):
     """The mixture over the number of jumps, summed term by term."""
     n = np.arange(1, 3000)
     rate, scale = mu**beta / (phi * beta), phi * (1 - beta) * mu ** (1 - beta)
@@ -168,7 +168,7 @@ def brute_compound(v: float, mu: float, phi: float, beta: float) -> float:
 
 @pytest.mark.parametrize("beta", [0.003, 0.1, 0.35, 0.5, 0.65, 0.9, 0.98])
 @pytest.mark.parametrize("phi", [0.02, 0.6, 4.0])
-def test_compound_poisson_is_the_mixture_it_stands_for(beta: float, phi: float) -> None:
+def test_compound_poisson_is_the_mixture_it_stands_for(beta, phi):
     for v, mu in [(1e-4, 1.0), (0.3, 0.3), (1.7, 0.6), (9.0, 14.0), (35.0, 20.0)]:
         if v**beta / (phi * beta) > 2000:
             continue
@@ -176,14 +176,14 @@ def test_compound_poisson_is_the_mixture_it_stands_for(beta: float, phi: float) 
         assert float(log_density(v, mu, phi, beta)) == pytest.approx(wanted, rel=1e-10, abs=1e-9)
 
 
-def test_compound_series_meets_its_closed_form_over_thirty_decades() -> None:
+def test_compound_series_meets_its_closed_form_over_thirty_decades():
     v = np.geomspace(1e-12, 1e18, 301)
     for phi in (1e-4, 0.3, 50.0):
         series = log_normalizer(v, phi, np.nextafter(0.5, 0.0))
         np.testing.assert_allclose(series, log_normalizer(v, phi, 0.5), rtol=1e-11, atol=1e-11)
 
 
-def test_compound_poisson_tends_to_gamma() -> None:
+def test_compound_poisson_tends_to_gamma():
     v, mu = np.array([0.1, 1.0, 7.0])[:, None], np.array([0.5, 3.0])
     gamma = log_density(v, mu, 0.4, 0.0)
     for beta in (1e-3, 1e-5, 1e-7):
@@ -193,7 +193,7 @@ def test_compound_poisson_tends_to_gamma() -> None:
 
 @pytest.mark.parametrize("beta", KNOWN)
 @pytest.mark.parametrize(("mu", "phi"), [(0.7, 0.3), (3.0, 1.0), (2.0, 2.4)])
-def test_density_has_unit_mass_and_the_right_moments(beta: float, mu: float, phi: float) -> None:
+def test_density_has_unit_mass_and_the_right_moments(beta, mu, phi):
     if beta == 1.0:
         support = phi * np.arange(400)
         weights = np.exp(log_density(support, mu, phi, beta))
@@ -217,7 +217,7 @@ def test_density_has_unit_mass_and_the_right_moments(beta: float, mu: float, phi
 
 
 @pytest.mark.parametrize("beta", KNOWN)
-def test_normalizer_is_free_of_the_mean(beta: float) -> None:
+def test_normalizer_is_free_of_the_mean(beta):
     v, mu, phi = np.array([0.6, 1.2, 6.0])[:, None], np.array([0.1, 1.0, 9.0]), 0.6
     base = log_density(v, mu, phi, beta) + divergence(v, mu, beta) / phi
     wanted = np.broadcast_to(log_normalizer(v, phi, beta), base.shape)
@@ -225,7 +225,7 @@ def test_normalizer_is_free_of_the_mean(beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", KNOWN)
-def test_outside_the_support(beta: float) -> None:
+def test_outside_the_support(beta):
     got = log_density([np.nan, -1.0, 0.0], 1.0, 0.5, beta)
     assert np.isnan(got[0])
     for value, inside in ((got[1], beta == 2.0), (got[2], beta > 0.0)):
@@ -235,7 +235,7 @@ def test_outside_the_support(beta: float) -> None:
     assert np.isnan(base[0])
 
 
-def test_off_lattice_values_continue_the_lattice() -> None:
+def test_off_lattice_values_continue_the_lattice():
     v = np.array([1.0, 1.0 + 1e-9, 1.5])
     got = log_density(v, 2.0, 0.5, 1.0)
     assert got[1] == pytest.approx(got[0], abs=1e-8)
@@ -245,7 +245,7 @@ def test_off_lattice_values_continue_the_lattice() -> None:
 
 
 @pytest.mark.parametrize("beta", [-2.5, -0.5, 2.5])
-def test_laws_without_a_density_say_so(beta: float) -> None:
+def test_laws_without_a_density_say_so(beta):
     assert not has_density(beta)
     for call in (
         lambda: log_density(1.0, 1.0, 1.0, beta),
@@ -262,7 +262,7 @@ def test_laws_without_a_density_say_so(beta: float) -> None:
 
 @pytest.mark.parametrize("beta", KNOWN)
 @pytest.mark.parametrize(("mu", "phi"), [(0.6, 0.4), (5.0, 1.5)])
-def test_draws_have_the_mean_variance_and_distribution(beta: float, mu: float, phi: float) -> None:
+def test_draws_have_the_mean_variance_and_distribution(beta, mu, phi):
     n = 100_000
     draws = sample(np.random.default_rng(7), np.full(n, mu), phi, beta)
     deviations = draws - mu
@@ -286,7 +286,7 @@ def test_draws_have_the_mean_variance_and_distribution(beta: float, mu: float, p
     assert abs(got.mean() - expected) < 5 * got.std() / np.sqrt(n)
 
 
-def test_draws_take_any_shape_of_means() -> None:
+def test_draws_take_any_shape_of_means():
     rng = np.random.default_rng(0)
     for beta in KNOWN:
         assert sample(rng, np.ones((2, 3)), 0.5, beta).shape == (2, 3)

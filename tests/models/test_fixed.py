@@ -15,7 +15,7 @@ NAN = np.nan
 W = np.array([[1.0, NAN, 2.0], [0.0, NAN, 5.0]])
 
 
-def test_components_of_nan_alone_are_free() -> None:
+def test_components_of_nan_alone_are_free():
     model = TweedieNMF(5, fixed_w=W, fixed_h=[[1, 2, 3, 4]])
     w, h = model.frozen
     np.testing.assert_array_equal(w, [True, False, True, False, False])
@@ -27,7 +27,7 @@ def test_components_of_nan_alone_are_free() -> None:
     assert TweedieNMF(5).frozen == (None, None)
 
 
-def test_models_stay_values() -> None:
+def test_models_stay_values():
     one, same, other = (TweedieNMF(3, fixed_w=values) for values in (W, W.copy(), 2 * W))
     assert one == same
     assert hash(one) == hash(same)
@@ -42,7 +42,7 @@ def test_models_stay_values() -> None:
     assert "FixedComponents([0, 2], length=2)" in repr(one)
 
 
-def test_only_the_numbers_of_frozen_components_are_stored() -> None:
+def test_only_the_numbers_of_frozen_components_are_stored():
     stored = json.loads(json.dumps(TweedieNMF(3, fixed_w=W).to_dict()))
     assert stored["fixed_w"] == [0, 2]
     assert stored["fixed_h"] is None
@@ -54,7 +54,7 @@ def test_only_the_numbers_of_frozen_components_are_stored() -> None:
         again.fixed[0].put(np.zeros((2, 3)), slice(None))  # type: ignore[union-attr]
 
 
-def test_models_of_older_stores_have_exponential_priors() -> None:
+def test_models_of_older_stores_have_exponential_priors():
     old = TweedieNMF(3).to_dict()
     for name in ("shape_w", "shape_h", "fixed_w", "fixed_h"):
         del old[name]
@@ -74,7 +74,7 @@ def test_models_of_older_stores_have_exponential_priors() -> None:
         ("abc", "array of non-negative numbers"),
     ],
 )
-def test_bad_values_are_refused(values: object, message: str) -> None:
+def test_bad_values_are_refused(values, message):
     with pytest.raises(ModelError, match=message):
         TweedieNMF(2, fixed_w=values)  # type: ignore[arg-type]
     if np.ndim(values) == 2:  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_bad_values_are_refused(values: object, message: str) -> None:
             TweedieNMF(2, fixed_h=np.transpose(values))  # type: ignore[arg-type]
 
 
-def test_values_must_belong_to_the_data() -> None:
+def test_values_must_belong_to_the_data():
     model = TweedieNMF(3, fixed_w=W, fixed_h=np.ones((1, 4)))
     model.check_shape((2, 4))
     with pytest.raises(ModelError, match=r"data's 3 rows, \(rows, F\), got 2 for data of 3 x 4"):
@@ -97,9 +97,7 @@ def test_values_must_belong_to_the_data() -> None:
 @pytest.mark.parametrize(
     "fixed", [{}, {"fixed_w": 50 * W}, {"fixed_h": np.full((2, 4), 0.01)}, {"fixed_w": 0 * W}]
 )
-def test_automatic_rates_put_free_entries_on_the_scale_of_frozen_ones(
-    fixed: dict[str, np.ndarray], shapes: tuple[float, float]
-) -> None:
+def test_automatic_rates_put_free_entries_on_the_scale_of_frozen_ones(fixed, shapes):
     model = TweedieNMF(3, shape_w=shapes[0], shape_h=shapes[1], **fixed)
     hyper = model.resolve(8.0, 1.0)
     w, h = hyper.shape_w / hyper.rate_w, hyper.shape_h / hyper.rate_h
@@ -113,7 +111,7 @@ def test_automatic_rates_put_free_entries_on_the_scale_of_frozen_ones(
         assert w == pytest.approx(h)
 
 
-def test_held_puts_columns_back() -> None:
+def test_held_puts_columns_back():
     values = np.arange(6.0).reshape(2, 3)
     with held(values, np.array([False, True, False])):
         values += 10

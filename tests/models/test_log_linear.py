@@ -21,19 +21,19 @@ SHAPE, RIDGE, LEVEL = 0.7, 0.4, Gamma(2.0, 0.5)
 COPIES = 3000
 
 
-def law(kind: type[LinkLaw] = LinkLaw, level: Gamma | None = None, copies: int = 1) -> LinkLaw:
+def law(kind=LinkLaw, level=None, copies=1):
     entries = np.repeat(THETA, copies, axis=1)
     return kind.of(Covariates(X.shape, X), entries, (SHAPE, RIDGE), 1.3, level)
 
 
-def log_density(link: Any, rate: Any) -> Any:
+def log_density(link, rate):
     """Of one component's entries and its link, by SciPy's gamma law."""
     rows = zip(X[:, 0], THETA[:, 0], strict=True)
     parts = [stats.gamma(SHAPE, scale=np.exp(x * link) / rate).logpdf(own) for x, own in rows]
     return sum(parts) + stats.norm(0, RIDGE**-0.5).logpdf(link)
 
 
-def exact(level: Gamma | None) -> tuple[float, float]:
+def exact(level):
     """Mean and variance of the link, on a grid; a drawn rate is summed over."""
     link = np.linspace(-8, 8, 1601)
     if level is None:
@@ -48,7 +48,7 @@ def exact(level: Gamma | None) -> tuple[float, float]:
     return mean, float(p @ (link - mean) ** 2)
 
 
-def away(kind: type[LinkLaw], level: Gamma | None) -> float:
+def away(kind, level):
     """Largest z of mean and variance over chains from the same start, after 40 draws.
 
     Infinite where one of them has run away.
@@ -66,14 +66,14 @@ def away(kind: type[LinkLaw], level: Gamma | None) -> float:
 
 
 @pytest.mark.parametrize("level", [None, LEVEL], ids=["fixed", "drawn"])
-def test_draws_follow_the_conditional(level: Gamma | None) -> None:
+def test_draws_follow_the_conditional(level):
     assert away(LinkLaw, level) < 5.0
 
 
 class NoJacobian(LinkLaw):
     """The rates' own part of the density of the entries left out: a Σ x γ."""
 
-    def look(self, found: Array) -> tuple[Array, Array]:
+    def look(self, found):
         value, slope = super().look(found)
         field = self.covariates.predicted(found)
         push = self.covariates.values.sum(axis=0)[:, None]
@@ -83,7 +83,7 @@ class NoJacobian(LinkLaw):
 class LevelByRate(LinkLaw):
     """The density of λ taken for that of log λ."""
 
-    def look(self, found: Array) -> tuple[Array, Array]:
+    def look(self, found):
         value, slope = super().look(found)
         slope[-1] += 1.0
         return value + found[-1], slope
@@ -92,18 +92,18 @@ class LevelByRate(LinkLaw):
 class NoTest(LinkLaw):
     """Every path is accepted."""
 
-    def energy(self, value: Array, velocity: Array) -> Array:
+    def energy(self, value, velocity):
         return np.zeros_like(value)
 
 
 class AtRest(LinkLaw):
     """The energy of motion left out."""
 
-    def energy(self, value: Array, velocity: Array) -> Array:
+    def energy(self, value, velocity):
         return -value
 
 
-def test_steps_that_are_often_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_often_refused(monkeypatch):
     for end in ("SHORTEST", "LONGEST"):
         monkeypatch.setattr(log_linear, end, 0.8)
     assert away(LinkLaw, LEVEL) < 5.0
@@ -112,12 +112,12 @@ def test_steps_that_are_often_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("bug", "level"), [(NoJacobian, None), (LevelByRate, LEVEL)])
-def test_planted_bugs_are_seen(bug: type[LinkLaw], level: Gamma | None) -> None:
+def test_planted_bugs_are_seen(bug, level):
     assert away(bug, level) > 5.0
 
 
 @pytest.mark.parametrize("level", [None, LEVEL], ids=["fixed", "drawn"])
-def test_values_and_slopes(level: Gamma | None) -> None:
+def test_values_and_slopes(level):
     own = law(level=level)
     points = [np.array([[0.3], [-0.4]]), np.array([[-1.0], [0.9]])]
     points = [point[: own.covariates.shape[1]] for point in points]
@@ -144,9 +144,7 @@ WIDE = RNG.normal(size=(30, 4)) * [1.0, 3.0, 0.2, 1.0]
 
 
 @pytest.mark.parametrize("most", [1000, 3], ids=["decomposed", "solved"])
-def test_dense_and_sparse_covariates_draw_the_same(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dense_and_sparse_covariates_draw_the_same(most, monkeypatch):
     monkeypatch.setattr(module, "MOST_DIRECT", most)
     rng = np.random.default_rng(8)  # a step is taken or not, which rounding may decide
     theta = rng.gamma(1.0, np.exp(WIDE @ rng.normal(size=(4, 2)) / 3))
@@ -161,7 +159,7 @@ def test_dense_and_sparse_covariates_draw_the_same(
     assert (found[0] != own.centre()).all()
 
 
-def test_a_start_far_off_comes_down() -> None:
+def test_a_start_far_off_comes_down():
     """Entries over ten orders of magnitude; the first step of scoring would go far too far."""
     link = np.array([[4.0, -6.0], [5.0, 0.0], [0.0, 1.0], [2.0, 3.0]])
     theta = RNG.gamma(1.0, np.exp(WIDE @ link / 2))
@@ -171,7 +169,7 @@ def test_a_start_far_off_comes_down() -> None:
     assert ((slope * own.scaled(slope)).sum(axis=0) < 0.02).all()
 
 
-def test_what_is_not_finite_does_not_move() -> None:
+def test_what_is_not_finite_does_not_move():
     own = law(copies=3)
     own.factor[0, 1] = np.nan
     found = own.draw(np.ones((1, 3)), np.random.default_rng(0))
@@ -179,7 +177,7 @@ def test_what_is_not_finite_does_not_move() -> None:
     assert (found[0, [0, 2]] != 1.0).any()
 
 
-def test_prior_means_are_finite() -> None:
+def test_prior_means_are_finite():
     found = multiples(Covariates(X.shape, X), np.array([[1e9, 0.5]]))
     assert found[2, 0] == np.exp(FARTHEST)
     np.testing.assert_allclose(found[:, 1], np.exp(0.5 * X[:, 0]))

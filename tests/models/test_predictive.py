@@ -18,7 +18,7 @@ DRAWS = 40_000
 ERROR = 5 * 0.5 / np.sqrt(DRAWS)  # five standard errors of a share, at most
 
 
-def simulate(m: float, cv: float, phi: float, beta: float) -> np.ndarray:
+def simulate(m, cv, phi, beta):
     """Observations whose mean is gamma with mean ``m`` and coefficient of variation ``cv``."""
     rng = np.random.default_rng(int(1000 * (m + cv + phi + beta + 5)))
     means = np.full(DRAWS, m)
@@ -27,7 +27,7 @@ def simulate(m: float, cv: float, phi: float, beta: float) -> np.ndarray:
     return sample(rng, means, phi, beta)
 
 
-def shares(x: np.ndarray, ends: tuple[np.ndarray, np.ndarray]) -> tuple[float, float, float]:
+def shares(x, ends):
     lower, upper = ends
     return float(np.mean((x >= lower) & (x <= upper))), np.mean(x < lower), np.mean(x > upper)
 
@@ -35,7 +35,7 @@ def shares(x: np.ndarray, ends: tuple[np.ndarray, np.ndarray]) -> tuple[float, f
 @pytest.mark.parametrize("cv", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("m", [0.2, 4.0, 60.0])
 @pytest.mark.parametrize("level", [0.5, 0.9])
-def test_counts_are_covered_by_the_exact_mixture(m: float, cv: float, level: float) -> None:
+def test_counts_are_covered_by_the_exact_mixture(m, cv, level):
     """A gamma posterior makes the negative binomial exact; coverage may only exceed the level."""
     ends = observation_interval(m, (m * cv) ** 2, 1.0, 1.0, level)
     inside, below, above = shares(simulate(m, cv, 1.0, 1.0), ends)
@@ -52,9 +52,7 @@ def test_counts_are_covered_by_the_exact_mixture(m: float, cv: float, level: flo
     level=st.floats(0.05, 0.995),
 )
 @settings(max_examples=150, deadline=None)
-def test_count_interval_is_the_shortest_with_such_tails(
-    m: float, excess: float, level: float
-) -> None:
+def test_count_interval_is_the_shortest_with_such_tails(m, excess, level):
     lower, upper = observation_interval(m, excess * m, 1.0, 1.0, level)
     tail = 0.5 * (1 - level)
     law = stats.nbinom(m / excess, 1 / (1 + excess)) if excess > 1e-6 else stats.poisson(m)
@@ -68,7 +66,7 @@ def test_count_interval_is_the_shortest_with_such_tails(
 @pytest.mark.parametrize("beta", [0.8, 0.5, 0.2])
 @pytest.mark.parametrize("phi", [0.1, 1.0])
 @pytest.mark.parametrize(("m", "cv"), [(0.1, 0.0), (2.0, 0.0), (2.0, 0.5), (20.0, 0.3)])
-def test_compound_poisson_coverage(beta: float, phi: float, m: float, cv: float) -> None:
+def test_compound_poisson_coverage(beta, phi, m, cv):
     x = simulate(m, cv, phi, beta)
     ends = observation_interval(m, (m * cv) ** 2, phi, beta, 0.9)
     inside, below, above = shares(x, ends)
@@ -81,7 +79,7 @@ def test_compound_poisson_coverage(beta: float, phi: float, m: float, cv: float)
 
 @pytest.mark.parametrize("phi", [0.1, 1.0])
 @pytest.mark.parametrize("cv", [0.0, 0.5])
-def test_gamma_coverage(phi: float, cv: float) -> None:
+def test_gamma_coverage(phi, cv):
     ends = observation_interval(3.0, (3.0 * cv) ** 2, phi, 0.0, 0.9)
     inside, below, above = shares(simulate(3.0, cv, phi, 0.0), ends)
     slack = ERROR if cv == 0.0 else 0.02  # exact where the mean is known
@@ -90,13 +88,13 @@ def test_gamma_coverage(phi: float, cv: float) -> None:
     assert abs(above - 0.05) < slack
 
 
-def test_gaussian_interval_is_exact_and_not_clipped() -> None:
+def test_gaussian_interval_is_exact_and_not_clipped():
     lower, upper = observation_interval(0.5, 0.3, 0.7, 2.0, 0.95)
     assert (lower, upper) == pytest.approx((0.5 - 1.959964, 0.5 + 1.959964), abs=1e-5)
 
 
 @pytest.mark.parametrize(("phi", "m"), [(0.4, 0.3), (2.5, 1.0), (1.0, 3.0)])
-def test_probability_of_zero_is_exact_for_lattice_counts(phi: float, m: float) -> None:
+def test_probability_of_zero_is_exact_for_lattice_counts(phi, m):
     """Gamma mean, Poisson lattice: the zero class of a negative binomial."""
     cv = 0.8
     got = _probability_of_zero(np.array([m]), np.array([(cv * m) ** 2]), phi, 1.0)[0]
@@ -107,7 +105,7 @@ def test_probability_of_zero_is_exact_for_lattice_counts(phi: float, m: float) -
 
 
 @pytest.mark.parametrize(("beta", "phi"), [(0.5, 0.6), (1.0, 2.0), (0.0, 0.4)])
-def test_matched_law_has_the_mean_and_variance(beta: float, phi: float) -> None:
+def test_matched_law_has_the_mean_and_variance(beta, phi):
     """Both are recovered from the quantiles: E X = int q, E X^2 = int q^2 over the levels."""
     m, spread, n = 1.4, 0.3, 20_000
     levels = 1 - (2 * np.arange(n // 2) + 1) / n
@@ -119,7 +117,7 @@ def test_matched_law_has_the_mean_and_variance(beta: float, phi: float) -> None:
 
 
 @pytest.mark.parametrize("beta", [3.0, 2.0, 1.0, 0.5, 0.0, -1.0])
-def test_intervals_broadcast_and_keep_missing(beta: float) -> None:
+def test_intervals_broadcast_and_keep_missing(beta):
     mean = np.array([[0.5, np.nan, 3.0], [2.0, 0.0, 1e4]])
     for phi in (1.0, 0.3):
         lower, upper = observation_interval(mean, np.array([0.1, 0.2, 0.0]), phi, beta)
@@ -136,12 +134,12 @@ def test_intervals_broadcast_and_keep_missing(beta: float) -> None:
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 90.0, np.nan])
-def test_bad_level(level: float) -> None:
+def test_bad_level(level):
     with pytest.raises(OptionError, match="level"):
         observation_interval(1.0, 0.1, 1.0, 1.0, level)
 
 
-def test_bad_moments_and_law() -> None:
+def test_bad_moments_and_law():
     with pytest.raises(OptionError, match="negative"):
         observation_interval(-1.0, 0.1, 1.0, 1.0)
     with pytest.raises(OptionError, match="negative"):

@@ -1,7 +1,6 @@
 """The soft insensitive loss and the model around it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +18,14 @@ Loss = Callable[[Array, float, float], Array]
 CASES = [(0.5, 0.1), (3.0, 0.4), (1e6, 0.1), (1e-4, 1.0)]
 
 
-def printed(y: Array, eps: float, smoothness: float) -> Array:
+def printed(y, eps, smoothness):
     """What the paper prints: the middle without the threshold."""
     low, high = (1 - smoothness) * eps, (1 + smoothness) * eps
     middle = (y - (1 - smoothness)) ** 2 / (4 * smoothness * eps)
     return np.where(y <= low, 0.0, np.where(y >= high, y - eps, middle))
 
 
-def assert_smooth(loss: Loss, eps: float, smoothness: float) -> None:
+def assert_smooth(loss, eps, smoothness):
     """Value and slope do not jump at either end of the transition."""
     step = 1e-6 * eps
     for end in ((1 - smoothness) * eps, (1 + smoothness) * eps):
@@ -39,31 +38,31 @@ def assert_smooth(loss: Loss, eps: float, smoothness: float) -> None:
 
 
 @pytest.mark.parametrize(("eps", "smoothness"), CASES)
-def test_value_and_slope_are_continuous(eps: float, smoothness: float) -> None:
+def test_value_and_slope_are_continuous(eps, smoothness):
     assert_smooth(silf, eps, smoothness)
 
 
 @pytest.mark.parametrize(("eps", "smoothness"), CASES)
-def test_the_form_that_the_paper_prints_is_not(eps: float, smoothness: float) -> None:
+def test_the_form_that_the_paper_prints_is_not(eps, smoothness):
     if smoothness < 1:
         with pytest.raises(AssertionError):
             assert_smooth(printed, eps, smoothness)
 
 
 @given(y=st.floats(0, 10), eps=st.floats(0.01, 5), smoothness=st.floats(0.01, 1.0))
-def test_slope_is_the_derivative(y: float, eps: float, smoothness: float) -> None:
+def test_slope_is_the_derivative(y, eps, smoothness):
     h = 1e-6
     numeric = (silf(y + h, eps, smoothness) - silf(y - h, eps, smoothness)) / (2 * h)
     assert abs(numeric - silf_slope(y, eps, smoothness)) < 1e-6 + h / (smoothness * eps)
 
 
-def test_values_by_hand() -> None:
+def test_values_by_hand():
     y = np.array([0.0, 0.9, 1.0, 1.1, 3.0])
     np.testing.assert_allclose(silf(y, 1.0, 0.1), [0, 0, 0.025, 0.1, 2.0], atol=1e-12)
     np.testing.assert_allclose(silf_slope(y, 1.0, 0.1), [0, 0, 0.5, 1.0, 1.0], atol=1e-12)
 
 
-def factors() -> tuple[Array, Array, Array]:
+def factors():
     rng = np.random.default_rng(0)
     V = rng.gamma(2.0, size=(4, 5))
     V[0, 1] = np.nan
@@ -71,7 +70,7 @@ def factors() -> tuple[Array, Array, Array]:
 
 
 @pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0])
-def test_objective(beta: float) -> None:
+def test_objective(beta):
     V, W, H = factors()
     model = SILFNMF(2, beta=beta, threshold=1.0)
     seen = ~np.isnan(V)
@@ -83,14 +82,14 @@ def test_objective(beta: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.97, 1.02, 3.0])
-def test_score_is_the_gradient_of_the_log_density(share: float) -> None:
+def test_score_is_the_gradient_of_the_log_density(share):
     V, W, H = factors()
     f = SILFNMF(2, threshold=1.0).objective(V, W, H)
     model = SILFNMF(2, threshold=f / share, sharpness=1.5, rate=0.3)
     residual = np.nan_to_num(V - W @ H)
     score_w, score_h = model.score(f, -2 * residual @ H.T, -2 * W.T @ residual)
 
-    def density(W: Array, H: Array) -> float:
+    def density(W, H):
         return model.log_density(model.objective(V, W, H), H)
 
     h = 1e-6
@@ -104,7 +103,7 @@ def test_score_is_the_gradient_of_the_log_density(share: float) -> None:
         assert numeric == pytest.approx(score_h.flat[k], rel=1e-5, abs=1e-6)
 
 
-def test_density_is_flat_below_the_threshold_and_zero_where_weights_are_negative() -> None:
+def test_density_is_flat_below_the_threshold_and_zero_where_weights_are_negative():
     model = SILFNMF(2, threshold=10.0, rate=2.0)
     H = np.array([[1.0, 2.0]])
     assert model.log_density(3.0, H) == model.log_density(8.9, H) == -6.0
@@ -112,7 +111,7 @@ def test_density_is_flat_below_the_threshold_and_zero_where_weights_are_negative
     assert model.log_density(1.0, -H) == -np.inf
 
 
-def test_threshold_from_pilot_runs() -> None:
+def test_threshold_from_pilot_runs():
     model = SILFNMF(3, sharpness=4.0)
     assert model.resolve([1.0, 5.0, 2.0]) == SILFNMF(3, sharpness=4.0, threshold=6.0)
     assert SILFNMF(3, threshold=2.0).resolve([100.0]).threshold == 2.0
@@ -135,12 +134,12 @@ def test_threshold_from_pilot_runs() -> None:
         ({"rate": -1}, "rate must be"),
     ],
 )
-def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_are_refused(settings, message):
     with pytest.raises(ModelError, match=message):
         SILFNMF(2, **settings)
 
 
-def test_is_written_and_read_back() -> None:
+def test_is_written_and_read_back():
     model = SILFNMF(4, beta=1, threshold=np.float32(0.5), smoothness=0.2)
     assert SILFNMF.from_dict(model.to_dict()) == model
     assert type(model.to_dict()["threshold"]) is float

@@ -23,7 +23,7 @@ positive = st.one_of(st.just("auto"), st.floats(1e-6, 1e6))
     rate_w=positive,
     rate_h=positive,
 )
-def test_model_survives_json_and_pickle(count, beta, dispersion, rate_w, rate_h) -> None:  # type: ignore[no-untyped-def]
+def test_model_survives_json_and_pickle(count, beta, dispersion, rate_w, rate_h):  # type: ignore[no-untyped-def]
     model = TweedieNMF(count, beta=beta, dispersion=dispersion, rate_w=rate_w, rate_h=rate_h)
     stored = json.loads(json.dumps(model.to_dict()))
     assert stored["type"] == "TweedieNMF"
@@ -31,7 +31,7 @@ def test_model_survives_json_and_pickle(count, beta, dispersion, rate_w, rate_h)
     assert pickle.loads(pickle.dumps(model)) == model
 
 
-def test_numpy_numbers_become_plain_ones() -> None:
+def test_numpy_numbers_become_plain_ones():
     model = TweedieNMF(np.int64(3), beta=np.float32(0.5), rate_w=np.float64(2.0))  # type: ignore[arg-type]
     assert json.dumps(model.to_dict())
     assert model == TweedieNMF(3, beta=0.5, rate_w=2.0)
@@ -39,7 +39,7 @@ def test_numpy_numbers_become_plain_ones() -> None:
     assert type(model.beta) is float
 
 
-def test_settings_are_keywords_and_frozen() -> None:
+def test_settings_are_keywords_and_frozen():
     with pytest.raises(TypeError):
         TweedieNMF(3, 1.0)  # type: ignore[misc]
     with pytest.raises(AttributeError):
@@ -47,24 +47,24 @@ def test_settings_are_keywords_and_frozen() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "3", None, True])
-def test_bad_number_of_components(count: int) -> None:
+def test_bad_number_of_components(count):
     with pytest.raises(ModelError, match="n_components must be a whole number"):
         TweedieNMF(count)
 
 
 @pytest.mark.parametrize("name", ["dispersion", "rate_w", "rate_h"])
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, "automatic", None, True])
-def test_bad_hyperparameters(name: str, value: float) -> None:
+def test_bad_hyperparameters(name, value):
     with pytest.raises(ModelError, match=name):
         TweedieNMF(2, **{name: value})
 
 
-def test_bad_beta() -> None:
+def test_bad_beta():
     with pytest.raises(ModelError, match=r"1 < beta < 2, got beta=1\.5"):
         TweedieNMF(2, beta=1.5)
 
 
-def test_foreign_and_newer_dictionaries_are_refused() -> None:
+def test_foreign_and_newer_dictionaries_are_refused():
     stored = TweedieNMF(2).to_dict()
     with pytest.raises(ModelError, match="GaussianMF"):
         TweedieNMF.from_dict(stored | {"type": "GaussianMF"})
@@ -84,7 +84,7 @@ def test_foreign_and_newer_dictionaries_are_refused() -> None:
         (-1.0, 0.0, "positive data only"),
     ],
 )
-def test_data_that_the_law_cannot_produce(beta: float, minimum: float, message: str) -> None:
+def test_data_that_the_law_cannot_produce(beta, minimum, message):
     with pytest.raises(DataError, match=message):
         TweedieNMF(2, beta=beta).check_values(minimum, 5.0)
 
@@ -92,17 +92,17 @@ def test_data_that_the_law_cannot_produce(beta: float, minimum: float, message: 
 @pytest.mark.parametrize(
     ("beta", "minimum"), [(2.0, -3.0), (2.0, 0.0), (1.0, 0.0), (0.5, 0.0), (0.0, 1e-9)]
 )
-def test_data_that_the_law_can_produce(beta: float, minimum: float) -> None:
+def test_data_that_the_law_can_produce(beta, minimum):
     TweedieNMF(2, beta=beta).check_values(minimum, 5.0)
 
 
 @pytest.mark.parametrize("ends", [(np.nan, 1.0), (0.0, np.inf), (-np.inf, 1.0)])
-def test_data_must_be_finite(ends: tuple[float, float]) -> None:
+def test_data_must_be_finite(ends):
     with pytest.raises(DataError, match="finite"):
         TweedieNMF(2, beta=2.0).check_values(*ends)
 
 
-def test_log_prior_is_that_of_scipy() -> None:
+def test_log_prior_is_that_of_scipy():
     rng = np.random.default_rng(0)
     W, H = rng.exponential(size=(4, 2)), rng.exponential(size=(2, 3))
     wanted = stats.expon.logpdf(W, scale=1 / 0.7).sum() + stats.expon.logpdf(H, scale=1 / 3).sum()
@@ -111,7 +111,7 @@ def test_log_prior_is_that_of_scipy() -> None:
     assert TweedieNMF(2).log_prior(W, -H, 0.7, 3.0) == -np.inf
 
 
-def test_log_prior_sums_in_double_precision() -> None:
+def test_log_prior_sums_in_double_precision():
     many = np.full(3_000_001, 0.1, dtype=np.float32)
     wanted = -float(np.float32(0.1)) * many.size
     assert gamma_log_density(many, 1.0) == pytest.approx(wanted, rel=1e-12)
@@ -120,7 +120,7 @@ def test_log_prior_sums_in_double_precision() -> None:
 
 
 @given(mean=st.floats(1e-3, 1e3), count=st.integers(1, 50), fixed=st.floats(1e-2, 1e2))
-def test_auto_rates_give_mu_the_mean_of_the_data(mean: float, count: int, fixed: float) -> None:
+def test_auto_rates_give_mu_the_mean_of_the_data(mean, count, fixed):
     both = TweedieNMF(count).resolve(mean, 1.0)
     assert both.rate_w == both.rate_h == TweedieNMF(count).auto_rate(mean)
     one_fixed = (TweedieNMF(count, rate_w=fixed), TweedieNMF(count, rate_h=fixed))
@@ -131,7 +131,7 @@ def test_auto_rates_give_mu_the_mean_of_the_data(mean: float, count: int, fixed:
     assert one_fixed[1].resolve(mean, 1.0).rate_h == fixed
 
 
-def test_fixed_settings_win() -> None:
+def test_fixed_settings_win():
     model = TweedieNMF(2, dispersion=0.3, rate_w=2.0, rate_h=5.0)
     assert model.resolve(-1.0, 9.0) == Hyperparameters(0.3, 2.0, 5.0)
     assert TweedieNMF(2).resolve(8.0, 9.0) == Hyperparameters(9.0, 0.5, 0.5)
@@ -140,6 +140,6 @@ def test_fixed_settings_win() -> None:
 
 
 @pytest.mark.parametrize("mean", [0.0, -2.0, np.nan, np.inf])
-def test_auto_rate_needs_a_positive_mean(mean: float) -> None:
+def test_auto_rate_needs_a_positive_mean(mean):
     with pytest.raises(DataError, match="mean"):
         TweedieNMF(2).auto_rate(mean)

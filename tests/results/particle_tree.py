@@ -1,10 +1,8 @@
 """Small posteriors made of weighted particles, for the tests of what reads them."""
 
 import json
-from typing import Any
 
 import numpy as np
-import xarray as xr
 
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
 from daskfactor.results.sink import Sink
@@ -16,17 +14,17 @@ WEIGHTS = np.array([0.05, 0.0, 0.5, 0.25, 0.0, 0.2])
 KERNEL = {"scale_w": 1.5, "scale_h": 2.5, "power_w": -0.5, "power_h": -0.5, "tangent": 0}
 
 
-def particle_factors(count: int = M, seed: int = 0, silf: bool = True) -> tuple[Any, Any]:
+def particle_factors(count=M, seed=0, silf=True):
     """Unlike factors W (count, I, K) and H (count, K, J); columns of W on the simplex."""
     rng = np.random.default_rng(seed)
     W, H = rng.gamma(0.5, size=(count, ROWS, K)) + 0.01, rng.gamma(2.0, size=(count, K, COLUMNS))
     return (W / W.sum(axis=1, keepdims=True) if silf else W), H
 
 
-def particle_spec(W: Any, H: Any, *, silf: bool = True, **changes: Any) -> RunSpec:
+def particle_spec(W, H, *, silf=True, **changes):
     width = W.shape[2]
-    model: dict[str, Any] = {"type": "SILFNMF" if silf else "TweedieNMF", "n_components": width}
-    attrs: dict[str, Any] = {
+    model = {"type": "SILFNMF" if silf else "TweedieNMF", "n_components": width}
+    attrs = {
         "model": json.dumps(model | ({"beta": 2.0, "threshold": 9.0} if silf else {"beta": 1.0})),
         "sampler": json.dumps({"type": "Ensemble", "start": "q_transform"}),
         "data": json.dumps({"shape": [W.shape[1], H.shape[2]], "n_observed": 33}),
@@ -37,7 +35,7 @@ def particle_spec(W: Any, H: Any, *, silf: bool = True, **changes: Any) -> RunSp
         "sampling_time": 1.5,
     }
     attrs |= {"threshold": 9.0} if silf else {"dispersion": 1.0, "rate_w": 2.0, "rate_h": 3.0}
-    options: dict[str, Any] = {
+    options = {
         "shape": (W.shape[1], H.shape[2], width),
         "chains": 1,
         "draws": len(W),
@@ -52,17 +50,8 @@ def particle_spec(W: Any, H: Any, *, silf: bool = True, **changes: Any) -> RunSp
 
 
 def fill_particles(
-    sink: Any,
-    W: Any,
-    H: Any,
-    *,
-    weights: Any = None,
-    lp: Any = None,
-    objective: Any = None,
-    silf: bool = True,
-    done: int | None = None,
-    at_once: int = M,
-) -> None:
+    sink, W, H, *, weights=None, lp=None, objective=None, silf=True, done=None, at_once=M
+):
     """Write some particles at a time and, if all are done, their weights."""
     count = len(W)
     objective = 5.0 + np.sin(3.0 * np.arange(count)) if objective is None else objective
@@ -89,9 +78,7 @@ def fill_particles(
         )
 
 
-def particle_tree(
-    W: Any = None, H: Any = None, weights: Any = None, *, silf: bool = True, **more: Any
-) -> xr.DataTree:
+def particle_tree(W=None, H=None, weights=None, *, silf=True, **more):
     """A finished run of particles in memory."""
     if W is None:
         W, H = particle_factors(silf=silf)
@@ -101,9 +88,7 @@ def particle_tree(
     return sink.tree()
 
 
-def particle_store(
-    path: Any, W: Any = None, H: Any = None, *, silf: bool = True, **more: Any
-) -> xr.DataTree:
+def particle_store(path, W=None, H=None, *, silf=True, **more):
     """The same through a store, opened again."""
     if W is None:
         W, H = particle_factors(silf=silf)

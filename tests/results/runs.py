@@ -2,10 +2,8 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import xarray as xr
 
 from daskfactor.results.schema import MOMENTS, MONITOR, RunSpec
 from daskfactor.results.sink import Sink
@@ -23,7 +21,7 @@ ATTRS = {
 }
 
 
-def make_spec(**changes: Any) -> RunSpec:
+def make_spec(**changes):
     spec = RunSpec(
         shape=(I, J, K),
         chains=CHAINS,
@@ -44,7 +42,7 @@ def make_spec(**changes: Any) -> RunSpec:
     return replace(spec, **changes)
 
 
-def factors(chain: int, start: int, n: int, *, salt: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def factors(chain, start, n, *, salt=0):
     """Draws (n, I, K) and (n, J, K) that depend on nothing but their address."""
     W, Ht = [], []
     for draw in range(start, start + n):
@@ -54,7 +52,7 @@ def factors(chain: int, start: int, n: int, *, salt: int = 0) -> tuple[np.ndarra
     return np.array(W, dtype="f4").reshape(n, I, K), np.array(Ht, dtype="f4").reshape(n, J, K)
 
 
-def stats(chain: int, start: int, n: int) -> dict[str, np.ndarray]:
+def stats(chain, start, n):
     index = np.arange(start, start + n)
     return {
         "lp": -100.0 * (chain + 1) + np.sin(7.0 * index),
@@ -63,7 +61,7 @@ def stats(chain: int, start: int, n: int) -> dict[str, np.ndarray]:
     }
 
 
-def moments(chain: int) -> dict[str, np.ndarray]:
+def moments(chain):
     W, Ht = factors(chain, 0, DRAWS)
     return {
         "W_mean": W.mean(0),
@@ -73,21 +71,19 @@ def moments(chain: int) -> dict[str, np.ndarray]:
     }
 
 
-def put_moments(
-    sink: Sink, group: str, chain: int, values: dict[str, Any], count: int = DRAWS
-) -> None:
+def put_moments(sink, group, chain, values, count=DRAWS):
     with sink.replacing(group, chain, count):
         for name, value in values.items():
             sink.write(f"{group}/{name}", chain, value)
 
 
-def monitor(chain: int, spec: RunSpec) -> dict[str, np.ndarray]:
+def monitor(chain, spec):
     W, Ht = factors(chain, 0, DRAWS)
     mu = np.einsum("dpk,dpk->dp", W[:, spec.monitor_rows], Ht[:, spec.monitor_columns])
     return {"mean": mu.mean(0).astype("f8"), "var": mu.var(0).astype("f8")}
 
 
-def fill(store: Sink, spec: RunSpec, *, draws: int | None = None) -> None:
+def fill(store, spec, *, draws=None):
     """Write draws of all chains, moments and the warm-up, and commit them."""
     n = spec.draws if draws is None else draws
     for chain in range(spec.chains):
@@ -107,14 +103,14 @@ def fill(store: Sink, spec: RunSpec, *, draws: int | None = None) -> None:
     store.checkpoint({"state": np.arange(5)}, {"draws": n})
 
 
-def memory_tree(spec: RunSpec) -> xr.DataTree:
+def memory_tree(spec):
     """The tree that `fill` makes, without a store."""
     sink = Sink(spec)
     fill(sink, spec)
     return sink.tree()
 
 
-def tree_of(spec: RunSpec, arrays: dict[str, dict[str, Any]]) -> xr.DataTree:
+def tree_of(spec, arrays):
     """The tree of a run in memory from arrays by group and variable; H as (chain, draw, J, K)."""
     sink = Sink(spec)
     for group, members in arrays.items():

@@ -2,15 +2,12 @@
 
 import json
 import warnings
-from pathlib import Path
-from typing import Any
 
 import anndata
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from click.testing import Result
 from typer.testing import CliRunner
 
 import daskfactor as dfac
@@ -24,10 +21,10 @@ RNG = np.random.default_rng(5)
 COUNTS = RNG.poisson(RNG.gamma(1, 2, (24, 3)) @ RNG.gamma(1, 2, (3, 16))).astype("f4")
 CELLS, GENES = [f"cell {i}" for i in range(24)], [f"gene {j}" for j in range(16)]
 MASK = np.arange(16) % 3 > 0
-QUICK: dict[str, Any] = {"tune": 20, "random_seed": 0, "progressbar": False}
+QUICK = {"tune": 20, "random_seed": 0, "progressbar": False}
 
 
-def annotated() -> anndata.AnnData:
+def annotated():
     var = pd.DataFrame({"chosen": MASK}, index=GENES)
     made = anndata.AnnData(COUNTS * 0, pd.DataFrame(index=CELLS), var)
     made.layers["counts"] = COUNTS
@@ -35,7 +32,7 @@ def annotated() -> anndata.AnnData:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("annotation") / "run.zarr"
     data = dfac.as_blocks(annotated(), 2, layer="counts", mask_var="chosen")
     model = dfac.TweedieNMF(3, dispersion=1.0)
@@ -44,11 +41,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trace(store: Path) -> xr.DataTree:
+def trace(store):
     return dfac.open_run(store).load()
 
 
-def wanted(trace: xr.DataTree) -> dict[str, Any]:
+def wanted(trace):
     """Mean and sd over all draws of all chains, one after the other."""
     draws = dfac.align(trace)["posterior"].to_dataset().load()
     W = draws["W"].values.reshape(-1, 24, 3).astype(float)
@@ -59,7 +56,7 @@ def wanted(trace: xr.DataTree) -> dict[str, Any]:
     }
 
 
-def check(found: Any, expected: dict[str, Any], obs: Any, var: Any) -> None:
+def check(found, expected, obs, var):
     """Compare the rows of cells ``obs`` and the chosen ones among the genes ``var``."""
     for name, values in expected["obsm"].items():
         np.testing.assert_allclose(found.obsm[name], values[obs], rtol=1e-4, atol=1e-6)
@@ -69,7 +66,7 @@ def check(found: Any, expected: dict[str, Any], obs: Any, var: Any) -> None:
         np.testing.assert_allclose(found.varm[name], rows, rtol=1e-4, atol=1e-6)
 
 
-def test_means_and_sds_of_aligned_draws_are_written(store: Path, trace: xr.DataTree) -> None:
+def test_means_and_sds_of_aligned_draws_are_written(store, trace):
     adata = annotated()
     assert dfac.to_anndata(str(store), adata) is None
     check(adata, wanted(trace), np.arange(24), np.arange(16))
@@ -88,7 +85,7 @@ def test_means_and_sds_of_aligned_draws_are_written(store: Path, trace: xr.DataT
     assert set(noted["convergence"]) == {"predictions", "components", "log_density", "verdict"}
 
 
-def test_entries_are_matched_by_name(trace: xr.DataTree) -> None:
+def test_entries_are_matched_by_name(trace):
     expected, adata = wanted(trace), annotated()
     order = RNG.permutation(24), RNG.permutation(16)
     check(dfac.to_anndata(trace, adata[order].copy(), copy=True), expected, *order)
@@ -104,7 +101,7 @@ def test_entries_are_matched_by_name(trace: xr.DataTree) -> None:
     assert np.isnan(more.obsm["dfac_sd"][24:]).all()
 
 
-def test_copies_views_and_keys(trace: xr.DataTree) -> None:
+def test_copies_views_and_keys(trace):
     adata = annotated()
     copy = dfac.to_anndata(trace, adata, "other", copy=True)
     assert not any(map(len, (adata.obsm, adata.varm, adata.uns)))
@@ -117,7 +114,7 @@ def test_copies_views_and_keys(trace: xr.DataTree) -> None:
     assert np.array_equal(view.layers["counts"], COUNTS[5:15])
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     if isinstance(one, dict):
         return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
     return bool(np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f"))
@@ -125,9 +122,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("kind", ["h5ad", "zarr 2", "zarr 3"])
 @pytest.mark.parametrize("by", ["memory", "file"])
-def test_files_hold_what_was_written(
-    store: Path, trace: xr.DataTree, tmp_path: Path, kind: str, by: str
-) -> None:
+def test_files_hold_what_was_written(store, trace, tmp_path, kind, by):
     """In a new file, or beside what is there already."""
     ending, _, version = kind.partition(" ")
     adata, whole = annotated(), annotated()
@@ -161,7 +156,7 @@ def test_files_hold_what_was_written(
             np.testing.assert_array_equal(found.layers["counts"], COUNTS)
 
 
-def test_backed_objects(trace: xr.DataTree, tmp_path: Path) -> None:
+def test_backed_objects(trace, tmp_path):
     annotated().write_h5ad(tmp_path / "a.h5ad")
     backed = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
     copy = dfac.to_anndata(trace, backed, copy=True)
@@ -171,7 +166,7 @@ def test_backed_objects(trace: xr.DataTree, tmp_path: Path) -> None:
     backed.file.close()
 
 
-def annotate(*arguments: Any) -> Result:
+def annotate(*arguments):
     return CliRunner().invoke(app, ["annotate", *map(str, arguments)])
 
 
@@ -183,9 +178,7 @@ def annotate(*arguments: Any) -> Result:
         ("no/b.h5ad", 4, "No such file or directory"),
     ],
 )
-def test_what_a_command_refuses(
-    store: Path, tmp_path: Path, target: str, code: int, message: str
-) -> None:
+def test_what_a_command_refuses(store, tmp_path, target, code, message):
     annotated().write_h5ad(tmp_path / "a.h5ad")
     result = annotate(store, tmp_path / "a.h5ad", "-o", tmp_path / target)
     assert (result.exit_code, message in result.output.replace("\n", " ")) == (code, True)
@@ -195,7 +188,7 @@ def test_what_a_command_refuses(
     assert [path.name for path in tmp_path.iterdir()] == ["a.h5ad"]
 
 
-def test_a_shell_fits_and_annotates(tmp_path: Path) -> None:
+def test_a_shell_fits_and_annotates(tmp_path):
     file, run = tmp_path / "a.h5ad", tmp_path / "run.zarr"
     annotated().write_h5ad(file)
     command = ["fit", f"{file}:counts", "--store", run, "-k", 2, "--mask-var", "chosen", "--quiet"]
@@ -208,7 +201,7 @@ def test_a_shell_fits_and_annotates(tmp_path: Path) -> None:
     assert (found.varm["nmf"][:, 0] == 0).tolist() == (~MASK).tolist()
 
 
-def test_repeated_names_are_matched_where_their_order_says_it() -> None:
+def test_repeated_names_are_matched_where_their_order_says_it():
     adata = annotated()
     names = np.array(GENES)
     names[[1, 2, 3]] = "twice"
@@ -223,7 +216,7 @@ def test_repeated_names_are_matched_where_their_order_says_it() -> None:
             dfac.to_anndata(trace, adata[:, ::-1].copy())
 
 
-def test_names_that_do_not_match_are_refused(trace: xr.DataTree) -> None:
+def test_names_that_do_not_match_are_refused(trace):
     other = anndata.AnnData(COUNTS, pd.DataFrame(index=[f"x{i}" for i in range(24)]))
     with pytest.raises(DataError, match=r"none of the 24 names .* for obs \('cell 0', ...\) is"):
         dfac.to_anndata(trace, other)
@@ -236,7 +229,7 @@ def test_names_that_do_not_match_are_refused(trace: xr.DataTree) -> None:
         dfac.to_anndata(None, annotated())  # type: ignore[arg-type]
 
 
-def test_results_of_every_kind() -> None:
+def test_results_of_every_kind():
     """Points, particles, moments, arrays without names, models with biases."""
     adata = annotated()
     data = dfac.as_blocks(adata, 2, layer="counts")
@@ -274,7 +267,7 @@ def test_results_of_every_kind() -> None:
     assert adata.uns["gauss"]["share"].shape == (2,)
 
 
-def test_new_observations_go_where_the_old_ones_are(trace: xr.DataTree) -> None:
+def test_new_observations_go_where_the_old_ones_are(trace):
     """Cells of the run itself, as if they were new, have about the factors that they had."""
     adata, new = annotated(), annotated()[::2].copy()
     dfac.to_anndata(trace, adata)
@@ -290,7 +283,7 @@ def test_new_observations_go_where_the_old_ones_are(trace: xr.DataTree) -> None:
     assert new.obsm["dfac"].shape == (12, 2)
 
 
-def test_factors_of_new_observations_are_written_on_their_side() -> None:
+def test_factors_of_new_observations_are_written_on_their_side():
     draws = RNG.gamma(1, 1, (2, 5, 24, 3))
     weight = RNG.random((2, 5))
     dims = ("chain", "draw", "obs", "component")
@@ -314,12 +307,12 @@ def test_factors_of_new_observations_are_written_on_their_side() -> None:
         dfac.to_anndata(new.rename("mean"), adata)
 
 
-def test_draws_are_aligned_once(trace: xr.DataTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_aligned_once(trace, monkeypatch):
     fresh = trace.copy()
     del fresh.attrs["verdict"]
     calls = []
 
-    def counted(*args: Any, **options: Any) -> xr.DataTree:
+    def counted(*args, **options):
         calls.append(args)
         return dfac.align(*args, **options)
 
@@ -332,12 +325,10 @@ def test_draws_are_aligned_once(trace: xr.DataTree, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_interruption_leaves_the_file_that_was_there(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_leaves_the_file_that_was_there(store, tmp_path, monkeypatch):
     """In the middle of the work, and of the replacement itself."""
 
-    def interrupt(*_: object, **options: object) -> None:
+    def interrupt(*_, **options):
         raise KeyboardInterrupt
 
     path = tmp_path / "a.zarr"
@@ -353,7 +344,7 @@ def test_an_interruption_leaves_the_file_that_was_there(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_folder_that_is_no_anndata_is_not_replaced(store: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_anndata_is_not_replaced(store, tmp_path):
     annotated().write_zarr(tmp_path / "a.zarr")
     (tmp_path / "thesis.zarr").mkdir()
     (tmp_path / "thesis.zarr" / "text").write_text("precious")

@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from pathlib import Path
 
 import dask
 import numpy as np
@@ -19,7 +18,7 @@ from daskfactor.results.trace import open_run
 from tests.results.runs import fill, make_spec
 
 
-def whole_store(path: Path) -> Path:
+def whole_store(path):
     spec = make_spec(chains=1, warmup_draws=2, observed=np.arange(35.0).reshape(7, 5))
     state = {"lasting": np.arange(7.0)}, {"draws": 0, "warmup_draws": 0}
     with RunStore.create(path, spec, state=state) as store:
@@ -34,7 +33,7 @@ def whole_store(path: Path) -> Path:
     return path
 
 
-def everything(path: Path) -> tuple[xr.DataTree, dict[str, np.ndarray], dict]:
+def everything(path):
     with dask.config.set(scheduler="synchronous"):
         tree = open_run(path).load()
     with RunStore.open(path) as held:
@@ -42,12 +41,12 @@ def everything(path: Path) -> tuple[xr.DataTree, dict[str, np.ndarray], dict]:
         return tree, dict(arrays), meta
 
 
-def flipped(raw: bytes, number: int) -> bytes:
+def flipped(raw, number):
     at = zlib.crc32(raw) % len(raw)
     return raw[:at] + bytes([raw[at] ^ (1 << number % 8)]) + raw[at + 1 :]
 
 
-def cut(raw: bytes, number: int) -> bytes | None:
+def cut(raw, number):
     """Without the last byte, half of it, or no file at all."""
     return (raw[:-1], raw[: len(raw) // 2], None)[number % 3]
 
@@ -58,7 +57,7 @@ def test_damage_anywhere_is_told_or_does_nothing(tmp_path):
     expected, arrays, meta = everything(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
 
-    def told(changes: dict[Path, bytes | None]) -> bool:
+    def told(changes):
         before = {file: file.read_bytes() for file in changes}
         for file, changed in changes.items():
             file.unlink() if changed is None else file.write_bytes(changed)
@@ -121,7 +120,7 @@ def test_what_others_write_into_the_root_is_taken(tmp_path):
     assert open_run(path).attrs["note"] == "mine"
 
 
-def as_of_version_one(path: Path) -> None:
+def as_of_version_one(path):
     """Make a store what 0.1.0 wrote: no checksums, a marker and a state of its own."""
     for file in path.rglob("zarr.json"):
         document = json.loads(file.read_text())

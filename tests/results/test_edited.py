@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from daskfactor.results.root import INDEX
 from daskfactor.stein.ensemble import ParticleMethod
 
 V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype(np.float32)
-QUIET: dict[str, Any] = {"random_seed": 1, "progressbar": False}
+QUIET = {"random_seed": 1, "progressbar": False}
 SAMPLER, LENGTHS = dfac.PSGLD(warm_start=2), {"draws": 400, "tune": 6, "chains": 1}
 Edit = Callable[[dict[str, Any]], None]
 NEWER = "does not know .*probably a newer version wrote it"
@@ -32,15 +31,15 @@ class Stop(Exception):
     """Raised by a callback to stop a run."""
 
 
-def interrupted(path: Path, kind: str) -> None:
+def interrupted(path, kind):
     """Write a run that has more to do."""
 
-    def stop(event: Any) -> None:
+    def stop(event):
         raised = event.phase == "draw" and event.done >= 8
         if raised or (event.phase == "particles" and event.done >= 1):
             raise Stop
 
-    options: dict[str, Any] = {"store": path, "callback": stop, **QUIET}
+    options = {"store": path, "callback": stop, **QUIET}
     if kind == "particles":
         run = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
     else:
@@ -50,7 +49,7 @@ def interrupted(path: Path, kind: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
     found = {kind: folder / f"{kind}.zarr" for kind in ("chains", "particles")}
     for kind, path in found.items():
@@ -58,7 +57,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def edited(source: Path, target: Path, change: Edit, everywhere: bool = False) -> Path:
+def edited(source, target, change, everywhere=False):
     """Copy a run and change what it says of itself, as JSON values; its checksum is right."""
     shutil.copytree(source, target)
     document = json.loads((target / "zarr.json").read_text())
@@ -75,8 +74,8 @@ def edited(source: Path, target: Path, change: Edit, everywhere: bool = False) -
     return target
 
 
-def put(*keys: str, value: Any) -> Edit:
-    def change(values: dict[str, Any]) -> None:
+def put(*keys, value):
+    def change(values):
         *ahead, last = keys
         for key in ahead:
             values = values[key]
@@ -100,9 +99,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unknown_options_are_refused_by_name(
-    stores: dict[str, Path], tmp_path: Path, name: str, everywhere: bool
-) -> None:
+def test_unknown_options_are_refused_by_name(stores, tmp_path, name, everywhere):
     path = edited(stores["chains"], tmp_path / "run.zarr", UNKNOWN[name], everywhere)
     with pytest.raises(StoreFormatError) as caught:
         dfac.resume(path, progressbar=False)
@@ -114,8 +111,8 @@ def test_unknown_options_are_refused_by_name(
         assert "newer version" in str(caught.value)
 
 
-def without(name: str) -> Edit:
-    def change(values: dict[str, Any]) -> None:
+def without(name):
+    def change(values):
         del values["run"]["options"][name]
 
     return change
@@ -156,9 +153,7 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_impossible_documents_are_refused(
-    stores: dict[str, Path], tmp_path: Path, name: str, everywhere: bool
-) -> None:
+def test_impossible_documents_are_refused(stores, tmp_path, name, everywhere):
     if everywhere and name in ("options", "run"):
         pytest.skip("there is nothing to repeat")
     path = edited(stores["chains"], tmp_path / "run.zarr", IMPOSSIBLE[name], everywhere)
@@ -168,9 +163,7 @@ def test_impossible_documents_are_refused(
 
 @pytest.mark.parametrize("name", ["run", "data", "model", "sampler", "init", "draws"])
 @pytest.mark.parametrize("value", [3.5, None, "[]", "null", "{", "words"])
-def test_readers_refuse_descriptions_that_are_none(
-    stores: dict[str, Path], tmp_path: Path, name: str, value: Any
-) -> None:
+def test_readers_refuse_descriptions_that_are_none(stores, tmp_path, name, value):
     path = edited(stores["chains"], tmp_path / "run.zarr", lambda values: None)
     document = json.loads((path / "zarr.json").read_text())
     document["attributes"][name] = value
@@ -193,18 +186,16 @@ PARTICLES = {
 
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("name", PARTICLES)
-def test_documents_of_particles_are_checked(
-    stores: dict[str, Path], tmp_path: Path, name: str, everywhere: bool
-) -> None:
+def test_documents_of_particles_are_checked(stores, tmp_path, name, everywhere):
     path = edited(stores["particles"], tmp_path / "run.zarr", PARTICLES[name], everywhere)
     with pytest.raises(StoreFormatError):
         dfac.resume(path, progressbar=False)
 
 
-def test_what_nobody_changed_goes_on(stores: dict[str, Path], tmp_path: Path) -> None:
+def test_what_nobody_changed_goes_on(stores, tmp_path):
     """Nor does a store of an earlier development version lack anything."""
 
-    def older(values: dict[str, Any]) -> None:
+    def older(values):
         del values["run"]["options"]["pace"]
 
     path = edited(stores["chains"], tmp_path / "run.zarr", older)
@@ -215,8 +206,8 @@ def test_what_nobody_changed_goes_on(stores: dict[str, Path], tmp_path: Path) ->
     assert dfac.resume(path, progressbar=False)["posterior"].sizes["draw"] == 3
 
 
-def test_readers_of_stored_values_refuse_what_they_do_not_know() -> None:
-    plain: Any = {"type": "PSGLD", "transition": "euler", "warmth": 1}
+def test_readers_of_stored_values_refuse_what_they_do_not_know():
+    plain = {"type": "PSGLD", "transition": "euler", "warmth": 1}
     with pytest.raises(
         StoreFormatError, match=f"the stored PSGLD has 'warmth', which .*{NEWER[9:]}"
     ):
@@ -232,7 +223,7 @@ def test_readers_of_stored_values_refuse_what_they_do_not_know() -> None:
 
 
 @pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.LangevinDynamics(), dfac.SGLD()])
-def test_samplers_make_their_pairs(sampler: Any) -> None:
+def test_samplers_make_their_pairs(sampler):
     pair = sampler.pair()
     assert {n: getattr(pair, n) for n in sampler.to_dict() if n != "type"} == {
         n: getattr(sampler, n) for n in sampler.to_dict() if n != "type"
@@ -240,7 +231,7 @@ def test_samplers_make_their_pairs(sampler: Any) -> None:
 
 
 ORDER = {"type": "Reshuffled"}
-FIRST: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+FIRST = [
     (Sampler, {"type": "Gibbs", "warm_start": "auto"}, {}),
     (
         Sampler,
@@ -300,9 +291,7 @@ FIRST: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("base", "stored", "then"), FIRST, ids=lambda own: str(own)[:40])
-def test_what_the_first_version_wrote_is_known(
-    base: Any, stored: dict[str, Any], then: dict[str, Any]
-) -> None:
+def test_what_the_first_version_wrote_is_known(base, stored, then):
     """No option was renamed or removed since; what is new does as 0.1.0 did where it is lacking."""
     found = algorithm_from_dict(base, stored, "it").to_dict()
     assert {name: found[name] for name in stored | then} == stored | then

@@ -14,7 +14,7 @@ from tests.results.writer import start, state_of, write_until_killed
 KILLS = 10
 
 
-def _check(path: Path) -> int:
+def _check(path):
     """Everything that the store vouches for is there, bit for bit; returns how many draws."""
     plain = xr.open_datatree(path, engine="zarr")
     tree = open_run(path)

@@ -17,7 +17,7 @@ MODEL = dfac.TweedieNMF(2)
 
 
 @pytest.fixture(scope="module")
-def V() -> xr.DataArray:
+def V():
     found = cube(land=0.4)
     found[:, 2, :] = np.nan  # a line of nothing but land
     names = {"region": ("lat", list("abcd")), "zone": (("lon", "lat"), np.arange(20).reshape(5, 4))}

@@ -34,20 +34,20 @@ pytestmark = [
 QUICK = {"draws": 3, "tune": 2, "random_seed": 0, "progressbar": False}
 
 
-def matrix(row: str, column: str, **coords) -> xr.DataArray:
+def matrix(row, column, **coords):
     V = np.random.default_rng(0).poisson(3.0, (I, J)) + 1.0
     labels = {row: [f"g{i}" for i in range(I)], column: np.arange(J) * 10} | coords
     return xr.DataArray(V, labels, (row, column))
 
 
-def spec_of(row: str, column: str, extra: str | None = None):
+def spec_of(row, column, extra=None):
     coords = {row: [f"g{i}" for i in range(I)], column: np.arange(J) * 10}
     coords |= {} if extra is None else {extra: (row, np.linspace(0, 1, I))}
     V = np.arange(35.0).reshape(I, J)
     return make_spec(dims=(row, column), coords=coords, observed=V, has_coarse=True)
 
 
-def check_tree(tree: xr.DataTree, spec, ordinary: xr.DataTree) -> None:
+def check_tree(tree, spec, ordinary):
     """Its values are those of the same run with ordinary names, and its labels the user's."""
     for group, node in ordinary.children.items():
         assert set(tree[group].data_vars) == set(node.data_vars)
@@ -62,7 +62,7 @@ def check_tree(tree: xr.DataTree, spec, ordinary: xr.DataTree) -> None:
         )
 
 
-def check_readings(trace, spec) -> None:
+def check_readings(trace, spec):
     row, column = spec.dims
     predicted = dfac.predict(trace, rows=["g3", "g1"], of="mean")
     shown = beside([row, column], {"mean", "sd", "lower", "upper"})
@@ -98,7 +98,7 @@ def check_readings(trace, spec) -> None:
 
 
 @pytest.fixture(scope="module")
-def ordinary() -> xr.DataTree:
+def ordinary():
     return memory_tree(spec_of("gene", "day"))
 
 
@@ -135,14 +135,14 @@ def test_no_further_coordinate_is_in_the_way(ordinary, names):
     assert float(picked[shown[extra]]) == pytest.approx(0.5)
 
 
-def with_a_gap(row: str, column: str) -> xr.DataArray:
+def with_a_gap(row, column):
     V = matrix(row, column)
     V[2, 3] = np.nan
     return V
 
 
 @pytest.fixture(scope="module")
-def usual() -> xr.DataTree:
+def usual():
     return dfac.sample(with_a_gap("a", "b"), dfac.TweedieNMF(2), **QUICK)
 
 

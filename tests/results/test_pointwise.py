@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from typing import Any
 
 import dask
 import numpy as np
@@ -29,15 +28,15 @@ VALUES = np.array([2.0, 0.0, 14.0, 7.0])
 POSITIVE = np.array([2.0, 0.5, 14.0, 7.0])
 
 
-def attrs(model: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def attrs(model, **changes):
     return {**ATTRS, "model": json.dumps({"n_components": K} | model), **changes}
 
 
-def run(model: dict[str, Any], **changes: Any) -> xr.DataTree:
+def run(model, **changes):
     return memory_tree(make_spec(attrs=attrs(model, **changes)))
 
 
-def mu() -> np.ndarray:
+def mu():
     """(chain, draw, cell), by the plainest loop."""
     found = np.empty((CHAINS, DRAWS, ROWS.size))
     for chain in range(CHAINS):
@@ -50,7 +49,7 @@ def mu() -> np.ndarray:
     return found
 
 
-def compound_poisson(v: float, mean: float, phi: float, beta: float) -> float:
+def compound_poisson(v, mean, phi, beta):
     """Log density by the series of its jumps."""
     rate, shape = mean**beta / (phi * beta), beta / (1 - beta)
     scale = phi * (1 - beta) * mean ** (1 - beta)
@@ -61,7 +60,7 @@ def compound_poisson(v: float, mean: float, phi: float, beta: float) -> float:
     return float(np.logaddexp.reduce(terms))
 
 
-LAWS: dict[str, tuple[dict[str, Any], float, np.ndarray, Any]] = {
+LAWS = {
     "normal": (
         {"type": "TweedieNMF", "beta": 2.0},
         0.7,
@@ -110,7 +109,7 @@ LAWS: dict[str, tuple[dict[str, Any], float, np.ndarray, Any]] = {
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("block", [64 * 2**20, 100])
-def test_log_densities_are_scipys(law: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_densities_are_scipys(law, block, monkeypatch):
     monkeypatch.setattr(pointwise, "BLOCK_BYTES", block)
     model, dispersion, values, density = LAWS[law]
     tree = run(model, dispersion=dispersion)
@@ -122,7 +121,7 @@ def test_log_densities_are_scipys(law: str, block: int, monkeypatch: pytest.Monk
     assert found["observed_data"]["V"].values.tolist() == values.tolist()
 
 
-def gaussian(**changes: Any) -> xr.DataTree:
+def gaussian(**changes):
     """Draws of a run that has drawn its noise."""
     noise = Variable("posterior", "noise", ("chain", "draw"), "real", "variance")
     tree = memory_tree(make_spec(attrs=attrs({"type": "GaussianMF"}, **changes)))
@@ -132,7 +131,7 @@ def gaussian(**changes: Any) -> xr.DataTree:
     return tree
 
 
-def test_noise_of_every_draw() -> None:
+def test_noise_of_every_draw():
     tree = gaussian()
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS), VALUES)["log_likelihood"]["V"]
     sd = np.sqrt(tree["posterior"]["noise"].values)[:, :, None]
@@ -145,7 +144,7 @@ def test_noise_of_every_draw() -> None:
     assert 0.7 < float(((drawn - means) / sd).std()) < 1.4
 
 
-def test_dispersions_of_columns() -> None:
+def test_dispersions_of_columns():
     tree = run({"type": "NegativeBinomialNMF", "dispersion": "column"})
     own = np.linspace(0.2, 1.0, J)
     means = tree[MOMENTS].to_dataset()
@@ -160,7 +159,7 @@ def test_dispersions_of_columns() -> None:
     assert (drawn.values == np.round(drawn.values)).all()
 
 
-def test_dispersions_of_columns_in_every_draw() -> None:
+def test_dispersions_of_columns_in_every_draw():
     tree = run({"type": "NegativeBinomialNMF", "dispersion": "column"})
     alpha = np.random.default_rng(0).uniform(0.2, 1.0, (CHAINS, DRAWS, J))
     posterior = tree["posterior"].to_dataset()
@@ -176,13 +175,13 @@ def test_dispersions_of_columns_in_every_draw() -> None:
 SIGMA = np.linspace(0.5, 2.5, I * J).reshape(I, J)
 
 
-def with_cells(kind: str, weights: np.ndarray | None) -> xr.DataTree:
+def with_cells(kind, weights):
     model = attrs({"type": "TweedieNMF", "beta": 2.0}, data=json.dumps({"weighting": kind}))
     V = np.arange(float(I * J)).reshape(I, J)
     return memory_tree(make_spec(attrs=model, observed=V, weights=weights))
 
 
-def test_cells_with_uncertainties() -> None:
+def test_cells_with_uncertainties():
     tree = with_cells("uncertainty", 1 / SIGMA**2)
     V = tree["observed_data"]["V"].values[ROWS, COLUMNS]
     sd = SIGMA[ROWS, COLUMNS]
@@ -199,7 +198,7 @@ def test_cells_with_uncertainties() -> None:
         dfac.log_likelihood(with_cells("uncertainty", nothing), (ROWS, COLUMNS))
 
 
-def test_a_cell_of_weight_w_is_w_observations() -> None:
+def test_a_cell_of_weight_w_is_w_observations():
     tree = with_cells("weights", SIGMA)
     V = tree["observed_data"]["V"].values[ROWS, COLUMNS]
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS))["log_likelihood"]["V"]
@@ -220,7 +219,7 @@ def test_a_cell_of_weight_w_is_w_observations() -> None:
 
 
 @pytest.fixture(scope="module")
-def counts() -> xr.DataTree:
+def counts():
     """Many draws that are alike, so that moments of observations are known."""
     rng = np.random.default_rng(3)
     tree = memory_tree(make_spec())
@@ -239,7 +238,7 @@ def counts() -> xr.DataTree:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_new_observations_have_the_moments_of_predictions(law: str, counts: xr.DataTree) -> None:
+def test_new_observations_have_the_moments_of_predictions(law, counts):
     model, dispersion, _, _ = LAWS[law]
     tree = counts.copy()
     tree.attrs = attrs(model, dispersion=dispersion)
@@ -268,12 +267,12 @@ def test_new_observations_have_the_moments_of_predictions(law: str, counts: xr.D
     assert (inside < 0.95).all()
 
 
-def labels() -> tuple[np.ndarray, np.ndarray]:
+def labels():
     coords = make_spec().labels
     return coords["gene"].values[ROWS], coords["day"].values[COLUMNS]
 
 
-def test_the_same_bits_for_any_cells_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bits_for_any_cells_and_chunks(monkeypatch):
     tree = memory_tree(make_spec())
     found = dfac.posterior_predictive(tree, (ROWS, COLUMNS), random_seed=5)
     drawn = found["posterior_predictive"]["V"].values
@@ -289,10 +288,10 @@ def test_the_same_bits_for_any_cells_and_chunks(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("how", ["positions", "labels", "mask", "list"])
-def test_cells_by_position_label_and_mask(how: str) -> None:
+def test_cells_by_position_label_and_mask(how):
     mask = np.zeros((I, J), bool)
     mask[ROWS, COLUMNS] = True
-    cells: Any = {
+    cells = {
         "positions": (ROWS, COLUMNS),
         "labels": labels(),
         "mask": mask,
@@ -309,7 +308,7 @@ def test_cells_by_position_label_and_mask(how: str) -> None:
     assert found["observed_data"]["V"].values.tolist() == (5 * ROWS + COLUMNS)[order].tolist()
 
 
-def test_a_dimension_of_the_user_may_be_called_cell() -> None:
+def test_a_dimension_of_the_user_may_be_called_cell():
     spec = make_spec(dims=("cell", "draw"), coords={"cell": [f"c{i}" for i in range(I)]})
     found = dfac.log_likelihood(memory_tree(spec), (ROWS, COLUMNS), VALUES)
     group = found["log_likelihood"]
@@ -318,9 +317,9 @@ def test_a_dimension_of_the_user_may_be_called_cell() -> None:
 
 
 @pytest.mark.parametrize("form", ["array", "labelled", "sparse"])
-def test_values_come_from_a_matrix(form: str) -> None:
+def test_values_come_from_a_matrix(form):
     V = np.arange(35.0).reshape(I, J)
-    given: Any = {"array": V, "labelled": xr.DataArray(V, dims=("gene", "day"))}.get(form)
+    given = {"array": V, "labelled": xr.DataArray(V, dims=("gene", "day"))}.get(form)
     if form == "sparse":
         from scipy import sparse
 
@@ -332,13 +331,13 @@ def test_values_come_from_a_matrix(form: str) -> None:
     assert found["observed_data"]["V"].values.tolist() == (5 * ROWS + COLUMNS).tolist()
 
 
-def seeing(observed: Any, **about: Any) -> xr.DataTree:
+def seeing(observed, **about):
     """A run of a 7 x 5 matrix, with its data or without."""
     data = {"shape": [I, J], "n_observed": 35} | about
     return memory_tree(make_spec(observed=observed, attrs={**ATTRS, "data": json.dumps(data)}))
 
 
-def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed() -> None:
+def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed():
     V, cells = np.arange(35.0).reshape(I, J), (ROWS, COLUMNS)
     train = V.copy()
     train[cells] = np.nan
@@ -361,7 +360,7 @@ def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed() -> None:
         dfac.log_likelihood(seeing(V), cells, held_out=True)
 
 
-def test_what_nothing_tells_is_asked_for() -> None:
+def test_what_nothing_tells_is_asked_for():
     V, cells = np.arange(35.0).reshape(I, J), (ROWS, COLUMNS)
     bare, whole = seeing(None, n_observed=31), seeing(None)
     with pytest.raises(OptionError, match=r"pass held_out=True if they were left out"):
@@ -378,7 +377,7 @@ def test_what_nothing_tells_is_asked_for() -> None:
     assert "log_likelihood" in dfac.log_likelihood(whole, cells, V[cells])  # it saw every cell
 
 
-def test_a_store_gives_what_memory_gives(tmp_path: Any) -> None:
+def test_a_store_gives_what_memory_gives(tmp_path):
     spec = make_spec()
     with RunStore.create(tmp_path / "run.zarr", spec) as store:
         fill(store, spec)
@@ -387,11 +386,11 @@ def test_a_store_gives_what_memory_gives(tmp_path: Any) -> None:
     xr.testing.assert_identical(own, read)
 
 
-def test_mistakes_are_told_in_a_sentence() -> None:
+def test_mistakes_are_told_in_a_sentence():
     tree = memory_tree(make_spec())
     cells = ROWS, COLUMNS
 
-    def refuse(kind: type[Exception], match: str, trace: Any, *args: Any, **options: Any) -> None:
+    def refuse(kind, match, trace, *args, **options):
         with pytest.raises(kind, match=match):
             dfac.log_likelihood(trace, *args, **options)
 
@@ -423,12 +422,12 @@ def test_mistakes_are_told_in_a_sentence() -> None:
     assert "observed_data" not in found.children
 
 
-def as_arviz(tree: xr.DataTree) -> Any:
+def as_arviz(tree):
     """The tree as the ArviZ that is there takes it."""
     return az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
 
 
-def test_attributes_of_groups() -> None:
+def test_attributes_of_groups():
     tree = memory_tree(make_spec(attrs={**ATTRS, "created_at": "2026-01-01T00:00:00+00:00"}))
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS), VALUES)
     for group in (*tree.children.values(), *found.children.values()):
@@ -441,7 +440,7 @@ def test_attributes_of_groups() -> None:
     assert "sample_dims" not in found["observed_data"].attrs
 
 
-def test_arviz_takes_the_groups(counts: xr.DataTree) -> None:
+def test_arviz_takes_the_groups(counts):
     short = counts.isel(draw=slice(500))
     # Alike enough that no cell alone would move them.
     for factor in "WH":
@@ -470,13 +469,13 @@ def test_arviz_takes_the_groups(counts: xr.DataTree) -> None:
         mpl.pyplot.close("all")
 
 
-def test_masks_and_values_are_matched_by_their_labels() -> None:
+def test_masks_and_values_are_matched_by_their_labels():
     rng = np.random.default_rng(3)
     coords = {"user": [f"u{i}" for i in range(4)], "item": list("abcd")}
     V = xr.DataArray(rng.normal(size=(4, 4)), coords, ("user", "item"))
     mask = xr.zeros_like(V, bool)
     mask.loc["u3", "a"] = True
-    options: dict[str, Any] = {"draws": 4, "tune": 3, "random_seed": 0, "progressbar": False}
+    options = {"draws": 4, "tune": 3, "random_seed": 0, "progressbar": False}
     trace = dfac.sample(V, dfac.GaussianMF(2), **options)
     cells = np.array([3, 1]), np.array([0, 2])
     right = dfac.log_likelihood(trace, cells)["log_likelihood/V"].values

@@ -33,7 +33,7 @@ from tests.results.runs import (
 pytestmark = pytest.mark.libraries
 
 
-def all_mu(n: int = DRAWS, salt: int = 0) -> np.ndarray:
+def all_mu(n=DRAWS, salt=0):
     """mu of every draw of every chain, (chains * n, I, J), by the plainest loop."""
     values = []
     for chain in range(CHAINS):

@@ -9,7 +9,7 @@ from daskfactor.results.ranks import band, uniformity
 COUNT, LEVELS = 150, 15
 
 
-def test_p_values_of_uniform_ranks_are_uniform() -> None:
+def test_p_values_of_uniform_ranks_are_uniform():
     rng = np.random.default_rng(0)
     found = [uniformity(rng.integers(0, LEVELS + 1, COUNT), LEVELS) for _ in range(1000)]
     for name in ("ecdf_p", "chi_square_p"):
@@ -36,7 +36,7 @@ def test_p_values_of_uniform_ranks_are_uniform() -> None:
         ("spread", 1.8, 1.8, -1),
     ],
 )
-def test_what_is_not_uniform_is_seen_and_named(name: str, a: float, b: float, sign: int) -> None:
+def test_what_is_not_uniform_is_seen_and_named(name, a, b, sign):
     rng = np.random.default_rng(1)
     ranks = rng.binomial(LEVELS, rng.beta(a, b, 2 * COUNT))
     found = uniformity(ranks, LEVELS)
@@ -45,7 +45,7 @@ def test_what_is_not_uniform_is_seen_and_named(name: str, a: float, b: float, si
     assert sign * getattr(found, name) > 3.5
 
 
-def test_bins_of_many_levels_expect_what_they_hold() -> None:
+def test_bins_of_many_levels_expect_what_they_hold():
     """64 ranks in 20 bins of three and four."""
     ranks = np.random.default_rng(2).integers(0, 64, 100)
     parts = np.array_split(np.arange(64), 20)
@@ -54,7 +54,7 @@ def test_bins_of_many_levels_expect_what_they_hold() -> None:
     assert uniformity(ranks, 63).chi_square_p == pytest.approx(wanted)
 
 
-def test_the_band_holds_whole_lines() -> None:
+def test_the_band_holds_whole_lines():
     lower, upper = band(COUNT, LEVELS)
     rng = np.random.default_rng(3)
     drawn = rng.multinomial(COUNT, np.full(LEVELS + 1, 1 / (LEVELS + 1)), 4000)

@@ -5,7 +5,6 @@ import pickletools
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ with warnings.catch_warnings():
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory) -> Path:
+def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("readers") / "run.zarr"
     spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
     with RunStore.create(path, spec) as store:

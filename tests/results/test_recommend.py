@@ -3,8 +3,6 @@
 import itertools
 import json
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +25,7 @@ I, J, K, CHAINS, DRAWS = 60, 90, 3, 2, 14  # noqa: E741, the papers' own letters
 ITEMS = [f"film {j}" for j in range(J)]
 
 
-def made(signed: bool = False, weights: Any = None, dtype: str = "f4") -> xr.DataTree:
+def made(signed=False, weights=None, dtype="f4"):
     """A trace whose draws are about their means, or have weights as particles do."""
     rng = np.random.default_rng(5)
     W, H = rng.gamma(1, 1, (I, K)), rng.gamma(1, 1, (J, K))
@@ -54,13 +52,13 @@ def made(signed: bool = False, weights: Any = None, dtype: str = "f4") -> xr.Dat
     return tree
 
 
-def masses() -> Any:
+def masses():
     found = np.random.default_rng(8).gamma(0.3, 1, (CHAINS, DRAWS))
     found[found < 0.1] = 0
     return found / found.sum()
 
 
-def brute(trace: xr.DataTree, by: str, weights: Any = None) -> Any:
+def brute(trace, by, weights=None):
     """Scores of all cells, (I, J), in double precision."""
     W, H = (trace["posterior"][name].values.astype("f8") for name in ("W", "H"))
     mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])
@@ -73,14 +71,14 @@ def brute(trace: xr.DataTree, by: str, weights: Any = None) -> Any:
     return weighted_quantiles(mu[w > 0], w[w > 0], (level,))[0]
 
 
-def best_of(score: Any, n: int) -> Any:
+def best_of(score, n):
     return np.argsort(-score, axis=1, kind="stable")[:, :n]
 
 
 @pytest.mark.parametrize("by", ["mean", "lower", "upper"])
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_best_are_those_of_all_cells(by: str, signed: bool, weighted: bool) -> None:
+def test_the_best_are_those_of_all_cells(by, signed, weighted):
     weights = masses() if weighted else None
     trace = made(signed, weights)
     score, found = brute(trace, by, weights), dfac.recommend(trace, n=7, by=by)
@@ -93,7 +91,7 @@ def test_the_best_are_those_of_all_cells(by: str, signed: bool, weighted: bool) 
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_figures_are_those_of_predict(weighted: bool) -> None:
+def test_figures_are_those_of_predict(weighted):
     trace = made(weights=masses() if weighted else None)
     found = dfac.recommend(trace, [3, 8], n=4, interval=0.8)
     for at, user in enumerate((3, 8)):
@@ -103,13 +101,13 @@ def test_figures_are_those_of_predict(weighted: bool) -> None:
 
 
 @pytest.fixture
-def searched() -> Any:
+def searched():
     """The search under other sizes of blocks, groups of draws and rooms in memory."""
     rng = np.random.default_rng(3)
     W, H = rng.gamma(1, 1, (2, 12, 70, 2)).astype("f4")
     H[:, 11] = H[:, 4]  # equal scores: the first one is better
 
-    def search(step: int, budget: int, sizes: int) -> Any:
+    def search(step, budget, sizes):
         file = ArrayFile(budget=budget)
         stacks = [
             Stack.filled(
@@ -138,7 +136,7 @@ def searched() -> Any:
     return search
 
 
-def test_blocks_do_not_matter(searched: Any, monkeypatch: Any) -> None:
+def test_blocks_do_not_matter(searched, monkeypatch):
     whole = searched(12, 2**30, 2**30)
     pairs = {(row, 4) for row, own in enumerate(whole.columns) if 4 in own}
     assert pairs
@@ -155,7 +153,7 @@ def test_blocks_do_not_matter(searched: Any, monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("by", ["mean", "lower", "upper"])
 @pytest.mark.parametrize("signed", [False, True])
-def test_no_score_is_above_its_bound(by: str, signed: bool) -> None:
+def test_no_score_is_above_its_bound(by, signed):
     trace = made(signed)
     W, H = (trace["posterior"][name].values for name in ("W", "H"))
     sides = []
@@ -175,7 +173,7 @@ def test_no_score_is_above_its_bound(by: str, signed: bool) -> None:
         assert (of_rows @ of_columns.T >= brute(trace, by)).all()
 
 
-def test_quantiles_are_bounded_by_means_and_spreads_of_any_draws() -> None:
+def test_quantiles_are_bounded_by_means_and_spreads_of_any_draws():
     weights = np.full(100, 0.01)
     lower, upper = (score_of(by, (0.05, 0.95), weights, True) for by in ("lower", "upper"))
     for low in range(101):  # draws of two values only are the worst there are
@@ -185,7 +183,7 @@ def test_quantiles_are_bounded_by_means_and_spreads_of_any_draws() -> None:
             assert np.quantile(mu, score.level) <= bound + 1e-12
 
 
-def test_quantiles_are_those_of_predictions() -> None:
+def test_quantiles_are_those_of_predictions():
     rng = np.random.default_rng(2)
     for count, level in itertools.product((1, 2, 9, 40), (0.01, 0.05, 0.5, 0.95)):
         mu, order = rng.standard_normal(count), np.empty(count, np.int64)
@@ -204,7 +202,7 @@ def test_quantiles_are_those_of_predictions() -> None:
 SEEN = random_array((I, J), density=0.3, rng=np.random.default_rng(1), format="csr")
 
 
-def excluded(kind: str, tmp_path: Path) -> Any:
+def excluded(kind, tmp_path):
     coo = SEEN.tocoo()
     if kind == "sparse":
         return SEEN
@@ -226,7 +224,7 @@ def excluded(kind: str, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("kind", ["sparse", "dense", "blocks", "table", "file"])
 @pytest.mark.filterwarnings("ignore:.*is taken for a table")
-def test_what_was_seen_is_left_out(kind: str, tmp_path: Path) -> None:
+def test_what_was_seen_is_left_out(kind, tmp_path):
     trace = made()
     score = brute(trace, "mean")
     score[SEEN.toarray() > 0] = -np.inf
@@ -237,7 +235,7 @@ def test_what_was_seen_is_left_out(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(some["position"], best_of(own, 6) + 10)
 
 
-def test_a_row_with_few_columns_left() -> None:
+def test_a_row_with_few_columns_left():
     left = np.zeros((I, J))
     left[0, 2:] = 1
     left[1, :] = 1
@@ -248,10 +246,10 @@ def test_a_row_with_few_columns_left() -> None:
     assert (found["position"].values[2] >= 0).all()
 
 
-def test_points_new_rows_and_stores(tmp_path: Path) -> None:
+def test_points_new_rows_and_stores(tmp_path):
     V = np.random.default_rng(0).poisson(3, (20, 15)).astype("f4")
     V[np.random.default_rng(1).random(V.shape) < 0.3] = np.nan
-    run: dict[str, Any] = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
+    run = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
     store = str(tmp_path / "run.zarr")
     trace = dfac.sample(V, dfac.GaussianMF(2), store=store, **run)
     score = brute(trace, "mean")
@@ -290,22 +288,22 @@ def test_points_new_rows_and_stores(tmp_path: Path) -> None:
         ({"rows": xr.DataArray(np.ones((2, K)), dims=("user", "component"))}, "are a point"),
     ],
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
+def test_bad_options(options, message):
     with pytest.raises((OptionError, DataError), match=message):
         dfac.recommend(made(), **options)
 
 
-def test_labels_that_have_nothing_in_common_are_refused() -> None:
+def test_labels_that_have_nothing_in_common_are_refused():
     table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
     with pytest.raises(DataError, match=r"none of the columns of exclude .* it has 'a', ..., the"):
         dfac.recommend(made(), exclude=dfac.as_blocks(table, table=True, unstored="missing"))
 
 
-def test_cells_of_stacked_dimensions_are_left_out_by_their_labels() -> None:
+def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():
     rng = np.random.default_rng(4)
     coords = {"lat": [10, 20, 30, 40], "lon": [1.0, 2.0, 3.0]}
     maps = xr.DataArray(rng.normal(size=(6, 4, 3)), coords, ("time", "lat", "lon"))
-    options: dict[str, Any] = {"draws": 3, "tune": 3, "random_seed": 0, "progressbar": False}
+    options = {"draws": 3, "tune": 3, "random_seed": 0, "progressbar": False}
     seen = maps.where((maps["lat"] == 10) & (maps["lon"] == 1.0))
     stacked = seen.stack(place=("lat", "lon"))
     names = {"model": dfac.GaussianMF(2), **options}

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.libraries
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path):
     return tmp_path / "run.zarr"
 
 
@@ -212,17 +212,17 @@ def test_checkpoints_may_grow_and_shrink(path):
             assert all(found[name].tobytes() == arrays[name].tobytes() for name in arrays)
 
 
-def _flip(file: Path, at: int) -> None:
+def _flip(file, at):
     raw = bytearray(file.read_bytes())
     raw[at] ^= 1
     file.write_bytes(raw)
 
 
-def _cut(file: Path, at: int) -> None:
+def _cut(file, at):
     file.write_bytes(file.read_bytes()[:at])
 
 
-def _remove(file: Path, at: int) -> None:
+def _remove(file, at):
     del at
     file.unlink()
 

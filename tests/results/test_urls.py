@@ -28,12 +28,12 @@ pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
 
 
 @pytest.fixture(params=["s3", "memory"])
-def url(request, s3, tmp_path) -> str:
+def url(request, s3, tmp_path):
     return {"s3": s3.url(tmp_path.name), "memory": f"memory://{tmp_path.name}"}[request.param]
 
 
 @pytest.fixture
-def place(s3, tmp_path) -> str:
+def place(s3, tmp_path):
     return s3.url(tmp_path.name)
 
 
@@ -433,7 +433,7 @@ def test_memory_has_no_writers_elsewhere():
 class Clock:
     now = 0.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 

@@ -1,14 +1,12 @@
 """A check of whole trees against what a run declares."""
 
-import xarray as xr
-
 from daskfactor.errors import StoreFormatError
 from daskfactor.inference.hmc import HMC
 from daskfactor.results import schema
-from daskfactor.results.schema import COLUMN, ROW, Variable, factor_dims
+from daskfactor.results.schema import COLUMN, ROW, factor_dims
 from daskfactor.results.trace import check_weights
 
-REGISTRY: tuple[Variable, ...] = (
+REGISTRY = (
     *schema.DRAWS,
     *schema.COARSE_DRAWS,
     *schema.STREAMED,
@@ -22,7 +20,7 @@ REGISTRY: tuple[Variable, ...] = (
 _KINDS = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"}
 
 
-def validate(tree: xr.DataTree) -> None:
+def validate(tree):
     """Check a tree against the registry: names, dimensions, kinds of values.
 
     Raises

@@ -2,10 +2,6 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +13,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])
 
 
-def start(target: Callable[..., None], *arguments: Any) -> tuple[ForkServerProcess, Connection]:
+def start(target, *arguments):
     """Run a function in a process of its own; it gets the other end of a pipe besides."""
     ours, other = SERVER.Pipe()
     process = SERVER.Process(target=_told, args=(dict(os.environ), target, *arguments, other))
@@ -26,23 +22,23 @@ def start(target: Callable[..., None], *arguments: Any) -> tuple[ForkServerProce
     return process, ours
 
 
-def _told(environment: dict[str, str], target: Callable[..., None], *arguments: Any) -> None:
+def _told(environment, target, *arguments):
     """Call a function in the caller's environment, not in that of the server's first process."""
     take(environment)
     target(*arguments)
 
 
-def take(environment: dict[str, str]) -> None:
+def take(environment):
     """Take over the variables of another process."""
     os.environ.update(environment)
 
 
-def state_of(draw: int) -> dict[str, np.ndarray]:
+def state_of(draw):
     rng = np.random.default_rng(draw)
     return {"W": rng.random((50, 3)), "count": np.array(draw)}
 
 
-def write_until_killed(path: str, pipe: Connection) -> None:
+def write_until_killed(path, pipe):
     with RunStore.open(path) as store:
         draw = sum(store.committed.draws)
         if draw:
@@ -62,7 +58,7 @@ def write_until_killed(path: str, pipe: Connection) -> None:
             store.checkpoint(state_of(draw), {"draws": draw})
 
 
-def open_and_wait(path: str, pipe: Connection) -> None:
+def open_and_wait(path, pipe):
     """Open a store for writing, say how that went, and stay until something is said or nobody."""
     try:
         store = RunStore.open(path)

@@ -10,7 +10,7 @@ for a quadrature of one dimension (B given A is a gamma variable).
 """
 
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Component(NamedTuple):
     sum_w: float
 
 
-def _sizes(total_w: float, total_h: float, priors: Priors) -> tuple[float, float, float, float]:
+def _sizes(total_w, total_h, priors):
     """Log-mass of A^(t_w - 1) B^(t_h - 1) exp(-λ_w A - λ_h B - A B); E A, E AB, E (AB)²."""
     u = np.linspace(-12.0, 12.0, 4001) - np.log(priors.rate_w)
     A = np.exp(u)
@@ -49,7 +49,7 @@ def _sizes(total_w: float, total_h: float, priors: Priors) -> tuple[float, float
     return float(mass), float(weight @ A), float(weight @ (A * b1)), float(weight @ (A**2 * b2))
 
 
-def component(s: Array, priors: Priors) -> Component:
+def component(s, priors):
     """The posterior of one component that has the counts s."""
     a, b = priors.shape_w + s.sum(axis=1), priors.shape_h + s.sum(axis=0)
     mass, A, AB, AB2 = _sizes(a.sum(), b.sum(), priors)
@@ -67,19 +67,19 @@ def component(s: Array, priors: Priors) -> Component:
     return Component(float(log), AB * first, AB2 * second, A)
 
 
-def shared_out(V: Array, K: int) -> list[Array]:
+def shared_out(V, K):
     """Every way to share the counts out among K components, each (K, I, J)."""
     ways = [_compositions(int(v), K) for v in V.ravel()]
     return [np.array(way).T.reshape(K, *V.shape) for way in product(*ways)]
 
 
-def _compositions(total: int, parts: int) -> list[tuple[int, ...]]:
+def _compositions(total, parts):
     if parts == 1:
         return [(total,)]
     return [(n, *rest) for n in range(total + 1) for rest in _compositions(total - n, parts - 1)]
 
 
-def posterior(V: Array, K: int, priors: Priors) -> dict[str, Any]:
+def posterior(V, K, priors):
     """``mean_mu``, ``var_mu`` (I, J), ``sum_w``, ``log_evidence``; no cell may be missing."""
     logs, means, squares, sums = [], [], [], []
     for S in shared_out(V, K):

@@ -13,11 +13,10 @@ Three independent routes, each checked against the others in ``test_exact.py``:
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial, update_wrapper
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -37,7 +36,7 @@ INNER_NODES = 181
 
 
 @cache
-def _source() -> bytes:
+def _source():
     """Return what posteriors follow from besides their arguments: sources and versions."""
     files = (
         Path(__file__),
@@ -48,11 +47,11 @@ def _source() -> bytes:
     return repr((versions, [file.read_bytes() for file in files])).encode()
 
 
-def kept(function: Callable[..., dict[str, Any]]) -> Any:
+def kept(function):
     """Remember what a function finds, for all processes and for later sessions of tests."""
 
     @lru_cache(maxsize=4096)
-    def found(*args: Any) -> dict[str, Any]:
+    def found(*args):
         file = on_disk.named("posteriors", _source(), pickle.dumps((function.__name__, args)))
         content = on_disk.kept(file, lambda: pickle.dumps(function(*args)))
         return dict(pickle.loads(content))
@@ -78,7 +77,7 @@ class Case(NamedTuple):
     shape_h: float = 1.0
 
 
-def _case(name: str, values: list[list[float]], beta: float, **settings: Any) -> Case:
+def _case(name, values, beta, **settings):
     return Case(name, np.array(values, dtype=np.float64), beta, **settings)
 
 
@@ -105,7 +104,7 @@ CASES = [
 ]
 
 
-def reference_posterior(case: Case) -> dict[str, Any]:
+def reference_posterior(case):
     """Ground truth for a case, by whichever route is exact for it.
 
     The keys are those of `exact_posterior`; the Monte Carlo route adds a standard
@@ -119,14 +118,7 @@ def reference_posterior(case: Case) -> dict[str, Any]:
     return exact_posterior(case.V, *settings, case.K)
 
 
-def exact_posterior(
-    V: Array,
-    beta: float,
-    dispersion: float = 1.0,
-    rate_w: float = 1.0,
-    rate_h: float = 1.0,
-    K: int = 1,
-) -> dict[str, Any]:
+def exact_posterior(V, beta, dispersion=1.0, rate_w=1.0, rate_h=1.0, K=1):
     """Posterior of ``mu = W H`` under exponential priors; NaN marks missing cells.
 
     Returns
@@ -144,7 +136,7 @@ def exact_posterior(
     return metropolis_posterior(V, beta, K, dispersion, rate_w, rate_h)
 
 
-def _read_only(result: dict[str, Any]) -> dict[str, Any]:
+def _read_only(result):
     """A copy of a cached result whose arrays no caller can change for the others."""
     for value in result.values():
         if isinstance(value, np.ndarray):
@@ -156,30 +148,14 @@ def _read_only(result: dict[str, Any]) -> dict[str, Any]:
 
 
 @kept
-def _quadrature(
-    data: bytes,
-    shape: tuple[int, int],
-    beta: float,
-    phi: float,
-    rate_w: float,
-    rate_h: float,
-    shapes: tuple[float, float] = (1.0, 1.0),
-) -> dict[str, Any]:
+def _quadrature(data, shape, beta, phi, rate_w, rate_h, shapes=(1.0, 1.0)):
     return _one_component(data, shape, beta, phi, rate_w, rate_h, shapes=shapes)
 
 
 @lru_cache(maxsize=4096)
 def _one_component(
-    data: bytes,
-    shape: tuple[int, int],
-    beta: float,
-    phi: float,
-    rate_w: float,
-    rate_h: float,
-    outer: int = 0,
-    numeric: bool = False,
-    shapes: tuple[float, float] = (1.0, 1.0),
-) -> dict[str, Any]:
+    data, shape, beta, phi, rate_w, rate_h, outer=0, numeric=False, shapes=(1.0, 1.0)
+):
     V = np.frombuffer(data).reshape(shape)
     H, log_weight = _outer_grid(shape[1], rate_h, outer or OUTER_NODES[shape[1]])
     log_weight = log_weight + _gamma_over_exponential(H, rate_h, shapes[1]).sum(axis=1)
@@ -198,12 +174,12 @@ def _one_component(
     }
 
 
-def _gamma_over_exponential(x: Array, rate: float, shape: float) -> Array:
+def _gamma_over_exponential(x, rate, shape):
     """Log of the ratio of a Gamma(shape, rate) density to an Exponential(rate) one."""
     return np.asarray((shape - 1.0) * np.log(rate * x) - special.gammaln(shape))
 
 
-def _outer_grid(columns: int, rate: float, nodes: int) -> tuple[Array, Array]:
+def _outer_grid(columns, rate, nodes):
     """Tensor grid over H (n, J) and its log-weights, prior density included.
 
     ``h = exp(t - exp(-t)) / rate`` makes both tails fall double-exponentially, so
@@ -220,15 +196,7 @@ def _outer_grid(columns: int, rate: float, nodes: int) -> tuple[Array, Array]:
 Integrals = tuple[Array, Array, Array]  # log of the integral over w, E w, E w**2, at every h
 
 
-def _row_integrals(
-    row: Array,
-    H: Array,
-    beta: float,
-    phi: float,
-    rate: float,
-    numeric: bool = False,
-    shape: float = 1.0,
-) -> Integrals:
+def _row_integrals(row, H, beta, phi, rate, numeric=False, shape=1.0):
     """Integrate one row's weight w out of exp(-sum_j d(v_j | w h_j) / phi) Gamma(w; shape, rate).
 
     But for Poisson's, closed forms are those of exponential priors, so another shape is
@@ -240,7 +208,7 @@ def _row_integrals(
         one = np.ones(len(H))
         return 0.0 * one, shape * one / rate, shape * (shape + 1.0) * one / rate**2
     closed = None if numeric else _CLOSED.get(beta)
-    integrate: Any = closed or _numeric_row
+    integrate = closed or _numeric_row
     if shape != 1.0:
         integrate = partial(_poisson_row if closed is _poisson_row else _numeric_row, shape=shape)
     pieces = [integrate(v, H[at : at + 1024], beta, phi, rate) for at in range(0, len(H), 1024)]
@@ -248,9 +216,7 @@ def _row_integrals(
     return log_z, first, second
 
 
-def _poisson_row(
-    v: Array, H: Array, beta: float, phi: float, rate: float, shape: float = 1.0
-) -> Integrals:
+def _poisson_row(v, H, beta, phi, rate, shape=1.0):
     """A gamma integral."""
     total, slope = shape + v.sum() / phi, rate + H.sum(axis=1) / phi
     constant = np.sum(special.xlogy(v, v) - v) / phi + special.gammaln(shape)
@@ -259,7 +225,7 @@ def _poisson_row(
     return log_z, total / slope, total * (total + 1.0) / slope**2
 
 
-def _gaussian_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> Integrals:
+def _gaussian_row(v, H, beta, phi, rate):
     """A Gaussian integral cut off at zero."""
     precision = np.sum(H**2, axis=1) / phi
     center = (H @ v / phi - rate) / precision
@@ -282,7 +248,7 @@ def _gaussian_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> I
     return log_z, first, second
 
 
-def _gamma_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> Integrals:
+def _gamma_row(v, H, beta, phi, rate):
     """A generalised inverse Gaussian integral: Bessel functions K."""
     order = 1.0 - v.size / phi
     slope = np.sum(v / H, axis=1) / phi
@@ -299,7 +265,7 @@ def _gamma_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> Inte
     return log_z, first, np.exp(log_k[2] - log_k[0] + 2.0 * log_scale)
 
 
-def _half_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> Integrals:
+def _half_row(v, H, beta, phi, rate):
     """Trapezoid in log w; the divergence is linear in sqrt(w) and 1 / sqrt(w)."""
     rise = 2.0 * np.sum(np.sqrt(H), axis=1) / phi
     fall = 2.0 * np.sum(v / np.sqrt(H), axis=1) / phi
@@ -314,9 +280,7 @@ def _half_row(v: Array, H: Array, beta: float, phi: float, rate: float) -> Integ
     return log_z + 4.0 * np.sum(np.sqrt(v)) / phi, first, second
 
 
-def _numeric_row(
-    v: Array, H: Array, beta: float, phi: float, rate: float, shape: float = 1.0
-) -> Integrals:
+def _numeric_row(v, H, beta, phi, rate, shape=1.0):
     """Trapezoid in log w for any beta: slow, and the check on the others."""
     x = np.linspace(np.log(300.0 / rate) - 46.0, np.log(300.0 / rate), 12 * INNER_NODES)
     w = np.exp(x)
@@ -328,14 +292,14 @@ def _numeric_row(
     return log_z + np.log(x[1] - x[0]), first, second
 
 
-def _entry_misfit(v: float, mu: Array, beta: float, phi: float) -> Array:
+def _entry_misfit(v, mu, beta, phi):
     """Minus the log-density but for what `_constant` gives."""
     if beta == NEGATIVE_BINOMIAL:
         return np.asarray((v + 1.0 / phi) * np.log1p(phi * mu) - special.xlogy(v, mu))
     return np.asarray(divergence(v, mu, beta) / phi)
 
 
-def _constant(v: Array, beta: float, phi: float) -> Array:
+def _constant(v, beta, phi):
     if beta == NEGATIVE_BINOMIAL:
         size = 1.0 / phi
         return np.asarray(
@@ -347,7 +311,7 @@ def _constant(v: Array, beta: float, phi: float) -> Array:
     return log_normalizer(v, phi, beta)
 
 
-def _weighted(log_f: Array, w: Array) -> Integrals:
+def _weighted(log_f, w):
     top = log_f.max(axis=1)
     weight = np.exp(log_f - top[:, None])
     total = weight.sum(axis=1)
@@ -363,9 +327,7 @@ _CLOSED = {2.0: _gaussian_row, 1.0: _poisson_row, 0.5: _half_row, 0.0: _gamma_ro
 
 
 @kept
-def _poisson_two(
-    data: bytes, shape: tuple[int, int], rate_w: float, rate_h: float
-) -> dict[str, Any]:
+def _poisson_two(data, shape, rate_w, rate_h):
     """Sum over every split X = S + (X - S); given S the components are independent."""
     X = np.frombuffer(data).reshape(shape)
     parts = {s.tobytes(): _share(s, rate_w, rate_h) for s in _shares(X)}
@@ -385,13 +347,13 @@ def _poisson_two(
     }
 
 
-def _shares(X: Array) -> Iterator[Array]:
+def _shares(X):
     ranges = [[NAN] if np.isnan(x) else [float(n) for n in range(int(x) + 1)] for x in X.flat]
     for cells in product(*ranges):
         yield np.array(cells).reshape(X.shape)
 
 
-def _share(s: Array, rate_w: float, rate_h: float) -> dict[str, Any]:
+def _share(s, rate_w, rate_h):
     nodes = {2: 65, 3: 41}[s.shape[1]]
     return _one_component(s.tobytes(), s.shape, 1.0, 1.0, rate_w, rate_h, nodes)
 
@@ -400,16 +362,8 @@ def _share(s: Array, rate_w: float, rate_h: float) -> dict[str, Any]:
 
 
 def metropolis_posterior(
-    V: Array,
-    beta: float,
-    K: int,
-    dispersion: float = 1.0,
-    rate_w: float = 1.0,
-    rate_h: float = 1.0,
-    replicates: int = 16,
-    particles: int = 512,
-    steps: int = 120,
-) -> dict[str, Any]:
+    V, beta, K, dispersion=1.0, rate_w=1.0, rate_h=1.0, replicates=16, particles=512, steps=120
+):
     """As `exact_posterior`, with a standard error under ``<key>_se``, for any K and beta.
 
     Every replicate tempers its particles from the prior to the posterior (weights,
@@ -423,18 +377,7 @@ def metropolis_posterior(
 
 
 @kept
-def _metropolis(
-    data: bytes,
-    shape: tuple[int, int],
-    beta: float,
-    K: int,
-    phi: float,
-    rate_w: float,
-    rate_h: float,
-    replicates: int,
-    particles: int,
-    steps: int,
-) -> dict[str, Any]:
+def _metropolis(data, shape, beta, K, phi, rate_w, rate_h, replicates, particles, steps):
     V = np.frombuffer(data).reshape(shape)
     target = _Target(V, beta, phi, np.repeat((rate_w, rate_h), np.array(shape) * K), K)
     rng = np.random.default_rng(20170305)
@@ -458,7 +401,7 @@ def _metropolis(
     return result
 
 
-def _summary(totals: dict[str, Any]) -> dict[str, Any]:
+def _summary(totals):
     result = {}
     for name, values in totals.items():
         result[name] = np.mean(values, axis=0)
@@ -478,34 +421,34 @@ class _Target(NamedTuple):
     rates: Array
     K: int
 
-    def factors(self, x: Array) -> tuple[Array, Array]:
+    def factors(self, x):
         rows, columns = self.V.shape
         theta = np.exp(x)
         W = theta[..., : rows * self.K].reshape(*x.shape[:-1], rows, self.K)
         return W, theta[..., rows * self.K :].reshape(*x.shape[:-1], columns, self.K)
 
-    def mean(self, x: Array) -> Array:
+    def mean(self, x):
         W, H = self.factors(x)
         return np.asarray(np.einsum("...ik,...jk->...ij", W, H))
 
-    def log_likelihood(self, x: Array) -> Array:
+    def log_likelihood(self, x):
         """Log-likelihood of the observed cells, up to a constant."""
         rows, columns = np.nonzero(~np.isnan(self.V))
         mu = np.maximum(self.mean(x)[..., rows, columns], 1e-300)
         return np.asarray(-_misfit(self.V[rows, columns], mu, self.beta).sum(axis=-1) / self.phi)
 
-    def constant(self) -> float:
+    def constant(self):
         """What turns `log_likelihood` into the normalised one, found at a mean of 1."""
         v = self.V[~np.isnan(self.V)]
         offset = _misfit(v, np.ones_like(v), self.beta) / self.phi
         return float(np.sum(log_density(v, 1.0, self.phi, self.beta) + offset))
 
-    def log_prior(self, x: Array) -> Array:
+    def log_prior(self, x):
         """Exponential priors in log space (the Jacobian is x), up to a constant."""
         return np.asarray((x - self.rates * np.exp(x)).sum(axis=-1))
 
 
-def _misfit(v: Array, mu: Array, beta: float) -> Array:
+def _misfit(v, mu, beta):
     """The divergence without its part that is free of mu, written out once more."""
     if beta in (0.0, 1.0):
         log = np.log(mu)
@@ -514,7 +457,7 @@ def _misfit(v: Array, mu: Array, beta: float) -> Array:
     return np.asarray(mu * power / beta - v * power / (beta - 1.0))
 
 
-def _temper(target: _Target, x: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+def _temper(target, x, rng):
     """Particles from the prior to the posterior, and each replicate's log-evidence."""
     replicates, particles = x.shape[:2]
     log_evidence = np.zeros(replicates)
@@ -533,7 +476,7 @@ def _temper(target: _Target, x: Array, rng: np.random.Generator) -> tuple[Array,
     return x, log_evidence
 
 
-def _move(target: _Target, x: Array, power: float, rng: np.random.Generator) -> Array:
+def _move(target, x, power, rng):
     """Three Metropolis moves in log space that leave prior * likelihood**power alone."""
     old = target.log_prior(x) + power * target.log_likelihood(x)
     for proposal in (_walk_all, _walk_some, _trade):
@@ -545,18 +488,18 @@ def _move(target: _Target, x: Array, power: float, rng: np.random.Generator) -> 
     return x
 
 
-def _walk_all(target: _Target, x: Array, rng: np.random.Generator) -> Array:
+def _walk_all(target, x, rng):
     scale = np.exp(rng.uniform(np.log(0.1), np.log(1.2), (*x.shape[:-1], 1)))
     return np.asarray(x + scale * rng.standard_normal(x.shape))
 
 
-def _walk_some(target: _Target, x: Array, rng: np.random.Generator) -> Array:
+def _walk_some(target, x, rng):
     """Change about two coordinates by a lot."""
     chosen = rng.random(x.shape) < 2.0 / x.shape[-1]
     return np.asarray(x + chosen * 1.8 * rng.standard_normal(x.shape))
 
 
-def _trade(target: _Target, x: Array, rng: np.random.Generator) -> Array:
+def _trade(target, x, rng):
     """Scale each component of W up and of H down: mu and the volume of x change little."""
     rows, columns = target.V.shape
     shift = 0.6 * rng.standard_normal((*x.shape[:-1], target.K))

@@ -18,10 +18,8 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import make_state
-from daskfactor.inference.base import Sampler
 from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.program import prepare_state
-from daskfactor.models.gamma_factors import Hyperparameters
 
 Rng = np.random.Generator
 Array = NDArray[np.float64]
@@ -37,14 +35,14 @@ class Problem(NamedTuple):
     gaps: tuple[tuple[int, int], ...] = ()
 
     @property
-    def seen(self) -> NDArray[np.bool_]:
+    def seen(self):
         seen = np.ones((self.rows, self.cols), bool)
         for cell in self.gaps:
             seen[cell] = False
         return seen
 
 
-def draw_prior(problem: Problem, hyper: Hyperparameters, rng: Rng) -> tuple[Array, Array]:
+def draw_prior(problem, hyper, rng):
     """W (copies, I, K) and H (copies, J, K)."""
     made = []
     for factor, length in enumerate((problem.rows, problem.cols)):
@@ -53,26 +51,26 @@ def draw_prior(problem: Problem, hyper: Hyperparameters, rng: Rng) -> tuple[Arra
     return made[0], made[1]
 
 
-def stacked(factor: Array) -> Array:
+def stacked(factor):
     """(copies, n, K) to (n copies, K), row r of every copy before row r + 1 of any."""
     return np.ascontiguousarray(factor.transpose(1, 0, 2).reshape(-1, factor.shape[2]))
 
 
-def unstacked(factor: Array, copies: int) -> Array:
+def unstacked(factor, copies):
     return factor.reshape(-1, copies, factor.shape[1]).transpose(1, 0, 2)
 
 
-def draw_counts(mu: Array, hyper: Any, rng: Rng) -> Array:
+def draw_counts(mu, hyper, rng):
     del hyper
     return rng.poisson(mu).astype(np.float64)
 
 
-def as_one_matrix(problem: Problem, V: Array) -> Any:
+def as_one_matrix(problem, V):
     """Data of all problems (copies, I, J) as one sparse matrix; what is not stored is missing."""
     return block_diagonal(np.where(problem.seen, V, np.nan))
 
 
-def functions(W: Array, H: Array) -> Array:
+def functions(W, H):
     """What is compared, (functions, copies)."""
     mu = np.einsum("cik,cjk->cij", W, H)
     return np.array(
@@ -104,20 +102,12 @@ class World(NamedTuple):
 POISSON = World(draw_prior, draw_counts, functions)
 
 
-def scores(
-    problem: Problem,
-    sampler: Sampler,
-    program: Any,
-    hyper: Any,
-    rounds: int,
-    seed: int = 0,
-    world: World = POISSON,
-) -> Array:
+def scores(problem, sampler, program, hyper, rounds, seed=0, world=POISSON):
     """z of every function: rounds of sweep and new data against draws of the prior."""
     rng = np.random.default_rng(seed)
     draw_prior, draw_data, functions = world
     W, H = draw_prior(problem, hyper, rng)
-    totals: Array = np.zeros(0)
+    totals = np.zeros(0)
     executor = SerialExecutor()
     for cycle in range(rounds):
         mu = np.einsum("cik,cjk->cij", W, H)

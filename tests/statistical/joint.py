@@ -52,22 +52,21 @@ class Joint(NamedTuple):
     temperature: float | None = None
 
     @property
-    def whole(self) -> tuple[int, int]:
+    def whole(self):
         return self.shape[0] * self.copies, self.shape[1] * self.copies
 
 
-def drawn(case: Joint, rng: Rng) -> PriorDraw:
-    found: PriorDraw = case.model.draw_prior(rng, case.whole, *case.moments)
-    return found
+def drawn(case, rng):
+    return case.model.draw_prior(rng, case.whole, *case.moments)
 
 
-def means(case: Joint, W: Array, H: Array) -> Array:
+def means(case, W, H):
     """WH of every problem, (copies, I, J)."""
     one, other = (own.reshape(-1, case.copies, own.shape[1]) for own in (W, H.T))
     return np.asarray(np.einsum("ick,jck->cij", one, other))
 
 
-def chain_at(case: Joint, true: PriorDraw, number: int, rng: Rng) -> Any:
+def chain_at(case, true, number, rng):
     """A chain that has not started, of data drawn given factors and dispersion."""
     law = case.model.likelihood
     V = law.sample(rng, means(case, true.W, true.H), true.dispersion)
@@ -79,11 +78,11 @@ def chain_at(case: Joint, true: PriorDraw, number: int, rng: Rng) -> Any:
     data.mean, data.variance = case.moments
     options = RunOptions(case.rounds, TUNE, 1, 1, case.seed, "moments", 0, "float64")
     sampler = checked_sampler(case.model, case.sampler)
-    run: Any = data, case.model, sampler, options, SerialExecutor()
+    run = data, case.model, sampler, options, SerialExecutor()
     return sampler.chain(Setting(*run, temperature=case.temperature), number)
 
 
-def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:
+def put(chain, true, moments):
     """Set a chain's state and hyperparameters."""
     model, state, learnt = chain.setting.model, chain.tracks[0].state, true.learnt
     factors = true.W, true.H.T
@@ -94,7 +93,7 @@ def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:
         put_gaussian(chain, true)
         return
     shapes = tuple(learnt.get(f"shape_{own}", getattr(model, f"shape_{own}")) for own in "wh")
-    rates: list[Any] = list(model.rates_under(moments[0], shapes))
+    rates = list(model.rates_under(moments[0], shapes))
     for side, (of, bands) in enumerate(zip(model.rates_of, state.factors, strict=True)):
         own = learnt.get("rate", learnt.get(f"rate_{'wh'[side]}"))
         if of == "component":
@@ -111,9 +110,9 @@ def put(chain: Any, true: PriorDraw, moments: tuple[float, float]) -> None:
     chain.hyper = type(chain.hyper)(typical, *rates, *shapes)
 
 
-def put_gaussian(chain: Any, true: PriorDraw) -> None:
+def put_gaussian(chain, true):
     model, learnt, K = chain.setting.model, true.learnt, chain.setting.model.n_components
-    changed: dict[str, Any] = {"noise": true.dispersion, "mean": chain.priors.mean}
+    changed = {"noise": true.dispersion, "mean": chain.priors.mean}
     for own in "wh":
         if f"precision_{own}" in learnt:
             changed[f"precision_{own}"] = tuple(map(float, learnt[f"precision_{own}"][:K]))
@@ -132,7 +131,7 @@ def put_gaussian(chain: Any, true: PriorDraw) -> None:
                 band.arrays[SHIFT] = shift[band.offset : band.offset + len(band.values)]
 
 
-def here(chain: Any, true: PriorDraw) -> PriorDraw:
+def here(chain, true):
     """The chain's state as a draw of the prior, with what this draws of hyperparameters."""
     run = chain.tracks[0]
     W, H = (run.state.gather(side) for side in ("rows", "columns"))
@@ -141,7 +140,7 @@ def here(chain: Any, true: PriorDraw) -> PriorDraw:
     return PriorDraw(W, H.T, own.get("dispersion", chain.hyper.dispersion), own)
 
 
-def follow(case: Joint, chain: Any, true: PriorDraw, rng: Rng) -> Any:
+def follow(case, chain, true, rng):
     """The chain that goes on where one stood, with new data."""
     found = chain_at(case, true, chain.number, rng)
     found.recall(chain.memory())
@@ -154,7 +153,7 @@ def follow(case: Joint, chain: Any, true: PriorDraw, rng: Rng) -> Any:
     return found
 
 
-def scores(case: Joint) -> dict[str, float]:
+def scores(case):
     """z of every function: rounds of new data and a cycle against draws of the prior."""
     rng = np.random.default_rng(case.seed)
     first = chain_at(case, drawn(case, rng), 0, rng)
@@ -167,7 +166,7 @@ def scores(case: Joint) -> dict[str, float]:
         chain.number = number
         chain.tracks[0].cycle = TUNE
         put(chain, true, case.moments)
-        total: Any = 0.0
+        total = 0.0
         for cycle in range(case.rounds):
             chain = follow(case, chain, true, rng)
             chain.advance(TUNE + cycle + 1)
@@ -185,13 +184,13 @@ def scores(case: Joint) -> dict[str, float]:
     return dict(zip(names, np.round(z, 2).tolist(), strict=True))
 
 
-def functions(case: Joint, true: PriorDraw) -> tuple[list[str], Array]:
+def functions(case, true):
     """What is compared, (functions, copies): of finite variance under every prior."""
     K, copies = case.model.n_components, case.copies
     W = true.W.reshape(-1, copies, true.W.shape[1]).swapaxes(0, 1)
     H = true.H.T.reshape(-1, copies, true.H.shape[0]).swapaxes(0, 1)
     mu = means(case, true.W, true.H)
-    found: dict[str, Any] = {}
+    found = {}
     if case.model.nonnegative:
         w, h, m = np.log(W), np.log(H), np.log(mu)
         bounded = {"w": W / (1 + W), "h": H / (1 + H), "mu": mu / (1 + mu)}

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.inference.langevin import PSGRRLD
-from tests.statistical.exact import Case, reference_posterior
+from tests.statistical.exact import reference_posterior
 from tests.statistical.replicas import Draws, run_tracks
 
 Array = NDArray[np.float64]
@@ -35,17 +34,17 @@ class Bias(NamedTuple):
     variance_error: Array
 
     @property
-    def mean_size(self) -> float:
+    def mean_size(self):
         """Root mean square over the cells."""
         return float(np.sqrt(np.mean(self.mean**2)))
 
 
-def run_pair(case: Case, sampler: PSGRRLD, copies: int, draws: int, seed: int = 0) -> Pair:
+def run_pair(case, sampler, copies, draws, seed=0):
     """Both tracks of P-SGRRLD on every copy; ``draws`` count the fine track's."""
     return Pair(*run_tracks(case, sampler, copies=copies, tune=200, draws=draws, seed=seed))
 
 
-def together(first: Pair, second: Pair) -> Pair:
+def together(first, second):
     """The copies of two runs as one."""
     return Pair(
         *(
@@ -59,7 +58,7 @@ def together(first: Pair, second: Pair) -> Pair:
     )
 
 
-def bias(parts: list[tuple[float, Draws]], case: Case) -> Bias:
+def bias(parts, case):
     """Bias of a combination of tracks, such as [(2, fine), (-1, coarse)].
 
     Variances are combined as moments are; their error is that of E (μ - m)² about
@@ -82,12 +81,12 @@ def bias(parts: list[tuple[float, Draws]], case: Case) -> Bias:
     )
 
 
-def romberg(fine: Draws, coarse: Draws) -> list[tuple[float, Draws]]:
+def romberg(fine, coarse):
     """2 fine - coarse."""
     return [(2.0, fine), (-1.0, coarse)]
 
 
-def noise_ratio(fine: Draws, coarse: Draws) -> float:
+def noise_ratio(fine, coarse):
     """Variance of the estimate 2 fine - coarse of E μ over that of the fine track alone."""
     extrapolated = (2 * fine.mean - coarse.mean).var(axis=0)
     return float(np.mean(extrapolated / fine.mean.var(axis=0)))

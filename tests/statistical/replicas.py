@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
-from daskfactor.executors import Executor, SerialExecutor
-from daskfactor.inference.base import Sampler
+from daskfactor.executors import SerialExecutor
 from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.tweedie import TweedieNMF
-from tests.statistical.exact import NEGATIVE_BINOMIAL, Case
+from tests.statistical.exact import NEGATIVE_BINOMIAL
 
 Array = NDArray[Any]
 
@@ -46,7 +45,7 @@ class Moments(NamedTuple):
     sum_w: float
 
 
-def replicate(V: Array, copies: int) -> Array:
+def replicate(V, copies):
     """The block-diagonal matrix of ``copies`` copies, rows and columns interleaved."""
     rows, cols = V.shape
     out = np.full((rows, copies, cols, copies), np.nan)
@@ -55,12 +54,12 @@ def replicate(V: Array, copies: int) -> Array:
     return out.reshape(rows * copies, cols * copies)
 
 
-def replicate_sparse(V: Array, copies: int) -> Any:
+def replicate_sparse(V, copies):
     """The same with what is observed stored, zeros too."""
     return block_diagonal(np.broadcast_to(V, (copies, *V.shape)))
 
 
-def cells_of(shape: tuple[int, ...], copies: int) -> tuple[Array, Array]:
+def cells_of(shape, copies):
     """Positions of all cells of all copies, shape (copies, rows, cols) flattened."""
     rows, cols = shape
     each, row, col = np.meshgrid(np.arange(copies), np.arange(rows), np.arange(cols), indexing="ij")
@@ -68,18 +67,8 @@ def cells_of(shape: tuple[int, ...], copies: int) -> tuple[Array, Array]:
 
 
 def run_tracks(
-    case: Case,
-    sampler: Sampler,
-    *,
-    copies: int,
-    tune: int,
-    draws: int,
-    seed: int = 0,
-    blocks: int | None = None,
-    dense: bool = False,
-    executor: Executor | None = None,
-    **cells: Array,
-) -> list[Draws]:
+    case, sampler, *, copies, tune, draws, seed=0, blocks=None, dense=False, executor=None, **cells
+):
     """What every copy gave, for each of the sampler's tracks (fine, coarse).
 
     ``blocks`` are bands a side, by default as many as cut through every row or column;
@@ -88,7 +77,7 @@ def run_tracks(
     """
     copied = replicate if dense else replicate_sparse
     V = copied(case.V, copies)
-    options: dict[str, Any] = {"unstored": None if dense else "missing", "dtype": "float64"}
+    options = {"unstored": None if dense else "missing", "dtype": "float64"}
     for kind, given in cells.items():
         options[kind] = copied(np.where(np.isnan(case.V), np.nan, given), copies)
     executor = executor or SerialExecutor()
@@ -96,7 +85,7 @@ def run_tracks(
         settings = case._asdict()
         beta, *_ = (settings.pop(name) for name in ("beta", "V", "name"))
         if beta == NEGATIVE_BINOMIAL:
-            model: Any = NegativeBinomialNMF(settings.pop("K"), **settings)
+            model = NegativeBinomialNMF(settings.pop("K"), **settings)
         else:
             model = TweedieNMF(settings.pop("K"), beta=beta, **settings)
         plan = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
@@ -111,18 +100,18 @@ def run_tracks(
         return [_draws(run, (copies, *case.V.shape)) for run in chain.tracks]
 
 
-def _draws(run: Any, shape: tuple[int, ...]) -> Draws:
+def _draws(run, shape):
     mean = run.gather_cells("mean").reshape(shape)
     square = mean**2 + run.gather_cells("m2").reshape(shape) / run.cell_count
     return Draws(mean, square, float(run.state.gather("rows", "mean").sum() / shape[0]))
 
 
-def run_copies(case: Case, sampler: Sampler, **settings: Any) -> list[Moments]:
+def run_copies(case, sampler, **settings):
     """Moments over all copies, for each of the tracks; settings as for `run_tracks`."""
     return [moments(draws) for draws in run_tracks(case, sampler, **settings)]
 
 
-def moments(draws: Draws) -> Moments:
+def moments(draws):
     """Of the copies together; their spread is the error."""
     mean = draws.mean.mean(axis=0)
     return Moments(

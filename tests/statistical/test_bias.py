@@ -1,7 +1,6 @@
 """`discretization_bias` against long runs with and without the bias, and a pair that is none."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +12,17 @@ from daskfactor.results.diagnose import all_series, effective_size
 
 pytestmark = pytest.mark.statistical
 
-QUIET: dict[str, Any] = {"progressbar": False, "executor": "serial"}
+QUIET = {"progressbar": False, "executor": "serial"}
 MODEL = dfac.TweedieNMF(2, dispersion=1.0, rate_w=1.0, rate_h=1.0)
 COARSE = dfac.PSGLD(step=0.5, transition="euler", warm_start=20)
 
 
-def counts() -> Any:
+def counts():
     rng = np.random.default_rng(5)
     return rng.poisson(rng.gamma(1, 1, (20, 2)) @ rng.gamma(1, 1, (2, 15))).astype(float)
 
 
-def sample(sampler: Any, draws: int, seed: int = 0) -> Any:
+def sample(sampler, draws, seed=0):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return dfac.sample(
@@ -31,12 +30,12 @@ def sample(sampler: Any, draws: int, seed: int = 0) -> Any:
         )
 
 
-def series(tree: Any) -> dict[str, Any]:
+def series(tree):
     return {one.name: one.values for one in all_series(tree, 4, 0, None)[0] if one.kind != "scale"}
 
 
 @pytest.fixture(scope="module")
-def runs() -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def runs():
     """A biased run, its long continuation, and exact draws."""
     return (
         sample(COARSE, 300),
@@ -45,7 +44,7 @@ def runs() -> tuple[Any, dict[str, Any], dict[str, Any]]:
     )
 
 
-def distance(found: Any, runs: Any) -> tuple[float, float]:
+def distance(found, runs):
     """The bias of lp and of the mean of WH, in errors from what it is; the smallest |bias|."""
     away, sizes = [], []
     for name in ("lp", "mu_mean"):
@@ -61,7 +60,7 @@ def distance(found: Any, runs: Any) -> tuple[float, float]:
     return max(away), max(sizes)
 
 
-def test_coupled_chains_find_the_bias(runs: Any) -> None:
+def test_coupled_chains_find_the_bias(runs):
     with pytest.warns(SamplingWarning, match=r"the finite step moves the mean of"):
         found = dfac.discretization_bias(runs[0], draws=1000, cells=4, **QUIET)
     assert found.attrs["method"] == "coupled"
@@ -72,7 +71,7 @@ def test_coupled_chains_find_the_bias(runs: Any) -> None:
 
 
 @pytest.mark.full
-def test_exact_draws_find_it_too(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_draws_find_it_too(runs, monkeypatch):
     monkeypatch.setattr(dfac.PSGLD, "pair", lambda self: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -81,13 +80,13 @@ def test_exact_draws_find_it_too(runs: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert distance(found, runs)[0] < 5, str(found)
 
 
-def test_a_pair_with_one_step_is_seen(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_with_one_step_is_seen(runs, monkeypatch):
     monkeypatch.setattr(langevin, "half_step", lambda base, iteration: base(iteration // 2))
     found = dfac.discretization_bias(runs[0], draws=1000, cells=4, **QUIET)
     assert distance(found, runs)[0] > 5, str(found)
 
 
-def test_no_bias_is_told_where_the_step_is_small() -> None:
+def test_no_bias_is_told_where_the_step_is_small():
     tree = sample(dfac.PSGLD(step=0.03), 100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -96,7 +95,7 @@ def test_no_bias_is_told_where_the_step_is_small() -> None:
 
 
 @pytest.mark.full
-def test_the_fine_chain_of_a_pair_has_the_bias_of_half_a_step(runs: Any) -> None:
+def test_the_fine_chain_of_a_pair_has_the_bias_of_half_a_step(runs):
     """Which it says it has; what is taken off means is tested in `test_richardson`."""
     pair = dfac.PSGRRLD(step=0.5, warm_start=20)
     fine, exact = series(sample(pair, 5000, 1))["lp"], runs[2]["lp"]

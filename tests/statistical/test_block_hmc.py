@@ -11,14 +11,13 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.evidence.tempered import _sampled_fits
 from daskfactor.evidence.thermodynamic import standard_error
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.plan import Op
 from daskfactor.inference import block_hmc
 from daskfactor.inference.block_hmc import ENERGY, LOGARITHMS, MASS, BlockHMC, Path
 from daskfactor.inference.program import normalizer
 from daskfactor.models.tweedie import TweedieNMF
 from tests.evidence.exact_evidence import one_component_by_quadrature
 from tests.statistical.allocations import Priors, posterior
-from tests.statistical.exact import Case, reference_posterior
+from tests.statistical.exact import reference_posterior
 from tests.statistical.replicas import replicate_sparse, run_copies
 from tests.statistical.test_full_batch import drift_without_turning
 from tests.statistical.test_gibbs import BY_NAME, Distance
@@ -37,7 +36,7 @@ CASES = [
 ]
 
 
-def distance(case: Case, sampler: BlockHMC, **settings: Any) -> Distance:
+def distance(case, sampler, **settings):
     settings = {"copies": 512, "tune": 100, "draws": 250, **settings}
     priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
     if case.beta == 1 and priors[2:] != (1, 1):  # quicker than by quadrature
@@ -52,7 +51,7 @@ def distance(case: Case, sampler: BlockHMC, **settings: Any) -> Distance:
     tiered(CASES, lambda case: case.name in ("poisson-two", "gaussian-skewed", "spikes")),
     ids=lambda case: case.name,
 )
-def test_exact_posteriors(case: Case) -> None:
+def test_exact_posteriors(case):
     # A cell that is not observed has a heavy tail under gamma noise.
     found = distance(case, BlockHMC(warm_start=5), draws=1500 if case.name == "gamma-gaps" else 250)
     assert found.error < 0.02, "too few draws for the tolerances to mean anything"
@@ -63,8 +62,8 @@ BOLD = BlockHMC(step=1.1, warm_start=5)
 """Paths of which a good part is refused, so that the test decides."""
 
 
-def test_dense_blocks_and_a_step_that_is_often_refused() -> None:
-    settings: dict[str, Any] = {"copies": 64, "draws": 700, "blocks": 1, "dense": True}
+def test_dense_blocks_and_a_step_that_is_often_refused():
+    settings = {"copies": 64, "draws": 700, "blocks": 1, "dense": True}
     found = distance(BY_NAME["poisson"], BOLD, **settings)
     assert found.error < 0.02
     assert found.passes, str(found)
@@ -73,7 +72,7 @@ def test_dense_blocks_and_a_step_that_is_often_refused() -> None:
 class NoTest(Path):
     """Nothing is refused but what runs away."""
 
-    def end(self, op: Op) -> None:
+    def end(self, op):
         self.band.arrays[ENERGY] += 10
         super().end(op)
 
@@ -81,7 +80,7 @@ class NoTest(Path):
 class MovingMass(Path):
     """A metric of where the path begins, as its end does not have it."""
 
-    def begin(self, adapt: bool) -> None:
+    def begin(self, adapt):
         self.band.arrays[MASS] = (0.3 + self.band.values) ** -2
         super().begin(adapt)
 
@@ -89,7 +88,7 @@ class MovingMass(Path):
 class DensityOfTheta(Path):
     """The density of θ^a taken for that of θ."""
 
-    def energy(self) -> Array:
+    def energy(self):
         logs = np.log(np.maximum(self.band.values, 1e-30)).sum(axis=1)
         return np.asarray(super().energy() - (self.power - 1) * logs)
 
@@ -103,9 +102,7 @@ class DensityOfTheta(Path):
         (DensityOfTheta, SPIKES, BlockHMC(warm_start=5)),
     ],
 )
-def test_every_planted_bug_is_seen(
-    bug: Any, case: Case, sampler: BlockHMC, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_planted_bug_is_seen(bug, case, sampler, monkeypatch):
     """Each fails where the right sampler passes, in the tests above."""
     name = "leapfrog_drift" if bug is drift_without_turning else "Path"
     monkeypatch.setattr(block_hmc, name, bug)
@@ -126,7 +123,7 @@ TEMPERED = [
 PATHS = 150
 
 
-def mean_log_likelihood(case: Case, t: float) -> float:
+def mean_log_likelihood(case, t):
     """E_t[log p(V|θ)], the slope of the power posterior's log normaliser, by quadrature."""
     settings = (case.rate_w, case.rate_h), (case.shape_w, case.shape_h)
     low, high = (
@@ -136,7 +133,7 @@ def mean_log_likelihood(case: Case, t: float) -> float:
     return (high - low) / (0.002 * t)
 
 
-def off_by(case: Case, t: float, copies: int = 400) -> tuple[float, float]:
+def off_by(case, t, copies=400):
     """How far the mean log-likelihood of paths is off, and its error, in standard deviations."""
     settings = case._asdict()
     beta, V, _ = (settings.pop(name) for name in ("beta", "V", "name"))
@@ -160,7 +157,7 @@ def off_by(case: Case, t: float, copies: int = 400) -> tuple[float, float]:
     ),
     ids=lambda given: getattr(given, "name", str(given)),
 )
-def test_log_likelihoods_of_power_posteriors(case: Case, t: float) -> None:
+def test_log_likelihoods_of_power_posteriors(case, t):
     miss, error = off_by(case, t)
     assert error < 0.02
     assert abs(miss) < 4 * error, f"{miss:.4f} sd, error {error:.4f}"
@@ -169,7 +166,7 @@ def test_log_likelihoods_of_power_posteriors(case: Case, t: float) -> None:
 class PathsOfTheta(Path):
     """Those of ordinary runs."""
 
-    def begin(self, adapt: bool) -> None:
+    def begin(self, adapt):
         self.band.counts[LOGARITHMS] = 0
         super().begin(adapt)
 
@@ -177,11 +174,11 @@ class PathsOfTheta(Path):
 class DensityOfThetaInLogs(Path):
     """The density of θ taken for that of log θ."""
 
-    def energy(self) -> Array:
+    def energy(self):
         return np.asarray(super().energy() + np.log(self.band.values).sum(axis=1))
 
 
-def test_what_hardly_reaches_small_entries_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hardly_reaches_small_entries_is_seen(monkeypatch):
     """And the right paths pass, of as many copies."""
     case, t = BY_NAME["poisson-gaps"], 0.03
     miss, error = off_by(case, t, 2000)

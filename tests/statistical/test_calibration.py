@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +9,7 @@ import pytest
 import daskfactor as dfac
 from daskfactor.data.sources import as_blocks
 from daskfactor.inference import block_hmc, calibration
-from daskfactor.inference.base import Sampler
-from daskfactor.inference.program import Program
 from daskfactor.models import gamma_factors
-from daskfactor.models.settings import PriorDraw
 from tests.statistical.test_block_hmc import MovingMass, NoTest
 from tests.statistical.test_full_batch import drift_without_turning
 from tests.statistical.test_learnt import no_count
@@ -23,7 +19,7 @@ pytestmark = pytest.mark.statistical
 
 
 @pytest.fixture(autouse=True)
-def in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_double_precision(monkeypatch):
     """As the other tests against exact posteriors: kernels of every law are compiled once."""
     monkeypatch.setattr(calibration, "as_blocks", partial(as_blocks, dtype="float64"))
 
@@ -42,13 +38,13 @@ SHAPED = dfac.TweedieNMF(1, dispersion=1.0, rate_w="component", shape_h="auto")
 COUNTS = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=0.5)
 LINKED = dfac.GaussianMF(1, covariates_w=np.eye(4)[:, :2], covariates_h=np.ones((3, 1)))
 
-EACH: dict[str, Any] = {"replications": 200, "blocks": 1}
+EACH = {"replications": 200, "blocks": 1}
 """Where a model has numbers that all rows and columns share every replication is a run: dear.
 
 `test_joint.py` has all these pairs, too, and takes a second for each.
 """
-OF_MEAN_4: dict[str, Any] = {"moments": (4.0, 1.0)}
-PAIRS: dict[str, tuple[Any, Sampler, dict[str, Any]]] = {
+OF_MEAN_4 = {"moments": (4.0, 1.0)}
+PAIRS = {
     "Gibbs": (POISSON, GIBBS, {"missing": 0.3}),
     "Gibbs, auto rates": (
         dfac.TweedieNMF(2, dispersion=1.0, shape_w=0.6, shape_h=2.0),
@@ -66,11 +62,7 @@ PAIRS: dict[str, tuple[Any, Sampler, dict[str, Any]]] = {
         BLOCK_HMC,
         {"replications": 200, "tune": 400},
     ),
-    "BlockHMC, compound": (
-        replace(ONE, beta=0.5, shape_w=0.5),
-        BLOCK_HMC,
-        {"replications": 200},
-    ),
+    "BlockHMC, compound": (replace(ONE, beta=0.5, shape_w=0.5), BLOCK_HMC, {"replications": 200}),
     "BlockHMC, rates of rows": (BY_ROW, BLOCK_HMC, OF_MEAN_4),
     "BlockHMC, rates of components": (SHARED, BLOCK_HMC, OF_MEAN_4 | EACH | {"draws": 500}),
     "BlockHMC, shapes": (SHAPED, BLOCK_HMC, OF_MEAN_4 | EACH | {"draws": 500}),
@@ -91,7 +83,7 @@ PAIRS: dict[str, tuple[Any, Sampler, dict[str, Any]]] = {
 """Of every model with a prior and every sampler that is exact for it."""
 
 
-def calibrated(model: Any, sampler: Sampler, **options: Any) -> Any:
+def calibrated(model, sampler, **options):
     settings = {"replications": 300, "draws": 250, "tune": 150, "random_seed": 3}
     quiet = {"progressbar": False, "executor": "serial"}
     return dfac.calibrate(model, (4, 3), sampler, **quiet, **settings | options)
@@ -101,11 +93,8 @@ QUICK = ("Gibbs", "Gibbs, rates of rows", "BlockHMC", "BlockHMC, normal", "Gibbs
 """Pairs of the quick tier, where `test_joint.py` has all; every other one takes long."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    tiered(PAIRS, QUICK.__contains__),
-)
-def test_exact_samplers_are_calibrated(name: str) -> None:
+@pytest.mark.parametrize("name", tiered(PAIRS, QUICK.__contains__))
+def test_exact_samplers_are_calibrated(name):
     model, sampler, options = PAIRS[name]
     found = calibrated(model, sampler, **options)
     assert found.attrs["calibrated"], str(found)
@@ -120,7 +109,7 @@ def test_exact_samplers_are_calibrated(name: str) -> None:
 class Hot(dfac.BlockHMC):
     """The likelihood to the power 1 / 1.3."""
 
-    def block_step(self, program: Program, *rest: Any) -> None:
+    def block_step(self, program, *rest):
         hyper = program.hyper._replace(dispersion=1.3 * program.hyper.dispersion)
         super().block_step(replace(program, hyper=hyper), *rest)
 
@@ -143,15 +132,13 @@ class Hot(dfac.BlockHMC):
         "no Jacobian of the rates",
     ],
 )
-def test_planted_bugs_are_seen(
-    place: Any, name: str, bug: Any, pair: Any, replications: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_bugs_are_seen(place, name, bug, pair, replications, monkeypatch):
     monkeypatch.setattr(place, name, bug)
     found = calibrated(*pair, replications=replications, blocks=1)
     assert not found.attrs["calibrated"], str(found)
 
 
-def test_a_temperature_is_seen() -> None:
+def test_a_temperature_is_seen():
     found = calibrated(POISSON, Hot(**WARM), replications=400)
     assert not found.attrs["calibrated"], str(found)
     assert found["quantity"][0] == "log_likelihood"
@@ -163,12 +150,12 @@ def test_a_temperature_is_seen() -> None:
 class OtherRate(dfac.TweedieNMF):
     """Factors whose rate is not the model's."""
 
-    def draw_prior(self, *rest: Any) -> PriorDraw:
+    def draw_prior(self, *rest):
         true = super().draw_prior(*rest)
         return true._replace(W=true.W / 1.1)
 
 
-def test_a_rate_that_is_off_by_a_tenth_is_seen() -> None:
+def test_a_rate_that_is_off_by_a_tenth_is_seen():
     """By the sums of W and of H, which nothing else holds in place."""
     wrong = OtherRate(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
     for model, right in ((POISSON, True), (wrong, False)):
@@ -176,13 +163,13 @@ def test_a_rate_that_is_off_by_a_tenth_is_seen() -> None:
         assert found.attrs["calibrated"] == right, str(found)
 
 
-def test_a_step_that_is_too_large_is_seen() -> None:
+def test_a_step_that_is_too_large_is_seen():
     found = calibrated(POISSON, dfac.PSGLD(step=0.5, **WARM), replications=400)
     assert not found.attrs["calibrated"], str(found)
     assert "half the step" in found.verdict
 
 
-def test_too_short_a_run_is_seen() -> None:
+def test_too_short_a_run_is_seen():
     """Draws from the start, which is a mode."""
     found = calibrated(POISSON, dfac.Gibbs(warm_start=100), tune=0, draws=12)
     assert not found.attrs["calibrated"], str(found)

@@ -26,7 +26,7 @@ DRAWS = 2000
 normalizers = ColumnDispersions.normalizers
 
 
-def log_prior(x: Array) -> Array:
+def log_prior(x):
     """Log p(x_1, x_2) on a grid, m and s integrated out numerically: (x, x)."""
     m, log_s2 = np.linspace(-12.0, 12.0, 241)[:, None], np.linspace(-3.5, 4.0, 151)
     s2 = np.exp(log_s2)
@@ -38,7 +38,7 @@ def log_prior(x: Array) -> Array:
 
 
 @lru_cache
-def exact() -> tuple[Array, Array, Array]:
+def exact():
     """Means and covariance of log α_1 and log α_2; first and second moments of
     log h_1 and log h_2."""
     x, y = np.linspace(-9.0, 5.0, 113), np.linspace(-6.0, 5.0, 200)
@@ -58,7 +58,7 @@ def exact() -> tuple[Array, Array, Array]:
     return mean, gap * weight.ravel() @ gap.T, np.array(each).T
 
 
-def test_the_prior_of_all_is_what_its_integral_says() -> None:
+def test_the_prior_of_all_is_what_its_integral_says():
     x = np.array([-3.0, -1.0, 0.4])
     wanted = log_prior(x)
     for i, j in ((0, 1), (2, 2), (1, 2)):
@@ -66,7 +66,7 @@ def test_the_prior_of_all_is_what_its_integral_says() -> None:
         assert found == pytest.approx(wanted[i, j], abs=2e-3)
 
 
-def drawn(draws: int) -> Array:
+def drawn(draws):
     model = dfac.NegativeBinomialNMF(1, dispersion="column", fixed_w=W[:, None], rate_h=1.0)
     trace = dfac.sample(
         dfac.as_blocks(V, 1, dtype="f8"),
@@ -83,13 +83,13 @@ def drawn(draws: int) -> Array:
     return np.asarray(np.log(np.hstack(both)))
 
 
-def errors(x: Array) -> Array:
+def errors(x):
     """Standard errors of means, from batches."""
     batches = x[: len(x) // 30 * 30].reshape(30, -1, x.shape[1]).mean(axis=1)
     return np.asarray(batches.std(axis=0, ddof=1) / np.sqrt(30))
 
 
-def compared(x: Array) -> tuple[Array, Array]:
+def compared(x):
     """Dispersions, squares and product around exact means; both h and squares; what these are."""
     mean, covariance, moments = exact()
     gap, h = x[:, :2] - mean, x[:, 2:]
@@ -97,47 +97,47 @@ def compared(x: Array) -> tuple[Array, Array]:
     return found, np.array([0.0, 0.0, *np.diag(covariance), covariance[0, 1], *moments.ravel()])
 
 
-def enough(found: Array) -> bool:
+def enough(found):
     """Whether there are draws enough for the tolerances to mean anything."""
     return bool(np.all(errors(found)[:2] < 0.1 * np.sqrt(np.diag(exact()[1]))))
 
 
-def agrees(found: Array, wanted: Array) -> bool:
+def agrees(found, wanted):
     return bool(np.all(np.abs(found.mean(axis=0) - wanted) < 5 * errors(found)))
 
 
-def test_draws_have_the_exact_posterior() -> None:
+def test_draws_have_the_exact_posterior():
     found, wanted = compared(drawn(DRAWS))
     assert enough(found)
     assert agrees(found, wanted), (found.mean(axis=0) - wanted) / errors(found)
 
 
-def apart(self: Any, x: Array) -> Any:
+def apart(self, x):
     return self
 
 
-def other_law(likelihood: Any, block: Any, columns: Any) -> Any:
+def other_law(likelihood, block, columns):
     return likelihood.at(20.0)[0]
 
 
-def another_law(likelihood: Any, block: Any, columns: Any) -> Any:
+def another_law(likelihood, block, columns):
     return likelihood.at(columns.arrays[DISPERSION][::-1, 0].copy())[0]
 
 
-def normalizers_of_others(self: Any, executor: Any, dispersions: Array) -> Array:
+def normalizers_of_others(self, executor, dispersions):
     return normalizers(self, executor, dispersions)[::-1]
 
 
-def fits_of_others(*arguments: Any) -> Array:
+def fits_of_others(*arguments):
     return fit_columns(*arguments)[::-1]
 
 
-def sum_of_all(*arguments: Any) -> Array:
+def sum_of_all(*arguments):
     found = fit_columns(*arguments)
     return np.full_like(found, found.sum())
 
 
-def without(self: Any, executor: Any, dispersions: Array) -> Array:
+def without(self, executor, dispersions):
     return np.zeros_like(dispersions)
 
 
@@ -163,9 +163,7 @@ def without(self: Any, executor: Any, dispersions: Array) -> Array:
         "they hardly move",
     ],
 )
-def test_planted_bugs_are_seen(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any
-) -> None:
+def test_planted_bugs_are_seen(monkeypatch, place, name, bug):
     monkeypatch.setattr(place, name, bug)
     if name == "law_of":
         monkeypatch.setattr("daskfactor.inference.block_hmc.law_of", bug)
@@ -173,7 +171,7 @@ def test_planted_bugs_are_seen(
     assert not agrees(found, wanted)
 
 
-def test_a_sum_over_all_columns_never_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_over_all_columns_never_settles(monkeypatch):
     monkeypatch.setattr(dispersion, "fit_columns", sum_of_all)
     found, _ = compared(drawn(DRAWS))
     assert not enough(found)

@@ -54,7 +54,7 @@ PAIRS = [
 ]
 
 
-def log_density(relation: dfac.Relation, v: Array, mu: Array) -> Array:
+def log_density(relation, v, mu):
     """Log-densities by SciPy's own distributions."""
     phi = float(relation.dispersion)
     found: Any
@@ -69,7 +69,7 @@ def log_density(relation: dfac.Relation, v: Array, mu: Array) -> Array:
     return relation.weight * np.asarray(found)
 
 
-def exact(pair: Pair, rate: float = 1.0) -> tuple[Array, Array]:
+def exact(pair, rate=1.0):
     """Posterior means of row factors, and of the means of both views: (3,), (2, 3).
 
     On a grid of log h and log g, with w of every row on a grid of its own.
@@ -80,7 +80,7 @@ def exact(pair: Pair, rate: float = 1.0) -> tuple[Array, Array]:
     h = np.exp(nodes)
     w = np.exp(np.linspace(-8.0, 3.0, 301))
     log_joint = -rate * h[:, None] - rate * h[None, :] + nodes[:, None] + nodes[None, :]
-    rows: list[Any] = []
+    rows = []
     for i in range(3):
         terms = []
         for view, name in enumerate("ab"):
@@ -107,7 +107,7 @@ def exact(pair: Pair, rate: float = 1.0) -> tuple[Array, Array]:
     return means, mu
 
 
-def drawn(pair: Pair, sampler: Any, draws: int, tune: int = 150) -> tuple[Array, Array]:
+def drawn(pair, sampler, draws, tune=150):
     """Means over the draws of every copy: (copies, 3), (copies, 2, 3)."""
     data = {
         name: sparse.csr_array(sparse.block_diag([np.array(own)[:, None]] * COPIES))
@@ -116,7 +116,7 @@ def drawn(pair: Pair, sampler: Any, draws: int, tune: int = 150) -> tuple[Array,
     for own in data.values():
         assert own.nnz == 3 * COPIES, "a zero that is not stored would be missing"
     model = dfac.Coupled(1, relations=pair.relations, rate_w=1.0, rate_h=1.0)
-    settings: Any = {"draws": draws, "tune": tune, "random_seed": 5, "progressbar": False}
+    settings = {"draws": draws, "tune": tune, "random_seed": 5, "progressbar": False}
     trace = dfac.sample(data, model, sampler, unstored="missing", blocks=4, **settings)
     own = {name: values.values[0, ..., 0] for name, values in factors(trace).items()}
     W = own["row"].reshape(draws, COPIES, 3).astype(np.float64)
@@ -125,7 +125,7 @@ def drawn(pair: Pair, sampler: Any, draws: int, tune: int = 150) -> tuple[Array,
     return W.mean(axis=0), np.stack([one.mean(axis=0) for one in mu], axis=1)
 
 
-def worst(pair: Pair, sampler: Any, draws: int = 300) -> tuple[float, float]:
+def worst(pair, sampler, draws=300):
     """The largest difference from the exact means in standard errors, and the largest of these
     errors in units of the means."""
     sizes, errors = [], []
@@ -136,7 +136,7 @@ def worst(pair: Pair, sampler: Any, draws: int = 300) -> tuple[float, float]:
     return max(float(own.max()) for own in sizes), max(float(own.max()) for own in errors)
 
 
-def test_quadrature_of_one_view_is_that_of_a_matrix_alone() -> None:
+def test_quadrature_of_one_view_is_that_of_a_matrix_alone():
     """With the second view's weight near nothing the first is a gamma-Poisson problem."""
     vague = dfac.Relation(law="normal", dispersion=1e8)
     pair = Pair("alone", [4, 1, 9], [1.5, 0.4, 2.6], {"a": POISSON, "b": vague})
@@ -151,14 +151,14 @@ def test_quadrature_of_one_view_is_that_of_a_matrix_alone() -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_exact_posteriors(pair: Pair) -> None:
+def test_exact_posteriors(pair):
     size, error = worst(pair, dfac.BlockHMC(warm_start=5))
     assert error < 0.02, "too few draws for the tolerance to mean anything"
     assert size < ERRORS
 
 
 @pytest.mark.parametrize("bug", ["share", "turned"])
-def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bugs_are_seen(bug, monkeypatch):
     if bug == "share":
         monkeypatch.setattr(JointLaw, "parts", property(lambda law: law.laws))
     else:

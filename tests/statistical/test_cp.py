@@ -33,7 +33,7 @@ PHI = 0.4
 
 
 @functools.cache
-def log_sums(count: int) -> float:
+def log_sums(count):
     """log of the integral of (ABC)^(n+1) exp(-ABC - A - B - C) over positive A, B, C."""
     nodes = np.linspace(-14.0, 5.0, 400)
     size = np.exp(nodes)
@@ -44,17 +44,17 @@ def log_sums(count: int) -> float:
     return float(special.logsumexp(log_f) + 2 * math.log(step))
 
 
-def log_of_one(n: Array) -> float:
+def log_of_one(n):
     """Log evidence of counts under one component, exponential priors of rate 1."""
     margins = (n.sum((1, 2)), n.sum((0, 2)), n.sum((0, 1)))
     shares = sum(special.gammaln(own + 1).sum() - math.lgamma(own.sum() + 2) for own in margins)
     return float(log_sums(int(n.sum())) + shares - special.gammaln(n + 1).sum())
 
 
-def exact_counts(v: Array) -> tuple[Array, float]:
+def exact_counts(v):
     """Posterior means of mu of two components and log evidence, exponential priors of rate 1."""
 
-    def mean(n: Array) -> Array:
+    def mean(n):
         count = int(n.sum())
         product = math.exp(log_sums(count + 1) - log_sums(count))  # of ABC
         margins = (n.sum((1, 2)), n.sum((0, 2)), n.sum((0, 1)))
@@ -70,7 +70,7 @@ def exact_counts(v: Array) -> tuple[Array, float]:
     return np.tensordot(weights, np.array(means), axes=1), float(special.logsumexp(logs))
 
 
-def exact_normal(v: Array, phi: float) -> Array:
+def exact_normal(v, phi):
     """Posterior means of mu of one component under a normal law, priors of rate 1."""
     nodes = np.linspace(-6.0, 2.2, 34)
     x = np.exp(nodes)
@@ -95,7 +95,7 @@ def exact_normal(v: Array, phi: float) -> Array:
     return np.array(found)
 
 
-def copied(v: Array, copies: int = COPIES) -> sparse.COO:
+def copied(v, copies=COPIES):
     """Put copies of a problem on a diagonal, whose other cells are missing."""
     at = np.array(list(np.ndindex(v.shape)))
     places = np.concatenate([at + 2 * copy for copy in range(copies)]).T
@@ -103,10 +103,10 @@ def copied(v: Array, copies: int = COPIES) -> sparse.COO:
     return sparse.COO(places, values, (2 * copies,) * 3, fill_value=np.nan)
 
 
-def drawn(v: Array, model: dfac.CP, sampler: Any, draws: int = 300, tune: int = 200) -> Array:
+def drawn(v, model, sampler, draws=300, tune=200):
     """Means of mu over the draws of every copy: (copies, 2, 2, 2)."""
     tensor = copied(v)
-    settings: Any = {"draws": draws, "tune": tune, "random_seed": 3, "progressbar": False}
+    settings = {"draws": draws, "tune": tune, "random_seed": 3, "progressbar": False}
     trace = dfac.sample(tensor, model, sampler, blocks=2, **settings)
     own = [
         f.values[0].astype(np.float64).reshape(draws, COPIES, 2, -1)
@@ -115,7 +115,7 @@ def drawn(v: Array, model: dfac.CP, sampler: Any, draws: int = 300, tune: int = 
     return np.einsum("dcik,dcjk,dclk->cijl", *own) / draws
 
 
-def off(found: Array, true: Array) -> tuple[float, float]:
+def off(found, true):
     """The largest difference from the exact means in standard errors, and the largest error in
     units of the means."""
     error = found.std(axis=0, ddof=1) / math.sqrt(COPIES)
@@ -126,7 +126,7 @@ TWO = dfac.CP(2, dispersion=1.0, rate_w=1.0, rate_h=1.0)
 ONE = dfac.CP(1, beta=2.0, dispersion=PHI, rate_w=1.0, rate_h=1.0)
 
 
-def test_the_enumeration_is_the_integral_of_one_component() -> None:
+def test_the_enumeration_is_the_integral_of_one_component():
     """Without a second component E[mu] of all counts in one cell is a ratio of two integrals."""
     nodes = np.linspace(-9.0, 5.5, 160)  # of log A, log B and log C, all three by sums
     a, b, c = np.meshgrid(*(np.exp(nodes),) * 3, indexing="ij")
@@ -135,13 +135,13 @@ def test_the_enumeration_is_the_integral_of_one_component() -> None:
     assert math.exp(log_sums(3) - log_sums(2)) == pytest.approx(sums[1] / sums[0], rel=1e-4)
 
 
-def test_two_components_of_counts() -> None:
+def test_two_components_of_counts():
     distance, error = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0])
     assert error < 0.03
     assert distance < ERRORS
 
 
-def test_one_component_under_a_normal_law() -> None:
+def test_one_component_under_a_normal_law():
     distance, error = off(drawn(VALUES, ONE, dfac.BlockHMC()), exact_normal(VALUES, PHI))
     assert error < 0.03
     assert distance < ERRORS
@@ -152,36 +152,34 @@ def test_one_component_under_a_normal_law() -> None:
     [dfac.PSGLD(step=0.1), dfac.SGHMC(), dfac.LangevinDynamics(step=0.1)],
     ids=lambda own: own.name,
 )
-def test_samplers_with_a_step_are_near(sampler: Any) -> None:
+def test_samplers_with_a_step_are_near(sampler):
     """Within a tenth: their bias in the step, with eight cells to go by."""
     true, _ = exact_counts(COUNTS)
     found = drawn(COUNTS, TWO, sampler, 600, 300).mean(axis=0)
     np.testing.assert_allclose(found, true, rtol=0.1)
 
 
-def log_evidence(n_components: int) -> dfac.Evidence:
+def log_evidence(n_components):
     """Of forty copies of the counts, whose exact one is forty times that of one."""
     method = dfac.ThermodynamicIntegration(draws=400, tune=100)
     model = dfac.CP(n_components, dispersion=1.0, rate_w=1.0, rate_h=1.0)
-    options: Any = {"random_seed": 5, "progressbar": False, "blocks": 1}
+    options = {"random_seed": 5, "progressbar": False, "blocks": 1}
     return dfac.log_evidence(copied(COUNTS, EVIDENT), model, method, **options)
 
 
 @pytest.mark.parametrize("n_components", tiered([1, 2], lambda own: own == 2))
-def test_the_evidence_of_counts(n_components: int) -> None:
+def test_the_evidence_of_counts(n_components):
     exact = EVIDENT * (log_of_one(COUNTS) if n_components == 1 else exact_counts(COUNTS)[1])
     found = log_evidence(n_components)
     assert found.total_error < 2.0  # of 520 and 470 nats
     assert abs(found.value - exact) < ERRORS * found.total_error
 
 
-def test_an_evidence_whose_chains_forget_the_temperature_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_evidence_whose_chains_forget_the_temperature_is_seen(monkeypatch):
     """Chains of low temperatures are those of twice that."""
     right = tempered._sampled_fits
 
-    def wrong(*given: Any) -> Any:
+    def wrong(*given):
         *before, t, lengths = given
         return right(*before, min(1.0, 2 * t), lengths)
 
@@ -192,10 +190,10 @@ def test_an_evidence_whose_chains_forget_the_temperature_is_seen(
 
 
 @pytest.mark.filterwarnings("ignore:the log density still")  # it does, of the wrong posterior
-def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch):
     right = factorwise.slope
 
-    def wrong(view: Any, law: Any, factor: int, given: Any, *rest: Any) -> None:
+    def wrong(view, law, factor, given, *rest):
         bent = tuple(own if n != 2 else own * 1.1 for n, own in enumerate(given))
         right(view, law, factor, bent if factor == 0 else given, *rest)
 

@@ -1,7 +1,5 @@
 """The ground truth itself: published values, converged grids, and routes that agree."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import integrate, special
@@ -9,7 +7,6 @@ from scipy import integrate, special
 from tests.statistical import exact
 from tests.statistical.exact import (
     CASES,
-    Case,
     exact_posterior,
     metropolis_posterior,
     reference_posterior,
@@ -22,31 +19,25 @@ EXACT_TWO = [case for case in TWO if case.beta == 1.0]
 KEYS = ("mean_mu", "var_mu", "sum_w", "log_evidence")
 
 
-def name(case: Case) -> str:
+def name(case):
     return case.name
 
 
-def quadrature(case: Case, **settings: Any) -> dict[str, Any]:
+def quadrature(case, **settings):
     shape = (case.V.shape[0], case.V.shape[1])
     return exact._one_component(
-        case.V.tobytes(),
-        shape,
-        case.beta,
-        case.dispersion,
-        case.rate_w,
-        case.rate_h,
-        **settings,
+        case.V.tobytes(), shape, case.beta, case.dispersion, case.rate_w, case.rate_h, **settings
     )
 
 
-def assert_same(got: dict[str, Any], wanted: dict[str, Any], tolerance: float) -> None:
+def assert_same(got, wanted, tolerance):
     for key in KEYS:
         np.testing.assert_allclose(
             got[key], wanted[key], rtol=tolerance, atol=tolerance, err_msg=key
         )
 
 
-def test_published_poisson_posterior() -> None:
+def test_published_poisson_posterior():
     got = exact_posterior(np.array([[4.0, 7.0], [2.0, 5.0]]), 1.0)
     np.testing.assert_allclose(got["mean_mu"], [[3.3199, 6.1655], [2.2132, 4.1103]], atol=5e-5)
     np.testing.assert_allclose(got["var_mu"], [[2.0515, 4.4742], [1.1352, 2.7148]], atol=5e-5)
@@ -54,12 +45,12 @@ def test_published_poisson_posterior() -> None:
     assert got["log_evidence"] == pytest.approx(-12.46773, abs=5e-6)
 
 
-def test_published_gaussian_posterior() -> None:
+def test_published_gaussian_posterior():
     got = exact_posterior(np.array([[4.0, 7.0], [2.0, 5.0]]), 2.0)
     np.testing.assert_allclose(got["mean_mu"], [[3.3836, 6.8136], [2.1977, 4.4461]], atol=5e-5)
 
 
-def test_published_poisson_evidence() -> None:
+def test_published_poisson_evidence():
     X = np.array([[2.0, 1.0], [0.0, 3.0]])
     one = exact_posterior(X, 1.0)["log_evidence"]
     assert one == pytest.approx(-8.525465119275, abs=1e-10)
@@ -67,13 +58,13 @@ def test_published_poisson_evidence() -> None:
     assert two == pytest.approx(-7.504036700896, abs=1e-10)
 
 
-def tricomi_evidence(s: np.ndarray, rate_w: float, rate_h: float) -> float:
+def tricomi_evidence(s, rate_w, rate_h):
     """One component, no gaps: the closed form with Tricomi's function, by its integral."""
     rows, columns = s.shape
     n, kappa = s.sum(), rate_w * rate_h
     a, b = n + rows, rows - columns + 1
 
-    def integrand(x: float) -> float:
+    def integrand(x):
         return float(np.exp(-kappa * x + (a - 1) * np.log(x) + (b - a - 1) * np.log1p(x)))
 
     log_u = np.log(integrate.quad(integrand, 0, np.inf, epsabs=0)[0]) - special.gammaln(a)
@@ -84,20 +75,16 @@ def tricomi_evidence(s: np.ndarray, rate_w: float, rate_h: float) -> float:
 
 @pytest.mark.parametrize("rates", [(1.0, 1.0), (0.4, 1.7)])
 @pytest.mark.parametrize("X", [[[2, 1], [0, 3]], [[1, 0, 4], [2, 0, 1]], [[3], [5], [0]]])
-def test_quadrature_meets_the_closed_evidence(
-    X: list[list[int]], rates: tuple[float, float]
-) -> None:
+def test_quadrature_meets_the_closed_evidence(X, rates):
     s = np.array(X, dtype=np.float64)
     got = exact_posterior(s, 1.0, 1.0, *rates)["log_evidence"]
     assert got == pytest.approx(tricomi_evidence(s, *rates), abs=1e-8)
 
 
 @pytest.mark.parametrize(
-    "case",
-    tiered(ONE, lambda case: case.V.shape[1] == 2 or case.name == "poisson-gaps"),
-    ids=name,
+    "case", tiered(ONE, lambda case: case.V.shape[1] == 2 or case.name == "poisson-gaps"), ids=name
 )
-def test_quadrature_has_converged(case: Case) -> None:
+def test_quadrature_has_converged(case):
     columns = case.V.shape[1]
     finer = {2: 2 * exact.OUTER_NODES[2] - 1, 3: 53}[columns]
     assert_same(reference_posterior(case), quadrature(case, outer=finer), 1e-7)
@@ -107,9 +94,7 @@ def test_quadrature_has_converged(case: Case) -> None:
     ("beta", "shape"), [(2.0, 1.0), (1.0, 1.0), (1.0, 0.7), (1.0, 2.5), (0.5, 1.0), (0.0, 1.0)]
 )
 @pytest.mark.parametrize("row", [[0.7, 2.0], [np.nan, 0.4], [np.nan, np.nan], [6.0, 3.0]])
-def test_closed_row_integrals_meet_the_plain_sum(
-    beta: float, shape: float, row: list[float]
-) -> None:
+def test_closed_row_integrals_meet_the_plain_sum(beta, shape, row):
     h = np.geomspace(1e-3, 20.0, 7)
     H = np.stack(np.meshgrid(h, h), axis=-1).reshape(-1, 2)
     closed = exact._row_integrals(np.array(row), H, beta, 0.7, 1.3, shape=shape)
@@ -120,7 +105,7 @@ def test_closed_row_integrals_meet_the_plain_sum(
 
 
 @pytest.mark.parametrize("case", [c for c in ONE if c.V.shape == (2, 2)], ids=name)
-def test_posterior_of_the_transpose_is_the_transpose(case: Case) -> None:
+def test_posterior_of_the_transpose_is_the_transpose(case):
     """W is integrated out in closed form and H on a grid, so this swaps the two routes."""
     got = reference_posterior(case)
     swapped = exact_posterior(
@@ -132,12 +117,12 @@ def test_posterior_of_the_transpose_is_the_transpose(case: Case) -> None:
 
 
 @pytest.mark.full
-def test_enumeration_has_converged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enumeration_has_converged(monkeypatch):
     """Every share on the finer grid of the one-component route."""
     case = next(case for case in EXACT_TWO if case.name == "poisson-two-gaps")
     coarse = reference_posterior(case)
 
-    def finer(s: np.ndarray, rate_w: float, rate_h: float) -> dict[str, Any]:
+    def finer(s, rate_w, rate_h):
         shape = (s.shape[0], s.shape[1])
         return exact._one_component(s.tobytes(), shape, 1.0, 1.0, rate_w, rate_h, 51)
 
@@ -167,7 +152,7 @@ def test_enumeration_has_converged(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
     ids=name,
 )
-def test_monte_carlo_meets_the_exact_routes(case: Case) -> None:
+def test_monte_carlo_meets_the_exact_routes(case):
     """Independent code for the same posterior: within five standard errors, and those small."""
     wanted = reference_posterior(case)
     got = metropolis_posterior(
@@ -186,7 +171,7 @@ def test_monte_carlo_meets_the_exact_routes(case: Case) -> None:
     tiered([c for c in TWO if c.beta != 1.0], lambda case: case.name == "compound-two"),
     ids=name,
 )
-def test_monte_carlo_cases_are_precise_enough(case: Case) -> None:
+def test_monte_carlo_cases_are_precise_enough(case):
     """Their errors must be small beside the 0.1 posterior sd that samplers are held to."""
     got = reference_posterior(case)
     assert np.max(got["mean_mu_se"] / np.sqrt(got["var_mu"])) < 0.01
@@ -195,7 +180,7 @@ def test_monte_carlo_cases_are_precise_enough(case: Case) -> None:
     assert got["log_evidence_se"] < 0.03
 
 
-def test_cases_are_named_once_and_cover_every_law() -> None:
+def test_cases_are_named_once_and_cover_every_law():
     assert len({case.name for case in CASES}) == len(CASES)
     for count in (1, 2):
         assert {case.beta for case in CASES if count == case.K} == {2.0, 1.0, 0.5, 0.0}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.inference.base import Sampler
 from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import SGLD, LangevinDynamics
 from tests.statistical.replicas import run_copies
@@ -25,13 +24,13 @@ Array = NDArray[Any]
 OWN_CASES = {"poisson-gamma-prior": BY_NAME["poisson"]._replace(shape_w=2.0, shape_h=0.7)}
 
 
-def run(name: str, sampler: Sampler, **settings: Any) -> Distance:
+def run(name, sampler, **settings):
     settings = {"copies": 1024, "tune": 500, "draws": 125, **settings}
     case = OWN_CASES.get(name) or BY_NAME[name]
     return Distance(run_copies(case, sampler, **settings)[0], case)
 
 
-def distance(name: str, sampler: Sampler, **settings: Any) -> Distance:
+def distance(name, sampler, **settings):
     found = run(name, sampler, **settings)
     assert found.error < 0.03, "too few draws for the tolerances to mean anything"
     return found
@@ -44,23 +43,23 @@ def distance(name: str, sampler: Sampler, **settings: Any) -> Distance:
         lambda own: own[0] in ("gaussian", "poisson-two"),
     ),
 )
-def test_langevin_dynamics(name: str, blocks: int) -> None:
+def test_langevin_dynamics(name, blocks):
     found = distance(name, LangevinDynamics(), blocks=blocks, tune=1000)
     assert found.passes, str(found)
 
 
-def test_langevin_dynamics_with_the_papers_plain_step() -> None:
+def test_langevin_dynamics_with_the_papers_plain_step():
     sampler = LangevinDynamics(step=0.02, preconditioner="identity")
     found = distance("poisson", sampler, blocks=1)
     assert found.passes, str(found)
 
 
-def test_sgld() -> None:
+def test_sgld():
     found = distance("poisson", SGLD())
     assert found.passes, str(found)
 
 
-HMC_CASES: dict[str, dict[str, Any]] = {
+HMC_CASES = {
     "poisson": {"copies": 32, "tune": 150, "draws": 300, "dense": True},
     "gaussian": {"copies": 32, "tune": 150, "draws": 500, "blocks": 1},
     "poisson-gamma-prior": {"copies": 32, "tune": 150, "draws": 300, "blocks": 1},
@@ -70,16 +69,14 @@ HMC_CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", tiered(HMC_CASES, lambda name: name in ("poisson", "gaussian")))
-def test_hmc_is_exact(name: str) -> None:
+def test_hmc_is_exact(name):
     found = distance(name, HMC(), **HMC_CASES[name])
     assert found.rms < 0.05, str(found)
     assert found.passes, str(found)
 
 
 @pytest.mark.parametrize("learnt", tiered([True, False], bool))
-def test_hmc_comes_to_means_whose_mode_is_zero(
-    learnt: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hmc_comes_to_means_whose_mode_is_zero(learnt, monkeypatch):
     """With masses as they are at the mode an entry near zero takes hardly a step."""
     if not learnt:
         monkeypatch.setattr("daskfactor.inference.hmc.LEARN_EVERY", 10**9)
@@ -88,7 +85,7 @@ def test_hmc_comes_to_means_whose_mode_is_zero(
     assert (found.rms < 0.1 and min(found.ratios.ravel()) > 0.7) == learnt, str(found)
 
 
-def test_hmc_stays_exact_at_a_step_at_which_it_rejects_two_thirds() -> None:
+def test_hmc_stays_exact_at_a_step_at_which_it_rejects_two_thirds():
     """Whatever leapfrog steps do wrong; with half of ΔE the variance is 1.15 times too large."""
     sampler = HMC(step=0.7, steps=6)
     found = distance("gaussian", sampler, copies=16, tune=50, draws=1500, blocks=1)
@@ -106,29 +103,27 @@ class HalfTheNoise(LangevinDynamics):
 class NotScaledUp(SGLD):
     """Entries drawn stand for themselves only."""
 
-    def weight(self, data: Any) -> float:
+    def weight(self, data):
         del data
         return 1.0
 
 
-def drift_without_turning(theta: Array, momentum: Array, spread: Array, size: float) -> None:
+def drift_without_turning(theta, momentum, spread, size):
     """The momentum stays as it is where an entry is mirrored."""
     theta[:] = np.abs(theta + size * spread * momentum)
 
 
-def test_half_the_noise_is_seen() -> None:
+def test_half_the_noise_is_seen():
     found = run("gaussian", HalfTheNoise(), draws=30)
     assert not found.passes, str(found)
 
 
-def test_a_gradient_that_is_not_scaled_up_is_seen() -> None:
+def test_a_gradient_that_is_not_scaled_up_is_seen():
     found = run("poisson", NotScaledUp(), draws=20)
     assert not found.passes, str(found)
 
 
-def test_a_mirror_that_does_not_turn_the_momentum_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_mirror_that_does_not_turn_the_momentum_is_seen(monkeypatch):
     monkeypatch.setattr("daskfactor.inference.hmc.leapfrog_drift", drift_without_turning)
     found = run("gaussian-skewed", HMC(), **HMC_CASES["gaussian-skewed"])
     assert not found.passes, str(found)

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.plan import CycleOptions, Op, build_plan
+from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import FactorBand, make_state
-from daskfactor.inference.base import Bands
 from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table
 from daskfactor.inference.gibbs import GRAMS, GaussianGibbs
 from daskfactor.inference.program import COLUMNS, ROWS, Program, prepare_state
@@ -37,13 +36,13 @@ HYPER = GaussianHyper(0.4, 1.3, 2.0, 1.5, (1.2, 0.6), (0.8, 1.7))
 class WrongNoise(GaussianGibbs):
     """Standard deviation in place of variance."""
 
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         hyper = program.hyper._replace(noise=program.hyper.noise**0.5)
         super()._move(replace(program, hyper=hyper), band, factor, cycle)
 
 
 class NoPriorMean(GaussianGibbs):
-    def _columns(self, program: Program, values: Array, factor: int) -> Array:
+    def _columns(self, program, values, factor):
         columns = super()._columns(program, values, factor).copy()
         columns[0] = 0
         return columns
@@ -52,7 +51,7 @@ class NoPriorMean(GaussianGibbs):
 class NoBiasTakenOff(GaussianGibbs):
     """What does not move is left in the data."""
 
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         held = band.values.copy()
         still = super()._columns(program, held, factor)[3] == 0
         band.values[:, still] = 0
@@ -63,7 +62,7 @@ class NoBiasTakenOff(GaussianGibbs):
 class TransposedSolve(GaussianGibbs):
     """x = mean + L^-1 z in place of L'^-1 z."""
 
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         K = band.values.shape[1]
         grams = np.broadcast_to(band.arrays[GRAMS], (len(band.values), K * (K + 1) // 2))
         A = np.zeros((len(grams), K, K))
@@ -82,12 +81,12 @@ class TransposedSolve(GaussianGibbs):
 class OldW(GaussianGibbs):
     """H drawn given the W that W was drawn beside."""
 
-    def block_step(self, program: Program, op: Op, data: Any, bands: Bands, work: Any) -> None:
+    def block_step(self, program, op, data, bands, work):
         if op.iteration % (2 * data.grid.blocks) == 0 and op.block.row == op.block.col:
             bands[ROWS].arrays["old"] = bands[ROWS].values.copy()
         super().block_step(program, op, data, bands, work)
 
-    def _gather(self, program: Program, op: Op, view: Any, bands: Bands, factor: int) -> None:
+    def _gather(self, program, op, view, bands, factor):
         rows, cols = bands
         if factor == COLUMNS:
             rows = FactorBand(rows.offset, rows.arrays["old"])
@@ -97,13 +96,13 @@ class OldW(GaussianGibbs):
 class SameNumbers(GaussianGibbs):
     """W and H from the same random numbers."""
 
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         same = _SameAddress(**vars(program))
         super()._move(same, band, factor, cycle)
 
 
 class _SameAddress(Program):
-    def address(self, band: FactorBand, iteration: int, factor: int) -> Any:
+    def address(self, band, iteration, factor):
         del factor
         return super().address(band, iteration, ROWS)
 
@@ -114,7 +113,7 @@ ROW = np.array([1.2, NAN, -0.7, 0.4, 2.0])
 COPIES = 20_000
 
 
-def conditional(factor: int) -> tuple[Array, Array, Array, Array]:
+def conditional(factor):
     """The other factor, packed, what a row begins with, and its exact mean and covariance."""
     own, partner = column_table(HYPER, 4)[factor], column_table(HYPER, 4)[1 - factor]
     rng = np.random.default_rng(2)
@@ -128,7 +127,7 @@ def conditional(factor: int) -> tuple[Array, Array, Array, Array]:
     return other, start, mean, covariance
 
 
-def one_side(kind: type[GaussianGibbs], factor: int) -> float:
+def one_side(kind, factor):
     """The largest z of means and covariances of rows (columns) that all have the same data."""
     other, start, mean, covariance = conditional(factor)
     own, V = np.tile(start, (COPIES, 1)), np.tile(ROW, (COPIES, 1))
@@ -162,19 +161,19 @@ def one_side(kind: type[GaussianGibbs], factor: int) -> float:
 
 
 @pytest.mark.parametrize("factor", [ROWS, COLUMNS])
-def test_a_frozen_factor_leaves_normal_posteriors(factor: int) -> None:
+def test_a_frozen_factor_leaves_normal_posteriors(factor):
     assert one_side(GaussianGibbs, factor) < 4.5
 
 
 @pytest.mark.parametrize("bug", [WrongNoise, NoPriorMean, NoBiasTakenOff, TransposedSolve])
-def test_it_sees_every_planted_bug(bug: type[GaussianGibbs]) -> None:
+def test_it_sees_every_planted_bug(bug):
     assert one_side(bug, COLUMNS) > 4.5
 
 
 # -- both factors: quadrature, and Geweke's joint test -------------------------------------
 
 
-def test_one_component_against_quadrature() -> None:
+def test_one_component_against_quadrature():
     V = np.array([[1.2, NAN], [0.3, -0.9], [NAN, 0.8]])
     copies, noise = 100, 0.3
     model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
@@ -198,9 +197,7 @@ def test_one_component_against_quadrature() -> None:
 PROBLEM = Problem(copies=4000, rows=2, cols=3, K=2, gaps=((0, 2),))
 
 
-def draw_prior(
-    problem: Problem, hyper: GaussianHyper, rng: np.random.Generator
-) -> tuple[Array, Array]:
+def draw_prior(problem, hyper, rng):
     """Packed factors, with biases and the ones that they meet."""
     made = []
     for length, table in zip((problem.rows, problem.cols), column_table(hyper, 4), strict=True):
@@ -210,12 +207,11 @@ def draw_prior(
     return made[0], made[1]
 
 
-def draw_data(mu: Array, hyper: GaussianHyper, rng: np.random.Generator) -> Array:
-    drawn: Array = rng.normal(mu, np.sqrt(hyper.noise))
-    return drawn
+def draw_data(mu, hyper, rng):
+    return rng.normal(mu, np.sqrt(hyper.noise))
 
 
-def functions(W: Array, H: Array) -> Array:
+def functions(W, H):
     """What is compared, (functions, copies)."""
     mu, (w, a), (h, b) = W @ H.swapaxes(1, 2), (W[..., :2], W[..., 2]), (H[..., :2], H[..., 3])
     return np.array(
@@ -238,25 +234,25 @@ def functions(W: Array, H: Array) -> Array:
     )
 
 
-def joint(kind: type[GaussianGibbs]) -> float:
+def joint(kind):
     program = Program(kind(), NORMAL, NO_FLOOR, HYPER, (3, 5))
     world = World(draw_prior, draw_data, functions)
     return float(np.abs(scores(PROBLEM, kind(), program, HYPER, 12, world=world)).max())
 
 
-def test_gewekes_joint_test() -> None:
+def test_gewekes_joint_test():
     assert joint(GaussianGibbs) < 4.5
 
 
 @pytest.mark.parametrize("bug", [WrongNoise, NoPriorMean, TransposedSolve, OldW, SameNumbers])
-def test_gewekes_joint_test_sees_every_planted_bug(bug: type[GaussianGibbs]) -> None:
+def test_gewekes_joint_test_sees_every_planted_bug(bug):
     assert joint(bug) > 4.5
 
 
 # -- hyperparameters, too ------------------------------------------------------------------
 
 
-def distance(one: Array, other: Array) -> float:
+def distance(one, other):
     """Difference of two chains' means over its standard error, from 20 batches of each."""
     parts = [np.array([part.mean() for part in np.array_split(own, 20)]) for own in (one, other)]
     return float(
@@ -264,7 +260,7 @@ def distance(one: Array, other: Array) -> float:
     )
 
 
-def test_everything_sampled_against_another_gibbs_sampler() -> None:
+def test_everything_sampled_against_another_gibbs_sampler():
     """Noise, precisions and level after every sweep, with a row without data."""
     rng = np.random.default_rng(3)
     V = 1 + 0.7 * rng.normal(size=9) + rng.normal(size=(12, 1)) @ rng.normal(size=(1, 9))
@@ -303,7 +299,7 @@ def test_everything_sampled_against_another_gibbs_sampler() -> None:
     assert np.abs(away).max() < 4.5, np.round(away, 1)
 
 
-def _told(hyper: GaussianHyper) -> tuple[float, ...]:
+def _told(hyper):
     precisions = np.log(np.sort(hyper.precision_w))
     return (
         float(np.log(hyper.noise)),

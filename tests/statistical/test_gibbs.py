@@ -1,23 +1,19 @@
 """Gibbs sampling against exact posteriors, by Geweke's joint test, and planted bugs."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from daskfactor.executors.plan import Op
-from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Bands
 from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, gathered
 from daskfactor.inference.program import Program
 from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 from tests.statistical.allocations import Priors, posterior
-from tests.statistical.exact import CASES, Case, reference_posterior
+from tests.statistical.exact import CASES, reference_posterior
 from tests.statistical.geweke import Problem, scores
-from tests.statistical.replicas import Moments, run_copies
+from tests.statistical.replicas import run_copies
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -29,7 +25,7 @@ BY_NAME = {case.name: case for case in CASES}
 class Distance:
     """How far moments are from the exact ones, in posterior standard deviations."""
 
-    def __init__(self, got: Moments, exact: dict[str, Any]) -> None:
+    def __init__(self, got, exact):
         sd = np.sqrt(exact["var_mu"])
         self.rms = float(np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)))
         self.error = float(np.max(got.mean_error / sd))
@@ -37,7 +33,7 @@ class Distance:
         self.sum_w = got.sum_w / exact["sum_w"]
 
     @property
-    def passes(self) -> bool:
+    def passes(self):
         """The tolerances of an exact sampler: there is no step to blame."""
         return (
             self.rms < 0.05
@@ -45,14 +41,14 @@ class Distance:
             and abs(self.sum_w - 1) < 0.02
         )
 
-    def __str__(self) -> str:
+    def __str__(self):
         return (
             f"rms {self.rms:.4f} sd (Monte Carlo {self.error:.4f}), variance ratios "
             f"{np.round(self.ratios, 3).ravel()}, ΣW {self.sum_w:.4f}"
         )
 
 
-def distance(case: Case, exact: dict[str, Any], **settings: Any) -> Distance:
+def distance(case, exact, **settings):
     settings = {"copies": 1024, "tune": 100, "draws": 100, **settings}
     found = Distance(run_copies(case, Gibbs(warm_start=5), **settings)[0], exact)
     assert found.error < 0.02, "too few draws for the tolerances to mean anything"
@@ -64,7 +60,7 @@ def distance(case: Case, exact: dict[str, Any], **settings: Any) -> Distance:
     tiered(POISSON, lambda case: case.name in ("poisson-gaps", "poisson-two")),
     ids=lambda case: case.name,
 )
-def test_exact_posteriors(case: Case) -> None:
+def test_exact_posteriors(case):
     found = distance(case, reference_posterior(case))
     assert found.passes, str(found)
 
@@ -77,7 +73,7 @@ GAMMA = [
 
 
 @pytest.mark.parametrize(("name", "priors"), tiered(GAMMA, lambda own: own[0] == "poisson-two"))
-def test_exact_posteriors_under_gamma_priors(name: str, priors: Priors) -> None:
+def test_exact_posteriors_under_gamma_priors(name, priors):
     case = BY_NAME[name]._replace(**priors._asdict())
     found = distance(case, posterior(case.V, case.K, priors))
     assert found.passes, str(found)
@@ -86,7 +82,7 @@ def test_exact_posteriors_under_gamma_priors(name: str, priors: Priors) -> None:
 class NoPriorShape(Gibbs):
     """Exponential priors taken for flat ones with half a count."""
 
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         gathered(band, ALLOCATED)[:] -= 0.5
         super()._move(program, band, factor, cycle)
 
@@ -94,14 +90,14 @@ class NoPriorShape(Gibbs):
 class OneMore(Gibbs):
     """S off by one in one entry of a row."""
 
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         if factor == 0:
             gathered(band, ALLOCATED)[:, 0] += 1
         super()._move(program, band, factor, cycle)
 
 
 class NoPriorRate(Gibbs):
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         gathered(band, RATES)[:] -= 0.5 * program.hyper.prior(factor)[0]
         super()._move(program, band, factor, cycle)
 
@@ -109,7 +105,7 @@ class NoPriorRate(Gibbs):
 class OldW(Gibbs):
     """The rates of H from the W that S was drawn with."""
 
-    def block_step(self, program: Program, op: Op, data: Any, bands: Bands, work: Any) -> None:
+    def block_step(self, program, op, data, bands, work):
         rows, cols = bands
         share = np.zeros(cols.values.shape)
         add_rates(data.view(*op.block), False, rows.values, share)
@@ -121,7 +117,7 @@ class OldW(Gibbs):
 class SameNumbers(Gibbs):
     """W and H from the same random numbers."""
 
-    def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
+    def _move(self, program, band, factor, cycle):
         prior = program.hyper.prior(factor)
         hyper = program.hyper._replace(rate_w=prior[0], shape_w=prior[1])
         super()._move(replace(program, hyper=hyper, frozen=(None, None)), band, 0, cycle)
@@ -132,18 +128,18 @@ PROBLEM = Problem(copies=2000, rows=2, cols=3, K=2, gaps=((0, 2),))
 ROUNDS = 12
 
 
-def joint(kind: type[Gibbs], hyper: Hyperparameters = HYPER) -> Any:
+def joint(kind, hyper=HYPER):
     program = Program(kind(), Tweedie(1.0), 1e-9, hyper, (3, 5))
     return scores(PROBLEM, Gibbs(), program, hyper, ROUNDS)
 
 
 @pytest.mark.parametrize("hyper", [HYPER, Hyperparameters(1.0, 2.0, 0.7, 0.6, 3.0)])
-def test_gewekes_joint_test(hyper: Hyperparameters) -> None:
+def test_gewekes_joint_test(hyper):
     z = joint(Gibbs, hyper)
     assert np.abs(z).max() < 4.5
 
 
 @pytest.mark.parametrize("bug", [NoPriorShape, OneMore, NoPriorRate, OldW, SameNumbers])
-def test_gewekes_joint_test_sees_every_planted_bug(bug: type[Gibbs]) -> None:
+def test_gewekes_joint_test_sees_every_planted_bug(bug):
     z = joint(bug)
     assert np.abs(z).max() > 4.5

@@ -1,7 +1,5 @@
 """Geweke's joint test of every pair of a model and an exact sampler, and planted bugs."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -28,7 +26,7 @@ WARM = {"warm_start": 5}
 GIBBS, BLOCK_HMC, HMC = dfac.Gibbs(**WARM), dfac.BlockHMC(**WARM), dfac.HMC(**WARM)
 BOLD = dfac.BlockHMC(step=1.1, **WARM)
 
-RATES: dict[str, Any] = {"rate_w": 1.0, "rate_h": 0.8}
+RATES = {"rate_w": 1.0, "rate_h": 0.8}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0, **RATES)
 BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
@@ -46,15 +44,15 @@ FROZEN = dfac.TweedieNMF(
 LINKED = dfac.GaussianMF(1, covariates_w=ROWS_X, covariates_h=COLUMNS_X)
 
 
-def local(model: Any, sampler: Any, **settings: Any) -> Joint:
+def local(model, sampler, **settings):
     return Joint(model, sampler, **{"copies": COPIES, "blocks": 2, "gaps": ((0, 2),)} | settings)
 
 
-def shared(model: Any, sampler: Any, **settings: Any) -> Joint:
+def shared(model, sampler, **settings):
     return Joint(model, sampler, **{"chains": CHAINS, "rounds": 8} | settings)
 
 
-def power(beta: float, phi: float, **shapes: float) -> Any:
+def power(beta, phi, **shapes):
     return dfac.TweedieNMF(1, beta=beta, dispersion=phi, **RATES, **shapes)
 
 
@@ -89,13 +87,13 @@ CASES = {
 }
 
 
-def worst(case: Joint) -> float:
+def worst(case):
     """The largest z of any function."""
     return max(map(abs, scores(case).values()))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_prior_stays_as_it_is(name: str) -> None:
+def test_the_prior_stays_as_it_is(name):
     z = scores(CASES[name])
     assert max(map(abs, z.values())) < LIMIT, z
 
@@ -121,9 +119,7 @@ def test_the_prior_stays_as_it_is(name: str) -> None:
         "no normaliser of the dispersion",
     ],
 )
-def test_every_planted_bug_is_seen(
-    place: Any, name: str, bug: Any, case: Joint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_planted_bug_is_seen(place, name, bug, case, monkeypatch):
     """Each fails where the right sampler passes, in the test above."""
     monkeypatch.setattr(place, name, bug)
     assert worst(case) > LIMIT

@@ -11,7 +11,6 @@ from scipy import special, stats
 import daskfactor as dfac
 from daskfactor.inference.multiplicative import sum_entries
 from daskfactor.kernels import langevin, variates
-from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.rates import FLOOR, Totals, draw_positive
 from daskfactor.results.diagnose import convergence
 
@@ -22,22 +21,22 @@ V = np.array([[4.0, 7.0], [2.0, 5.0], [0.0, 1.0]])
 """Counts of three rows: b of the hyperpriors follows from their mean."""
 
 
-def model(**settings: Any) -> dfac.TweedieNMF:
+def model(**settings):
     return dfac.TweedieNMF(1, dispersion=1.0, **settings)
 
 
-def nodes(low: float, high: float, count: int) -> tuple[Array, Array]:
+def nodes(low, high, count):
     """Points in log x and log weights, the Jacobian among them."""
     t = np.linspace(np.log(low), np.log(high), count)
     return np.exp(t), t + np.log(t[1] - t[0])
 
 
-def log_gamma(x: Array, shape: Any, rate: Any) -> Array:
+def log_gamma(x, shape, rate):
     return shape * np.log(rate) - special.gammaln(shape) + (shape - 1.0) * np.log(x) - rate * x
 
 
 @cache
-def exact(law: GammaFactors, shape_w: bool = False) -> dict[str, float]:
+def exact(law, shape_w=False):
     """Posterior means under K = 1 by summation over H, and over w given H row by row.
 
     ``rate_w="row"`` and ``rate_h`` fixed, or both by component; a learnt ``shape_w`` too.
@@ -98,10 +97,10 @@ def exact(law: GammaFactors, shape_w: bool = False) -> dict[str, float]:
     return found | ({"log shape": float((p * of(2)).sum())} if shape_w else {})
 
 
-def z_scores(law: dfac.TweedieNMF, draws: int = 1000) -> dict[str, float]:
+def z_scores(law, draws=1000):
     """How far the means of a run are from the exact ones, in standard errors by the ESS."""
     shape_w = law.shape_w == "auto"
-    settings: dict[str, Any] = {"random_seed": 2, "executor": "serial", "progressbar": False}
+    settings = {"random_seed": 2, "executor": "serial", "progressbar": False}
     tree = dfac.sample(V, law, dfac.Gibbs(), draws, 200, 2, blocks=1, **settings)
     posterior = tree["posterior"].to_dataset()
     W, H = (posterior[name].values.astype(float) for name in "WH")
@@ -124,17 +123,17 @@ SHAPED = model(rate_w="row", rate_h=0.8, shape_w="auto")
 
 
 @pytest.mark.parametrize("law", [BY_ROW, SHARED, SHAPED], ids=["rows", "shared", "shape"])
-def test_exact_posteriors(law: dfac.TweedieNMF) -> None:
+def test_exact_posteriors(law):
     z = z_scores(law)
     assert max(map(abs, z.values())) < 5, z
 
 
-def no_count(shapes: Any, totals: Any) -> Any:
+def no_count(shapes, totals):
     """The power of λ in the density of the factors left out."""
     return [0.5 * shape * own.entries for shape, own in zip(shapes, totals, strict=True)]
 
 
-def of_log(density: Any, shape: float, rng: Any) -> float:
+def of_log(density, shape, rng):
     """The density of log a taken for that of a."""
     return draw_positive(lambda a: density(a) - 2.0 * np.log(a), shape, rng)
 
@@ -148,15 +147,13 @@ def of_log(density: Any, shape: float, rng: Any) -> float:
     ],
     ids=["rows", "shared", "shape"],
 )
-def test_planted_bugs_are_seen(
-    law: dfac.TweedieNMF, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_bugs_are_seen(law, name, bug, monkeypatch):
     monkeypatch.setattr(f"daskfactor.models.gamma_factors.{name}", bug)
     z = z_scores(law, 300)
     assert max(map(abs, z.values())) > 5, z
 
 
-def spiked(shape: float, count: int, seed: int, dtype: str) -> Array:
+def spiked(shape, count, seed, dtype):
     """Entries of W at rate 1, (count, 1), as samplers write them: none below a smallest number."""
     rng = np.random.default_rng(seed)
     # θ = g u^(1/a) with g ~ Gamma(a + 1): in logarithms, which do not underflow.
@@ -164,7 +161,7 @@ def spiked(shape: float, count: int, seed: int, dtype: str) -> Array:
     return np.maximum(np.exp(np.maximum(logs, -700.0)), variates.TINY[dtype]).astype(dtype)
 
 
-def totals(W: Array) -> list[Totals]:
+def totals(W):
     """The sums of W as a chain has them, and of an H that says nothing of shapes."""
     own = sum_entries(W, None, logs=True, by_rows=False)
     ones = np.ones(1)
@@ -175,13 +172,13 @@ def totals(W: Array) -> list[Totals]:
 SPIKED = dfac.TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0, shape_w="auto")
 
 
-def test_no_kernel_writes_what_is_below_the_floor_but_for_double_precision() -> None:
+def test_no_kernel_writes_what_is_below_the_floor_but_for_double_precision():
     assert variates.TINY["float32"] == langevin.SMALLEST == FLOOR
     assert variates.TINY["float64"] < FLOOR
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_entries_at_the_floor_have_the_probability_of_all_below(dtype: str) -> None:
+def test_entries_at_the_floor_have_the_probability_of_all_below(dtype):
     W = spiked(0.02, 300, 0, dtype)
     above, law = W[np.dtype(dtype).type(FLOOR) < W].astype(float), stats.gamma
     assert 20 < W.size - above.size < 100
@@ -194,7 +191,7 @@ def test_entries_at_the_floor_have_the_probability_of_all_below(dtype: str) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_shapes_of_entries_that_underflow(dtype: str) -> None:
+def test_shapes_of_entries_that_underflow(dtype):
     """Posteriors of 25 sets of 500 entries lie around the shape that made them.
 
     Taken for entries of 1e-37, those below put a shape of .03 two standard deviations too high.

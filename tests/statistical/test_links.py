@@ -8,11 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from daskfactor import as_blocks
-from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.state import ChainState, FactorBand, make_state
-from daskfactor.inference.base import Sampler
-from daskfactor.inference.gaussian_chain import Counted, GaussianChain, column_table
+from daskfactor.executors.state import make_state
+from daskfactor.inference.gaussian_chain import GaussianChain, column_table
 from daskfactor.inference.gibbs import GaussianGibbs
 from daskfactor.inference.links import LINKS, telling
 from daskfactor.inference.program import Fit, prepare_state, unshifted
@@ -28,9 +26,7 @@ Array = NDArray[Any]
 NAN = float("nan")
 
 
-def chain_at(
-    kind: type[GaussianChain], data: BlockedData, model: GaussianMF, sampler: Sampler, tune: int = 0
-) -> GaussianChain:
+def chain_at(kind, data, model, sampler, tune=0):
     options = RunOptions(1, tune, 1, 1, 0, "moments", 0, str(data.dtype))
     return kind(Setting(data, model, sampler, options, SerialExecutor()), 0)
 
@@ -47,13 +43,13 @@ NAMES = ("link_precision_w", "link_precision_h")
 class ResidualsForgotten(GaussianChain):
     """Precisions from the squares of entries around the means of all rows."""
 
-    def _sums(self, hyper: GaussianHyper, state: ChainState, factor: int, centre: Array) -> Counted:
+    def _sums(self, hyper, state, factor, centre):
         total, count = super()._sums(hyper, state, factor, centre)
         told = telling(self.setting, factor)
         return total + sum(state.each(partial(forgotten, centre=centre), factor, told)), count
 
 
-def forgotten(band: FactorBand, rows: Any, centre: Array) -> Array:
+def forgotten(band, rows, centre):
     away = np.zeros((2, len(centre)))
     sums_of_squares(np.ascontiguousarray(band.values[rows]), centre, away[0])
     sums_of_squares(unshifted(band)[rows], centre, away[1])
@@ -63,7 +59,7 @@ def forgotten(band: FactorBand, rows: Any, centre: Array) -> Array:
 class LinkForgotten(GaussianChain):
     """Precisions as if the link's prior did not have them."""
 
-    def _sums(self, hyper: GaussianHyper, state: ChainState, factor: int, centre: Array) -> Counted:
+    def _sums(self, hyper, state, factor, centre):
         linked, self.linked = self.linked, []
         found = super()._sums(hyper, state, factor, centre)
         self.linked = linked
@@ -73,18 +69,18 @@ class LinkForgotten(GaussianChain):
 class EmptyRowsStay(GaussianChain):
     """Rows without data left where the former link had put them."""
 
-    def _draw_unobserved(self, *_: Any) -> None:
+    def _draw_unobserved(self, *_):
         pass
 
 
-def hyper_of_prior(rng: np.random.Generator) -> GaussianHyper:
+def hyper_of_prior(rng):
     names = ("row_bias_precision", "column_bias_precision", *NAMES)
-    drawn: dict[str, Any] = {name: rng.exponential(getattr(PRIORS, name)) for name in names}
+    drawn = {name: rng.exponential(getattr(PRIORS, name)) for name in names}
     both = tuple(rng.exponential(PRIORS.precision_w))
     return PRIORS._replace(precision_w=both, precision_h=both, **drawn)
 
 
-def prior_of(hyper: GaussianHyper, links: list[Array], rng: np.random.Generator) -> list[Array]:
+def prior_of(hyper, links, rng):
     """Packed factors, given the links."""
     made = []
     for factor, covariates in enumerate((ROWS_X, COLUMNS_X)):
@@ -94,7 +90,7 @@ def prior_of(hyper: GaussianHyper, links: list[Array], rng: np.random.Generator)
     return made
 
 
-def told(hyper: GaussianHyper, links: list[Array], factors: list[Array]) -> list[float]:
+def told(hyper, links, factors):
     """Functions of one state, each of finite variance under the prior."""
     found = [np.log(getattr(hyper, name)) for name in NAMES]
     found += [np.log(hyper.precision_w[0]), np.log(hyper.row_bias_precision)]
@@ -109,7 +105,7 @@ def told(hyper: GaussianHyper, links: list[Array], factors: list[Array]) -> list
     return [float(value) for value in found]
 
 
-def joint(kind: type[GaussianChain], rounds: int = 4000) -> float:
+def joint(kind, rounds=4000):
     """Largest z: hyperparameters given factors and factors given these in turn, and the prior.
 
     The level, whose prior is flat, wanders about, and nothing that is told depends on it.
@@ -146,19 +142,19 @@ def joint(kind: type[GaussianChain], rounds: int = 4000) -> float:
     return float(np.abs((after.mean(axis=0) - before.mean(axis=0)) / error).max())
 
 
-def test_hyperparameters_and_factors_in_turn_stay_on_their_prior() -> None:
+def test_hyperparameters_and_factors_in_turn_stay_on_their_prior():
     assert joint(GaussianChain) < 5.0
 
 
 @pytest.mark.parametrize("bug", [ResidualsForgotten, LinkForgotten, EmptyRowsStay])
-def test_every_planted_bug_is_seen(bug: type[GaussianChain]) -> None:
+def test_every_planted_bug_is_seen(bug):
     assert joint(bug, 1500) > 5.0
 
 
 # -- whole posteriors, against another Gibbs sampler -----------------------------------------
 
 
-def rows_and_covariates() -> tuple[Array, Array]:
+def rows_and_covariates():
     """Data whose rows follow from two covariates in part; two rows have none."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(12, 2))
@@ -170,7 +166,7 @@ def rows_and_covariates() -> tuple[Array, Array]:
     return V, X
 
 
-def z_of_means(one: Array, other: Array) -> Array:
+def z_of_means(one, other):
     """Difference of the means of two chains' columns over its standard error, from batches."""
     parts = [np.array([p.mean(axis=0) for p in np.array_split(own, 20)]) for own in (one, other)]
     error = np.sqrt(sum(part.var(axis=0, ddof=1) for part in parts) / 20)
@@ -182,7 +178,7 @@ def z_of_means(one: Array, other: Array) -> Array:
     tiered([GaussianGibbs(), SGHMC()], lambda own: own == GaussianGibbs()),
     ids=lambda own: own.name,
 )
-def test_everything_sampled_against_another_gibbs_sampler(sampler: Sampler) -> None:
+def test_everything_sampled_against_another_gibbs_sampler(sampler):
     V, X = rows_and_covariates()
     model, every = GaussianMF(1, covariates_w=X), sampler.learns_every or 1
     sampler = sampler.suited(model) or sampler

@@ -11,7 +11,6 @@ from scipy import special
 
 import daskfactor as dfac
 from daskfactor.inference import priors
-from daskfactor.inference.base import Sampler
 from daskfactor.results.diagnose import convergence
 from tests.models.test_log_linear import NoJacobian
 
@@ -27,7 +26,7 @@ FIXED = replace(DRAWN, rate_w=0.6)
 
 
 @cache
-def exact(model: dfac.TweedieNMF) -> dict[str, float]:
+def exact(model):
     """Posterior means, on a grid of γ, log λ and log Σh; w, τ and the ratio of both h aside."""
     seen = ~np.isnan(V[:, 0])
     prior = model.hyperpriors(float(V[seen].mean()), (1.4, 1.0))[0]
@@ -59,9 +58,9 @@ def exact(model: dfac.TweedieNMF) -> dict[str, float]:
     return found | {name: float((p * own).sum()) for name, own in ends.items()}
 
 
-def z_scores(model: dfac.TweedieNMF, sampler: Sampler, draws: int = 1500) -> dict[str, float]:
+def z_scores(model, sampler, draws=1500):
     """How far the means of a run are from the exact ones, in standard errors by the ESS."""
-    settings: dict[str, Any] = {"random_seed": 4, "executor": "serial", "progressbar": False}
+    settings = {"random_seed": 4, "executor": "serial", "progressbar": False}
     tree = dfac.sample(V, model, sampler, draws, 200, 2, blocks=1, **settings)
     drawn = tree["posterior"].to_dataset()
     W, H = (drawn[name].values.astype(float) for name in "WH")
@@ -85,18 +84,18 @@ def z_scores(model: dfac.TweedieNMF, sampler: Sampler, draws: int = 1500) -> dic
     [(DRAWN, dfac.Gibbs()), (FIXED, dfac.BlockHMC(steps=3))],
     ids=("drawn", "fixed"),
 )
-def test_exact_posteriors(model: dfac.TweedieNMF, sampler: Sampler) -> None:
+def test_exact_posteriors(model, sampler):
     z = z_scores(model, sampler)
     assert max(map(abs, z.values())) < 5, z
 
 
-def test_a_wrong_jacobian_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_jacobian_is_seen(monkeypatch):
     monkeypatch.setattr(priors, "LinkLaw", NoJacobian)
     z = z_scores(DRAWN, dfac.Gibbs(), 1000)
     assert max(map(abs, z.values())) > 5, z
 
 
-def test_rates_of_a_former_link_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_of_a_former_link_are_seen(monkeypatch):
     monkeypatch.setattr(priors, "_tell_rows", lambda *given: None)
     z = z_scores(FIXED, dfac.Gibbs(), 200)
     assert max(map(abs, z.values())) > 5, z

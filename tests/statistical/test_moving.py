@@ -1,7 +1,6 @@
 """Particles that move: unbiased estimates of p(X) and posterior means, against exact values."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +25,14 @@ MATRIX = AllocationModel.nmf(2)
 ALIKE = {"tucker", "tables without hidden variables"}  # while tokens are few
 
 
-def batches_of(
-    compiled: Any, seed: int = 11, moves: int = 1, count: int = BATCHES_RUN, **changes: Any
-) -> Any:
+def batches_of(compiled, seed=11, moves=1, count=BATCHES_RUN, **changes):
     settings = {"particles": PARTICLES, "moves": moves, "seed": seed, "least": 1 - 1e-6} | changes
     plan = plan_of(compiled, settings.pop("particles"), 0, **settings)
     workspace = Workspace()
     return [run_batch(plan, n, workspace) for n in range(count)], plan
 
 
-def ratios(compiled: Any, **changes: Any) -> Any:
+def ratios(compiled, **changes):
     """p̂ / p of many batches."""
     found, plan = batches_of(compiled, **changes)
     exact = enumerate_evidence(compiled) - plan.placement.constant
@@ -43,7 +40,7 @@ def ratios(compiled: Any, **changes: Any) -> Any:
     return np.exp([batch.log_z - exact for batch in found])
 
 
-def score(values: Any) -> float:
+def score(values):
     """Standard errors between the mean and one, where errors are at least 1e-10."""
     error = max(values.std(ddof=1) / math.sqrt(len(values)), 1e-10)
     return float((values.mean() - 1) / error)
@@ -56,16 +53,16 @@ def score(values: Any) -> float:
         lambda own: own[0] in ("systematic", "multinomial"),
     ),
 )
-def test_every_scheme_is_unbiased(scheme: str, own: bool) -> None:
+def test_every_scheme_is_unbiased(scheme, own):
     assert abs(score(ratios(compiled_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
 
 
 @pytest.mark.parametrize(("name", "model", "X"), [(n, m, X) for n, m, _, X in CASES], ids=NAMES)
-def test_every_kind_of_model_is_unbiased(name: str, model: Any, X: Any) -> None:
+def test_every_kind_of_model_is_unbiased(name, model, X):
     assert abs(score(ratios(compiled_of(X, model), own=name in ALIKE))) < 4
 
 
-def test_many_sweeps_are_unbiased() -> None:
+def test_many_sweeps_are_unbiased():
     assert abs(score(ratios(compiled_of(TOY, MATRIX), moves=4, seed=12))) < 4
 
 
@@ -85,9 +82,7 @@ def test_many_sweeps_are_unbiased() -> None:
         ),
     ],
 )
-def test_few_particles_are_unbiased(
-    R: int, a: float, particles: int, least: float, scheme: str
-) -> None:
+def test_few_particles_are_unbiased(R, a, particles, least, scheme):
     """Where the weights had a say in when particles move, these would be up to 8 % too small.
 
     Few particles show it: the error of one that is taken for another falls with their number.
@@ -103,7 +98,7 @@ TIED = AllocationModel.symmetric_nmf(2, concentration_shared=0.3)
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize(("model", "X"), [(MATRIX, TOY), (TIED, LETTERS), (CHAIN, TOY[:, 1:])])
-def test_posterior_means(model: Any, X: Any, own: bool) -> None:
+def test_posterior_means(model, X, own):
     """Weighted by the batches' estimates, counts have their exact means."""
     compiled = compiled_of(X, model)
     exact = enumerate_allocations(compiled).mean_counts

@@ -27,7 +27,7 @@ FIXED = Case("negative-binomial", np.array([[4.0], [0.0], [9.0]]), NEGATIVE_BINO
 SMALL_STEP = dfac.PSGLD(step=0.03)
 
 
-def distance(kind: Any, sampler: Any, draws: int) -> Any:
+def distance(kind, sampler, draws):
     moments = run_copies(FIXED, sampler, copies=1024, tune=draws, draws=draws, blocks=1)[0]
     if kind is Biased:
         return kind(moments, FIXED)
@@ -39,23 +39,23 @@ def distance(kind: Any, sampler: Any, draws: int) -> Any:
     [(Biased, SMALL_STEP, 1000), (Distance, dfac.BlockHMC(warm_start=5), 250)],
     ids=["PSGLD", "BlockHMC"],
 )
-def test_exact_posteriors_at_a_dispersion(kind: Any, sampler: Any, draws: int) -> None:
+def test_exact_posteriors_at_a_dispersion(kind, sampler, draws):
     found = distance(kind, sampler, draws)
     assert found.error < 0.025, "too few draws for the tolerances to mean anything"
     assert found.passes, str(found)
 
 
-def test_the_wrong_sign_of_the_curvature_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wrong_sign_of_the_curvature_is_seen(monkeypatch):
     """The term of (v + r) / (r + mu) in the slope, kernels made anew from it."""
 
     class Turned(negative_binomial.NegativeBinomial):
-        def __hash__(self) -> int:
+        def __hash__(self):
             return 1
 
-        def entry(self, arithmetic: Any) -> Any:
+        def entry(self, arithmetic):
             entry = super().entry(arithmetic)
 
-            def weight(v: Any, mu: Any, alpha: float) -> Any:
+            def weight(v, mu, alpha):
                 one, a = type(mu)(1), type(mu)(alpha)
                 slope = v / mu + (one + a * v) / (one + a * mu)
                 return slope / (v - mu + type(mu)(1e-9))
@@ -70,7 +70,7 @@ def test_the_wrong_sign_of_the_curvature_is_seen(monkeypatch: pytest.MonkeyPatch
 OFTEN = np.array([[3.0], [2.0], [0.25]])
 
 
-def counted_often() -> dict[str, Any]:
+def counted_often():
     """The moments under weights n, by quadrature: the cell n times, p(v | w h)^n."""
     x, dx = np.polynomial.legendre.leggauss(400)
     w, dw = 10.0 * (1 + x) ** 2, 20.0 * (1 + x) * dx  # from 0 to 40, closer near 0
@@ -87,8 +87,8 @@ def counted_often() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("weights", [OFTEN, np.ones((3, 1))], ids=["weights", "none"])
-def test_a_weight_says_how_often_a_cell_counts(weights: Array) -> None:
-    settings: dict[str, Any] = {"copies": 1024, "tune": 250, "draws": 250, "blocks": 1}
+def test_a_weight_says_how_often_a_cell_counts(weights):
+    settings = {"copies": 1024, "tune": 250, "draws": 250, "blocks": 1}
     moments = run_copies(FIXED, dfac.BlockHMC(warm_start=5), weights=weights, **settings)[0]
     found = Distance(moments, counted_often())
     assert found.error < 0.025
@@ -103,7 +103,7 @@ TWICE = np.array([[2.0, 1.0], [1.0, 0.5], [3.0, 1.0], [1.0, 2.0], [0.5, 1.0], [2
 
 
 @lru_cache
-def exact_dispersion(weighed: bool = False) -> tuple[float, float]:
+def exact_dispersion(weighed=False):
     """Mean and sd of log α given copies of a matrix: exp(-α) Z(α)^copies on a grid.
 
     Z integrates over both entries of H, and over the entry of W of each row in turn.
@@ -126,7 +126,7 @@ def exact_dispersion(weighed: bool = False) -> tuple[float, float]:
     return mean, float(np.sqrt(weight @ (x - mean) ** 2))
 
 
-def drawn_dispersions(sampler: Any, draws: int, weights: Array | None = None) -> Array:
+def drawn_dispersions(sampler, draws, weights=None):
     """Log α at draws, from one chain of all copies."""
     often = None if weights is None else replicate_sparse(weights, COPIES)
     model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0)
@@ -145,7 +145,7 @@ def drawn_dispersions(sampler: Any, draws: int, weights: Array | None = None) ->
     return np.asarray(np.log(trace["posterior"]["dispersion"].values[0]))
 
 
-def error_of(x: Array) -> float:
+def error_of(x):
     """Standard error of a mean, from batches."""
     batches = x[: x.size // 30 * 30].reshape(30, -1).mean(axis=1)
     return float(batches.std(ddof=1) / np.sqrt(30))
@@ -167,9 +167,7 @@ CHAINS = [
     ),
     ids=["BlockHMC", "HMC", "PSGLD", "SGHMC", "weights"],
 )
-def test_draws_of_the_dispersion_have_its_exact_posterior(
-    sampler: Any, draws: int, weights: Array | None
-) -> None:
+def test_draws_of_the_dispersion_have_its_exact_posterior(sampler, draws, weights):
     x, (mean, sd) = drawn_dispersions(sampler, draws, weights), exact_dispersion(weights is TWICE)
     assert error_of(x) < 0.1 * sd, "too few draws for the tolerances to mean anything"
     assert abs(x.mean() - mean) < 5 * error_of(x) + (0.05 * sd if sampler.biased else 0)
@@ -179,12 +177,12 @@ def test_draws_of_the_dispersion_have_its_exact_posterior(
     )
 
 
-def held_law(chain: Any) -> Any:
+def held_law(chain):
     """Another law than that of the present dispersion."""
     return chain.model.likelihood.at(4.0)[0]
 
 
-def without_normalizer(rule: Any, executor: Any, dispersion: float) -> float:
+def without_normalizer(rule, executor, dispersion):
     return 0.0
 
 
@@ -196,9 +194,7 @@ def without_normalizer(rule: Any, executor: Any, dispersion: float) -> float:
     ],
     ids=["kernels keep the first dispersion", "no normaliser"],
 )
-def test_planted_bugs_are_seen(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any
-) -> None:
+def test_planted_bugs_are_seen(monkeypatch, place, name, bug):
     monkeypatch.setattr(place, name, bug)
     x, (mean, sd) = drawn_dispersions(dfac.BlockHMC(warm_start=5), 600), exact_dispersion()
     assert abs(x.mean() - mean) > 5 * error_of(x) + 0.3 * sd

@@ -13,7 +13,6 @@ levels differ from one.
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import special
 
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Reshuffled
@@ -26,9 +25,7 @@ pytestmark = pytest.mark.statistical
 V = np.array([[4, 7, 1, 3], [2, 5, 0, 2], [6, 9, 2, 5], [1, 3, 1, 0]], dtype=np.float64)
 
 
-def one_poisson_component(
-    counts: NDArray[np.float64], rate_w: float, rate_h: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+def one_poisson_component(counts, rate_w, rate_h):
     """Posterior mean and variance of W H, and the mean of ΣW."""
     rows, cols = counts.shape
     n = counts.sum()
@@ -43,7 +40,7 @@ def one_poisson_component(
     return first, second * (p * (S * T) ** 2).sum() - first**2, float((p * S).sum())
 
 
-def test_the_closed_form_agrees_with_quadrature() -> None:
+def test_the_closed_form_agrees_with_quadrature():
     exact = exact_posterior(V[:2, :2], 1.0, rate_w=1.0, rate_h=1.5)
     mean, variance, sum_w = one_poisson_component(V[:2, :2], 1.0, 1.5)
     np.testing.assert_allclose(mean, exact["mean_mu"], rtol=1e-6)
@@ -51,7 +48,7 @@ def test_the_closed_form_agrees_with_quadrature() -> None:
     assert sum_w == pytest.approx(exact["sum_w"], rel=1e-6)
 
 
-def distance(schedule: Reshuffled | NestedReshuffled | Cyclic, step: float) -> tuple[float, float]:
+def distance(schedule, step):
     """Rms error of the means in posterior sd, and the largest error of a variance ratio."""
     mean, variance, _ = one_poisson_component(V, 1.0, 1.0)
     sampler = PSGLD(schedule=schedule, step=step)
@@ -63,14 +60,14 @@ def distance(schedule: Reshuffled | NestedReshuffled | Cyclic, step: float) -> t
 
 
 @pytest.mark.parametrize("schedule", [Reshuffled(), NestedReshuffled(2)], ids=["one", "two"])
-def test_one_level_or_two_meet_the_exact_posterior(schedule: Reshuffled | NestedReshuffled) -> None:
+def test_one_level_or_two_meet_the_exact_posterior(schedule):
     """At the automatic step; longer runs gave .003 to .005 sd and 2 % for both."""
     rms, spread = distance(schedule, 0.05)
     assert rms < 0.02
     assert spread < 0.05
 
 
-def test_two_levels_add_no_bias_where_a_fixed_order_does() -> None:
+def test_two_levels_add_no_bias_where_a_fixed_order_does():
     """At a step with a visible bias: .018, .018 and .145 sd in longer runs."""
     one, two, fixed = (distance(s, 0.2) for s in (Reshuffled(), NestedReshuffled(2), Cyclic()))
     assert two[0] == pytest.approx(one[0], abs=0.01)

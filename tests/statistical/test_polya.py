@@ -2,7 +2,6 @@
 
 import math
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ BATCHES_RUN = 1600  # 102,400 particles
 MATRIX = AllocationModel.nmf(2)
 
 
-def ratios(compiled: Any, seed: int = 11, batches: int = BATCHES_RUN, **changes: Any) -> Any:
+def ratios(compiled, seed=11, batches=BATCHES_RUN, **changes):
     """p̂ / p of many batches."""
     plan = plan_of(compiled, PARTICLES, seed=seed, least=1.0, **changes)
     exact = enumerate_evidence(compiled) - plan.placement.constant
@@ -32,7 +31,7 @@ def ratios(compiled: Any, seed: int = 11, batches: int = BATCHES_RUN, **changes:
     return values
 
 
-def score(values: Any) -> float:
+def score(values):
     """Standard errors between the mean and one, where errors are at least 1e-10."""
     error = max(values.std(ddof=1) / math.sqrt(len(values)), 1e-10)
     return float((values.mean() - 1) / error)
@@ -47,18 +46,18 @@ def score(values: Any) -> float:
         ),
     ),
 )
-def test_every_variant_is_unbiased(scheme: str | None, own: bool) -> None:
+def test_every_variant_is_unbiased(scheme, own):
     assert abs(score(ratios(compiled_of(TOY, MATRIX), resampling=scheme, own=own))) < 4
 
 
 @pytest.mark.parametrize("scheme", tiered([None, "systematic"], bool))
 @pytest.mark.parametrize(("_", "model", "X"), [(n, m, X) for n, m, _, X in CASES], ids=NAMES)
-def test_every_kind_of_model_is_unbiased(_: str, model: Any, X: Any, scheme: str | None) -> None:
+def test_every_kind_of_model_is_unbiased(_, model, X, scheme):
     assert abs(score(ratios(compiled_of(X, model), resampling=scheme))) < 4
 
 
 @pytest.mark.parametrize("R", [1, 2, 3])
-def test_variance_of_one_particle(R: int) -> None:
+def test_variance_of_one_particle(R):
     """On a part of the toy for which the sum over orders is short."""
     X = TOY[:, 1:] if R == 3 else TOY
     compiled = compiled_of(X, AllocationModel.nmf(R))
@@ -78,7 +77,7 @@ TIED = AllocationModel.symmetric_nmf(2, concentration_shared=0.3)
     "scheme", tiered([None, "systematic", "residual"], lambda own: own == "systematic")
 )
 @pytest.mark.parametrize(("model", "X"), [(MATRIX, TOY), (TIED, LETTERS), (CHAIN, TOY[:, 1:])])
-def test_posterior_means(model: Any, X: Any, scheme: str | None) -> None:
+def test_posterior_means(model, X, scheme):
     """Weighted by the batches' estimates, counts have their exact means."""
     compiled = compiled_of(X, model)
     exact = enumerate_allocations(compiled).mean_counts

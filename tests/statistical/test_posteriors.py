@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import SCHEDULES, Cyclic, Proportional
 from daskfactor.executors import LanesExecutor
-from daskfactor.executors.plan import Op
-from daskfactor.executors.state import FactorBand
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
-from daskfactor.inference.program import Program
 from daskfactor.kernels.philox import fill_normals
-from tests.statistical.exact import CASES, Case, reference_posterior
-from tests.statistical.replicas import Moments, run_copies
+from tests.statistical.exact import CASES, reference_posterior
+from tests.statistical.replicas import run_copies
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -36,7 +33,7 @@ SMALLER_STEP = {
 class Distance:
     """How far moments are from the exact ones, in posterior standard deviations."""
 
-    def __init__(self, got: Moments, case: Case) -> None:
+    def __init__(self, got, case):
         exact = reference_posterior(case)
         sd = np.sqrt(exact["var_mu"])
         self.rms = float(np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)))
@@ -45,7 +42,7 @@ class Distance:
         self.sum_w = got.sum_w / exact["sum_w"]
 
     @property
-    def passes(self) -> bool:
+    def passes(self):
         """The tolerances of a correct sampler on a problem of one or two components."""
         return (
             self.rms < 0.10
@@ -53,19 +50,19 @@ class Distance:
             and abs(self.sum_w - 1) < 0.03
         )
 
-    def __str__(self) -> str:
+    def __str__(self):
         return (
             f"rms {self.rms:.3f} sd (Monte Carlo {self.error:.3f}), variance ratios "
             f"{np.round(self.ratios, 2).ravel()}, ΣW {self.sum_w:.3f}"
         )
 
 
-def is_quick(case: Case) -> bool:
+def is_quick(case):
     """One case of each law but the gamma law, which has a dense one below."""
     return case.name in ("poisson-gaps", "poisson-two", "gaussian", "compound")
 
 
-def distance(case: Case, sampler: PSGLD, **settings: Any) -> Distance:
+def distance(case, sampler, **settings):
     settings = {"copies": 1024, "tune": 500, "draws": 200, **settings}
     found = Distance(run_copies(case, sampler, **settings)[0], case)
     assert found.error < 0.03, "too few draws for the tolerances to mean anything"
@@ -75,7 +72,7 @@ def distance(case: Case, sampler: PSGLD, **settings: Any) -> Distance:
 @pytest.mark.parametrize(
     "name", ["poisson-gaps", "gaussian-gaps", "compound", "gamma-tall", "poisson-two-gaps"]
 )
-def test_copies_in_a_dense_matrix_do_what_they_do_in_a_sparse_one(name: str) -> None:
+def test_copies_in_a_dense_matrix_do_what_they_do_in_a_sparse_one(name):
     """And on two threads: what holds of one way to run them holds of the others."""
     ways = ({}, {"dense": True}, {"executor": LanesExecutor(2)})
     settings = {"copies": 16, "tune": 20, "draws": 20}
@@ -86,7 +83,7 @@ def test_copies_in_a_dense_matrix_do_what_they_do_in_a_sparse_one(name: str) -> 
 
 
 @pytest.mark.parametrize("case", tiered(CASES, is_quick), ids=lambda case: case.name)
-def test_psgld_in_the_majorizers_metric(case: Case) -> None:
+def test_psgld_in_the_majorizers_metric(case):
     settings = {"draws": 300}
     if case.name in SMALLER_STEP:
         settings = {"copies": 2048, "tune": 1000, "draws": 500}
@@ -98,7 +95,7 @@ def test_psgld_in_the_majorizers_metric(case: Case) -> None:
 @pytest.mark.parametrize(
     "name", tiered(["poisson-tall", "gaussian", "compound", "gamma"], lambda own: own == "gamma")
 )
-def test_psgld_on_dense_blocks(name: str) -> None:
+def test_psgld_on_dense_blocks(name):
     sampler = PSGLD(step=SMALLER_STEP.get(name, "auto"))
     found = distance(BY_NAME[name], sampler, dense=True, copies=128, draws=1500)
     assert found.passes, str(found)
@@ -108,7 +105,7 @@ PLAIN = {"poisson": 0.02, "gaussian": 0.01, "gaussian-skewed": 0.01}
 
 
 @pytest.mark.parametrize(("name", "step"), tiered(PLAIN.items(), lambda own: own[0] == "gaussian"))
-def test_psgld_with_the_papers_plain_step(name: str, step: float) -> None:
+def test_psgld_with_the_papers_plain_step(name, step):
     sampler = PSGLD(step=step, preconditioner="identity")
     found = distance(BY_NAME[name], sampler, tune=1000, draws=500)
     assert found.passes, str(found)
@@ -118,7 +115,7 @@ def test_psgld_with_the_papers_plain_step(name: str, step: float) -> None:
 @pytest.mark.parametrize(
     "name", tiered(["poisson", "poisson-gaps"], lambda own: own == "poisson-gaps")
 )
-def test_the_other_orders_with_the_scales_that_belong_to_them(name: str, schedule: Any) -> None:
+def test_the_other_orders_with_the_scales_that_belong_to_them(name, schedule):
     """Parts of unequal size (gaps): drawn in proportion to size they need s = N / |part|.
 
     Independent draws have the larger discretisation error, so the step is smaller.
@@ -131,13 +128,13 @@ def test_the_other_orders_with_the_scales_that_belong_to_them(name: str, schedul
 class WrongScale(Proportional):
     """Parts drawn by size, but scaled as if every part came up once a cycle."""
 
-    def cycle(self, blocks: int, sizes: Any, rng: np.random.Generator) -> Any:
+    def cycle(self, blocks, sizes, rng):
         return tuple(
             part._replace(scale=float(blocks)) for part in super().cycle(blocks, sizes, rng)
         )
 
 
-def test_the_wrong_scale_for_the_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wrong_scale_for_the_order_is_seen(monkeypatch):
     monkeypatch.setitem(SCHEDULES, "WrongScale", WrongScale)
     right, wrong = (
         distance(BY_NAME["poisson-gaps"], PSGLD(schedule=schedule, step=0.02), draws=500)
@@ -154,18 +151,10 @@ class NumpyPSGLD(PSGLD):
     prior_factor: ClassVar = 1.0
     divergence_term: ClassVar = 1.0
 
-    def _mirror(self, theta: Array) -> Array:
+    def _mirror(self, theta):
         return np.abs(theta)
 
-    def _move(
-        self,
-        program: Program,
-        band: FactorBand,
-        gradient: Array,
-        iteration: int,
-        factor: int,
-        matched: Any,
-    ) -> None:
+    def _move(self, program, band, gradient, iteration, factor, matched):
         rate = program.hyper.prior(factor)[0]
         z = np.empty_like(band.values)
         fill_normals(z, *program.address(band, iteration, factor))
@@ -198,21 +187,21 @@ class NoDivergenceTerm(NumpyPSGLD):
 
 
 class Projection(NumpyPSGLD):
-    def _mirror(self, theta: Array) -> Array:
+    def _mirror(self, theta):
         return np.maximum(theta, 1e-12)
 
 
 class NoScale(NumpyPSGLD):
-    def block_step(self, program: Program, op: Op, *rest: Any) -> None:
+    def block_step(self, program, op, *rest):
         super().block_step(program, op._replace(scale=1.0), *rest)
 
 
-METRIC: dict[str, Any] = {}
-PLAIN_STEP: dict[str, Any] = {"step": 0.01, "preconditioner": "identity"}
+METRIC = {}
+PLAIN_STEP = {"step": 0.01, "preconditioner": "identity"}
 
 
 @pytest.mark.parametrize("options", [METRIC, PLAIN_STEP], ids=["metric", "plain"])
-def test_the_numpy_sampler_passes_unbroken(options: dict[str, Any]) -> None:
+def test_the_numpy_sampler_passes_unbroken(options):
     found = distance(BY_NAME["gaussian-skewed"], NumpyPSGLD(**options))
     assert found.passes, str(found)
 
@@ -231,13 +220,13 @@ def test_the_numpy_sampler_passes_unbroken(options: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_every_planted_bug_is_seen(bug: type[NumpyPSGLD], options: dict[str, Any]) -> None:
+def test_every_planted_bug_is_seen(bug, options):
     """Each fails where the right sampler passes, on the case of the test above."""
     found = distance(BY_NAME["gaussian-skewed"], bug(**options))
     assert not found.passes, str(found)
 
 
-def test_richardson_romberg_takes_most_of_the_bias_away() -> None:
+def test_richardson_romberg_takes_most_of_the_bias_away():
     """At a step with a visible bias, 2 fine - coarse is nearer than either chain."""
     case = BY_NAME["gamma"]
     fine, coarse = run_copies(case, PSGRRLD(step=0.4), copies=3000, tune=200, draws=300)
@@ -258,7 +247,7 @@ def test_richardson_romberg_takes_most_of_the_bias_away() -> None:
         assert extrapolated < 0.6 * alone
 
 
-def test_zero_temperature_is_the_gradient_step() -> None:
+def test_zero_temperature_is_the_gradient_step():
     """With no noise the plain step moves by ε times the gradient of the log posterior."""
     from daskfactor.kernels.langevin import langevin_step
     from daskfactor.kernels.philox import Address
@@ -276,6 +265,6 @@ def test_zero_temperature_is_the_gradient_step() -> None:
     )
 
 
-def test_samplers_are_values() -> None:
+def test_samplers_are_values():
     assert replace(PSGLD(), step=0.1) == PSGLD(step=0.1)
     assert PSGRRLD() != PSGLD()

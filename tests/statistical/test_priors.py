@@ -1,13 +1,11 @@
 """Gamma priors, frozen components and exact transitions against exact posteriors."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 import daskfactor as dfac
-from daskfactor.inference.program import Program
 from daskfactor.kernels import langevin as cir
 from tests.statistical.test_posteriors import BY_NAME, distance
 
@@ -25,7 +23,7 @@ CIR = dfac.PSGLD(transition="cir")
 @pytest.mark.parametrize(
     ("name", "sampler"), [("steep", METRIC), ("steep", PLAIN), ("spiked", METRIC)]
 )
-def test_gamma_priors(name: str, sampler: dfac.PSGLD) -> None:
+def test_gamma_priors(name, sampler):
     found = distance(GAMMA[name], sampler)
     assert found.passes, str(found)
 
@@ -33,24 +31,24 @@ def test_gamma_priors(name: str, sampler: dfac.PSGLD) -> None:
 class ShapeForgotten(dfac.PSGLD):
     """Gamma priors taken for exponential ones by the step."""
 
-    def _move(self, program: Program, *rest: Any) -> None:
+    def _move(self, program, *rest):
         plain = program.hyper._replace(shape_w=1.0, shape_h=1.0)
         super()._move(replace(program, hyper=plain), *rest)
 
 
 @pytest.mark.parametrize("options", [{}, {"step": 0.02, "preconditioner": "identity"}])
-def test_a_forgotten_shape_is_seen(options: dict[str, Any]) -> None:
+def test_a_forgotten_shape_is_seen(options):
     found = distance(GAMMA["steep"], ShapeForgotten(**options), draws=60)
     assert not found.passes, str(found)
 
 
 @pytest.mark.parametrize(("name", "draws"), [("poisson", 125), ("gamma", 250)])
-def test_exact_transitions(name: str, draws: int) -> None:
+def test_exact_transitions(name, draws):
     found = distance(BY_NAME[name], CIR, draws=draws)
     assert found.passes, str(found)
 
 
-def test_other_transitions_widen_the_posterior_of_counts_less() -> None:
+def test_other_transitions_widen_the_posterior_of_counts_less():
     """At four times the automatic step the Euler step is off in the variance, others are not."""
     case = BY_NAME["poisson"]
     euler, exact, matched = (
@@ -63,11 +61,11 @@ def test_other_transitions_widen_the_posterior_of_counts_less() -> None:
     assert (abs(matched.ratios - 1) < 0.05).all()
 
 
-def test_a_wrong_transition_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_transition_is_seen(monkeypatch):
     """A gamma law without the prior's own count of one."""
     right = cir._cir_step
 
-    def wrong(*args: Any) -> None:
+    def wrong(*args):
         scale, step, rate, shape = args[4]
         right(*args[:4], (scale, step, rate, shape - 0.3), *args[5:])
 
@@ -76,7 +74,7 @@ def test_a_wrong_transition_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sampler", [METRIC, CIR])
-def test_a_known_factor_leaves_conjugate_posteriors(sampler: dfac.PSGLD) -> None:
+def test_a_known_factor_leaves_conjugate_posteriors(sampler):
     """Poisson with W given: h_j ~ Gamma(a + Σ v_ij, λ + Σ w_i), every column a copy."""
     W, v = np.array([[2.0], [0.5], [4.0]]), np.array([[5.0], [np.nan], [8.0]])
     V = np.repeat(v, 200, axis=1)

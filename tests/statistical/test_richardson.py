@@ -10,15 +10,7 @@ import pytest
 
 from daskfactor.inference.langevin import PSGRRLD
 from tests.statistical.exact import CASES
-from tests.statistical.pairs import (
-    Bias,
-    Pair,
-    bias,
-    noise_ratio,
-    romberg,
-    run_pair,
-    together,
-)
+from tests.statistical.pairs import bias, noise_ratio, romberg, run_pair, together
 
 pytestmark = [
     pytest.mark.statistical,
@@ -31,7 +23,7 @@ COPIES = 3000
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[float, list[Pair]]:
+def runs():
     """One run with the large step, two with the small one, on noise of their own."""
     return {
         LARGE: [run_pair(CASE, PSGRRLD(step=LARGE), COPIES, 2000, seed=2)],
@@ -40,7 +32,7 @@ def runs() -> dict[float, list[Pair]]:
 
 
 @pytest.fixture(scope="module")
-def biases(runs: dict[float, list[Pair]]) -> dict[str, dict[float, Bias]]:
+def biases(runs):
     pairs = {LARGE: runs[LARGE][0], SMALL: together(*runs[SMALL])}
     return {
         "coarse": {step: bias([(1.0, pair.coarse)], CASE) for step, pair in pairs.items()},
@@ -49,11 +41,11 @@ def biases(runs: dict[float, list[Pair]]) -> dict[str, dict[float, Bias]]:
     }
 
 
-def within(value: float, expected: float, error: float) -> bool:
+def within(value, expected, error):
     return abs(value - expected) < 5 * error
 
 
-def test_bias_of_the_mean(biases: dict[str, dict[float, Bias]]) -> None:
+def test_bias_of_the_mean(biases):
     """P-SGLD's is visible and halves with ε; of P-SGRRLD's a fifth at most is left."""
     for step in (LARGE, SMALL):
         alone, found = biases["coarse"][step], biases["romberg"][step]
@@ -65,7 +57,7 @@ def test_bias_of_the_mean(biases: dict[str, dict[float, Bias]]) -> None:
     assert within(small.mean.flat[worst], large.mean.flat[worst] / 2, error)
 
 
-def test_bias_of_the_variance(biases: dict[str, dict[float, Bias]]) -> None:
+def test_bias_of_the_variance(biases):
     """At the same ε a third of P-SGLD's at most is left, and less than the fine track's own."""
     for step in (LARGE, SMALL):
         found = biases["romberg"][step]
@@ -75,9 +67,7 @@ def test_bias_of_the_variance(biases: dict[str, dict[float, Bias]]) -> None:
             assert np.abs(found.variance).mean() < share * alone.variance.mean()
 
 
-def test_what_is_left_of_the_variances_bias_falls_with_the_square_of_the_step(
-    biases: dict[str, dict[float, Bias]],
-) -> None:
+def test_what_is_left_of_the_variances_bias_falls_with_the_square_of_the_step(biases):
     """To a quarter when ε is halved, within errors; to a half it would be of first order."""
     large, small = (biases["romberg"][step] for step in (LARGE, SMALL))
     before, after = large.variance.mean(), small.variance.mean()
@@ -91,7 +81,7 @@ def test_what_is_left_of_the_variances_bias_falls_with_the_square_of_the_step(
     assert 2.0 < coarse_large / coarse_small < 3.0
 
 
-def test_coupled_noise_costs_next_to_nothing(runs: dict[float, list[Pair]]) -> None:
+def test_coupled_noise_costs_next_to_nothing(runs):
     """Var(2 fine - coarse) is about one chain's; on noises of their own it would be five times."""
     first, second = runs[SMALL]
     assert noise_ratio(*first) < 1.3

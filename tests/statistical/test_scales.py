@@ -27,27 +27,25 @@ MODEL = dfac.TweedieNMF(COPIES, dispersion=1.0, rate_w=0.5, rate_h=3.0, shape_w=
     ("power", "rise", "fall"),
     [(0.0, 1.0, 1.0), (-7.0, 0.5, 9.0), (10.0, 3.0, 2.5), (0.3, 1e-3, 1e-2), (50.0, 120.0, 90.0)],
 )
-def test_scales_follow_a_generalised_inverse_gaussian_law(
-    power: float, rise: float, fall: float
-) -> None:
+def test_scales_follow_a_generalised_inverse_gaussian_law(power, rise, fall):
     uniform = np.array([1e-4, 0.01, 0.1, 0.5, 0.9, 0.99, 0.9999])
     scales = draw_scales(power, np.full(7, rise), np.full(7, fall), uniform)
     law = stats.geninvgauss(power, 2 * np.sqrt(rise * fall), scale=np.sqrt(fall / rise))
     np.testing.assert_allclose(law.cdf(scales), uniform, atol=1e-4)
 
 
-def test_tall_data_have_their_scale_where_the_prior_puts_it() -> None:
+def test_tall_data_have_their_scale_where_the_prior_puts_it():
     scales = draw_scales(2969.0, np.full(3, 2000.0), np.full(3, 15.0), np.array([0.1, 0.5, 0.9]))
     wanted = 2969.0 / 2000.0 * np.exp(np.array([-1.2816, 0.0, 1.2816]) / np.sqrt(2969.0))
     np.testing.assert_allclose(scales, wanted, rtol=0.01)
 
 
-def moved(rng: np.random.Generator) -> tuple[list[Array], list[Array]]:
+def moved(rng):
     """Factors of 3 x 2 data from their priors, (length, COPIES), and where the move takes them."""
     with dfac.as_blocks(np.ones((3, 2)), 1, dtype="float64") as data:
         options, sampler = RunOptions(1, 0, 1, 1, 0, "moments", 0, "float64"), dfac.Gibbs(0)
         setting = Setting(data, MODEL, sampler, options, SerialExecutor())
-        made: Any = sampler.chain(setting, 0)
+        made = sampler.chain(setting, 0)
         made.start()
         run = made.tracks[0]
         before = []
@@ -59,7 +57,7 @@ def moved(rng: np.random.Generator) -> tuple[list[Array], list[Array]]:
         return before, [band.values for band in run.state.bands()]
 
 
-def worst_shift() -> float:
+def worst_shift():
     """How far moments of the moved factors are from the priors', in standard errors."""
     (W, H), (new_w, new_h) = moved(np.random.default_rng(1))
     np.testing.assert_allclose(new_w[0] * new_h[1], W[0] * H[1], rtol=1e-12)
@@ -77,31 +75,31 @@ def worst_shift() -> float:
     return float(np.abs(found).max())
 
 
-def test_the_priors_are_invariant() -> None:
+def test_the_priors_are_invariant():
     assert worst_shift() < 5
 
 
 @pytest.mark.parametrize(
     "volume", tiered([-1.0, 1.0], lambda own: own == -1.0), ids=["of the priors alone", "twice"]
 )
-def test_another_volume_is_seen(volume: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_volume_is_seen(volume, monkeypatch):
     """c^(I - J) left out, or taken twice."""
 
-    def wrong(power: float, *given: Any) -> Array:
+    def wrong(power, *given):
         return draw_scales(power + volume * (3 - 2), *given)
 
     monkeypatch.setattr(tweedie_chain, "draw_scales", wrong)
     assert worst_shift() > 5
 
 
-def chain_of(data: Any, model: Any, sampler: Any, draws: int, tune: int) -> Any:
+def chain_of(data, model, sampler, draws, tune):
     options = RunOptions(draws, tune, 1, 1, 0, "moments", 0, "float64")
     made = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
     made.start()
     return made
 
 
-def test_the_metric_stays_when_scales_move() -> None:
+def test_the_metric_stays_when_scales_move():
     V = np.random.default_rng(5).poisson(1.0, (20, 15)).astype(float)
     with dfac.as_blocks(V, 2, dtype="float64") as data:
         model = dfac.TweedieNMF(2, dispersion=1.0)
@@ -114,7 +112,7 @@ def test_the_metric_stays_when_scales_move() -> None:
             np.testing.assert_array_equal(band.arrays["metric"], metric)
 
 
-def without_counts(rate: float) -> tuple[float, float, float]:
+def without_counts(rate):
     """Mean and variance of ΣW ΣH, and the mean of ΣW, of one component of 2 x 2 zeros.
 
     With x = ΣW and y = ΣH it is p(x, y) ∝ x y exp(-λ (x + y) - x y): y is a gamma number
@@ -129,7 +127,7 @@ def without_counts(rate: float) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("rate", tiered([1.0, 0.3], lambda own: own == 1.0))
-def test_steps_and_moves_of_the_scale_leave_small_posteriors_invariant(rate: float) -> None:
+def test_steps_and_moves_of_the_scale_leave_small_posteriors_invariant(rate):
     """Poisson zeros make a matrix of many components as many problems of one.
 
     2,000 of them, whose draws are correlated over about 40 cycles, have errors of .006 sd and 2 %
@@ -159,7 +157,7 @@ def test_steps_and_moves_of_the_scale_leave_small_posteriors_invariant(rate: flo
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
 BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
 LINKS = np.random.default_rng(9).normal(size=(40, 1))
-MIXED: dict[str, tuple[Any, Any]] = {
+MIXED = {
     "BlockHMC": (POISSON, dfac.BlockHMC()),
     "BlockHMC, rates of rows": (BY_ROW, dfac.BlockHMC()),
     "BlockHMC, negative binomial": (dfac.NegativeBinomialNMF(2), dfac.BlockHMC()),
@@ -175,7 +173,7 @@ MIXED: dict[str, tuple[Any, Any]] = {
 """Data from these say much of W H, and nothing of the sizes and levels that W and H share."""
 
 
-def times_to_forget(model: Any, sampler: Any) -> dict[str, float]:
+def times_to_forget(model, sampler):
     """Autocorrelation times of sizes and levels, in draws."""
     rng = np.random.default_rng(7)
     if model.nonnegative:
@@ -184,7 +182,7 @@ def times_to_forget(model: Any, sampler: Any) -> dict[str, float]:
     else:
         V = rng.normal(size=(40, 1)) * rng.normal(size=30) + rng.normal(2.0, 1.0, (40, 1))
         V += rng.normal(0.0, 0.2, V.shape)
-    run: dict[str, Any] = {"progressbar": False, "executor": "serial", "random_seed": 1}
+    run = {"progressbar": False, "executor": "serial", "random_seed": 1}
     trace = dfac.sample(V, model, sampler, draws=800, tune=300, blocks=1, **run)
     W, H = (trace["posterior"][name].values[0] for name in "WH")
     K = model.n_components
@@ -198,16 +196,14 @@ def times_to_forget(model: Any, sampler: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_sizes_and_levels_of_factors_are_forgotten(name: str) -> None:
+def test_sizes_and_levels_of_factors_are_forgotten(name):
     """Held by the priors alone, they took hundreds of draws of most of these samplers."""
     times = times_to_forget(*MIXED[name])
     assert max(times.values()) < 60, times
 
 
 @pytest.mark.parametrize("name", tiered(["BlockHMC", "SGHMC"], lambda own: own == "SGHMC"))
-def test_a_sampler_that_does_not_draw_the_scale_is_seen(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_does_not_draw_the_scale_is_seen(name, monkeypatch):
     model, sampler = MIXED[name]
     monkeypatch.setattr(type(sampler.suited(model)), "rescales_every", None)
     times = times_to_forget(model, sampler)

@@ -27,9 +27,7 @@ COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
 BATCHES = 25
 
 
-def chain(
-    V: Array, model: dfac.SILFNMF | dfac.TweedieNMF, draws: int, steps: int, seed: int = 0
-) -> Draws:
+def chain(V, model, draws, steps, seed=0):
     rng = np.random.default_rng(seed)
     K = model.n_components
     W = rng.dirichlet(np.ones(len(V)), (1, K)).swapaxes(1, 2)
@@ -46,14 +44,14 @@ class Estimate(NamedTuple):
     error: Array
 
 
-def batched(values: Array) -> Estimate:
+def batched(values):
     """Means (functions,) and their standard errors from means of consecutive draws."""
     used = values[: len(values) // BATCHES * BATCHES]
     means = used.reshape(BATCHES, -1, values.shape[1]).mean(axis=1)
     return Estimate(values.mean(axis=0), means.std(axis=0, ddof=1) / np.sqrt(BATCHES))
 
 
-def check(values: Array, exact: Array, exact_error: Array | float = 0.0) -> None:
+def check(values, exact, exact_error=0.0):
     """By five standard errors, each of which is small beside the spread of the draws."""
     found = batched(values)
     assert np.all(found.error < 0.1 * values.std(axis=0)), found.error / values.std(axis=0)
@@ -61,14 +59,14 @@ def check(values: Array, exact: Array, exact_error: Array | float = 0.0) -> None
     assert np.abs(z).max() < 5, z
 
 
-def distance(values: Array, law: stats.distributions.rv_frozen) -> float:
+def distance(values, law):
     """Kolmogorov and Smirnov's distance of draws that hang together, times √(effective size)."""
     error = batched(values[:, None]).error[0]
     effective = min(len(values), (values.std() / error) ** 2)
     return float(stats.kstest(values, law.cdf).statistic * np.sqrt(effective))
 
 
-def moments(W: Array, H: Array) -> Array:
+def moments(W, H):
     """Of all columns alike: entries of W and H, squares, logs, a product within a column."""
     return np.stack(
         [
@@ -85,7 +83,7 @@ def moments(W: Array, H: Array) -> Array:
     )
 
 
-def test_a_flat_likelihood_leaves_the_prior() -> None:
+def test_a_flat_likelihood_leaves_the_prior():
     """Columns Dirichlet(1), entries Exponential(rate): moments and whole distributions."""
     rows, K, rate = 4, 5, 0.5
     V = np.random.default_rng(1).gamma(1.0, size=(rows, 3))
@@ -110,7 +108,7 @@ def test_a_flat_likelihood_leaves_the_prior() -> None:
         assert distance(H[:, k, i // 2], stats.expon(scale=1 / rate)) < 2.2
 
 
-def test_a_dirichlet_posterior() -> None:
+def test_a_dirichlet_posterior():
     """One component under a Poisson likelihood: W a Dirichlet, H gamma variables."""
     model = dfac.SILFNMF(1, beta=1.0, threshold=1e-9, sharpness=1.0, rate=0.5)
     W, H = chain(COUNTS, model, 900, 8)
@@ -125,12 +123,12 @@ def test_a_dirichlet_posterior() -> None:
         assert distance(own, law) < 2.2
 
 
-def functions_of_one(w: Array, a: Array, b: Array) -> Array:
+def functions_of_one(w, a, b):
     """Of W = (w, 1 - w) and H = (a, b), along a last axis."""
     return np.stack([w, w**2, a, a**2, b, b**2, w * a, a * b, w * (1 - w) * b], axis=-1)
 
 
-def test_the_loss_by_quadrature() -> None:
+def test_the_loss_by_quadrature():
     """2 x 2 under ‖V - WH‖², where the loss bends and the boundaries of W and H are near."""
     V = np.array([[1.4, 0.2], [0.3, 0.6]])
     model = dfac.SILFNMF(1, threshold=0.8, smoothness=0.6, sharpness=3.0, rate=0.7)
@@ -150,7 +148,7 @@ def test_the_loss_by_quadrature() -> None:
     check(functions_of_one(W[:, 0, 0], H[:, 0, 0], H[:, 0, 1]), exact, 1e-4)
 
 
-def functions_of_two(W: Array, H: Array) -> Array:
+def functions_of_two(W, H):
     """That do not tell components apart."""
     mu = W @ H
     return np.concatenate(
@@ -165,7 +163,7 @@ def functions_of_two(W: Array, H: Array) -> Array:
 
 
 @pytest.mark.parametrize("beta", tiered([2.0, 1.0], lambda own: own == 2.0))
-def test_two_components_by_weighted_draws_of_the_prior(beta: float) -> None:
+def test_two_components_by_weighted_draws_of_the_prior(beta):
     V = np.array([[1.0, 0.3], [0.4, 2.0], [0.2, 0.6]])
     model = dfac.SILFNMF(2, beta=beta, threshold=0.7, smoothness=0.7, sharpness=2.5)
     rng, n = np.random.default_rng(0), 200_000
@@ -182,7 +180,7 @@ def test_two_components_by_weighted_draws_of_the_prior(beta: float) -> None:
     check(functions_of_two(*chain(V, model, 1200, 8, seed=1)), exact, error)
 
 
-def test_the_orthant() -> None:
+def test_the_orthant():
     """Poisson counts and exponential priors: E μ and Var μ by quadrature."""
     model = dfac.TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0)
     W, H = chain(COUNTS, model, 1200, 8)

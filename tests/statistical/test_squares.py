@@ -8,12 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from daskfactor.data.grid import Proportional, Reshuffled
-from daskfactor.executors.plan import Op
 from daskfactor.inference import sghmc
-from daskfactor.inference.program import Program
 from daskfactor.inference.sghmc import SQUARES_LENGTH, SquaresSGHMC
 from tests.statistical.allocations import Priors, posterior
-from tests.statistical.exact import Case, reference_posterior
+from tests.statistical.exact import reference_posterior
 from tests.statistical.replicas import run_copies
 from tests.statistical.test_gibbs import BY_NAME, Distance
 from tests.tiers import tiered
@@ -33,7 +31,7 @@ CASES = [
 ]
 
 
-def distance(case: Case, sampler: SquaresSGHMC, **settings: Any) -> Distance:
+def distance(case, sampler, **settings):
     """How far a run is from the posterior; ``passes`` has the tolerances of an exact sampler."""
     settings = {"copies": 2048, "tune": 100, "draws": 250, **settings}
     priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
@@ -51,14 +49,14 @@ def distance(case: Case, sampler: SquaresSGHMC, **settings: Any) -> Distance:
     tiered(CASES, lambda case: case.name in ("poisson-two-gaps", "gamma", "spikes")),
     ids=lambda case: case.name,
 )
-def test_exact_posteriors(case: Case) -> None:
+def test_exact_posteriors(case):
     """At the automatic step, as near as samplers without a step are held to."""
     found = distance(case, SquaresSGHMC(warm_start=5))
     assert found.passes, str(found)
 
 
 @pytest.mark.full
-def test_the_length_for_large_data_is_too_long_for_tiny_ones() -> None:
+def test_the_length_for_large_data_is_too_long_for_tiny_ones():
     """Of steep laws, above all: variances are several times too large."""
     sampler = SquaresSGHMC((SQUARES_LENGTH / 2) ** 2, warm_start=5)
     found = distance(BY_NAME["gamma-two-gaps"], sampler)
@@ -68,7 +66,7 @@ def test_the_length_for_large_data_is_too_long_for_tiny_ones() -> None:
 @pytest.mark.parametrize(
     "schedule", tiered([Reshuffled(), Proportional()], lambda own: own == Proportional())
 )
-def test_random_orders_of_the_parts(schedule: Any) -> None:
+def test_random_orders_of_the_parts(schedule):
     """Parts drawn with replacement at the step of others would double the variance."""
     sampler = SquaresSGHMC(schedule=schedule, warm_start=5)
     found = distance(BY_NAME["poisson-two-gaps"], sampler, copies=1024, tune=300, draws=1500)
@@ -76,18 +74,18 @@ def test_random_orders_of_the_parts(schedule: Any) -> None:
 
 
 @pytest.mark.full
-def test_laws_that_are_steep_far_out_at_a_smaller_step() -> None:
+def test_laws_that_are_steep_far_out_at_a_smaller_step():
     found = distance(BY_NAME["gamma-gaps"], SquaresSGHMC((0.3 / 2) ** 2, warm_start=5))
     assert found.passes, str(found)
 
 
-def test_dense_blocks_in_a_random_order() -> None:
+def test_dense_blocks_in_a_random_order():
     sampler = SquaresSGHMC((0.3 / 2) ** 2, schedule=Reshuffled(), warm_start=5)
     found = distance(BY_NAME["poisson-gaps"], sampler, copies=128, draws=1500, dense=True)
     assert found.passes, str(found)
 
 
-def not_across(*args: Any) -> None:
+def not_across(*args):
     """The momentum across is left out: entries are squares of numbers, not of vectors."""
     args[2][:] = 0
     kick_flight(*args)
@@ -97,16 +95,16 @@ kick_flight = sghmc.kick_flight
 
 
 class NoPrior(SquaresSGHMC):
-    def _move(self, program: Program, *rest: Any) -> None:
+    def _move(self, program, *rest):
         super()._move(replace(program, hyper=program.hyper._replace(rate_w=0.0)), *rest)
 
 
 class NoScale(SquaresSGHMC):
-    def block_step(self, program: Program, op: Op, *rest: Any) -> None:
+    def block_step(self, program, op, *rest):
         super().block_step(program, op._replace(scale=1.0), *rest)
 
 
-def without_turning(theta: Array, along: Array, across: Array, *rest: Any) -> None:
+def without_turning(theta, along, across, *rest):
     """The momentum of a vector keeps its parts along it and across it as it flies by."""
     kept = along.copy(), across.copy()
     grad, metric, rate, size, share = rest
@@ -116,7 +114,7 @@ def without_turning(theta: Array, along: Array, across: Array, *rest: Any) -> No
 
 
 @pytest.mark.parametrize("bug", [NoPrior, NoScale, not_across, without_turning])
-def test_every_planted_bug_is_seen(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_planted_bug_is_seen(bug, monkeypatch):
     """Each fails where the right sampler passes, in the first test."""
     kind = bug if isinstance(bug, type) else SquaresSGHMC
     if kind is SquaresSGHMC:

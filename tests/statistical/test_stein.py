@@ -6,7 +6,6 @@ missing term or a wrong trace all show.
 """
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ FLAT = dfac.SILFNMF(1, threshold=1e9, rate=0.5)
 """The prior."""
 
 
-def posterior_draws(count: int, rng: np.random.Generator) -> Draws:
+def posterior_draws(count, rng):
     """Independent draws from `POISSON`'s posterior.
 
     With t = ΣH: H/t ~ Dirichlet(1 + column sums), W | t ~ Gamma(1 + row sums, 1 + t), and
@@ -51,14 +50,14 @@ def posterior_draws(count: int, rng: np.random.Generator) -> Draws:
     return W[:, :, None], H[:, None, :]
 
 
-def simplex_draws(count: int, rng: np.random.Generator) -> Draws:
+def simplex_draws(count, rng):
     """Independent draws from `SIMPLEX`'s posterior: a Dirichlet and gamma variables."""
     W = rng.dirichlet(1 + COUNTS.sum(axis=1), count)
     H = rng.standard_gamma(1 + COUNTS.sum(axis=0), (count, 2)) / (1 + SIMPLEX.rate)
     return W[:, :, None], H[:, None, :]
 
 
-def prior_draws(count: int, rng: np.random.Generator) -> Draws:
+def prior_draws(count, rng):
     W = rng.dirichlet(np.ones(2), count)
     return W[:, :, None], rng.exponential(1 / FLAT.rate, (count, 1, 2))
 
@@ -66,18 +65,13 @@ def prior_draws(count: int, rng: np.random.Generator) -> Draws:
 Model = dfac.SILFNMF | dfac.TweedieNMF
 
 
-def kernel_matrix(draws: Draws, model: Model, kernel: dfac.IMQ, tangent: bool = False) -> Array:
+def kernel_matrix(draws, model, kernel, tangent=False):
     with dfac.as_blocks(COUNTS, 1, dtype="float64") as data:
         posterior = Posterior(SerialExecutor(), data, model, kernel, tangent)
         return posterior.stein_matrix(Particles.of(*draws, data)).matrix
 
 
-def expected_kernel(
-    sampler: Callable[[int, np.random.Generator], Draws],
-    model: Model,
-    kernel: dfac.IMQ,
-    tangent: bool = False,
-) -> tuple[float, float]:
+def expected_kernel(sampler, model, kernel, tangent=False):
     """Mean of K_p over pairs of different draws, and its standard error over 24 batches."""
     rng = np.random.default_rng(1)
     means = []
@@ -87,31 +81,31 @@ def expected_kernel(
     return float(np.mean(means)), float(np.std(means, ddof=1) / np.sqrt(24))
 
 
-def test_expected_kernel_is_zero_under_the_posterior() -> None:
+def test_expected_kernel_is_zero_under_the_posterior():
     mean, error = expected_kernel(posterior_draws, POISSON, KERNEL)
     assert error < 0.01
     assert abs(mean) < 5 * error
 
 
-def test_along_the_simplex_it_is_zero_too() -> None:
+def test_along_the_simplex_it_is_zero_too():
     mean, error = expected_kernel(simplex_draws, SIMPLEX, SIMPLEX_KERNEL, tangent=True)
     assert error < 0.05
     assert abs(mean) < 5 * error
 
 
-def test_scores_in_all_of_space_do_not_know_of_the_simplex() -> None:
+def test_scores_in_all_of_space_do_not_know_of_the_simplex():
     """The paper's own, whose discrepancy of the posterior from itself is not zero."""
     mean, error = expected_kernel(simplex_draws, SIMPLEX, SIMPLEX_KERNEL)
     assert mean > 50 * error
 
 
 @pytest.mark.parametrize("tangent", [False, True])
-def test_it_is_not_zero_where_the_density_is_positive_at_the_boundary(tangent: bool) -> None:
+def test_it_is_not_zero_where_the_density_is_positive_at_the_boundary(tangent):
     mean, error = expected_kernel(prior_draws, FLAT, SIMPLEX_KERNEL, tangent)
     assert mean > 5 * error
 
 
-SHIFTS: dict[str, Callable[[Array, Array], Draws]] = {
+SHIFTS = {
     "larger W": lambda W, H: (1.1 * W, H),
     "smaller W": lambda W, H: (0.9 * W, H),
     "larger H": lambda W, H: (W, 1.1 * H),
@@ -120,7 +114,7 @@ SHIFTS: dict[str, Callable[[Array, Array], Draws]] = {
 
 
 @pytest.mark.parametrize("shift", tiered(SHIFTS, lambda name: name in ("larger H", "moved W")))
-def test_exact_draws_are_nearer_than_shifted_ones(shift: str) -> None:
+def test_exact_draws_are_nearer_than_shifted_ones(shift):
     """Over 20 sets of 100 draws, by five standard errors of the difference."""
     rng = np.random.default_rng(2)
     gains = []
@@ -137,7 +131,7 @@ THREE = dfac.TweedieNMF(3, dispersion=1.0)
 THREE_KERNEL = dfac.IMQ(4.0, 4.5)
 
 
-def more_counts() -> Array:
+def more_counts():
     rng = np.random.default_rng(0)
     return rng.poisson(rng.gamma(1, 2, (60, 3)) @ rng.gamma(1, 2, (3, 40))).astype(np.float64)
 
@@ -149,7 +143,7 @@ CHAINS = {
 """Data, model, kernel, blocks, the automatic step, and how far apart draws are."""
 
 
-def discrepancy_at(name: str, factor: float, seed: int) -> float:
+def discrepancy_at(name, factor, seed):
     V, model, kernel, blocks, step, thin = CHAINS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # the large step is told of
@@ -173,7 +167,7 @@ def discrepancy_at(name: str, factor: float, seed: int) -> float:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", CHAINS)
-def test_draws_with_a_step_ten_times_too_large_are_ranked_worse(name: str) -> None:
+def test_draws_with_a_step_ten_times_too_large_are_ranked_worse(name):
     """Chains of 150 draws, 8 seeds: by five standard errors, and in every pair."""
     pairs = np.array([[discrepancy_at(name, by, seed) for by in (1, 10)] for seed in range(8)])
     gains = np.log(pairs[:, 1] / pairs[:, 0])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Grid
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors.state import make_state
 from daskfactor.inference import symmetries
@@ -27,7 +26,7 @@ TABLES = (
 """Prior means and precisions of W, biases of rows and ones, and of H, ones and biases."""
 
 
-def prior_draw(rng: np.random.Generator) -> tuple[Array, Array, Array]:
+def prior_draw(rng):
     """W, with a link to X in its first K columns, H as rows, and the link."""
     W, H = (
         rng.normal(table[0], 1 / np.sqrt(table[1]), (n, K + 2))
@@ -40,7 +39,7 @@ def prior_draw(rng: np.random.Generator) -> tuple[Array, Array, Array]:
     return W, H, link
 
 
-def functions(W: Array, H: Array, link: Array, mean: float) -> Array:
+def functions(W, H, link, mean):
     """Sizes and levels of what the prior is known of."""
     rest = W - X @ link
     biases = W[:, K].mean(), (H[:, K + 1] - mean).mean()
@@ -49,7 +48,7 @@ def functions(W: Array, H: Array, link: Array, mean: float) -> Array:
     return np.concatenate([levels, np.square(levels), *np.log(squares)])
 
 
-def moved(grid: Grid, rng: np.random.Generator) -> tuple[Array, Array]:
+def moved(grid, rng):
     """Functions of a draw of the prior, and of where the draws along symmetries take it."""
     W, H, link = prior_draw(rng)
     state = make_state(grid, W.copy(), H.copy())
@@ -68,7 +67,7 @@ def moved(grid: Grid, rng: np.random.Generator) -> tuple[Array, Array]:
     return functions(W, H, link, MEAN), after
 
 
-def worst_shift() -> float:
+def worst_shift():
     """The largest z of any mean, of draws that were moved against draws that were not."""
     rng = np.random.default_rng(3)
     with as_blocks(np.ones((ROWS_OF_W, ROWS_OF_H)), 1, dtype="float64") as data:
@@ -79,20 +78,20 @@ def worst_shift() -> float:
     return float(np.abs(change.mean(axis=0) / change.std(axis=0)).max() * np.sqrt(COPIES))
 
 
-def test_the_prior_stays_as_it_is() -> None:
+def test_the_prior_stays_as_it_is():
     assert worst_shift() < 4.5
 
 
-def without_volume(power: float, *rest: Any) -> Array:
+def without_volume(power, *rest):
     return draw_scales(0.0 * power, *rest)
 
 
-def without_link(power: float, *rest: Any) -> Array:
+def without_link(power, *rest):
     """Entries of the link are not counted."""
     return draw_scales(power - 1.0, *rest)
 
 
-def without_biases(own: Any, other: Any, *rest: Any) -> Array:
+def without_biases(own, other, *rest):
     """What the other factor's biases say is left out."""
     return draw_level(own, other._replace(cross=0 * other.cross), *rest)
 
@@ -105,6 +104,6 @@ def without_biases(own: Any, other: Any, *rest: Any) -> Array:
         ("draw_level", without_biases),
     ],
 )
-def test_planted_bugs_are_seen(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bugs_are_seen(name, bug, monkeypatch):
     monkeypatch.setattr(symmetries, name, bug)
     assert worst_shift() > 4.5

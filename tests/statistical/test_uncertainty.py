@@ -1,6 +1,5 @@
 """Uncertainties of cells against exact posteriors, and planted bugs that must not pass."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.data import loading
-from daskfactor.inference.base import Sampler
 from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.hmc import HMC
@@ -32,7 +30,7 @@ CASE = BY_NAME["gaussian-gaps"]._replace(
 """Against one dispersion for all cells the posterior means move by 0.3 to 0.9 of their sd."""
 
 
-def exact_posterior(V: Array, sigma: Array) -> dict[str, Any]:
+def exact_posterior(V, sigma):
     """Moments of w_i h_j under exponential priors of rate 1, by products of Gauss's nodes."""
     x, weight = np.polynomial.legendre.leggauss(90)
     w, dw = 3.0 * (1 + x) ** 2, 6.0 * (1 + x) * weight  # from 0 to 12, closer near 0
@@ -60,12 +58,12 @@ def exact_posterior(V: Array, sigma: Array) -> dict[str, Any]:
 EXACT = exact_posterior(CASE.V, SIGMA)
 
 
-def found(sampler: Sampler, sigma: Array = SIGMA, **settings: Any) -> Any:
+def found(sampler, sigma=SIGMA, **settings):
     return run_copies(CASE, sampler, uncertainty=sigma, **settings)[0]
 
 
 @pytest.mark.parametrize("dense", tiered([False, True], lambda dense: not dense))
-def test_rows_of_hamiltonian_paths(dense: bool) -> None:
+def test_rows_of_hamiltonian_paths(dense):
     copies = {"copies": 64, "draws": 600} if dense else {"copies": 512, "draws": 250}
     result = Exact(found(BlockHMC(warm_start=5), tune=100, dense=dense, **copies), EXACT)
     assert result.error < 0.02
@@ -75,7 +73,7 @@ def test_rows_of_hamiltonian_paths(dense: bool) -> None:
 class Near(Distance):
     """The tolerances of samplers with a step, of the observed cells: others have long tails."""
 
-    def __init__(self, got: Any, exact: dict[str, Any]) -> None:
+    def __init__(self, got, exact):
         Exact.__init__(self, got, exact)  # type: ignore[arg-type]
         self.ratios = self.ratios[~np.isnan(CASE.V)]
 
@@ -91,13 +89,13 @@ class Near(Distance):
     ),
     ids=["psgld", "hmc"],
 )
-def test_other_samplers(sampler: Sampler, settings: dict[str, Any]) -> None:
+def test_other_samplers(sampler, settings):
     result = Near(found(sampler, **settings), EXACT)
     assert result.error < 0.05
     assert result.passes, str(result)
 
 
-def unweighed_fit(*args: Any) -> None:
+def unweighed_fit(*args):
     """The weight forgotten in the deviance."""
     view, *rest, (gradient, fits), work = args
     right_slope(view, *rest, (gradient, None), work)
@@ -108,7 +106,7 @@ def unweighed_fit(*args: Any) -> None:
 right_slope = blockwise.slope
 
 
-def root_weights(given: Any, rule: str, dtype: Any) -> Array:
+def root_weights(given, rule, dtype):
     """1 / sigma in place of 1 / sigma**2."""
     return np.sqrt(right_weights(given, rule, dtype))
 
@@ -117,7 +115,7 @@ right_weights = loading.weights_of
 
 
 @pytest.mark.parametrize("bug", ["fit", "root", "none"])
-def test_every_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_planted_bug_is_seen(bug, monkeypatch):
     sigma = SIGMA
     if bug == "fit":
         monkeypatch.setattr(blockwise, "slope", unweighed_fit)
@@ -125,22 +123,22 @@ def test_every_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(loading, "weights_of", root_weights)
     else:
         sigma = np.ones_like(SIGMA)
-    settings: dict[str, Any] = {"copies": 512, "tune": 100, "draws": 250}
+    settings = {"copies": 512, "tune": 100, "draws": 250}
     result = Exact(found(BlockHMC(warm_start=5), sigma, **settings), EXACT)
     assert not result.passes, str(result)
 
 
-def test_a_metric_that_forgets_the_weights_is_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
-    right: Callable[..., Any] = blockwise.gradient
+def test_a_metric_that_forgets_the_weights_is_a_metric(monkeypatch):
+    right = blockwise.gradient
 
-    def forgetful(view: Any, *rest: Any) -> Any:
+    def forgetful(view, *rest):
         *others, curvatures = rest if len(rest) == 7 else (*rest, None)
         if curvatures is not None:
             right(view._replace(weights=None), *others, curvatures)
         return right(view, *others)
 
     monkeypatch.setattr(blockwise, "gradient", forgetful)
-    settings: dict[str, Any] = {"copies": 1024, "tune": 500, "draws": 500}
+    settings = {"copies": 1024, "tune": 500, "draws": 500}
     result = Near(found(PSGLD(step=0.01, warm_start=5), **settings), EXACT)
     assert result.passes, str(result)
 
@@ -149,7 +147,7 @@ def test_a_metric_that_forgets_the_weights_is_a_metric(monkeypatch: pytest.Monke
     ("sampler", "draws"),
     tiered([(Gibbs(), 400), (SGHMC(step=0.004), 4000)], lambda own: own[1] == 400),
 )
-def test_real_valued_factors(sampler: Sampler, draws: int) -> None:
+def test_real_valued_factors(sampler, draws):
     V, sigma = np.array([[1.4, -0.3], [np.nan, 2.2], [0.2, 0.9]]), SIGMA.T
     copies = 48
     data = block_copies(V, copies, sigma)
@@ -157,7 +155,7 @@ def test_real_valued_factors(sampler: Sampler, draws: int) -> None:
     rows, cols = (at.ravel() for at in np.indices(V.shape))
     each = np.repeat(np.arange(copies), V.size)
     cells = np.tile(rows, copies) + 3 * each, np.tile(cols, copies) + 2 * each
-    options: dict[str, Any] = {"progressbar": False, "random_seed": 1, "keep": "moments"}
+    options = {"progressbar": False, "random_seed": 1, "keep": "moments"}
     trace = dfac.sample(data, model, sampler, draws, 200, monitor=cells, **options)
     assert trace.attrs["dispersion"] == 1
     group = trace["monitor"].to_dataset().isel(chain=0)
@@ -172,12 +170,12 @@ def test_real_valued_factors(sampler: Sampler, draws: int) -> None:
 
 @pytest.mark.parametrize("dispersion", ["auto", 2.5])
 @pytest.mark.parametrize("kind", ["uncertainty", "weights"])
-def test_densities_are_normalised(kind: str, dispersion: Any) -> None:
+def test_densities_are_normalised(kind, dispersion):
     rng = np.random.default_rng(4)
     V, sigma = rng.normal(3, 1, (9, 8)), rng.uniform(0.3, 2, (9, 8))
     V[2, 3] = np.nan
     data = dfac.as_blocks(V, 2, dtype="float64", **{kind: sigma})
-    options: dict[str, Any] = {"draws": 4, "tune": 4, "progressbar": False, "random_seed": 0}
+    options = {"draws": 4, "tune": 4, "progressbar": False, "random_seed": 0}
     for model in (
         dfac.TweedieNMF(2, beta=2, dispersion=dispersion, rate_w=1.0, rate_h=2.0),
         dfac.GaussianMF(2, noise=dispersion, precision_w=1.0, precision_h=2.0, biases=False),

@@ -5,8 +5,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.stein.kernel import IMQ
-
 Array = NDArray[np.float64]
 
 
@@ -19,7 +17,7 @@ class Point(NamedTuple):
     score_h: Array
 
 
-def part(x: Array, y: Array, c: float, b: float) -> tuple[float, Array, float]:
+def part(x, y, c, b):
     """Kernel of one block, its gradient in x, and the trace of mixed second derivatives."""
     gamma = (c**2) ** b
     s = c**2 + float(((x - y) ** 2).sum())
@@ -30,7 +28,7 @@ def part(x: Array, y: Array, c: float, b: float) -> tuple[float, Array, float]:
     return value, gradient, trace / (2 * gamma)
 
 
-def stein_kernel(one: Point, two: Point, kernel: IMQ, lost: int = 0) -> float:
+def stein_kernel(one, two, kernel, lost=0):
     """Equation 3; ``lost`` dimensions of W are not counted in the trace."""
     scale_w, scale_h = float(kernel.scale_w), float(kernel.scale_h)
     k_w, grad_w, trace_w = part(one.w, two.w, scale_w, kernel.power_w)
@@ -45,10 +43,10 @@ def stein_kernel(one: Point, two: Point, kernel: IMQ, lost: int = 0) -> float:
     return scores * (k_w + k_h) + into + out + trace_w + trace_h - less
 
 
-def stein_matrix(points: list[Point], kernel: IMQ, lost: int = 0) -> Array:
+def stein_matrix(points, kernel, lost=0):
     return np.array([[stein_kernel(a, b, kernel, lost) for b in points] for a in points])
 
 
-def points_of(W: Array, H: Array, score_w: Array, score_h: Array) -> list[Point]:
+def points_of(W, H, score_w, score_h):
     stacked = zip(W, H, score_w, score_h, strict=True)
     return [Point(*(np.asarray(one, float).ravel() for one in each)) for each in stacked]

@@ -1,28 +1,24 @@
 """The tiny problems as methods that make particles are given them."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.executors import SerialExecutor
-from daskfactor.stein.ensemble import Particle
 from daskfactor.stein.kernel import IMQ
-from daskfactor.stein.particles import Pair, Posterior
-from tests.stein.problems import Problem
+from daskfactor.stein.particles import Posterior
 
 KERNEL = IMQ(0.7, 2.5, -0.5, -0.3)
 
 
-def posed(case: Problem, data: BlockedData, **settings: Any) -> Posterior:
+def posed(case, data, **settings):
     """The posterior of a problem."""
     usual = {"executor": SerialExecutor(), "kernel": KERNEL}
     return Posterior(data=data, model=case.model, **(usual | settings))
 
 
-def starts(case: Problem, data: BlockedData, count: int) -> Pair:
+def starts(case, data, count):
     """Some particles of a problem, in the order of the grid."""
     W, H = case.particles(count)
     if data.row_order is not None and data.col_order is not None:
@@ -39,7 +35,7 @@ class Made(NamedTuple):
     n_iter: NDArray[np.int64]
 
 
-def stacked(particles: Iterable[Particle]) -> Made:
+def stacked(particles):
     """All particles together; they are numbered from 0 on."""
     numbers, *rest = zip(*particles, strict=True)
     assert list(numbers) == list(range(len(numbers)))

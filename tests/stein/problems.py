@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import as_blocks
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
@@ -26,10 +25,10 @@ class Problem:
     dense: Array
     options: dict[str, Any] = field(default_factory=dict)
 
-    def open(self, blocks: int = 2, dtype: str = "float64") -> BlockedData:
+    def open(self, blocks=2, dtype="float64"):
         return as_blocks(self.V, blocks, dtype=dtype, **self.options)
 
-    def particles(self, count: int, seed: int = 0) -> tuple[Array, Array]:
+    def particles(self, count, seed=0):
         """Around one pair of factors; on the simplex for a `SILFNMF`."""
         rng = np.random.default_rng([seed, 7])
         (rows, cols), K = self.dense.shape, self.model.n_components
@@ -43,7 +42,7 @@ class Problem:
                 W[:, :, list(one.frozen)] = one.values.T
         return W, H
 
-    def log_density(self, W: Array, H: Array) -> float:
+    def log_density(self, W, H):
         """Written out: nothing of the package but d_β of a single entry."""
         seen = ~np.isnan(self.dense)
         mu, model = W @ H, self.model
@@ -60,12 +59,12 @@ class Problem:
         return total
 
 
-def tweedie(beta: float, **settings: Any) -> TweedieNMF:
-    numbers: dict[str, Any] = {"dispersion": 0.7, "rate_w": 0.8, "rate_h": 1.3}
+def tweedie(beta, **settings):
+    numbers = {"dispersion": 0.7, "rate_w": 0.8, "rate_h": 1.3}
     return TweedieNMF(2, beta=beta, **(numbers | settings))
 
 
-def _dense(kind: str = "positive") -> Array:
+def _dense(kind="positive"):
     rng = np.random.default_rng(3)
     V = rng.gamma(2.0, 2.0, size=(7, 6))
     if kind == "gaps":
@@ -75,7 +74,7 @@ def _dense(kind: str = "positive") -> Array:
     return V
 
 
-def _sparse(unstored: str) -> tuple[Any, Array]:
+def _sparse(unstored):
     V = _dense("counts") * (np.random.default_rng(5).random((7, 6)) < 0.7)
     V[np.arange(6), np.arange(6)] = 3.0
     V[6, 0] = 2.0
@@ -83,7 +82,7 @@ def _sparse(unstored: str) -> tuple[Any, Array]:
     return stored, V if unstored == "zero" else np.where(V == 0, np.nan, V)
 
 
-def problems() -> list[Problem]:
+def problems():
     full, gaps, counts = _dense(), _dense("gaps"), _dense("counts")
     zeros, as_zeros = _sparse("zero")
     missing, as_missing = _sparse("missing")

@@ -1,7 +1,5 @@
 """The gradient of the discrepancy against finite differences, and descent on it."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,20 +9,19 @@ from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.stein import descent
 from daskfactor.stein.descent import SteinDescent
-from daskfactor.stein.particles import Posterior
 from tests.stein.posed import posed, stacked, starts
 from tests.stein.problems import BY_NAME, Problem
 
 Array = NDArray[np.float64]
 
 
-def square(posterior: Posterior, W: Array, H: Array) -> float:
+def square(posterior, W, H):
     """S², by way of the Stein matrix."""
     cloud = descent.Cloud.at(posterior, (W, H))
     return descent.equal_discrepancy(cloud, posterior.kernel) ** 2
 
 
-def closed(posterior: Posterior, W: Array, H: Array) -> tuple[Array, Array]:
+def closed(posterior, W, H):
     return descent.gradient(descent.Cloud.at(posterior, (W, H)), posterior.kernel)
 
 
@@ -40,7 +37,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "tangent"), CASES)
-def test_gradient_is_that_of_the_discrepancy(name: str, tangent: bool) -> None:
+def test_gradient_is_that_of_the_discrepancy(name, tangent):
     """Along random directions of all particles, and of a single entry."""
     case, rng = BY_NAME[name], np.random.default_rng(0)
     with case.open() as data:
@@ -61,7 +58,7 @@ def test_gradient_is_that_of_the_discrepancy(name: str, tangent: bool) -> None:
             assert (by_w * a).sum() + (by_h * b).sum() == pytest.approx(numeric, rel=1e-4)
 
 
-def test_second_derivatives_of_squares_are_exact_at_any_distance() -> None:
+def test_second_derivatives_of_squares_are_exact_at_any_distance():
     case, rng = BY_NAME["gaussian"], np.random.default_rng(1)
     V, seen = np.nan_to_num(case.dense), ~np.isnan(case.dense)
     with case.open() as data:
@@ -78,7 +75,7 @@ def test_second_derivatives_of_squares_are_exact_at_any_distance() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("step", ["auto", 0.3])
 @pytest.mark.parametrize("name", ["silf, in the transition", "frozen"])
-def test_it_never_ends_worse_than_it_starts(name: str, step: Any, dtype: str) -> None:
+def test_it_never_ends_worse_than_it_starts(name, step, dtype):
     """A run of fewer steps is the beginning of one of more, but for fixed steps, which fall."""
     case, told = BY_NAME[name], []
     with case.open(dtype=dtype) as data:
@@ -103,11 +100,11 @@ def test_it_never_ends_worse_than_it_starts(name: str, step: Any, dtype: str) ->
         np.testing.assert_array_equal(W[:, :, frozen], begun[0][:, :, frozen].astype(dtype))
 
 
-def test_the_best_is_kept_where_fixed_steps_lead_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_is_kept_where_fixed_steps_lead_up(monkeypatch):
     case, levels = BY_NAME["frozen"], []
     measure = descent.equal_discrepancy
 
-    def heard(*given: Any) -> float:
+    def heard(*given):
         levels.append(measure(*given))
         return levels[-1]
 
@@ -120,7 +117,7 @@ def test_the_best_is_kept_where_fixed_steps_lead_up(monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(W, begun[0])
 
 
-def test_it_stops_where_nothing_leads_down() -> None:
+def test_it_stops_where_nothing_leads_down():
     """One particle where the likelihood is flat: its discrepancy is the same everywhere."""
     case, told = Problem("flat", SILFNMF(2, threshold=1e9), *2 * (BY_NAME["gamma"].V,)), []
     with case.open() as data:
@@ -131,7 +128,7 @@ def test_it_stops_where_nothing_leads_down() -> None:
     np.testing.assert_allclose(H, begun[1])
 
 
-def test_executors_give_the_same_bits() -> None:
+def test_executors_give_the_same_bits():
     case = BY_NAME["silf, above"]
     with case.open(3, "float32") as data:
         lanes = LanesExecutor(3)
@@ -152,6 +149,6 @@ def test_executors_give_the_same_bits() -> None:
         ({"step": "fast"}, "step must be"),
     ],
 )
-def test_bad_options(settings: dict[str, Any], message: str) -> None:
+def test_bad_options(settings, message):
     with pytest.raises(OptionError, match=message):
         SteinDescent(**settings)

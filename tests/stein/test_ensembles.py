@@ -1,7 +1,5 @@
 """Ensembles: what brings particles down, on which data, and that a particle is its number."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import sparse
@@ -21,7 +19,7 @@ from tests.models.laws import divergence
 SERIAL = SerialExecutor()
 
 
-def divergence_of(beta: float = 2.0, **settings: Any) -> TweedieNMF:
+def divergence_of(beta=2.0, **settings):
     """A model whose priors hardly count."""
     numbers = {"dispersion": 1.0, "rate_w": NO_RATE, "rate_h": NO_RATE}
     return TweedieNMF(3, beta=beta, **(numbers | settings))
@@ -30,17 +28,17 @@ def divergence_of(beta: float = 2.0, **settings: Any) -> TweedieNMF:
 SQUARES = divergence_of()
 
 
-def positive(shape: tuple[int, int] = (30, 22), seed: int = 0) -> Any:
+def positive(shape=(30, 22), seed=0):
     rng = np.random.default_rng(seed)
     X = rng.random((shape[0], 3)) @ rng.random((3, shape[1]))
     return X * rng.gamma(20.0, 0.05, size=shape)
 
 
-def start_of(X: Any, K: int = 3, seed: int = 0) -> Any:
+def start_of(X, K=3, seed=0):
     return random_start(X.shape, K, float(np.nanmean(X)), np.random.default_rng(seed))
 
 
-def total(X: Any, W: Any, H: Any, objective: TweedieNMF) -> float:
+def total(X, W, H, objective):
     """The objective, written out; coordinate descent halves both of its terms alike."""
     seen = ~np.isnan(X)
     mu = W.astype(float) @ H.astype(float)
@@ -52,7 +50,7 @@ def total(X: Any, W: Any, H: Any, objective: TweedieNMF) -> float:
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.4, 0.1)])
-def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind: str, rates: Any) -> None:
+def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind, rates):
     X = np.floor(5 * positive())
     shown = {name: rate for name, rate in zip(("rate_w", "rate_h"), rates, strict=True) if rate}
     objective = divergence_of(dispersion=0.7, **shown)
@@ -77,7 +75,7 @@ def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind: str, rates:
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("gaps", [False, True])
-def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps: bool) -> None:
+def test_updates_bring_the_objective_of_observed_entries_down(beta, gaps):
     X = positive() + 0.1
     if gaps:
         X = np.where(np.random.default_rng(1).random(X.shape) < 0.3, np.nan, X)
@@ -97,7 +95,7 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta: float, gaps:
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("options", [{"balance": True}, {"memory_limit": 1000}], ids=str)
-def test_whole_matrices_are_in_the_grids_order(kind: str, options: Any) -> None:
+def test_whole_matrices_are_in_the_grids_order(kind, options):
     X = np.floor(5 * positive())
     given = X if kind == "dense" else sparse.csr_array(X)
     unstored = None if kind == "dense" else "zero"
@@ -111,14 +109,14 @@ def test_whole_matrices_are_in_the_grids_order(kind: str, options: Any) -> None:
         assert whole.has_sorted_indices
 
 
-def particles(data: Any, method: Ensemble, executor: Any, numbers: Any, **changes: Any) -> Any:
+def particles(data, method, executor, numbers, **changes):
     posterior = Posterior(executor, data, divergence_of(**changes), IMQ())
     return list(method.particles(posterior, numbers, 5))
 
 
 @pytest.mark.parametrize("optimizer", ["coordinate_descent", "multiplicative"])
 @pytest.mark.parametrize("start", ["q_transform", "random", "nndsvdar"])
-def test_a_particle_is_its_number_on_every_executor(start: Any, optimizer: Any) -> None:
+def test_a_particle_is_its_number_on_every_executor(start, optimizer):
     method = Ensemble(start=start, optimizer=optimizer, max_iter=8)
     with as_blocks(positive(), 3) as data:
         whole = particles(data, method, SERIAL, range(7))
@@ -131,9 +129,7 @@ def test_a_particle_is_its_number_on_every_executor(start: Any, optimizer: Any) 
                 assert one.seconds > 0
 
 
-def test_starts_that_take_turns_are_the_same_as_side_by_side(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_starts_that_take_turns_are_the_same_as_side_by_side(monkeypatch):
     method = Ensemble(start="random", max_iter=8)
     with as_blocks(positive(), 3) as data:
         tasks = particles(data, method, LanesExecutor(2), range(3), beta=1.0)
@@ -145,7 +141,7 @@ def test_starts_that_take_turns_are_the_same_as_side_by_side(
 
 
 @pytest.mark.parametrize("start", ["q_transform", "nndsvdar"])
-def test_missing_entries_do_not_matter(start: Any) -> None:
+def test_missing_entries_do_not_matter(start):
     X = positive() + 0.1
     gaps = np.random.default_rng(4).random(X.shape) < 0.3
     method = Ensemble(start=start, max_iter=100)
@@ -160,14 +156,14 @@ def test_missing_entries_do_not_matter(start: Any) -> None:
         assert fill_missing(SERIAL, data, SQUARES, 5) is None
 
 
-def chosen(optimizer: Any, data: Any, law: TweedieNMF) -> str:
+def chosen(optimizer, data, law):
     return Ensemble(optimizer=optimizer).for_data(data, law).optimizer
 
 
-def test_the_optimizer_that_data_and_model_allow() -> None:
+def test_the_optimizer_that_data_and_model_allow():
     X = positive()
-    auto: Any = "auto"
-    wanted: Any = "coordinate_descent"
+    auto = "auto"
+    wanted = "coordinate_descent"
     with as_blocks(X, 2) as data:
         assert chosen(auto, data, SQUARES) == "coordinate_descent"
         assert chosen(auto, data, divergence_of(1.0)) == "multiplicative"
@@ -203,11 +199,11 @@ def test_the_optimizer_that_data_and_model_allow() -> None:
         ({"transfer_rank": 0}, "transfer_rank"),
     ],
 )
-def test_options_that_are_refused(options: Any, message: str) -> None:
+def test_options_that_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
         Ensemble(**options)
 
 
-def test_one_start_cannot_make_many_particles() -> None:
+def test_one_start_cannot_make_many_particles():
     with pytest.raises(OptionError, match="one and the same"):
         Ensemble(start="nndsvd").check_count(2)

@@ -1,17 +1,13 @@
 """Hamiltonian dynamics on simplex and orthant: gradients, reversibility, order, and chains."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.stein import simplex_hmc
-from daskfactor.stein.particles import Posterior
 from daskfactor.stein.simplex_hmc import SimplexHMC
 from tests.stein.posed import posed, stacked, starts
 from tests.stein.problems import BY_NAME
@@ -22,7 +18,7 @@ Array = NDArray[np.float64]
 SMALL = Case("small", SILFNMF(1, threshold=1.0), *2 * (np.array([[1.0, 0.3], [2.0, 0.1]]),))
 
 
-def begun(case: Case, data: BlockedData) -> tuple[Posterior, simplex_hmc.Spot, tuple[Array, Array]]:
+def begun(case, data):
     """A posterior, a place, and momenta that would take some entries past zero."""
     rng = np.random.default_rng(3)
     own = posed(case, data)
@@ -33,7 +29,7 @@ def begun(case: Case, data: BlockedData) -> tuple[Posterior, simplex_hmc.Spot, t
 
 
 @pytest.mark.parametrize("name", ["silf, in the transition", "silf, counts", "gamma priors"])
-def test_gradients_in_the_coordinates(name: str) -> None:
+def test_gradients_in_the_coordinates(name):
     with BY_NAME[name].open() as data:
         own, spot, direction = begun(BY_NAME[name], data)
         ends = [
@@ -47,7 +43,7 @@ def test_gradients_in_the_coordinates(name: str) -> None:
         assert slope == pytest.approx(apart, rel=1e-5)
 
 
-def test_coordinates_are_those_of_the_factors() -> None:
+def test_coordinates_are_those_of_the_factors():
     case = BY_NAME["silf, above"]
     with case.open() as data:
         W, H = (one[0] for one in starts(case, data, 1))
@@ -63,7 +59,7 @@ def test_coordinates_are_those_of_the_factors() -> None:
 
 
 @pytest.mark.parametrize("name", ["silf, above", "gaussian"])
-def test_the_way_back_leads_to_the_start(name: str) -> None:
+def test_the_way_back_leads_to_the_start(name):
     with BY_NAME[name].open() as data:
         own, spot, momentum = begun(BY_NAME[name], data)
         spread = simplex_hmc.widths(own, spot.place)
@@ -77,19 +73,19 @@ def test_the_way_back_leads_to_the_start(name: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
-def test_reflection() -> None:
+def test_reflection():
     place, momentum = simplex_hmc.reflected(np.array([0.5, -0.2, 0.0]), np.array([1.0, -3.0, -2.0]))
     np.testing.assert_array_equal(place, [0.5, 0.2, 0.0])
     np.testing.assert_array_equal(momentum, [1.0, 3.0, -2.0])
 
 
-def test_volumes_stay_as_they_are() -> None:
+def test_volumes_stay_as_they_are():
     """The determinant of the map of positions and momenta is ±1, with reflections too."""
     with SMALL.open(1) as data:
         own, spot, momentum = begun(SMALL, data)
         spread, reflections = simplex_hmc.widths(own, spot.place), 0
 
-        def end(x: Array) -> Array:
+        def end(x):
             place = x[:2].reshape(2, 1), x[2:4].reshape(1, 2)
             u = x[4:6].reshape(2, 1), x[6:].reshape(1, 2)
             begun_at = simplex_hmc.look(own, place)
@@ -106,7 +102,7 @@ def test_volumes_stay_as_they_are() -> None:
         assert reflections
 
 
-def test_energy_is_kept_to_second_order() -> None:
+def test_energy_is_kept_to_second_order():
     case = BY_NAME["silf, above"]
     with case.open() as data:
         own, spot, momentum = begun(case, data)
@@ -119,7 +115,7 @@ def test_energy_is_kept_to_second_order() -> None:
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.05)
 
 
-def test_the_slope_where_the_mass_is() -> None:
+def test_the_slope_where_the_mass_is():
     for name, expected in (("gaussian", 1 / 0.7), ("silf, above", 4.0)):
         with BY_NAME[name].open() as data:
             slope = simplex_hmc.typical_slope(posed(BY_NAME[name], data), 3.0, 26)
@@ -131,7 +127,7 @@ def test_the_slope_where_the_mass_is() -> None:
     assert -posterior.model.of_divergence(np.array([d])).slope[0] == pytest.approx(slope, rel=1e-6)
 
 
-def test_what_is_made() -> None:
+def test_what_is_made():
     """Every third of 12 draws, in the type of the data; the same again from the same seed."""
     case, told = BY_NAME["silf, in the transition"], []
     options = SimplexHMC(draws=12, tune=5, steps=3)
@@ -151,7 +147,7 @@ def test_what_is_made() -> None:
     assert made.seconds.min() > 0
 
 
-def test_components_that_are_constants_stay() -> None:
+def test_components_that_are_constants_stay():
     case = BY_NAME["frozen"]
     with case.open() as data:
         start = starts(case, data, 1)
@@ -161,7 +157,7 @@ def test_components_that_are_constants_stay() -> None:
     assert made.W[:, :, ~frozen].std(axis=0).min() > 0
 
 
-def test_tuning_finds_the_acceptance_that_is_wanted() -> None:
+def test_tuning_finds_the_acceptance_that_is_wanted():
     case = BY_NAME["gaussian, missing, permuted"]
     with case.open() as data:
         start = starts(case, data, 1)
@@ -170,7 +166,7 @@ def test_tuning_finds_the_acceptance_that_is_wanted() -> None:
     assert 0.65 < np.mean(rates[150:]) < 0.95
 
 
-def test_proposals_beyond_all_numbers_are_not_taken() -> None:
+def test_proposals_beyond_all_numbers_are_not_taken():
     case = BY_NAME["silf, above"]
     with case.open() as data:
         start = starts(case, data, 1)
@@ -179,7 +175,7 @@ def test_proposals_beyond_all_numbers_are_not_taken() -> None:
     np.testing.assert_allclose(made.W, np.repeat(start[0], 3, axis=0))
 
 
-def test_executors_give_the_same_bits() -> None:
+def test_executors_give_the_same_bits():
     case = BY_NAME["silf, above"]
     with case.open(3, "float32") as data:
         lanes = LanesExecutor(3)
@@ -192,7 +188,7 @@ def test_executors_give_the_same_bits() -> None:
     np.testing.assert_array_equal(one.H, other.H)
 
 
-def test_more_particles_than_draws_and_bad_starts() -> None:
+def test_more_particles_than_draws_and_bad_starts():
     case = BY_NAME["silf, above"]
     with pytest.raises(OptionError, match="5 particles are more than draws=4 of the chain"):
         SimplexHMC(4).check_count(5)
@@ -202,7 +198,7 @@ def test_more_particles_than_draws_and_bad_starts() -> None:
             next(SimplexHMC(4).chain(posed(case, data), (W, H * np.nan), 4, 0))
 
 
-def test_options() -> None:
+def test_options():
     assert SimplexHMC().to_dict() == {
         "type": "SimplexHMC",
         "draws": 1000,
@@ -224,6 +220,6 @@ def test_options() -> None:
         ({"target_accept": 1.0}, "target_accept must lie strictly between 0 and 1, got 1.0"),
     ],
 )
-def test_bad_options(settings: dict[str, Any], message: str) -> None:
+def test_bad_options(settings, message):
     with pytest.raises(OptionError, match=message):
         SimplexHMC(**settings)

@@ -1,7 +1,5 @@
 """The kernel and its closed forms against finite differences."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,13 +10,13 @@ from daskfactor.stein.kernel import IMQ, Multiquadric
 Array = NDArray[np.float64]
 
 
-def direct(x: Array, y: Array, c: float, b: float) -> float:
+def direct(x, y, c, b):
     """Equation 7, one block."""
     return float((((x - y) ** 2).sum() + c**2) ** b / (2 * (c**2) ** b))
 
 
 @pytest.mark.parametrize(("c", "b"), [(0.4, -0.5), (1.7, -0.2), (30.0, -0.9)])
-def test_gradient_and_trace_are_derivatives(c: float, b: float) -> None:
+def test_gradient_and_trace_are_derivatives(c, b):
     rng = np.random.default_rng(0)
     x, y = c * rng.standard_normal((2, 5))
     kernel, r2 = Multiquadric(c, b), float(((x - y) ** 2).sum())
@@ -37,13 +35,13 @@ def test_gradient_and_trace_are_derivatives(c: float, b: float) -> None:
     assert kernel.trace(r2, 5) == pytest.approx(trace, rel=1e-5)
 
 
-def test_is_half_at_distance_zero() -> None:
+def test_is_half_at_distance_zero():
     for block in IMQ().blocks:
         assert block.value(0.0) == 0.5
         assert block.value(block.scale**2) == pytest.approx(0.5 / np.sqrt(2))
 
 
-def test_median_scales() -> None:
+def test_median_scales():
     points = np.array([0.0, 1.0, 4.0])
     r2 = (points[:, None] - points) ** 2
     kernel = IMQ("median", 5.0).resolve(r2, 100 * r2)
@@ -66,6 +64,6 @@ def test_median_scales() -> None:
         {"power_h": -1.0},
     ],
 )
-def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
+def test_settings_that_are_refused(settings):
     with pytest.raises(OptionError, match=next(iter(settings))):
         IMQ(**settings)

@@ -2,8 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,33 +10,32 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
-from daskfactor.progress import RunEvent
 from daskfactor.stein.particles import on_simplex
 from tests.results.validation import validate
 
 ROWS, COLUMNS = 24, 18
 
 
-def values(seed: int = 0) -> Any:
+def values(seed=0):
     rng = np.random.default_rng(seed)
     X = rng.random((ROWS, 3)) @ rng.random((3, COLUMNS))
     return X * rng.gamma(20.0, 0.05, size=X.shape)
 
 
-def gaps(share: float = 0.2) -> Any:
+def gaps(share=0.2):
     X = values()
     X[np.random.default_rng(1).random(X.shape) < share] = np.nan
     return X
 
 
-def counts() -> Any:
+def counts():
     return sparse.csr_array(np.random.default_rng(2).poisson(4 * values()))
 
 
 READING = ("dtype", "balance", "allow_empty", "memory_limit")
 
 
-def posterior(V: Any, model: Any = None, method: Any = None, **options: Any) -> xr.DataTree:
+def posterior(V, model=None, method=None, **options):
     model = dfac.SILFNMF(3) if model is None else model
     settings = {"particles": 5, "pilot": 2, "random_seed": 4, "progressbar": False, "blocks": 2}
     if "store" in options or method is None:
@@ -51,7 +48,7 @@ def posterior(V: Any, model: Any = None, method: Any = None, **options: Any) -> 
     return dfac.stein_posterior(V, model, method, **settings)
 
 
-def same(one: xr.DataTree, other: xr.DataTree, exact: bool = True) -> None:
+def same(one, other, exact=True):
     for name in ("posterior/W", "posterior/H", "sample_stats/weight", "stein/stein_matrix"):
         check = np.testing.assert_array_equal if exact else np.testing.assert_allclose
         check(one[name].values, other[name].values)
@@ -68,7 +65,7 @@ def same(one: xr.DataTree, other: xr.DataTree, exact: bool = True) -> None:
     ],
     ids=["dense", "gaps", "zeros", "ratings", "labelled"],
 )
-def test_particles_of_every_kind_of_data(V: Any, options: Any) -> None:
+def test_particles_of_every_kind_of_data(V, options):
     tree = posterior(V, **options)
     validate(tree)
     W, H = (tree["posterior"][name].values[0] for name in "WH")
@@ -101,7 +98,7 @@ def test_particles_of_every_kind_of_data(V: Any, options: Any) -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
-def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta: float) -> None:
+def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta):
     V = values() + 0.1
     model = dfac.TweedieNMF(3, beta=beta, dispersion=0.05, rate_w=0.3, rate_h=0.2)
     method = dfac.Ensemble(start="random", max_iter=3000, tol=1e-9)
@@ -124,14 +121,14 @@ def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta: float) ->
 
 
 @pytest.mark.parametrize("executor", ["serial", dfac.LanesExecutor(3)])
-def test_same_bits_from_every_executor(executor: Any) -> None:
+def test_same_bits_from_every_executor(executor):
     same(posterior(gaps(), executor=executor), posterior(gaps()))
 
 
-def test_a_threshold_as_given_needs_no_pilot() -> None:
-    phases: list[str] = []
+def test_a_threshold_as_given_needs_no_pilot():
+    phases = []
 
-    def listen(event: RunEvent) -> None:
+    def listen(event):
         phases.append(event.phase)
 
     tree = posterior(values(), dfac.SILFNMF(3, threshold=50.0), callback=listen)
@@ -144,7 +141,7 @@ def test_a_threshold_as_given_needs_no_pilot() -> None:
     assert float(auto["constant_data"]["threshold"]) > auto["sample_stats"]["objective"].max()
 
 
-def test_pilots_are_runs_of_their_own() -> None:
+def test_pilots_are_runs_of_their_own():
     tree = posterior(values(), method=dfac.Ensemble(start="random"))
     objective = tree["sample_stats/objective"].values[0]
     threshold = float(tree["constant_data/threshold"])
@@ -152,7 +149,7 @@ def test_pilots_are_runs_of_their_own() -> None:
     assert 0.8 < threshold / (1.2 * objective.max()) < 1.25
 
 
-def test_particles_that_are_all_the_same_are_weighed_too() -> None:
+def test_particles_that_are_all_the_same_are_weighed_too():
     """The posterior of one component has one mode, which all starts find."""
     model = dfac.TweedieNMF(1, beta=2.0, dispersion=0.1, rate_w=1.0, rate_h=1.0)
     method = dfac.Ensemble(start="random", max_iter=2000, tol=0.0)
@@ -162,18 +159,18 @@ def test_particles_that_are_all_the_same_are_weighed_too() -> None:
         assert np.ptp(tree["sample_stats/lp"].values) < 1e-6
 
 
-def test_a_likelihood_that_hardly_falls_is_told_of() -> None:
+def test_a_likelihood_that_hardly_falls_is_told_of():
     with pytest.warns(SamplingWarning, match="sharpness=2 hardly tells"):
         posterior(1e-3 * values())
     posterior(1e-3 * values(), dfac.SILFNMF(3, sharpness=1e9))
 
 
-def test_particles_that_are_not_good_enough_are_told_of() -> None:
+def test_particles_that_are_not_good_enough_are_told_of():
     with pytest.warns(SamplingWarning, match="only 0 of 5"):
         posterior(values(), dfac.SILFNMF(3, threshold=1e-3, sharpness=1e6))
 
 
-def test_a_store_holds_what_memory_would(tmp_path: Path) -> None:
+def test_a_store_holds_what_memory_would(tmp_path):
     stored = posterior(gaps(), store=tmp_path / "run.zarr")
     same(stored, posterior(gaps()))
     validate(stored)
@@ -190,11 +187,11 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize(("after", "data"), [(0, "given"), (1, "kept"), (3, "given"), (5, "kept")])
-def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, data: str) -> None:
+def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path, after, data):
     V = gaps() if data == "kept" else counts()
     options = {} if data == "kept" else {"unstored": "zero", "balance": True}
 
-    def stop(event: RunEvent) -> None:
+    def stop(event):
         if (event.phase, event.done) == ("particles", after):
             raise KeyboardInterrupt
 
@@ -206,7 +203,7 @@ def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, dat
         assert part["posterior"].sizes["draw"] == after
         assert "weight" not in part["sample_stats"]
     again = {} if data == "kept" else {"V": V}
-    events: list[RunEvent] = []
+    events = []
     whole = dfac.resume(path, progressbar=False, callback=events.append, **again)
     assert [one.done for one in events if one.phase == "particles"] == (
         list(range(after, 6)) if after < 5 else []
@@ -214,11 +211,11 @@ def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path: Path, after: int, dat
     same(whole, posterior(V, **options))
 
 
-def test_a_chain_is_written_as_it_is_drawn(tmp_path: Path) -> None:
+def test_a_chain_is_written_as_it_is_drawn(tmp_path):
     model, path = dfac.SILFNMF(3, threshold=50.0), tmp_path / "run.zarr"
     method = dfac.SimplexHMC(draws=12, tune=4, steps=3)
 
-    def stop(event: RunEvent) -> None:
+    def stop(event):
         if (event.phase, event.done) == ("particles", 2):
             raise KeyboardInterrupt
 
@@ -230,15 +227,15 @@ def test_a_chain_is_written_as_it_is_drawn(tmp_path: Path) -> None:
         same(dfac.resume(path, progressbar=False), posterior(values(), model, method))
 
 
-def test_particles_that_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_particles_that_memory_cannot_hold(tmp_path, monkeypatch):
     monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
     with pytest.raises(OptionError, match="pass store="):
         posterior(values())
     assert posterior(values(), store=tmp_path / "run.zarr")["posterior"].sizes["draw"] == 5
 
 
-def test_an_error_before_the_first_particle_leaves_nothing(tmp_path: Path) -> None:
-    def fail(event: RunEvent) -> None:
+def test_an_error_before_the_first_particle_leaves_nothing(tmp_path):
+    def fail(event):
         if event.phase == "particles":
             raise Stopped
 
@@ -247,7 +244,7 @@ def test_an_error_before_the_first_particle_leaves_nothing(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_dead_components_lie_on_the_simplex() -> None:
+def test_dead_components_lie_on_the_simplex():
     W = np.array([[1.0, 0.0, 2.0], [3.0, 0.0, 2.0]], np.float32)
     H = np.arange(6, dtype=np.float32).reshape(3, 2)
     new_w, new_h = on_simplex(W, H)
@@ -280,9 +277,7 @@ def test_dead_components_lie_on_the_simplex() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(
-    tmp_path: Path, V: Any, model: Any, options: Any, error: Any, message: str
-) -> None:
+def test_what_cannot_be_done_is_one_sentence(tmp_path, V, model, options, error, message):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(error, match=message) as caught:
@@ -292,10 +287,10 @@ def test_what_cannot_be_done_is_one_sentence(
 
 
 @pytest.mark.parametrize("store", [False, True])
-def test_one_factorization_in_two_orders_is_one_mode(tmp_path: Path, store: bool) -> None:
+def test_one_factorization_in_two_orders_is_one_mode(tmp_path, store):
     method = dfac.Ensemble(start="random", max_iter=2000, tol=1e-8)
     V = counts()
-    options: dict[str, Any] = {"unstored": "zero", "particles": 4, "balance": True}
+    options = {"unstored": "zero", "particles": 4, "balance": True}
     if store:
         options["store"] = tmp_path / "run.zarr"
     tree = posterior(V, dfac.SILFNMF(2), method, dtype="float64", **options)
@@ -321,14 +316,10 @@ def test_one_factorization_in_two_orders_is_one_mode(tmp_path: Path, store: bool
 
 @pytest.mark.parametrize(
     "method",
-    [
-        dfac.SimplexHMC(draws=12, tune=10, steps=3),
-        dfac.SVGD(steps=15),
-        dfac.SteinDescent(steps=5),
-    ],
+    [dfac.SimplexHMC(draws=12, tune=10, steps=3), dfac.SVGD(steps=15), dfac.SteinDescent(steps=5)],
     ids=lambda method: method.name,
 )
-def test_other_methods_make_particles_too(tmp_path: Path, method: Any) -> None:
+def test_other_methods_make_particles_too(tmp_path, method):
     V = values()
     model = dfac.SILFNMF(3, threshold=50.0)
     with warnings.catch_warnings():
@@ -342,7 +333,7 @@ def test_other_methods_make_particles_too(tmp_path: Path, method: Any) -> None:
     assert not np.allclose(W[0], W[1])
 
 
-def test_weights_prefer_good_particles() -> None:
+def test_weights_prefer_good_particles():
     """One good particle and four that did not get far: the weight is where the mass is."""
     V = values()
     tree = posterior(V, dfac.SILFNMF(3, threshold=30.0), dfac.Ensemble(max_iter=200))

@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.particles import Particles, Scores
+from daskfactor.stein.particles import Particles
 from tests.stein.posed import posed
-from tests.stein.problems import BY_NAME, PROBLEMS, Problem
+from tests.stein.problems import BY_NAME, PROBLEMS
 
 Array = NDArray[np.float64]
 
 
-def scored(problem: Problem, count: int = 3, blocks: int = 2, dtype: str = "float64") -> Scores:
+def scored(problem, count=3, blocks=2, dtype="float64"):
     """In the caller's order of rows and columns."""
     with problem.open(blocks, dtype) as data:
         found = posed(problem, data).scores(Particles.of(*problem.particles(count), data))
@@ -26,7 +26,7 @@ def scored(problem: Problem, count: int = 3, blocks: int = 2, dtype: str = "floa
         return found._replace(W=W, H=H)
 
 
-def numeric(problem: Problem, W: Array, H: Array) -> tuple[Array, Array]:
+def numeric(problem, W, H):
     out = []
     for own, density in (
         (W, lambda x: problem.log_density(x, H)),
@@ -42,7 +42,7 @@ def numeric(problem: Problem, W: Array, H: Array) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-def test_scores_are_gradients_of_the_log_density(problem: Problem) -> None:
+def test_scores_are_gradients_of_the_log_density(problem):
     found = scored(problem)
     W, H = problem.particles(3)
     for at in range(3):
@@ -58,7 +58,7 @@ def test_scores_are_gradients_of_the_log_density(problem: Problem) -> None:
     np.testing.assert_allclose(found.log_density, expected, rtol=1e-10)
 
 
-def test_the_problems_cover_the_transition_of_the_loss() -> None:
+def test_the_problems_cover_the_transition_of_the_loss():
     """Else slopes of 0 and 1 are all that is tested."""
     problem = BY_NAME["silf, in the transition"]
     assert isinstance(problem.model, SILFNMF)
@@ -70,7 +70,7 @@ def test_the_problems_cover_the_transition_of_the_loss() -> None:
 
 
 @pytest.mark.parametrize("name", ["silf, above", "poisson, zeros", "gaussian, missing, permuted"])
-def test_blocks_make_no_difference(name: str) -> None:
+def test_blocks_make_no_difference(name):
     problem = BY_NAME[name]
     whole = scored(problem, blocks=1)
     for blocks in (2, 3):
@@ -80,7 +80,7 @@ def test_blocks_make_no_difference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["silf, above", "poisson, zeros"])
-def test_executors_give_the_same_bits(name: str) -> None:
+def test_executors_give_the_same_bits(name):
     problem = BY_NAME[name]
     with problem.open(3, "float32") as data:
         particles = Particles.of(*problem.particles(4), data)
@@ -94,7 +94,7 @@ def test_executors_give_the_same_bits(name: str) -> None:
         lanes.close()
 
 
-def test_single_precision_is_near_double() -> None:
+def test_single_precision_is_near_double():
     problem = BY_NAME["silf, above"]
     wide, narrow = scored(problem), scored(problem, dtype="float32")
     assert narrow.W.dtype == np.float32
@@ -102,7 +102,7 @@ def test_single_precision_is_near_double() -> None:
     np.testing.assert_allclose(narrow.H, wide.H, rtol=1e-3, atol=1e-4 * np.abs(wide.H).max())
 
 
-def test_the_models_own_score_agrees() -> None:
+def test_the_models_own_score_agrees():
     problem = BY_NAME["silf, above"]
     model, V = problem.model, problem.dense
     assert isinstance(model, SILFNMF)

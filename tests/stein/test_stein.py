@@ -1,8 +1,5 @@
 """The Stein matrix against loops over pairs, and however its particles are kept."""
 
-from pathlib import Path
-from typing import Any
-
 import dask.array as da
 import numpy as np
 import pytest
@@ -12,8 +9,8 @@ from numpy.typing import NDArray
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.stein.kernel import IMQ, Block
-from daskfactor.stein.particles import BandScore, Particles, Stein, products
+from daskfactor.stein.kernel import Block
+from daskfactor.stein.particles import BandScore, Particles, products
 from tests.stein import naive
 from tests.stein.posed import KERNEL, posed
 from tests.stein.problems import BY_NAME, PROBLEMS, Problem
@@ -22,16 +19,16 @@ Array = NDArray[np.float64]
 
 
 def matrix(
-    problem: Problem,
-    count: int = 5,
-    blocks: int = 2,
+    problem,
+    count=5,
+    blocks=2,
     *,
-    kernel: IMQ = KERNEL,
-    tangent: bool = False,
-    executor: Any = None,
-    kept: Any = None,
-    dtype: str = "float64",
-) -> Stein:
+    kernel=KERNEL,
+    tangent=False,
+    executor=None,
+    kept=None,
+    dtype="float64",
+):
     """The Stein matrix of a problem's particles; ``kept`` changes how they are kept."""
     W, H = problem.particles(count)
     if kept is not None:
@@ -41,7 +38,7 @@ def matrix(
         return posed(problem, data, **settings).stein_matrix(Particles.of(W, H, data))
 
 
-def expected(problem: Problem, count: int = 5, tangent: bool = False) -> Array:
+def expected(problem, count=5, tangent=False):
     W, H = problem.particles(count)
     lost, free = 0, np.ones(problem.model.n_components, bool)
     with problem.open(1) as data:
@@ -59,13 +56,13 @@ def expected(problem: Problem, count: int = 5, tangent: bool = False) -> Array:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-def test_matrix_is_that_of_a_loop_over_pairs(problem: Problem) -> None:
+def test_matrix_is_that_of_a_loop_over_pairs(problem):
     found = matrix(problem).matrix
     np.testing.assert_allclose(found, expected(problem), rtol=1e-8)
     np.testing.assert_array_equal(found, found.T)
 
 
-def test_scores_along_the_simplex() -> None:
+def test_scores_along_the_simplex():
     problem = BY_NAME["silf, above"]
     found = matrix(problem, tangent=True).matrix
     np.testing.assert_allclose(found, expected(problem, tangent=True), rtol=1e-8)
@@ -73,20 +70,20 @@ def test_scores_along_the_simplex() -> None:
 
 
 @pytest.mark.parametrize("name", ["silf, above", "poisson, zeros"])
-def test_matrix_is_positive_semidefinite(name: str) -> None:
+def test_matrix_is_positive_semidefinite(name):
     found = matrix(BY_NAME[name], 12).matrix
     values = np.linalg.eigvalsh(found)
     assert values[0] > -1e-10 * values[-1]
 
 
 @pytest.mark.parametrize("name", ["silf, above", "gaussian, missing, permuted"])
-def test_blocks_make_no_difference(name: str) -> None:
+def test_blocks_make_no_difference(name):
     whole = matrix(BY_NAME[name], blocks=1).matrix
     for blocks in (2, 3):
         np.testing.assert_allclose(matrix(BY_NAME[name], blocks=blocks).matrix, whole, rtol=1e-10)
 
 
-def test_slabs_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slabs_make_no_difference(monkeypatch):
     problem = BY_NAME["silf, above"]
     for tangent in (False, True):
         whole = matrix(problem, tangent=tangent).matrix
@@ -96,7 +93,7 @@ def test_slabs_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(found, whole, rtol=1e-10)
 
 
-def test_executors_give_the_same_bits() -> None:
+def test_executors_give_the_same_bits():
     problem = BY_NAME["silf, above"]
     one = matrix(problem, blocks=3, dtype="float32").matrix
     for executor in (LanesExecutor(3), TasksExecutor()):
@@ -107,8 +104,8 @@ def test_executors_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("name", ["silf, above", "gaussian, missing, permuted"])
 @pytest.mark.parametrize("kind", ["memory-mapped", "zarr", "dask", "dask on zarr"])
-def test_particles_may_be_anywhere(name: str, kind: str, tmp_path: Path) -> None:
-    def kept(factor: str, values: Array) -> Any:
+def test_particles_may_be_anywhere(name, kind, tmp_path):
+    def kept(factor, values):
         path = tmp_path / factor
         if kind == "memory-mapped":
             np.save(path, values)
@@ -122,7 +119,7 @@ def test_particles_may_be_anywhere(name: str, kind: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(matrix(problem, kept=kept).matrix, matrix(problem).matrix)
 
 
-def test_lazy_particles_are_read_once_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lazy_particles_are_read_once_if_there_is_room(monkeypatch):
     problem = BY_NAME["silf, above"]
     W, H = (da.from_array(one) for one in problem.particles(3))
     with problem.open() as data:
@@ -132,7 +129,7 @@ def test_lazy_particles_are_read_once_if_there_is_room(monkeypatch: pytest.Monke
         assert particles.loaded() is particles
 
 
-def test_near_duplicates_keep_their_distance() -> None:
+def test_near_duplicates_keep_their_distance():
     """Centring: |x - y|² of 1e-7 beside a common offset of 1000, and what scores make of it."""
     rng = np.random.default_rng(0)
     spread = np.array([0.0, 1e-4, 1.0])[:, None, None]
@@ -146,13 +143,13 @@ def test_near_duplicates_keep_their_distance() -> None:
     np.testing.assert_allclose(found.cross, cross, rtol=1e-6)
 
 
-def test_equal_particles() -> None:
+def test_equal_particles():
     problem = BY_NAME["silf, above"]
     found = matrix(problem, kept=lambda name, values: np.repeat(values[:1], 3, axis=0)).matrix
     np.testing.assert_allclose(found, found[0, 0], rtol=1e-10)
 
 
-def test_one_particle_has_the_trace_and_its_score() -> None:
+def test_one_particle_has_the_trace_and_its_score():
     problem = BY_NAME["silf, above"]
     with problem.open() as data:
         found = posed(problem, data).scores(Particles.of(*problem.particles(1), data))
@@ -162,7 +159,7 @@ def test_one_particle_has_the_trace_and_its_score() -> None:
     assert matrix(problem, 1).matrix[0, 0] == pytest.approx(square + trace, rel=1e-10)
 
 
-def test_flat_posterior_leaves_the_prior_and_the_trace() -> None:
+def test_flat_posterior_leaves_the_prior_and_the_trace():
     """Below the threshold the score is -λ for H, 0 for W."""
     problem = Problem("flat", SILFNMF(2, threshold=1e9, rate=0.5), *2 * (BY_NAME["gamma"].V,))
     W, H = problem.particles(4)

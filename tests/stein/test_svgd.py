@@ -1,7 +1,5 @@
 """Stein variational gradient descent: its direction, its constraints, and where it leads."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -24,12 +22,12 @@ COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
 POISSON = Case("two by two", TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0), COUNTS, COUNTS)
 
 
-def measured(pair: tuple[Array, Array], data: Any, model: Any, kernel: IMQ) -> float:
+def measured(pair, data, model, kernel):
     found = stein_discrepancy(pair, data, model, kernel=kernel, progressbar=False)
     return float(found["discrepancy"])
 
 
-def kernel_value(theta: tuple[Array, Array], other: tuple[Array, Array]) -> float:
+def kernel_value(theta, other):
     """Equation 7, written out."""
     total = 0.0
     settings = (KERNEL.scale_w, KERNEL.power_w), (KERNEL.scale_h, KERNEL.power_h)
@@ -41,7 +39,7 @@ def kernel_value(theta: tuple[Array, Array], other: tuple[Array, Array]) -> floa
 @pytest.mark.parametrize(
     ("name", "tangent"), [("silf, in the transition", True), ("gaussian", False), ("frozen", False)]
 )
-def test_direction_is_that_of_liu_and_wang(name: str, tangent: bool) -> None:
+def test_direction_is_that_of_liu_and_wang(name, tangent):
     """Mean of k s + ∇k over pairs, the gradient of the kernel by finite differences."""
     case = BY_NAME[name]
     with case.open() as data:
@@ -73,7 +71,7 @@ def test_direction_is_that_of_liu_and_wang(name: str, tangent: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "tangent"), [("silf, in the transition", True), ("frozen", False)]
 )
-def test_discrepancies_are_those_of_the_stein_matrix(name: str, tangent: bool) -> None:
+def test_discrepancies_are_those_of_the_stein_matrix(name, tangent):
     case = BY_NAME[name]
     with case.open() as data:
         posterior, begun = posed(case, data, tangent=tangent), starts(case, data, 4)
@@ -82,7 +80,7 @@ def test_discrepancies_are_those_of_the_stein_matrix(name: str, tangent: bool) -
     assert found == pytest.approx(discrepancy(matrix), rel=1e-12)
 
 
-def test_components_that_are_constants_stay() -> None:
+def test_components_that_are_constants_stay():
     case = BY_NAME["frozen"]
     with case.open() as data:
         begun = starts(case, data, 4)
@@ -92,7 +90,7 @@ def test_components_that_are_constants_stay() -> None:
     assert np.all(W[:, :, ~frozen] != begun[0][:, :, ~frozen])
 
 
-def test_the_nearest_point_of_the_simplex() -> None:
+def test_the_nearest_point_of_the_simplex():
     """Every column less one number, cut off at zero, adds up to 1."""
     x = np.random.default_rng(0).standard_normal((3, 6, 4)) * np.array([0.1, 0.5, 2.0, 50.0])
     found = descent.onto_simplex(x)
@@ -103,7 +101,7 @@ def test_the_nearest_point_of_the_simplex() -> None:
     np.testing.assert_allclose(descent.onto_simplex(found), found, atol=1e-12)
 
 
-def test_one_particle_climbs_to_the_mode() -> None:
+def test_one_particle_climbs_to_the_mode():
     """w_i = r_i / (1 + Σh) and h_j = c_j / (1 + Σw), so that Σw = Σh = (√(4n + 1) - 1) / 2."""
     with POISSON.open(1) as data:
         begun = starts(POISSON, data, 1)
@@ -113,7 +111,7 @@ def test_one_particle_climbs_to_the_mode() -> None:
     np.testing.assert_allclose(H[0, 0], COUNTS.sum(axis=0) / (1 + total), rtol=0.02)
 
 
-def test_particles_move_to_the_posterior() -> None:
+def test_particles_move_to_the_posterior():
     """From far away, to its mean of μ, and with most of its spread."""
     rng = np.random.default_rng(0)
     begun = 6 * rng.gamma(5, 0.2, (40, 2, 1)), 0.2 * rng.gamma(5, 0.2, (40, 1, 2))
@@ -131,7 +129,7 @@ def test_particles_move_to_the_posterior() -> None:
     assert after < 0.02 * before
 
 
-def test_what_is_made() -> None:
+def test_what_is_made():
     case, told = BY_NAME["silf, in the transition"], []
     with case.open(dtype="float32") as data:
         made = stacked(SVGD(10).particles(posed(case, data), range(4), 0, told.append))
@@ -145,7 +143,7 @@ def test_what_is_made() -> None:
     assert made.seconds.min() > 0
 
 
-def test_particles_of_a_seed() -> None:
+def test_particles_of_a_seed():
     """The same from the same seed, from whichever on; others from another."""
     case = BY_NAME["silf, above"]
     with case.open() as data:
@@ -161,7 +159,7 @@ def test_particles_of_a_seed() -> None:
 
 
 @pytest.mark.parametrize("name", ["silf, above", "gaussian"])
-def test_steps_beyond_all_numbers_are_taken_back(name: str) -> None:
+def test_steps_beyond_all_numbers_are_taken_back(name):
     case = BY_NAME[name]
     with case.open(dtype="float32") as data:
         W, H = starts(case, data, 3)
@@ -173,7 +171,7 @@ def test_steps_beyond_all_numbers_are_taken_back(name: str) -> None:
     assert not np.array_equal(later[1], stuck[1])
 
 
-def test_starts_are_put_on_the_simplex() -> None:
+def test_starts_are_put_on_the_simplex():
     """Columns of W divided by their sums, rows of H multiplied with them; WH stays."""
     case = BY_NAME["silf, above"]
     with case.open() as data:
@@ -183,7 +181,7 @@ def test_starts_are_put_on_the_simplex() -> None:
     np.testing.assert_allclose(found[1], 3.0 * H, rtol=1e-12)
 
 
-def test_starts_without_a_density_are_refused() -> None:
+def test_starts_without_a_density_are_refused():
     case = BY_NAME["silf, above"]
     with case.open() as data:
         W, H = starts(case, data, 3)
@@ -195,7 +193,7 @@ def test_starts_without_a_density_are_refused() -> None:
             SVGD(1).move(posed(case, data), (W, H))
 
 
-def test_executors_give_the_same_bits() -> None:
+def test_executors_give_the_same_bits():
     case = BY_NAME["silf, above"]
     with case.open(3, "float32") as data:
         lanes = LanesExecutor(3)
@@ -208,7 +206,7 @@ def test_executors_give_the_same_bits() -> None:
     np.testing.assert_array_equal(one.H, other.H)
 
 
-def test_options() -> None:
+def test_options():
     assert SVGD(7).to_dict() == {"type": "SVGD", "steps": 7, "step": "auto"}
     assert isinstance(BY_NAME["silf, above"].model, SILFNMF)
 
@@ -221,6 +219,6 @@ def test_options() -> None:
         ({"step": "fast"}, "step must be \"auto\" or a positive number, got 'fast'"),
     ],
 )
-def test_bad_options(settings: dict[str, Any], message: str) -> None:
+def test_bad_options(settings, message):
     with pytest.raises(OptionError, match=message):
         SVGD(**settings)

@@ -2,8 +2,6 @@
 
 import json
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,29 +12,29 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.stein import stein_weights
-from tests.stein.problems import BY_NAME, Problem
+from tests.stein.problems import BY_NAME
 from tests.stein.test_stein import matrix
 
 Array = NDArray[np.float64]
 
-QUIET: dict[str, Any] = {"progressbar": False, "executor": "serial"}
+QUIET = {"progressbar": False, "executor": "serial"}
 ABOVE = BY_NAME["silf, above"]
 
 
-def run(problem: Problem = ABOVE, count: int = 5, **settings: Any) -> xr.Dataset:
+def run(problem=ABOVE, count=5, **settings):
     pair = problem.particles(count)
     return dfac.stein_discrepancy(
         pair, problem.V, problem.model, blocks=2, **(QUIET | problem.options | settings)
     )
 
 
-def counts() -> Array:
+def counts():
     rng = np.random.default_rng(0)
     return rng.poisson(rng.gamma(1, 2, (20, 2)) @ rng.gamma(1, 2, (2, 18))).astype(float)
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.DataTree]:
+def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "run.zarr"
     tree = dfac.sample(
         counts(),
@@ -52,7 +50,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.DataTree]:
     return path, tree
 
 
-def test_gives_the_matrix_and_three_values() -> None:
+def test_gives_the_matrix_and_three_values():
     kernel = dfac.IMQ(0.7, 2.5)
     weights = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
     found = run(weights=weights, kernel=kernel)
@@ -72,14 +70,14 @@ def test_gives_the_matrix_and_three_values() -> None:
     assert json.loads(found.attrs["model"])["type"] == "SILFNMF"
 
 
-def test_equal_weights_unless_told_and_the_papers_kernel() -> None:
+def test_equal_weights_unless_told_and_the_papers_kernel():
     found = run()
     assert float(found["discrepancy"]) == float(found["discrepancy_equal"])
     assert (found.attrs["scale_w"], found.attrs["scale_h"]) == (1e-2, 1e3)
     assert run(tangent=True).attrs["tangent"] == 1
 
 
-def test_median_scales_of_a_tweedie_model_are_reported() -> None:
+def test_median_scales_of_a_tweedie_model_are_reported():
     problem = BY_NAME["poisson, zeros"]
     found = run(problem)
     W, _ = problem.particles(5)
@@ -90,7 +88,7 @@ def test_median_scales_of_a_tweedie_model_are_reported() -> None:
     np.testing.assert_allclose(again["stein_matrix"], found["stein_matrix"], rtol=1e-12)
 
 
-def test_silf_particles_are_put_on_the_simplex_first() -> None:
+def test_silf_particles_are_put_on_the_simplex_first():
     W, H = ABOVE.particles(5)
     scale = np.random.default_rng(0).gamma(2.0, size=(5, 2))
     pair = (W * scale[:, None], H / scale[:, :, None])
@@ -101,7 +99,7 @@ def test_silf_particles_are_put_on_the_simplex_first() -> None:
         dfac.stein_discrepancy((W, H), ABOVE.V, ABOVE.model, **QUIET)
 
 
-def test_draws_of_a_run(trace: tuple[Path, xr.DataTree]) -> None:
+def test_draws_of_a_run(trace):
     path, tree = trace
     model = dfac.TweedieNMF(2)
     found = dfac.stein_discrepancy(tree, counts(), model, blocks=2, **QUIET)
@@ -122,7 +120,7 @@ def test_draws_of_a_run(trace: tuple[Path, xr.DataTree]) -> None:
     np.testing.assert_allclose(alone["stein_matrix"], found["stein_matrix"], rtol=1e-5)
 
 
-def test_draws_in_memory_are_those_of_a_store(trace: tuple[Path, xr.DataTree]) -> None:
+def test_draws_in_memory_are_those_of_a_store(trace):
     settings = {"draws": 12, "tune": 10, "chains": 2, "random_seed": 1, "blocks": 2}
     model = dfac.TweedieNMF(2)
     tree = dfac.sample(counts(), model, **settings, **QUIET)
@@ -132,7 +130,7 @@ def test_draws_in_memory_are_those_of_a_store(trace: tuple[Path, xr.DataTree]) -
     np.testing.assert_array_equal(one["stein_matrix"], two["stein_matrix"])
 
 
-def test_many_draws_are_thinned_with_a_notice(trace: tuple[Path, xr.DataTree]) -> None:
+def test_many_draws_are_thinned_with_a_notice(trace):
     _, tree = trace
     model = dfac.TweedieNMF(2)
     with pytest.warns(SamplingWarning, match="of the 24 draws one in 3 is looked at"):
@@ -143,13 +141,13 @@ def test_many_draws_are_thinned_with_a_notice(trace: tuple[Path, xr.DataTree]) -
         dfac.stein_discrepancy(tree, counts(), model, most=10, weights=np.full(24, 1 / 24), **QUIET)
 
 
-def test_draws_under_a_silf_posterior(trace: tuple[Path, xr.DataTree]) -> None:
+def test_draws_under_a_silf_posterior(trace):
     model = dfac.SILFNMF(2, threshold=1000.0)
     found = dfac.stein_discrepancy(trace[1], counts(), model, **QUIET)
     assert np.isfinite(found["discrepancy"])
 
 
-def test_dispersion_that_nobody_knows_is_estimated() -> None:
+def test_dispersion_that_nobody_knows_is_estimated():
     V = counts() + 0.5
     rng = np.random.default_rng(0)
     pair = rng.gamma(1.0, size=(4, 20, 2)), rng.gamma(1.0, size=(4, 2, 18))
@@ -157,7 +155,7 @@ def test_dispersion_that_nobody_knows_is_estimated() -> None:
     assert np.isfinite(found["discrepancy"])
 
 
-def test_memory_beside_the_particles() -> None:
+def test_memory_beside_the_particles():
     """50 pairs of factors of 10304 x 400 take 21 MB, and less than as much again."""
     rng = np.random.default_rng(0)
     V = rng.random((10304, 400), dtype=np.float32)
@@ -174,7 +172,7 @@ def test_memory_beside_the_particles() -> None:
     assert peak < sum(one.nbytes for one in pair)
 
 
-def test_sparse_data_are_never_dense() -> None:
+def test_sparse_data_are_never_dense():
     """10 million cells would be 80 MB."""
     rng = np.random.default_rng(0)
     rows, cols = rng.integers(0, 5000, 10_000), rng.integers(0, 2000, 10_000)
@@ -211,12 +209,12 @@ W, H = ABOVE.particles(3)
         ({"particles": (W, np.where(H[1, 0, 2] == H, np.nan, H))}, "H of particle 1"),
     ],
 )
-def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_what_is_refused(settings, message):
     usual = {"particles": (W, H), "V": ABOVE.V, "model": ABOVE.model}
     with pytest.raises(OptionError, match=message):
         dfac.stein_discrepancy(**(usual | QUIET | settings))
 
 
-def test_a_threshold_has_to_be_known() -> None:
+def test_a_threshold_has_to_be_known():
     with pytest.raises(ModelError, match="resolved first"):
         dfac.stein_discrepancy((W, H), ABOVE.V, dfac.SILFNMF(2), **QUIET)

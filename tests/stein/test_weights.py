@@ -15,7 +15,7 @@ from daskfactor.stein import discrepancy, stein_weights
 Array = NDArray[np.float64]
 
 
-def random_matrix(seed: int, count: int, rank: int | None = None, spread: float = 0.0) -> Array:
+def random_matrix(seed, count, rank=None, spread=0.0):
     """Positive (semi)definite, with diagonals that differ by up to 10 ** spread."""
     rng = np.random.default_rng(seed)
     root = rng.standard_normal((count, rank or count + 2)) + rng.standard_normal(rank or count + 2)
@@ -23,7 +23,7 @@ def random_matrix(seed: int, count: int, rank: int | None = None, spread: float 
     return np.asarray(root @ root.T)
 
 
-def enumerated(K: Array) -> tuple[float, Array]:
+def enumerated(K):
     """The best solution over all supports, each from its linear equations."""
     count = len(K)
     best, weights = np.inf, np.zeros(count)
@@ -45,7 +45,7 @@ def enumerated(K: Array) -> tuple[float, Array]:
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 12])
 @pytest.mark.parametrize("spread", [0.0, 4.0])
-def test_weights_are_those_of_an_enumeration_of_supports(count: int, spread: float) -> None:
+def test_weights_are_those_of_an_enumeration_of_supports(count, spread):
     for seed in range(4):
         K = random_matrix(seed, count, spread=spread)
         value, weights = enumerated(K)
@@ -55,7 +55,7 @@ def test_weights_are_those_of_an_enumeration_of_supports(count: int, spread: flo
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_weights_are_those_of_a_general_solver(seed: int) -> None:
+def test_weights_are_those_of_a_general_solver(seed):
     K = random_matrix(seed, 7)
     K /= np.trace(K)
     solved = optimize.minimize(
@@ -79,9 +79,7 @@ def test_weights_are_those_of_a_general_solver(seed: int) -> None:
     spread=st.floats(0, 24),
 )
 @settings(deadline=None)
-def test_never_worse_than_equal_weights_or_one_particle(
-    seed: int, count: int, rank: int, spread: float
-) -> None:
+def test_never_worse_than_equal_weights_or_one_particle(seed, count, rank, spread):
     K = random_matrix(seed, count, rank, spread)
     w = stein_weights(K)
     assert w.shape == (count,)
@@ -93,7 +91,7 @@ def test_never_worse_than_equal_weights_or_one_particle(
     assert value <= K.diagonal().min() + (rounding if count == 1 else 0.0)
 
 
-def test_a_bad_particle_takes_no_digits_from_good_ones() -> None:
+def test_a_bad_particle_takes_no_digits_from_good_ones():
     good = random_matrix(1, 4)
     K = np.zeros((5, 5))
     K[:4, :4], K[4, 4] = good, 1e20
@@ -102,7 +100,7 @@ def test_a_bad_particle_takes_no_digits_from_good_ones() -> None:
     assert 0 < w[4] < 1e-15
 
 
-def test_singular_matrices() -> None:
+def test_singular_matrices():
     twins = np.array([[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
     w = stein_weights(twins)
     np.testing.assert_allclose([w[0] + w[1], w[2]], [1 / 3, 2 / 3], atol=1e-8)
@@ -112,8 +110,8 @@ def test_singular_matrices() -> None:
     assert stein_weights(slightly).sum() == pytest.approx(1.0)
 
 
-def test_a_solver_that_gives_up_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(*args: object, **options: object) -> None:
+def test_a_solver_that_gives_up_is_told_of(monkeypatch):
+    def give_up(*args, **options):
         raise RuntimeError("Maximum number of iterations reached.")
 
     monkeypatch.setattr(optimize, "nnls", give_up)
@@ -122,7 +120,7 @@ def test_a_solver_that_gives_up_is_told_of(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(w, [0.5, 0.5])
 
 
-def test_discrepancy() -> None:
+def test_discrepancy():
     K = np.array([[4.0, 1.0], [1.0, 2.0]])
     assert discrepancy(K) == pytest.approx(np.sqrt(2.0))
     assert discrepancy(K, [0.0, 1.0]) == pytest.approx(np.sqrt(2.0))
@@ -140,12 +138,12 @@ def test_discrepancy() -> None:
         ([[-1.0, 0.0], [0.0, 1.0]], "negative diagonal"),
     ],
 )
-def test_matrices_that_are_refused(matrix: Array, message: str) -> None:
+def test_matrices_that_are_refused(matrix, message):
     with pytest.raises(OptionError, match=message):
         stein_weights(matrix)
 
 
 @pytest.mark.parametrize("weights", [[1.0], [0.7, 0.7], [1.5, -0.5], [np.nan, 1.0]])
-def test_weights_that_are_refused(weights: list[float]) -> None:
+def test_weights_that_are_refused(weights):
     with pytest.raises(OptionError, match="weights must be"):
         discrepancy(np.eye(2), weights)

@@ -10,13 +10,11 @@ import re
 import shutil
 import subprocess
 import weakref
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,14 +24,7 @@ from daskfactor.kernels.cuda.device import Device
 from tests import kept
 
 HERE = Path(__file__).parent
-SIZES = {
-    "int": 4,
-    "unsigned int": 4,
-    "Size": 8,
-    "Word": 8,
-    "float": 4,
-    "double": 8,
-}
+SIZES = {"int": 4, "unsigned int": 4, "Size": 8, "Word": 8, "float": 4, "double": 8}
 """Bytes of the numbers that kernels take, by their names in C++."""
 OURS = ("any", "all", "sum", "zeros_like", "ones_like", "maximum", "where", "broadcast_to", "ndim")
 OURS += ("isfinite", "repeat")
@@ -46,14 +37,14 @@ class HostArray(np.ndarray):
     """An array that passes for one on a device."""
 
     @property
-    def device(self) -> str:  # type: ignore[override]
+    def device(self):  # type: ignore[override]
         return "a device"
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self):  # type: ignore[override]
         return SimpleNamespace(ptr=self.ctypes.data)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
         if "where" in options:
             raise TypeError("CuPy's functions take no where=")
         out = options.pop("out", ())
@@ -64,40 +55,40 @@ class HostArray(np.ndarray):
             found = getattr(ufunc, method)(*given, **options)
         return _wrapped(found, out[0] if out else None)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function, types, args, kwargs):
         if function.__name__ not in OURS:
             raise TypeError(f"a device array was given to numpy.{function.__name__}")
         if function is np.ndim:
             return args[0].ndim
         return _wrapped(function(*map(_plain, args), **kwargs))
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+    def __array__(self, *args, **kwargs):
         raise TypeError("Implicit conversion to a NumPy array is not allowed")
 
-    def __getitem__(self, at: Any) -> Any:
+    def __getitem__(self, at):
         _refuse_arrays(at)
         return _wrapped(_plain(self)[at])
 
-    def __setitem__(self, at: Any, value: Any) -> None:
+    def __setitem__(self, at, value):
         _refuse_arrays(at)
         _plain(self)[at] = _plain(value)
 
-    def sum(self, *args: Any, **kwargs: Any) -> Any:
+    def sum(self, *args, **kwargs):
         return _wrapped(_plain(self).sum(*args, **kwargs))
 
-    def set(self, values: Any, stream: Any) -> None:
+    def set(self, values, stream):
         """Ask for a copy from this process, on a stream."""
         stream.asked.append((self, weakref.ref(values)))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return _device, (np.array(_plain(self)),)
 
 
-def _device(values: Any) -> HostArray:
+def _device(values):
     return np.array(values, order="C", copy=True).view(HostArray)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     if isinstance(value, HostArray):
         return value.view(np.ndarray)
     if isinstance(value, np.ndarray) and value.ndim:
@@ -105,11 +96,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _wrapped(value: Any, out: Any = None) -> Any:
+def _wrapped(value, out=None):
     return np.asarray(value).view(HostArray) if out is None else out
 
 
-def _refuse_arrays(at: Any) -> None:
+def _refuse_arrays(at):
     for own in at if isinstance(at, tuple) else (at,):
         if type(own) is np.ndarray:
             raise TypeError("a device array was indexed by an array of NumPy")
@@ -119,7 +110,7 @@ def _refuse_arrays(at: Any) -> None:
 
 
 @cache
-def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str, list[str]]]:
+def compiled(text, options):
     """Compile kernels for this processor, each with a function that runs all threads.
 
     Also returned are the types of each kernel's arguments; ``*`` is any pointer.
@@ -148,7 +139,7 @@ def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str
     rules = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", *defines]
     library = kept.named("host-kernels", whole, *rules, _compiler())
 
-    def build() -> bytes:
+    def build():
         with NamedTemporaryFile(suffix=".so") as file:
             _run(["g++", *rules, "-x", "c++", "-", "-o", file.name], whole)
             return Path(file.name).read_bytes()
@@ -158,12 +149,12 @@ def compiled(text: str, options: tuple[str, ...]) -> tuple[ctypes.CDLL, dict[str
 
 
 @cache
-def _compiler() -> str:
+def _compiler():
     """Return what g++ says of itself and of the machine that it compiles for."""
     return _run(["g++", "-v", "--version"], "") + _run(["g++", "-dumpmachine"], "")
 
 
-def _run(command: list[str], text: str) -> str:
+def _run(command, text):
     made = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if made.returncode:
         raise RuntimeError(made.stderr[:4000])
@@ -173,15 +164,15 @@ def _run(command: list[str], text: str) -> str:
 class RawModule:
     """Stands in for CuPy's; a kernel gets what it takes, or it is an error."""
 
-    def __init__(self, code: str, options: tuple[str, ...]) -> None:
+    def __init__(self, code, options):
         self.library, self.signatures = compiled(code, options)
 
-    def get_function(self, name: str) -> Any:
+    def get_function(self, name):
         run, kinds = getattr(self.library, f"run_{name}"), self.signatures[name]
 
-        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+        def launch(grid, block, arguments):
             assert len(arguments) == len(kinds), (name, len(arguments), len(kinds))
-            held: list[Any] = []
+            held = []
             for own, kind in zip(arguments, kinds, strict=True):
                 if isinstance(own, HostArray):
                     assert kind == "*", (name, kind)
@@ -205,19 +196,19 @@ class RawModule:
 class Stream:
     """Copies that were asked for, and are made when something waits for them."""
 
-    def __init__(self, non_blocking: bool = False) -> None:
-        self.asked: list[tuple[HostArray, Any]] = []
+    def __init__(self, non_blocking=False):
+        self.asked = []
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *args: object) -> None:
+    def __exit__(self, *args):
         pass
 
-    def wait_event(self, event: "Event") -> None:
+    def wait_event(self, event):
         event.synchronize()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         for array, source in self.asked:
             values = source()
             if values is None:
@@ -229,18 +220,18 @@ class Stream:
 class Event:
     """What marks a place among the work of a stream."""
 
-    def __init__(self, disable_timing: bool = False) -> None:
-        self.stream: Stream | None = None
+    def __init__(self, disable_timing=False):
+        self.stream = None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream=None):
         self.stream = stream
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         if self.stream is not None:
             self.stream.synchronize()
 
 
-def _at(pointer: int, kind: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+def _at(pointer, kind, shape, strides):
     """Return numbers at an address; strides are in numbers."""
     size = np.dtype(kind).itemsize
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
@@ -249,29 +240,29 @@ def _at(pointer: int, kind: Any, shape: tuple[int, ...], strides: tuple[int, ...
     return np.lib.stride_tricks.as_strided(flat, shape, [step * size for step in strides])
 
 
-def _gemm(kind: Any) -> Any:
+def _gemm(kind):
     """Multiply stacks of matrices whose columns are contiguous, as cuBLAS does."""
 
     def multiply(
-        handle: int,
-        turn_a: int,
-        turn_b: int,
-        m: int,
-        n: int,
-        k: int,
-        alpha: int,
-        a: int,
-        lda: int,
-        stride_a: int,
-        b: int,
-        ldb: int,
-        stride_b: int,
-        beta: int,
-        c: int,
-        ldc: int,
-        stride_c: int,
-        count: int,
-    ) -> None:
+        handle,
+        turn_a,
+        turn_b,
+        m,
+        n,
+        k,
+        alpha,
+        a,
+        lda,
+        stride_a,
+        b,
+        ldb,
+        stride_b,
+        beta,
+        c,
+        ldc,
+        stride_c,
+        count,
+    ):
         first = _at(a, kind, (count, *((k, m) if turn_a else (m, k))), (stride_a, 1, lda))
         second = _at(b, kind, (count, *((n, k) if turn_b else (k, n))), (stride_b, 1, ldb))
         out = _at(c, kind, (count, m, n), (stride_c, 1, ldc))
@@ -285,24 +276,24 @@ def _gemm(kind: Any) -> Any:
     return multiply
 
 
-def _asarray(values: Any) -> HostArray:
+def _asarray(values):
     return _device(np.asarray(values))
 
 
-def _empty(shape: tuple[int, ...], dtype: Any) -> HostArray:
+def _empty(shape, dtype):
     return np.full(shape, GARBAGE, dtype).view(HostArray)
 
 
-def _pinned(size: int) -> bytearray:
+def _pinned(size):
     """Make memory that holds huge numbers, whatever their type is."""
     return bytearray(b"\x7f" * size)
 
 
-def _asnumpy(array: HostArray) -> np.ndarray:
+def _asnumpy(array):
     return np.array(array.view(np.ndarray))
 
 
-def cupy(free: int = 2**33) -> SimpleNamespace:
+def cupy(free=2**33):
     """Make the part of CuPy's module that is used; ``free``: bytes that are on the device."""
     runtime = SimpleNamespace(
         memGetInfo=lambda: (free, free),
@@ -312,9 +303,7 @@ def cupy(free: int = 2**33) -> SimpleNamespace:
     )
     pool = SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
     cublas = SimpleNamespace(
-        sgemmStridedBatched=_gemm(np.float32),
-        dgemmStridedBatched=_gemm(np.float64),
-        modes=[],
+        sgemmStridedBatched=_gemm(np.float32), dgemmStridedBatched=_gemm(np.float64), modes=[]
     )
     cublas.setMathMode = lambda handle, mode: cublas.modes.append(mode)
     return SimpleNamespace(
@@ -344,7 +333,7 @@ class HostDevice(Device):
 
 
 @contextmanager
-def standing_in() -> Iterator[HostDevice]:
+def standing_in():
     """Have the package find a device of one-lane warps, with few threads that take several items.
 
     Tests are skipped where there is no compiler for its kernels.

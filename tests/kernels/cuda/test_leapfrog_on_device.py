@@ -1,8 +1,5 @@
 """Steps along paths of rows, against processors'."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -14,14 +11,14 @@ REALS = [np.float32, np.float64]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def device() -> Iterator[Any]:
+def device():
     with standing_in() as found:
         yield found
 
 
 @pytest.mark.parametrize("real", REALS)
 @pytest.mark.parametrize("shape", [1.0, 0.3, 2.5])
-def test_kicks_and_drifts_have_the_same_bits(device: Any, real: Any, shape: float) -> None:
+def test_kicks_and_drifts_have_the_same_bits(device, real, shape):
     rng = np.random.default_rng(0)
     theta = rng.gamma(0.3, 1.0, (301, 7)).astype(real)
     theta[5], theta[6, 0] = 0, np.nan
@@ -38,7 +35,7 @@ def test_kicks_and_drifts_have_the_same_bits(device: Any, real: Any, shape: floa
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_places_below_the_smallest_number(device: Any, real: Any) -> None:
+def test_places_below_the_smallest_number(device, real):
     rng, smallest = np.random.default_rng(1), np.finfo(real).tiny
     theta = np.where(rng.random((40, 3)) < 0.5, smallest, 1.0).astype(real)
     place, z = rng.random(theta.shape).astype(real), rng.normal(0.0, 2.0, theta.shape)
@@ -51,7 +48,7 @@ def test_places_below_the_smallest_number(device: Any, real: Any) -> None:
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_rows_go_back(device: Any, real: Any) -> None:
+def test_rows_go_back(device, real):
     rng = np.random.default_rng(2)
     theta, other = rng.random((2, 40, 3)).astype(real)
     back, x = rng.random(40) < 0.5, device.put(theta)

@@ -1,6 +1,5 @@
 """Gradients of one side with fits of its rows, of all blocks of a part, against processors'."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,28 +20,26 @@ ROWS, COLS = (13, 9, 17), (8, 11, 6)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def device() -> Iterator[Any]:
+def device():
     with standing_in() as found:
         yield found
 
 
-def side(counts: tuple[int, ...], order: tuple[int, ...]) -> cuda.Side:
+def side(counts, order):
     """Bands in the order in which a round's blocks meet them."""
     offsets = np.concatenate([[0], np.cumsum(counts)])
     start = offsets[list(order)]
     return cuda.Side(start, np.array([counts[own] for own in order]), int(offsets[-1]))
 
 
-def dense_block(rng: np.random.Generator, m: int, n: int, dtype: Any, weighed: bool) -> BlockView:
+def dense_block(rng, m, n, dtype, weighed):
     array = rng.poisson(2.0, (m + 2, n + 1)).astype(dtype)
     array[rng.random(array.shape) < 0.2] = np.nan
     weights = rng.gamma(2.0, 1.0, (m, n)).astype(dtype) if weighed else None
     return BlockView(array, 1, 1, m, n, weights)
 
 
-def sparse_block(
-    rng: np.random.Generator, m: int, n: int, dtype: Any, weighed: bool, zeros: bool
-) -> SparseBlock:
+def sparse_block(rng, m, n, dtype, weighed, zeros):
     stored = rng.random((m, n)) < 0.4
     values = (1 + rng.poisson(2.0, int(stored.sum()))).astype(dtype)
     if zeros:
@@ -53,23 +50,19 @@ def sparse_block(
     return SparseBlock(indptr, indices, values, m, n, zeros, weights)
 
 
-def part_of(
-    rng: Any, order: Any, zeros: bool | None, weighed: bool, dtype: Any
-) -> tuple[list[Any], cuda.Part]:
+def part_of(rng, order, zeros, weighed, dtype):
     """Blocks of a part, here and on the device; ``order`` has their bands of rows and columns."""
     rows, cols = side(ROWS, order[0]), side(COLS, order[1])
     sizes = list(zip(rows.count, cols.count, strict=True))
     if zeros is None:
-        views: list[Any] = [dense_block(rng, m, n, dtype, weighed) for m, n in sizes]
+        views = [dense_block(rng, m, n, dtype, weighed) for m, n in sizes]
     else:
         views = [sparse_block(rng, m, n, dtype, weighed, zeros) for m, n in sizes]
     made, put = cuda.packed(views, rows, cols, np.dtype(dtype), np.empty), cuda.current().put
     return views, cuda.Part(rows, cols, {name: put(own) for name, own in made.items()}, zeros)
 
 
-def worst(
-    device: Any, law: Any, factor: int, zeros: bool | None, weighed: bool, dtype: Any
-) -> tuple[float, float]:
+def worst(device, law, factor, zeros, weighed, dtype):
     """Largest differences of gradients and of fits, beside the largest of each."""
     rng, order = np.random.default_rng(3), ((0, 1, 2), (2, 0, 1))
     views, part = part_of(rng, order, zeros, weighed, dtype)
@@ -105,9 +98,7 @@ TOLERANCE = {np.float32: 2e-6, np.float64: 1e-13}
 @pytest.mark.parametrize("tile", [2**30, 600])
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("beta", [1.0, 0.5, 2.0])
-def test_dense(
-    device: Any, monkeypatch: pytest.MonkeyPatch, beta: float, weighed: bool, tile: int
-) -> None:
+def test_dense(device, monkeypatch, beta, weighed, tile):
     """In one tile, and in tiles of a few lines: fits of columns are added up over these."""
     monkeypatch.setattr(cuda, "TILE_BYTES", tile)
     for dtype, tolerance in TOLERANCE.items():
@@ -117,7 +108,7 @@ def test_dense(
 
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize(("beta", "zeros"), [(1.0, True), (2.0, True), (1.0, False), (0.5, False)])
-def test_sparse(device: Any, beta: float, zeros: bool, weighed: bool) -> None:
+def test_sparse(device, beta, zeros, weighed):
     for dtype, tolerance in TOLERANCE.items():
         for factor in (0, 1):
             found = worst(device, Tweedie(beta), factor, zeros, weighed, dtype)
@@ -125,7 +116,7 @@ def test_sparse(device: Any, beta: float, zeros: bool, weighed: bool) -> None:
 
 
 @pytest.mark.parametrize("zeros", [None, False])
-def test_every_column_has_its_own_dispersion(device: Any, zeros: bool | None) -> None:
+def test_every_column_has_its_own_dispersion(device, zeros):
     law = NegativeBinomial(np.linspace(0.1, 3.0, sum(COLS)))
     for dtype, tolerance in TOLERANCE.items():
         for factor in (0, 1):
@@ -133,7 +124,7 @@ def test_every_column_has_its_own_dispersion(device: Any, zeros: bool | None) ->
 
 
 @pytest.mark.parametrize("factor", [0, 1])
-def test_a_share_counts_for_gradient_and_fits(device: Any, factor: int) -> None:
+def test_a_share_counts_for_gradient_and_fits(device, factor):
     for zeros in (None, True):
         law = Tweedie(1.0).shared(0.25)
         assert max(worst(device, law, factor, zeros, False, np.float64)) < 1e-13

@@ -1,8 +1,5 @@
 """Entries that a device draws from all blocks of a part, against those of processors."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,18 +16,18 @@ COUNTS = np.array([200, 0, 91])
 
 
 @pytest.fixture(autouse=True, scope="module")
-def device() -> Iterator[Any]:
+def device():
     with standing_in() as found:
         yield found
 
 
-def views_of(zeros: bool | None, weighed: bool, dtype: Any) -> tuple[list[Any], cuda.Part]:
+def views_of(zeros, weighed, dtype):
     return part_of(np.random.default_rng(4), ((0, 1, 2), (2, 0, 1)), zeros, weighed, dtype)
 
 
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("zeros", [None, False, True])
-def test_the_same_entries(device: Any, zeros: bool | None, weighed: bool) -> None:
+def test_the_same_entries(device, zeros, weighed):
     views, part = views_of(zeros, weighed, np.float32)
     address = block_address(KEY, ITERATION, NUMBERS)
     drawn = cuda._drawn(part, np.dtype(np.float32), COUNTS, address)
@@ -60,7 +57,7 @@ def test_the_same_entries(device: Any, zeros: bool | None, weighed: bool) -> Non
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("zeros", [None, False, True])
 @pytest.mark.parametrize("curved", [False, True])
-def test_what_they_add(device: Any, zeros: bool | None, weighed: bool, curved: bool) -> None:
+def test_what_they_add(device, zeros, weighed, curved):
     views, part = views_of(zeros, weighed, np.float64)
     rng, law = np.random.default_rng(5), Tweedie(1.0)
     factors = tuple(rng.gamma(2.0, 0.5, (own.size, 5)) for own in (part.rows, part.cols))
