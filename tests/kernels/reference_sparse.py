@@ -21,37 +21,19 @@ def written_out(indptr, indices, values, n, zeros, dtype):
     return full
 
 
-def _window(indptr, indices, values, W, H, zeros):
-    return written_out(indptr, indices, values, len(H), zeros, W.dtype), 0, 0, W, H
+def _twin(function):
+    """The twin of a sparse kernel, from that of the dense one."""
+
+    def twin(indptr, indices, values, W, H, *rest):
+        *rest, zeros = rest
+        full = written_out(indptr, indices, values, len(H), zeros, W.dtype)
+        function(full, 0, 0, W, H, *rest)
+
+    return twin
 
 
-def gradient(indptr, indices, values, W, H, scale, floor, GW, GH, beta, zeros):
-    """Twin of ``SparseKernels.gradient``."""
-    window = _window(indptr, indices, values, W, H, zeros)
-    reference.gradient(*window, scale, floor, GW, GH, beta)
-
-
-def gradient_curvature(indptr, indices, values, W, H, scale, floor, GW, GH, CW, CH, beta, zeros):
-    """Twin of ``SparseKernels.gradient_curvature``."""
-    window = _window(indptr, indices, values, W, H, zeros)
-    reference.gradient_curvature(*window, scale, floor, GW, GH, CW, CH, beta)
-
-
-def multiplicative_rows(indptr, indices, values, W, H, floor, num, den, beta, zeros):
-    """Twin of ``SparseKernels.multiplicative_rows``."""
-    window = _window(indptr, indices, values, W, H, zeros)
-    reference.multiplicative_rows(*window, floor, num, den, beta)
-
-
-def multiplicative_cols(indptr, indices, values, W, H, floor, num, den, beta, zeros):
-    """Twin of ``SparseKernels.multiplicative_cols``."""
-    window = _window(indptr, indices, values, W, H, zeros)
-    reference.multiplicative_cols(*window, floor, num, den, beta)
-
-
-def evaluate(
-    indptr, indices, values, W, H, floor, out, cell_rows, cell_cols, mean, m2, count, beta, zeros
-):
-    """Twin of ``SparseKernels.evaluate``."""
-    window = _window(indptr, indices, values, W, H, zeros)
-    reference.evaluate(*window, floor, out, cell_rows, cell_cols, mean, m2, count, beta)
+gradient = _twin(reference.gradient)
+gradient_curvature = _twin(reference.gradient_curvature)
+multiplicative_rows = _twin(reference.multiplicative_rows)
+multiplicative_cols = _twin(reference.multiplicative_cols)
+evaluate = _twin(reference.evaluate)

@@ -1,5 +1,7 @@
 """Sparse blocks to try kernels on, with the same block written out in full."""
 
+import threading
+
 import numpy as np
 
 from daskfactor.kernels.views import BlockView, SparseBlock, index_type, pointer_type
@@ -42,3 +44,12 @@ def dense_view(block, dtype=np.float64):
     array = np.full((block.m + 3, block.n + 2), 99.0, dtype)
     array[2 : 2 + block.m, 1 : 1 + block.n] = full
     return BlockView(array, 2, 1, block.m, block.n)
+
+
+def in_threads(function, cases):
+    """Call a function with each case, all at once, in threads of their own."""
+    threads = [threading.Thread(target=function, args=case) for case in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

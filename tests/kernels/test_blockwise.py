@@ -28,54 +28,28 @@ def assert_close(ours, theirs, tolerance=1e-5):
 
 
 @RULES
-def test_gradient(beta, zeros):
+def test_sparse_and_dense_views_give_the_same(beta, zeros):
     sparse, dense, W, H = both(zeros)
-    ours = blockwise.gradient(sparse, Tweedie(beta), W, H, 2.5, FLOOR, Workspace())
-    theirs = blockwise.gradient(dense, Tweedie(beta), W, H, 2.5, FLOOR, Workspace())
-    assert [g.shape for g in ours] == [W.shape, H.shape]
-    for a, b in zip(ours, theirs, strict=True):
-        assert_close(a, b)
-
-
-@RULES
-def test_gradient_curvature(beta, zeros):
-    sparse, dense, W, H = both(zeros)
-    results = []
+    law, results = Tweedie(beta), []
     for view in (sparse, dense):
-        CW, CH = np.ones_like(W), np.ones_like(H)
-        gradients = blockwise.gradient(view, Tweedie(beta), W, H, 2.5, FLOOR, Workspace(), (CW, CH))
-        results.append([*gradients, CW, CH])
-    for a, b in zip(*results, strict=True):
-        assert_close(a, b)
-
-
-@RULES
-@pytest.mark.parametrize("by_rows", [True, False])
-def test_multiplicative(beta, zeros, by_rows):
-    sparse, dense, W, H = both(zeros)
-    results = []
-    for view in (sparse, dense):
-        num, den = (np.ones_like(W if by_rows else H) for _ in range(2))
-        blockwise.multiplicative(view, Tweedie(beta), by_rows, W, H, FLOOR, (num, den), Workspace())
-        results.append((num, den))
-    for a, b in zip(*results, strict=True):
-        assert_close(a, b)
-
-
-@RULES
-def test_evaluate(beta, zeros):
-    sparse, dense, W, H = both(zeros)
-    results = []
-    for view in (sparse, dense):
+        first = blockwise.gradient(view, law, W, H, 2.5, FLOOR, Workspace())
+        assert [own.shape for own in first] == [W.shape, H.shape]
+        curvatures = np.ones_like(W), np.ones_like(H)
+        second = blockwise.gradient(view, law, W, H, 2.5, FLOOR, Workspace(), curvatures)
+        found = [*first, *second, *curvatures]
+        for by_rows, side in ((True, W), (False, H)):
+            num, den = np.ones_like(side), np.ones_like(side)
+            blockwise.multiplicative(view, law, by_rows, W, H, FLOOR, (num, den), Workspace())
+            found += [num, den]
         out, mean, m2 = np.array([1.0, 2.0]), np.zeros(2, np.float32), np.zeros(2, np.float32)
         cells = (np.array([0, 7], np.int32), np.array([3, 89], np.int32), mean, m2, 1)
-        blockwise.evaluate(view, Tweedie(beta), W, H, FLOOR, out, cells, Workspace())
+        blockwise.evaluate(view, law, W, H, FLOOR, out, cells, Workspace())
         alone = np.array([1.0, 2.0])
-        blockwise.evaluate(view, Tweedie(beta), W, H, FLOOR, alone, None, Workspace())
+        blockwise.evaluate(view, law, W, H, FLOOR, alone, None, Workspace())
         np.testing.assert_array_equal(out, alone)
-        results.append((out, mean))
+        results.append([*found, *out, *mean])
     for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+        assert_close(a, b)
 
 
 @pytest.mark.parametrize("zeros", [False, True])

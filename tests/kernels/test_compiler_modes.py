@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,16 +16,22 @@ from tests.kernels.small_run import all_results
 SCRIPT = Path(__file__).with_name("small_run.py")
 
 
+def printed(*arguments, **settings):
+    """The words that an interpreter of its own prints under these environment variables."""
+    root = str(Path(daskfactor.__file__).parents[1])
+    environment, command = os.environ | {"PYTHONPATH": root} | settings, [sys.executable]
+    done = subprocess.run(
+        [*command, *map(str, arguments)], check=False, env=environment, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def run_small(tmp_path, wanted, **settings):
     """What ``small_run.py`` finds in a fresh process with these environment variables."""
-    root = str(Path(daskfactor.__file__).parents[1])
     out = tmp_path / f"{'-'.join(settings) or 'plain'}.npz"
-    environment = os.environ | {"PYTHONPATH": root} | settings
-    command = [sys.executable, str(SCRIPT), str(out), wanted]
-    done = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    printed(SCRIPT, out, wanted, **settings)
     return dict(np.load(out))
 
 
@@ -66,13 +73,8 @@ def test_bounds_checks_are_on(tmp_path):
         "import numpy as np; from daskfactor.kernels.langevin import accumulate_moments as a;"
         "a(np.ones((2, 2)), 1, np.ones((1, 2)), np.ones((1, 2)))"
     )
-    root = str(Path(daskfactor.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": root, "NUMBA_BOUNDSCHECK": "1"} | NOT_KEPT
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert "IndexError" in done.stderr
+    with pytest.raises(AssertionError, match="IndexError"):
+        printed("-c", code, NUMBA_BOUNDSCHECK="1", **NOT_KEPT)
 
 
 @pytest.mark.full
@@ -104,16 +106,8 @@ print(process_time() - start, *found)
 
 @pytest.mark.slow
 def test_disk_cache_tells_laws_apart(tmp_path):
-    root = str(Path(daskfactor.__file__).parents[1])
     settings = {"DASKFACTOR_JIT_CACHE": str(tmp_path)}
-    environment, command = (
-        os.environ | {"PYTHONPATH": root} | settings,
-        [sys.executable, "-c", ROWS],
-    )
-    first, second = (
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    )
+    first, second = (printed("-c", ROWS, **settings) for _ in range(2))
     (cold, *found), (warm, *again) = first.split(), second.split()
     assert found == again
     assert found[0] != found[1]
@@ -139,18 +133,10 @@ for K in (int(text) for text in sys.argv[1:]):
 
 def test_disk_cache_tells_closures_apart_that_processes_named_alike(tmp_path):
     """Both K are the first kernel of their process, and meet in a third one."""
-    settings = {"DASKFACTOR_JIT_CACHE": str(tmp_path)}
-
-    def printed(*arguments):
-        environment = os.environ | {"PYTHONPATH": str(Path(daskfactor.__file__).parents[1])}
-        command = [sys.executable, "-c", CLOSURES, *arguments]
-        return subprocess.run(
-            command, env=environment | settings, capture_output=True, text=True, check=True
-        ).stdout
-
-    five, eight = printed("5"), printed("8")
+    of = partial(printed, "-c", CLOSURES, DASKFACTOR_JIT_CACHE=str(tmp_path))
+    five, eight = of(5), of(8)
     kept = sorted(tmp_path.rglob("*.nbc"))
-    assert printed("5", "8") == five + eight
+    assert of(5, 8) == five + eight
     assert sorted(tmp_path.rglob("*.nbc")) == kept  # nothing was compiled again
 
 
@@ -172,16 +158,9 @@ print(looks_up()(1000))
 def test_disk_cache_outlives_damage_and_tells_tables_and_globals_apart(tmp_path):
     script, cache = tmp_path / "table.py", tmp_path / "cache"
     script.write_text(TABLE)
-    root = str(Path(daskfactor.__file__).parents[1])
-    settings = {"PYTHONPATH": root, "DASKFACTOR_JIT_CACHE": str(cache)}
 
     def look(table, scale):
-        command = [sys.executable, str(script), str(table), str(scale)]
-        done = subprocess.run(
-            command, env=os.environ | settings, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return float(done.stdout)
+        return float(printed(script, table, scale, DASKFACTOR_JIT_CACHE=str(cache)))
 
     assert [look(1.0, 1.0), look(2.0, 1.0), look(1.0, 3.0)] == [1.0, 2.0, 3.0]
     kept = sorted(cache.rglob("*.nbc"))

@@ -1,5 +1,3 @@
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +7,12 @@ from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import reference
+from tests.kernels.sparse_problem import FLOOR, in_threads
+from tests.pairwise import pairwise
 
 BETAS = (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 3.0)
 EVERY_BETA = pytest.mark.parametrize("beta", BETAS)
-DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-4), (np.float64, 1e-10)])
+
 # Every law and type is compiled anew. Factors are float32 unless somebody asks for more, so all
 # laws are tried in it; a rule of one law and the general rule in both.
 RULES = pytest.mark.parametrize(
@@ -20,7 +20,6 @@ RULES = pytest.mark.parametrize(
     [(beta, np.float32, 1e-4) for beta in BETAS]
     + [(beta, np.float64, 1e-10) for beta in (1.0, 0.3)],
 )
-FLOOR = 1e-6
 LAW = FLOOR, ()
 
 
@@ -76,12 +75,13 @@ def test_kernels_equal_their_twins(beta, dtype, tolerance, missing):
     Problem(beta, dtype, 53, 31, 11, missing=missing, tile=16).check_all(tolerance)
 
 
-@DTYPES
-@pytest.mark.parametrize(
-    ("m", "n", "K"), [(1, 1, 1), (1, 9, 2), (9, 1, 4), (7, 5, 3), (5, 7, 20), (130, 3, 1)]
+@pairwise(
+    real=[(np.float32, 1e-4), (np.float64, 1e-10)],
+    shape=[(1, 1, 1), (1, 9, 2), (9, 1, 4), (7, 5, 3), (5, 7, 20), (130, 3, 1)],
+    tile=[1, 4, None],
 )
-@pytest.mark.parametrize("tile", [1, 4, None])
-def test_odd_shapes(dtype, tolerance, m, n, K, tile):
+def test_odd_shapes(real, shape, tile):
+    (dtype, tolerance), (m, n, K) = real, shape
     tile = None if tile is None else min(tile, m)
     Problem(1.0, dtype, m, n, K, tile=tile).check_all(tolerance)
     Problem(1.0, dtype, m, n, K, missing=0.0, tile=tile, offset=(0, 0)).check_all(tolerance)
@@ -142,11 +142,14 @@ def test_evaluate_skips_missing_entries():
     np.testing.assert_array_equal(out, [10.0, 20.0])
 
 
-@EVERY_BETA
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-13)])
-@pytest.mark.parametrize("distance", [0.0, 1e-3, 0.02, 0.05, 0.3, 0.5, 1.0, 30.0])
-def test_deviance_has_no_cancellation(beta, dtype, tolerance, distance):
+@pairwise(
+    beta=BETAS,
+    real=[(np.float32, 2e-6), (np.float64, 1e-13)],
+    distance=[0.0, 1e-3, 0.02, 0.05, 0.3, 0.5, 1.0, 30.0],
+)
+def test_deviance_has_no_cancellation(beta, real, distance):
     # One row, K = 1: mu is exactly W; the twin computes in extended precision.
+    dtype, tolerance = real
     mu = np.array([[0.37, 1.0, 250.0]]).astype(dtype)
     v = (mu.astype(float) * (1 + distance)).astype(dtype)
     out, none = np.zeros(2), np.zeros(0, np.int32)
@@ -253,13 +256,7 @@ def test_threads_do_not_share_scratch():
         for _ in range(50):
             kernel(problem.window, *problem.block[3:], 1.0, LAW, tuple(outputs), problem.tiles)
 
-    threads = [
-        threading.Thread(target=work, args=pair) for pair in zip(problems, together, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, zip(problems, together, strict=True))
     for ours, theirs in zip(alone, together, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(a).max())

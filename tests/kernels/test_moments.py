@@ -7,13 +7,11 @@ from scipy import stats
 from daskfactor.kernels.langevin import cir_step, langevin_step, mean_share
 from daskfactor.kernels.philox import Address
 from tests.kernels import reference
+from tests.pairwise import pairwise
 
 PROCESS = (1.0, np.inf)
 """Neither shares nor bounds: the moments of the process."""
 KEY = np.array([3, 4], np.uint32)
-SHAPES = pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 5), (65, 3), (40, 100)])
-PRIORS = [0.3, 0.5, 0.6, 1.0, 2.5]
-STARTS = [1e-6, 0.02, 0.4, 30.0]
 
 
 def moved(theta, grad, metric, step, rate, shape, matched=PROCESS, coarse=False, row0=13):
@@ -23,13 +21,13 @@ def moved(theta, grad, metric, step, rate, shape, matched=PROCESS, coarse=False,
     return out
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 3e-5), (np.float64, 1e-11)])
-@SHAPES
-@pytest.mark.parametrize(
-    ("coarse", "shape", "matched"),
-    [(False, 1.0, (1.0, np.inf)), (True, 1.0, (0.3, 2.0)), (False, 0.3, (0.7, np.inf))],
+@pairwise(
+    real=[(np.float32, 3e-5), (np.float64, 1e-11)],
+    size=[(1, 1), (1, 9), (7, 5), (65, 3), (40, 100)],
+    kind=[(False, 1.0, (1.0, np.inf)), (True, 1.0, (0.3, 2.0)), (False, 0.3, (0.7, np.inf))],
 )
-def test_the_step_equals_the_twin(size, dtype, tolerance, coarse, shape, matched):
+def test_the_step_equals_the_twin(size, real, kind):
+    (dtype, tolerance), (coarse, shape, matched) = real, kind
     rng = np.random.default_rng(0)
     theta, metric = (rng.gamma(2.0, size=size).astype(dtype) for _ in range(2))
     theta.flat[0] = 0
@@ -62,10 +60,12 @@ def process(theta, num, c, step, shape):
     )
 
 
-@pytest.mark.parametrize("step", [0.05, 0.7])
-@pytest.mark.parametrize("theta0", STARTS)
-@pytest.mark.parametrize("shape", PRIORS)
-@pytest.mark.parametrize("num", [0.0, 4.0])
+@pairwise(
+    shape=[0.3, 0.5, 0.6, 1.0, 2.5],
+    theta0=[1e-6, 0.02, 0.4, 30.0],
+    step=[0.05, 0.7],
+    num=[0.0, 4.0],
+)
 def test_a_step_has_the_moments_of_the_process_and_of_its_exact_step(step, theta0, shape, num):
     size, rate, c = (3000, 40), 0.5, 2.3
     theta = np.full(size, theta0)

@@ -1,7 +1,5 @@
 """Sparse kernels against their twins, and what only they can get wrong."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from daskfactor.kernels.sparse import CHUNK, sparse_kernels
 from daskfactor.kernels.views import SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import reference_sparse
-from tests.kernels.sparse_problem import FLOOR, RULES, ZEROS, factor_pair, sparse_block
+from tests.kernels.sparse_problem import FLOOR, RULES, ZEROS, factor_pair, in_threads, sparse_block
 
 EVERY_RULE = pytest.mark.parametrize(("beta", "zeros"), RULES)
 K = 11
@@ -75,14 +73,7 @@ def evaluation(block, beta, W, H, cells=NONE):
 
 
 @CASES
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_equal_their_twins(name, beta, zeros, dtype, tolerance):
-    block = sparse_block(dtype, 53, 31, zeros)
-    check(name, block, beta, *factor_pair(dtype, 53, 31, K), tolerance)
-
-
-@CASES
-def test_evaluate_equals_its_twin(beta, zeros, dtype, tolerance):
+def test_kernels_equal_their_twins(beta, zeros, dtype, tolerance):
     cells = (
         np.array([0, 0, 15, 16, 52], np.int32),
         np.array([0, 30, 2, 3, 30], np.int32),
@@ -90,9 +81,11 @@ def test_evaluate_equals_its_twin(beta, zeros, dtype, tolerance):
         np.full(5, 0.5),
         3,
     )
-    block = sparse_block(dtype, 53, 31, zeros)
+    block, factors = sparse_block(dtype, 53, 31, zeros), factor_pair(dtype, 53, 31, K)
+    for name in KERNELS:
+        check(name, block, beta, *factors, tolerance)
     assert block.values.size > CHUNK
-    ours, theirs = evaluation(block, beta, *factor_pair(dtype, 53, 31, K), cells)
+    ours, theirs = evaluation(block, beta, *factors, cells)
     for got, expected in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(got, expected, rtol=tolerance)
 
@@ -284,13 +277,7 @@ def test_threads_do_not_share_anything():
     def work(block, results):
         results.extend(call("gradient", block, 1.0, W, H) for _ in range(30))
 
-    threads = [
-        threading.Thread(target=work, args=pair) for pair in zip(problems, together, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, zip(problems, together, strict=True))
     for ours, theirs in zip(alone, together, strict=True):
         assert len(theirs) == 30
         for other in theirs:

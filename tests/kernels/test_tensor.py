@@ -18,16 +18,9 @@ SHAPE, K, FLOOR = (5, 6, 7, 4), 5, 1e-6
 def test_gradients_and_updates_are_their_definitions(N, beta, zeros):
     rng, shape, letters, law = np.random.default_rng(0), SHAPE[:N], "abcd"[:N], Tweedie(beta)
     factors = tuple(rng.gamma(2.0, size=(size, K)) for size in shape)
-    stored = rng.random(shape) < 0.3
-    places, values = np.nonzero(stored), rng.gamma(2.0, size=stored.sum())
-    values[::7] = np.nan
-    indptr = np.searchsorted(places[0], np.arange(shape[0] + 1)).astype(np.int32)
-    indices = tuple(each.astype(np.uint16) for each in places[1:])
-    block, work = TensorBlock(indptr, indices, values, shape, zeros), Workspace(np.float64)
-    V = np.full(shape, 0.0 if zeros else np.nan)
-    V[stored] = values
+    (block, V), work = block_of(shape, zeros), Workspace(np.float64)
     seen, V = ~np.isnan(V), np.nan_to_num(V)
-    mu = np.einsum(",".join(f"{c}k" for c in letters) + f"->{letters}", *factors)
+    mu = means(factors, letters)
     curvatures = tuple(np.zeros_like(factor) for factor in factors)
     found = factorwise.gradient(block, law, factors, 1.0, FLOOR, work, curvatures)
     for n in range(N):

@@ -243,26 +243,8 @@ def _at(pointer, kind, shape, strides):
 def _gemm(kind):
     """Multiply stacks of matrices whose columns are contiguous, as cuBLAS does."""
 
-    def multiply(
-        handle,
-        turn_a,
-        turn_b,
-        m,
-        n,
-        k,
-        alpha,
-        a,
-        lda,
-        stride_a,
-        b,
-        ldb,
-        stride_b,
-        beta,
-        c,
-        ldc,
-        stride_c,
-        count,
-    ):
+    def multiply(handle, turn_a, turn_b, m, n, k, alpha, *rest):
+        a, lda, stride_a, b, ldb, stride_b, beta, c, ldc, stride_c, count = rest
         first = _at(a, kind, (count, *((k, m) if turn_a else (m, k))), (stride_a, 1, lda))
         second = _at(b, kind, (count, *((n, k) if turn_b else (k, n))), (stride_b, 1, ldb))
         out = _at(c, kind, (count, m, n), (stride_c, 1, ldc))

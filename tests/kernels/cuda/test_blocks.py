@@ -5,6 +5,8 @@ absolute terms, closed sums of unstored zeros among them, of which rounding leav
 sqrt(terms) eps.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -46,8 +48,17 @@ def spelled(case):
     return "-".join(case[:4]) + "-weights" * case[4] + "-even" * len(case[5:])
 
 
-EACH = pytest.mark.parametrize("case", CASES, ids=spelled)
-DENSE = pytest.mark.parametrize("case", [own for own in CASES if own[1] == "dense"], ids=spelled)
+SPELLED = {spelled(case): case for case in CASES}
+EACH = pytest.mark.parametrize("case", SPELLED)
+DENSE = pytest.mark.parametrize(
+    "case", [name for name, own in SPELLED.items() if own[1] == "dense"]
+)
+
+
+@cache
+def problem_of(case):
+    """Return a problem that several tests read and none changes."""
+    return Problem(*SPELLED[case])
 
 
 class Problem:
@@ -161,48 +172,39 @@ def gradients_here(problem, curved=False):
 
 
 @EACH
-def test_gradients_are_those_of_each_block(stand_in, case):
-    problem = Problem(*case)
-    found = factorwise.gradient(
-        problem.part(stand_in), problem.law, problem.put(stand_in), 2.5, FLOOR, Workspace()
-    )
-    wanted, _ = gradients_here(problem)
-    for own, exact, bounds in zip(found, wanted, problem.bounds(), strict=True):
-        assert_close(stand_in.take(own), exact, 2.5 * bounds, problem.dtype)
-
-
-@EACH
-def test_curvatures_are_added_to_what_is_there(stand_in, case):
-    problem = Problem(*case)
+def test_gradients_are_those_of_each_block_and_curvatures_are_added(stand_in, case):
+    problem = problem_of(case)
+    part, factors = problem.part(stand_in), problem.put(stand_in)
     curvatures = tuple(stand_in.put(np.ones_like(own)) for own in (problem.W, problem.H))
-    told = problem.put(stand_in), 2.5, FLOOR, Workspace(), curvatures
-    found = factorwise.gradient(problem.part(stand_in), problem.law, *told)
-    wanted, curved = gradients_here(problem, curved=True)
-    for n, bounds in enumerate(problem.bounds()):
-        assert_close(stand_in.take(found[n]), wanted[n], 2.5 * bounds, problem.dtype)
-        assert_close(stand_in.take(curvatures[n]), curved[n], 1.0 + bounds, problem.dtype)
-        assert (stand_in.take(curvatures[n]) > 1.0).mean() > 0.7
+    for more in ((), (curvatures,)):
+        told = factors, 2.5, FLOOR, Workspace(), *more
+        found = factorwise.gradient(part, problem.law, *told)
+        wanted, curved = gradients_here(problem, curved=bool(more))
+        for own, exact, bounds in zip(found, wanted, problem.bounds(), strict=True):
+            assert_close(stand_in.take(own), exact, 2.5 * bounds, problem.dtype)
+    for own, exact, bounds in zip(curvatures, curved, problem.bounds(), strict=True):
+        assert_close(stand_in.take(own), exact, 1.0 + bounds, problem.dtype)
+        assert (stand_in.take(own) > 1.0).mean() > 0.7
 
 
 @EACH
-@pytest.mark.parametrize("factor", [0, 1])
-def test_multiplicative_updates_are_those_of_each_block(stand_in, case, factor):
-    problem = Problem(*case)
-    like = (problem.W, problem.H)[factor]
-    wanted = [np.zeros_like(like) for _ in range(2)]
+def test_multiplicative_updates_are_those_of_each_block(stand_in, case):
+    problem = problem_of(case)
+    part, factors = problem.part(stand_in), problem.put(stand_in)
+    for factor, like in enumerate((problem.W, problem.H)):
+        wanted = [np.zeros_like(like) for _ in range(2)]
 
-    def add(view, factors, spans):
-        own = tuple(total[spans[factor]].copy() for total in wanted)
-        factorwise.multiplicative(view, problem.law, factor, factors, FLOOR, own, Workspace())
-        for total, more in zip(wanted, own, strict=True):
-            total[spans[factor]] = more
+        def add(view, factors, spans, factor=factor, wanted=wanted):
+            own = tuple(total[spans[factor]].copy() for total in wanted)
+            factorwise.multiplicative(view, problem.law, factor, factors, FLOOR, own, Workspace())
+            for total, more in zip(wanted, own, strict=True):
+                total[spans[factor]] = more
 
-    problem.each(add)
-    found = tuple(stand_in.zeros(like.shape, like.dtype) for _ in range(2))
-    told = factor, problem.put(stand_in), FLOOR, found, Workspace()
-    factorwise.multiplicative(problem.part(stand_in), problem.law, *told)
-    for own, exact in zip(found, wanted, strict=True):
-        assert_close(stand_in.take(own), exact, problem.bounds()[factor], problem.dtype)
+        problem.each(add)
+        found = tuple(stand_in.zeros(like.shape, like.dtype) for _ in range(2))
+        factorwise.multiplicative(part, problem.law, factor, factors, FLOOR, found, Workspace())
+        for own, exact in zip(found, wanted, strict=True):
+            assert_close(stand_in.take(own), exact, problem.bounds()[factor], problem.dtype)
 
 
 def cells_of(problem, count):
@@ -218,7 +220,7 @@ def cells_of(problem, count):
 
 @EACH
 def test_fits_and_monitored_cells_are_those_of_each_block(stand_in, case):
-    problem, out, there = Problem(*case), np.array([3.0, 5.0]), np.array([3.0, 5.0])
+    problem, out, there = problem_of(case), np.array([3.0, 5.0]), np.array([3.0, 5.0])
     cells, wanted = cells_of(problem, 4), []
     given = iter(cells)
 
@@ -263,7 +265,7 @@ def test_fits_without_cells_are_the_same(stand_in):
 
 @DENSE
 def test_tiles_of_few_rows_give_the_same_sums(stand_in, case, monkeypatch):
-    problem, results = Problem(*case), []
+    problem, results = problem_of(case), []
     line = len(BLOCKS) * problem.cols.most * problem.dtype.itemsize
     for rows in (10**6, 7):
         monkeypatch.setattr(blocks, "TILE_BYTES", rows * line)
@@ -280,10 +282,7 @@ def test_tiles_of_few_rows_give_the_same_sums(stand_in, case, monkeypatch):
 
 
 def test_sums_have_the_same_bits_every_time(stand_in):
-    for case in CASES:
-        if case[0] != "beta=1.0":
-            continue
-        problem = Problem(*case)
+    for problem in map(problem_of, (name for name, own in SPELLED.items() if own[0] == "beta=1.0")):
         part = problem.part(stand_in)
         once, again = (
             factorwise.gradient(part, problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace())

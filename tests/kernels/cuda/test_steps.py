@@ -6,13 +6,15 @@ import pytest
 from daskfactor.kernels import langevin, philox, squares, steps
 from daskfactor.kernels.cuda import steps as cuda
 from daskfactor.kernels.philox import Address
+from tests.pairwise import pairwise
 
 KEY = np.array([5, 8], np.uint32)
 ADDRESS = Address(KEY, 11, 1, 40)
 FAR = Address(np.array([2**32 - 1, 2**31], np.uint32), 2**31 - 1, 2**32 - 1, 2**32 - 31)
-DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
-SIZES = pytest.mark.parametrize("size", [(1, 1), (31, 7), (13, 100)])
-ADDRESSES = pytest.mark.parametrize("address", [ADDRESS, FAR], ids=["near", "far"])
+REALS = [np.float32, np.float64]
+DTYPES = pytest.mark.parametrize("dtype", REALS)
+EACH = {"dtype": REALS, "size": [(1, 1), (31, 7), (13, 100)]}
+ADDRESSED = EACH | {"address": [ADDRESS, FAR]}
 
 
 class Band:
@@ -51,20 +53,14 @@ def is_entries(own, changed):
     return getattr(own, "ndim", 0) == 2 and len(own) == len(changed[0])
 
 
-@DTYPES
-@SIZES
-@ADDRESSES
+@pairwise(**ADDRESSED)
 def test_normal_numbers_have_the_same_bits(stand_in, size, dtype, address):
     (z,) = assert_same(stand_in, "fill_normals", [np.zeros(size, dtype)], *address)
     assert np.isfinite(z).all()
     assert (z != 0).all()
 
 
-@DTYPES
-@SIZES
-@ADDRESSES
-@pytest.mark.parametrize("coarse", [False, True])
-@pytest.mark.parametrize("shape", [1.0, 2.5, 0.3])
+@pairwise(**ADDRESSED, coarse=[False, True], shape=[1.0, 2.5, 0.3])
 def test_plain_steps_have_the_same_bits(stand_in, size, dtype, address, coarse, shape):
     band = Band(size, dtype)
     told = band.grad, None, 0.02, (0.5, shape), address, coarse
@@ -75,12 +71,7 @@ def test_plain_steps_have_the_same_bits(stand_in, size, dtype, address, coarse, 
 MATCHED = {"none": None, "share": (0.4, np.inf), "cap": (0.4, 2.8)}
 
 
-@DTYPES
-@SIZES
-@ADDRESSES
-@pytest.mark.parametrize("coarse", [False, True])
-@pytest.mark.parametrize("shape", [1.0, 0.3])
-@pytest.mark.parametrize("matched", MATCHED)
+@pairwise(**ADDRESSED, coarse=[False, True], shape=[1.0, 0.3], matched=list(MATCHED))
 def test_metric_steps_have_the_same_bits(stand_in, size, dtype, address, coarse, shape, matched):
     band = Band(size, dtype)
     told = band.grad, band.metric, 0.2, (0.5, shape), address, coarse, MATCHED[matched]
@@ -117,9 +108,7 @@ def test_entries_of_an_infinite_metric_stay(stand_in, dtype, matched):
     np.testing.assert_array_equal(moved[:, 2], band.theta[:, 2])
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", [1.0, 0.3])
-@pytest.mark.parametrize("matched", [None, *MATCHED])
+@pairwise(dtype=REALS, shape=[1.0, 0.3], matched=[None, *MATCHED])
 def test_nan_stays_nan(stand_in, dtype, shape, matched):
     band = Band((31, 7), dtype)
     band.theta[3, 1] = band.grad[4, 2] = np.nan
@@ -132,10 +121,7 @@ def test_nan_stays_nan(stand_in, dtype, shape, matched):
     assert np.isnan(moved).sum() == 2
 
 
-@DTYPES
-@SIZES
-@ADDRESSES
-@pytest.mark.parametrize("shape", [0.7, 2.0])
+@pairwise(**ADDRESSED, shape=[0.7, 2.0])
 def test_exact_transitions_have_the_same_bits(stand_in, size, dtype, address, shape):
     band = Band(size, dtype)
     told = band.grad, band.other, band.metric, 1.5, 0.2, (0.5, shape), address
@@ -143,8 +129,7 @@ def test_exact_transitions_have_the_same_bits(stand_in, size, dtype, address, sh
     assert (moved > 0).all()
 
 
-@DTYPES
-@SIZES
+@pairwise(**EACH)
 def test_moments_have_the_same_bits(stand_in, size, dtype):
     band = Band(size, dtype)
     mean, m2 = np.zeros(size, dtype), np.zeros(size, dtype)
@@ -158,9 +143,7 @@ def test_moments_have_the_same_bits(stand_in, size, dtype):
     np.testing.assert_allclose(mean, 2 * band.theta, rtol=1e-6)
 
 
-@DTYPES
-@SIZES
-@ADDRESSES
+@pairwise(**ADDRESSED)
 def test_kicks_drifts_and_refreshed_momenta_have_the_same_bits(stand_in, size, dtype, address):
     band = Band(size, dtype)
     pair = [band.theta, band.momentum]
@@ -171,9 +154,7 @@ def test_kicks_drifts_and_refreshed_momenta_have_the_same_bits(stand_in, size, d
     assert_same(stand_in, "refresh", [band.momentum], 0.9, *address)
 
 
-@DTYPES
-@SIZES
-@ADDRESSES
+@pairwise(**ADDRESSED)
 def test_flights_and_refreshed_lengths_have_the_same_bits(stand_in, size, dtype, address):
     band = Band(size, dtype)
     band.metric[:, 0] = np.inf
@@ -203,10 +184,7 @@ PENALTIES = {
 }
 
 
-@DTYPES
-@SIZES
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("power", [1.0, 0.5, 1 / 3])
+@pairwise(**EACH, penalty=list(PENALTIES), power=[1.0, 0.5, 1 / 3])
 def test_shares_of_multiplicative_updates_are_those_of_numpy(stand_in, size, dtype, penalty, power):
     band, more = Band(size, dtype), PENALTIES[penalty](*size)
     num, den = band.momentum, band.other.copy()
