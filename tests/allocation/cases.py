@@ -26,18 +26,24 @@ def log_f(compiled, counts):
     return result.reshape(C.shape[:-1])
 
 
-def contracted(parents, sizes, a):
-    return {v: a / (sizes[v] * prod(sizes[p] for p in ps)) for v, ps in parents.items()}
+def network(draws, sizes, hidden, observed="", a=1.0, b=1.0, alpha=None, tied=()):
+    """Describe a model: draws of a token as "r i|r j|r,i", sizes as "r:2 i:3".
 
-
-def network(parents, sizes, hidden, observed, a=1.0, b=1.0, alpha=None, table=None):
-    own = contracted(parents, sizes, a) if alpha is None else alpha
-    return Network(parents, sizes, own, hidden, observed, a, b, table or {})
+    Observed variables are, if not named, those that are not hidden. Tables of variables that
+    are tied are called t; others have, if nothing else is said, a shared out over their cells.
+    """
+    parents = {}
+    for name, _, given in (own.partition("|") for own in draws.split()):
+        parents[name] = tuple(given.split(",")) if given else ()
+    numbers = {name: int(size) for name, size in (own.split(":") for own in sizes.split())}
+    seen = observed.split() or [name for name in parents if name not in hidden.split()]
+    own = {v: a / (numbers[v] * prod(numbers[p] for p in ps)) for v, ps in parents.items()}
+    table = dict.fromkeys(tied, "t")
+    return Network(parents, numbers, own | (alpha or {}), hidden.split(), seen, a, b, table)
 
 
 def toy(R):
-    parents = {"r": (), "i": ("r",), "j": ("r",)}
-    return network(parents, {"r": R, "i": 3, "j": 4}, ["r"], ["i", "j"])
+    return network("r i|r j|r", f"r:{R} i:3 j:4", "r")
 
 
 def tensor(shape, seed, total):
@@ -47,132 +53,68 @@ def tensor(shape, seed, total):
 
 
 def _cases():
-    ij = {"i": 2, "j": 3}
     yield (
         "cp",
         AllocationModel.cp(2, order=3, concentration=1.5, rate=0.7),
-        network(
-            {"r": (), "i": ("r",), "j": ("r",), "k": ("r",)},
-            {"r": 2, "i": 2, "j": 2, "k": 2},
-            ["r"],
-            ["i", "j", "k"],
-            1.5,
-            0.7,
-        ),
+        network("r i|r j|r k|r", "r:2 i:2 j:2 k:2", "r", a=1.5, b=0.7),
         tensor((2, 2, 2), 0, 7),
     )
+    shared = {"r": 1.0, "t": 0.3}
     yield (
         "symmetric",
         AllocationModel.symmetric_nmf(2, concentration_shared=0.3, concentration=2.0),
-        network(
-            {"r": (), "i": ("r",), "j": ("r",)},
-            {"r": 2, "i": 3, "j": 3},
-            ["r"],
-            ["i", "j"],
-            2.0,
-            alpha={"r": 1.0, "t": 0.3},
-            table={"i": "t", "j": "t"},
-        ),
+        network("r i|r j|r", "r:2 i:3 j:3", "r", a=2.0, alpha=shared, tied="ij"),
         np.array([[2, 1, 0], [1, 1, 0], [0, 0, 2]]),
     )
     yield (
         "chain",
         AllocationModel("r -> s -> i, r -> j", {"r": 2, "s": 2}),
-        network(
-            {"r": (), "s": ("r",), "i": ("s",), "j": ("r",)},
-            {"r": 2, "s": 2, **ij},
-            ["r", "s"],
-            ["i", "j"],
-        ),
+        network("r s|r i|s j|r", "r:2 s:2 i:2 j:3", "r s"),
         tensor((2, 3), 1, 5),
     )
     yield (
         "collider",
         AllocationModel("r -> i, s -> i, s -> j", {"s": 3, "r": 2}, ["j", "i"], 0.8),
-        network(
-            {"r": (), "s": (), "i": ("r", "s"), "j": ("s",)},
-            {"r": 2, "s": 3, "i": 2, "j": 3},
-            ["r", "s"],
-            ["j", "i"],
-            0.8,
-        ),
+        network("r s i|r,s j|s", "r:2 s:3 i:2 j:3", "r s", "j i", a=0.8),
         tensor((3, 2), 2, 5),
     )
     yield (
         "observed parents",
         AllocationModel("d -> i, r -> i, d -> j, r -> j, i -> j", {"r": 2}, ["i", "j", "d"]),
-        network(
-            {"d": (), "r": (), "i": ("d", "r"), "j": ("d", "r", "i")},
-            {"r": 2, "i": 2, "j": 2, "d": 3},
-            ["r"],
-            ["i", "j", "d"],
-        ),
+        network("d r i|d,r j|d,r,i", "r:2 i:2 j:2 d:3", "r", "i j d"),
         tensor((2, 2, 3), 3, 7),
     )
+    lengths = {"d": 0.6, "r": 0.4, "w": 0.2}
     yield (
         "topics",
         AllocationModel.topics(3, document=0.4, word=0.2, length=0.6, rate=2.0, shape=1.7),
-        network(
-            {"d": (), "r": ("d",), "w": ("r",)},
-            {"d": 3, "r": 3, "w": 4},
-            ["r"],
-            ["d", "w"],
-            1.7,
-            2.0,
-            alpha={"d": 0.6, "r": 0.4, "w": 0.2},
-        ),
+        network("d r|d w|r", "d:3 r:3 w:4", "r", a=1.7, b=2.0, alpha=lengths),
         tensor((3, 4), 4, 6),
     )
+    core = "r1 r2|r1 r3|r1,r2 i|r1 j|r2 k|r3"
     yield (
         "tucker",
         AllocationModel.tucker((2, 2, 2), concentration=3.0),
-        network(
-            {"r1": (), "r2": ("r1",), "r3": ("r1", "r2"), "i": ("r1",), "j": ("r2",), "k": ("r3",)},
-            {"r1": 2, "r2": 2, "r3": 2, "i": 2, "j": 2, "k": 3},
-            ["r1", "r2", "r3"],
-            ["i", "j", "k"],
-            3.0,
-        ),
+        network(core, "r1:2 r2:2 r3:2 i:2 j:2 k:3", "r1 r2 r3", a=3.0),
         tensor((2, 2, 3), 5, 4),
     )
     yield (
         "tied hidden and observed",
         AllocationModel("s -> i -> j, s -> k", {"s": 3}, concentration=0.9, tied={("i", "j"): 0.5}),
-        network(
-            {"s": (), "i": ("s",), "j": ("i",), "k": ("s",)},
-            {"s": 3, "i": 3, "j": 3, "k": 2},
-            ["s"],
-            ["i", "j", "k"],
-            0.9,
-            alpha={"s": 0.9 / 3, "t": 0.5, "k": 0.9 / 6},
-            table={"i": "t", "j": "t"},
-        ),
+        network("s i|s j|i k|s", "s:3 i:3 j:3 k:2", "s", a=0.9, alpha={"t": 0.5}, tied="ij"),
         tensor((3, 3, 2), 6, 6),
     )
     yield (
         "tied hidden roots",
         AllocationModel("r; s; r -> i; s -> i", {"r": 2, "s": 2}, tied={("r", "s"): 0.4}),
-        network(
-            {"r": (), "s": (), "i": ("r", "s")},
-            {"r": 2, "s": 2, "i": 3},
-            ["r", "s"],
-            ["i"],
-            alpha={"t": 0.4, "i": 1 / 12},
-            table={"r": "t", "s": "t"},
-        ),
+        network("r s i|r,s", "r:2 s:2 i:3", "r s", alpha={"t": 0.4}, tied="rs"),
         np.array([2, 1, 2]),
     )
+    loose = "i j|i k|j r l|r n"
     yield (
         "tables without hidden variables",
         AllocationModel("i -> j -> k, r -> l, n", {"r": 2}, tied={("j", "k"): 0.7}),
-        network(
-            {"i": (), "j": ("i",), "k": ("j",), "r": (), "l": ("r",), "n": ()},
-            {"i": 2, "j": 2, "k": 2, "r": 2, "l": 2, "n": 2},
-            ["r"],
-            ["i", "j", "k", "l", "n"],
-            alpha={"i": 0.5, "t": 0.7, "r": 0.5, "l": 0.25, "n": 0.5},
-            table={"j": "t", "k": "t"},
-        ),
+        network(loose, "i:2 j:2 k:2 r:2 l:2 n:2", "r", alpha={"t": 0.7}, tied="jk"),
         tensor((2, 2, 2, 2, 2), 7, 6),
     )
 

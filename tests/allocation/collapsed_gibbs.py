@@ -25,67 +25,44 @@ Places = NDArray[np.int64]
 
 
 @inline
-def _change(m, h, step, row, column, total_row, total_column, counts, totals):
+def _change(m, h, step, urns, counts, totals):
     """Put a token into its urns, or take it out of them."""
+    row, column, total_row, total_column, _, _ = urns
     for n in range(row.shape[1]):
         counts[row[m, n] + column[n, h]] += step
         totals[total_row[m, n] + total_column[n, h]] += step
 
 
 @inline
-def _predictive(m, h, row, column, total_row, total_column, alpha, alpha_total, counts, totals):
+def _predictive(m, h, urns, counts, totals):
     """Probability of a token's draws one after the other; the urns are left as they were."""
+    row, column, total_row, total_column, alpha, alpha_total = urns
     p = 1.0
     for n in range(row.shape[1]):
         cell, total = row[m, n] + column[n, h], total_row[m, n] + total_column[n, h]
         p *= (alpha[n] + counts[cell]) / (alpha_total[n] + totals[total])
         counts[cell] += 1
         totals[total] += 1
-    _change(m, h, -1, row, column, total_row, total_column, counts, totals)
+    _change(m, h, -1, urns, counts, totals)
     return p
 
 
 @jit_exact
-def gibbs_sweep(
-    row,
-    column,
-    total_row,
-    total_column,
-    alpha,
-    alpha_total,
-    cell,
-    state,
-    counts,
-    totals,
-    weight,
-    key,
-    sweep,
-):
+def gibbs_sweep(urns, cell, state, counts, totals, weight, key, sweep):
     """Draw the hidden state of every token given all others.
 
-    Parameters
-    ----------
-    row, total_row : (M, N)
-    column, total_column : (N, H)
-    alpha, alpha_total : (N,)
-    cell : (T,), observed cell of every token
-    state : (T,), hidden states, or -1 for tokens that are in no urn yet; overwritten
-    counts, totals : of the tokens' urns; overwritten
-    weight : (H,) scratch
-    key : (2,) uint32
-    sweep : 0 <= sweep < 2**32
+    Tokens lie in the observed cells ``cell`` (T,); a state of -1 is that of a token in no urn
+    yet. States and the counts of the urns are overwritten, ``weight`` (H,) is scratch.
     """
     stream = stack_array(STREAM, np.uint64)
     last = weight.size - 1
     for t in range(cell.size):
         m = cell[t]
         if state[t] >= 0:
-            _change(m, state[t], -1, row, column, total_row, total_column, counts, totals)
+            _change(m, state[t], -1, urns, counts, totals)
         running = 0.0
         for h in range(weight.size):
-            running += _predictive(
-                m, h, row, column, total_row, total_column, alpha, alpha_total, counts, totals
-            )
+            running += _predictive(m, h, urns, counts, totals)
             weight[h] = running
         start_cell(stream, key, sweep, t, 0)
         u = uniform(stream) * running
@@ -93,62 +70,30 @@ def gibbs_sweep(
         while h < last and weight[h] <= u:
             h += 1
         state[t] = h
-        _change(m, h, 1, row, column, total_row, total_column, counts, totals)
+        _change(m, h, 1, urns, counts, totals)
+
+
+def urns_of(compiled):
+    names = "row", "column", "total_row", "total_column", "alpha", "alpha_total"
+    return tuple(getattr(compiled, name) for name in names)
 
 
 class GibbsResult(NamedTuple):
-    """What a chain saw.
-
-    Attributes
-    ----------
-    log_f : (draws,)
-        Log of the urns' law at the counts after every sweep.
-    mean_counts : (cells,)
-        Mean of the counts over the sweeps.
-    """
+    """The log of the urns' law at the counts after every sweep, and the means of the counts."""
 
     log_f: Wide
     mean_counts: Wide
 
 
 def run_gibbs(compiled, draws, tune, seed, chain=0):
-    r"""Sweeps of :math:`h_t \sim p(h_t \mid h_{-t}, X)` over all tokens t.
-
-    Parameters
-    ----------
-    urns
-        Of a model and counts.
-    draws, tune
-        Sweeps that are averaged over, and sweeps before them. The first one puts tokens
-        into empty urns one after the other.
-    seed, chain
-        Address of the random numbers.
-
-    Notes
-    -----
-    Memory is 16 bytes a token, besides the counts; time is tokens times states a sweep.
-    """
+    """Sweep over all tokens ``tune + draws`` times, at first into empty urns."""
     cell = np.repeat(np.arange(compiled.values.size), compiled.values)
     state = np.full(cell.size, -1, np.int64)
     counts, totals = np.zeros(compiled.cells, np.int64), np.zeros(compiled.totals, np.int64)
     weight, key = np.empty(compiled.states), noise_key(seed, chain)
     mean, logs = np.zeros(compiled.cells), np.empty(draws)
     for sweep in range(tune + draws):
-        gibbs_sweep(
-            compiled.row,
-            compiled.column,
-            compiled.total_row,
-            compiled.total_column,
-            compiled.alpha,
-            compiled.alpha_total,
-            cell,
-            state,
-            counts,
-            totals,
-            weight,
-            key,
-            sweep,
-        )
+        gibbs_sweep(urns_of(compiled), cell, state, counts, totals, weight, key, sweep)
         if sweep >= tune:
             mean += counts
             logs[sweep - tune] = log_f(compiled, counts)

@@ -150,3 +150,9 @@ def relative_variance(compiled):
     mean = sum(one for one, _ in level.values())
     square = sum(two for _, two in level.values())
     return square / mean**2 - 1
+
+
+def score(values):
+    """Standard errors between the mean and one, where errors are at least 1e-10."""
+    error = max(values.std(ddof=1) / math.sqrt(len(values)), 1e-10)
+    return float((values.mean() - 1) / error)

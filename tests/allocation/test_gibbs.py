@@ -10,7 +10,7 @@ from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import log_f
-from tests.allocation.collapsed_gibbs import gibbs_sweep, run_gibbs
+from tests.allocation.collapsed_gibbs import gibbs_sweep, run_gibbs, urns_of
 
 X = np.array([[2, 1, 0], [0, 1, 0], [1, 0, 2]])
 MODELS = {
@@ -55,11 +55,8 @@ def test_counts_are_those_of_the_states():
     state = np.full(cell.size, -1, np.int64)
     counts, totals = np.zeros(compiled.cells, np.int64), np.zeros(compiled.totals, np.int64)
     for sweep in range(5):
-        gibbs_sweep(
-            *(compiled.row, compiled.column, compiled.total_row, compiled.total_column),
-            *(compiled.alpha, compiled.alpha_total, cell, state, counts, totals),
-            *(np.empty(2), np.array([3, 4], np.uint32), sweep),
-        )
+        scratch, key = np.empty(2), np.array([3, 4], np.uint32)
+        gibbs_sweep(urns_of(compiled), cell, state, counts, totals, scratch, key, sweep)
         place = compiled.row[:, :, None] + compiled.column
         drawn = place[cell, :, state]
         np.testing.assert_array_equal(counts, np.bincount(drawn.ravel(), minlength=compiled.cells))

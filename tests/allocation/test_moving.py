@@ -1,12 +1,10 @@
 """Particles that move, as a run uses them; what they do is in tests/kernels/test_moving.py."""
 
 import itertools
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.allocation import smc
@@ -175,24 +173,3 @@ def test_trace():
     assert trace.attrs["moves"] == 1
     assert bool(trace["resampled"].any())
     np.testing.assert_array_equal(trace["token"], stretch_edges(96, LOOKS)[1:])
-    table = trace["table_i"]
-    first = int(table.isel(r=0).argmax("i") >= 2)
-    np.testing.assert_allclose(
-        table.isel(r=[first, 1 - first]), [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=0.05
-    )
-
-
-def test_same_bits_on_every_executor():
-    method = dfac.SequentialMonteCarlo(particles=16, islands=4, target=99.0, max_particles=64)
-    options = {"random_seed": 1, "progressbar": False}
-    found = []
-    for executor in ("serial", "lanes", "tasks"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SamplingWarning)
-            own = dfac.log_evidence(blocks(300), TIED, method, executor=executor, **options)
-        found.append(own)
-    first, *others = found
-    assert bool(first.trace["resampled"].any())
-    for other in others:
-        assert other.value == first.value
-        xr.testing.assert_identical(other.trace, first.trace)

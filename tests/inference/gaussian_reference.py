@@ -14,7 +14,7 @@ from daskfactor.inference.gaussian_chain import NO_FLOOR, GaussianChain, warm_st
 from daskfactor.inference.program import Fit, Program
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
-from daskfactor.models.gaussian import GaussianHyper
+from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator, noise_key
 
 Array = NDArray[np.float64]
@@ -197,3 +197,23 @@ def block_copies(V, copies, uncertainty=None):
         whole[copy * rows : (copy + 1) * rows, copy * cols : (copy + 1) * cols] = V
     sigma = None if uncertainty is None else np.tile(uncertainty, (copies, copies))
     return as_blocks(whole, 2, dtype="float64", allow_empty=True, uncertainty=sigma)
+
+
+SMALL = np.array([[1.2, np.nan], [0.3, -0.9], [np.nan, 0.8]])
+
+
+def moments_of_copies(noise, sampler=None, copies=100, **run):
+    """Differences of means of every copy of `SMALL`, in posterior standard deviations.
+
+    With them the ratios of variances, over draws and copies, to the exact ones.
+    """
+    model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
+    rows, cols = (index.ravel() for index in np.indices(SMALL.shape))
+    each = np.arange(copies)[:, None]
+    cells = (rows + SMALL.shape[0] * each).ravel(), (cols + SMALL.shape[1] * each).ravel()
+    with block_copies(SMALL, copies) as data:
+        mean, variance = exact_one_component(SMALL, noise, 1.0, 1.2, data.mean)
+        found = run_chain(data, model, every=50, cells=cells, sampler=sampler, **run)
+    got, within = (own.reshape(copies, -1) for own in cell_moments(found.state, cells[0].size))
+    away = (got - mean.ravel()) / np.sqrt(variance.ravel())
+    return away, (within.mean(axis=0) + got.var(axis=0)) / variance.ravel()

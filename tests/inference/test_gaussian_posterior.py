@@ -12,39 +12,17 @@ from daskfactor.inference.gaussian_chain import column_table, warm_start
 from daskfactor.inference.program import COLUMNS
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
-from tests.inference.gaussian_reference import (
-    block_copies,
-    cell_moments,
-    exact_one_component,
-    gibbs,
-    run_chain,
-)
+from tests.inference.gaussian_reference import cell_moments, gibbs, moments_of_copies, run_chain
 
 pytestmark = pytest.mark.statistical
 Array = NDArray[Any]
 NAN = float("nan")
-SMALL = np.array([[1.2, NAN], [0.3, -0.9], [NAN, 0.8]])
-COPIES = 100
 
 
 def distance(noise, sampler=None, draws=2000):
     """Error of the means in posterior standard deviations, and the ratios of variances."""
-    model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
-    rows, cols = np.indices(SMALL.shape)
-    copies = np.arange(COPIES)[:, None]
-    cells = (
-        (rows.ravel() + SMALL.shape[0] * copies).ravel(),
-        (cols.ravel() + SMALL.shape[1] * copies).ravel(),
-    )
-    with block_copies(SMALL, COPIES) as data:
-        mean, variance = exact_one_component(SMALL, noise, 1.0, 1.2, data.mean)
-        found = run_chain(
-            data, model, tune=200, draws=draws, every=50, cells=cells, sampler=sampler
-        )
-    got, within = (each.reshape(COPIES, -1) for each in cell_moments(found.state, cells[0].size))
-    away = (got.mean(axis=0) - mean.ravel()) / np.sqrt(variance.ravel())
-    ratios = (within.mean(axis=0) + got.var(axis=0)) / variance.ravel()
-    return float(np.sqrt(np.mean(away**2))), ratios
+    away, ratios = moments_of_copies(noise, sampler, tune=200, draws=draws)
+    return float(np.sqrt(np.mean(away.mean(axis=0) ** 2))), ratios
 
 
 def passes(away, ratios):

@@ -5,11 +5,10 @@ import pytest
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.stein import descent
 from daskfactor.stein.descent import SteinDescent
-from tests.stein.posed import posed, stacked, starts
+from tests.stein.posed import posed, starts
 from tests.stein.problems import BY_NAME, Problem
 
 Array = NDArray[np.float64]
@@ -126,19 +125,6 @@ def test_it_stops_where_nothing_leads_down():
     assert 20 < taken < 60
     assert told[-1] == 1.0
     np.testing.assert_allclose(H, begun[1])
-
-
-def test_executors_give_the_same_bits():
-    case = BY_NAME["silf, above"]
-    with case.open(3, "float32") as data:
-        lanes = LanesExecutor(3)
-        one, other = (
-            stacked(SteinDescent(5).particles(posed(case, data, executor=own), range(3), 0))
-            for own in (SerialExecutor(), lanes)
-        )
-        lanes.close()
-    np.testing.assert_array_equal(one.W, other.W)
-    np.testing.assert_array_equal(one.H, other.H)
 
 
 @pytest.mark.parametrize(

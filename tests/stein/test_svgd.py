@@ -5,7 +5,6 @@ import pytest
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError
-from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import descent
@@ -191,19 +190,6 @@ def test_starts_without_a_density_are_refused():
         W[2, :, 1] = 0
         with pytest.raises(OptionError, match="component 1 of start 2 is zero in all of W"):
             SVGD(1).move(posed(case, data), (W, H))
-
-
-def test_executors_give_the_same_bits():
-    case = BY_NAME["silf, above"]
-    with case.open(3, "float32") as data:
-        lanes = LanesExecutor(3)
-        one, other = (
-            stacked(SVGD(5).particles(posed(case, data, executor=own), range(3), 0))
-            for own in (SerialExecutor(), lanes)
-        )
-        lanes.close()
-    np.testing.assert_array_equal(one.W, other.W)
-    np.testing.assert_array_equal(one.H, other.H)
 
 
 def test_options():
