@@ -1,8 +1,6 @@
 """Weights of cells on a cluster: the draws of one process, wherever data and weights are read."""
 
 import contextlib
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import zarr
 
 import daskfactor as dfac
 from daskfactor.data.convert import convert
+from tests.cluster.support import KillOnce
 from tests.cluster.test_sample import same
 from tests.tiers import tiered
 
@@ -86,20 +85,17 @@ def test_a_worker_dies_and_the_run_goes_on_from_its_store(place, client, tmp_pat
     values, sigma = places[place]
     arguments = (values, NMF, dfac.PSGLD(warm_start=3), 30, 15)
     options = SETTINGS | {"uncertainty": sigma}
-    killed = []
+    kill = KillOnce(client)
 
-    def kill(event):
-        if event.phase == "draw" and not killed:
-            pids = client.run(os.getpid)
-            killed.append(pids[min(pids)])
-            os.kill(killed[0], signal.SIGKILL)
-        elif event.phase == "draw" and event.done > 20:
+    def stop(event):
+        kill(event)
+        if event.phase == "draw" and event.done > 20:
             raise KeyboardInterrupt
 
     store = tmp_path / "run.zarr"
-    where = {"executor": "ring", "client": client, "callback": kill}
+    where = {"executor": "ring", "client": client, "callback": stop}
     with contextlib.suppress(KeyboardInterrupt):
         dfac.sample(*arguments, store=store, **where, **options)
-    assert killed
+    assert kill.killed
     here = dfac.sample(*arguments, executor="lanes", **options)
     assert same(dfac.resume(store, progressbar=False), here)

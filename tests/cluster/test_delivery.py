@@ -38,6 +38,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "CHUNK_BYTES", 17 * 2 * 4)
 
 
+def sampled(V=None, model=MODEL, sampler=dying.SAMPLER, **options):
+    """A run, of one process if no executor is named."""
+    data = dying.data() if V is None else V
+    return dfac.sample(data, model, sampler, **{"executor": "serial", **SETTINGS, **options})
+
+
 def equal(found, wanted):
     for group in {"posterior", "posterior_moments", "monitor"} & set(wanted.children):
         assert found[group].to_dataset().equals(wanted[group].to_dataset())
@@ -46,30 +52,24 @@ def equal(found, wanted):
 @pytest.mark.parametrize("balance", [False, True])
 @pytest.mark.parametrize("name", ["ring", "tasks"])
 def test_workers_write_what_the_client_never_sees(name, balance, elsewhere, tmp_path, monkeypatch):
-    settings = SETTINGS | {"monitor": None, "keep": "draws"}
-    settings |= {"blocks": None, "unstored": None}
+    settings = {"monitor": None, "keep": "draws", "blocks": None, "unstored": None}
 
     def refuse(_, refs, rows=()):
         assert not list(refs), "bands went through the client"
         return iter(rows)
 
     with dfac.as_blocks(dying.data(), 3, unstored="zero", balance=balance) as data:
-        wanted = dfac.sample(data, MODEL, dying.SAMPLER, executor="serial", **settings)
+        wanted = sampled(data, **settings)
         store = str(tmp_path / "run.zarr")
         with monkeypatch.context() as patch:
             patch.setattr(Keeper, "bring", refuse)
-            found = dfac.sample(
-                data, MODEL, dying.SAMPLER, executor=name, client=elsewhere, store=store, **settings
-            )
+            found = sampled(data, executor=name, client=elsewhere, store=store, **settings)
         assert found["posterior"]["W"].data.numblocks[2] > 1
         equal(found, wanted)
         with monkeypatch.context() as patch:
             patch.setattr(Keeper, "put", refuse)  # every worker reads its own
             more = dfac.resume(store, 3, V=data, executor=name, client=elsewhere, progressbar=False)
-        wanted = dfac.sample(
-            data, MODEL, dying.SAMPLER, executor="serial", **settings | {"draws": 7}
-        )
-        equal(more, wanted)
+        equal(more, sampled(data, **settings | {"draws": 7}))
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -80,30 +80,23 @@ def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatc
             if not shared:
                 patch.setattr(ClusterExecutor, "reaches", lambda *_: False)
             store = str(tmp_path / f"{shared}.zarr")
-            dfac.sample(
-                dying.data(), MODEL, sampler, executor="ring", client=here, store=store, **SETTINGS
-            )
+            sampled(sampler=sampler, executor="ring", client=here, store=store)
             parts = list((Path(store) / "checkpoint/state").glob("*-*.npz"))
             assert bool(parts) == shared
             runs[shared] = dfac.resume(
                 store, 2, V=dying.data(), executor="ring", client=here, progressbar=False
             )
     equal(runs[True], runs[False])
-    settings = SETTINGS | {"draws": 6}
-    equal(runs[True], dfac.sample(dying.data(), MODEL, sampler, executor="serial", **settings))
+    equal(runs[True], sampled(sampler=sampler, draws=6))
 
 
 def test_a_run_of_workers_goes_on_in_threads(here, tmp_path):
     """Also one that is renamed at its first checkpoint, when it takes the place of another."""
     store = str(tmp_path / "run.zarr")
-    dfac.sample(dying.data(), dfac.TweedieNMF(1), executor="serial", store=store, **SETTINGS)
-    options = {"store": store, "overwrite": True, **SETTINGS}
-    dfac.sample(dying.data(), MODEL, dying.SAMPLER, executor="ring", client=here, **options)
+    sampled(model=dfac.TweedieNMF(1), sampler=None, store=store)
+    sampled(executor="ring", client=here, store=store, overwrite=True)
     found = dfac.resume(store, 2, V=dying.data(), executor="threads", progressbar=False)
-    wanted = dfac.sample(
-        dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS | {"draws": 6}
-    )
-    equal(found, wanted)
+    equal(found, sampled(draws=6))
 
 
 def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
@@ -112,7 +105,7 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
     """A draw of W has two chunks, and a chunk of H four draws, which only one may write."""
     monkeypatch.setattr(schema, "CHUNK_BYTES", 400)
     store = str(tmp_path / "run.zarr")
-    tall, settings = dying.data()[:, :12], dying.SETTINGS | {"draws": 12}
+    tall, settings = dying.data()[:, :12], {"monitor": None, "draws": 12}
     writers = {}
 
     def watched(self, kept, work):
@@ -127,11 +120,8 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
 
     deliver = Keeper.deliver
     monkeypatch.setattr(Keeper, "deliver", watched)
-    wanted = dfac.sample(tall, MODEL, dying.SAMPLER, executor="serial", **settings)
-    found = dfac.sample(
-        tall, MODEL, dying.SAMPLER, executor="ring", client=elsewhere,
-        store=store, **settings,
-    )  # fmt: skip
+    wanted = sampled(tall, **settings)
+    found = sampled(tall, executor="ring", client=elsewhere, store=store, **settings)
     assert {len(own) for own in writers.values()} == {1}
     assert found["posterior"]["W"].data.numblocks[1:3] == (12, 2)
     assert found["posterior"]["H"].data.numblocks[1:3] == (3, 1)
@@ -142,7 +132,7 @@ def test_parts_of_different_checkpoints_are_never_mixed(here, tmp_path):
     """As a client leaves them that dies between its workers' parts and its own."""
     store, folder = str(tmp_path / "run.zarr"), tmp_path / "run.zarr/checkpoint/state"
     options = {"executor": "ring", "client": here, "progressbar": False}
-    dfac.sample(dying.data(), MODEL, dying.SAMPLER, store=store, **SETTINGS | options)
+    sampled(store=store, **options)
     with RunStore.open(store) as held:
         newest = held.load_checkpoint()[1]["cycle"]
     marker = json.loads((folder.parent / "zarr.json").read_text())["attributes"]
@@ -153,9 +143,7 @@ def test_parts_of_different_checkpoints_are_never_mixed(here, tmp_path):
         shutil.copy(folder / f"{other}.npz", folder / f"{part}.npz")
     with RunStore.open(store) as held:
         assert held.load_checkpoint()[1]["cycle"] < newest
-    found = dfac.resume(store, V=dying.data(), **options)
-    wanted = dfac.sample(dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS)
-    equal(found, wanted)
+    equal(dfac.resume(store, V=dying.data(), **options), sampled())
 
 
 def test_a_full_disk_under_a_worker_is_told(here, tmp_path, monkeypatch):
@@ -169,10 +157,7 @@ def test_a_full_disk_under_a_worker_is_told(here, tmp_path, monkeypatch):
     save = DurableStore.save
     monkeypatch.setattr(DurableStore, "save", full)
     with pytest.raises(StoreError, match=r"from the worker \S+ to .*run\.zarr, the disk is full"):
-        dfac.sample(
-            dying.data(), MODEL, dying.SAMPLER, executor="ring", client=here, store=store,
-            **SETTINGS,
-        )  # fmt: skip
+        sampled(executor="ring", client=here, store=store)
 
 
 @pytest.mark.parametrize("name", ["ring", "tasks"])
@@ -202,32 +187,24 @@ def test_a_worker_that_was_given_up_writes_nothing_more(name, tmp_path, monkeypa
     with cluster(2, processes=False) as client:
         monkeypatch.setattr(Writer, "write", stopped)
         monkeypatch.setattr(RunStore, "finish", finished)
-        found = dfac.sample(
-            dying.data(), MODEL, dying.SAMPLER, executor=name, client=client,
-            store=str(tmp_path / "run.zarr"), **SETTINGS | {"draws": 12},
-        )  # fmt: skip
+        store = str(tmp_path / "run.zarr")
+        found = sampled(executor=name, client=client, store=store, draws=12)
         gate.set()
     assert late
-    wanted = dfac.sample(
-        dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS | {"draws": 12}
-    )
     assert "posterior_moments" in found.children
-    equal(found, wanted)
+    equal(found, sampled(draws=12))
 
 
 def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path):
     store, moments = str(tmp_path / "run.zarr"), "posterior_moments/W_mean"
-    dfac.sample(dying.data(), MODEL, dying.SAMPLER, executor="serial", store=store, **SETTINGS)
+    sampled(store=store)
     # As a client leaves it that is killed: not closed.
     late = Writer(LocalPlace(Path(store)).fork())
     late.write(moments, 0, dfac.open_run(store)[moments].values[0])
     found = dfac.resume(store, 2, V=dying.data(), executor="serial", progressbar=False)
     with pytest.raises(FileNotFoundError):
         late.write(moments, 0, 0)
-    wanted = dfac.sample(
-        dying.data(), MODEL, dying.SAMPLER, executor="serial", **SETTINGS | {"draws": 6}
-    )
-    equal(found, wanted)
+    equal(found, sampled(draws=6))
     assert not list(Path(store).rglob("*.partial"))
 
 

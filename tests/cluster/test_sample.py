@@ -1,7 +1,5 @@
 """Whole runs on a cluster: the draws of one process, also when workers die."""
 
-import os
-import signal
 import subprocess
 import sys
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
+from tests.cluster.support import KillOnce
 from tests.random_sparse import random_array
 
 pytestmark = [
@@ -98,24 +97,11 @@ def test_sparse_data_and_coupled_chains(client):
 def test_a_worker_that_dies_during_a_run(client, tmp_path):
     """Killed on the first event of the draws; the run is stored, and whole."""
     arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 40, 20)
-    killed = []
-
-    def kill(event):
-        if event.phase == "draw" and not killed:
-            pids = client.run(os.getpid)
-            killed.append(pids[min(pids)])
-            os.kill(killed[0], signal.SIGKILL)
-
+    kill = KillOnce(client)
     here = dfac.sample(*arguments, executor="lanes", **SETTINGS)
-    there = dfac.sample(
-        *arguments,
-        executor="ring",
-        client=client,
-        store=tmp_path / "run.zarr",
-        callback=kill,
-        **SETTINGS,
-    )
-    assert killed
+    options = {"executor": "ring", "client": client, "store": tmp_path / "run.zarr"}
+    there = dfac.sample(*arguments, callback=kill, **options, **SETTINGS)
+    assert kill.killed
     assert same(there, here)
     assert same(dfac.resume(tmp_path / "run.zarr", progressbar=False), here)
 

@@ -26,13 +26,8 @@ def prefixes(dask_scheduler):
         (
             "tasks",
             {
-                "update-block",
-                "send-program",
-                "start-rows",
-                "start-columns",
-                "start-cells",
-                "hand-on-cells",
-                "leave-bands",
+                *("update-block", "send-program", "start-rows", "start-columns", "start-cells"),
+                *("hand-on-cells", "leave-bands"),
             },
         ),
     ],

@@ -63,97 +63,91 @@ def run(story):
     asyncio.run(tell())
 
 
-def test_messages_arrive_whole_and_in_order():
+def between_two(story):
+    """Make a test of what happens between two ends."""
+
+    def test():
+        run(story)
+
+    return test
+
+
+async def send_first(here, there):
+    """Send a message, by which the connection comes to be."""
+    here.wire.send(there.server.address, "one")
+    await until(lambda: there.got)
+
+
+@between_two
+async def test_messages_arrive_whole_and_in_order(here, there):
     sizes = [0, 1, 3, 1000, 0, 70_000, 2]
-
-    async def story(here, there):
-        for number, size in enumerate(sizes):
-            array = np.arange(size, dtype=np.float32)
-            here.wire.send(there.server.address, (number, {"values": array, "mean": array[::2]}))
-        await until(lambda: len(there.got) == len(sizes))
-
-    def check(end):
-        for number, (size, (place, arrays)) in enumerate(zip(sizes, end.got, strict=True)):
-            assert place == number
-            np.testing.assert_array_equal(arrays["values"], np.arange(size, dtype=np.float32))
-            np.testing.assert_array_equal(arrays["mean"], np.arange(size, dtype=np.float32)[::2])
-            for own in arrays.values():
-                assert own.flags.writeable
-                assert own.flags.aligned
-
-    async def all_of_it(here, there):
-        await story(here, there)
-        check(there)
-
-    run(all_of_it)
+    for number, size in enumerate(sizes):
+        array = np.arange(size, dtype=np.float32)
+        here.wire.send(there.server.address, (number, {"values": array, "mean": array[::2]}))
+    await until(lambda: len(there.got) == len(sizes))
+    for number, (size, (place, arrays)) in enumerate(zip(sizes, there.got, strict=True)):
+        assert place == number
+        np.testing.assert_array_equal(arrays["values"], np.arange(size, dtype=np.float32))
+        np.testing.assert_array_equal(arrays["mean"], np.arange(size, dtype=np.float32)[::2])
+        assert all(own.flags.writeable and own.flags.aligned for own in arrays.values())
 
 
-def test_a_receiver_that_does_not_read_makes_nobody_wait():
+@between_two
+async def test_a_receiver_that_does_not_read_makes_nobody_wait(here, there):
     """More than sockets hold: the rest goes once they have room, after what came before."""
-
-    async def story(here, there):
-        there.open.clear()
-        began = time.monotonic()
-        for number in range(40):
-            here.wire.send(there.server.address, np.full(2**18, number, np.float64))
-        assert time.monotonic() - began < 10
-        await asyncio.sleep(0.2)
-        assert len(there.got) == 0
-        there.open.set()
-        await until(lambda: len(there.got) == 40)
-        for number, array in enumerate(there.got):
-            np.testing.assert_array_equal(array, number)
-
-    run(story)
+    there.open.clear()
+    began = time.monotonic()
+    for number in range(40):
+        here.wire.send(there.server.address, np.full(2**18, number, np.float64))
+    assert time.monotonic() - began < 10
+    await asyncio.sleep(0.2)
+    assert len(there.got) == 0
+    there.open.set()
+    await until(lambda: len(there.got) == 40)
+    for number, array in enumerate(there.got):
+        np.testing.assert_array_equal(array, number)
 
 
-def test_messages_from_many_threads_are_not_mixed():
-    async def story(here, there):
-        def send(thread):
-            for number in range(50):
-                array = np.full(1 + 400 * number, thread)
-                here.wire.send(there.server.address, (thread, number, array))
+@between_two
+async def test_messages_from_many_threads_are_not_mixed(here, there):
+    def send(thread):
+        for number in range(50):
+            array = np.full(1 + 400 * number, thread)
+            here.wire.send(there.server.address, (thread, number, array))
 
-        threads = [threading.Thread(target=send, args=(n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        await until(lambda: len(there.got) == 200)
-        for thread, number, array in there.got:
-            assert array.shape == (1 + 400 * number,)
-            assert (array == thread).all()
-        for thread in range(4):
-            assert [number for own, number, _ in there.got if own == thread] == list(range(50))
-
-    run(story)
+    threads = [threading.Thread(target=send, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    await until(lambda: len(there.got) == 200)
+    for thread, number, array in there.got:
+        assert array.shape == (1 + 400 * number,)
+        assert (array == thread).all()
+    for thread in range(4):
+        assert [number for own, number, _ in there.got if own == thread] == list(range(50))
 
 
-def test_a_worker_that_is_not_there_is_lost():
-    async def story(here, _):
-        with socket.create_server(("127.0.0.1", 0)) as nobody:
-            address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
-        with dask.config.set({"distributed.comm.timeouts.connect": "0.5s"}):
-            here.wire.send(address, "news")
-            await until(lambda: here.lost)
-        assert here.lost[0][0] == address
-        assert "cannot be reached" in here.lost[0][1]
-
-    run(story)
+@between_two
+async def test_a_worker_that_is_not_there_is_lost(here, there):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    with dask.config.set({"distributed.comm.timeouts.connect": "0.5s"}):
+        here.wire.send(address, "news")
+        await until(lambda: here.lost)
+    assert here.lost[0][0] == address
+    assert "cannot be reached" in here.lost[0][1]
 
 
-def test_both_sides_learn_that_a_connection_has_ended_and_the_next_message_makes_a_new_one():
-    async def story(here, there):
-        here.wire.send(there.server.address, "one")
-        await until(lambda: there.got)
-        link = here.wire._links[there.server.address]
-        assert link.sock is not None
-        link.sock.shutdown(socket.SHUT_RDWR)
-        await until(lambda: here.lost and there.lost)
-        assert here.lost[0][0] == there.server.address
-        assert there.lost[0][0] == here.server.address
-        here.wire.send(there.server.address, "two")
-        await until(lambda: there.got == ["one", "two"])
-
-    run(story)
+@between_two
+async def test_both_sides_learn_of_an_end_and_the_next_message_connects_anew(here, there):
+    await send_first(here, there)
+    link = here.wire._links[there.server.address]
+    assert link.sock is not None
+    link.sock.shutdown(socket.SHUT_RDWR)
+    await until(lambda: here.lost and there.lost)
+    assert here.lost[0][0] == there.server.address
+    assert there.lost[0][0] == here.server.address
+    here.wire.send(there.server.address, "two")
+    await until(lambda: there.got == ["one", "two"])
 
 
 def test_rubbish_ends_its_connection_alone(caplog):
@@ -211,23 +205,20 @@ def test_sockets_alone_are_taken_over():
     assert not can_carry("inproc://127.0.0.1/1/1")
 
 
-def test_the_end_of_an_old_connection_is_nothing_where_there_is_a_newer_one():
-    async def story(here, there):
-        here.wire.send(there.server.address, "one")
-        await until(lambda: there.got)
-        old = here.wire._links.pop(there.server.address)  # as if it had ended on this side alone
-        here.wire.send(there.server.address, "two")
-        await until(lambda: there.got == ["one", "two"])
-        if old.sock is not None:  # else the other side has ended it
-            with contextlib.suppress(OSError):
-                old.sock.shutdown(socket.SHUT_RDWR)
-        here.wire.send(there.server.address, "three")
-        await until(lambda: len(there.got) == 3)
-        await asyncio.sleep(0.1)
-        assert not there.lost
-        assert not here.lost
-
-    run(story)
+@between_two
+async def test_the_end_of_an_old_connection_is_nothing_where_there_is_a_newer_one(here, there):
+    await send_first(here, there)
+    old = here.wire._links.pop(there.server.address)  # as if it had ended on this side alone
+    here.wire.send(there.server.address, "two")
+    await until(lambda: there.got == ["one", "two"])
+    if old.sock is not None:  # else the other side has ended it
+        with contextlib.suppress(OSError):
+            old.sock.shutdown(socket.SHUT_RDWR)
+    here.wire.send(there.server.address, "three")
+    await until(lambda: len(there.got) == 3)
+    await asyncio.sleep(0.1)
+    assert not there.lost
+    assert not here.lost
 
 
 def test_what_fails_in_the_thread_does_not_end_it(caplog):
@@ -235,8 +226,7 @@ def test_what_fails_in_the_thread_does_not_end_it(caplog):
         def fail(*_):
             raise RuntimeError("no more of this")
 
-        here.wire.send(there.server.address, "one")
-        await until(lambda: there.got)
+        await send_first(here, there)
         here.wire._ask(fail)
         here.wire._lose = fail
         here.wire._ask(
@@ -251,59 +241,49 @@ def test_what_fails_in_the_thread_does_not_end_it(caplog):
     assert "was not told that it has gone" in caplog.text
 
 
-def test_a_wire_whose_thread_has_failed_loses_its_links_and_carries_nothing_more():
-    async def story(here, there):
-        def fail():
-            raise OSError(24, "Too many open files")
+@between_two
+async def test_a_wire_whose_thread_has_failed_loses_its_links_and_carries_nothing_more(here, there):
+    def fail():
+        raise OSError(24, "Too many open files")
 
-        here.wire.send(there.server.address, "one")
-        await until(lambda: there.got)
-        here.wire._answer = fail  # type: ignore[method-assign]
-        here.wire._ring()
-        await until(lambda: here.lost and there.lost)
-        assert not here.wire.carries(there.server.address)
-        there.wire.send(here.server.address, "two")
-        await until(lambda: not there.wire.carries(here.server.address))
-
-    run(story)
+    await send_first(here, there)
+    here.wire._answer = fail  # type: ignore[method-assign]
+    here.wire._ring()
+    await until(lambda: here.lost and there.lost)
+    assert not here.wire.carries(there.server.address)
+    there.wire.send(here.server.address, "two")
+    await until(lambda: not there.wire.carries(here.server.address))
 
 
-def test_a_break_is_told_once():
-    async def story(here, there):
-        here.wire.send(there.server.address, "one")
-        await until(lambda: there.got)
-        link = here.wire._links[there.server.address]
-        for _ in range(2):  # from what was read, and from what could not be sent
-            here.wire._ask(lambda: here.wire._break(link, OSError("gone")))
-        await until(lambda: here.lost and there.lost)
-        await asyncio.sleep(0.1)
-        assert len(here.lost) == len(there.lost) == 1
-
-    run(story)
+@between_two
+async def test_a_break_is_told_once(here, there):
+    await send_first(here, there)
+    link = here.wire._links[there.server.address]
+    for _ in range(2):  # from what was read, and from what could not be sent
+        here.wire._ask(lambda: here.wire._break(link, OSError("gone")))
+    await until(lambda: here.lost and there.lost)
+    await asyncio.sleep(0.1)
+    assert len(here.lost) == len(there.lost) == 1
 
 
-def test_a_receiver_that_cannot_hand_its_socket_over_says_no():
-    async def story(here, there):
-        assert await there.wire.accept(object(), here.server.address) == "no"
+@between_two
+async def test_a_receiver_that_cannot_hand_its_socket_over_says_no(here, there):
+    assert await there.wire.accept(object(), here.server.address) == "no"
 
-        async def refuse(comm, address):
-            return "no"
+    async def refuse(comm, address):
+        return "no"
 
-        there.server.handlers[Wire.OPERATION] = refuse
-        here.wire.send(there.server.address, "one")
-        await until(lambda: here.lost)
-        assert "does not hand its connection over (no)" in here.lost[0][1]
-        assert not here.wire.carries(there.server.address)  # from now on by the event loop
-
-    run(story)
+    there.server.handlers[Wire.OPERATION] = refuse
+    here.wire.send(there.server.address, "one")
+    await until(lambda: here.lost)
+    assert "does not hand its connection over (no)" in here.lost[0][1]
+    assert not here.wire.carries(there.server.address)  # from now on by the event loop
 
 
-def test_a_connection_made_while_the_wire_ends_is_closed():
-    async def story(here, there):
-        here.wire.close()
-        one, other = socket.socketpair()
-        here.wire._begin(Link(there.server.address, here.take), one)
-        assert one.fileno() == -1
-        other.close()
-
-    run(story)
+@between_two
+async def test_a_connection_made_while_the_wire_ends_is_closed(here, there):
+    here.wire.close()
+    one, other = socket.socketpair()
+    here.wire._begin(Link(there.server.address, here.take), one)
+    assert one.fileno() == -1
+    other.close()
