@@ -16,11 +16,9 @@ from daskfactor.inference.block_hmc import ENERGY, LOGARITHMS, MASS, BlockHMC, P
 from daskfactor.inference.program import normalizer
 from daskfactor.models.tweedie import TweedieNMF
 from tests.evidence.exact_evidence import one_component_by_quadrature
-from tests.statistical.allocations import Priors, posterior
-from tests.statistical.exact import reference_posterior
-from tests.statistical.replicas import replicate_sparse, run_copies
+from tests.statistical.distance import BY_NAME, exact_distance
+from tests.statistical.replicas import replicate_sparse
 from tests.statistical.test_full_batch import drift_without_turning
-from tests.statistical.test_gibbs import BY_NAME, Distance
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -37,13 +35,7 @@ CASES = [
 
 
 def distance(case, sampler, **settings):
-    settings = {"copies": 512, "tune": 100, "draws": 250, **settings}
-    priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
-    if case.beta == 1 and priors[2:] != (1, 1):  # quicker than by quadrature
-        exact = posterior(case.V, case.K, priors)
-    else:
-        exact = reference_posterior(case)
-    return Distance(run_copies(case, sampler, **settings)[0], exact)
+    return exact_distance(case, sampler, **{"copies": 512, "tune": 100, "draws": 250, **settings})
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import SGLD, LangevinDynamics
+from tests.statistical.distance import BY_NAME, Biased
+from tests.statistical.exact import reference_posterior
 from tests.statistical.replicas import run_copies
-from tests.statistical.test_posteriors import BY_NAME, Distance, NumpyPSGLD
+from tests.statistical.test_posteriors import NumpyPSGLD
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -27,7 +29,7 @@ OWN_CASES = {"poisson-gamma-prior": BY_NAME["poisson"]._replace(shape_w=2.0, sha
 def run(name, sampler, **settings):
     settings = {"copies": 1024, "tune": 500, "draws": 125, **settings}
     case = OWN_CASES.get(name) or BY_NAME[name]
-    return Distance(run_copies(case, sampler, **settings)[0], case)
+    return Biased(run_copies(case, sampler, **settings)[0], reference_posterior(case))
 
 
 def distance(name, sampler, **settings):

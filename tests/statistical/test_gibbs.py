@@ -11,6 +11,7 @@ from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie
 from tests.statistical.allocations import Priors, posterior
+from tests.statistical.distance import BY_NAME, Distance
 from tests.statistical.exact import CASES, reference_posterior
 from tests.statistical.geweke import Problem, scores
 from tests.statistical.replicas import run_copies
@@ -19,33 +20,6 @@ from tests.tiers import tiered
 pytestmark = pytest.mark.statistical
 
 POISSON = [case for case in CASES if case.beta == 1.0 and case.dispersion == 1.0]
-BY_NAME = {case.name: case for case in CASES}
-
-
-class Distance:
-    """How far moments are from the exact ones, in posterior standard deviations."""
-
-    def __init__(self, got, exact):
-        sd = np.sqrt(exact["var_mu"])
-        self.rms = float(np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)))
-        self.error = float(np.max(got.mean_error / sd))
-        self.ratios = got.variance / exact["var_mu"]
-        self.sum_w = got.sum_w / exact["sum_w"]
-
-    @property
-    def passes(self):
-        """The tolerances of an exact sampler: there is no step to blame."""
-        return (
-            self.rms < 0.05
-            and bool(np.all((self.ratios >= 0.93) & (self.ratios <= 1.07)))
-            and abs(self.sum_w - 1) < 0.02
-        )
-
-    def __str__(self):
-        return (
-            f"rms {self.rms:.4f} sd (Monte Carlo {self.error:.4f}), variance ratios "
-            f"{np.round(self.ratios, 3).ravel()}, ΣW {self.sum_w:.4f}"
-        )
 
 
 def distance(case, exact, **settings):

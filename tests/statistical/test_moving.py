@@ -11,7 +11,7 @@ from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence
-from tests.allocation.particles import compiled_of, plan_of
+from tests.allocation.particles import compiled_of, plan_of, score
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -38,12 +38,6 @@ def ratios(compiled, **changes):
     exact = enumerate_evidence(compiled) - plan.placement.constant
     assert sum(batch.resampled.sum() for batch in found) > len(found) // 20
     return np.exp([batch.log_z - exact for batch in found])
-
-
-def score(values):
-    """Standard errors between the mean and one, where errors are at least 1e-10."""
-    error = max(values.std(ddof=1) / math.sqrt(len(values)), 1e-10)
-    return float((values.mean() - 1) / error)
 
 
 @pytest.mark.parametrize(

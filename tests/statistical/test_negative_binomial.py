@@ -12,10 +12,9 @@ import daskfactor as dfac
 from daskfactor.inference.dispersion import LearntDispersion
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models import negative_binomial
+from tests.statistical.distance import Biased, Distance
 from tests.statistical.exact import NEGATIVE_BINOMIAL, Case, exact_posterior
 from tests.statistical.replicas import replicate_sparse, run_copies
-from tests.statistical.test_gibbs import Distance
-from tests.statistical.test_posteriors import Distance as Biased
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -29,8 +28,6 @@ SMALL_STEP = dfac.PSGLD(step=0.03)
 
 def distance(kind, sampler, draws):
     moments = run_copies(FIXED, sampler, copies=1024, tune=draws, draws=draws, blocks=1)[0]
-    if kind is Biased:
-        return kind(moments, FIXED)
     return kind(moments, exact_posterior(FIXED.V, FIXED.beta, FIXED.dispersion))
 
 

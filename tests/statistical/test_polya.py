@@ -10,7 +10,7 @@ from daskfactor.allocation.exact import enumerate_allocations
 from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence
-from tests.allocation.particles import batch_of, compiled_of, plan_of, relative_variance
+from tests.allocation.particles import batch_of, compiled_of, plan_of, relative_variance, score
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -29,12 +29,6 @@ def ratios(compiled, seed=11, batches=BATCHES_RUN, **changes):
     if changes.get("resampling", "systematic") is not None and values.std() > 1e-9:
         assert sum(batch.resampled.sum() for batch in found) > batches // 20
     return values
-
-
-def score(values):
-    """Standard errors between the mean and one, where errors are at least 1e-10."""
-    error = max(values.std(ddof=1) / math.sqrt(len(values)), 1e-10)
-    return float((values.mean() - 1) / error)
 
 
 @pytest.mark.parametrize(

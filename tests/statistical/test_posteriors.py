@@ -2,24 +2,22 @@
 
 from dataclasses import replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor.data.grid import SCHEDULES, Cyclic, Proportional
 from daskfactor.executors import LanesExecutor
 from daskfactor.inference.langevin import PSGLD, PSGRRLD
 from daskfactor.kernels.philox import fill_normals
+from tests.statistical.distance import BY_NAME, Biased
 from tests.statistical.exact import CASES, reference_posterior
 from tests.statistical.replicas import run_copies
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
-BY_NAME = {case.name: case for case in CASES}
 SMALLER_STEP = {
     "gaussian-gaps": 0.02,
     "gamma": 0.03,
@@ -30,33 +28,6 @@ SMALLER_STEP = {
 """Cases whose variance is at the edge of the tolerance at the automatic step of 0.05."""
 
 
-class Distance:
-    """How far moments are from the exact ones, in posterior standard deviations."""
-
-    def __init__(self, got, case):
-        exact = reference_posterior(case)
-        sd = np.sqrt(exact["var_mu"])
-        self.rms = float(np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)))
-        self.error = float(np.max(got.mean_error / sd))
-        self.ratios = got.variance / exact["var_mu"]
-        self.sum_w = got.sum_w / exact["sum_w"]
-
-    @property
-    def passes(self):
-        """The tolerances of a correct sampler on a problem of one or two components."""
-        return (
-            self.rms < 0.10
-            and bool(np.all((self.ratios >= 0.90) & (self.ratios <= 1.12)))
-            and abs(self.sum_w - 1) < 0.03
-        )
-
-    def __str__(self):
-        return (
-            f"rms {self.rms:.3f} sd (Monte Carlo {self.error:.3f}), variance ratios "
-            f"{np.round(self.ratios, 2).ravel()}, ΣW {self.sum_w:.3f}"
-        )
-
-
 def is_quick(case):
     """One case of each law but the gamma law, which has a dense one below."""
     return case.name in ("poisson-gaps", "poisson-two", "gaussian", "compound")
@@ -64,7 +35,7 @@ def is_quick(case):
 
 def distance(case, sampler, **settings):
     settings = {"copies": 1024, "tune": 500, "draws": 200, **settings}
-    found = Distance(run_copies(case, sampler, **settings)[0], case)
+    found = Biased(run_copies(case, sampler, **settings)[0], reference_posterior(case))
     assert found.error < 0.03, "too few draws for the tolerances to mean anything"
     return found
 

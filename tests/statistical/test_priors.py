@@ -7,7 +7,8 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.kernels import langevin as cir
-from tests.statistical.test_posteriors import BY_NAME, distance
+from tests.statistical.distance import BY_NAME
+from tests.statistical.test_posteriors import distance
 
 pytestmark = pytest.mark.statistical
 

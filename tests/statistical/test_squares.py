@@ -10,10 +10,7 @@ from numpy.typing import NDArray
 from daskfactor.data.grid import Proportional, Reshuffled
 from daskfactor.inference import sghmc
 from daskfactor.inference.sghmc import SQUARES_LENGTH, SquaresSGHMC
-from tests.statistical.allocations import Priors, posterior
-from tests.statistical.exact import reference_posterior
-from tests.statistical.replicas import run_copies
-from tests.statistical.test_gibbs import BY_NAME, Distance
+from tests.statistical.distance import BY_NAME, exact_distance
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -34,12 +31,7 @@ CASES = [
 def distance(case, sampler, **settings):
     """How far a run is from the posterior; ``passes`` has the tolerances of an exact sampler."""
     settings = {"copies": 2048, "tune": 100, "draws": 250, **settings}
-    priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
-    if case.beta == 1 and priors[2:] != (1, 1):  # quicker than by quadrature
-        exact = posterior(case.V, case.K, priors)
-    else:
-        exact = reference_posterior(case)
-    found = Distance(run_copies(case, sampler, **settings)[0], exact)
+    found = exact_distance(case, sampler, **settings)
     assert found.error < 0.02, "too few draws for the tolerances to mean anything"
     return found
 

@@ -16,9 +16,8 @@ from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.kernels import blockwise
 from tests.inference.gaussian_reference import block_copies, exact_one_component
+from tests.statistical.distance import BY_NAME, Biased, Distance
 from tests.statistical.replicas import run_copies
-from tests.statistical.test_gibbs import Distance as Exact
-from tests.statistical.test_posteriors import BY_NAME, Distance
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -65,16 +64,16 @@ def found(sampler, sigma=SIGMA, **settings):
 @pytest.mark.parametrize("dense", tiered([False, True], lambda dense: not dense))
 def test_rows_of_hamiltonian_paths(dense):
     copies = {"copies": 64, "draws": 600} if dense else {"copies": 512, "draws": 250}
-    result = Exact(found(BlockHMC(warm_start=5), tune=100, dense=dense, **copies), EXACT)
+    result = Distance(found(BlockHMC(warm_start=5), tune=100, dense=dense, **copies), EXACT)
     assert result.error < 0.02
     assert result.passes, str(result)
 
 
-class Near(Distance):
+class Near(Biased):
     """The tolerances of samplers with a step, of the observed cells: others have long tails."""
 
     def __init__(self, got, exact):
-        Exact.__init__(self, got, exact)  # type: ignore[arg-type]
+        super().__init__(got, exact)
         self.ratios = self.ratios[~np.isnan(CASE.V)]
 
 
@@ -124,7 +123,7 @@ def test_every_planted_bug_is_seen(bug, monkeypatch):
     else:
         sigma = np.ones_like(SIGMA)
     settings = {"copies": 512, "tune": 100, "draws": 250}
-    result = Exact(found(BlockHMC(warm_start=5), sigma, **settings), EXACT)
+    result = Distance(found(BlockHMC(warm_start=5), sigma, **settings), EXACT)
     assert not result.passes, str(result)
 
 
