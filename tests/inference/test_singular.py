@@ -22,6 +22,7 @@ from daskfactor.inference.singular import (
 )
 from daskfactor.models.tweedie import TweedieNMF
 from tests.executors.audit import AuditExecutor
+from tests.pairwise import pairwise
 
 SERIAL = SerialExecutor()
 
@@ -43,9 +44,7 @@ def product(found):
     return (found.left * found.values) @ found.right
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
-@pytest.mark.parametrize("kind", ["dense", "sparse", "wide"])
-@pytest.mark.parametrize("rank", [1, 3, 14])
+@pairwise(kind=["dense", "sparse", "wide"], rank=[1, 3, 14], blocks=[1, 4])
 def test_singular_vectors_are_those_of_the_whole(kind, rank, blocks):
     X = counts()
     given = {"dense": X, "sparse": sparse.csr_array(X), "wide": X.T}[kind]

@@ -11,6 +11,7 @@ from daskfactor.kernels.philox import Address, fill_normals
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
 from daskfactor.kernels.views import BlockView, SparseBlock
 from tests.kernels import reference
+from tests.pairwise import pairwise
 
 Array = NDArray[Any]
 KEY = np.array([7, 11], np.uint32)
@@ -112,9 +113,11 @@ COLUMNS = np.array(
 )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("still", [(3,), (0, 3), (), (0, 1, 2, 3, 4)])
+@pairwise(
+    dtype=[np.float32, np.float64],
+    share=list(SHARES),
+    still=[(3,), (0, 3), (), (0, 1, 2, 3, 4)],
+)
 def test_draws(share, still, dtype):
     V, other, columns = matrix(SHARES[share], dtype), rows_of(N, 5, dtype), COLUMNS.copy()
     columns[3] = 1.0

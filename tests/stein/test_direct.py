@@ -8,6 +8,7 @@ from daskfactor.errors import OptionError
 from daskfactor.models.silf import SILFNMF
 from daskfactor.stein import descent
 from daskfactor.stein.descent import SteinDescent
+from tests.pairwise import pairwise
 from tests.stein.posed import posed, starts
 from tests.stein.problems import BY_NAME, Problem
 
@@ -71,9 +72,11 @@ def test_second_derivatives_of_squares_are_exact_at_any_distance():
         np.testing.assert_allclose(by_h[m], W[m].T @ change - a[m].T @ residual, rtol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("step", ["auto", 0.3])
-@pytest.mark.parametrize("name", ["silf, in the transition", "frozen"])
+@pairwise(
+    name=["silf, in the transition", "frozen"],
+    dtype=["float64", "float32"],
+    step=["auto", 0.3],
+)
 def test_it_never_ends_worse_than_it_starts(name, step, dtype):
     """A run of fewer steps is the beginning of one of more, but for fixed steps, which fall."""
     case, told = BY_NAME[name], []

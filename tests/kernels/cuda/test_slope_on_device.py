@@ -12,6 +12,7 @@ from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.cuda.fake import standing_in
+from tests.pairwise import pairwise
 
 Array = NDArray[Any]
 FLOOR, K = 1e-6, 5
@@ -95,9 +96,7 @@ def worst(device, law, factor, zeros, weighed, dtype):
 TOLERANCE = {np.float32: 2e-6, np.float64: 1e-13}
 
 
-@pytest.mark.parametrize("tile", [2**30, 600])
-@pytest.mark.parametrize("weighed", [False, True])
-@pytest.mark.parametrize("beta", [1.0, 0.5, 2.0])
+@pairwise(beta=[1.0, 0.5, 2.0], weighed=[False, True], tile=[2**30, 600])
 def test_dense(device, monkeypatch, beta, weighed, tile):
     """In one tile, and in tiles of a few lines: fits of columns are added up over these."""
     monkeypatch.setattr(cuda, "TILE_BYTES", tile)

@@ -9,6 +9,7 @@ from daskfactor.kernels.subsample import block_address, drawn_entries
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.cuda.fake import standing_in
 from tests.kernels.cuda.test_slope_on_device import part_of
+from tests.pairwise import pairwise
 
 KEY, ITERATION, NUMBERS = np.array([3, 5], np.uint32), 11, np.array([2, 3, 7])
 COUNTS = np.array([200, 0, 91])
@@ -54,9 +55,7 @@ def test_the_same_entries(device, zeros, weighed):
     assert np.array_equal(by_column, got["cols"][turned])
 
 
-@pytest.mark.parametrize("weighed", [False, True])
-@pytest.mark.parametrize("zeros", [None, False, True])
-@pytest.mark.parametrize("curved", [False, True])
+@pairwise(zeros=[None, False, True], weighed=[False, True], curved=[False, True])
 def test_what_they_add(device, zeros, weighed, curved):
     views, part = views_of(zeros, weighed, np.float64)
     rng, law = np.random.default_rng(5), Tweedie(1.0)
