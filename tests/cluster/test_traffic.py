@@ -114,12 +114,8 @@ def test_time_is_that_of_the_slowest_of_threads_cards_and_bands():
 @pytest.mark.parametrize(
     ("network", "rate"),
     [
-        ("1 Gbit/s", 1.25e8),
-        ("10gbit", 1.25e9),
-        ("2.5 Gbps", 3.125e8),
-        ("1.2 GB/s", 1.2e9),
-        ("100 Mb/s", 1.25e7),
-        (5e8, 5e8),
+        *(("1 Gbit/s", 1.25e8), ("10gbit", 1.25e9), ("2.5 Gbps", 3.125e8)),
+        *(("1.2 GB/s", 1.2e9), ("100 Mb/s", 1.25e7), (5e8, 5e8)),
     ],
 )
 def test_rates_of_networks(network, rate):

@@ -98,43 +98,32 @@ def test_draws_of_the_hyperparameters_follow_their_full_conditionals():
         ]
         W, H = state.gather("rows"), state.gather("columns")
         n, (rows, cols) = data.total_observed, data.shape
+    w, h, row, column = (
+        (own**2).sum() for own in (W[:, 1], H[:, 1], W[:, 2], H[:, 3] - priors.mean)
+    )
+
+    def gamma(count, rate):
+        return stats.gamma(1 + count / 2, scale=1 / rate)
+
+    precision = gamma(rows + cols, 1 / priors.precision_w[1] + (w + h) / 2)
     laws = {
-        "noise": (
-            [1 / hyper.noise for hyper in drawn],
-            stats.gamma(1 + n / 2, scale=1 / (residual / 2 + 0.01 * priors.noise)),
-        ),
-        "precision": (
-            [hyper.precision_w[1] for hyper in drawn],
-            stats.gamma(
-                1 + (rows + cols) / 2,
-                scale=1
-                / (1 / priors.precision_w[1] + ((W[:, 1] ** 2).sum() + (H[:, 1] ** 2).sum()) / 2),
-            ),
-        ),
+        "noise": (lambda own: 1 / own.noise, gamma(n, residual / 2 + 0.01 * priors.noise)),
+        "precision": (lambda own: own.precision_w[1], precision),
         "row biases": (
-            [hyper.row_bias_precision for hyper in drawn],
-            stats.gamma(
-                1 + rows / 2, scale=1 / (1 / priors.row_bias_precision + (W[:, 2] ** 2).sum() / 2)
-            ),
+            lambda own: own.row_bias_precision,
+            gamma(rows, 1 / priors.row_bias_precision + row / 2),
         ),
         "column biases": (
-            [hyper.column_bias_precision for hyper in drawn],
-            stats.gamma(
-                1 + cols / 2,
-                scale=1
-                / (1 / priors.column_bias_precision + ((H[:, 3] - priors.mean) ** 2).sum() / 2),
-            ),
+            lambda own: own.column_bias_precision,
+            gamma(cols, 1 / priors.column_bias_precision + column / 2),
         ),
         "level": (
-            [
-                (hyper.mean - H[:, 3].mean()) * np.sqrt(cols * hyper.column_bias_precision)
-                for hyper in drawn
-            ],
+            lambda own: (own.mean - H[:, 3].mean()) * np.sqrt(cols * own.column_bias_precision),
             stats.norm(),
         ),
     }
-    for name, (values, law) in laws.items():
-        assert stats.kstest(values, law.cdf).pvalue > 1e-4, name
+    for name, (number, law) in laws.items():
+        assert stats.kstest([number(own) for own in drawn], law.cdf).pvalue > 1e-4, name
 
 
 def test_log_densities_are_scipys():

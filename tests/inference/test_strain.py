@@ -20,17 +20,9 @@ def notes():
 
 
 def draw(sampler, dispersion):
-    dfac.sample(
-        notes(),
-        dfac.TweedieNMF(6, dispersion=dispersion),
-        sampler,
-        draws=40,
-        tune=100,
-        random_seed=0,
-        blocks=8,
-        executor="serial",
-        progressbar=False,
-    )
+    run = {"draws": 40, "tune": 100, "random_seed": 0, "blocks": 8, "progressbar": False}
+    model = dfac.TweedieNMF(6, dispersion=dispersion)
+    dfac.sample(notes(), model, sampler, executor="serial", **run)
 
 
 def test_a_chain_far_below_its_start_is_told_of():

@@ -26,16 +26,8 @@ def test_transitions_have_the_moments_of_the_process(step, theta0, shape):
     size, scale, rate, curvature, num, c = (3000, 40), 2.0, 0.5, 1.5, 4.0, 2.3
     theta = np.full(size, theta0)
     grad = np.full(size, num - scale * curvature)
-    new = moved(
-        theta,
-        grad,
-        np.full(size, curvature),
-        np.full(size, c),
-        scale=scale,
-        step=step,
-        rate=rate,
-        shape=shape,
-    )
+    told = {"scale": scale, "step": step, "rate": rate, "shape": shape}
+    new = moved(theta, grad, np.full(size, curvature), np.full(size, c), **told)
     den = scale * curvature + rate
     speed, level = den / c, (theta0 * num + shape) / den
     decay = np.exp(-speed * step)

@@ -73,22 +73,10 @@ def as_one_matrix(problem, V):
 def functions(W, H):
     """What is compared, (functions, copies)."""
     mu = np.einsum("cik,cjk->cij", W, H)
-    return np.array(
-        [
-            W.mean(axis=(1, 2)),
-            H.mean(axis=(1, 2)),
-            (W**2).mean(axis=(1, 2)),
-            (H**2).mean(axis=(1, 2)),
-            np.log(W).mean(axis=(1, 2)),
-            np.log(H).mean(axis=(1, 2)),
-            mu.mean(axis=(1, 2)),
-            np.log(mu).mean(axis=(1, 2)),
-            np.sqrt(mu).mean(axis=(1, 2)),
-            W.sum(axis=(1, 2)) * H.sum(axis=(1, 2)),
-            W[:, 0, 0] - H[:, 0, 0],
-            np.exp(-mu[:, 0, 0]),
-        ]
-    )
+    parts = [W, H, W**2, H**2, np.log(W), np.log(H), mu, np.log(mu), np.sqrt(mu)]
+    each = [own.mean(axis=(1, 2)) for own in parts]
+    each += [W.sum(axis=(1, 2)) * H.sum(axis=(1, 2)), W[:, 0, 0] - H[:, 0, 0]]
+    return np.array([*each, np.exp(-mu[:, 0, 0])])
 
 
 class World(NamedTuple):

@@ -68,16 +68,9 @@ def test_the_prior_of_all_is_what_its_integral_says():
 
 def drawn(draws):
     model = dfac.NegativeBinomialNMF(1, dispersion="column", fixed_w=W[:, None], rate_h=1.0)
-    trace = dfac.sample(
-        dfac.as_blocks(V, 1, dtype="f8"),
-        model,
-        dfac.BlockHMC(warm_start=5),
-        draws=draws,
-        tune=100,
-        random_seed=3,
-        executor="serial",
-        progressbar=False,
-    )
+    run = {"tune": 100, "random_seed": 3, "executor": "serial", "progressbar": False}
+    data, sampler = dfac.as_blocks(V, 1, dtype="f8"), dfac.BlockHMC(warm_start=5)
+    trace = dfac.sample(data, model, sampler, draws=draws, **run)
     posterior = trace["posterior"]
     both = posterior["dispersion"].values[0], posterior["H"].values[0].reshape(draws, 2)
     return np.asarray(np.log(np.hstack(both)))
@@ -141,29 +134,21 @@ def without(self, executor, dispersions):
     return np.zeros_like(dispersions)
 
 
+BUGS = {
+    "columns do not share": (Common, "given", apart),
+    "kernels take another": (program, "law_of", other_law),
+    "kernels take that of another column": (program, "law_of", another_law),
+    "no normaliser": (ColumnDispersions, "normalizers", without),
+    "the normaliser of another column": (ColumnDispersions, "normalizers", normalizers_of_others),
+    "the fit of another column": (dispersion, "fit_columns", fits_of_others),
+    "they hardly move": (dispersion, "WIDTH", 0.02),
+}
+
+
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")
-@pytest.mark.parametrize(
-    ("place", "name", "bug"),
-    [
-        (Common, "given", apart),
-        (program, "law_of", other_law),
-        (program, "law_of", another_law),
-        (ColumnDispersions, "normalizers", without),
-        (ColumnDispersions, "normalizers", normalizers_of_others),
-        (dispersion, "fit_columns", fits_of_others),
-        (dispersion, "WIDTH", 0.02),
-    ],
-    ids=[
-        "columns do not share",
-        "kernels take another",
-        "kernels take that of another column",
-        "no normaliser",
-        "the normaliser of another column",
-        "the fit of another column",
-        "they hardly move",
-    ],
-)
-def test_planted_bugs_are_seen(monkeypatch, place, name, bug):
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_seen(monkeypatch, bug):
+    place, name, bug = BUGS[bug]
     monkeypatch.setattr(place, name, bug)
     if name == "law_of":
         monkeypatch.setattr("daskfactor.inference.block_hmc.law_of", bug)

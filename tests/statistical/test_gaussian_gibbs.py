@@ -195,24 +195,11 @@ def draw_data(mu, hyper, rng):
 def functions(W, H):
     """What is compared, (functions, copies)."""
     mu, (w, a), (h, b) = W @ H.swapaxes(1, 2), (W[..., :2], W[..., 2]), (H[..., :2], H[..., 3])
-    return np.array(
-        [
-            a.mean(axis=1),
-            b.mean(axis=1),
-            (a**2).mean(axis=1),
-            ((b - 1.3) ** 2).mean(axis=1),
-            (w[..., 0] ** 2).mean(axis=1),
-            (w[..., 1] ** 2).mean(axis=1),
-            (h[..., 0] ** 2).mean(axis=1),
-            (h[..., 1] ** 2).mean(axis=1),
-            mu.mean(axis=(1, 2)),
-            (mu**2).mean(axis=(1, 2)),
-            (w[:, 0] * h[:, 0]).sum(axis=1),
-            a[:, 0] * b[:, 0],
-            np.tanh(mu[:, 0, 0]) * w[:, 0, 0] * h[:, 0, 0],
-            np.cos(mu[:, 1, 2]),
-        ]
-    )
+    each = [own.mean(axis=1) for own in (a, b, a**2, (b - 1.3) ** 2)]
+    each += [(own[..., k] ** 2).mean(axis=1) for own in (w, h) for k in (0, 1)]
+    each += [mu.mean(axis=(1, 2)), (mu**2).mean(axis=(1, 2)), (w[:, 0] * h[:, 0]).sum(axis=1)]
+    each += [a[:, 0] * b[:, 0], np.tanh(mu[:, 0, 0]) * w[:, 0, 0] * h[:, 0, 0]]
+    return np.array([*each, np.cos(mu[:, 1, 2])])
 
 
 def joint(kind):

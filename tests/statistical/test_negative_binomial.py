@@ -127,18 +127,9 @@ def drawn_dispersions(sampler, draws, weights=None):
     """Log α at draws, from one chain of all copies."""
     often = None if weights is None else replicate_sparse(weights, COPIES)
     model = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0)
-    trace = dfac.sample(
-        dfac.as_blocks(
-            replicate_sparse(TALL, COPIES), 1, unstored="missing", dtype="f8", weights=often
-        ),
-        model,
-        sampler,
-        draws=draws,
-        tune=200,
-        random_seed=3,
-        executor="serial",
-        progressbar=False,
-    )
+    V, run = replicate_sparse(TALL, COPIES), {"random_seed": 3, "progressbar": False}
+    data = dfac.as_blocks(V, 1, unstored="missing", dtype="f8", weights=often)
+    trace = dfac.sample(data, model, sampler, draws, 200, executor="serial", **run)
     return np.asarray(np.log(trace["posterior"]["dispersion"].values[0]))
 
 

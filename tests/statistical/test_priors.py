@@ -80,16 +80,9 @@ def test_a_known_factor_leaves_conjugate_posteriors(sampler):
     W, v = np.array([[2.0], [0.5], [4.0]]), np.array([[5.0], [np.nan], [8.0]])
     V = np.repeat(v, 200, axis=1)
     model = dfac.TweedieNMF(1, dispersion=1.0, rate_h=1.5, shape_h=2.0, fixed_w=W)
-    tree = dfac.sample(
-        dfac.as_blocks(V, 2, dtype="float64", allow_empty=True),
-        model,
-        sampler,
-        draws=1500,
-        tune=300,
-        random_seed=0,
-        keep="moments",
-        progressbar=False,
-    )
+    data = dfac.as_blocks(V, 2, dtype="float64", allow_empty=True)
+    run = {"random_seed": 0, "keep": "moments", "progressbar": False}
+    tree = dfac.sample(data, model, sampler, draws=1500, tune=300, **run)
     np.testing.assert_array_equal(tree["posterior_moments"]["W_mean"].values[0], W)
     mean, within = (tree["posterior_moments"][f"H_{name}"].values[0] for name in ("mean", "var"))
     shape, rate = 2.0 + 13.0, 1.5 + 6.0

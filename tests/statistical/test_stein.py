@@ -147,21 +147,10 @@ def discrepancy_at(name, factor, seed):
     V, model, kernel, blocks, step, thin = CHAINS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SamplingWarning)  # the large step is told of
-        trace = dfac.sample(
-            V,
-            model,
-            dfac.PSGLD(step=factor * step, transition="euler"),  # whose bias grows with the step
-            draws=150,
-            tune=200,
-            thin=thin,
-            blocks=blocks,
-            random_seed=seed,
-            progressbar=False,
-            executor="serial",
-        )
-    found = dfac.stein_discrepancy(
-        trace, V, model, kernel=kernel, blocks=blocks, progressbar=False, executor="serial"
-    )
+        sampler = dfac.PSGLD(step=factor * step, transition="euler")  # of a bias that grows
+        run = {"blocks": blocks, "progressbar": False, "executor": "serial"}
+        trace = dfac.sample(V, model, sampler, 150, 200, thin=thin, random_seed=seed, **run)
+    found = dfac.stein_discrepancy(trace, V, model, kernel=kernel, **run)
     return float(found["discrepancy"])
 
 

@@ -18,6 +18,7 @@ from tests.stein.test_stein import matrix
 Array = NDArray[np.float64]
 
 QUIET = {"progressbar": False, "executor": "serial"}
+RUN = QUIET | {"draws": 12, "tune": 10, "chains": 2, "random_seed": 1, "blocks": 2}
 ABOVE = BY_NAME["silf, above"]
 
 
@@ -36,18 +37,7 @@ def counts():
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "run.zarr"
-    tree = dfac.sample(
-        counts(),
-        dfac.TweedieNMF(2),
-        draws=12,
-        tune=10,
-        chains=2,
-        random_seed=1,
-        blocks=2,
-        store=path,
-        **QUIET,
-    )
-    return path, tree
+    return path, dfac.sample(counts(), dfac.TweedieNMF(2), store=path, **RUN)
 
 
 def test_gives_the_matrix_and_three_values():
@@ -121,9 +111,8 @@ def test_draws_of_a_run(trace):
 
 
 def test_draws_in_memory_are_those_of_a_store(trace):
-    settings = {"draws": 12, "tune": 10, "chains": 2, "random_seed": 1, "blocks": 2}
     model = dfac.TweedieNMF(2)
-    tree = dfac.sample(counts(), model, **settings, **QUIET)
+    tree = dfac.sample(counts(), model, **RUN)
     one, two = (
         dfac.stein_discrepancy(own, counts(), model, blocks=2, **QUIET) for own in (tree, trace[1])
     )
