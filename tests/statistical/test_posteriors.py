@@ -1,6 +1,5 @@
 """The samplers against exact posteriors, and planted bugs that must not pass."""
 
-from dataclasses import replace
 from itertools import product
 from typing import ClassVar
 
@@ -216,26 +215,3 @@ def test_richardson_romberg_takes_most_of_the_bias_away():
         alone = np.sqrt(np.mean(((of_fine - truth) / size) ** 2))
         assert alone > 0.02
         assert extrapolated < 0.6 * alone
-
-
-def test_zero_temperature_is_the_gradient_step():
-    """With no noise the plain step moves by ε times the gradient of the log posterior."""
-    from daskfactor.kernels.langevin import langevin_step
-    from daskfactor.kernels.philox import Address
-
-    rng = np.random.default_rng(0)
-    theta = 5 + rng.random((6, 3))
-    gradient = rng.normal(size=(6, 3))
-    moved, noise = theta.copy(), np.empty_like(theta)
-    key = np.array([1, 2], dtype=np.uint32)
-    address = Address(key, 5, 0)
-    langevin_step(moved, gradient, None, 1e-3, (0.7, 1.0), address, False)
-    fill_normals(noise, key, 5, 0, 0)
-    np.testing.assert_allclose(
-        moved - np.sqrt(2e-3) * noise, theta + 1e-3 * (gradient - 0.7), rtol=1e-10
-    )
-
-
-def test_samplers_are_values():
-    assert replace(PSGLD(), step=0.1) == PSGLD(step=0.1)
-    assert PSGRRLD() != PSGLD()
