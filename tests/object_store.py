@@ -17,7 +17,7 @@ Fault = tuple[int, str] | None
 
 
 class ObjectStore:
-    """A real S3 server; ``fault`` is asked before every request what is wrong with it."""
+    """A real S3 server; ``fault`` gives status and code of an error for a request, or None."""
 
     def __init__(self, host="127.0.0.1"):
         from moto.server import DomainDispatcherApplication, create_backend_app

@@ -4,20 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import daskfactor
-from daskfactor.cli.main import app
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import StoreError
+from tests.cli.shell import call, plain
 
 LINES = "user,film,stars\nb,7,1.5\na,7,2\nb,9,4\nb,9,3\n"
 
 
-@pytest.fixture
-def invoke():
-    runner = CliRunner()
-    return lambda *arguments: runner.invoke(app, ["convert", *map(str, arguments)])
+def invoke(*arguments):
+    return call("convert", *arguments)
 
 
 @pytest.fixture
@@ -27,24 +24,24 @@ def table(tmp_path):
     return path
 
 
-def test_help_is_enough(invoke):
+def test_help_is_enough():
     text = invoke("--help").stdout
     for word in ("daskfactor convert ratings.csv ratings.zarr", "--unstored", "--balance", ".mtx"):
         assert word in text
 
 
-def test_a_table_becomes_a_store(invoke, table, tmp_path):
+def test_a_table_becomes_a_store(table, tmp_path):
     result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero")
     assert result.exit_code == 0, result.output
     for fact in ("2 x 2, other cells observed zeros", "3 of 4 read, 1 of them for a cell once more",
                  "entries a second", "bytes an entry"):  # fmt: skip
-        assert fact in " ".join(result.stdout.split())
+        assert fact in plain(result.stdout)
     assert "keys" in result.stderr
     data = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True)
     np.testing.assert_array_equal(data.to_numpy(), [[2, 0], [1.5, 7]])
 
 
-def test_choices_are_noted_on_standard_error(invoke, table, tmp_path):
+def test_choices_are_noted_on_standard_error(table, tmp_path):
     result = invoke(table, tmp_path / "s.zarr", "-q")
     assert result.exit_code == 0
     assert result.stderr.startswith("note: cells without entry are taken to be observed zeros")
@@ -52,7 +49,7 @@ def test_choices_are_noted_on_standard_error(invoke, table, tmp_path):
     assert result.stderr.startswith("note: 1 entries name a cell that was named before")
 
 
-def test_json(invoke, table, tmp_path):
+def test_json(table, tmp_path):
     result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "--json", "--quiet")
     report = json.loads(result.stdout)
     assert report["shape"] == [2, 2]
@@ -60,7 +57,7 @@ def test_json(invoke, table, tmp_path):
     assert report["entries_per_second"] > 0
 
 
-def test_options_are_handed_on(invoke, table, tmp_path, monkeypatch):
+def test_options_are_handed_on(table, tmp_path, monkeypatch):
     calls = []
 
     def convert(source, store, **options):
@@ -93,7 +90,7 @@ def test_options_are_handed_on(invoke, table, tmp_path, monkeypatch):
         (["--blocks", "9"], 3, "blocks must be a whole number from 1 to 2"),
     ],
 )
-def test_errors_are_one_sentence(invoke, table, tmp_path, arguments, code, message):
+def test_errors_are_one_sentence(table, tmp_path, arguments, code, message):
     table.write_text(LINES.replace("stars", "ratings"))
     result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q", *arguments)
     assert result.exit_code == code
@@ -103,7 +100,7 @@ def test_errors_are_one_sentence(invoke, table, tmp_path, arguments, code, messa
     assert not (tmp_path / "s.zarr").exists()
 
 
-def test_a_store_that_is_there_stays(invoke, table, tmp_path):
+def test_a_store_that_is_there_stays(table, tmp_path):
     first = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q")
     again = invoke(table, tmp_path / "s.zarr", "--unstored", "zero", "-q")
     assert (first.exit_code, again.exit_code) == (0, 4)

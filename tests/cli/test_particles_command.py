@@ -2,10 +2,9 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import daskfactor as dfac
-from daskfactor.cli.main import app
+from tests.cli.shell import call, succeed
 
 
 @pytest.fixture
@@ -17,30 +16,22 @@ def matrix(tmp_path):
 
 
 def test_particles_of_a_matrix(matrix, tmp_path):
-    store = str(tmp_path / "modes.zarr")
-    arguments = [matrix, "--store", store, "-k", "2", "-m", "3", "--pilot", "1", "--seed", "5"]
-    more = ["--start", "random", "--max-iter", "30", "--quiet", "--json"]
-    result = CliRunner().invoke(app, ["particles", *arguments, *more])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["particles"]["done"] == 3
+    store = tmp_path / "modes.zarr"
+    arguments = [matrix, "--store", store, "-k", 2, "-m", 3, "--pilot", 1, "--seed", 5]
+    more = ["--start", "random", "--max-iter", 30, "--quiet", "--json"]
+    made = json.loads(succeed("particles", *arguments, *more))
+    assert made["particles"]["done"] == 3
     tree = dfac.open_run(store)
     made = json.loads(tree.attrs["sampler"])
     assert (made["start"], made["max_iter"], tree.attrs["random_seed"]) == ("random", 30, "5")
-    result = CliRunner().invoke(app, ["resume", store, "--quiet"])
-    assert result.exit_code == 0, result.output
-    assert "3 of 3 particles" in result.output
-    result = CliRunner().invoke(app, ["info", store, "--diagnose"])
-    assert result.exit_code == 0, result.output
-    assert "Stein discrepancy" in result.output
+    assert "3 of 3 particles" in succeed("resume", store, "--quiet")
+    assert "Stein discrepancy" in succeed("info", store, "--diagnose")
 
 
 def test_what_cannot_be_done_is_one_sentence(matrix, tmp_path):
     store = tmp_path / "modes.zarr"
-    arguments = ["particles", matrix, "--store", str(store), "-k", "2", "--quiet"]
-    result = CliRunner().invoke(app, [*arguments, "--threshold", "-1"])
-    assert result.exit_code == 3
-    assert "threshold must be" in result.output
-    assert not store.exists()
-    result = CliRunner().invoke(app, [*arguments, "--beta", "1.5"])
-    assert result.exit_code == 3
-    assert not store.exists()
+    for option, said in ((("--threshold", -1), "threshold must be"), (("--beta", 1.5), "beta")):
+        result = call("particles", matrix, "--store", store, "-k", 2, "--quiet", *option)
+        assert result.exit_code == 3
+        assert said in result.output
+        assert not store.exists()

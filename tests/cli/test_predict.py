@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from typer.testing import CliRunner
 
 import daskfactor
-from daskfactor.cli.main import app
 from daskfactor.cli.output import Output, positions, write
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.cli.shell import call, succeed
 from tests.fake_run import fake_run
 
 
@@ -47,7 +46,7 @@ def calls(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["predict", "run.zarr", *map(str, arguments)])
+    return call("predict", "run.zarr", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +159,8 @@ def test_rows_of_one_label_are_told_apart_by_their_positions(tmp_path):
     store = tmp_path / "run.zarr"
     model = daskfactor.TweedieNMF(2)
     trace = daskfactor.sample(V, model, draws=4, tune=4, store=store, random_seed=0)
-    result = CliRunner().invoke(app, ["predict", str(store), "--rows", "3,2", "--columns", "5"])
-    assert result.exit_code == 0, result.output
-    lines = list(csv.reader(io.StringIO(result.stdout)))
+    text = succeed("predict", store, "--rows", "3,2", "--columns", "5")
+    lines = list(csv.reader(io.StringIO(text)))
     whole = daskfactor.predict(trace)["mean"].values
     assert [line[:2] for line in lines[1:]] == [["b", "5"], ["b", "5"]]
     np.testing.assert_allclose([float(line[2]) for line in lines[1:]], whole[[3, 2], 5], rtol=1e-6)
@@ -226,7 +224,7 @@ def test_figures_and_reports_tell_of_letters_in_one_line(tmp_path):
         data, daskfactor.TweedieNMF(1, dispersion=1.0), draws=8, tune=4, store=store, **quiet
     )
     for command, file in (("plot", "a.png"), ("report", "a.html")):
-        done = CliRunner().invoke(app, [command, store, "-o", str(tmp_path / file)])
+        done = call(command, store, "-o", str(tmp_path / file))
         assert done.exit_code == 0, done.output
         (line,) = done.stderr.strip().split("\n")
         assert line.startswith("note: labels have characters that the font")

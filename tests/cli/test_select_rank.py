@@ -3,12 +3,11 @@ import json
 import numpy as np
 import pytest
 import xarray as xr
-from typer.testing import CliRunner
 
 import daskfactor
-from daskfactor.cli.main import app
 from daskfactor.evidence import rank
 from daskfactor.evidence.base import Evidence
+from tests.cli.shell import call, succeed
 from tests.fake_run import fake_run
 
 
@@ -37,9 +36,7 @@ def test_options_reach_the_library(asked, matrix, tmp_path):
     picture = tmp_path / "ranks.png"
     arguments = [matrix, "--ranks", "1:3", "--beta", "0.5", "--dispersion", "0.3", "--quiet"]
     arguments += ["--held-out", "0", "--temperatures", "6", "--seed", "4", "-o", str(picture)]
-    result = CliRunner().invoke(app, ["select-rank", *arguments])
-    assert result.exit_code == 0, result.output
-    assert "largest at rank 2" in result.output
+    assert "largest at rank 2" in succeed("select-rank", *arguments)
     (shape, model, ranks, method, held_out, seed, options) = asked[0]
     assert shape == (4, 3)
     assert (model.beta, model.dispersion, ranks) == (0.5, 0.3, [1, 2, 3])
@@ -50,41 +47,36 @@ def test_options_reach_the_library(asked, matrix, tmp_path):
 
 def test_the_table_goes_into_a_report(asked, matrix, tmp_path, monkeypatch):
     table, page = tmp_path / "ranks.nc", tmp_path / "run.html"
-    invoke = CliRunner().invoke
-    done = invoke(app, ["select-rank", matrix, "--ranks", "1:3", "-q", "-o", str(table)])
-    assert done.exit_code == 0, done.output
+    succeed("select-rank", matrix, "--ranks", "1:3", "-q", "-o", table)
     monkeypatch.setattr(daskfactor, "open_run", lambda path: fake_run())
-    told = ["report", "run.zarr", "-o", str(page), "--evidence"]
-    assert invoke(app, [*told, str(table)]).exit_code == 0
+    told = ["report", "run.zarr", "-o", page, "--evidence"]
+    succeed(*told, table)
     assert "The evidence is largest for 2 components" in page.read_text()
-    refused = invoke(app, [*told, matrix])
+    refused = call(*told, matrix)
     assert refused.exit_code == 3
     assert "is no table of select-rank" in refused.stderr
 
 
 def test_json(asked, matrix):
-    result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", "2,4", "--json", "-q"])
-    values = json.loads(result.stdout)
+    values = json.loads(succeed("select-rank", matrix, "--ranks", "2,4", "--json", "-q"))
     assert values["rank"] == [2, 4]
     assert values["best"] == 2
 
 
 @pytest.mark.parametrize("ranks", ["3:1", "a", "1:", "1,,2", "0:3", "0,2"])
 def test_bad_ranks(matrix, ranks):
-    result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", ranks])
+    result = call("select-rank", matrix, "--ranks", ranks)
     assert result.exit_code == 3
     assert "FIRST:LAST" in result.stderr
 
 
 def test_allocation_model(asked, matrix):
     arguments = [matrix, "--ranks", "1:3", "--model", "allocation", "--concentration", "2", "-q"]
-    result = CliRunner().invoke(app, ["select-rank", *arguments])
-    assert result.exit_code == 0, result.output
+    succeed("select-rank", *arguments)
     (_, model, ranks, method, held_out, _, _) = asked[0]
     assert model == daskfactor.AllocationModel.nmf(1, concentration=2.0)
     assert (ranks, method, held_out) == ([1, 2, 3], daskfactor.SequentialMonteCarlo(), "auto")
-    result = CliRunner().invoke(app, ["select-rank", *arguments, "--bound"])
-    assert result.exit_code == 0, result.output
+    succeed("select-rank", *arguments, "--bound")
     assert asked[1][3] == daskfactor.VariationalBayes()
 
 
@@ -98,7 +90,7 @@ def test_allocation_model(asked, matrix):
     ],
 )
 def test_options_of_the_other_model(asked, matrix, wrong):
-    result = CliRunner().invoke(app, ["select-rank", matrix, "--ranks", "1", "-q", *wrong])
+    result = call("select-rank", matrix, "--ranks", "1", "-q", *wrong)
     assert result.exit_code == 3
     assert "belongs to --model" in result.stderr
     assert not asked

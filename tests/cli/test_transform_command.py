@@ -7,11 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from typer.testing import CliRunner
 
 import daskfactor as dfac
-from daskfactor.cli.main import app
 from daskfactor.kernels.cuda import device
+from tests.cli.shell import call
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +26,7 @@ def folder(tmp_path_factory):
 
 
 def invoke(folder, *arguments):
-    return CliRunner().invoke(
-        app, ["transform", str(folder / "run.zarr"), str(folder / "new.csv"), "-q", *arguments]
-    )
+    return call("transform", folder / "run.zarr", folder / "new.csv", "-q", *arguments)
 
 
 def test_means_and_deviations_go_to_the_terminal(folder):
@@ -68,13 +65,13 @@ def test_new_rows_of_a_weighted_run_bring_theirs(folder):
     pd.read_csv(matrix, index_col=0).map(lambda value: 0.5).to_csv(folder / "sigma.csv")
     sigma = str(folder / "sigma.csv")
     fit = ["fit", matrix, "--store", run, "-k", "1", "--beta", "2", "--draws", "2", "--tune", "2"]
-    done = CliRunner().invoke(app, [*fit, "-q", "--uncertainty", sigma])
+    done = call(*fit, "-q", "--uncertainty", sigma)
     assert done.exit_code == 0, done.output
     again = ["transform", run, matrix, "-q"]
-    refused = CliRunner().invoke(app, again)
+    refused = call(*again)
     assert refused.exit_code == 3
     assert "pass --uncertainty, of the shape of V" in refused.stderr
-    found = [CliRunner().invoke(app, [*again, "--uncertainty", own]) for own in (sigma, "0.5")]
+    found = [call(*again, "--uncertainty", own) for own in (sigma, "0.5")]
     assert found[0].exit_code == 0, found[0].output
     assert found[0].stdout == found[1].stdout
-    assert CliRunner().invoke(app, [*again, "--uncertainty", "0.1"]).stdout != found[0].stdout
+    assert call(*again, "--uncertainty", "0.1").stdout != found[0].stdout

@@ -65,7 +65,8 @@ def forms(tmp_path_factory):
 def test_every_form_gives_the_same_matrix(forms, form, layer):
     if form == "lazy" and layer == "raw":
         pytest.skip("anndata reads no raw lazily")
-    for mask in (None, "variable", MASK, MASK.tolist(), pd.Series(MASK, GENES)):
+    masks = ("variable", MASK, MASK.tolist(), pd.Series(MASK, GENES))
+    for mask in (None, masks[(FORMS.index(form) + [*LAYERS].index(layer)) % 4]):
         data = dfac.as_blocks(forms[form], 3, layer=layer, mask_var=mask)
         kept = slice(None) if mask is None else MASK
         np.testing.assert_array_equal(data.to_numpy(), LAYERS[layer] * COUNTS[:, kept])
@@ -309,8 +310,15 @@ def test_conversion_takes_layers_and_variables(forms, tmp_path):
         data = dfac.as_blocks(store)
         np.testing.assert_array_equal(data.to_numpy(), 2 * COUNTS[:, MASK])
         assert data.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
-    with pytest.raises(DataError, match=r"dense of .* is dense; convert is for sparse"):
-        dfac.convert(forms["h5ad"], tmp_path / "x.zarr", layer="dense", progressbar=False)
+        assert data.labels.row_coords["obs"].tolist() == CELLS
+    for layer, message in (
+        ("dense", r"dense of .* is dense; convert is for sparse"),
+        ("x", "has no layer 'x'; its layers are: columns, dense"),
+    ):
+        with pytest.raises(DataError, match=message):
+            dfac.convert(forms["h5ad"], tmp_path / "x.zarr", layer=layer, progressbar=False)
+    with pytest.raises(OptionError, match="layer is for AnnData"):
+        dfac.convert(sparse.csr_array(COUNTS), tmp_path / "x.zarr", layer="x", progressbar=False)
 
 
 def test_costs_are_known_without_reading(forms):

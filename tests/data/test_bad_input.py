@@ -12,6 +12,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, DataWarning, StoreError
 
 ONES = np.ones((6, 4))
+UNKNOWN = da.from_array(ONES, chunks=2)
 
 
 def changed(row, col, value, dtype="float64"):
@@ -44,6 +45,7 @@ BAD = [
         r"their piece at row 0, column 0 is .* gave shape \(0, \d+\); .*compute_chunk",
     ),
     (da.ones((4, 4), dtype=complex), "the entries have dtype complex128"),
+    (UNKNOWN[UNKNOWN[:, 0] > 0], r"compute_chunk_sizes\(\) first"),
     ([[1.0, 2.0]], "data of type list cannot be read; pass a NumPy array"),
     (None, "data of type NoneType cannot be read"),
     (xr.Dataset({"v": (("a", "b"), ONES), "w": (("a", "b"), ONES)}), "the Dataset has 2 variables"),
@@ -138,17 +140,6 @@ def test_integers_that_float64_rounds_are_reported():
 def test_values_that_vanish_are_reported():
     with pytest.warns(DataWarning, match="1 entries other than zero became zero"):
         as_blocks(changed(0, 0, 1e-60))
-
-
-def test_dask_chunks_of_unknown_size_are_refused():
-    array = da.from_array(ONES, chunks=2)
-    with pytest.raises(DataError, match=r"compute_chunk_sizes\(\) first"):
-        as_blocks(array[array[:, 0] > 0])
-
-
-def test_empty_dask_chunks_do_not_matter():
-    array = da.from_array(ONES, chunks=((3, 0, 3), (4,)))
-    np.testing.assert_array_equal(as_blocks(array).to_numpy(), ONES)
 
 
 def test_a_failing_dask_chunk_is_named():

@@ -111,10 +111,6 @@ def test_every_form_gives_the_weights(name, memory_limit, tmp_path):
         assert data.mean == pytest.approx(np.nanmean(np.asarray(data.to_numpy(), float)), rel=1e-6)
 
 
-def sparse_with_gaps(sigma):
-    return stored(V), stored(sigma)
-
-
 @pytest.mark.parametrize("dense", [True, False])
 def test_an_infinite_uncertainty_is_a_missing_cell(dense):
     rows, cols = np.nonzero(SEEN)

@@ -53,8 +53,3 @@ def test_sums_of_duplicates_do_not_lose_what_float32_would():
     block, merged = compress(triples, (1, 1), zeros=True)
     assert block.values.tolist() == [2.0**24 + 64]
     assert merged == 64
-
-
-def test_the_last_of_many_stays_where_cells_have_one_value():
-    block, merged = compress(records([(1, 2, v) for v in (3.0, 1.0, 2.0)]), (2, 3), zeros=False)
-    assert (block.values.tolist(), merged) == ([2.0], 2)

@@ -1,11 +1,9 @@
 """Conversion: any source, the same matrix; and whatever goes wrong, nothing half-made is left."""
 
 import errno
-import os
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import anndata
 import fsspec
@@ -21,7 +19,6 @@ from hypothesis import strategies as st
 from scipy import sparse
 from scipy.io import mmwrite
 
-import daskfactor as dfac
 from daskfactor.data import entries as reading
 from daskfactor.data import sparse as passes
 from daskfactor.data import tables
@@ -31,7 +28,7 @@ from daskfactor.data.entries import Piece
 from daskfactor.data.grid import Grid
 from daskfactor.data.known import SourceInfo
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.store import StoreWriter
+from daskfactor.data.store import StoreWriter, is_blocked_store
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 
 QUIET = {"progressbar": False, "unstored": "zero"}
@@ -95,20 +92,6 @@ def test_every_source_gives_the_same_store(tmp_path, monkeypatch, piece):
     assert prints == {as_blocks(wanted, 3, unstored="zero").fingerprint}
 
 
-def test_anndata_layers_and_labels(tmp_path):
-    wanted = matrix()
-    found = sources(tmp_path, wanted)
-    for name in ("h5ad", "h5ad by columns"):
-        convert(found[name], tmp_path / "s.zarr", layer="twice", overwrite=True, **QUIET)
-        data = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True)
-        assert same(data, 2 * wanted)
-        assert data.labels.row_coords["obs"][:2].tolist() == ["c0", "c1"]
-        with pytest.raises(DataError, match="has no layer 'x'; its layers are: twice"):
-            convert(found[name], tmp_path / "x.zarr", layer="x", **QUIET)
-    with pytest.raises(OptionError, match="layer is for AnnData"):
-        convert(found["mtx"], tmp_path / "x.zarr", layer="x", **QUIET)
-
-
 def test_names_of_observations_may_be_nullable_text(tmp_path):
     """As anndata writes them where pandas keeps text in its own type, the default from pandas 3."""
     wanted = matrix()
@@ -126,15 +109,6 @@ def test_names_of_observations_may_be_nullable_text(tmp_path):
     assert same(data, wanted)
     assert data.labels.row_coords["obs"][:2].tolist() == ["c0", "c1"]
     assert data.labels.col_coords["var"][:2].tolist() == ["g0", "g1"]
-
-
-def test_a_run_is_not_converted(tmp_path):
-    dfac.sample(
-        matrix().toarray() + 1, dfac.TweedieNMF(2, dispersion=1.0), draws=2, tune=2, random_seed=0,
-        store=tmp_path / "run.zarr", progressbar=False,
-    )  # fmt: skip
-    with pytest.raises(DataError, match="is a run of daskfactor, not data"):
-        convert(tmp_path / "run.zarr", tmp_path / "s.zarr", **QUIET)
 
 
 entries = st.lists(
@@ -191,17 +165,6 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
     assert data.row_order is None or balance
 
 
-def test_last_of_duplicates_counts_among_ratings(tmp_path):
-    table = pa.table({"r": [0, 0, 0], "c": [0, 1, 0], "v": [1.0, 2.0, 5.0]})
-    pq.write_table(table, tmp_path / "t.parquet")
-    with pytest.warns(DataWarning, match="1 entries name a cell that was named before; the last"):
-        done = convert(
-            tmp_path / "t.parquet", tmp_path / "s.zarr", unstored="missing", progressbar=False
-        )
-    assert done.n_duplicates == 1
-    assert as_blocks(str(tmp_path / "s.zarr"), allow_empty=True).to_numpy().tolist() == [[5, 2]]
-
-
 def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
     """Whatever thread was first with its piece."""
     monkeypatch.setattr(tables, "PIECE", 5)
@@ -210,11 +173,14 @@ def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
     table = pa.table({"r": times % 3, "c": times % 2, "v": times})
     pq.write_table(table, tmp_path / "t.parquet")
     for limit in (None, 0):
-        with pytest.warns(DataWarning, match="194 entries name a cell"):
-            convert(
+        with pytest.warns(
+            DataWarning, match="194 entries name a cell that was named before; the last"
+        ):
+            done = convert(
                 tmp_path / "t.parquet", tmp_path / "s.zarr", unstored="missing", overwrite=True,
                 memory_limit=limit, progressbar=False,
             )  # fmt: skip
+        assert done.n_duplicates == 194
         found = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True).to_numpy()
         assert found.tolist() == [[198, 195], [196, 199], [194, 197]]
 
@@ -246,10 +212,16 @@ def test_positions_with_a_shape(tmp_path):
     data = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True)
     assert data.shape == (5, 2)
     assert not data.labels.row_coords
-    with pytest.raises(DataError, match="in row 3, but the matrix has rows 0 to 1"):
-        convert(tmp_path / "t.parquet", tmp_path / "x.zarr", shape=(2, 2), **QUIET)
-    with pytest.raises(OptionError, match="shape is"):
-        convert(matrix(), tmp_path / "x.zarr", shape=(2, 2), **QUIET)
+    texts = "user,item,value\n2020-01-01,1,1\n2020-01-02,2,2\n2020-01-02,1,3\n"
+    (tmp_path / "t.csv").write_text(texts)
+    for source, shape, error, message in (
+        (tmp_path / "t.parquet", (2, 2), DataError, "in row 3, but the matrix has rows 0 to 1"),
+        (tmp_path / "t.csv", (5, 5), DataError, "whole numbers"),
+        (matrix(), (2, 2), OptionError, "shape is"),
+    ):
+        with pytest.raises(error, match=message):
+            convert(source, tmp_path / "x.zarr", shape=shape, **QUIET)
+        assert not (tmp_path / "x.zarr").exists()
 
 
 def test_bad_values_name_their_cell(tmp_path):
@@ -383,7 +355,7 @@ def test_elsewhere_half_a_store_does_not_open(monkeypatch):
     with pytest.raises(StoreError, match="unfinished"):
         as_blocks(place, allow_empty=True)
     monkeypatch.undo()
-    convert(matrix(), place, overwrite=True, **QUIET)
+    assert convert(matrix(), place, overwrite=True, **QUIET).nbytes > 0
     assert same(as_blocks(place, allow_empty=True), matrix())
 
 
@@ -441,7 +413,12 @@ def test_elsewhere_what_another_process_has_begun_is_kept(monkeypatch):
         monkeypatch.setattr(StoreWriter, "begin", late)
         with pytest.raises(StoreError, match=told):
             convert(2 * matrix(), place, overwrite=overwrite, **QUIET)
+        assert is_blocked_store(place)
         assert same(as_blocks(place, allow_empty=True), 3 * matrix())
+
+
+def source_of(pieces):
+    return Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
 
 
 def changing(first, second):
@@ -451,25 +428,29 @@ def changing(first, second):
         rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
         yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
 
-    return Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
+    return source_of(pieces)
 
 
-@pytest.mark.parametrize("second", [[[0, 1, 2], [0, 1, 1]], [[0, 7], [0, 1]], [[0], [0]]])
-def test_a_source_that_changes_is_noticed(tmp_path, monkeypatch, second):
-    source = changing([[0, 1], [0, 1]], second)
+def broken(with_values, add):
+    raise OSError(errno.EIO, "Input/output error")
+    yield
+
+
+CHANGED = "convert it again when nobody writes to it"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (changing([[0, 1], [0, 1]], [[0, 1, 2], [0, 1, 1]]), CHANGED),
+        (changing([[0, 1], [0, 1]], [[0, 7], [0, 1]]), CHANGED),
+        (changing([[0, 1], [0, 1]], [[0], [0]]), CHANGED),
+        (source_of(broken), r"reading t.csv failed after 0 pieces: OSError"),
+    ],
+)
+def test_trouble_in_a_source_is_noticed(tmp_path, monkeypatch, source, message):
     monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
-    with pytest.raises(StoreError, match="convert it again when nobody writes to it"):
-        convert("t.csv", tmp_path / "s.zarr", **QUIET)
-
-
-def test_trouble_in_a_source_names_it(tmp_path, monkeypatch):
-    def pieces(with_values, add):
-        raise OSError(errno.EIO, "Input/output error")
-        yield
-
-    source = Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
-    monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
-    with pytest.raises(StoreError, match=r"reading t.csv failed after 0 pieces: OSError"):
+    with pytest.raises(StoreError, match=message):
         convert("t.csv", tmp_path / "s.zarr", **QUIET)
 
 
@@ -600,17 +581,3 @@ def test_the_progress_bar_goes_to_standard_error(tmp_path, capsys):
     assert captured.out == ""
     for phase in ("keys", "entries", "blocks"):
         assert phase in captured.err
-
-
-def test_public_names():
-    assert dfac.convert is convert
-    assert dfac.export is export
-    assert os.fspath(Path("x")) == "x"
-
-
-def test_a_given_shape_says_that_keys_are_positions_wherever_texts_turn_up(tmp_path):
-    table = tmp_path / "t.csv"
-    table.write_text("user,item,value\n2020-01-01,1,1\n2020-01-02,2,2\n2020-01-02,1,3\n")
-    with pytest.raises(DataError, match="whole numbers"):
-        convert(table, tmp_path / "s.zarr", shape=(5, 5), **QUIET)
-    assert not (tmp_path / "s.zarr").exists()

@@ -35,16 +35,6 @@ def test_npz_first_or_named(tmp_path):
         read_matrix(f"{path}:c")
 
 
-def test_pickles_are_never_loaded(tmp_path):
-    np.save(tmp_path / "v.npy", np.array([{}], dtype=object), allow_pickle=True)
-    np.savez(tmp_path / "v.npz", a=np.array([{}], dtype=object))
-    (tmp_path / "w.npy").write_bytes(b"anything at all")
-    for name in ("v.npy", "v.npz", "w.npy"):
-        with pytest.raises(DataError, match=r"no NumPy (array file|archive).*no numbers") as error:
-            read_matrix(str(tmp_path / name))
-        assert "allow_pickle" not in str(error.value)
-
-
 @pytest.mark.parametrize("form", [2, 3])
 def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
     path = tmp_path / "v.zarr"
@@ -59,14 +49,8 @@ def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
             read_matrix(str(wrong))
 
 
-def test_a_file_of_no_known_kind_is_told_what_there_is(tmp_path):
-    (tmp_path / "v.jpg").write_bytes(b"anything at all")
-    with pytest.raises(DataError, match=r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"):
-        read_matrix(str(tmp_path / "v.jpg"))
-
-
 @pytest.mark.parametrize("name", ["v.npy", "v.npz"])
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY"])
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"anything at all"])
 def test_empty_and_cut_off_arrays_are_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
@@ -178,9 +162,9 @@ def test_several_matrices_have_to_be_named(tmp_path):
 def test_what_cannot_be_read_says_what_can(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         read_matrix(str(tmp_path / "none.npy"))
-    (tmp_path / "v.docx").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"cannot be read; give \.npy"):
-        read_matrix(str(tmp_path / "v.docx"))
+    (tmp_path / "v.jpg").write_bytes(b"anything at all")
+    with pytest.raises(DataError, match=r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"):
+        read_matrix(str(tmp_path / "v.jpg"))
 
 
 def test_a_store_of_any_name_is_known_by_what_it_contains(tmp_path):

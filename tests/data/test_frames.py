@@ -137,24 +137,6 @@ def test_names_of_keys_are_known(names):
         assert dfac.as_blocks(table, 1, unstored="zero").labels.col_dim == names[1]
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        WHOLE.assign(d=1),
-        WHOLE.set_index(pd.Index(["x", "y", "z"])),
-        WHOLE.rename_axis("gene"),
-        WHOLE.astype(float),
-        WHOLE[["a"]],
-        WHOLE.rename(columns={"a": "user"}).astype(float),
-    ],
-    ids=["four columns", "labels", "named index", "floats", "one column", "float keys"],
-)
-def test_matrices_stay_matrices(frame):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert dfac.as_blocks(frame).shape == frame.shape
-
-
 def test_a_table_of_text_and_counts_needs_a_key_twice():
     genes = pd.DataFrame({"gene": ["x", "y", "z"], "s1": [1, 2, 3], "s2": [3, 2, 1]})
     with pytest.raises(DataError, match="could be a table"):
@@ -292,6 +274,12 @@ def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "frame",
     [
+        WHOLE.assign(d=1),
+        WHOLE.set_index(pd.Index(["x", "y", "z"])),
+        WHOLE.rename_axis("gene"),
+        WHOLE.astype(float),
+        WHOLE[["a"]],
+        WHOLE.rename(columns={"a": "user"}).astype(float),
         pd.DataFrame(np.arange(8.0).reshape(4, 2) + 0.25),
         pd.DataFrame(np.arange(12.0).reshape(4, 3) / 4),
         pd.DataFrame({"user": [0.5, 1.25], "item": [2.5, 3.0], "rating": [1.0, 2.0]}),
@@ -300,9 +288,8 @@ def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
         pd.DataFrame(np.ones((2, 9)), columns=["doc", *"abcdefg", "word"]),
         WHOLE.astype(float).set_index(pd.Index([2, 3, 5], name="gene")),
     ],
-    ids=["two", "three", "fractions", "missing cells", "levels", "wide", "labels"],
 )
-def test_narrow_matrices_of_floats_stay_matrices(frame):
+def test_matrices_stay_matrices(frame):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dfac.as_blocks(frame).shape == frame.shape

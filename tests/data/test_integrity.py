@@ -174,19 +174,12 @@ def test_what_a_zarr_directory_is(whole, tmp_path):
 def test_a_run_is_no_data(tmp_path):
     import daskfactor as dfac
 
-    place = tmp_path / "run.zarr"
-    dfac.sample(
-        matrix().toarray(),
-        dfac.TweedieNMF(2, dispersion=1.0),
-        draws=2,
-        tune=2,
-        random_seed=0,
-        store=place,
-        progressbar=False,
-    )
+    place, model = tmp_path / "run.zarr", dfac.TweedieNMF(2, dispersion=1.0)
+    dfac.sample(matrix().toarray(), model, draws=2, tune=2, store=place, progressbar=False)
     assert zarr_kind(str(place)) == "run"
-    with pytest.raises(DataError, match=r"is a run of daskfactor.*open_run.*resume"):
-        as_blocks(place)
+    for read in (as_blocks, lambda run: convert(run, tmp_path / "s.zarr", progressbar=False)):
+        with pytest.raises(DataError, match=r"is a run of daskfactor.*open_run.*resume"):
+            read(place)
 
 
 def test_what_is_gone_for_the_moment_is_no_damage(whole):

@@ -291,7 +291,8 @@ def test_a_grid_of_before_is_taken_again_and_others_are_refused():
 
 
 LABELS = [f"c{number}" for number in range(24)]
-A = {"a": COUNTS}
+A, INFINITE = {"a": COUNTS}, COUNTS.copy()
+INFINITE[3, 5] = np.inf
 CIRCLE = {name: dfac.Relation(*name) for name in ("ab", "bc", "ca")}
 BAD = [
     ("odd circle", dict.fromkeys(CIRCLE, COUNTS[:9]), CIRCLE, {}, ModelError, "odd circle, which"),
@@ -316,8 +317,7 @@ BAD = [
     ("a name that is no text", {1: COUNTS}, None, {}, OptionError, "without a slash, got 1"),
     ("nothing", {}, None, {}, OptionError, "takes several matrices"),
     ("one matrix", COUNTS, None, {}, OptionError, "takes several matrices: .* got ndarray"),
-    ("infinity", {"a": COUNTS, "b": np.where(COUNTS > 3, np.inf, COUNTS)}, None, {}, DataError,
-     "'b': .*inf"),
+    ("infinity", {"a": COUNTS, "b": INFINITE}, None, {}, DataError, "'b': .*row 3, column 5.*inf"),
     ("a row of NaN", {"a": np.vstack([GAPPY[:-1], np.full((1, 7), np.nan)]),
      "b": np.vstack([GAPPY[:-1], np.full((1, 7), np.nan)])}, None, {}, DataError,
      "1 of 24 rows have no observed entry: row 23"),
@@ -361,13 +361,6 @@ def test_a_dict_for_one_model_and_a_matrix_for_several():
         dfac.sample({"a": COUNTS}, dfac.TweedieNMF(2), progressbar=False)
     with pytest.raises(OptionError, match="takes several matrices"):
         dfac.sample(COUNTS, dfac.Coupled(2), progressbar=False)
-
-
-def test_infinity_is_told_by_its_place_in_its_own_matrix():
-    values = COUNTS.copy()
-    values[3, 5] = np.inf
-    with pytest.raises(DataError, match=r"'b': .*row 3, column 5"):
-        join({"a": COUNTS, "b": values})
 
 
 def test_missing_cells_are_named_matrix_by_matrix():

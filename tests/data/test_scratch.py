@@ -45,6 +45,7 @@ def test_scratch_holds_what_memory_holds(folder):
         assert "in memory" in kept.describe()
         assert "in a scratch file" in data.describe()
         assert data.fingerprint == kept.fingerprint
+        assert np.shares_memory(data.view(1, 1).array, data.view(2, 2).array)
         for block in data.grid.all_blocks():
             np.testing.assert_array_equal(data.view(*block).block, kept.view(*block).block)
         np.testing.assert_array_equal(data.missing_cells(), kept.missing_cells())
@@ -72,15 +73,6 @@ def test_blocks_in_memory_once_the_limit_allows_it():
     values = np.ones((256, 256))
     assert as_blocks(values, 2, memory_limit="10 MB").in_memory
     assert not as_blocks(values, 2, memory_limit="200 kB").in_memory
-
-
-def test_a_view_lies_in_memory_of_the_thread(folder):
-    with as_blocks(matrix().astype("float64"), 4, memory_limit=0) as data:
-        own = data.view(1, 1)
-        assert np.shares_memory(own.array, data.view(2, 2).array)
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(lambda: data.view(1, 1).array).result()
-        assert not np.shares_memory(own.array, other)
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
@@ -135,23 +127,17 @@ def test_the_scratch_file_goes_with_close_with_block_or_with_the_object(folder):
 
 
 @needs_proc
-def test_nothing_stays_open_after_bad_data(folder):
-    values = np.ones((40, 40))
-    values[39, 39] = np.inf
-    with pytest.raises(DataError, match="row 39, column 39 is inf"):
-        as_blocks(values, memory_limit=0)
-    assert not open_files(folder)
-    assert not list(folder.iterdir())
-
-
-@needs_proc
-def test_nothing_stays_after_an_interrupt(folder, monkeypatch):
+@pytest.mark.parametrize("error", [DataError, KeyboardInterrupt])
+def test_nothing_stays_open_after_bad_data_or_an_interrupt(folder, monkeypatch, error):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("daskfactor.data.loading.Decoder.decode", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        as_blocks(np.ones((40, 40)), memory_limit=0)
+    if error is KeyboardInterrupt:
+        monkeypatch.setattr("daskfactor.data.loading.Decoder.decode", interrupt)
+    values = np.ones((40, 40))
+    values[39, 39] = np.inf
+    with pytest.raises(error, match="row 39, column 39 is inf" if error is DataError else None):
+        as_blocks(values, memory_limit=0)
     assert not open_files(folder)
     assert not list(folder.iterdir())
 

@@ -51,8 +51,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("balance", [False, True])
-@pytest.mark.parametrize("memory_limit", [None, 0])
+@pytest.mark.parametrize(("memory_limit", "balance"), [(None, True), (0, False)])
 @pytest.mark.parametrize(
     ("data", "message"), BAD, ids=[f"{n} {message[:30]}" for n, (_, message) in enumerate(BAD)]
 )

@@ -1,5 +1,6 @@
 """A blocked store gives back what was put in, and says so when it cannot."""
 
+import contextlib
 import json
 import shutil
 import threading
@@ -26,7 +27,7 @@ from daskfactor.data.store import (
 )
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
-from daskfactor.urls import absolute, unreachable
+from daskfactor.urls import unreachable
 
 pytestmark = pytest.mark.libraries
 
@@ -154,17 +155,17 @@ def test_what_is_no_store_says_what_it_is(tmp_path, store):
     assert is_blocked_store(f"file://{store}")
 
 
-def test_a_newer_format_is_refused(store):
-    change_attributes(store, format_version=2)
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"format_version": 2}, StoreFormatError, r"format version 2, .* reads up to 1"),
+        ({"complete": None}, StoreError, "unfinished"),
+    ],
+)
+def test_newer_and_unfinished_stores_are_refused(store, change, kind, message):
+    change_attributes(store, **change)
     assert is_blocked_store(str(store))
-    with pytest.raises(StoreFormatError, match=r"format version 2, .* reads up to 1"):
-        BlockStore(str(store))
-
-
-def test_an_unfinished_store_is_refused(store):
-    change_attributes(store, complete=None)
-    assert is_blocked_store(str(store))
-    with pytest.raises(StoreError, match="unfinished"):
+    with pytest.raises(kind, match=message):
         as_blocks(str(store), allow_empty=True)
 
 
@@ -208,11 +209,12 @@ def test_blocks_are_kept_within_the_budget(store):
     storage.close()
 
 
-def test_without_room_for_a_scratch_file_the_store_is_read_again(store, monkeypatch):
-    def full(*_):
-        raise StoreError("no room")
+def no_room(*_):
+    raise StoreError("no room")
 
-    monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", full)
+
+def test_without_room_for_a_scratch_file_the_store_is_read_again(store, monkeypatch):
+    monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", no_room)
     found = BlockStore(str(store))
     storage = found.blocks(np.dtype(np.float32), 0)
     for _ in range(2):
@@ -274,22 +276,6 @@ def test_no_chunk_holds_two_blocks(store):
         assert (table[1:, field] >= (table[:, field] + used)[:-1]).all()
 
 
-def test_urls(tmp_path):
-    location = "memory://blocked/data.zarr"
-    convert(matrix(), location, unstored="zero", blocks=2, progressbar=False)
-    assert is_blocked_store(location)
-    data = as_blocks(location)
-    assert (data.observed_sparse() != matrix()).nnz == 0
-    with pytest.raises(StoreError, match="exists already"):
-        convert(matrix(), location, unstored="zero", progressbar=False)
-    done = convert(
-        2 * matrix(), location, unstored="zero", blocks=3, overwrite=True, progressbar=False
-    )
-    assert done.nbytes > 0
-    assert (as_blocks(location).observed_sparse() != 2 * matrix()).nnz == 0
-    assert absolute("file:///a/b") == "/a/b"
-
-
 class Flaky:
     """Loads blocks of one row, and fails as often as it is told."""
 
@@ -310,44 +296,33 @@ class Flaky:
         return BlockView(np.zeros((10, 10), np.float32), 0, 0, 10, 10)
 
 
-def test_what_fails_is_tried_again(monkeypatch):
-    flaky = Flaky(monkeypatch, 2, OSError)
-    flaky.blocks.view(1, 2)
+def waited_for(seconds):
+    return lambda text: unreachable("s3://b/c.zarr", OSError(text), seconds)
+
+
+@pytest.mark.parametrize(
+    ("failures", "error", "attempts", "kind", "message"),
+    [
+        (2, OSError, 3, None, ""),
+        (3, OSError, 3, StoreError, r"block \(1, 2\) could not be read in 3 attempts: the net"),
+        (3, DataError, 1, DataError, ""),
+        (3, StoreFormatError, 1, StoreFormatError, ""),
+        (3, MemoryError, 1, MemoryError, ""),
+        (3, waited_for(None), 1, StoreError, r"^s3://b/c\.zarr cannot be used"),
+        (3, waited_for(300.0), 1, StoreError, r"^s3://b/c\.zarr cannot be used for 300 sec"),
+    ],
+)
+def test_what_may_change_is_tried_again(monkeypatch, failures, error, attempts, kind, message):
+    flaky = Flaky(monkeypatch, failures, error)
+    with contextlib.nullcontext() if kind is None else pytest.raises(kind, match=message):
+        flaky.blocks.view(1, 2)
     flaky.blocks.close()
-    assert flaky.loaded == [(1, 2)] * 3
-    assert flaky.pauses == pytest.approx([0.1, 0.4])
-
-
-def test_what_fails_three_times_is_named(monkeypatch):
-    flaky = Flaky(monkeypatch, 3, OSError)
-    with pytest.raises(
-        StoreError, match=r"block \(1, 2\) could not be read in 3 attempts: the net"
-    ):
-        flaky.blocks.view(1, 2)
-    assert len(flaky.pauses) == 2
-
-
-@pytest.mark.parametrize("error", [DataError, StoreFormatError, MemoryError])
-def test_what_will_not_change_is_not_tried_again(monkeypatch, error):
-    flaky = Flaky(monkeypatch, 3, error)
-    with pytest.raises(error):
-        flaky.blocks.view(1, 2)
-    assert len(flaky.loaded) == 1
-
-
-@pytest.mark.parametrize("waited", [None, 300.0])
-def test_what_a_url_was_waited_for_is_not_tried_again(monkeypatch, waited):
-    flaky = Flaky(monkeypatch, 3, lambda text: unreachable("s3://b/c.zarr", OSError(text), waited))
-    with pytest.raises(StoreError, match=r"^s3://b/c\.zarr cannot be used"):
-        flaky.blocks.view(1, 2)
-    assert len(flaky.loaded) == 1
+    assert flaky.loaded == [(1, 2)] * attempts
+    assert flaky.pauses == pytest.approx([0.1, 0.4][: attempts - 1])
 
 
 def test_a_full_disk_does_not_keep_small_blocks_out_of_memory(monkeypatch):
-    def full(*_):
-        raise StoreError("no room")
-
-    monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", full)
+    monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", no_room)
     loaded = []
 
     def load(block):

@@ -254,12 +254,6 @@ def test_dates_with_a_zone_are_texts(tmp_path):
     assert labels.row_coords["day"].tolist()[0].startswith("2024-01-01")
 
 
-def test_names_that_results_use_themselves_are_kept(tmp_path):
-    pq.write_table(pa.table({"draw": [3], "chain": [4], "v": [1]}), tmp_path / "t.parquet")
-    labels = converted(tmp_path / "t.parquet").labels
-    assert (labels.row_dim, labels.col_dim) == ("draw", "chain")
-
-
 @pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
 @pytest.mark.parametrize("chunk", [8, 2**24])
 def test_matrix_market(tmp_path, monkeypatch, symmetry, chunk):

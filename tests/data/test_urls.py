@@ -15,13 +15,12 @@ import pytest
 import xarray as xr
 import zarr
 from scipy import sparse
-from typer.testing import CliRunner
 
 import daskfactor as dfac
-from daskfactor.cli.main import app
 from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, OptionError, StoreError
 from daskfactor.urls import Url, persistently, placed, reached, trouble_of, why
+from tests.cli.shell import call, plain
 from tests.object_store import BUCKET, SECRETS
 from tests.random_sparse import random_array
 
@@ -300,13 +299,13 @@ def test_a_store_is_not_made_where_it_is_not_allowed(folder, s3):
 
 def test_the_shell_takes_urls(folder, tmp_path):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
-    result = CliRunner().invoke(app, ["info", f"{folder}/c.zarr"])
+    result = call("info", f"{folder}/c.zarr")
     assert result.exit_code == 0, result.output
     store = str(tmp_path / "run.zarr")
-    assert "60 x 40 sparse, 480 stored" in " ".join(result.output.split())
-    result = CliRunner().invoke(app, ["fit", f"{folder}/none.zarr", "--store", store, "-k", "2"])
+    assert "60 x 40 sparse, 480 stored" in plain(result.output)
+    result = call("fit", f"{folder}/none.zarr", "--store", store, "-k", "2")
     assert result.exit_code == 4
-    assert "there is nothing of that kind" in " ".join(result.output.split())
+    assert "there is nothing of that kind" in plain(result.output)
 
 
 def test_a_repository_of_icechunk(folder, tmp_path):

@@ -1,0 +1,22 @@
+"""Commands as a shell runs them."""
+
+from typer.testing import CliRunner
+
+from daskfactor.cli.main import app
+
+
+def call(*arguments):
+    """Run a command, and return its exit code and what it printed."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments):
+    """Run a command that has to succeed, and return what it printed."""
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def plain(text):
+    """Return a text on one line."""
+    return " ".join(text.split())
