@@ -92,3 +92,14 @@ def fake_run(chains=2, draws=20, warmup=5, keep="draws"):
         "format_version": 1,
     }
     return tree
+
+
+def drawn_tree(W, H, dims=("row", "column"), lp=None, **coords):
+    """The tree of draws W (chain, draw, I, K) and H (chain, draw, K, J), without attributes."""
+    each = ("chain", "draw")
+    at = {"chain": np.arange(W.shape[0]), "draw": coords.pop("draw", np.arange(W.shape[1]))}
+    values = {"W": ((*each, dims[0], "component"), W), "H": ((*each, "component", dims[1]), H)}
+    groups = {"posterior": xr.Dataset(values, at | coords)}
+    if lp is not None:
+        groups["sample_stats"] = xr.Dataset({"lp": (each, lp)}, at)
+    return xr.DataTree.from_dict(groups)

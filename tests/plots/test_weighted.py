@@ -8,6 +8,7 @@ import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import OptionError
 from daskfactor.results.components import components_of, factor_moments
+from tests.fake_run import fake_run
 from tests.results.particle_tree import WEIGHTS, particle_store, particle_tree
 
 
@@ -79,8 +80,6 @@ def test_moments_of_unaligned_particles_are_weighted():
 
 
 def test_equal_weights_give_the_plain_moments():
-    from tests.fake_run import fake_run
-
     tree = fake_run().filter(lambda node: node.name != "posterior_moments")
     plain = factor_moments(tree, "W", 0)
     weights = np.full((2, 20), 1 / 40)
@@ -95,8 +94,6 @@ def test_equal_weights_give_the_plain_moments():
 
 
 def test_chains_are_pooled_by_their_mass():
-    from tests.fake_run import fake_run
-
     tree = fake_run()
     stats = tree["sample_stats"].to_dataset()
     weights = np.random.default_rng(0).random((2, 20))

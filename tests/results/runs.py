@@ -7,6 +7,7 @@ import numpy as np
 
 from daskfactor.results.schema import MOMENTS, MONITOR, RunSpec
 from daskfactor.results.sink import Sink
+from daskfactor.results.store import RunStore
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4
@@ -101,6 +102,24 @@ def fill(store, spec, *, draws=None):
         if spec.n_monitor:
             put_moments(store, MONITOR, chain, monitor(chain, spec))
     store.checkpoint({"state": np.arange(5)}, {"draws": n})
+
+
+def store_run(path, spec=None, **options):
+    """Write the run of a specification to a store."""
+    spec = make_spec() if spec is None else spec
+    with RunStore.create(path, spec) as store:
+        fill(store, spec, **options)
+    return path
+
+
+def assert_same_tree(found, expected):
+    """The same groups, variables, dimensions and values."""
+    assert set(found.children) == set(expected.children)
+    for group in expected.children:
+        for name, variable in expected[group].to_dataset().variables.items():
+            own = found[group].to_dataset().variables[name]
+            assert own.dims == variable.dims
+            np.testing.assert_array_equal(own.values, variable.values, err_msg=f"{group}/{name}")
 
 
 def memory_tree(spec):

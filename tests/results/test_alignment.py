@@ -11,7 +11,7 @@ from daskfactor.errors import OptionError
 from daskfactor.results.align import Law, match, reference_from
 from daskfactor.results.schema import factor_dims
 from daskfactor.results.store import RunStore
-from tests.fake_run import fake_run
+from tests.fake_run import drawn_tree, fake_run
 from tests.results.runs import ATTRS, fill, make_spec, memory_tree
 
 ROWS, COLUMNS, K, CHAINS, DRAWS = 14, 9, 4, 2, 12
@@ -44,25 +44,9 @@ def shuffled(seed=1, noise=0.02, signed=False, fixed=()):
         W[at] = (W0 * np.exp(noise * rng.normal(size=W0.shape)))[:, order] * scale
         H[at] = (H0 * np.exp(noise * rng.normal(size=H0.shape)))[order] / scale[:, None]
         orders[at] = order
-    tree = xr.DataTree.from_dict(
-        {
-            "posterior": xr.Dataset(
-                {
-                    "W": (("chain", "draw", "gene", "component"), W),
-                    "H": (("chain", "draw", "component", "day"), H),
-                },
-                coords={
-                    "chain": [0, 1],
-                    "draw": np.arange(DRAWS) * 3,
-                    "gene": [f"g{i}" for i in range(ROWS)],
-                },
-            ),
-            "sample_stats": xr.Dataset(
-                {"lp": (("chain", "draw"), rng.normal(size=(CHAINS, DRAWS)))},
-                coords={"chain": [0, 1], "draw": np.arange(DRAWS) * 3},
-            ),
-        }
-    )
+    lp = rng.normal(size=(CHAINS, DRAWS))
+    genes = [f"g{i}" for i in range(ROWS)]
+    tree = drawn_tree(W, H, ("gene", "day"), lp, draw=np.arange(DRAWS) * 3, gene=genes)
     kind = "GaussianMF" if signed else "TweedieNMF"
     model = {"type": kind, "n_components": K}
     if len(fixed):

@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from typer.testing import CliRunner
 
 import daskfactor as dfac
-from daskfactor.cli.main import app
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.results.annotation import annotate_file
+from tests.cli.shell import call, plain, succeed
 
 pytestmark = pytest.mark.libraries
 
@@ -167,7 +166,7 @@ def test_backed_objects(trace, tmp_path):
 
 
 def annotate(*arguments):
-    return CliRunner().invoke(app, ["annotate", *map(str, arguments)])
+    return call("annotate", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -191,10 +190,8 @@ def test_what_a_command_refuses(store, tmp_path, target, code, message):
 def test_a_shell_fits_and_annotates(tmp_path):
     file, run = tmp_path / "a.h5ad", tmp_path / "run.zarr"
     annotated().write_h5ad(file)
-    command = ["fit", f"{file}:counts", "--store", run, "-k", 2, "--mask-var", "chosen", "--quiet"]
-    command += ["--draws", 4, "--tune", 4, "--dispersion", 1]
-    result = CliRunner().invoke(app, [*map(str, command)])
-    assert result.exit_code == 0, result.output
+    options = ("--mask-var", "chosen", "--draws", 4, "--tune", 4, "--dispersion", 1, "--quiet")
+    succeed("fit", f"{file}:counts", "--store", run, "-k", 2, *options)
     assert annotate(run, file, "-o", file, "--overwrite", "--key", "nmf").exit_code == 0
     found = anndata.read_h5ad(file)
     assert found.obsm["nmf"].shape == (24, 2)
@@ -350,5 +347,5 @@ def test_a_folder_that_is_no_anndata_is_not_replaced(store, tmp_path):
     (tmp_path / "thesis.zarr" / "text").write_text("precious")
     result = annotate(store, tmp_path / "a.zarr", "-o", tmp_path / "thesis.zarr", "--overwrite")
     assert result.exit_code == 4
-    assert "is a folder that is not replaced" in " ".join(result.output.split())
+    assert "is a folder that is not replaced" in plain(result.output)
     assert (tmp_path / "thesis.zarr" / "text").read_text() == "precious"

@@ -231,63 +231,22 @@ def test_samplers_make_their_pairs(sampler):
 
 
 ORDER = {"type": "Reshuffled"}
+PLAIN = {"step": "auto", "preconditioner": "majorizer"}
+RANDOM = PLAIN | {"schedule": ORDER, "warm_start": "auto", "transition": "euler"}
+ENSEMBLE = {"start": "q_transform", "optimizer": "auto", "max_iter": None, "tol": None}
+ACCEPT, STEIN = {"target_accept": 0.8}, {"steps": 1000, "step": "auto"}
 FIRST = [
     (Sampler, {"type": "Gibbs", "warm_start": "auto"}, {}),
-    (
-        Sampler,
-        {"type": "HMC", "step": "auto", "steps": 10, "target_accept": 0.8, "warm_start": 3},
-        {},
-    ),
-    (
-        Sampler,
-        {"type": "LangevinDynamics", "step": "auto", "preconditioner": "majorizer"},
-        {"transition": "euler"},
-    ),
-    (
-        Sampler,
-        {
-            "type": "PSGLD",
-            "step": "auto",
-            "preconditioner": "majorizer",
-            "schedule": ORDER,
-            "warm_start": "auto",
-            "transition": "euler",
-        },
-        {},
-    ),
-    (
-        Sampler,
-        {
-            "type": "PSGRRLD",
-            "step": "auto",
-            "preconditioner": "majorizer",
-            "schedule": ORDER,
-            "warm_start": "auto",
-            "transition": "euler",
-        },
-        {},
-    ),
+    (Sampler, {"type": "HMC", "step": "auto", "steps": 10, "warm_start": 3} | ACCEPT, {}),
+    (Sampler, {"type": "LangevinDynamics"} | PLAIN, {"transition": "euler"}),
+    (Sampler, {"type": "PSGLD"} | RANDOM, {}),
+    (Sampler, {"type": "PSGRRLD"} | RANDOM, {}),
     (Sampler, {"type": "SGHMC", "step": "auto", "friction": 0.05, "schedule": ORDER}, {}),
-    (
-        Sampler,
-        {"type": "SGLD", "step": "auto", "preconditioner": "majorizer", "subsample": "auto"},
-        {"transition": "euler"},
-    ),
-    (
-        ParticleMethod,
-        {
-            "type": "Ensemble",
-            "start": "q_transform",
-            "optimizer": "auto",
-            "max_iter": None,
-            "tol": None,
-            "transfer_rank": 3,
-        },
-        {},
-    ),
-    (ParticleMethod, {"type": "SVGD", "steps": 1000, "step": "auto"}, {}),
-    (ParticleMethod, {"type": "SteinDescent", "steps": 1000, "step": "auto"}, {}),
-]
+    (Sampler, {"type": "SGLD", "subsample": "auto"} | PLAIN, {"transition": "euler"}),
+    (ParticleMethod, {"type": "Ensemble", "transfer_rank": 3} | ENSEMBLE, {}),
+    (ParticleMethod, {"type": "SVGD"} | STEIN, {}),
+    (ParticleMethod, {"type": "SteinDescent"} | STEIN, {}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("base", "stored", "then"), FIRST, ids=lambda own: str(own)[:40])

@@ -1,5 +1,4 @@
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +7,8 @@ import xarray as xr
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
-from tests.results.runs import I, J, K, factors, fill, make_spec
-from tests.results.writer import start, state_of, write_until_killed
+from tests.results.runs import I, J, K, factors, make_spec, store_run
+from tests.results.writer import killed_at, start, state_of, write_until_killed
 
 KILLS = 10
 
@@ -57,39 +56,16 @@ def test_a_run_killed_at_random_instants_loses_no_committed_draw(tmp_path):
     assert not list(path.rglob("*.partial"))
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("before", [True, False])
-def test_a_checkpoint_cut_short_at_any_file_is_the_old_one_or_the_new_one(
-    tmp_path, monkeypatch, before
-):
-    path = tmp_path / "run.zarr"
-    spec = make_spec(chains=1)
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=2)
+def test_a_checkpoint_cut_short_at_any_file_is_the_old_one_or_the_new_one(tmp_path, before):
+    path = store_run(tmp_path / "run.zarr", make_spec(chains=1), draws=2)
+    with RunStore.open(path) as store:
         store.checkpoint({"a": np.full(3, 2.0)}, {"draws": 2, "turn": 0})
-    real = Path.replace
     outcomes = []
     for fatal in range(40):
-        left = [fatal]
-
-        def replace(self, target, left=left):
-            if not before and left[0] >= 0:
-                real(self, target)
-            if left[0] == 0:
-                raise Killed
-            left[0] -= 1
-            return real(self, target) if before else None
-
-        with RunStore.open(path) as store, monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", replace)
-            try:
-                store.write_draws(0, 2, *factors(0, 2, 2))
-                store.checkpoint({"a": np.full(5_000, 4.0)}, {"draws": 4, "turn": 1})
-            except Killed:
-                pass
+        with RunStore.open(path) as store, killed_at(fatal, before):
+            store.write_draws(0, 2, *factors(0, 2, 2))
+            store.checkpoint({"a": np.full(5_000, 4.0)}, {"draws": 4, "turn": 1})
         with RunStore.open(path) as store:
             kept, meta = store.load_checkpoint()
             arrays = dict(kept)

@@ -186,23 +186,6 @@ def test_rows_and_columns_of_one_name():
     assert dfac.predict(trace, rows=4, columns=[0, 2])["mean"].dims == ("x_",)
 
 
-def test_annotated_data_go_in_as_they_are():
-    anndata = pytest.importorskip("anndata")
-    pandas = pytest.importorskip("pandas")
-    V = matrix("obs", "var")
-    adata = anndata.AnnData(
-        V.values.astype("f4"),
-        obs=pandas.DataFrame(index=V["obs"].values),
-        var=pandas.DataFrame(index=[f"v{j}" for j in range(J)]),
-    )
-    cells = (np.array([1, 2]), np.array([0, 3]))
-    trace = dfac.sample(adata, dfac.TweedieNMF(2), monitor=cells, **QUICK)
-    assert trace["posterior"]["H"].dims == ("chain", "draw", "component", "var")
-    assert dfac.predict(trace)["mean"].dims == ("obs", "var")
-    assert dfac.monitored(trace)["var"].values.tolist() == ["v0", "v3"]
-    dfac.stein_posterior(adata, dfac.SILFNMF(2), particles=2, random_seed=0, progressbar=False)
-
-
 def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
     V = matrix("a b", "c/d", **{"e/f": ("a b", np.arange(I))})
     trace = dfac.sample(V, dfac.TweedieNMF(2), **QUICK)

@@ -1,6 +1,7 @@
 """What a run writes down of itself when it ends: read instead of its draws, while it holds."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,14 +9,13 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from typer.testing import CliRunner
 
 import daskfactor as dfac
-from daskfactor.cli.main import app
 from daskfactor.errors import StoreFormatError
 from daskfactor.results import ending, summary
 from daskfactor.results.noted import VERDICT, noted_at, noted_of
 from daskfactor.results.summary import judged
+from tests.cli.shell import call, succeed
 
 QUIET = {"progressbar": False, "executor": "serial", "random_seed": 3}
 
@@ -30,15 +30,11 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def copied(store, tmp_path):
-    import shutil
-
     return shutil.copytree(store, tmp_path / "run.zarr")
 
 
 def said(path, *options):
-    result = CliRunner().invoke(app, ["info", str(path), "--json", *options])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return json.loads(succeed("info", path, "--json", *options))
 
 
 def without_verdict(path):
@@ -131,7 +127,7 @@ def test_damage_is_told_as_ever(copied, gone):
     assert noted_at(copied) is None
     with pytest.raises(StoreFormatError, match=r"posterior/W/c/0/0/0/0 is "):
         dfac.summarize(copied)
-    assert CliRunner().invoke(app, ["info", str(copied)]).exit_code == 4
+    assert call("info", copied).exit_code == 4
 
 
 def test_a_run_of_moments_and_particles_note_theirs(tmp_path):
@@ -152,7 +148,7 @@ def test_draws_that_are_too_many_are_left_to_who_asks(tmp_path, monkeypatch):
     dfac.sample(V, dfac.TweedieNMF(2), draws=8, tune=4, store=path, **QUIET)
     assert noted_at(path)[1].summary is None
     monkeypatch.setattr("daskfactor.cli.show.QUICKLY_READ", 10)
-    assert "--diagnose reads" in CliRunner().invoke(app, ["info", str(path)]).stdout
+    assert "--diagnose reads" in call("info", path).stdout
     assert "lights" not in said(path)
     assert dfac.summarize(path).attrs["draws"] == 8
 

@@ -14,6 +14,7 @@ from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.results import pointwise
 from daskfactor.results.schema import MOMENTS, Variable
 from daskfactor.results.store import RunStore
+from tests.fake_run import drawn_tree
 from tests.results.particle_tree import particle_tree
 from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, fill, make_spec, memory_tree
 
@@ -60,51 +61,33 @@ def compound_poisson(v, mean, phi, beta):
     return float(np.logaddexp.reduce(terms))
 
 
+def tweedie(beta):
+    return {"type": "TweedieNMF", "beta": beta}
+
+
+def compound(beta):
+    return np.vectorize(lambda v, m: compound_poisson(v, m, 0.8, beta))
+
+
 LAWS = {
-    "normal": (
-        {"type": "TweedieNMF", "beta": 2.0},
-        0.7,
-        VALUES,
-        lambda v, m: stats.norm.logpdf(v, m, np.sqrt(0.7)),
+    "normal": (tweedie(2.0), 0.7, VALUES, lambda v, m: stats.norm.logpdf(v, m, np.sqrt(0.7))),
+    "Poisson": (tweedie(1.0), 1.0, VALUES, stats.poisson.logpmf),
+    "lattice": (  # for each unit of v
+        tweedie(1.0), 0.5, VALUES, lambda v, m: stats.poisson.logpmf(v / 0.5, m / 0.5) - np.log(0.5)
     ),
-    "Poisson": ({"type": "TweedieNMF", "beta": 1.0}, 1.0, VALUES, stats.poisson.logpmf),
-    "lattice": (
-        {"type": "TweedieNMF", "beta": 1.0},
-        0.5,
-        VALUES,
-        lambda v, m: stats.poisson.logpmf(v / 0.5, m / 0.5) - np.log(0.5),  # for each unit of v
-    ),
-    "half": (
-        {"type": "TweedieNMF", "beta": 0.5},
-        0.8,
-        VALUES,
-        np.vectorize(lambda v, m: compound_poisson(v, m, 0.8, 0.5)),
-    ),
-    "compound": (
-        {"type": "TweedieNMF", "beta": 0.3},
-        0.8,
-        VALUES,
-        np.vectorize(lambda v, m: compound_poisson(v, m, 0.8, 0.3)),
-    ),
+    "half": (tweedie(0.5), 0.8, VALUES, compound(0.5)),
+    "compound": (tweedie(0.3), 0.8, VALUES, compound(0.3)),
     "gamma": (
-        {"type": "TweedieNMF", "beta": 0.0},
-        0.4,
-        POSITIVE,
-        lambda v, m: stats.gamma.logpdf(v, 2.5, scale=0.4 * m),
+        tweedie(0.0), 0.4, POSITIVE, lambda v, m: stats.gamma.logpdf(v, 2.5, scale=0.4 * m)
     ),
     "inverse Gaussian": (
-        {"type": "TweedieNMF", "beta": -1.0},
-        0.4,
-        POSITIVE,
-        lambda v, m: stats.invgauss.logpdf(v, 0.4 * m, scale=2.5),
+        tweedie(-1.0), 0.4, POSITIVE, lambda v, m: stats.invgauss.logpdf(v, 0.4 * m, scale=2.5)
     ),
     "negative binomial": (
-        {"type": "NegativeBinomialNMF", "dispersion": 0.6},
-        0.6,
-        VALUES,
+        {"type": "NegativeBinomialNMF", "dispersion": 0.6}, 0.6, VALUES,
         lambda v, m: stats.nbinom.logpmf(v, 1 / 0.6, 1 / (1 + 0.6 * m)),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -176,7 +159,7 @@ SIGMA = np.linspace(0.5, 2.5, I * J).reshape(I, J)
 
 
 def with_cells(kind, weights):
-    model = attrs({"type": "TweedieNMF", "beta": 2.0}, data=json.dumps({"weighting": kind}))
+    model = attrs(tweedie(2.0), data=json.dumps({"weighting": kind}))
     V = np.arange(float(I * J)).reshape(I, J)
     return memory_tree(make_spec(attrs=model, observed=V, weights=weights))
 
@@ -213,9 +196,7 @@ def test_a_cell_of_weight_w_is_w_observations():
     with pytest.raises(DataError, match="one for each of the 4 cells"):
         dfac.log_likelihood(bare, (ROWS, COLUMNS), weights=-1.0)
     with pytest.raises(OptionError, match="weights are for runs"):
-        dfac.log_likelihood(
-            run({"type": "TweedieNMF", "beta": 2.0}), (ROWS, COLUMNS), VALUES, weights=2.0
-        )
+        dfac.log_likelihood(run(tweedie(2.0)), (ROWS, COLUMNS), VALUES, weights=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -225,14 +206,8 @@ def counts():
     tree = memory_tree(make_spec())
     W = rng.gamma(20.0, 0.1, (2, 4000, I, K)).astype("f4")
     H = rng.gamma(20.0, 0.1, (2, 4000, K, J)).astype("f4")
-    posterior = xr.Dataset(
-        {
-            "W": (("chain", "draw", "gene", "component"), W),
-            "H": (("chain", "draw", "component", "day"), H),
-        },
-        coords=tree["posterior"].to_dataset().drop_vars(["draw"]).coords,
-    ).assign_coords(draw=np.arange(4000))
-    found = xr.DataTree.from_dict({"posterior": posterior})
+    labels = tree["posterior"].to_dataset().drop_vars(["draw", "chain"]).coords
+    found = drawn_tree(W, H, ("gene", "day"), **labels)
     found.attrs = dict(tree.attrs)
     return found
 
@@ -324,7 +299,7 @@ def test_values_come_from_a_matrix(form):
         from scipy import sparse
 
         given = sparse.csr_array(V)
-    model = attrs({"type": "TweedieNMF", "beta": 1.0}, data=json.dumps({"unstored": "zero"}))
+    model = attrs(tweedie(1.0), data=json.dumps({"unstored": "zero"}))
     if form != "sparse":
         model = ATTRS
     found = dfac.log_likelihood(memory_tree(make_spec(attrs=model)), (ROWS, COLUMNS), given)
@@ -396,13 +371,8 @@ def test_mistakes_are_told_in_a_sentence():
 
     refuse(OptionError, "pass the matrix or the values", tree, cells)
     refuse(DataError, "3 values for 4 cells", tree, cells, VALUES[:3])
-    refuse(
-        DataError,
-        "no value at 1 of 4 cells, the first at row 6",
-        tree,
-        cells,
-        VALUES * [1, 1, np.nan, 1],
-    )
+    gone = VALUES * [1, 1, np.nan, 1]
+    refuse(DataError, "no value at 1 of 4 cells, the first at row 6", tree, cells, gone)
     refuse(DataError, "negative", tree, cells, -VALUES)
     refuse(DataError, r"shape of the run's data, \(7, 5\)", tree, cells, np.ones((3, 3)))
     refuse(OptionError, "between 0 and 6, got 0 to 7", tree, ([0, 7], [0, 0]), [1.0, 1.0])
@@ -412,9 +382,7 @@ def test_mistakes_are_told_in_a_sentence():
     refuse(OptionError, "there is no 'nobody'", tree, (["nobody"], labels()[1][:1]), [1.0])
     refuse(OptionError, "kept moments only", memory_tree(make_spec(keep="moments")), cells, VALUES)
     refuse(OptionError, "these draws have weights", particle_tree(silf=False), cells, VALUES)
-    refuse(
-        ModelError, "neither a closed form", run({"type": "TweedieNMF", "beta": 3.0}), cells, VALUES
-    )
+    refuse(ModelError, "neither a closed form", run(tweedie(3.0)), cells, VALUES)
     refuse(OptionError, "leave uncertainty out", tree, cells, VALUES, uncertainty=1.0)
     hidden = memory_tree(make_spec(observed=np.full((I, J), np.nan)))
     refuse(DataError, r"hold_out\(...\).values", hidden, cells)

@@ -113,12 +113,6 @@ def test_labels_components_and_the_other_factor():
     assert top_entries(again, 1, labels="meaning")["label"].values[0, 0].tolist() == [["k"], ["n"]]
 
 
-def test_in_how_many_components_a_word_comes_up():
-    top = top_entries(two_lists(), 2)
-    count = (top["label"] == "w2").any("rank").sum("component")
-    assert count.values.tolist() == [[1, 1]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

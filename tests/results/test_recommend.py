@@ -17,6 +17,7 @@ from daskfactor.kernels import ranking as kernels
 from daskfactor.results import ranking
 from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
+from tests.fake_run import drawn_tree
 from tests.random_sparse import random_array
 
 pytestmark = pytest.mark.libraries
@@ -37,17 +38,11 @@ def made(signed=False, weights=None, dtype="f4"):
          F * rng.gamma(4, 0.25, (*shape, *F.shape))).astype(dtype)
         for F in (W, H)
     )  # fmt: skip
-    dims = ("chain", "draw")
-    values = {
-        "W": ((*dims, "user", "component"), W),
-        "H": ((*dims, "component", "item"), H.transpose(0, 1, 3, 2)),
-    }
-    coords = {"chain": [0, 1], "draw": range(DRAWS), "component": range(K), "item": ITEMS}
-    groups = {"posterior": xr.Dataset(values, coords)}
+    tree = drawn_tree(W, H.transpose(0, 1, 3, 2), ("user", "item"), component=range(K), item=ITEMS)
     if weights is not None:
-        own = {name: coords[name] for name in dims}
-        groups["sample_stats"] = xr.Dataset({"weight": (dims, weights)}, own)
-    tree = xr.DataTree.from_dict(groups)
+        dims = ("chain", "draw")
+        at = {name: tree["posterior"][name] for name in dims}
+        tree["sample_stats"] = xr.DataTree(xr.Dataset({"weight": (dims, weights)}, at))
     tree.attrs = {"model": json.dumps(dfac.GaussianMF(K).to_dict()), "dispersion": 1.0}
     return tree
 
@@ -100,6 +95,14 @@ def test_figures_are_those_of_predict(weighted):
             np.testing.assert_allclose(found[name][at], cells[name][0], rtol=2e-5)
 
 
+def stack_of(values, file, step=10**6):
+    """Draws of a factor (rows, draws, K), given a few draws at a time."""
+    rows, draws, width = values.shape
+    parts = (slice(at, min(at + step, draws)) for at in range(0, draws, step))
+    given = ((own, np.ascontiguousarray(values[:, own]).reshape(rows, -1)) for own in parts)
+    return Stack.filled((rows, draws, width), values.dtype, given, file)
+
+
 @pytest.fixture
 def searched():
     """The search under other sizes of blocks, groups of draws and rooms in memory."""
@@ -109,21 +112,7 @@ def searched():
 
     def search(step, budget, sizes):
         file = ArrayFile(budget=budget)
-        stacks = [
-            Stack.filled(
-                (70, 12, 2),
-                F.dtype,
-                (
-                    (
-                        slice(at, min(at + step, 12)),
-                        np.ascontiguousarray(F[at : at + step].transpose(1, 0, 2)).reshape(70, -1),
-                    )
-                    for at in range(0, 12, step)
-                ),
-                file,
-            )
-            for F in (W, H)
-        ]
+        stacks = [stack_of(F.transpose(1, 0, 2), file, step) for F in (W, H)]
         weights = np.full(12, 1 / 12)
         none = np.zeros(71, np.int64), np.zeros(0, np.int64)
         asked = Search(
@@ -156,12 +145,8 @@ def test_blocks_do_not_matter(searched, monkeypatch):
 def test_no_score_is_above_its_bound(by, signed):
     trace = made(signed)
     W, H = (trace["posterior"][name].values for name in ("W", "H"))
-    sides = []
-    for F in (W, H.transpose(0, 1, 3, 2)):
-        flat = np.ascontiguousarray(F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2))
-        shape = flat.shape[0], CHAINS * DRAWS, K
-        whole = iter([(slice(0, CHAINS * DRAWS), flat.reshape(shape[0], -1))])
-        sides.append(Stack.filled(shape, F.dtype, whole, ArrayFile(budget=2**30)))
+    flat = (F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2) for F in (W, H.transpose(0, 1, 3, 2)))
+    sides = [stack_of(F, ArrayFile(budget=2**30)) for F in flat]
     weights = np.full(CHAINS * DRAWS, 1 / (CHAINS * DRAWS))
     score = score_of(by, (0.05, 0.95), weights, not signed)
     P = np.linalg.qr(np.random.default_rng(0).standard_normal((K * CHAINS * DRAWS, 4)))[0]

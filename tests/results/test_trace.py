@@ -1,9 +1,8 @@
 import dask
 import numpy as np
 import pytest
-import xarray as xr
 
-from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.errors import OptionError
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
@@ -77,22 +76,6 @@ def test_a_tree_in_memory_is_what_was_written():
     assert tree["posterior_moments"]["count"].values.tolist() == [DRAWS] * CHAINS
 
 
-@pytest.mark.parametrize(
-    ("shape", "group", "error", "match"),
-    [
-        ((DRAWS, J, K), "posterior", OptionError, "takes draws of shape"),
-        ((DRAWS, I, K), "posterior_coarse", StoreError, "no posterior_coarse/W"),
-        ((DRAWS + 1, I, K), "posterior", StoreError, "room for 10 draws"),
-    ],
-)
-def test_draws_that_do_not_fit_the_plan_are_refused(shape, group, error, match):
-    sink = Sink(make_spec())
-    with pytest.raises(error, match=match):
-        sink.write_draws(0, 0, np.ones(shape), np.ones((len(range(shape[0])), J, K)), group)
-    with pytest.raises(StoreError, match="no sample_stats/energy"):
-        sink.write_stats(0, 0, {"energy": [1.0]})
-
-
 def _naive(spec, function, chains=range(CHAINS)):
     def mean(n, salt):
         values = [
@@ -154,8 +137,3 @@ def test_expectation_says_what_is_missing(tmp_path):
     RunStore.create(tmp_path / "run.zarr", make_spec()).close()
     with pytest.raises(OptionError, match="no draws yet"):
         expectation(tmp_path / "run.zarr", lambda W, H: W)
-
-
-def test_a_foreign_tree_is_refused():
-    with pytest.raises(StoreFormatError, match="no factors"):
-        validate(xr.DataTree())

@@ -21,7 +21,15 @@ from daskfactor.results.repository import RepositoryPlace
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.object_store import SECRETS, slow
-from tests.results.runs import DRAWS, factors, fill, make_spec, memory_tree, stats
+from tests.results.runs import (
+    DRAWS,
+    assert_same_tree,
+    factors,
+    fill,
+    make_spec,
+    memory_tree,
+    stats,
+)
 from tests.results.writer import SERVER, start, take
 
 pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
@@ -49,12 +57,7 @@ def test_a_url_gives_back_the_tree_of_the_same_run_in_memory(url):
         fill(store, spec)
         store.finish({"sampling_time": 1.5})
     tree, expected = open_run(url), memory_tree(spec)
-    assert set(tree.children) == set(expected.children)
-    for group in expected.children:
-        for name, variable in expected[group].to_dataset().variables.items():
-            found = tree[group].to_dataset().variables[name]
-            assert found.dims == variable.dims
-            np.testing.assert_array_equal(found.values, variable.values, err_msg=f"{group}/{name}")
+    assert_same_tree(tree, expected)
     assert tree.attrs == expected.attrs | {"sampling_time": 1.5}
 
 
@@ -437,34 +440,26 @@ class Clock:
         return self.now
 
 
-def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch):
-    with RunStore.create(tmp_path / "run.zarr", make_spec()) as store:
-        assert store.checkpoints.is_due()
-        assert store.checkpoints.is_due()
+@pytest.mark.parametrize(
+    ("place", "waits"),
+    [
+        ("memory", [(10, 0.1), (10, 1.2), (10, 1.2), (40, 0.0), (10, 0.0)]),
+        ("folder", [(0, 0.6), (0, 0.6), (20, 0.05), (0, 0.05)]),
+    ],
+)
+def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch, place, waits):
     clock = Clock()
     monkeypatch.setattr("daskfactor.results.files.time", clock)
-    with RunStore.create("memory://clock", make_spec()) as store:
-        assert not store.checkpoints.is_due()
-        for wait, cost in ((10, 0.1), (10, 1.2), (10, 1.2), (40, 0.0), (10, 0.0)):
-            clock.now += wait - 0.1
-            assert not store.checkpoints.is_due()
-            clock.now += 0.2
-            assert store.checkpoints.is_due()
-            clock.now += cost  # until all is written
-            store.checkpoint({}, {"draws": 0})
-
-
-def test_dear_checkpoints_in_a_folder_keep_apart(tmp_path, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("daskfactor.results.files.time", clock)
-    with RunStore.create(tmp_path / "run.zarr", make_spec()) as store:
-        for wait, cost in ((0, 0.6), (0, 0.6), (20, 0.05), (0, 0.05)):
+    where = "memory://clock" if place == "memory" else tmp_path / "run.zarr"
+    with RunStore.create(where, make_spec()) as store:
+        for wait, cost in waits:
             if wait:
                 clock.now += wait - 0.1
                 assert not store.checkpoints.is_due()
                 clock.now += 0.2
             assert store.checkpoints.is_due()
-            clock.now += cost
+            assert store.checkpoints.is_due()
+            clock.now += cost  # until all is written
             store.checkpoint({}, {"draws": 0})
 
 

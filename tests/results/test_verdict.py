@@ -28,6 +28,7 @@ from daskfactor.results.verdict import (
     unsettled,
     with_unsettled,
 )
+from tests.fake_run import drawn_tree
 from tests.results.test_summary import run, statuses
 
 ONE = Facts(chains=1, draws=500, tune=500)
@@ -223,14 +224,8 @@ def test_cells_that_the_run_monitored_are_followed():
 
 
 def test_numbers_of_draws_are_round():
-    assert [rounded_up(n) for n in (1, 100, 101, 950, 1001, 12345)] == [
-        100,
-        100,
-        200,
-        1000,
-        1100,
-        13000,
-    ]
+    rounded = {1: 100, 100: 100, 101: 200, 950: 1000, 1001: 1100, 12345: 13000}
+    assert {n: rounded_up(n) for n in rounded} == rounded
 
 
 NUMBERS = st.one_of(
@@ -289,26 +284,10 @@ def test_every_run_has_a_verdict(data, chains, draws, components):
         few = data.draw(st.lists(number, min_size=1, max_size=3 * size))
         return np.resize(np.array(few), shape)
 
-    coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
-    tree = xr.DataTree.from_dict(
-        {
-            "posterior": xr.Dataset(
-                {
-                    "W": (
-                        ("chain", "draw", "row", "component"),
-                        drawn(chains, draws, 3, components),
-                    ),
-                    "H": (
-                        ("chain", "draw", "component", "column"),
-                        drawn(chains, draws, components, 2),
-                    ),
-                    "dispersion": (("chain", "draw"), drawn(chains, draws)),
-                },
-                coords=coords,
-            ),
-            "sample_stats": xr.Dataset({"lp": (("chain", "draw"), drawn(chains, draws))}, coords),
-        }
-    )
+    W, H = drawn(chains, draws, 3, components), drawn(chains, draws, components, 2)
+    tree = drawn_tree(W, H, lp=drawn(chains, draws))
+    dispersion = xr.DataArray(drawn(chains, draws), dims=("chain", "draw"))
+    tree["posterior"] = xr.DataTree(tree["posterior"].to_dataset().assign(dispersion=dispersion))
     model = {"type": "TweedieNMF", "n_components": components}
     tree.attrs = {"model": json.dumps(model), "sampler": '{"type": "Gibbs"}'}
     tree.attrs |= {"rate_w": 1.0, "rate_h": 1.0}

@@ -2,8 +2,11 @@
 
 import multiprocessing
 import os
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from daskfactor.results.schema import MOMENTS
 from daskfactor.results.store import RunStore
@@ -68,3 +71,28 @@ def open_and_wait(path, pipe):
     pipe.send("open")
     pipe.recv()
     store.close()
+
+
+class Killed(Exception):
+    """Raised where a process would have been killed."""
+
+
+@contextmanager
+def killed_at(fatal, before=True):
+    """Die before or after the replacement of a file by its number; tell whether that came."""
+    real, left, died = Path.replace, [fatal], []
+
+    def replace(self, target):
+        if not before and left[0] >= 0:
+            real(self, target)
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return real(self, target) if before else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        try:
+            yield died
+        except Killed:
+            died.append(True)
