@@ -5,13 +5,12 @@ import signal
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import daskfactor as dfac
-from daskfactor.cli.main import app
 from daskfactor.errors import StoreError
 from daskfactor.results import files
 from daskfactor.results.repository import RepositoryPlace
+from tests.cli.shell import call, plain, succeed
 from tests.results.writer import start
 
 pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
@@ -81,22 +80,16 @@ def test_a_client_that_was_killed_is_resumed_to_the_same_bits(s3, tmp_path, whol
 def test_commands_take_urls(s3, tmp_path):
     np.save(tmp_path / "V.npy", V)
     url = s3.url(tmp_path.name)
-
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, [*arguments])
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    fit = ["fit", str(tmp_path / "V.npy"), "--store", url, "-k", "2", "--draws", "20", "-q"]
-    invoke(*fit, "--tune", "20", "--sampler", "psgld")
-    assert url in invoke("info", url)
-    invoke("resume", url, "--draws", "5", "-q")
+    fit = ["fit", tmp_path / "V.npy", "--store", url, "-k", "2", "--draws", "20", "-q"]
+    succeed(*fit, "--tune", "20", "--sampler", "psgld")
+    assert url in succeed("info", url)
+    succeed("resume", url, "--draws", "5", "-q")
     assert dfac.open_run(url)["posterior"].sizes["draw"] == 25
-    invoke("plot", url, "-o", str(tmp_path / "run.png"))
+    succeed("plot", url, "-o", tmp_path / "run.png")
     assert (tmp_path / "run.png").stat().st_size > 5000
-    again = CliRunner().invoke(app, fit)
+    again = call(*fit)
     assert again.exit_code != 0
-    assert "exists and holds a run (draws per chain: 25 of 25)" in " ".join(again.output.split())
+    assert "exists and holds a run (draws per chain: 25 of 25)" in plain(again.output)
 
 
 def test_a_run_waits_for_a_server_and_stops_when_credentials_expire(

@@ -8,6 +8,8 @@ from daskfactor.errors import OptionError
 def test_faces_are_the_bytes_that_the_package_ships():
     images = demos.load_faces()
     assert images.truth.shape == (10304, 400)
+    assert images.labels[10] == "s2/1"
+    assert (images.truth.min(), images.truth.max()) == (0.0, 251.0)
     for column in (0, 143, 399):
         person, pose = images.labels[column].removeprefix("s").split("/")
         content = (demos.faces_folder() / f"s{person}" / f"{pose}.pgm").read_bytes()
@@ -66,14 +68,8 @@ def test_on_grid_changes_the_named_cells_and_nothing_else():
 def test_a_whole_demo_beats_the_row_mean_and_its_intervals_hold(tmp_path):
     images = demos.load_digits()
     part = images._replace(truth=images.truth[:, :300], labels=images.labels[:300], n_components=10)
-    evaluation = demos.run(
-        part,
-        store=str(tmp_path / "digits.zarr"),
-        draws=60,
-        tune=60,
-        blocks=2,
-        progressbar=False,
-    )
+    options = {"draws": 60, "tune": 60, "blocks": 2, "progressbar": False}
+    evaluation = demos.run(part, store=str(tmp_path / "digits.zarr"), **options)
     errors = {score.method: score.error for score in evaluation.scores}
     assert errors["posterior mean"] < 0.85 * errors["row mean"] < errors["zero fill"]
     assert 0.85 < evaluation.coverage < 0.95
@@ -108,13 +104,6 @@ def test_digits_are_pixels_by_pictures():
     images = demos.load_digits()
     assert images.truth.shape == (64, 1797)
     assert images.truth.max() == images.white
-
-
-def test_faces_come_in_the_order_of_people():
-    images = demos.load_faces()
-    assert images.truth.shape == (10304, 400)
-    assert images.labels[10] == "s2/1"
-    assert (images.truth.min(), images.truth.max()) == (0.0, 251.0)
 
 
 def test_missing_faces_tell_what_to_install(monkeypatch):

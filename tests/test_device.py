@@ -104,8 +104,11 @@ def both(data, model, sampler="auto", **options):
     return found, dfac.sample(data, model, sampler, **run)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("name", "sampler"), RUNS, ids=spelled)
+@pytest.mark.parametrize(
+    ("name", "sampler", "dtype"),
+    [*((*run, "float64") for run in RUNS), *((*run, "float32") for run in RUNS[::3])],
+    ids=spelled,
+)
 def test_draws_are_those_of_processors(stand_in, name, sampler, dtype):
     values, model = MODELS[name]
     data = blocks(values(), dtype)
@@ -311,8 +314,11 @@ def assert_new_rows(name, point, tolerance=1e-7, **settings):
     assert point or (np.abs(np.diff(found.values, axis=1)) > 1e-6).mean() > 0.6
 
 
-@pytest.mark.parametrize("point", [False, True])
-@pytest.mark.parametrize("name", NEW)
+ONCE = [("counts", False), *((name, n % 2 == 0) for n, name in enumerate(NEW))]
+"""Each kind of new rows with draws or a point, in turn."""
+
+
+@pytest.mark.parametrize(("name", "point"), ONCE)
 def test_new_rows_are_those_of_processors(stand_in, name, point):
     assert_new_rows(name, point)
 
@@ -408,36 +414,25 @@ def test_no_gpu_is_one_sentence(monkeypatch, raises):
     refused("needs an NVIDIA GPU with its driver, and CUDA says: (cudaErrorNo|there is none)")
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:0", 0, True])
-def test_an_unknown_device_is_one_sentence(device):
-    refused('device takes None for processors, "cuda" for an NVIDIA GPU', device=device)
+DEVICES = 'device takes None for processors, "cuda" for an NVIDIA GPU'
+TABLES = {"a": full(), "b": full()}
+COVARIATES = dfac.TweedieNMF(3, covariates_w=np.eye(60, 2))
+VISITED = blocks(sparse.csr_array(full())), dfac.TweedieNMF(3, beta=0.5), dfac.PSGLD()
+REFUSED = [
+    *((DEVICES, (), {"device": device}) for device in ("gpu", "cuda:0", 0, True)),
+    *(("executor of its own", (), {"executor": own}) for own in ("threads", "serial", "tasks")),
+    ("CP does not run on a GPU; leave", (full().reshape(6, 10, 41), dfac.CP(2)), {}),
+    ("Coupled does not run", (TABLES, dfac.Coupled(2, relations=RELATIONS)), {}),
+    ("models with covariates do not run on a GPU", (None, COVARIATES), {}),
+    ("zeros that sparse data do not store do not run on a GPU", VISITED, {}),
+    (r"HMC does not run on a GPU \(PSGLD", (full(), None, dfac.HMC()), {}),
+    (r"Gibbs does not run on a GPU \(PSGLD", (full(), None, dfac.Gibbs()), {}),
+]
 
 
-@pytest.mark.parametrize("executor", ["threads", "serial", "tasks"])
-def test_a_device_has_an_executor_of_its_own(stand_in, executor):
-    refused("executor of its own", executor=executor)
-
-
-def test_models_without_kernels_are_refused(stand_in):
-    tensor = np.random.default_rng(0).poisson(3.0, (6, 5, 4)).astype(float)
-    refused("CP does not run on a GPU; leave device out", tensor, dfac.CP(2))
-    tables = {"a": full(), "b": full()}
-    refused("Coupled does not run on a GPU", tables, dfac.Coupled(2, relations=RELATIONS))
-
-
-def test_covariates_are_refused(stand_in):
-    model = dfac.TweedieNMF(3, covariates_w=np.random.default_rng(0).normal(size=(60, 2)))
-    refused("models with covariates do not run on a GPU", model=model)
-
-
-def test_zeros_without_a_closed_form_are_refused(stand_in):
-    V, model = blocks(sparse.csr_array(full())), dfac.TweedieNMF(3, beta=0.5)
-    refused("zeros that sparse data do not store do not run on a GPU", V, model, dfac.PSGLD())
-
-
-@pytest.mark.parametrize("sampler", [dfac.HMC(), dfac.Gibbs()])
-def test_samplers_without_kernels_are_refused(stand_in, sampler):
-    refused(rf"{type(sampler).__name__} does not run on a GPU \(PSGLD", full(), sampler=sampler)
+@pytest.mark.parametrize(("message", "given", "options"), REFUSED)
+def test_what_does_not_run_there_is_refused(stand_in, message, given, options):
+    refused(message, *given, **options)
 
 
 def test_optimizers_without_kernels_are_refused(stand_in):

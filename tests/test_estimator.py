@@ -152,12 +152,6 @@ def test_labelled_arrays_go_in_as_sample_takes_them():
     np.testing.assert_allclose(found.transform(array), found.transform(COUNTS), rtol=1e-6)
 
 
-def test_estimators_are_cloned_and_pickled(fitted):
-    again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.transform(COUNTS[:3]), fitted.transform(COUNTS[:3]))
-    assert not hasattr(clone(fitted), "components_")
-
-
 def test_estimators_with_a_store_are_pickled(tmp_path):
     made = dfac.BayesianNMF(2, store=tmp_path / "run.zarr", **SHORT).fit(COUNTS)
     again = pickle.loads(pickle.dumps(made))

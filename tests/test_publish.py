@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 import zarr
 from scipy import sparse
-from typer.testing import CliRunner
 
 import daskfactor as dfac
 from daskfactor import publish
-from daskfactor.cli.main import app
 from daskfactor.errors import StoreError
 from daskfactor.plots.canvas import new_figure, save
 from daskfactor.publish import Publication, publishing, recover
 from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
+from tests.cli.shell import call, plain
 from tests.results.runs import ATTRS, factors, fill, make_spec
 from tests.results.writer import SERVER, start
 
@@ -481,7 +480,7 @@ def test_commands_replace_nothing_that_is_there_unless_told_to(place, tmp_path, 
         Path(file).symlink_to(place / file)
 
     def invoke(*more):
-        return CliRunner().invoke(app, [*WRITERS[name], "-o", name, *more])
+        return call(*WRITERS[name], "-o", name, *more)
 
     folder = name.endswith(".zarr")
     if folder:
@@ -491,7 +490,7 @@ def test_commands_replace_nothing_that_is_there_unless_told_to(place, tmp_path, 
     refused = invoke()
     assert refused.exit_code == 4
     told = f"{name} exists already; give another name, or allow --overwrite"
-    assert told in " ".join(refused.output.split())
+    assert told in plain(refused.output)
     if folder:
         assert zarr.open_group(name, mode="r").attrs["mark"] == "precious"
     else:
@@ -511,9 +510,9 @@ def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(place, tmp_pat
     (tmp_path / "thesis.zarr" / "text").write_text("precious")
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
     command = ["predict", str(place / "run.zarr"), "-o", str(tmp_path / there), "--overwrite"]
-    result = CliRunner().invoke(app, command)
+    result = call(*command)
     assert result.exit_code == 4
-    assert "is a folder that is not replaced" in " ".join(result.output.split())
+    assert "is a folder that is not replaced" in plain(result.output)
     assert (tmp_path / "thesis.zarr" / "text").read_text() == "precious"
     assert dfac.open_run(tmp_path / "run.zarr")["posterior"].sizes["draw"] == 6
 

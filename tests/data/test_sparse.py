@@ -63,9 +63,7 @@ def check_blocks(data):
 
 CHOICES = [("zero", False, None), ("zero", True, 0), ("missing", False, 0), ("missing", True, None)]
 OTHERS = [("missing", True, 0), ("missing", False, None), ("zero", True, None), ("zero", False, 0)]
-PAIRS = [
-    (name, *choices[n % 4]) for n, name in enumerate(FORMATS) for choices in (CHOICES, OTHERS)
-]
+PAIRS = [(name, *choices[n % 4]) for n, name in enumerate(FORMATS) for choices in (CHOICES, OTHERS)]
 """Every format with either of each choice, and every two choices."""
 
 
