@@ -124,7 +124,6 @@ def test_draws_are_those_of_processors(stand_in, name, sampler, dtype):
 
 
 def test_states_stay_longer_on_a_device(stand_in):
-    """Also where the run goes on elsewhere: segments end where those before ended."""
     data, model = blocks(counts()), dfac.TweedieNMF(3)
     traces = [dfac.sample(data, model, dfac.PSGLD(), device=own, **RUN) for own in (None, "cuda")]
     paces = [json.loads(trace.attrs["run"])["options"]["pace"] for trace in traces]
@@ -231,7 +230,6 @@ def test_a_stored_run_goes_on_there_and_here(stand_in, tmp_path):
 
 @pytest.mark.parametrize("name", ["counts", "signed", "sparse prior", "overdispersed", "normal"])
 def test_an_automatic_sampler_is_one_that_runs_there(stand_in, name):
-    """Whatever is best on processors."""
     values, model = MODELS[name]
     data = blocks(values())
     assert best_sampler(model(), data, device=True).on_device

@@ -113,7 +113,6 @@ def test_lp_counts_the_free_entries_under_their_gamma_priors():
 
 @pytest.mark.parametrize("name", ["metric", "plain", "cir"])
 def test_a_stopped_run_goes_on(name, tmp_path):
-    """From the state's values; the store holds which components are frozen only."""
     whole = dfac.sample(COUNTS, MODEL, SAMPLERS[name], **{**QUICK, "draws": 9})
     path = tmp_path / "run.zarr"
     dfac.sample(COUNTS, MODEL, SAMPLERS[name], store=path, **QUICK)

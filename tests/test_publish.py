@@ -131,7 +131,6 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_interruption_puts_back_what_was_set_aside(tmp_path, monkeypatch, lasting):
-    """Where folders cannot change names at once; later, if it cannot be done then."""
     make(target := tmp_path / "x", "old", folder=True)
     monkeypatch.setattr(publish, "_exchange", lambda one, other: False)
     rename = Path.rename
@@ -160,7 +159,6 @@ def test_an_interruption_puts_back_what_was_set_aside(tmp_path, monkeypatch, las
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("there", [False, True])
 def test_what_appears_meanwhile_is_kept(tmp_path, folder, there):
-    """Even what knows of no reservation, such as another program."""
     target = tmp_path / "x"
     with Publication(target) as publication:
         make(publication.draft, "new", folder)
@@ -272,7 +270,6 @@ def held_by(reservation):
 
 
 def test_what_a_kill_had_set_aside_is_put_back_when_it_is_opened(tmp_path):
-    """Between two renames, where the system cannot exchange folders."""
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
     dfac.convert(COUNTS, tmp_path / "v.zarr", unstored="zero", progressbar=False)
     for name in ("run.zarr", "v.zarr"):
@@ -336,7 +333,6 @@ def replace_and_wait(path, pipe):
 
 
 def test_a_failed_run_removes_no_other_run(tmp_path):
-    """It has been moved away, and another one is in its place."""
     path = tmp_path / "run.zarr"
     with pytest.raises(RuntimeError), RunStore.create(path, make_spec()):  # noqa: PT012
         path.rename(tmp_path / "moved.zarr")

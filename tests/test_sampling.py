@@ -480,7 +480,6 @@ def test_only_a_path_goes_on(tmp_path):
 
 
 def test_a_checkpoint_with_whole_factors_is_refused(tmp_path):
-    """As it was saved before 0.2.0, in the second format."""
     path = tmp_path / "run.zarr"
     dfac.sample(V0, dfac.TweedieNMF(2), store=path, blocks=1, **QUICK)
     with RunStore.open(path) as held:

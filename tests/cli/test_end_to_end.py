@@ -157,7 +157,6 @@ def test_predictions_of_unlabelled_cells_carry_their_positions(tmp_path):
 
 @pytest.mark.parametrize("model", ["gaussian", "tweedie"])
 def test_fit_with_covariates(table, model):
-    """Of rows that have no data, too."""
     lines = Path(table).read_text().splitlines()
     lines[1] = "g0" + "," * COLUMNS
     Path(table).write_text("\n".join(lines) + "\n")

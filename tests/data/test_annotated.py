@@ -188,7 +188,6 @@ def write_names(frame, labels, names):
     [("csr", "u2", "u2"), ("csr", "i8", "i8"), ("csc", "f8", "i4"), ("csc", "?", "i8")],
 )
 def test_files_of_other_versions(tmp_path, names, format_, values, index):
-    """Any type of number, indices in any order, names as any version writes them."""
     counts = COUNTS.astype(values)
     matrix = sparse.csr_matrix(counts).asformat(format_)
     for start, stop in zip(matrix.indptr, matrix.indptr[1:], strict=False):  # unsorted

@@ -166,7 +166,6 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
 
 
 def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
-    """Whatever thread was first with its piece."""
     monkeypatch.setattr(tables, "PIECE", 5)
     monkeypatch.setattr(passes, "most_threads", lambda: 4)
     times = np.arange(200)
@@ -398,7 +397,6 @@ def test_elsewhere_a_replacement_that_cannot_be_put_in_place_is_kept(monkeypatch
 
 
 def test_elsewhere_what_another_process_has_begun_is_kept(monkeypatch):
-    """Between the look at the place and the first write; and while a replacement is made."""
     begin = StoreWriter.begin
     for overwrite, told in ((False, "exists already"), (True, "by another process meanwhile")):
         place = f"memory://both/{overwrite}.zarr"

@@ -84,7 +84,6 @@ def test_labelled_tables(tmp_path, text, rows, columns):
 
 
 def test_columns_named_by_rising_numbers_are_told_of(tmp_path):
-    """As of spectra; a line of data that begins with a missing cell might look like it."""
     with pytest.warns(DataWarning, match="first line of .* taken for names .* write NaN"):
         found = read_table(table(tmp_path, ",400.5,401\n0,1,2\n1,,4.5\n"))
     np.testing.assert_array_equal(found.values, VALUES)

@@ -84,7 +84,6 @@ def test_one_matrix_is_as_it_was_given_on_blocks_of_its_own():
 
 @pytest.mark.parametrize("kind", ["dense", "zero", "missing"])
 def test_a_chain_is_bent_back(kind):
-    """Users x items and items x features: the second lies with its rows among the columns."""
     ratings, features = RATED, np.abs(GAPPY[:8])
     features = np.nan_to_num(features)
     second = features if kind == "dense" else sp.csr_array(features)

@@ -275,7 +275,6 @@ print(data.in_memory, data.total_observed, memory("VmHWM") - before)
 @needs_proc
 @pytest.mark.parametrize("chunks", [(512, 512), (64, 4096), (333, 700), (200, 200)])
 def test_peak_memory_stays_below_the_limit(tmp_path, chunks):
-    """64 MiB of zarr under a limit of 16 MiB, measured by the kernel."""
     for name, side in (("small", 100), ("large", 4096)):
         array = zarr.create_array(
             str(tmp_path / name),
@@ -299,7 +298,6 @@ def test_peak_memory_stays_below_the_limit(tmp_path, chunks):
 
 
 def test_a_block_that_two_threads_load_is_kept_once():
-    """Both have loaded it before either of them puts it away."""
     grid = Grid.even((4, 4), 2)
     both = threading.Barrier(2)
 

@@ -310,7 +310,6 @@ def test_every_dask_chunk_is_computed_once(chunks, blocks):
 
 
 def test_reading_is_bounded_by_the_chunk_or_the_budget():
-    """Many small chunks are read together, but never more of them than the budget allows."""
     values = np.ones((2000, 1000), "float64")
     largest = 0
     source = open_source(da.from_array(values, chunks=(100, 10)))
@@ -378,7 +377,6 @@ def test_every_cell_is_read_once_within_the_budget(case, entries):
     ("chunks", "blocks"), [((256, 256), 4), ((1024, 64), 2), ((64, 1024), 8), ((1024, 1024), 1)]
 )
 def test_the_projected_memory_is_an_upper_bound(tmp_path, chunks, blocks):
-    """What NumPy allocates while 8 MiB go to a scratch file, as tracemalloc sees it."""
     zarr.create_array(str(tmp_path / "v"), shape=(1024, 1024), chunks=chunks, dtype="f8")[:] = 3.0
     source = open_source(tmp_path / "v")
     grid, budget = Grid.even((1024, 1024), blocks), 2**20

@@ -372,7 +372,6 @@ def test_positions_outside_a_matrix_are_refused():
 
 
 def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
-    """Which only the extra for tables brings; tables with a line for each entry say so."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     matrix, long = tmp_path / "matrix.csv", tmp_path / "long.csv"
     matrix.write_text("1,2,nan,4\n3,0,1,2\n2,2,5,1\n")

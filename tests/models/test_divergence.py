@@ -57,7 +57,6 @@ betas = st.one_of(
 )
 @settings(max_examples=400, deadline=None)
 def test_divergence_is_the_definition_to_rounding(v, ratio, beta):
-    """Near the limits of beta and near v = mu too, where the printed formula cancels."""
     mu = v / ratio
     got, wanted = float(divergence(v, mu, beta)), decimal_divergence(v, mu, beta)
     assert got == pytest.approx(wanted, rel=1e-11, abs=1e-80)
@@ -152,7 +151,6 @@ def test_densities_are_those_of_scipy(phi):
 
 
 def test_large_counts_keep_their_digits():
-    """Where SciPy's log-probability has lost nine of them."""
     n = 1e12
     assert log_density(n, n, 1.0, 1.0) == pytest.approx(-0.5 * np.log(2 * np.pi * n), abs=1e-12)
 

@@ -160,7 +160,6 @@ def test_dense_and_sparse_covariates_draw_the_same(most, monkeypatch):
 
 
 def test_a_start_far_off_comes_down():
-    """Entries over ten orders of magnitude; the first step of scoring would go far too far."""
     link = np.array([[4.0, -6.0], [5.0, 0.0], [0.0, 1.0], [2.0, 3.0]])
     theta = RNG.gamma(1.0, np.exp(WIDE @ link / 2))
     assert np.ptp(np.log10(theta)) > 10

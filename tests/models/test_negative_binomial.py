@@ -63,7 +63,6 @@ def test_the_scalar_functions_of_an_entry_are_those_of_the_law(alpha, compiled):
 @pytest.mark.parametrize("alpha", [1e-8, 1e-3, 0.4, 30.0])
 @pytest.mark.parametrize("distance", [1e-3, 0.02, 0.3, 0.5, 30.0])
 def test_deviance_has_no_cancellation(real, tolerance, alpha, distance):
-    """Nor for a dispersion near 0, where 1 / alpha is large; in extended precision."""
     deviance = NegativeBinomial().entry(polynomials).deviance
     for mu in map(real, (0.37, 1.0, 250.0)):
         v = real(mu * (1 + distance))

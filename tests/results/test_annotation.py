@@ -122,7 +122,6 @@ def same(one, other):
 @pytest.mark.parametrize("kind", ["h5ad", "zarr 2", "zarr 3"])
 @pytest.mark.parametrize("by", ["memory", "file"])
 def test_files_hold_what_was_written(store, trace, tmp_path, kind, by):
-    """In a new file, or beside what is there already."""
     ending, _, version = kind.partition(" ")
     adata, whole = annotated(), annotated()
     adata.uns["dfac"] = {"old": 1}
@@ -227,7 +226,6 @@ def test_names_that_do_not_match_are_refused(trace):
 
 
 def test_results_of_every_kind():
-    """Points, particles, moments, arrays without names, models with biases."""
     adata = annotated()
     data = dfac.as_blocks(adata, 2, layer="counts")
     model = dfac.TweedieNMF(2, dispersion=1.0)
@@ -265,7 +263,6 @@ def test_results_of_every_kind():
 
 
 def test_new_observations_go_where_the_old_ones_are(trace):
-    """Cells of the run itself, as if they were new, have about the factors that they had."""
     adata, new = annotated(), annotated()[::2].copy()
     dfac.to_anndata(trace, adata)
     V = dfac.as_blocks(new, layer="counts", mask_var="chosen")
@@ -323,8 +320,6 @@ def test_draws_are_aligned_once(trace, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_interruption_leaves_the_file_that_was_there(store, tmp_path, monkeypatch):
-    """In the middle of the work, and of the replacement itself."""
-
     def interrupt(*_, **options):
         raise KeyboardInterrupt
 

@@ -193,8 +193,6 @@ def test_documents_of_particles_are_checked(stores, tmp_path, name, everywhere):
 
 
 def test_what_nobody_changed_goes_on(stores, tmp_path):
-    """Nor does a store of an earlier development version lack anything."""
-
     def older(values):
         del values["run"]["options"]["pace"]
 

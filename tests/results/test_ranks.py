@@ -46,7 +46,6 @@ def test_what_is_not_uniform_is_seen_and_named(name, a, b, sign):
 
 
 def test_bins_of_many_levels_expect_what_they_hold():
-    """64 ranks in 20 bins of three and four."""
     ranks = np.random.default_rng(2).integers(0, 64, 100)
     parts = np.array_split(np.arange(64), 20)
     observed = [np.isin(ranks, part).sum() for part in parts]

@@ -276,7 +276,6 @@ def test_every_light_has_finite_advice(facts, pairs, number, flag):
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.data(), st.integers(1, 3), st.integers(1, 6), st.integers(1, 2))
 def test_every_run_has_a_verdict(data, chains, draws, components):
-    """Of one draw, of ties, constants, infinities and NaN, too."""
     number = st.sampled_from([0.0, 1.0, 1.0, 2.0, 2.5, 1e-30, 1e200, math.inf, math.nan])
     size = chains * draws * components
 
