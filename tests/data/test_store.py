@@ -303,11 +303,11 @@ def waited_for(seconds):
 @pytest.mark.parametrize(
     ("failures", "error", "attempts", "kind", "message"),
     [
-        (2, OSError, 3, None, ""),
+        (2, OSError, 3, None, None),
         (3, OSError, 3, StoreError, r"block \(1, 2\) could not be read in 3 attempts: the net"),
-        (3, DataError, 1, DataError, ""),
-        (3, StoreFormatError, 1, StoreFormatError, ""),
-        (3, MemoryError, 1, MemoryError, ""),
+        (3, DataError, 1, DataError, None),
+        (3, StoreFormatError, 1, StoreFormatError, None),
+        (3, MemoryError, 1, MemoryError, None),
         (3, waited_for(None), 1, StoreError, r"^s3://b/c\.zarr cannot be used"),
         (3, waited_for(300.0), 1, StoreError, r"^s3://b/c\.zarr cannot be used for 300 sec"),
     ],
