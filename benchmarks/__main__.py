@@ -45,9 +45,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--board", type=Path, help="the file to write, in place of the usual one")
     parser.add_argument(
-        "--with", dest="given", action="append", default=[], metavar="NAME=VALUE",
+        "--with",
+        dest="given",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="libmf=PATH of its library with AVX, esat=PYTHON, counts=FILE.npz, ratings=FILE",
-    )  # fmt: skip
+    )
     return parser.parse_args()
 
 

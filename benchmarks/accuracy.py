@@ -107,14 +107,23 @@ def by_sampler(mean: float, run: Run) -> Iterator[Figure]:
     found = race(run.pick((40, 30), (150, 100)), 5, mean, 1.0, run)
     for name in ("SGHMC", "PSGLD", "Gibbs"):
         yield Figure(
-            found["BlockHMC"].per_second, "draws/s", found[name].per_second,
-            "BlockHMC, a second", better="more", beside=name, note=off(found),
-        )  # fmt: skip
+            found["BlockHMC"].per_second,
+            "draws/s",
+            found[name].per_second,
+            "BlockHMC, a second",
+            better="more",
+            beside=name,
+            note=off(found),
+        )
     for name, other in (("PSGLD", "Gibbs"), ("SGHMC", "PSGLD")):
         yield Figure(
-            found[name].per_pass, "a pass", found[other].per_pass, f"{name}, a pass",
-            better="more", beside=other,
-        )  # fmt: skip
+            found[name].per_pass,
+            "a pass",
+            found[other].per_pass,
+            f"{name}, a pass",
+            better="more",
+            beside=other,
+        )
 
 
 @line(f"{COUNTED}, mean 5", minutes=0.3)
@@ -137,8 +146,11 @@ def mean_005(run: Run) -> Iterator[Figure]:
     yield from by_sampler(0.05, run)
 
 
-@line("effective draws a second by size, K and law: what `sampler='auto'` goes by", minutes=25,
-      long=True)  # fmt: skip
+@line(
+    "effective draws a second by size, K and law: what `sampler='auto'` goes by",
+    minutes=25,
+    long=True,
+)
 def laws(run: Run) -> Iterator[Figure]:
     for shape in ((15, 12), (150, 100), (1000, 1000)):
         for K in (3, 10):
@@ -310,8 +322,12 @@ def bias_everywhere(run: Run) -> Iterator[Figure]:
     yield from biases(list(CASES), run)
 
 
-@line("bias of E WH by PSGRRLD on an exact posterior", "one chain at the same step", "ratio >= 5",
-      minutes=0.5)  # fmt: skip
+@line(
+    "bias of E WH by PSGRRLD on an exact posterior",
+    "one chain at the same step",
+    "ratio >= 5",
+    minutes=0.5,
+)
 def romberg(run: Run) -> Iterator[Figure]:
     from tests.statistical.exact import CASES as EXACT
     from tests.statistical.pairs import bias as bias_of
@@ -328,5 +344,11 @@ def romberg(run: Run) -> Iterator[Figure]:
         sizes = float(ours.mean_size), float(peer.mean_size)
         yield Figure(sizes[0], "sd", sizes[1], f"{case.name}, ε = {step:g}", note=note)
         times = float(noise_ratio(*pair))
-        yield Figure(times, "", 1.0, f"{case.name}, ε = {step:g}, variance of the estimate",
-                     beside="one chain", goal="<= 1.3")  # fmt: skip
+        yield Figure(
+            times,
+            "",
+            1.0,
+            f"{case.name}, ε = {step:g}, variance of the estimate",
+            beside="one chain",
+            goal="<= 1.3",
+        )

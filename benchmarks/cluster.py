@@ -94,8 +94,16 @@ def useful(stores: dict[str, str], blocks: int | None, K: int, cycles: int) -> I
             taken[count] = cycle_seconds(data, *model_and_sampler(K), cycles, **options)
     note = f"blocks of {1e3 * single / BLOCKS**2:.1f} ms"
     floor = single / 2 / both
-    yield Figure(single / 2 / taken[2], "", floor, "useful share of two processes", "more",
-                 "ratio >= 0.9", beside="floor", note=note)  # fmt: skip
+    yield Figure(
+        single / 2 / taken[2],
+        "",
+        floor,
+        "useful share of two processes",
+        "more",
+        "ratio >= 0.9",
+        beside="floor",
+        note=note,
+    )
     yield Figure(taken[2], "s", taken[1], "a cycle of two workers", beside="one worker")
 
 
@@ -107,8 +115,9 @@ def rings(V: Any, K: int, cycles: int) -> Iterator[Figure]:
         for name, part in {"all": V, "top": V[:half], "bottom": V[half:]}.items():
             stores[name] = f"{folder}/{name}.zarr"
             if sparse.issparse(V):
-                dfac.convert(part, stores[name], unstored="missing", blocks=BLOCKS,
-                             progressbar=False)  # fmt: skip
+                dfac.convert(
+                    part, stores[name], unstored="missing", blocks=BLOCKS, progressbar=False
+                )
             else:
                 zarr.save_array(stores[name], part)
         yield from useful(stores, None if sparse.issparse(V) else BLOCKS, K, cycles)

@@ -33,7 +33,7 @@ from benchmarks.harness import (
     memory,
     restart_peak,
     silent,
-)  # fmt: skip
+)
 from daskfactor.data.store import COMPRESSIONS, BlockStore
 
 MIB = 2**20
@@ -64,8 +64,12 @@ def dense_cycle(path: str, K: int, cycles: int, limited: bool) -> float:
         return cycle_seconds(data, poisson_model(K), sampler, cycles)
 
 
-@line("a cycle of PSGLD out of core, dense, 537 MB under 134 MB, K = 32", "in memory",
-      "ratio >= 0.9", minutes=0.9)  # fmt: skip
+@line(
+    "a cycle of PSGLD out of core, dense, 537 MB under 134 MB, K = 32",
+    "in memory",
+    "ratio >= 0.9",
+    minutes=0.9,
+)
 def out_of_core(run: Run) -> Figure:
     import zarr
 
@@ -94,8 +98,10 @@ def write_table(path: str, shape: tuple[int, int], entries: int) -> None:
     with pq.ParquetWriter(path, pa.schema(fields)) as file:
         for start in range(0, entries, PIECE):
             number = np.arange(start, min(start + PIECE, entries))
-            where = [np.where(number < size, number, rng.integers(0, size, number.size))
-                     for size in shape]  # fmt: skip
+            where = [
+                np.where(number < size, number, rng.integers(0, size, number.size))
+                for size in shape
+            ]
             value = rng.integers(1, 6, number.size).astype(np.float32)
             file.write_table(pa.table({"row": where[0], "column": where[1], "value": value}))
 
@@ -130,8 +136,9 @@ def huge(run: Run) -> Iterator[Figure]:
     ours, peer = (made.n_stored / one["seconds"] / 1e6 for one in both)
     yield Figure(ours, "million/s", peer, f"{entries:.0e} entries, a cycle", "more")
     peak, told = (both[0][name] / MIB for name in ("peak", "estimate"))
-    yield Figure(peak, "MiB", told, f"{entries:.0e} entries, peak above the start",
-                 beside="`estimate_cost`")  # fmt: skip
+    yield Figure(
+        peak, "MiB", told, f"{entries:.0e} entries, peak above the start", beside="`estimate_cost`"
+    )
 
 
 # -- maps ----------------------------------------------------------------------------------------
@@ -145,8 +152,10 @@ def globe(lines: int) -> tuple[xr.DataArray, xr.DataArray]:
     north, east = np.deg2rad(lat), np.deg2rad(lon)
     land = np.sin(3 * east + 2 * np.cos(2 * north)) + np.cos(4 * north - east) > 1.1
     centres = np.random.default_rng(1).uniform((-60, 0), (60, 360), (5, 2))
-    bumps = [np.exp(-(((lat - a) / 25) ** 2) - (((lon - b + 180) % 360 - 180) / 50) ** 2)
-             for a, b in centres]  # fmt: skip
+    bumps = [
+        np.exp(-(((lat - a) / 25) ** 2) - (((lon - b + 180) % 360 - 180) / 50) ** 2)
+        for a, b in centres
+    ]
     return (~land).assign_coords(coords), xr.concat(bumps, "component").assign_coords(coords)
 
 
@@ -168,9 +177,11 @@ def write_rain(path: str, times: int, lines: int) -> int:
         values[rng.random(values.shape, np.float32) < 0.05] = np.nan
         values[:, dry] = np.nan
         cube = xr.DataArray(
-            values.reshape(-1, lines, 2 * lines), {"time": days[at], "lat": sea["lat"],
-            "lon": sea["lon"]}, ("time", "lat", "lon"), name="rain",
-        )  # fmt: skip
+            values.reshape(-1, lines, 2 * lines),
+            {"time": days[at], "lat": sea["lat"], "lon": sea["lon"]},
+            ("time", "lat", "lon"),
+            name="rain",
+        )
         chunks = {"rain": {"chunks": (step, max(1, lines // 6), max(1, lines // 3))}}
         more = {"append_dim": "time"} if start else {"encoding": chunks}
         cube.to_dataset().to_zarr(path, consolidated=False, mode="a" if start else "w", **more)
@@ -206,8 +217,9 @@ def map_costs(folder: str, times: int, lines: int, draws: int) -> dict[str, floa
         return {"peak": memory("VmHWM") - before, "error": error, "start": before}
 
 
-@line("maps of rain, 20 draws, K = 6, and a predicted day, within a quarter of the data",
-      minutes=0.5)  # fmt: skip
+@line(
+    "maps of rain, 20 draws, K = 6, and a predicted day, within a quarter of the data", minutes=0.5
+)
 def maps(run: Run) -> Iterator[Figure]:
     times, lines = run.pick((64, 60), (256, 360), (1024, 360))
     with tempfile.TemporaryDirectory() as folder:
@@ -215,8 +227,14 @@ def maps(run: Run) -> Iterator[Figure]:
         sizes = {"times": times, "lines": lines, "draws": run.pick(4, 20)}
         found = child(map_costs, folder=folder, **sizes)
     what = f"{times} × {lines} × {2 * lines}, peak above the start"
-    yield Figure(found["peak"] / MIB, "MiB", size / 4 / MIB, what, goal="ratio >= 1",
-                 beside="a quarter of the data")  # fmt: skip
+    yield Figure(
+        found["peak"] / MIB,
+        "MiB",
+        size / 4 / MIB,
+        what,
+        goal="ratio >= 1",
+        beside="a quarter of the data",
+    )
     yield Figure(found["error"], "", None, "relative error of the day's means")
 
 
@@ -231,8 +249,10 @@ def convert(run: Run) -> Iterator[Figure]:
             np.random.default_rng(1),
             (max(1000, entries // 100), max(500, entries // 1000)),
         )
-        rows, cols = ((n * rng.random(entries) ** p).astype(np.int64) for n, p in
-                      zip(shape, (1.5, 3), strict=True))  # fmt: skip
+        rows, cols = (
+            (n * rng.random(entries) ** p).astype(np.int64)
+            for n, p in zip(shape, (1.5, 3), strict=True)
+        )
         stars = (rng.integers(1, 11, entries) / 2).astype(np.float32)
         table = pa.table({"user": rows * 3 + 7, "film": cols * 11 + 1, "stars": stars})
         pq.write_table(table, folder / "table.parquet")

@@ -59,8 +59,11 @@ def short(run: Run) -> dict[str, Any]:
     return run.pick({"draws": 20, "tune": 10, "temperatures": 4}, {})
 
 
-@line("log evidence of one component by integration, 100 × 75 counts", "its claimed error",
-      minutes=0.1)  # fmt: skip
+@line(
+    "log evidence of one component by integration, 100 × 75 counts",
+    "its claimed error",
+    minutes=0.1,
+)
 def one(run: Run) -> Iterator[Figure]:
     X, seeds = counts(1, 0), run.pick(2, 10)
     estimate(X, model(1), Integration(4, draws=10, tune=5), 0)
@@ -84,8 +87,9 @@ def ranks(run: Run) -> Iterator[Figure]:
         for seed in range(run.pick(1, 1, 5)):
             begun = time.process_time()
             tried = range(1, true + 3) if run.size != "long" else range(1, 11)
-            table = dfac.select_rank(counts(true, seed), model(1), tried, method, held_out=None,
-                                     **SERIAL)  # fmt: skip
+            table = dfac.select_rank(
+                counts(true, seed), model(1), tried, method, held_out=None, **SERIAL
+            )
             spent, total = spent + time.process_time() - begun, total + 1
             equal += true in (
                 table.attrs["best"],
@@ -95,8 +99,9 @@ def ranks(run: Run) -> Iterator[Figure]:
     yield Figure(spent / total, "s", None, "a table")
 
 
-@line("log evidences of ranks by integration, 100 × 75 counts of rank 5", "Chib's method",
-      minutes=0.6)  # fmt: skip
+@line(
+    "log evidences of ranks by integration, 100 × 75 counts of rank 5", "Chib's method", minutes=0.6
+)
 def against_chib(run: Run) -> Iterator[Figure]:
     V, tried = counts(5, 0), run.pick((1,), (1, 5, 10), tuple(range(1, 11)))
     chib = dfac.Chib(draws=50, tune=10) if run.size == "quick" else dfac.Chib()
@@ -107,8 +112,10 @@ def against_chib(run: Run) -> Iterator[Figure]:
     }
     if run.size == "long":  # six uniform temperatures and 14,000 sweeps
         papers = Integration(5, power=1, draws=400, tune=1600, every=1, sampler=dfac.PSGLD())
-        methods |= {"ours, paper": (papers, {"blocks": 5}),
-                    "peer, paper": (dfac.Chib(draws=2000, tune=7000), {})}  # fmt: skip
+        methods |= {
+            "ours, paper": (papers, {"blocks": 5}),
+            "peer, paper": (dfac.Chib(draws=2000, tune=7000), {}),
+        }
     found: dict[str, list[Estimate]] = {name: [] for name in methods}
     for method in (Integration(4, draws=10, tune=5), dfac.Chib(draws=50, tune=4)):
         estimate(V, model(2), method, 0)
@@ -117,8 +124,10 @@ def against_chib(run: Run) -> Iterator[Figure]:
             found[name].append(estimate(V, model(rank), method, 1, **options))
     truth = np.array([own.value for own in found["truth"]])
     seconds = {name: sum(own.seconds for own in each) for name, each in found.items()}
-    miss = {name: float(np.sqrt(np.mean((np.array([own.value for own in each]) - truth) ** 2)))
-            for name, each in found.items()}  # fmt: skip
+    miss = {
+        name: float(np.sqrt(np.mean((np.array([own.value for own in each]) - truth) ** 2)))
+        for name, each in found.items()
+    }
     for label in ("", ", paper") if run.size == "long" else ("",):
         ours, peer = f"ours{label}", f"peer{label}"
         what = "the paper's settings" if label else "defaults"
@@ -126,8 +135,11 @@ def against_chib(run: Run) -> Iterator[Figure]:
         yield Figure(seconds[ours], "s", seconds[peer], f"{what}, {len(tried)} ranks", note=note)
 
 
-@line('rank that one run of `TweedieNMF("auto")` finds, 200 × 150 counts', "the true rank",
-      minutes=0.6)  # fmt: skip
+@line(
+    'rank that one run of `TweedieNMF("auto")` finds, 200 × 150 counts',
+    "the true rank",
+    minutes=0.6,
+)
 def automatic(run: Run) -> Iterator[Figure]:
     rows, columns = run.pick((40, 30), (200, 150))
     for mean in run.pick((20.0,), (20.0, 5.0, 1.0)):

@@ -187,8 +187,14 @@ def dense(run: Run) -> Iterator[Figure]:
     full = on_gpu(V, K, blocks, sizes)
     part = V[: max(8, rows // sizes.part)]
     cpu = on_processors(part, K, 2) * rows / len(part)
-    yield Figure(1e3 * full, "ms", 1e3 * alone, "a cycle", goal="ratio >= 0.5",
-                 beside="cuBLAS on the three products")  # fmt: skip
+    yield Figure(
+        1e3 * full,
+        "ms",
+        1e3 * alone,
+        "a cycle",
+        goal="ratio >= 0.5",
+        beside="cuBLAS on the three products",
+    )
     yield Figure(1e3 * full, "ms", 1e3 * cpu, "a cycle", goal="ratio >= 50", beside=CPU)
 
 
@@ -236,8 +242,14 @@ def stored(run: Run) -> Iterator[Figure]:
     for K, gpu in found.items():
         moved = count * (28 + 8 * K) + blocks * 7 * 4 * K * (rows + cols)
         cpu = on_processors(part, K, 2) * rows / part.shape[0]
-        yield Figure(1e3 * gpu, "ms", 1e3 * moved / rate, f"K = {K}", goal="ratio >= 0.4",
-                     beside="the rate of a copy")  # fmt: skip
+        yield Figure(
+            1e3 * gpu,
+            "ms",
+            1e3 * moved / rate,
+            f"K = {K}",
+            goal="ratio >= 0.4",
+            beside="the rate of a copy",
+        )
         yield Figure(1e3 * gpu, "ms", 1e3 * cpu, f"K = {K}", goal="ratio >= 15", beside=CPU)
 
 
@@ -252,8 +264,14 @@ def streaming(run: Run) -> Iterator[Figure]:
     streams = on_gpu(V, K, blocks, sizes, memory_limit=limit)
     bound = max(stays, (V.nbytes - limit) / rate)
     what = f"{V.nbytes / 1e9:.2g} GB, {limit / 1e9:.2g} GB allowed"
-    yield Figure(1e3 * streams, "ms", 1e3 * bound, what, goal="ratio >= 0.7",
-                 beside="copies from pinned memory")  # fmt: skip
+    yield Figure(
+        1e3 * streams,
+        "ms",
+        1e3 * bound,
+        what,
+        goal="ratio >= 0.7",
+        beside="copies from pinned memory",
+    )
 
 
 # -- whole calls ---------------------------------------------------------------------------------
@@ -372,10 +390,17 @@ def faces(run: Run) -> Iterator[Figure]:
     floor = sum(each.values()) * launch_seconds(device, sizes.repeats) * (sizes.iterations // 8)
     scale = 1000 / sizes.iterations
     note = ", ".join(f"{name} {number:g}" for name, number in each.items())
-    yield Figure(scale * gpu, "s", scale * cpu, "moments of every cycle", goal="ratio >= 10",
-                 beside=CPU)  # fmt: skip
-    yield Figure(scale * gpu, "s", scale * floor, "moments of every cycle", note=note,
-                 beside="what is asked for, if it did nothing")  # fmt: skip
+    yield Figure(
+        scale * gpu, "s", scale * cpu, "moments of every cycle", goal="ratio >= 10", beside=CPU
+    )
+    yield Figure(
+        scale * gpu,
+        "s",
+        scale * floor,
+        "moments of every cycle",
+        note=note,
+        beside="what is asked for, if it did nothing",
+    )
 
 
 # -- the same numbers ----------------------------------------------------------------------------
@@ -463,8 +488,10 @@ def posteriors(run: Run) -> Iterator[Figure]:
         yield alike("faces, share in 90 % intervals", gpu[1], cpu[1], 0.01)
     train, test = peers.split(peers.made_up_ratings(sizes.ratings), 0)
     lengths = {"tune": sizes.rating_draws // 3, "draws": sizes.rating_draws}
-    found = [peers.our_ratings(train, test, dfac.SGHMC(), device=place, **lengths)
-             for place in ("cuda", None)]  # fmt: skip
+    found = [
+        peers.our_ratings(train, test, dfac.SGHMC(), device=place, **lengths)
+        for place in ("cuda", None)
+    ]
     yield alike("ratings, RMSE", found[0][0], found[1][0], 0.005)
     yield alike("ratings, share in 90 % intervals", found[0][1], found[1][1], 0.01)
 
@@ -514,8 +541,11 @@ def their_updates(filled: Array, error: Callable[[Array], float], counts: list[i
     return path
 
 
-@line("seconds to an error of held-out pixels by multiplicative updates on a GPU", "torchnmf",
-      "ratio >= 1")  # fmt: skip
+@line(
+    "seconds to an error of held-out pixels by multiplicative updates on a GPU",
+    "torchnmf",
+    "ratio >= 1",
+)
 def updates(run: Run) -> Figure:
     _, sizes = here(run)
     V = np.nan_to_num(peers.pictures(sizes.pixels), nan=1.0)

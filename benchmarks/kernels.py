@@ -97,8 +97,11 @@ def dense_calls(shape: tuple[int, int], K: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-@line("gradient of a dense block, float32, one core: share of sgemm's peak", "three bare products",
-      minutes=0.2)  # fmt: skip
+@line(
+    "gradient of a dense block, float32, one core: share of sgemm's peak",
+    "three bare products",
+    minutes=0.2,
+)
 def dense(run: Run) -> Iterator[Figure]:
     cases = [((1288, 50), 100), ((1024, 1024), 100), ((1288, 50), 32), ((1024, 1024), 16)]
     with threadpool_limits(limits=1):
@@ -111,12 +114,25 @@ def dense(run: Run) -> Iterator[Figure]:
             yield Figure(share["1"], "", share["products"], f"{what}, β = 1", "more", goal)
             others = [share[beta] / share["1"] for beta in ("2", "0.5", "0", "-1")]
             if K == 100:
-                yield Figure(min(others), "", 1.0, f"{what}, slowest of β = 2, .5, 0, −1", "more",
-                             beside="β = 1")  # fmt: skip
-                yield Figure(share["0.3"] / share["1"], "", 1.0, f"{what}, β = .3", "more",
-                             beside="β = 1")  # fmt: skip
-                yield Figure(share["1"], "", share["numpy"], f"{what}, β = 1, plain NumPy", "more",
-                             beside="plain NumPy")  # fmt: skip
+                yield Figure(
+                    min(others),
+                    "",
+                    1.0,
+                    f"{what}, slowest of β = 2, .5, 0, −1",
+                    "more",
+                    beside="β = 1",
+                )
+                yield Figure(
+                    share["0.3"] / share["1"], "", 1.0, f"{what}, β = .3", "more", beside="β = 1"
+                )
+                yield Figure(
+                    share["1"],
+                    "",
+                    share["numpy"],
+                    f"{what}, β = 1, plain NumPy",
+                    "more",
+                    beside="plain NumPy",
+                )
 
 
 @line("a normal number in a factor, 1288 × 100, float32, one core", "NumPy's Philox", minutes=0.1)
@@ -281,8 +297,10 @@ def epochs(run: Run) -> Iterator[Figure]:
     if path is None:
         run.missing.add("libmf")
     clocks = {1: time.process_time, 2: time.perf_counter}
-    grids = {B: as_blocks(ratings(), blocks=B, unstored="missing", allow_empty=True)
-             for B in run.pick((2,), (2, 4, 8))}  # fmt: skip
+    grids = {
+        B: as_blocks(ratings(), blocks=B, unstored="missing", allow_empty=True)
+        for B in run.pick((2,), (2, 4, 8))
+    }
     with threadpool_limits(limits=1):
         for threads in range(1, min(2, run.threads) + 1):
             calls = {f"{B}": epoch(data, K, threads, cycles) for B, data in grids.items()}

@@ -171,8 +171,15 @@ def to_the_same(shape: tuple[int, int], beta: int, run: Run) -> Figure:
         return told(test, point["W"].values @ point["H"].values, beta)
 
     def theirs(steps: int, tol: float = 0.0) -> float:
-        nmf = NMF(10, beta_loss=loss, solver=solver, init="random", max_iter=steps, tol=tol,
-                  random_state=0)  # fmt: skip
+        nmf = NMF(
+            10,
+            beta_loss=loss,
+            solver=solver,
+            init="random",
+            max_iter=steps,
+            tol=tol,
+            random_state=0,
+        )
         return told(test, nmf.fit_transform(train) @ nmf.components_, beta)
 
     ours(2), theirs(2)
@@ -269,9 +276,13 @@ def select_rank(run: Run) -> Iterator[Figure]:
         rank = validate(V, ranks)
         peer = time.perf_counter() - begun
         yield Figure(
-            ours, "s", peer, f"beside {name}validation", beside="scikit-learn, points",
+            ours,
+            "s",
+            peer,
+            f"beside {name}validation",
+            beside="scikit-learn, points",
             note=f"ranks {table.attrs['best']} and {rank}",
-        )  # fmt: skip
+        )
 
 
 # -- the first answer --------------------------------------------------------------------------
@@ -361,8 +372,12 @@ def evaluation(run: Run) -> Figure:
     return Figure(fit, "ns a cell", gradient)
 
 
-@line("a cycle of tuning, dispersion learnt, 10⁷ stored counts", "a cycle of drawing",
-      "ratio >= 0.77", minutes=0.7)  # fmt: skip
+@line(
+    "a cycle of tuning, dispersion learnt, 10⁷ stored counts",
+    "a cycle of drawing",
+    "ratio >= 0.77",
+    minutes=0.7,
+)
 def tuning(run: Run) -> Figure:
     rng, entries = np.random.default_rng(0), run.pick(10**5, 10**7)
     shape = (entries // 100, entries // 500)

@@ -28,7 +28,7 @@ from benchmarks.harness import (
     per_call,
     race,
     restart_peak,
-)  # fmt: skip
+)
 from daskfactor.allocation.batches import BatchPlan, run_batch
 from daskfactor.allocation.compiled_model import CompiledModel, compile_model
 from daskfactor.allocation.counts import as_counts
@@ -57,9 +57,15 @@ def compiled(X: Any, states: int = 10) -> CompiledModel:
 def batch(model: CompiledModel, particles: int, resampling: str | None) -> Callable[[], Any]:
     """Return a call that runs one batch of particles."""
     plan = BatchPlan(
-        placement=place_counts(model), particles=particles, resampling=resampling, least=0.5,
-        own=False, keep=False, seed=1, round=0,
-    )  # fmt: skip
+        placement=place_counts(model),
+        particles=particles,
+        resampling=resampling,
+        least=0.5,
+        own=False,
+        keep=False,
+        seed=1,
+        round=0,
+    )
     return lambda: run_batch(plan, 0, Workspace())
 
 
@@ -142,8 +148,11 @@ def speed(run: Run) -> Iterator[Figure]:
     X = tokens(1000, total)
     for R in run.pick((10,), (3, 10, 50)):
         model = compiled(X, R)
-        calls = {"ours": batch(model, count, None), "moved": batch(model, count, "systematic"),
-                 "peer": loop_over(X, R, count)}  # fmt: skip
+        calls = {
+            "ours": batch(model, count, None),
+            "moved": batch(model, count, "systematic"),
+            "peer": loop_over(X, R, count),
+        }
         rates = {n: total * count / t / 1e6 for n, t in per_call(calls, run.pick(1, 5)).items()}
         unit = "million/s"
         yield Figure(rates["ours"], unit, rates["peer"], f"{R} states, no resampling", "more")
@@ -181,8 +190,10 @@ def tensor(seed: int) -> tuple[Any, int]:
 def ranks(run: Run) -> Iterator[Figure]:
     right, spent, seeds = {"ours": 0, "peer": 0}, {"ours": 0.0, "peer": 0.0}, run.pick(1, 4, 20)
     pseudo, most = {"r": 1.0, "i": 0.3, "j": 0.3, "k": 0.3}, run.pick(2**7, 2**14)
-    methods = {"ours": dfac.SequentialMonteCarlo(max_particles=most),
-               "peer": dfac.VariationalBayes()}  # fmt: skip
+    methods = {
+        "ours": dfac.SequentialMonteCarlo(max_particles=most),
+        "peer": dfac.VariationalBayes(),
+    }
     for seed in range(seeds):
         X, true = tensor(seed)
         for name, method in methods.items():

@@ -203,9 +203,14 @@ def of_smurff(train: Ratings, test: Ratings, threads: int) -> float:
         for part in (train, test)
     ]
     session = smurff.TrainSession(
-        priors=["normal", "normal"], num_latent=32, burnin=20, nsamples=80, seed=1,
-        num_threads=threads, verbose=0,
-    )  # fmt: skip
+        priors=["normal", "normal"],
+        num_latent=32,
+        burnin=20,
+        nsamples=80,
+        seed=1,
+        num_threads=threads,
+        verbose=0,
+    )
     session.addTrainAndTest(*given, smurff.FixedNoise(5.0), is_scarce=True)
     session.init()
     error = np.nan
@@ -335,8 +340,12 @@ def single_cell(run: Run) -> Iterator[Figure]:
 
     def score(W: Array, H: Array) -> float:
         """Return the score of means that saw zeros at a tenth of the cells."""
-        found = np.concatenate([np.einsum("nk,nk->n", W[r], H[:, c].T) for r, c in zip(
-            np.array_split(rows, 50), np.array_split(cols, 50), strict=True)])  # fmt: skip
+        found = np.concatenate(
+            [
+                np.einsum("nk,nk->n", W[r], H[:, c].T)
+                for r, c in zip(np.array_split(rows, 50), np.array_split(cols, 50), strict=True)
+            ]
+        )
         return log_poisson(held.values, found / 0.9)
 
     begun, others = time.perf_counter(), {}
@@ -359,8 +368,12 @@ def single_cell(run: Run) -> Iterator[Figure]:
         yield Figure(coverage[name], "%", None, f"{name}, in 90 % intervals", "more", note=note)
 
 
-@line("counts thinned in two, K = 12: log-likelihood of a tenth, a count", "scikit-learn's KL",
-      minutes=2, long=True)  # fmt: skip
+@line(
+    "counts thinned in two, K = 12: log-likelihood of a tenth, a count",
+    "scikit-learn's KL",
+    minutes=2,
+    long=True,
+)
 def thinning(run: Run) -> Iterator[Figure]:
     V = read_counts(run).astype(np.int64)
     test, train = V.copy(), V.copy()
@@ -380,8 +393,12 @@ def thinning(run: Run) -> Iterator[Figure]:
 
     nmf = NMF(12, max_iter=run.pick(20, 300), random_state=0, **KL)
     W, H = nmf.fit_transform(sparse.csr_matrix(train)), nmf.components_
-    means = np.concatenate([np.einsum("nk,kn->n", W[r], H[:, c]) for r, c in zip(
-        np.array_split(rows, 20), np.array_split(columns, 20), strict=True)])  # fmt: skip
+    means = np.concatenate(
+        [
+            np.einsum("nk,kn->n", W[r], H[:, c])
+            for r, c in zip(np.array_split(rows, 20), np.array_split(columns, 20), strict=True)
+        ]
+    )
     total, size = float(W.sum(axis=0) @ H.sum(axis=1)), train.shape[0] * train.shape[1]
     # Its means have zeros, which no score forgives: what is best to add to all of them is added.
     peer = min(score(total + more * size, means + more) for more in (1e-5, 1e-4, 1e-3, 3e-3))
@@ -436,8 +453,14 @@ def tensor_pass(run: Run) -> Iterator[Figure]:
         "ours": lambda: factorwise.gradient(block, law, tuple(factors), 1.0, 1e-6, work),
         "plain loop": lambda: plain(*places, values, *factors, out),
     }
-    V = pydata.COO(np.array(places), values, shape, has_duplicates=False, sorted=True,
-                   fill_value=np.float32(np.nan))  # fmt: skip
+    V = pydata.COO(
+        np.array(places),
+        values,
+        shape,
+        has_duplicates=False,
+        sorted=True,
+        fill_value=np.float32(np.nan),
+    )
     if run.has("tensorly"):
         import tensorly as tl
         from tensorly.contrib.sparse.cp_tensor import unfolding_dot_khatri_rao
@@ -483,9 +506,17 @@ def tensor_cells(run: Run) -> Iterator[Figure]:
         from tensorly.decomposition import non_negative_parafac
 
         begun = time.perf_counter()
-        found = tl.cp_to_tensor(non_negative_parafac(
-            np.maximum(np.nan_to_num(V), 0), K, n_iter_max=500, init="random", tol=1e-8,
-            random_state=0, mask=(~missing).astype(float)))  # fmt: skip
+        found = tl.cp_to_tensor(
+            non_negative_parafac(
+                np.maximum(np.nan_to_num(V), 0),
+                K,
+                n_iter_max=500,
+                init="random",
+                tol=1e-8,
+                random_state=0,
+                mask=(~missing).astype(float),
+            )
+        )
         seconds = time.perf_counter() - begun
         peer = rmse(np.asarray(found)[missing] - mean[missing])
     yield Figure(rmse(cells["mean"].values - mean[missing]), "", peer, "error of the means")
@@ -508,8 +539,10 @@ def views(run: Run) -> Iterator[Figure]:
         "over": rng.negative_binomial(1 / 0.3, 1 / (1 + 0.3 * mean["over"])),
     }
     cold = np.sort(rng.permutation(rows)[: rows // 2])
-    data = {name: xr.DataArray(one.astype(np.float32), {"row": np.arange(rows)}, ["row", name])
-            for name, one in full.items()}  # fmt: skip
+    data = {
+        name: xr.DataArray(one.astype(np.float32), {"row": np.arange(rows)}, ["row", name])
+        for name, one in full.items()
+    }
     data["values"] = data["values"].drop_sel(row=cold)
     laws = {"counts": "poisson", "values": "normal", "over": "negative binomial"}
     lengths = dict.fromkeys(("draws", "tune"), run.pick(10, 300))
@@ -529,8 +562,12 @@ def views(run: Run) -> Iterator[Figure]:
     yield Figure(100 * float(inside.mean()), "%", None, "in 90 % intervals", "more")
 
 
-@line("one relation of `Coupled`, 1000 × 1000 counts, K = 10, one thread", "`TweedieNMF`",
-      minutes=0.4, long=True)  # fmt: skip
+@line(
+    "one relation of `Coupled`, 1000 × 1000 counts, K = 10, one thread",
+    "`TweedieNMF`",
+    minutes=0.4,
+    long=True,
+)
 def coupling(run: Run) -> Iterator[Figure]:
     rng, size = np.random.default_rng(0), run.pick(100, 1000)
     V = rng.poisson(rng.gamma(1.0, 1.0, (size, 10)) @ rng.gamma(1.0, 1.0, (10, size))).astype("f4")
@@ -568,8 +605,14 @@ def of_esat(given: str, K: int, seeds: int) -> None:
         fits.append(fit)
     seconds = time.perf_counter() - begun
     best = min(fits, key=lambda fit: fit.Qtrue)
-    again = Bootstrap(best, [str(j) for j in range(V.shape[1])], bootstrap_n=20, block_size=10,
-                      parallel=False, seed=1)  # fmt: skip
+    again = Bootstrap(
+        best,
+        [str(j) for j in range(V.shape[1])],
+        bootstrap_n=20,
+        block_size=10,
+        parallel=False,
+        seed=1,
+    )
     again.run()
     boots = np.full((20, *best.H.shape), np.nan)
     for at, one in enumerate(again.bs_results.values()):
@@ -618,8 +661,9 @@ def profiles(run: Run) -> Iterator[Figure]:
     yield Figure(spent, "s", None if other is None else float(other["seconds"]), "all starts")
     if other is not None:
         lengths = {"draws": run.pick(20, 1000), "tune": run.pick(20, 500), "starts": 10}
-        trace = dfac.sample(V, dfac.TweedieNMF(K, beta=2), dfac.BlockHMC(), random_seed=0,
-                            **lengths, **options)  # fmt: skip
+        trace = dfac.sample(
+            V, dfac.TweedieNMF(K, beta=2), dfac.BlockHMC(), random_seed=0, **lengths, **options
+        )
         group = dfac.align(trace, (other["W"], other["H"]))["posterior"]
         W, H = (group[name].values[0].astype(float) for name in ("W", "H"))
         ends = np.quantile(W.mean(axis=1)[:, :, None] * H, [0.05, 0.95], axis=0)

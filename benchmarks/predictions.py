@@ -220,8 +220,10 @@ def recommended(folder: str, rows: int, columns: int) -> dict[str, float]:
     import dask.array as da
 
     W, H = (da.from_zarr(f"{folder}/{name}")[None] for name in ("W", "H"))
-    values = {"W": (("chain", "draw", "user", "component"), W),
-              "H": (("chain", "draw", "component", "item"), H.transpose(0, 1, 3, 2))}  # fmt: skip
+    values = {
+        "W": (("chain", "draw", "user", "component"), W),
+        "H": (("chain", "draw", "component", "item"), H.transpose(0, 1, 3, 2)),
+    }
     coords = {"chain": [0], "draw": range(W.shape[1]), "component": range(W.shape[3])}
     trace = xr.DataTree.from_dict({"posterior": xr.Dataset(values, coords)})
     rng = np.random.default_rng(1)
@@ -233,10 +235,13 @@ def recommended(folder: str, rows: int, columns: int) -> dict[str, float]:
     found = dfac.recommend(trace, n=10, exclude=seen, by="mean", progressbar=False)
     ended, peak = os.times(), memory("VmHWM")
     checked = np.sort(rng.permutation(rows)[:20])
-    mu = np.mean([
-        np.asarray(W[0, draw][checked]).astype(float) @ np.asarray(H[0, draw]).T
-        for draw in range(W.shape[1])
-    ], axis=0)  # fmt: skip
+    mu = np.mean(
+        [
+            np.asarray(W[0, draw][checked]).astype(float) @ np.asarray(H[0, draw]).T
+            for draw in range(W.shape[1])
+        ],
+        axis=0,
+    )
     mu[seen[checked].toarray() > 0] = -np.inf
     best = np.argsort(-mu, axis=1, kind="stable")[:, :10]
     equal = (found["position"].isel(user=checked).values == best).all()
@@ -260,5 +265,12 @@ def recommend(run: Run) -> Iterator[Figure]:
     yield Figure(found["seconds"], "s", every, f"{what}, processor time", beside=beside)
     yield Figure(100 * found["looked_at"], "%", None, f"{what}, cells looked at")
     yield Figure(found["above"] / 2**30, "GiB", None, f"{what}, memory above the start")
-    yield Figure(found["equal"], "", 1.0, f"{what}, equal to brute force on 20 rows", "more",
-                 ">= 1", beside="equal")  # fmt: skip
+    yield Figure(
+        found["equal"],
+        "",
+        1.0,
+        f"{what}, equal to brute force on 20 rows",
+        "more",
+        ">= 1",
+        beside="equal",
+    )

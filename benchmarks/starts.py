@@ -111,8 +111,12 @@ def noise(run: Run) -> Iterator[Figure]:
         yield from compared(f"noise {share:g} of the signal", signal + share * dirt, rank, run)
 
 
-@line("error of starts by transfer rank, rank 10 of 500 × 500", "the best of 100 random starts",
-      minutes=0.4, long=True)  # fmt: skip
+@line(
+    "error of starts by transfer rank, rank 10 of 500 × 500",
+    "the best of 100 random starts",
+    minutes=0.4,
+    long=True,
+)
 def transfer(run: Run) -> Iterator[Figure]:
     rng, count = np.random.default_rng(0), run.pick(5, 100)
     X = rng.random((500, 10)) @ rng.random((10, 500))

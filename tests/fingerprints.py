@@ -519,8 +519,11 @@ def other_cases() -> Iterator[Case]:
     gamma = dfac.TweedieNMF(2, dispersion=1.0, shape_w=1.5)
     yield Case("evidence/Chib", partial(evidence, few, gamma, dfac.Chib(draws=60, tune=40)))
     cube = np.random.default_rng(7).poisson(0.7, (4, 3, 3))
-    urns = {"nmf": (TOY, dfac.AllocationModel.nmf(2)), "cp": (cube, dfac.AllocationModel.cp(2)),
-            "topics": (TOY, dfac.AllocationModel.topics(2))}  # fmt: skip
+    urns = {
+        "nmf": (TOY, dfac.AllocationModel.nmf(2)),
+        "cp": (cube, dfac.AllocationModel.cp(2)),
+        "topics": (TOY, dfac.AllocationModel.topics(2)),
+    }
     smc = partial(dfac.SequentialMonteCarlo, particles=16, islands=4, target=1e9)
     methods = {
         "SMC": smc(),

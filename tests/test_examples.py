@@ -178,8 +178,12 @@ def test_every_example_has_a_small_size_and_a_check_here():
 def test_it_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *SMALL[name].split(), "--picture", "picture.png"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     CHECKS[name](done.stdout)
     assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -429,8 +429,10 @@ def test_sigterm_ends_a_fit_as_ctrl_c_does(tmp_path, calls, told):
     terminal, stderr = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(calls), *fit],
-        cwd=tmp_path, stderr=stderr, env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
-    )  # fmt: skip
+        cwd=tmp_path,
+        stderr=stderr,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
+    )
     os.close(stderr)
     text = b""
     with contextlib.suppress(OSError):  # at the end of what a terminal shows

@@ -86,9 +86,10 @@ def test_contradictions_are_found():
 
 def test_pythons_are_those_that_were_tried():
     told = project()
-    assert contradictions(
-        pythons(told["classifiers"]), tried(), told["requires-python"], newest()
-    ) == []  # fmt: skip
+    assert (
+        contradictions(pythons(told["classifiers"]), tried(), told["requires-python"], newest())
+        == []
+    )
 
 
 def test_the_workflow_has_the_pythons_of_ci():

@@ -412,24 +412,39 @@ BAD |= {
         ("seed", {"random_seed": -4}, r"random_seed must be between 0 and"),
         ("float seed", {"random_seed": 0.5}, r"random_seed must be a whole number"),
         ("blocks", {"blocks": 6}, r"1 to 5"),
-        ("moved options", {"memory_limit": 7, "balance": True},
-         r"^balance= and memory_limit= .*\(as_blocks\(V, balance=True, memory_limit=7\), \.\.\."),
+        (
+            "moved options",
+            {"memory_limit": 7, "balance": True},
+            r"^balance= and memory_limit= .*\(as_blocks\(V, balance=True, memory_limit=7\), \.\.\.",
+        ),
         ("executor", {"executor": "gpu"}, r"got 'gpu'"),
         ("client", {"client": object()}, r"client must be a dask.distributed Client"),
         ("monitor", {"monitor": "everything"}, r'"missing"'),
-        ("monitor outside", {"monitor": ([9], [0])},
-         r"; positions of rows must lie between 0 and 5, got 9"),
-        ("monitor pair", {"monitor": ([0, 1], [0])},
-         r"; rows and columns of a pair must be .*, got 2 and 1"),
+        (
+            "monitor outside",
+            {"monitor": ([9], [0])},
+            r"; positions of rows must lie between 0 and 5, got 9",
+        ),
+        (
+            "monitor pair",
+            {"monitor": ([0, 1], [0])},
+            r"; rows and columns of a pair must be .*, got 2 and 1",
+        ),
         ("monitor mask", {"monitor": np.ones((2, 2), bool)}, r"V has shape \(6, 5\)"),
         ("odd draws", {"sampler": dfac.PSGRRLD(), "draws": 3}, r"even draws; got 3, pass 4"),
-        ("components", {"model": dfac.TweedieNMF(10**12)},
-         r"n_components=1000000000000 takes .* GiB .* free; take fewer components"),
+        (
+            "components",
+            {"model": dfac.TweedieNMF(10**12)},
+            r"n_components=1000000000000 takes .* GiB .* free; take fewer components",
+        ),
         ("model", {"model": "nmf"}, r"model must be a model"),
-        ("sampler", {"sampler": "psgld"},
-         r'sampler must be "auto" or one of .*, PSGLD\(\.\.\.\), .* got .psgld.'),
+        (
+            "sampler",
+            {"sampler": "psgld"},
+            r'sampler must be "auto" or one of .*, PSGLD\(\.\.\.\), .* got .psgld.',
+        ),
     ]
-}  # fmt: skip
+}
 MESSAGE = r"3 bands cannot be grouped into 2"
 BAD["schedule"] = (V0, {"sampler": NESTED, "blocks": 3}, GridError, MESSAGE)
 
@@ -551,9 +566,16 @@ def test_verbs_read_what_as_blocks_reads_in_the_same_words(monkeypatch):
         monkeypatch.setattr(f"daskfactor.{module}.as_blocks", read)
     model, pair = dfac.TweedieNMF(2), (np.ones((1, 6, 2)), np.ones((1, 2, 5)))
     words = {
-        "unstored": "zero", "rows": "a", "columns": "b", "values": "c", "header": True,
-        "table": True, "layer": "x", "mask_var": "y", "storage_options": {"anon": True},
-    }  # fmt: skip
+        "unstored": "zero",
+        "rows": "a",
+        "columns": "b",
+        "values": "c",
+        "header": True,
+        "table": True,
+        "layer": "x",
+        "mask_var": "y",
+        "storage_options": {"anon": True},
+    }
     assert set(words) == set(Reading.__annotations__)
     calls = [
         partial(dfac.sample, V0, model, blocks=3),

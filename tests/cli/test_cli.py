@@ -96,12 +96,41 @@ def test_version():
 
 def test_fit_hands_its_options_on(matrix, sampled):
     result = fit(
-        matrix, "--beta", 2, "--dispersion", 0.5, "--draws", 8, "--tune", 6,
-        "--chains", 2, "--thin", 3, "--sampler", "psgrrld", "--blocks", 2, "--seed", 9,
-        "--dtype", "float64", "--executor", "serial", "--keep", "moments",
-        "--monitor", "missing", "--quiet", "--init", "q-transform", "--starts", 2,
-        "--device", "cuda",
-    )  # fmt: skip
+        matrix,
+        "--beta",
+        2,
+        "--dispersion",
+        0.5,
+        "--draws",
+        8,
+        "--tune",
+        6,
+        "--chains",
+        2,
+        "--thin",
+        3,
+        "--sampler",
+        "psgrrld",
+        "--blocks",
+        2,
+        "--seed",
+        9,
+        "--dtype",
+        "float64",
+        "--executor",
+        "serial",
+        "--keep",
+        "moments",
+        "--monitor",
+        "missing",
+        "--quiet",
+        "--init",
+        "q-transform",
+        "--starts",
+        2,
+        "--device",
+        "cuda",
+    )
     assert result.exit_code == 0, result.output
     (call,) = sampled
     data = call.pop("V")
@@ -110,11 +139,22 @@ def test_fit_hands_its_options_on(matrix, sampled):
     assert (model.n_components, model.beta, model.dispersion) == (3, 2.0, 0.5)
     assert type(call.pop("sampler")) is daskfactor.PSGRRLD
     assert call == {
-        "draws": 8, "tune": 6, "chains": 2, "thin": 3, "random_seed": 9,
-        "executor": "serial", "keep": "moments", "monitor": "missing",
-        "progressbar": False, "store": "run.zarr", "client": None, "overwrite": False,
-        "init": "q-transform", "starts": 2, "device": "cuda",
-    }  # fmt: skip
+        "draws": 8,
+        "tune": 6,
+        "chains": 2,
+        "thin": 3,
+        "random_seed": 9,
+        "executor": "serial",
+        "keep": "moments",
+        "monitor": "missing",
+        "progressbar": False,
+        "store": "run.zarr",
+        "client": None,
+        "overwrite": False,
+        "init": "q-transform",
+        "starts": 2,
+        "device": "cuda",
+    }
 
 
 @pytest.mark.parametrize(("text", "dispersion"), [("column", "column"), ("0.5", 0.5)])

@@ -33,8 +33,12 @@ def test_help_is_enough():
 def test_a_table_becomes_a_store(table, tmp_path):
     result = invoke(table, tmp_path / "s.zarr", "--unstored", "zero")
     assert result.exit_code == 0, result.output
-    for fact in ("2 x 2, other cells observed zeros", "3 of 4 read, 1 of them for a cell once more",
-                 "entries a second", "bytes an entry"):  # fmt: skip
+    for fact in (
+        "2 x 2, other cells observed zeros",
+        "3 of 4 read, 1 of them for a cell once more",
+        "entries a second",
+        "bytes an entry",
+    ):
         assert fact in plain(result.stdout)
     assert "keys" in result.stderr
     data = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True)
@@ -66,20 +70,56 @@ def test_options_are_handed_on(table, tmp_path, monkeypatch):
 
     monkeypatch.setattr(daskfactor, "convert", convert, raising=False)
     result = invoke(
-        table, "s.zarr", "--unstored", "missing", "--rows", "film", "--columns", "0", "--count",
-        "--no-header", "--shape", 3, 4, "--layer", "counts", "--blocks", 2, "--balance", "--dtype",
-        "float64", "--compression", "zstd", "--overwrite", "--memory", "1GiB", "--quiet",
-    )  # fmt: skip
+        table,
+        "s.zarr",
+        "--unstored",
+        "missing",
+        "--rows",
+        "film",
+        "--columns",
+        "0",
+        "--count",
+        "--no-header",
+        "--shape",
+        3,
+        4,
+        "--layer",
+        "counts",
+        "--blocks",
+        2,
+        "--balance",
+        "--dtype",
+        "float64",
+        "--compression",
+        "zstd",
+        "--overwrite",
+        "--memory",
+        "1GiB",
+        "--quiet",
+    )
     assert result.exit_code == 4
     assert calls == [
         {
-            "source": str(table), "store": "s.zarr", "rows": "film", "columns": "0",
-            "values": False, "header": False, "layer": "counts", "mask_var": None, "shape": (3, 4),
-            "unstored": "missing", "blocks": 2, "balance": True, "dtype": "float64",
-            "compression": "zstd", "overwrite": True, "memory_limit": "1GiB", "progressbar": False,
+            "source": str(table),
+            "store": "s.zarr",
+            "rows": "film",
+            "columns": "0",
+            "values": False,
+            "header": False,
+            "layer": "counts",
+            "mask_var": None,
+            "shape": (3, 4),
+            "unstored": "missing",
+            "blocks": 2,
+            "balance": True,
+            "dtype": "float64",
+            "compression": "zstd",
+            "overwrite": True,
+            "memory_limit": "1GiB",
+            "progressbar": False,
             "table": None,
         }
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

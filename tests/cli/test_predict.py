@@ -153,9 +153,10 @@ def test_outputs_that_make_no_sense_are_refused_before_the_work(calls, arguments
 
 def test_rows_of_one_label_are_told_apart_by_their_positions(tmp_path):
     V = xr.DataArray(
-        np.random.default_rng(0).poisson(3.0, (8, 6)), dims=("row", "column"),
+        np.random.default_rng(0).poisson(3.0, (8, 6)),
+        dims=("row", "column"),
         coords={"row": list("aabbccdd")},
-    )  # fmt: skip
+    )
     store = tmp_path / "run.zarr"
     model = daskfactor.TweedieNMF(2)
     trace = daskfactor.sample(V, model, draws=4, tune=4, store=store, random_seed=0)

@@ -35,8 +35,11 @@ def test_means_and_deviations_go_to_the_terminal(folder):
     lines = done.stdout.splitlines()
     assert lines[0] == "row,component,mean,sd"
     assert [line.split(",")[:2] for line in lines[1:]] == [
-        ["r10", "0"], ["r10", "1"], ["r11", "0"], ["r11", "1"],
-    ]  # fmt: skip
+        ["r10", "0"],
+        ["r10", "1"],
+        ["r11", "0"],
+        ["r11", "1"],
+    ]
 
 
 def test_a_gpu_may_draw_them(folder, monkeypatch):

@@ -52,9 +52,15 @@ def main():
 
     with cluster(2, processes=True) as client:
         dfac.sample(
-            data(), MODEL, SAMPLER, store=store, client=client, executor=executor, callback=die,
+            data(),
+            MODEL,
+            SAMPLER,
+            store=store,
+            client=client,
+            executor=executor,
+            callback=die,
             **SETTINGS,
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

@@ -334,9 +334,15 @@ class Bench:
             begun = time.monotonic()
             try:
                 tree = dfac.sample(
-                    self.data, load.model, load.sampler, store=store, executor=made,
-                    callback=striker, **self.options, **load.settings,
-                )  # fmt: skip
+                    self.data,
+                    load.model,
+                    load.sampler,
+                    store=store,
+                    executor=made,
+                    callback=striker,
+                    **self.options,
+                    **load.settings,
+                )
                 found.same = digest(tree) == self.wanted
             except DaskfactorError as error:
                 found.sentence = str(error)
@@ -353,9 +359,13 @@ class Bench:
                     tree = dfac.resume(store, progressbar=False, **again)
                 else:  # it failed before it began
                     tree = dfac.sample(
-                        self.data, load.model, load.sampler, **again, **self.options,
+                        self.data,
+                        load.model,
+                        load.sampler,
+                        **again,
+                        **self.options,
                         **load.settings,
-                    )  # fmt: skip
+                    )
                 found.same = digest(tree) == self.wanted
             found.resumed = time.monotonic() - begun
         return found

@@ -65,9 +65,13 @@ def test_the_draws_of_one_process(executor, client, tmp_path):
     half = dfac.sample(*arguments, draws // 2, tune, store=tmp_path / "v", **place, **SETTINGS)
     assert half["posterior"].sizes["draw"] == draws // 2
     again = dfac.resume(
-        tmp_path / "v", draws=draws // 2, V=mixed(), progressbar=False, executor=executor,
+        tmp_path / "v",
+        draws=draws // 2,
+        V=mixed(),
+        progressbar=False,
+        executor=executor,
         client=client,
-    )  # fmt: skip
+    )
     assert same(again, here)
     assert same(dfac.view(tmp_path / "v", "features"), dfac.view(here, "features"))
     for name in ("values", "over"):

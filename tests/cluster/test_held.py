@@ -332,9 +332,14 @@ def test_a_run_goes_back_to_its_last_checkpoint(stored, tmp_path):
         executor = RingExecutor(client, patience=IMPATIENT)
         store = str(tmp_path / "run.zarr") if stored else None
         found = dfac.sample(
-            dying.data(), model, dying.SAMPLER, executor=executor, callback=strike, store=store,
+            dying.data(),
+            model,
+            dying.SAMPLER,
+            executor=executor,
+            callback=strike,
+            store=store,
             **settings,
-        )  # fmt: skip
+        )
         assert executor.report.lost_segments >= 2
         executor.close()
     same(found, wanted)

@@ -43,9 +43,13 @@ def wanted() -> xr.DataTree:
 def test_a_cluster_gives_the_draws_of_one_machine(executor, threads, wanted):
     with cluster(1, processes=False, threads=threads) as client:
         found = dfac.sample(
-            dying.data(), dying.MODEL, dying.SAMPLER, client=client, executor=executor,
+            dying.data(),
+            dying.MODEL,
+            dying.SAMPLER,
+            client=client,
+            executor=executor,
             **dying.SETTINGS,
-        )  # fmt: skip
+        )
     same(found, wanted)
 
 

@@ -82,6 +82,10 @@ def test_a_worker_without_credentials_is_named(what, executor, client):
         cannot = f"{first} cannot write results" if what == "run" else f"process {pid} on .* cannot"
         with pytest.raises(StoreError, match=f"the worker (in )?{cannot}.*s3://.*no credentials"):
             dfac.sample(
-                data, dfac.TweedieNMF(2, dispersion=1.0), store=store, client=own,
-                executor=executor, **FIT,
-            )  # fmt: skip
+                data,
+                dfac.TweedieNMF(2, dispersion=1.0),
+                store=store,
+                client=own,
+                executor=executor,
+                **FIT,
+            )

@@ -193,8 +193,9 @@ def test_files_of_other_versions(tmp_path, names, format_, values, index):
     for start, stop in zip(matrix.indptr, matrix.indptr[1:], strict=False):  # unsorted
         part = slice(start, stop)
         matrix.indices[part], matrix.data[part] = (
-            matrix.indices[part][::-1].copy(), matrix.data[part][::-1].copy(),
-        )  # fmt: skip
+            matrix.indices[part][::-1].copy(),
+            matrix.data[part][::-1].copy(),
+        )
     matrix.indices, matrix.indptr = matrix.indices.astype(index), matrix.indptr.astype(index)
     as_written(tmp_path / "a.h5ad", matrix, names)
     data = dfac.as_blocks(tmp_path / "a.h5ad", 3, mask_var=MASK)

@@ -78,12 +78,27 @@ def forms(tmp_path):
         "sparse columns": (stored(V).tocsc(), stored(SIGMA).tocoo()),
         "sparse and pair": (stored(V), (BY_ROW, BY_COL)),
         "sparse and array": (stored(V), SIGMA),
-    }  # fmt: skip
+    }
 
 
-FORMS = ["numpy", "masked", "pair", "frame", "dask", "zarr", "path", "turned", "lazily turned",
-    "one dimension", "one row", "two of one", "sparse", "sparse columns", "sparse and pair",
-    "sparse and array"]  # fmt: skip
+FORMS = [
+    "numpy",
+    "masked",
+    "pair",
+    "frame",
+    "dask",
+    "zarr",
+    "path",
+    "turned",
+    "lazily turned",
+    "one dimension",
+    "one row",
+    "two of one",
+    "sparse",
+    "sparse columns",
+    "sparse and pair",
+    "sparse and array",
+]
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])

@@ -56,9 +56,12 @@ def sources(folder, wanted):
     mmwrite(folder / "m.mtx", coo)
     sparse.save_npz(folder / "scipy.npz", wanted)
     np.savez(
-        folder / "parts.npz", data=wanted.data, indices=wanted.indices.astype("u2"),
-        indptr=wanted.indptr.astype("u4"), shape=wanted.shape,
-    )  # fmt: skip
+        folder / "parts.npz",
+        data=wanted.data,
+        indices=wanted.indices.astype("u2"),
+        indptr=wanted.indptr.astype("u4"),
+        shape=wanted.shape,
+    )
     np.savez(folder / "coo.npz", row=coo.row, col=coo.col, data=coo.data, shape=wanted.shape)
     convert(wanted, folder / "other.zarr", blocks=3, balance=True, **QUIET)
     return {
@@ -148,16 +151,25 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
     if np.isnan(wanted).all():
         with pytest.raises(DataError, match="are missing"):
             convert(
-                path, tmp_path / "s.zarr", unstored=unstored, overwrite=True, progressbar=False,
+                path,
+                tmp_path / "s.zarr",
+                unstored=unstored,
+                overwrite=True,
+                progressbar=False,
                 **options,
-            )  # fmt: skip
+            )
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         done = convert(
-            path, tmp_path / "s.zarr", unstored=unstored, overwrite=True, progressbar=False,
-            memory_limit=0 if on_disk else None, **options,
-        )  # fmt: skip
+            path,
+            tmp_path / "s.zarr",
+            unstored=unstored,
+            overwrite=True,
+            progressbar=False,
+            memory_limit=0 if on_disk else None,
+            **options,
+        )
     data = as_blocks(tmp_path / "s.zarr", allow_empty=True, dtype=dtype)
     np.testing.assert_array_equal(data.to_numpy(), wanted.astype(dtype))
     assert done.n_duplicates == len(lines) - len(cells)
@@ -176,9 +188,13 @@ def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
             DataWarning, match="194 entries name a cell that was named before; the last"
         ):
             done = convert(
-                tmp_path / "t.parquet", tmp_path / "s.zarr", unstored="missing", overwrite=True,
-                memory_limit=limit, progressbar=False,
-            )  # fmt: skip
+                tmp_path / "t.parquet",
+                tmp_path / "s.zarr",
+                unstored="missing",
+                overwrite=True,
+                memory_limit=limit,
+                progressbar=False,
+            )
         assert done.n_duplicates == 194
         found = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True).to_numpy()
         assert found.tolist() == [[198, 195], [196, 199], [194, 197]]
@@ -329,8 +345,10 @@ def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path):
     place = str(folder / "s.zarr")
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "m.npz"), place],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == -9, done.stderr
     assert [left.name for left in folder.iterdir()] == [".s.zarr.partial"]
     with pytest.raises(StoreError):

@@ -81,10 +81,14 @@ def test_the_same_seed_takes_the_same_cells():
         (np.ones(3), {}, DataError, "matrix of real numbers"),
         (np.ones((2, 2), complex), {}, DataError, "matrix of real numbers"),
         (np.array([["a", "b"]]), {}, DataError, "matrix of real numbers"),
-        (dfac.as_blocks(ratings(), unstored="missing", allow_empty=True), {"unstored": "zero"},
-         OptionError, "made with 'missing'"),
+        (
+            dfac.as_blocks(ratings(), unstored="missing", allow_empty=True),
+            {"unstored": "zero"},
+            OptionError,
+            "made with 'missing'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_refused(V, options, kind, message):
     with pytest.raises(kind, match=message):
         hold_out(V, **options)

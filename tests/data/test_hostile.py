@@ -41,9 +41,15 @@ def v2_array(place, chunk, **changes):
     """An array of zarr format 2 with one chunk."""
     place.mkdir()
     document = {
-        "zarr_format": 2, "shape": [40, 30], "chunks": [40, 30], "dtype": "<f4", "order": "C",
-        "fill_value": 0, "compressor": None, "filters": None,
-    }  # fmt: skip
+        "zarr_format": 2,
+        "shape": [40, 30],
+        "chunks": [40, 30],
+        "dtype": "<f4",
+        "order": "C",
+        "fill_value": 0,
+        "compressor": None,
+        "filters": None,
+    }
     (place / ".zarray").write_text(json.dumps(document | changes))
     (place / "0.0").write_bytes(chunk)
 

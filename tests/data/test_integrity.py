@@ -26,8 +26,10 @@ def labelled():
     import anndata
     import pandas as pd
 
-    obs, var = (pd.DataFrame(index=[f"{side}{n}" for n in range(size)]) for side, size in
-                (("cell", 17), ("gene", 11)))  # fmt: skip
+    obs, var = (
+        pd.DataFrame(index=[f"{side}{n}" for n in range(size)])
+        for side, size in (("cell", 17), ("gene", 11))
+    )
     return anndata.AnnData(sparse.csr_matrix(matrix()), obs=obs, var=var)
 
 
@@ -50,12 +52,18 @@ def contents(path):
             (data.labels.row_dim, data.labels.col_dim, data.labels.name),
         ],
         "facts": (
-            data.fingerprint, data.total, data.minimum, data.maximum, data.is_integer,
-            data.unstored, data.grid, str(data.dtype),
+            data.fingerprint,
+            data.total,
+            data.minimum,
+            data.maximum,
+            data.is_integer,
+            data.unstored,
+            data.grid,
+            str(data.dtype),
         ),
         "orders": (data.row_order, data.col_order),
         "counts": (data.n_observed, data.n_stored, data.row_observed, data.col_observed),
-    }  # fmt: skip
+    }
 
 
 def equal(a, b):

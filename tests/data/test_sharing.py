@@ -67,8 +67,20 @@ def arrays(view):
     return list(view[:3]) if isinstance(view, SparseBlock) else [view.block]
 
 
-NAMES = sorted(["array", "cache", "scratch", "sparse", "balanced",
-    "sparse scratch", "zarr", "zarr in scratch", "store", "store, other blocks"])  # fmt: skip
+NAMES = sorted(
+    [
+        "array",
+        "cache",
+        "scratch",
+        "sparse",
+        "balanced",
+        "sparse scratch",
+        "zarr",
+        "zarr in scratch",
+        "store",
+        "store, other blocks",
+    ]
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,10 +115,30 @@ def test_copies_give_the_blocks_bit_for_bit(name, memory_limit, tmp_path):
 
 
 FACTS = (
-    "grid", "shape", "dtype", "labels", "source", "unstored", "is_sparse", "nbytes", "imbalance",
-    "n_stored", "n_observed", "row_observed", "col_observed", "total_observed", "n_missing",
-    "total", "mean", "minimum", "maximum", "is_integer", "fingerprint", "row_order", "col_order",
-)  # fmt: skip
+    "grid",
+    "shape",
+    "dtype",
+    "labels",
+    "source",
+    "unstored",
+    "is_sparse",
+    "nbytes",
+    "imbalance",
+    "n_stored",
+    "n_observed",
+    "row_observed",
+    "col_observed",
+    "total_observed",
+    "n_missing",
+    "total",
+    "mean",
+    "minimum",
+    "maximum",
+    "is_integer",
+    "fingerprint",
+    "row_order",
+    "col_order",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -141,9 +141,13 @@ def test_any_matrix_comes_back(data):
         rows, cols = np.indices(shape).reshape(2, -1)
         np.testing.assert_array_equal(found.values(rows, cols), matrix[rows, cols])
         again = as_blocks(
-            found.observed_sparse(), found.grid, unstored=unstored, allow_empty=True,
-            dtype="float64", balance=found.row_order is not None,
-        )  # fmt: skip
+            found.observed_sparse(),
+            found.grid,
+            unstored=unstored,
+            allow_empty=True,
+            dtype="float64",
+            balance=found.row_order is not None,
+        )
         assert again.fingerprint == found.fingerprint
 
 

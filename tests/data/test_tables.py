@@ -165,10 +165,14 @@ def test_parquet_keys(tmp_path, kind):
 
 @pytest.mark.parametrize(
     "values",
-    [pa.array([1, 2, None, 4], pa.int8()), pa.array([True, False, True, True]),
-     pa.array([1.5, 2, None, 4], pa.float64()), pa.array([1, 2, 3, 4], pa.float16()),
-     pa.array([1, 2, 3, 4], pa.decimal128(5, 2))],
-)  # fmt: skip
+    [
+        pa.array([1, 2, None, 4], pa.int8()),
+        pa.array([True, False, True, True]),
+        pa.array([1.5, 2, None, 4], pa.float64()),
+        pa.array([1, 2, 3, 4], pa.float16()),
+        pa.array([1, 2, 3, 4], pa.decimal128(5, 2)),
+    ],
+)
 def test_parquet_values(tmp_path, values):
     table = pa.table({"r": [0, 0, 1, 1], "c": [0, 1, 0, 1], "v": values})
     pq.write_table(table, tmp_path / "t.parquet")

@@ -136,7 +136,7 @@ REFUSED = {
     "an empty index": (HOLE, DataError, "1 of axis_1"),
     "a fill value": (sparse.COO(np.ones((2, 2, 2)), fill_value=1.0), DataError, "fill_value"),
     "a path of nothing": ("nowhere.zarr", DataError, "no zarr array"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

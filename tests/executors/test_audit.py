@@ -29,9 +29,17 @@ def sampled(executor: Any) -> xr.DataTree:
     V = np.random.default_rng(0).poisson(2.0, (7, 6)).astype(np.float32)
     model, sampler = dfac.TweedieNMF(2, dispersion=1.0), dfac.PSGLD(warm_start=3)
     return dfac.sample(
-        V, model, sampler, draws=6, tune=6, blocks=3, random_seed=5, executor=executor,
-        progressbar=False, monitor=([0, 3, 6], [5, 1, 2]),
-    )  # fmt: skip
+        V,
+        model,
+        sampler,
+        draws=6,
+        tune=6,
+        blocks=3,
+        random_seed=5,
+        executor=executor,
+        progressbar=False,
+        monitor=([0, 3, 6], [5, 1, 2]),
+    )
 
 
 @cache
@@ -92,8 +100,12 @@ ORDERS: list[Any] = []
 def test_orders_segments_and_ways_differ() -> None:
     """The audit is more than the serial run: it uses what executors are free to do."""
     plan = plan_of(Reshuffled(), 4, 2, range(4))
-    serial = [(op.cycle, op.iteration, tuple(op.block)) for part in plan for op in part.ops
-              if op.iteration >= 0]  # fmt: skip
+    serial = [
+        (op.cycle, op.iteration, tuple(op.block))
+        for part in plan
+        for op in part.ops
+        if op.iteration >= 0
+    ]
     orders, segments = set(), []
     for seed in range(6):
         ORDERS.clear()

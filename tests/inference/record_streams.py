@@ -28,9 +28,12 @@ philox.NUMBERS = langevin.NUMBERS = 4
 WARM = {"warm_start": 1}
 COUNTS = dfac.TweedieNMF(3, dispersion=1.0)
 LAWS = dfac.Coupled(
-    3, relations={"a": dfac.Relation("row", "left", law="poisson", dispersion=1.0),
-                  "b": dfac.Relation("row", "right", law="normal", dispersion=1.0)}
-)  # fmt: skip
+    3,
+    relations={
+        "a": dfac.Relation("row", "left", law="poisson", dispersion=1.0),
+        "b": dfac.Relation("row", "right", law="normal", dispersion=1.0),
+    },
+)
 LANGEVIN = {
     "PSGLD": dfac.PSGLD(**WARM),
     "PSGLD exact": dfac.PSGLD(transition="cir", **WARM),
@@ -177,9 +180,16 @@ def recorded(V: Any, model: Any, sampler: Any) -> dict[str, Any]:
     record.watch()
     try:
         dfac.sample(
-            V, model, sampler, draws=2, tune=2, blocks=2, random_seed=1, executor="serial",
+            V,
+            model,
+            sampler,
+            draws=2,
+            tune=2,
+            blocks=2,
+            random_seed=1,
+            executor="serial",
             progressbar=False,
-        )  # fmt: skip
+        )
     finally:
         philox.rounds = variates.rounds = kept[0]
         random._sequence = kept[1]

@@ -160,8 +160,10 @@ def test_a_descent_takes_implicit_steps_by_weight(kind, law):
         for j in np.flatnonzero(~np.isnan(values[i])):
             old_w, old_h = wanted[i].copy(), other[j].copy()
             mu = max(old_w @ old_h, FLOOR)
-            slope = (law.deviance(values[i, j], mu * (1 - 1e-6)) -
-                     law.deviance(values[i, j], mu * (1 + 1e-6))) / (2e-6 * mu)  # fmt: skip
+            slope = (
+                law.deviance(values[i, j], mu * (1 - 1e-6))
+                - law.deviance(values[i, j], mu * (1 + 1e-6))
+            ) / (2e-6 * mu)
             size = old_w @ old_w + old_h @ old_h
             push = step * weights[i, j] * slope / (values[i, j] - mu)
             e = push * (values[i, j] - mu) / (1 + push * size)

@@ -21,9 +21,13 @@ def printed(*arguments, **settings):
     root = str(Path(daskfactor.__file__).parents[1])
     environment, command = os.environ | {"PYTHONPATH": root} | settings, [sys.executable]
     done = subprocess.run(
-        [*command, *map(str, arguments)], check=False, env=environment, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [*command, *map(str, arguments)],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

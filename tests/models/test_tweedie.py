@@ -48,12 +48,14 @@ def test_settings_are_keywords_and_frozen():
 
 BAD = [
     *(("n_components", one, 'at least 1 or "auto", got') for one in (0, -1, 2.0, "3", None, True)),
-    *((name, one, "must be a positive")
-      for name in ("dispersion", "rate_w", "rate_h")
-      for one in (0.0, -1.0, np.nan, np.inf, "automatic", None, True)),
+    *(
+        (name, one, "must be a positive")
+        for name in ("dispersion", "rate_w", "rate_h")
+        for one in (0.0, -1.0, np.nan, np.inf, "automatic", None, True)
+    ),
     ("rate_w", "small", 'must be a positive number or "auto"'),
     ("beta", 1.5, r"1 < beta < 2, got beta=1\.5"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD)

@@ -73,8 +73,11 @@ def test_means_and_sds_of_aligned_draws_are_written(store, trace):
     noted = adata.uns["dfac"]
     params = noted["params"]
     assert {params[key] for key in ("model", "sampler", "layer", "mask_var")} == {
-        "TweedieNMF", "Gibbs", "counts", "chosen",
-    }  # fmt: skip
+        "TweedieNMF",
+        "Gibbs",
+        "counts",
+        "chosen",
+    }
     assert (params["draws"], params["chains"], params["random_seed"]) == (12, 2, "0")
     assert params["n_components"] == 3
     assert json.loads(params["model_settings"])["beta"] == 1.0

@@ -244,7 +244,7 @@ FIRST = [
     (ParticleMethod, {"type": "Ensemble", "transfer_rank": 3} | ENSEMBLE, {}),
     (ParticleMethod, {"type": "SVGD"} | STEIN, {}),
     (ParticleMethod, {"type": "SteinDescent"} | STEIN, {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("base", "stored", "then"), FIRST, ids=lambda own: str(own)[:40])

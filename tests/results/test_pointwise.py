@@ -73,21 +73,27 @@ LAWS = {
     "normal": (tweedie(2.0), 0.7, VALUES, lambda v, m: stats.norm.logpdf(v, m, np.sqrt(0.7))),
     "Poisson": (tweedie(1.0), 1.0, VALUES, stats.poisson.logpmf),
     "lattice": (  # for each unit of v
-        tweedie(1.0), 0.5, VALUES, lambda v, m: stats.poisson.logpmf(v / 0.5, m / 0.5) - np.log(0.5)
+        tweedie(1.0),
+        0.5,
+        VALUES,
+        lambda v, m: stats.poisson.logpmf(v / 0.5, m / 0.5) - np.log(0.5),
     ),
     "half": (tweedie(0.5), 0.8, VALUES, compound(0.5)),
     "compound": (tweedie(0.3), 0.8, VALUES, compound(0.3)),
-    "gamma": (
-        tweedie(0.0), 0.4, POSITIVE, lambda v, m: stats.gamma.logpdf(v, 2.5, scale=0.4 * m)
-    ),
+    "gamma": (tweedie(0.0), 0.4, POSITIVE, lambda v, m: stats.gamma.logpdf(v, 2.5, scale=0.4 * m)),
     "inverse Gaussian": (
-        tweedie(-1.0), 0.4, POSITIVE, lambda v, m: stats.invgauss.logpdf(v, 0.4 * m, scale=2.5)
+        tweedie(-1.0),
+        0.4,
+        POSITIVE,
+        lambda v, m: stats.invgauss.logpdf(v, 0.4 * m, scale=2.5),
     ),
     "negative binomial": (
-        {"type": "NegativeBinomialNMF", "dispersion": 0.6}, 0.6, VALUES,
+        {"type": "NegativeBinomialNMF", "dispersion": 0.6},
+        0.6,
+        VALUES,
         lambda v, m: stats.nbinom.logpmf(v, 1 / 0.6, 1 / (1 + 0.6 * m)),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("law", LAWS)

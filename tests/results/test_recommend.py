@@ -34,10 +34,13 @@ def made(signed=False, weights=None, dtype="f4"):
         W, H = W - 1, H - 1
     shape = CHAINS, DRAWS
     W, H = (
-        (F + 0.4 * F * rng.standard_normal((*shape, *F.shape)) if signed else
-         F * rng.gamma(4, 0.25, (*shape, *F.shape))).astype(dtype)
+        (
+            F + 0.4 * F * rng.standard_normal((*shape, *F.shape))
+            if signed
+            else F * rng.gamma(4, 0.25, (*shape, *F.shape))
+        ).astype(dtype)
         for F in (W, H)
-    )  # fmt: skip
+    )
     tree = drawn_tree(W, H.transpose(0, 1, 3, 2), ("user", "item"), component=range(K), item=ITEMS)
     if weights is not None:
         dims = ("chain", "draw")
@@ -116,9 +119,16 @@ def searched():
         weights = np.full(12, 1 / 12)
         none = np.zeros(71, np.int64), np.zeros(0, np.int64)
         asked = Search(
-            score_of("mean", (0.05, 0.95), weights, True), 5, (0.05, 0.95), weights, *none, 2,
-            lambda done: None, sizes, sizes,
-        )  # fmt: skip
+            score_of("mean", (0.05, 0.95), weights, True),
+            5,
+            (0.05, 0.95),
+            weights,
+            *none,
+            2,
+            lambda done: None,
+            sizes,
+            sizes,
+        )
         with closing(file):
             return asked.run(stacks[0], stacks[1], file)
 

@@ -113,9 +113,12 @@ def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta):
         progressbar=False,
     )
     best = dfac.stein_discrepancy(
-        (point["W"].values[None], point["H"].values[None]), V, model,
-        kernel=dfac.IMQ(1.0, 1.0), progressbar=False,
-    )  # fmt: skip
+        (point["W"].values[None], point["H"].values[None]),
+        V,
+        model,
+        kernel=dfac.IMQ(1.0, 1.0),
+        progressbar=False,
+    )
     assert lp.max() > float(best["log_density"][0]) - 0.5
     assert tree.attrs["dispersion"] == 0.05
 
