@@ -119,7 +119,7 @@ def calibrations(run: Run) -> Iterator[Figure]:
     yield from calibrated(names, *run.pick((10, 20), (40, 200)))
 
 
-@line("calibration of raw draws, every sampler and model of `auto`", minutes=60, long=True)
+@line("calibration of raw draws, every sampler and model of `auto`", minutes=180, long=True)
 def all_calibrations(run: Run) -> Iterator[Figure]:
     yield from calibrated([], 200, 500)
 
