@@ -329,7 +329,7 @@ def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
         assert found.losses
 
 
-@pytest.mark.skipif(not FULL, reason="minutes: part of DASKFACTOR_TIER=full")
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", [name for name, told in FAULTS.items() if told.limited])
 @named
