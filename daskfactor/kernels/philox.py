@@ -209,6 +209,8 @@ def fill_normals(
     while begin < flat.size:
         count = normal_chunk(start, out.shape[1], address, z)
         count = min(count, flat.size - begin)
-        flat[begin : begin + count] = z[:count]
+        # A loop: an assignment to a slice compiles a message about shapes, which takes seconds.
+        for i in range(count):
+            flat[begin + i] = z[i]
         begin += count
         start += CHUNK
