@@ -125,10 +125,7 @@ def slope(
     summed over the other side.
     """
     kernels, law, buffers, scratch = _parts(view, likelihood, W, floor, work)
-    if out[1] is None:
-        add = kernels.slope_rows if by_rows else kernels.slope_cols
-    else:
-        add = kernels.fitted_slope_rows if by_rows else kernels.fitted_slope_cols
+    add = kernels.slope_rows if by_rows else kernels.slope_cols
     with by_share(likelihood, out) as (gradient, fits):
         found = gradient, NO_FITS if fits is None else fits
         add(view.arguments, W, H, law, found, (buffers[0 if by_rows else 1], *scratch))

@@ -47,15 +47,16 @@ def dense_kernels(likelihood: Likelihood) -> BlockKernels:
     entries are zeros, with weights of cells or `NO_WEIGHTS` behind them, and ``work`` two tiles
     (T, n) and two lines (2, n). Compilation takes about half a second for each kernel and dtype.
     """
+    # Kernels that do the same with a tile share what does it: each is compiled for itself.
+    residuals, deviances = tile_terms(likelihood, True, False), _deviances(likelihood)
+    ratios = tile_terms(likelihood, False, True)
     return BlockKernels(
-        gradient=_gradient(likelihood, False),
-        gradient_curvature=_gradient(likelihood, True),
-        multiplicative_rows=_multiplicative(likelihood, True),
-        multiplicative_cols=_multiplicative(likelihood, False),
-        slope_rows=_slope(likelihood, True, False),
-        slope_cols=_slope(likelihood, False, False),
-        fitted_slope_rows=_slope(likelihood, True, True),
-        fitted_slope_cols=_slope(likelihood, False, True),
+        gradient=_gradient(residuals, False),
+        gradient_curvature=_gradient(tile_terms(likelihood, True, True), True),
+        multiplicative_rows=_multiplicative(ratios, True),
+        multiplicative_cols=_multiplicative(ratios, False),
+        slope_rows=_slope(residuals, deviances, True),
+        slope_cols=_slope(residuals, deviances, False),
         evaluate=_evaluation(likelihood),
     )
 
@@ -96,9 +97,7 @@ def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
     return terms
 
 
-def _gradient(likelihood: Likelihood, curved: bool) -> Kernel:
-    terms = tile_terms(likelihood, True, curved)
-
+def _gradient(terms: Kernel, curved: bool) -> Kernel:
     @jit
     def gradient(
         block: Window,
@@ -128,9 +127,7 @@ def _gradient(likelihood: Likelihood, curved: bool) -> Kernel:
     return gradient
 
 
-def _multiplicative(likelihood: Likelihood, by_rows: bool) -> Kernel:
-    terms = tile_terms(likelihood, False, True)
-
+def _multiplicative(terms: Kernel, by_rows: bool) -> Kernel:
     @jit
     def multiplicative(
         block: Window,
@@ -157,34 +154,47 @@ def _multiplicative(likelihood: Likelihood, by_rows: bool) -> Kernel:
     return multiplicative
 
 
-def _slope(likelihood: Likelihood, by_rows: bool, fitted: bool) -> Kernel:
-    weight, _, _, deviance, _ = entry_kernels(likelihood)
+def _deviances(likelihood: Likelihood) -> Kernel:
+    deviance = entry_kernels(likelihood).deviance
 
     @jit
-    def terms(block: Window, row: int, tile: Array, law: Law, fits: Array, spare: Array) -> None:
-        """Set tile to (v - mu) w, and fits -= deviances of its rows, or of its columns."""
+    def deviances(block: Window, row: int, tile: Array, out: Array, law: Law, spare: Array) -> None:
+        """Set ``out`` to the deviances of a tile of means, 0 where v is missing."""
         first, second, third, weights = block
         real = tile.dtype.type
         for i in range(tile.shape[0]):
-            data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
+            data, line, found = (
+                written_row(first, second, third, row + i, spare[0]),
+                tile[i],
+                out[i],
+            )
             q = weight_row(first, second, weights, row + i, spare[1])
-            total = 0.0
             for j in range(line.size):
                 floor, numbers = law_at(law, j)
                 v, mu = real(data[j]), floored(line[j], floor)
                 seen = v == v
-                slope = weighed((v - mu) * weight(v, mu, *numbers), q, j, seen)
-                line[j] = slope if seen else real(0)
-                if fitted:
-                    d = deviance(v if seen else mu, mu, *numbers)
-                    found = np.float64(weighed(d, q, j, seen))
-                    if by_rows:
-                        total += found
-                    else:
-                        fits[j] -= found
-            if fitted and by_rows:
-                fits[i] -= total
+                d = deviance(v if seen else mu, mu, *numbers)
+                found[j] = weighed(d, q, j, seen)
 
+    return deviances
+
+
+@jit
+def _take_off(tile: Array, by_rows: bool, out: Array) -> None:
+    """Subtract the sums of a tile's rows, or of its columns."""
+    for i in range(tile.shape[0]):
+        line = tile[i]
+        if by_rows:
+            total = 0.0
+            for j in range(line.size):
+                total += np.float64(line[j])
+            out[i] -= total
+        else:
+            for j in range(line.size):
+                out[j] -= np.float64(line[j])
+
+
+def _slope(terms: Kernel, deviances: Kernel, by_rows: bool) -> Kernel:
     @jit
     def slope(
         block: Window,
@@ -195,16 +205,18 @@ def _slope(likelihood: Likelihood, by_rows: bool, fitted: bool) -> Kernel:
         work: tuple[Array, Array, Array, Array],
     ) -> None:
         gradient, fits = out
-        _, tile, _, line = work
+        _, tile, tile2, line = work
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
-            w, r = W[begin:end], tile[: end - begin]
+            w, r, d = W[begin:end], tile[: end - begin], tile2[: end - begin]
             matmul_nt(w, H, r)
+            if fits.size:
+                deviances(block, begin, r, d, law, line)
+                _take_off(d, by_rows, fits[begin:end] if by_rows else fits)
+            terms(block, begin, r, d, 1.0, law, line)
             if by_rows:
-                terms(block, begin, r, law, fits[begin:end], line)
                 add_matmul_nn(r, H, gradient[begin:end])
             else:
-                terms(block, begin, r, law, fits, line)
                 add_matmul_tn(r, w, gradient)
 
     return slope

@@ -108,10 +108,9 @@ def slope(
     kernels, law, scratch = _parts(view, likelihood, factors, floor, work)
     K, dtype = factors[0].shape[1], factors[0].dtype
     part = work.tensor_gradients(view.shape, K, dtype)[factor]
-    add = (kernels.slope if out[1] is None else kernels.fitted_slope)[factor]
     with by_share(likelihood, out) as (gradient, fits):
         found = gradient, NO_FITS if fits is None else fits
-        add(view.arguments, factors, law, found, (part, *scratch))
+        kernels.slope[factor](view.arguments, factors, law, found, (part, *scratch))
 
 
 def add_subsample(view: AnyView, *rest: Any) -> None:

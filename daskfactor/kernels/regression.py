@@ -99,7 +99,8 @@ def _add_grams(
         most = weights.ndim == 3 and first.ndim == 2 and 2 * missing < end - begin
         rest = zeros or most
         if rest:
-            grams[i] += whole
+            for k in range(whole.size):
+                grams[i, k] += whole[k]
         held = 0
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)

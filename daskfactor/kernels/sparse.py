@@ -351,10 +351,8 @@ def sparse_kernels(
         gradient_curvature=_gradient(likelihood, zeros, K, weights, True),
         multiplicative_rows=_multiplicative(likelihood, zeros, K, weights, True),
         multiplicative_cols=_multiplicative(likelihood, zeros, K, weights, False),
-        slope_rows=_slope(likelihood, zeros, K, weights, True, False),
-        slope_cols=_slope(likelihood, zeros, K, weights, False, False),
-        fitted_slope_rows=_slope(likelihood, zeros, K, weights, True, True),
-        fitted_slope_cols=_slope(likelihood, zeros, K, weights, False, True),
+        slope_rows=_slope(likelihood, zeros, K, weights, True),
+        slope_cols=_slope(likelihood, zeros, K, weights, False),
         evaluate=_evaluate(likelihood, zeros, K, weights),
     )
 
@@ -483,9 +481,7 @@ def _take_off(share: float, own: Array, part: Array, gradient: Array, fits: Arra
             fits[i] -= share * total
 
 
-def _slope(
-    likelihood: Likelihood, zeros: bool, K: int, weights: bool, by_rows: bool, fitted: bool
-) -> Kernel:
+def _slope(likelihood: Likelihood, zeros: bool, K: int, weights: bool, by_rows: bool) -> Kernel:
     step, _, fit = entry_rules(likelihood, zeros, weights)
     zero_part, _, share = zero_rules(likelihood, zeros)
 
@@ -501,6 +497,7 @@ def _slope(
         indptr, indices, values, own = block
         gradient, fits = out
         part, gram, sums, _ = work
+        fitted = fits.size > 0
         if zeros:
             mine, other = (W, H) if by_rows else (H, W)
             _clear(part)

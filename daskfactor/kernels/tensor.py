@@ -52,9 +52,8 @@ class TensorKernels(NamedTuple):
     multiplicative[n](block, factors, law, (num, den), work)
         num (I_n, K) += sums of M ratio, den += sums of C, times the product of the others.
     slope[n](block, factors, law, (G, fits), work)
-        G (I_n, K) += sums of M (V - mu) w times the product of the others.
-    fitted_slope[n]
-        as slope, and fits (I_n,) float64 -= sums of M deviance.
+        G (I_n, K) += sums of M (V - mu) w times the product of the others, and fits (I_n,)
+        float64 -= sums of M deviance, unless it is empty.
     evaluate(block, factors, law, out, cells, work)
         out (2,) += (-sum M deviance, sum M (V - mu)**2 w); the means of ``cells`` (places,
         mean, m2, count), one array of places per factor, go into running moments.
@@ -64,7 +63,6 @@ class TensorKernels(NamedTuple):
     gradient_curvature: Kernel
     multiplicative: tuple[Kernel, ...]
     slope: tuple[Kernel, ...]
-    fitted_slope: tuple[Kernel, ...]
     evaluate: Kernel
 
 
@@ -292,8 +290,7 @@ def tensor_kernels(likelihood: Likelihood, zeros: bool, N: int, K: int) -> Tenso
         gradient=_gradient(*made, False),
         gradient_curvature=_gradient(*made, True),
         multiplicative=tuple(_multiplicative(*made, n) for n in range(N)),
-        slope=tuple(_slope(*made, n, False) for n in range(N)),
-        fitted_slope=tuple(_slope(*made, n, True) for n in range(N)),
+        slope=tuple(_slope(*made, n) for n in range(N)),
         evaluate=_evaluate(*made),
     )
 
@@ -391,9 +388,7 @@ def _take_off(own: Array, part: Array, share: float, out: Array, fits: Array) ->
             fits[i] -= share * total
 
 
-def _slope(
-    likelihood: Likelihood, zeros: bool, N: int, K: int, factor: int, fitted: bool
-) -> Kernel:
+def _slope(likelihood: Likelihood, zeros: bool, N: int, K: int, factor: int) -> Kernel:
     step, _, fit = entry_rules(likelihood, zeros)
     zero, others = zero_parts(likelihood.zeros if zeros else None, N), _others(N, K, factor)
     ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
@@ -409,7 +404,7 @@ def _slope(
             part[:, :] = 0
             zero.add(factor, 1.0, factors[factor], part, gram, sums)
             _take_off(factors[factor], part, share, G, fits)
-        first = factors[0]
+        first, fitted = factors[0], fits.size > 0
         real, last = first.dtype.type, values.size - 1
         ahead = stack_array(room, first.dtype)
         for i in range(first.shape[0]):

@@ -190,9 +190,8 @@ class BlockKernels(NamedTuple):
         G (m, K) += (M (V - mu) w) H. ``work`` begins with scratch of the shape of G.
     slope_cols(block, W, H, law, (G, fits), work)
         G (n, K) += (M (V - mu) w).T W.
-    fitted_slope_rows, fitted_slope_cols
-        as these, and fits float64 -= the sums of M deviance(V, mu) over each row (m,), or
-        over each column (n,).
+        In both, fits float64 -= the sums of M deviance(V, mu) over each row (m,), or over each
+        column (n,), unless it is empty.
     evaluate(block, W, H, law, out, cells, work)
         out (2,) float64 += (-sum M deviance(V, mu), sum M (V - mu)**2 w); the means of the
         monitored ``cells`` (rows, cols, mean, m2, count), block-local, in row-major order
@@ -208,8 +207,6 @@ class BlockKernels(NamedTuple):
     multiplicative_cols: Kernel
     slope_rows: Kernel
     slope_cols: Kernel
-    fitted_slope_rows: Kernel
-    fitted_slope_cols: Kernel
     evaluate: Kernel
 
 

@@ -53,8 +53,8 @@ LAW = 1e-6, ()
 def slopes(kernels, block, W, H, work):
     """One side's gradients and fits, for both sides."""
     GW, GH, of_rows, of_cols = np.ones_like(W), np.ones_like(H), np.zeros(len(W)), np.zeros(len(H))
-    kernels.fitted_slope_rows(block, W, H, LAW, (GW, of_rows), (np.empty_like(W), *work))
-    kernels.fitted_slope_cols(block, W, H, LAW, (GH, of_cols), (np.empty_like(H), *work))
+    kernels.slope_rows(block, W, H, LAW, (GW, of_rows), (np.empty_like(W), *work))
+    kernels.slope_cols(block, W, H, LAW, (GH, of_cols), (np.empty_like(H), *work))
     return [GW, GH, of_rows, of_cols]
 
 
