@@ -38,13 +38,14 @@ JIT_ENABLED = not getattr(numba.config, "DISABLE_JIT", False)
 
 def _compiled(function: F, **options: Any) -> F:
     made: Any = numba.njit(nogil=True, **options)(function)
-    typed = made.get_call_template
-    # A kernel that passes 0 to another would have it compiled for this number alone, and, where
-    # the number changes in a loop, for all integers as well.
-    made.get_call_template = lambda args, named: typed(
-        [types.unliteral(each) for each in args],
-        {name: types.unliteral(each) for name, each in named.items()},
-    )
+    if JIT_ENABLED:
+        typed = made.get_call_template
+        # A kernel that passes 0 to another would have it compiled for this number alone and,
+        # where the number changes in a loop, for all integers as well.
+        made.get_call_template = lambda args, named: typed(
+            [types.unliteral(each) for each in args],
+            {name: types.unliteral(each) for name, each in named.items()},
+        )
     if CACHE and JIT_ENABLED:
         made._cache = KernelCache(made, CACHE)
     return cast("F", made)
