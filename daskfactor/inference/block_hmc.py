@@ -163,10 +163,12 @@ class Path(NamedTuple):
     cycle: int
     power: float
 
-    def numbers(self, width: int, stream: int, dtype: Any = np.float64) -> Array:
+    def numbers(self, width: int, stream: int) -> Array:
         """Draw normal numbers, a row for each of the band's."""
-        length, common = len(self.band.values), self.program.common
-        out = zeros_beside(self.band.values, (1 if common else length, width), dtype)
+        values, common = self.band.values, self.program.common
+        length = len(values)
+        # In the band's precision: a second one would be compiled for these alone.
+        out = zeros_beside(values, (1 if common else length, width), values.dtype)
         fill_normals(out, *self.program.address(self.band, self.cycle, self.factor, stream))
         return np.repeat(out, length, axis=0) if common else out
 
@@ -174,7 +176,7 @@ class Path(NamedTuple):
         """Draw momenta and steps, and note where the path begins."""
         band, arrays = self.band, self.band.arrays
         arrays[START], dtype = band.values.copy(), band.values.dtype
-        arrays[MOMENTUM] = self.numbers(band.values.shape[1], 0, dtype)
+        arrays[MOMENTUM] = self.numbers(band.values.shape[1], 0)
         size: Any = self.sampler.step
         if isinstance(size, str):
             size = np.exp(arrays[STEPS][:, :1] if adapt else arrays[STEPS][:, 1:2])

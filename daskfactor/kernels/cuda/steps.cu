@@ -153,9 +153,9 @@ extern "C" __global__ void leapfrog_drift(Size rows, Size K, REAL *theta, REAL *
 
 // A place at which theta has no number is as likely as others below it: times Phi(z).
 extern "C" __global__ void level_places(Size rows, Size K, REAL *place, const REAL *theta,
-                                        REAL smallest, const double *z) {
+                                        REAL smallest, const REAL *z) {
   EACH_ENTRY if (theta[p] <= smallest)
-    place[p] = (REAL)((double)place[p] * (0.5 * erfc(-ROOT_HALF * z[p])));
+    place[p] = (REAL)((double)place[p] * (0.5 * erfc(-ROOT_HALF * (double)z[p])));
 }
 
 // Rows of which `back` is not zero become those of another array.

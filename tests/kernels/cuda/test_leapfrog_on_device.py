@@ -38,8 +38,8 @@ def test_kicks_and_drifts_have_the_same_bits(device, real, shape):
 def test_places_below_the_smallest_number(device, real):
     rng, smallest = np.random.default_rng(1), np.finfo(real).tiny
     theta = np.where(rng.random((40, 3)) < 0.5, smallest, 1.0).astype(real)
-    place, z = rng.random(theta.shape).astype(real), rng.normal(0.0, 2.0, theta.shape)
-    wanted = np.where(theta <= smallest, place * ndtr(z), place)
+    place, z = rng.random(theta.shape).astype(real), rng.normal(0.0, 2.0, theta.shape).astype(real)
+    wanted = np.where(theta <= smallest, place * ndtr(z.astype(float)), place)
     x = device.put(place)
     steps.level_places(x, device.put(theta), smallest, device.put(z))
     steps.level_places(place, theta, smallest, z)
