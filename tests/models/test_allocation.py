@@ -1,12 +1,19 @@
+"""Allocation models and their graphs: values that are read back, and what is refused."""
+
 import copy
+import itertools
 import json
 import operator
 import pickle
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daskfactor.errors import ModelError
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.models.graph import Graph
 
 NMF = AllocationModel.nmf(3)
 SYMMETRIC = AllocationModel.symmetric_nmf(2, concentration_shared=0.5)
@@ -129,6 +136,11 @@ def test_other_ranks_and_thinned_data():
         ({"observed": ["i", "i", "j"]}, "observed names a variable twice"),
         ({"observed": {"i": 0, "j": 1}}, "size of 'i' must be a whole number"),
         ({"concentration": 0}, "concentration must be a positive, finite number from .* got 0"),
+        *(({"concentration": x}, r"from 1e-100 to 1e\+100") for x in (1e-310, 1e-101, 1e101)),
+        (
+            {"graph": "r -> i, s -> j", "hidden": {"r": 2, "s": 3}, "tied": {("i", "j"): 1.0}},
+            "'r' has size 2 and 's' has size 3",
+        ),
         ({"concentration": "auto"}, "concentration must be a positive, finite number"),
         ({"concentration": {"r": 1, "i": 1}}, "concentration lacks 'j'; give a pseudo-count per"),
         ({"concentration": {"x": 1}}, "concentration has 'x', which is not in the graph"),
@@ -157,11 +169,6 @@ def test_errors(settings, message):
         AllocationModel(**given)
 
 
-def test_tied_tables_need_equal_sizes_of_hidden_parents():
-    with pytest.raises(ModelError, match="'r' has size 2 and 's' has size 3"):
-        AllocationModel("r -> i, s -> j", {"r": 2, "s": 3}, tied={("i", "j"): 1.0})
-
-
 def test_shapes():
     NMF.check_shape((4, 9))
     SYMMETRIC.check_shape((4, 4))
@@ -175,20 +182,6 @@ def test_shapes():
         AllocationModel.cp(2, order=12)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"type": "TweedieNMF"}, "expected a stored model of type 'AllocationModel', got 'Tweed"),
-        ({"colour": 1}, r"unknown settings \['colour'\].*upgrade"),
-        ({"graph": None}, "the stored model lacks 'graph'"),
-    ],
-)
-def test_stored_models_that_cannot_be_read(change, message):
-    values = {k: v for k, v in (NMF.to_dict() | change).items() if v is not None or k != "graph"}
-    with pytest.raises(ModelError, match=message):
-        AllocationModel.from_dict(values)
-
-
 def test_tensors_may_have_other_names_and_sizes():
     model = AllocationModel.nmf(2, observed={"cell": 3, "gene": 4})
     assert model == AllocationModel("r -> cell, r -> gene", {"r": 2}, {"cell": 3, "gene": 4})
@@ -197,7 +190,71 @@ def test_tensors_may_have_other_names_and_sizes():
         AllocationModel.tucker(3)
 
 
-@pytest.mark.parametrize("number", [1e-310, 1e-101, 1e101])
-def test_numbers_that_arithmetic_cannot_cope_with(number):
-    with pytest.raises(ModelError, match="from 1e-100 to 1e\\+100"):
-        AllocationModel.nmf(2, concentration=number)
+# -- graphs --------------------------------------------------------------------------------
+
+
+def test_edges_chains_and_lone_names():
+    graph = Graph.parse("r -> s->i, r -> j\n a; b -> j,")
+    assert graph.variables == ("r", "s", "i", "j", "a", "b")
+    assert graph.edges == (("r", "s"), ("s", "i"), ("r", "j"), ("b", "j"))
+    assert graph.parents["j"] == ("r", "b")
+    assert graph.family("j") == ("r", "b", "j")
+    assert graph.parents["a"] == ()
+
+
+def test_parents_come_first_and_else_the_order_of_appearance():
+    assert Graph.parse("i, r -> i, r -> j").order == ("r", "i", "j")
+    assert Graph.parse("c -> d, a -> b").order == ("c", "d", "a", "b")
+    assert Graph.parse("a -> c, b -> a").order == ("b", "a", "c")
+    assert Graph.parse("x -> y -> z").in_order({"z", "x"}) == ("x", "z")
+
+
+def test_an_edge_that_is_said_twice_is_one_edge():
+    assert Graph.parse("r -> i, r -> i -> j") == Graph.parse("r->i->j")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the graph is empty; write edges"),
+        (" ,;\n", "the graph is empty"),
+        ("r -> r", "an edge from 'r' to itself"),
+        ("a -> r -> i -> s -> r", "has the cycle r -> i -> s -> r;"),
+        ("a -> b, b -> a, b -> c", "has the cycle a -> b -> a;"),
+        ("r -> 2i", "has '2i' in 'r -> 2i'; a name must be letters"),
+        ("r -> i, j ->", "has '' in 'j ->'"),
+        ("r - i", "has 'r - i' in 'r - i'"),
+        ("(r, s) -> i", r"has '\(r' in '\(r'"),
+        (3, "must be a text, got 3"),
+    ],
+)
+def test_texts_that_are_no_graph(text, message):
+    with pytest.raises(ModelError, match=message):
+        Graph.parse(text)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
+
+
+def is_acyclic(edges):
+    reached = set(edges)
+    for middle, one, other in itertools.product("abcde", repeat=3):
+        if {(one, middle), (middle, other)} <= reached:
+            reached.add((one, other))
+    return all(one != other for one, other in reached)
+
+
+@given(st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=6))
+def test_text_is_read_back(statements):
+    edges = [edge for names in statements for edge in pairwise(names)]
+    text = ", ".join(" -> ".join(names) for names in statements)
+    if not is_acyclic(edges):
+        with pytest.raises(ModelError, match=r"the cycle|to itself"):
+            Graph.parse(text)
+        return
+    graph = Graph.parse(text)
+    again = Graph.parse(str(graph))
+    assert again == graph
+    assert again.order == graph.order
+    for parent, child in graph.edges:
+        assert graph.order.index(parent) < graph.order.index(child)
