@@ -1,3 +1,5 @@
+"""Matrices in files of every kind, and what is said of those that cannot be read."""
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,16 +23,12 @@ def table(tmp_path, text, name="t.csv"):
     return path
 
 
-def test_npy(tmp_path):
-    np.save(tmp_path / "v.npy", VALUES)
-    np.testing.assert_array_equal(read_matrix(str(tmp_path / "v.npy")), VALUES)
-
-
-def test_npz_first_or_named(tmp_path):
+def test_npy_and_npz_first_or_named(tmp_path):
     path = tmp_path / "v.npz"
+    np.save(tmp_path / "v.npy", VALUES)
     np.savez(path, a=VALUES, b=VALUES + 1)
-    np.testing.assert_array_equal(read_matrix(str(path)), VALUES)
-    np.testing.assert_array_equal(read_matrix(f"{path}:b"), VALUES + 1)
+    for name, wanted in (("v.npy", VALUES), ("v.npz", VALUES), ("v.npz:b", VALUES + 1)):
+        np.testing.assert_array_equal(read_matrix(f"{tmp_path}/{name}"), wanted)
     with pytest.raises(DataError, match="no array 'c', only a, b"):
         read_matrix(f"{path}:c")
 
@@ -41,9 +39,8 @@ def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
     group = zarr.create_group(path, zarr_format=form)
     for name in ("a", "b"):
         group.create_array(name, data=VALUES)
-    np.testing.assert_array_equal(
-        dfac.as_blocks(read_matrix(f"{path}:b"), 1).view(0, 0).block, VALUES
-    )
+    found = dfac.as_blocks(read_matrix(f"{path}:b"), 1)
+    np.testing.assert_array_equal(found.to_numpy(), VALUES)
     for wrong in (path, f"{path}:c"):
         with pytest.raises(DataError, match=r"holds 2 zarr arrays \(a, b\); name one as .*:NAME"):
             read_matrix(str(wrong))
@@ -65,15 +62,14 @@ def test_bare_tables(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "rows", "columns"),
     [
-        ("x,y\n1,2\n,4.5\n", None, ["x", "y"]),
-        ("g,x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"]),
-        (",x,y\n7,1,2\n8,,4.5\n", ["7", "8"], ["x", "y"]),
-        ("x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"]),
-        ('"a, b",1,2\nb,,4.5\n', ["a, b", "b"], None),
-        (",0,1\n0,1,2\n1,,4.5\n", ["0", "1"], ["0", "1"]),
-        (",1,2\na,1,2\nb,,4.5\n", ["a", "b"], ["1", "2"]),
+        pytest.param("x,y\n1,2\n,4.5\n", None, ["x", "y"], id="header"),
+        pytest.param("g,x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"], id="both"),
+        pytest.param(",x,y\n7,1,2\n8,,4.5\n", ["7", "8"], ["x", "y"], id="numbers as row names"),
+        pytest.param("x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"], id="no corner"),
+        pytest.param('"a, b",1,2\nb,,4.5\n', ["a, b", "b"], None, id="row names"),
+        pytest.param(",0,1\n0,1,2\n1,,4.5\n", ["0", "1"], ["0", "1"], id="counted"),
+        pytest.param(",1,2\na,1,2\nb,,4.5\n", ["a", "b"], ["1", "2"], id="from 1"),
     ],
-    ids=["header", "both", "numbers as row names", "no corner", "row names", "counted", "from 1"],
 )
 def test_labelled_tables(tmp_path, text, rows, columns):
     result = read_table(table(tmp_path, text))
@@ -124,10 +120,12 @@ def test_broken_tables_say_where(tmp_path, text, message):
         read_table(table(tmp_path, text))
 
 
-def test_a_zarr_array_is_left_to_the_library(tmp_path):
-    path = tmp_path / "v.zarr"
-    zarr.save_array(path, VALUES)
-    assert read_matrix(str(path)) == str(path)
+def test_zarr_arrays_and_stores_of_any_name_are_left_to_the_library(tmp_path):
+    array, store = tmp_path / "v.zarr", tmp_path / "t.zarr.blocks"
+    zarr.save_array(array, VALUES)
+    dfac.convert(sparse.eye_array(4, format="csr"), store, unstored="zero", progressbar=False)
+    for place in (array, store):
+        assert read_matrix(str(place)) == str(place)
 
 
 @pytest.mark.parametrize("name", ["v.nc", "v.zarr"])
@@ -149,34 +147,21 @@ def test_labelled_files(tmp_path, name):
         read_matrix(f"{path}:w")
 
 
-def test_several_matrices_have_to_be_named(tmp_path):
-    path = tmp_path / "v.zarr"
-    xr.Dataset({"a": (("x", "y"), VALUES), "b": (("x", "y"), VALUES)}).to_zarr(
-        path, consolidated=False
-    )
-    with pytest.raises(DataError, match=r"2 two-dimensional variables \(a, b\)"):
-        read_matrix(str(path))
-
-
-def test_what_cannot_be_read_says_what_can(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        read_matrix(str(tmp_path / "none.npy"))
-    (tmp_path / "v.jpg").write_bytes(b"anything at all")
-    with pytest.raises(DataError, match=r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"):
-        read_matrix(str(tmp_path / "v.jpg"))
-
-
-def test_a_store_of_any_name_is_known_by_what_it_contains(tmp_path):
-    place = tmp_path / "t.zarr.blocks"
-    dfac.convert(sparse.eye_array(4, format="csr"), place, unstored="zero", progressbar=False)
-    assert read_matrix(str(place)) == str(place)
-
-
-@pytest.mark.parametrize("name", ["v.csv", "v.npy"])
-def test_a_file_without_names_takes_none(tmp_path, name):
-    if name == "v.npy":
-        np.save(tmp_path / name, np.ones((2, 2)))
-    else:
-        (tmp_path / name).write_text("1,2\n3,4\n")
-    with pytest.raises(DataError, match=f"{name} holds one matrix, without a name, not 'foo'"):
-        read_matrix(f"{tmp_path / name}:foo")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v.zarr", r"2 two-dimensional variables \(a, b\)"),
+        ("none.npy", "does not exist"),
+        ("v.jpg", r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"),
+        ("v.csv:foo", "v.csv holds one matrix, without a name, not 'foo'"),
+        ("v.npy:foo", "v.npy holds one matrix, without a name, not 'foo'"),
+    ],
+)
+def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
+    two = xr.Dataset({"a": (("x", "y"), VALUES), "b": (("x", "y"), VALUES)})
+    two.to_zarr(tmp_path / "v.zarr", consolidated=False)
+    np.save(tmp_path / "v.npy", VALUES)
+    for file in ("v.csv", "v.jpg"):
+        (tmp_path / file).write_text("1,2\n3,4\n")
+    with pytest.raises(DataError, match=message):
+        read_matrix(f"{tmp_path}/{name}")

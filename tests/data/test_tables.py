@@ -55,11 +55,10 @@ def test_separators_and_headers(tmp_path, separator, header):
     assert labels.col_coords[labels.col_dim].tolist() == [7, 30, 1000]
 
 
-@pytest.mark.parametrize("ending", ["gz", "bz2"])
-def test_packed_text(tmp_path, ending):
-    pack = {"gz": gzip.compress, "bz2": bz2.compress}[ending]
-    path = tmp_path / f"t.tsv.{ending}"
-    path.write_bytes(pack(text(separator="\t").encode()))
+@pytest.mark.parametrize("pack", [gzip, bz2])
+def test_packed_text(tmp_path, pack):
+    path = tmp_path / f"t.tsv.{'gz' if pack is gzip else 'bz2'}"
+    path.write_bytes(pack.compress(text(separator="\t").encode()))
     np.testing.assert_array_equal(converted(path).to_numpy(), DENSE)
 
 
@@ -82,26 +81,26 @@ def test_columns_by_name_and_by_position(tmp_path):
 
 
 def test_lines_are_counted(tmp_path):
-    lines = "user,page,time\nu,x,1\nu,x,2\nv,x,3\nu,y,4\n"
-    path = write(tmp_path, "t.csv", lines)
-    np.testing.assert_array_equal(converted(path, values=False).to_numpy(), [[2, 1], [1, 0]])
+    timed = write(tmp_path, "t.csv", "user,page,time\nu,x,1\nu,x,2\nv,x,3\nu,y,4\n")
     pairs = write(tmp_path, "p.csv", "user,page\nu,x\nu,x\nv,x\nu,y\n")
-    np.testing.assert_array_equal(converted(pairs).to_numpy(), [[2, 1], [1, 0]])
+    for path, options in ((timed, {"values": False}), (pairs, {})):
+        np.testing.assert_array_equal(converted(path, **options).to_numpy(), [[2, 1], [1, 0]])
 
 
-def test_a_wrong_name_lists_the_columns(tmp_path):
-    path = write(tmp_path, "t.csv", text())
-    with pytest.raises(DataError, match="no column 'star' for values; did you mean 'stars'"):
-        converted(path, values="star")
-    with pytest.raises(DataError, match="has no column 'x' for rows; it has the columns user, fi"):
-        converted(path, rows="x")
-    with pytest.raises(DataError, match="no column at position 9 for columns"):
-        converted(path, columns=9)
-    with pytest.raises(OptionError, match="need different columns, got user, user, stars"):
-        converted(path, columns="user")
-    single = write(tmp_path, "s.csv", "user\n1\n")
-    with pytest.raises(DataError, match=r"no column at position 1 for columns; .* single column"):
-        converted(single)
+@pytest.mark.parametrize(
+    ("choice", "error", "message"),
+    [
+        ({"values": "star"}, DataError, "no column 'star' for values; did you mean 'stars'"),
+        ({"rows": "x"}, DataError, "has no column 'x' for rows; it has the columns user, fi"),
+        ({"columns": 9}, DataError, "no column at position 9 for columns"),
+        ({"columns": "user"}, OptionError, "need different columns, got user, user, stars"),
+        (None, DataError, r"no column at position 1 for columns; .* single column"),
+    ],
+)
+def test_a_wrong_name_lists_the_columns(tmp_path, choice, error, message):
+    path = write(tmp_path, "t.csv", "user\n1\n" if choice is None else text())
+    with pytest.raises(error, match=message):
+        converted(path, **choice or {})
 
 
 @pytest.mark.parametrize(
@@ -304,24 +303,27 @@ def texts(codes, names):
     return pd.Categorical.from_codes(codes, names)
 
 
+def learnt(*parts, **options):
+    axis = keys.Axis("row", **options)
+    for part in parts:
+        axis.learn(part)
+    return axis, *axis.finish()
+
+
 def test_number_axes_learn_any_keys():
     rng = np.random.default_rng(0)
     for spread in (1, 50, 10**12):
         parts = [rng.integers(-spread, spread, 30) for _ in range(20)]
-        axis = keys.Axis("row")
-        axis.learn(numbers())
-        for part in parts:
-            axis.learn(part)
-        learnt, named = axis.finish()
+        axis, found, named = learnt(numbers(), *parts)
         labels, counts = np.unique(np.concatenate(parts), return_counts=True)
-        assert named is not None
         np.testing.assert_array_equal(named, labels)
-        np.testing.assert_array_equal(learnt, counts)
+        np.testing.assert_array_equal(found, counts)
         for part in parts:
             np.testing.assert_array_equal(labels[axis.positions(part)], part)
         for unknown in (-spread - 1, spread, -(2**63), 2**63 - 1):
             with pytest.raises(StoreError, match="has a row key that was not there"):
                 axis.positions(numbers(unknown))
+    np.testing.assert_array_equal(learnt(numbers(2, 0, 1))[2], [0, 1, 2])  # as others are
 
 
 @pytest.mark.parametrize("kind", ["int64", "uint64", "int8", "uint8"])
@@ -329,25 +331,13 @@ def test_number_axes_take_the_ends_of_a_type(kind):
     ends = np.iinfo(kind)
     for edge, inwards in ((ends.min, 1), (ends.max, -1)):
         part = np.array([edge, int(edge) + 2 * inwards, edge], kind)
-        axis = keys.Axis("row")
-        axis.learn(part)
-        counts, named = axis.finish()
+        axis, counts, named = learnt(part)
         assert sorted(counts.tolist()) == [1, 2]
-        assert named is not None
         assert named[axis.positions(part)].tolist() == part.tolist()
 
 
-def test_keys_that_count_from_zero_are_labels_as_others_are():
-    axis = keys.Axis("row")
-    axis.learn(numbers(2, 0, 1))
-    np.testing.assert_array_equal(axis.finish()[1], [0, 1, 2])
-
-
 def test_text_axes_ignore_names_that_no_entry_has():
-    axis = keys.Axis("row")
-    axis.learn(texts([2, 0], ["b", "unused", "a"]))
-    _, named = axis.finish()
-    assert named is not None
+    axis, _, named = learnt(texts([2, 0], ["b", "unused", "a"]))
     assert named.tolist() == ["a", "b"]
     assert axis.positions(texts([1, 1], ["?", "b"])).tolist() == [1, 1]
 

@@ -83,7 +83,7 @@ def dense_results(dtype, beta):
 def sparse_results(dtype, beta, zeros, first=False):
     """The same on compressed rows, one of them empty; or of the first kernel alone."""
     rng = np.random.default_rng(5)
-    # As many components as in test_sparse.py, for which most of this is compiled anyway.
+    # As many components as in test_blocks.py, for which most of this is compiled anyway.
     W, H = (rng.gamma(2.0, size=(rows, 11)).astype(dtype) for rows in (4, 5))
     values = rng.gamma(2.0, size=6).astype(dtype)
     values[4] = np.nan
