@@ -113,12 +113,20 @@ def annotated(kind):
     return anndata.AnnData(kind(DENSE), obs=cells, var=genes)
 
 
-@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix])
-def test_anndata(kind):
-    """Files and other forms are in test_annotated.py."""
-    data = same(annotated(kind), unstored="zero")
-    assert (data.labels.row_dim, data.labels.col_dim) == ("obs", "var")
+@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix, np.asarray])
+@pytest.mark.parametrize("backed", [False, True])
+def test_anndata(kind, backed, tmp_path):
+    adata, dense = annotated(kind), kind is np.asarray
+    if backed:
+        adata.write_h5ad(tmp_path / "a.h5ad")
+        adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    data = as_blocks(adata, 3) if dense else same(adata, unstored="zero")
+    np.testing.assert_array_equal(data.to_numpy(), DENSE)
+    assert (data.source.kind, data.is_sparse) == ("anndata", not dense)
+    assert data.source.lazy == backed
     assert data.labels.cell(2, 5) == "row 2 (cell2), column 5 (gene5)"
+    if backed:
+        adata.file.close()
 
 
 def test_layers_and_views_of_anndata():
