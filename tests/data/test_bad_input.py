@@ -32,7 +32,12 @@ def without(rows, cols):
     return values
 
 
+LETTERS = pd.DataFrame(without([3], [1]), columns=[*"abcdefghijkl"])
+NAMED = xr.DataArray(changed(2, 3, np.inf), {"gene": [*"uvwxyz"]}, ("gene", "cells"))
 BAD = [
+    (NAMED, r"the entry at row 2 \(w\), column 3 is inf"),
+    (LETTERS, "1 of 20 rows"),
+    (LETTERS.drop(index=3), r"column 1 \(b\)"),
     (np.ones(3), r"the data have 1 dimension, shape \(3,\); a matrix with rows and columns"),
     (np.ones((2, 2, 2)), "the data have 3 dimensions"),
     (da.ones((2, 2, 2)), "the data have 3 dimensions"),
@@ -78,19 +83,6 @@ def test_bad_data_are_refused(data, message, memory_limit):
     with pytest.raises(DataError, match=message) as caught:
         as_blocks(data, memory_limit=memory_limit)
     assert isinstance(caught.value, ValueError)
-
-
-def test_bad_cells_are_named_by_their_labels():
-    array = xr.DataArray(
-        changed(2, 3, np.inf), dims=("gene", "cells"), coords={"gene": [*"uvwxyz"]}
-    )
-    with pytest.raises(DataError, match=r"the entry at row 2 \(w\), column 3 is inf"):
-        as_blocks(array)
-    frame = pd.DataFrame(without([3], [1]), columns=[*"abcdefghijkl"])
-    with pytest.raises(DataError, match="1 of 20 rows"):
-        as_blocks(frame)
-    with pytest.raises(DataError, match=r"column 1 \(b\)"):
-        as_blocks(frame.drop(index=3))
 
 
 def test_masked_entries_may_hold_anything():
@@ -155,17 +147,20 @@ def test_a_failing_dask_chunk_is_named():
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_missing_or_wrong_store_is_named(tmp_path):
-    with pytest.raises(StoreError, match=r"no zarr array can be opened at .*nowhere"):
-        as_blocks(tmp_path / "nowhere")
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("nowhere", StoreError, r"no zarr array can be opened at .*nowhere"),
+        ("empty", StoreError, r"no zarr array can be opened at .*empty"),
+        ("nonsense://x/y", DataError, "nonsense:// is no kind of URL that fsspec knows"),
+        ("g", DataError, r"holds 1 zarr array \(counts\); name one as .*:NAME"),
+    ],
+)
+def test_a_missing_or_wrong_store_is_named(tmp_path, name, error, message):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match=r"no zarr array can be opened at .*empty"):
-        as_blocks(str(tmp_path / "empty"))
-    with pytest.raises(DataError, match="nonsense:// is no kind of URL that fsspec knows"):
-        as_blocks("nonsense://x/y")
     zarr.open_group(str(tmp_path / "g"), mode="w").create_array("counts", shape=(2, 2), dtype="f4")
-    with pytest.raises(DataError, match=r"holds 1 zarr array \(counts\); name one as .*:NAME"):
-        as_blocks(tmp_path / "g")
+    with pytest.raises(error, match=message):
+        as_blocks(name if "://" in name else tmp_path / name)
 
 
 @pytest.mark.parametrize("limit", [None, 0])

@@ -405,6 +405,7 @@ CHANGED = "convert it again when nobody writes to it"
         (pieces_of([[0, 1], [0, 1]], [[0], [0]]), CHANGED),
         (broken, r"reading t.csv failed after 0 pieces: OSError"),
     ],
+    ids=["more", "elsewhere", "fewer", "broken"],
 )
 def test_trouble_in_a_source_is_noticed(tmp_path, monkeypatch, pieces, message):
     source = Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
