@@ -4,6 +4,7 @@ from scipy import stats
 
 from daskfactor.kernels.multinomial import PLACE, add_rates, allocate, log_likelihood
 from tests.kernels.problems import compressed, window
+from tests.kernels.test_random_numbers import check_discrete
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 
@@ -64,7 +65,7 @@ def shares_of(count, cells):
 
 
 def check_multinomial(S, count):
-    """Marginals by chi-square or Kolmogorov-Smirnov, and all covariances."""
+    """Marginals by chi-square, and all covariances."""
     p, cells = WEIGHTS / WEIGHTS.sum(), len(S)
     covariance = count * (np.diag(p) - np.outer(p, p))
     error = np.sqrt(np.outer(covariance.diagonal(), covariance.diagonal()) + covariance**2)
@@ -72,13 +73,7 @@ def check_multinomial(S, count):
     spread = 5 * (error + np.sqrt(error)) / np.sqrt(cells)
     assert (np.abs(np.cov(S.T) - covariance) < spread).all()
     for k in range(4):
-        law = stats.binom(count, p[k])
-        edges = np.unique(law.ppf(np.linspace(0, 1, 21)[1:-1]))
-        expected = np.diff(np.concatenate([[0], law.cdf(edges), [1]])) * cells
-        found = np.bincount(np.searchsorted(edges, S[:, k]), minlength=edges.size + 1)
-        keep = expected > 10
-        statistic = ((found - expected)[keep] ** 2 / expected[keep]).sum()
-        assert stats.chi2(max(keep.sum() - 1, 1)).sf(statistic) > 1e-5
+        check_discrete(S[:, k], stats.binom(count, p[k]))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4 * PLACE, 4 * PLACE + 1, 200, 2**31])
