@@ -1,4 +1,4 @@
-"""Particles that move, as a run uses them; what they do is in tests/kernels/test_moving.py."""
+"""Particles that move, as a run uses them; what they do is in tests/kernels/test_urns.py."""
 
 import itertools
 from dataclasses import replace

@@ -74,6 +74,8 @@ def test_every_form_gives_the_same_matrix(forms, form, layer):
         assert data.labels.row_coords["obs"].tolist() == CELLS
         assert data.labels.col_coords["var"].tolist() == np.array(GENES)[kept].tolist()
         assert (data.source.kind, data.source.layer) == ("anndata", layer)
+        lazily = form not in ("memory", "view", "backed") or (form, layer) == ("backed", None)
+        assert data.source.lazy == lazily or (form, layer) == ("backed", "raw")
 
 
 def test_what_a_mask_leaves_out_does_not_change_the_bits(forms):
@@ -93,18 +95,14 @@ def test_dense_regions_are_read_a_few_rows_at_a_time(monkeypatch):
             read.append((rows.stop - rows.start, cols.stop - cols.start))
             return COUNTS[rows, cols]
 
-        source = adapters.Source(
-            adapters.SourceInfo("test", lazy=True), COUNTS.shape, chunks=chunks, read=part
-        )
+        info = adapters.SourceInfo("test", lazy=True)
+        source = adapters.Source(info, COUNTS.shape, chunks=chunks, read=part)
         source = adapters.masked(source, np.flatnonzero(MASK))
-        assert source.read is not None
         found = source.read(slice(0, 40), slice(2, 9))
         np.testing.assert_array_equal(found, COUNTS[:, np.flatnonzero(MASK)[2:9]])
         assert max(rows for rows, _ in read) == (7 if chunks is None else 25)
         if chunks is not None:
-            assert source.chunks is not None
-            assert source.chunks[0] == (25, 15)
-            assert sum(source.chunks[1]) == MASK.sum()
+            assert (source.chunks[0], sum(source.chunks[1])) == ((25, 15), MASK.sum())
 
 
 def test_a_mask_may_leave_nothing_of_a_chunk():
@@ -156,30 +154,29 @@ def as_written(path, matrix, names):
             write_names(frame, labels, names)
 
 
+def told(group, kind, **more):
+    group.attrs.update({"encoding-type": kind, "encoding-version": "0.2.0"} | more)
+
+
 def write_names(frame, labels, names):
     text = h5py.string_dtype()
-    version = {"encoding-version": "0.1.0"}
-    if names == "categorical":
-        group = frame.create_group("_index")
-        group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0"})
-        group.attrs["ordered"] = False
-        order = np.argsort(labels)
-        group["codes"] = np.argsort(order).astype("i1")
-        group.create_dataset("categories", data=np.array(labels)[order].astype(object), dtype=text)
-        group["categories"].attrs.update(
-            {"encoding-type": "string-array", "encoding-version": "0.2.0"}
-        )
-        group["codes"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    elif names == "nullable-string-array":  # pandas 3
-        group = frame.create_group("_index")
-        group.attrs.update({"encoding-type": names, "na-value": "NaN"} | version)
-        group.create_dataset("values", data=np.array(labels, object), dtype=text)
-        group["values"].attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
-        group["mask"] = np.zeros(len(labels), bool)
-        group["mask"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    else:
+    if names == "string-array":
         frame.create_dataset("_index", data=np.array(labels, object), dtype=text)
-        frame["_index"].attrs.update({"encoding-type": names, "encoding-version": "0.2.0"})
+        told(frame["_index"], names)
+        return
+    group, order = frame.create_group("_index"), np.argsort(labels)
+    if names == "categorical":
+        told(group, names, ordered=False)
+        parts = {"codes": np.argsort(order).astype("i1")}
+        group.create_dataset("categories", data=np.array(labels)[order].astype(object), dtype=text)
+    else:  # of pandas 3
+        told(group, names, **{"encoding-version": "0.1.0", "na-value": "NaN"})
+        parts = {"mask": np.zeros(len(labels), bool)}
+        group.create_dataset("values", data=np.array(labels, object), dtype=text)
+    told(next(iter(group.values())), "string-array")
+    for name, own in parts.items():
+        group[name] = own
+        told(group[name], "array")
 
 
 @pytest.mark.parametrize("names", ["string-array", "nullable-string-array", "categorical"])
@@ -191,11 +188,8 @@ def test_files_of_other_versions(tmp_path, names, format_, values, index):
     counts = COUNTS.astype(values)
     matrix = sparse.csr_matrix(counts).asformat(format_)
     for start, stop in zip(matrix.indptr, matrix.indptr[1:], strict=False):  # unsorted
-        part = slice(start, stop)
-        matrix.indices[part], matrix.data[part] = (
-            matrix.indices[part][::-1].copy(),
-            matrix.data[part][::-1].copy(),
-        )
+        for own in (matrix.indices, matrix.data):
+            own[start:stop] = own[start:stop][::-1].copy()
     matrix.indices, matrix.indptr = matrix.indices.astype(index), matrix.indptr.astype(index)
     as_written(tmp_path / "a.h5ad", matrix, names)
     data = dfac.as_blocks(tmp_path / "a.h5ad", 3, mask_var=MASK)
@@ -218,35 +212,32 @@ def test_files_that_are_damaged_are_refused(tmp_path):
         del file["X"]
         file["obs/_index"].attrs["encoding-type"] = "of-the-future"
         file["X"] = COUNTS
-    with pytest.raises(DataError, match=r"obs/_index of .* cannot be read by the anndata that is"):
-        dfac.as_blocks(tmp_path / "a.h5ad")
     (tmp_path / "b.h5ad").write_text("nothing")
-    with pytest.raises(DataError, match=r"b\.h5ad is no AnnData file that can be read"):
-        dfac.as_blocks(tmp_path / "b.h5ad")
-    with pytest.raises(DataError, match=r"c\.h5ad does not exist"):
-        dfac.as_blocks(tmp_path / "c.h5ad")
+    for name, message in (
+        ("a", r"obs/_index of .* cannot be read by the anndata that is"),
+        ("b", r"b\.h5ad is no AnnData file that can be read"),
+        ("c", r"c\.h5ad does not exist"),
+    ):
+        with pytest.raises(DataError, match=message):
+            dfac.as_blocks(tmp_path / f"{name}.h5ad")
 
 
 @pytest.mark.parametrize("form", ["memory", "h5ad", "zarr 3"])
 @pytest.mark.parametrize(
-    ("options", "kind", "message"),
+    ("options", "message"),
     [
-        ({"layer": "count"}, DataError, r"has no layer 'count'; its layers are: columns, dense"),
-        ({"mask_var": "hv"}, DataError, r"has no column 'hv' in var \(its columns: variable, mean"),
-        ({"mask_var": "mean"}, DataError, "'mean' of var in .* must be one boolean .* float32"),
-        ({"mask_var": MASK[:5]}, DataError, r"mask_var must be .* 30 variables, .* shape \(5,\)"),
-        ({"mask_var": [1] * 30}, DataError, r"must be one boolean .* dtype int64 .*astype\(bool\)"),
-        ({"mask_var": [False] * 30}, DataError, "chooses none of the 30 variables"),
-        (
-            {"mask_var": pd.Series([True, None] * 15, dtype="boolean")},
-            DataError,
-            "mask_var has missing values; fill them",
-        ),
-        ({"mask_var": pd.Series(MASK, GENES[::-1])}, DataError, "a Series with other names"),
+        ({"layer": "count"}, r"has no layer 'count'; its layers are: columns, dense"),
+        ({"mask_var": "hv"}, r"has no column 'hv' in var \(its columns: variable, mean"),
+        ({"mask_var": "mean"}, "'mean' of var in .* must be one boolean .* float32"),
+        ({"mask_var": MASK[:5]}, r"mask_var must be .* 30 variables, .* shape \(5,\)"),
+        ({"mask_var": [1] * 30}, r"must be one boolean .* dtype int64 .*astype\(bool\)"),
+        ({"mask_var": [False] * 30}, "chooses none of the 30 variables"),
+        ({"mask_var": pd.Series([True, None] * 15, dtype="boolean")}, "has missing values; fill"),
+        ({"mask_var": pd.Series(MASK, GENES[::-1])}, "a Series with other names"),
     ],
 )
-def test_sentences(forms, form, options, kind, message):
-    with pytest.raises(kind, match=message):
+def test_sentences(forms, form, options, message):
+    with pytest.raises(DataError, match=message):
         dfac.as_blocks(forms[form], **options)
 
 

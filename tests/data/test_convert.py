@@ -7,17 +7,17 @@ import warnings
 
 import anndata
 import fsspec
-import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sparse as pydata
+import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
-from scipy.io import mmwrite
+from scipy.io import mmread, mmwrite
 
 from daskfactor.data import entries as reading
 from daskfactor.data import sparse as passes
@@ -55,13 +55,8 @@ def sources(folder, wanted):
         made.write_h5ad(folder / f"{name}.h5ad")
     mmwrite(folder / "m.mtx", coo)
     sparse.save_npz(folder / "scipy.npz", wanted)
-    np.savez(
-        folder / "parts.npz",
-        data=wanted.data,
-        indices=wanted.indices.astype("u2"),
-        indptr=wanted.indptr.astype("u4"),
-        shape=wanted.shape,
-    )
+    narrow = {"indices": wanted.indices.astype("u2"), "indptr": wanted.indptr.astype("u4")}
+    np.savez(folder / "parts.npz", data=wanted.data, shape=wanted.shape, **narrow)
     np.savez(folder / "coo.npz", row=coo.row, col=coo.col, data=coo.data, shape=wanted.shape)
     convert(wanted, folder / "other.zarr", blocks=3, balance=True, **QUIET)
     return {
@@ -93,25 +88,6 @@ def test_every_source_gives_the_same_store(tmp_path, monkeypatch, piece):
         assert done.n_stored == wanted.nnz, name
         prints.add(data.fingerprint)
     assert prints == {as_blocks(wanted, 3, unstored="zero").fingerprint}
-
-
-def test_names_of_observations_may_be_nullable_text(tmp_path):
-    """As anndata writes them where pandas keeps text in its own type, the default from pandas 3."""
-    wanted = matrix()
-    obs, var = (
-        pd.DataFrame(index=pd.Index([f"{side}{n}" for n in range(size)], dtype="string"))
-        for side, size in (("c", wanted.shape[0]), ("g", wanted.shape[1]))
-    )
-    with anndata.settings.override(allow_write_nullable_strings=True):
-        made = anndata.AnnData(sparse.csr_matrix(wanted), obs=obs, var=var)
-        anndata.io.write_h5ad(tmp_path / "x.h5ad", made)
-    with h5py.File(tmp_path / "x.h5ad") as file:
-        assert isinstance(file["obs"][file["obs"].attrs["_index"]], h5py.Group)
-    convert(tmp_path / "x.h5ad", tmp_path / "s.zarr", **QUIET)
-    data = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True)
-    assert same(data, wanted)
-    assert data.labels.row_coords["obs"][:2].tolist() == ["c0", "c1"]
-    assert data.labels.col_coords["var"][:2].tolist() == ["g0", "g1"]
 
 
 entries = st.lists(
@@ -148,28 +124,15 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
     for cell, value in cells.items():
         wanted[cell] = value
     options = {"blocks": min(blocks, *wanted.shape), "balance": balance, "dtype": dtype}
+    options |= {"unstored": unstored, "overwrite": True, "progressbar": False}
+    options["memory_limit"] = 0 if on_disk else None
     if np.isnan(wanted).all():
         with pytest.raises(DataError, match="are missing"):
-            convert(
-                path,
-                tmp_path / "s.zarr",
-                unstored=unstored,
-                overwrite=True,
-                progressbar=False,
-                **options,
-            )
+            convert(path, tmp_path / "s.zarr", **options)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
-        done = convert(
-            path,
-            tmp_path / "s.zarr",
-            unstored=unstored,
-            overwrite=True,
-            progressbar=False,
-            memory_limit=0 if on_disk else None,
-            **options,
-        )
+        done = convert(path, tmp_path / "s.zarr", **options)
     data = as_blocks(tmp_path / "s.zarr", allow_empty=True, dtype=dtype)
     np.testing.assert_array_equal(data.to_numpy(), wanted.astype(dtype))
     assert done.n_duplicates == len(lines) - len(cells)
@@ -183,17 +146,12 @@ def test_the_last_one_is_the_last_of_the_source(tmp_path, monkeypatch):
     times = np.arange(200)
     table = pa.table({"r": times % 3, "c": times % 2, "v": times})
     pq.write_table(table, tmp_path / "t.parquet")
+    options = {"unstored": "missing", "overwrite": True, "progressbar": False}
+    said = "194 entries name a cell that was named before; the last"
     for limit in (None, 0):
-        with pytest.warns(
-            DataWarning, match="194 entries name a cell that was named before; the last"
-        ):
+        with pytest.warns(DataWarning, match=said):
             done = convert(
-                tmp_path / "t.parquet",
-                tmp_path / "s.zarr",
-                unstored="missing",
-                overwrite=True,
-                memory_limit=limit,
-                progressbar=False,
+                tmp_path / "t.parquet", tmp_path / "s.zarr", memory_limit=limit, **options
             )
         assert done.n_duplicates == 194
         found = as_blocks(str(tmp_path / "s.zarr"), allow_empty=True).to_numpy()
@@ -216,9 +174,8 @@ def test_a_choice_that_was_made_is_named(tmp_path):
     assert done.unstored == "zero"
     nan = pydata.COO([[0, 1], [0, 1]], [1.0, 2.0], shape=(2, 2), fill_value=np.nan)
     assert convert(nan, tmp_path / "n.zarr", progressbar=False).unstored == "missing"
-    assert (
-        convert(tmp_path / "n.zarr", tmp_path / "m.zarr", progressbar=False).unstored == "missing"
-    )
+    again = convert(tmp_path / "n.zarr", tmp_path / "m.zarr", progressbar=False)
+    assert again.unstored == "missing"
 
 
 def test_positions_with_a_shape(tmp_path):
@@ -239,40 +196,39 @@ def test_positions_with_a_shape(tmp_path):
         assert not (tmp_path / "x.zarr").exists()
 
 
-def test_bad_values_name_their_cell(tmp_path):
-    def refuse(value, message, **options):
-        table = pa.table({"user": ["b", "a"], "film": [5, 6], "v": [1.0, value]})
-        pq.write_table(table, tmp_path / "t.parquet")
-        with pytest.raises(DataError, match=message):
-            convert(tmp_path / "t.parquet", tmp_path / "s.zarr", **QUIET | options)
-        assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
-
-    refuse(np.inf, r"row 0 \(a\), column 1 \(6\) is inf")
-    refuse(np.inf, r"row 0 \(a\), column 1 \(6\) is inf", dtype="float64", balance=True)
-    refuse(1e300, r"row 0 \(a\), column 1 \(6\) is 1e\+300, outside the range of float32")
+@pytest.mark.parametrize(
+    ("value", "message", "options"),
+    [
+        (np.inf, "inf", {}),
+        (np.inf, "inf", {"dtype": "float64", "balance": True}),
+        (1e300, r"1e\+300, outside the range of float32", {}),
+    ],
+)
+def test_bad_values_name_their_cell(tmp_path, value, message, options):
+    table = pa.table({"user": ["b", "a"], "film": [5, 6], "v": [1.0, value]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=rf"row 0 \(a\), column 1 \(6\) is {message}"):
+        convert(tmp_path / "t.parquet", tmp_path / "s.zarr", **QUIET | options)
+    assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
 
 
 def test_options_are_checked_before_anything_is_read(tmp_path):
-    for options, message in (
-        ({"dtype": "int8"}, "dtype must be"),
-        ({"unstored": "what"}, "unstored must be"),
-        ({"compression": "zip"}, 'compression must be "lz4", "zstd" or "none", got'),
-        ({"shape": (0, 3)}, "shape must be"),
-        ({"blocks": 1000}, "blocks must be"),
-        ({"blocks": Grid.even((5, 5), 2)}, "the grid is for a matrix of shape"),
-        ({"memory_limit": -1}, "memory_limit must be"),
+    for source, options, error, message in (
+        (matrix(), {"dtype": "int8"}, OptionError, "dtype must be"),
+        (matrix(), {"unstored": "what"}, OptionError, "unstored must be"),
+        (matrix(), {"compression": "zip"}, OptionError, 'must be "lz4", "zstd" or "none", got'),
+        (matrix(), {"shape": (0, 3)}, OptionError, "shape must be"),
+        (matrix(), {"blocks": 1000}, OptionError, "blocks must be"),
+        (matrix(), {"blocks": Grid.even((5, 5), 2)}, OptionError, "is for a matrix of shape"),
+        (matrix(), {"memory_limit": -1}, OptionError, "memory_limit must be"),
+        (tmp_path / "none.csv", {}, DataError, "does not exist"),
+        (np.ones((2, 2)), {}, DataError, "is dense"),
+        (as_blocks(np.ones((2, 2))), {}, DataError, "are dense"),
+        (sparse.csr_array((3, 3)), {}, DataError, "no entries"),
+        (object(), {}, DataError, "cannot be read"),
     ):
-        with pytest.raises(OptionError, match=message):
-            convert(matrix(), tmp_path / "s.zarr", **QUIET | options)
-    for source, message in (
-        (tmp_path / "none.csv", "does not exist"),
-        (np.ones((2, 2)), "is dense"),
-        (as_blocks(np.ones((2, 2))), "are dense"),
-        (sparse.csr_array((3, 3)), "no entries"),
-        (object(), "cannot be read"),
-    ):
-        with pytest.raises(DataError, match=message):
-            convert(source, tmp_path / "s.zarr", **QUIET)
+        with pytest.raises(error, match=message):
+            convert(source, tmp_path / "s.zarr", **QUIET | options)
     assert not list(tmp_path.iterdir())
 
 
@@ -286,10 +242,9 @@ def test_only_our_own_stores_are_replaced(tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("all of it")
-    with pytest.raises(StoreError, match="is not touched"):
-        convert(matrix(), precious, overwrite=True, **QUIET)
-    with pytest.raises(StoreError, match="is not touched"):
-        convert(matrix(), precious / "thesis.txt", overwrite=True, **QUIET)
+    for wrong in (precious, precious / "thesis.txt"):
+        with pytest.raises(StoreError, match="is not touched"):
+            convert(matrix(), wrong, overwrite=True, **QUIET)
     assert (precious / "thesis.txt").read_text() == "all of it"
     (tmp_path / "empty").mkdir()
     convert(matrix(), tmp_path / "empty", **QUIET)
@@ -343,12 +298,8 @@ def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path):
     sparse.save_npz(tmp_path / "m.npz", matrix())
     folder = tmp_path / "place"
     place = str(folder / "s.zarr")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "m.npz"), place],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "m.npz"), place]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
     assert [left.name for left in folder.iterdir()] == [".s.zarr.partial"]
     with pytest.raises(StoreError):
@@ -358,14 +309,14 @@ def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path):
     assert same(as_blocks(place, allow_empty=True), matrix())
 
 
+def die(*_):
+    raise KeyboardInterrupt
+
+
 def test_elsewhere_half_a_store_does_not_open(monkeypatch):
     """A store at a URL is made in its place; a process that dies leaves it without its end."""
     place = "memory://killed/s.zarr"
     monkeypatch.setattr(StoreWriter, "abort", lambda self: None)
-
-    def die(self, *_):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(StoreWriter, "finish", die)
     with pytest.raises(KeyboardInterrupt):
         convert(matrix(), place, **QUIET)
@@ -381,19 +332,14 @@ def test_elsewhere_a_store_stays_until_the_new_one_is_whole(monkeypatch, step):
     folder, files = f"/replaced-{step}", fsspec.filesystem("memory")
     place = f"memory:/{folder}/s.zarr"
     convert(matrix(), place, **QUIET)
-
-    def die(self, *_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(StoreWriter, step, die)
         with pytest.raises(KeyboardInterrupt):
             convert(2 * matrix(), place, overwrite=True, **QUIET)
-    assert same(as_blocks(place, allow_empty=True), matrix())
-    assert [own["name"] for own in files.ls(folder)] == [f"{folder}/s.zarr"]
-    convert(2 * matrix(), place, overwrite=True, **QUIET)
-    assert same(as_blocks(place, allow_empty=True), 2 * matrix())
-    assert [own["name"] for own in files.ls(folder)] == [f"{folder}/s.zarr"]
+    for wanted in (matrix(), 2 * matrix()):
+        assert same(as_blocks(place, allow_empty=True), wanted)
+        assert [own["name"] for own in files.ls(folder)] == [f"{folder}/s.zarr"]
+        convert(2 * matrix(), place, overwrite=True, **QUIET)
 
 
 @pytest.mark.parametrize("error", [OSError(5, "the network is down"), KeyboardInterrupt()])
@@ -433,18 +379,14 @@ def test_elsewhere_what_another_process_has_begun_is_kept(monkeypatch):
         assert same(as_blocks(place, allow_empty=True), 3 * matrix())
 
 
-def source_of(pieces):
-    return Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
-
-
-def changing(first, second):
-    """A source that somebody writes to between its two readings."""
+def pieces_of(first, second):
+    """Pieces of a source that somebody writes to between its two readings."""
 
     def pieces(with_values, add):
         rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
         yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
 
-    return source_of(pieces)
+    return pieces
 
 
 def broken(with_values, add):
@@ -456,15 +398,17 @@ CHANGED = "convert it again when nobody writes to it"
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("pieces", "message"),
     [
-        (changing([[0, 1], [0, 1]], [[0, 1, 2], [0, 1, 1]]), CHANGED),
-        (changing([[0, 1], [0, 1]], [[0, 7], [0, 1]]), CHANGED),
-        (changing([[0, 1], [0, 1]], [[0], [0]]), CHANGED),
-        (source_of(broken), r"reading t.csv failed after 0 pieces: OSError"),
+        (pieces_of([[0, 1], [0, 1]], [[0, 1, 2], [0, 1, 1]]), CHANGED),
+        (pieces_of([[0, 1], [0, 1]], [[0, 7], [0, 1]]), CHANGED),
+        (pieces_of([[0, 1], [0, 1]], [[0], [0]]), CHANGED),
+        (broken, r"reading t.csv failed after 0 pieces: OSError"),
     ],
+    ids=["more", "elsewhere", "fewer", "broken"],
 )
-def test_trouble_in_a_source_is_noticed(tmp_path, monkeypatch, source, message):
+def test_trouble_in_a_source_is_noticed(tmp_path, monkeypatch, pieces, message):
+    source = Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
     monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
     with pytest.raises(StoreError, match=message):
         convert("t.csv", tmp_path / "s.zarr", **QUIET)
@@ -472,13 +416,8 @@ def test_trouble_in_a_source_is_noticed(tmp_path, monkeypatch, source, message):
 
 def test_balance_is_invisible_and_even(tmp_path):
     rng = np.random.default_rng(5)
-    skewed = sparse.coo_array(
-        (
-            np.ones(4000, "f4"),
-            ((60 * rng.random(4000) ** 3).astype(int), rng.integers(0, 50, 4000)),
-        ),
-        shape=(60, 50),
-    )
+    cells = (60 * rng.random(4000) ** 3).astype(int), rng.integers(0, 50, 4000)
+    skewed = sparse.coo_array((np.ones(4000, "f4"), cells), shape=(60, 50))
     plain = convert(skewed, tmp_path / "p.zarr", blocks=5, **QUIET)
     even = convert(skewed, tmp_path / "b.zarr", blocks=5, balance=True, **QUIET)
     assert even.imbalance < 1.3 < plain.imbalance
@@ -543,14 +482,16 @@ def test_an_export_touches_no_file_that_it_does_not_replace(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The default value for `spmatrix`")
 def test_exports_are_what_others_read(tmp_path):
-    from scipy.io import mmread
-
     convert(matrix(), tmp_path / "s.zarr", **QUIET)
-    for name, read in (("m.npz", sparse.load_npz), ("m.mtx", mmread)):
-        export(tmp_path / "s.zarr", tmp_path / name)
-        assert (sparse.csr_array(read(tmp_path / name)) != matrix()).nnz == 0
-    export(tmp_path / "s.zarr", tmp_path / "m.h5ad")
-    assert (matrix() != anndata.read_h5ad(tmp_path / "m.h5ad").X).nnz == 0
+    readers = {
+        "npz": sparse.load_npz,
+        "mtx": mmread,
+        "h5ad": lambda path: anndata.read_h5ad(path).X,
+    }
+    for ending, read in readers.items():
+        export(tmp_path / "s.zarr", tmp_path / f"m.{ending}")
+        found = read(tmp_path / f"m.{ending}")
+        assert (sparse.csr_array(getattr(found, "X", found)) != matrix()).nnz == 0
     with pytest.raises(OptionError, match="export writes"):
         export(tmp_path / "s.zarr", tmp_path / "m.xlsx")
     with pytest.raises(DataError, match="dense"):
@@ -558,8 +499,6 @@ def test_exports_are_what_others_read(tmp_path):
 
 
 def test_labels_of_every_kind_come_back(tmp_path):
-    import xarray as xr
-
     array = xr.DataArray(
         pydata.COO([[0, 1], [0, 1]], [1.0, 2.0], shape=(2, 2)),
         dims=("time", "site"),
@@ -582,18 +521,15 @@ def test_labels_of_every_kind_come_back(tmp_path):
 def test_the_report(tmp_path):
     done = convert(matrix(), tmp_path / "s.zarr", blocks=2, **QUIET)
     assert isinstance(done, Conversion)
-    assert done.location == str(tmp_path / "s.zarr")
-    assert done.shape == (40, 25)
+    assert (done.location, done.shape) == (str(tmp_path / "s.zarr"), (40, 25))
     assert done.n_read == done.n_stored == matrix().nnz
     assert done.entries_per_second == done.n_read / done.seconds
-    assert done.nbytes == sum(
-        path.stat().st_size for path in (tmp_path / "s.zarr").rglob("*") if path.is_file()
-    )
+    files = [path for path in (tmp_path / "s.zarr").rglob("*") if path.is_file()]
+    assert done.nbytes == sum(path.stat().st_size for path in files)
 
 
 def test_the_progress_bar_goes_to_standard_error(tmp_path, capsys):
     convert(matrix(), tmp_path / "s.zarr", balance=True, unstored="zero")
     captured = capsys.readouterr()
     assert captured.out == ""
-    for phase in ("keys", "entries", "blocks"):
-        assert phase in captured.err
+    assert all(phase in captured.err for phase in ("keys", "entries", "blocks"))

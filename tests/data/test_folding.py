@@ -68,9 +68,8 @@ def test_any_dimensions_are_rows(order, rows, chunks, seed):
 
 def test_a_store_is_read_where_it_is(tmp_path):
     V = cube(land=0.5)
-    V.drop_vars("season").to_dataset().chunk(time=3, lat=2, lon=3).to_zarr(
-        tmp_path / "v.zarr", consolidated=False
-    )
+    dataset = V.drop_vars("season").to_dataset().chunk(time=3, lat=2, lon=3)
+    dataset.to_zarr(tmp_path / "v.zarr", consolidated=False)
     lazy = xr.open_zarr(tmp_path / "v.zarr", chunks=None, consolidated=False)
     check(V, dfac.as_blocks(lazy, rows="time", allow_empty=True))
     check(V, dfac.as_blocks(lazy["precip"], columns=("lon", "lat"), allow_empty=True))
@@ -81,12 +80,10 @@ def test_one_warning_tells_what_is_left_out():
     V = cube()
     land = int((~V.notnull().any("time")).sum())
     assert land > 0
-    with pytest.warns(
-        DataWarning, match=rf"{land} of 20 places on the grid of \(lat, lon\)"
-    ) as told:
+    said = rf"{land} of 20 places on the grid of \(lat, lon\)"
+    with pytest.warns(DataWarning, match=said) as told:
         data = dfac.as_blocks(V, rows="time")
-    assert len(told) == 1
-    assert data.shape == (7, 20 - land)
+    assert (len(told), data.shape) == (1, (7, 20 - land))
     assert data.labels.col_coords["area"].shape == (20 - land,)
     whole = dfac.as_blocks(V.fillna(1.0).astype(int), rows="time")  # nothing to look for
     assert whole.shape == (7, 20)
@@ -102,35 +99,32 @@ def test_weights_have_some_of_the_dimensions():
     np.testing.assert_allclose(found[seen], np.broadcast_to(expected, seen.shape)[seen], rtol=1e-6)
     other = by_lat * xr.DataArray(np.arange(1.0, 8.0), {"time": V["time"]}, ("time",))
     found = dfac.as_blocks(V, rows="time", weights=other.chunk(time=2)).weights.to_numpy()
-    np.testing.assert_allclose(
-        found[seen], (np.arange(1.0, 8)[:, None] * expected)[seen], rtol=1e-6
-    )
+    expected = np.arange(1.0, 8)[:, None] * expected
+    np.testing.assert_allclose(found[seen], expected[seen], rtol=1e-6)
     with pytest.raises(DataError, match="along 'lat' are not those of V"):
         dfac.as_blocks(V, rows="time", weights=by_lat[::-1])
     with pytest.raises(DataError, match="dimensions of V"):
         dfac.as_blocks(V, rows="time", weights=by_lat.rename(lat="y"))
 
 
-def test_an_array_with_too_many_dimensions_says_what_to_write():
-    V = cube()
-    with pytest.raises(
-        DataError, match=r"3 dimensions, 'time' and .* sample\(V, model, rows='time'"
-    ):
-        dfac.as_blocks(V)
-    with pytest.raises(OptionError, match="no dimension 'tim'"):
-        dfac.as_blocks(V, rows="tim")
-    for wrong in ({"rows": "time", "columns": "lat"}, {"rows": DIMS}, {"rows": ()}):
-        with pytest.raises(OptionError, match="must be in rows or in columns, once"):
-            dfac.as_blocks(V, **wrong)
-    with pytest.raises(OptionError, match=r"dimensions of an .*, got ndarray"):
-        dfac.as_blocks(V.values, rows="time")
-    with pytest.raises(DataError, match=r"2 variables \('a', 'b'\)"):
-        dfac.as_blocks(xr.Dataset({"a": V, "b": V}), rows="time")
+CUBE = cube()
+ONCE = OptionError, "must be in rows or in columns, once"
+MISREAD = [
+    (CUBE, {}, DataError, r"3 dimensions, 'time' and .* sample\(V, model, rows='time'"),
+    (CUBE, {"rows": "tim"}, OptionError, "no dimension 'tim'"),
+    *((CUBE, x, *ONCE) for x in ({"rows": "time", "columns": "lat"}, {"rows": DIMS}, {"rows": ()})),
+    (CUBE.values, {"rows": "time"}, OptionError, r"dimensions of an .*, got ndarray"),
+    (xr.Dataset({"a": CUBE, "b": CUBE}), {"rows": "time"}, DataError, r"2 variables \('a', 'b'\)"),
+    (CUBE.assign_coords(lon=[0, 0, 1, 2, 3]), {"rows": "time"}, DataError, "'lon' are not unique"),
+]
+
+
+@pytest.mark.parametrize(("V", "options", "error", "message"), MISREAD)
+def test_an_array_with_too_many_dimensions_says_what_to_write(V, options, error, message):
+    with pytest.raises(error, match=message):
+        dfac.as_blocks(V, **options)
     with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
         dfac.sample(V, dfac.TweedieNMF(2), row="time")
-    twice = V.assign_coords(lon=[0, 0, 1, 2, 3])
-    with pytest.raises(DataError, match="labels of 'lon' are not unique"):
-        dfac.as_blocks(twice, rows="time")
 
 
 def test_two_dimensions_are_turned():

@@ -1,4 +1,4 @@
-"""Bands, parts, schedules: plain data, checked without any executor."""
+"""Bands, parts, schedules, default grids, balanced orders: checked without any executor."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,13 @@ from daskfactor.data.grid import (
     NestedReshuffled,
     Proportional,
     Reshuffled,
+    balanced_order,
+    choose_grid,
+    default_blocks,
     diagonal,
     diagonal_sizes,
+    expand_chunks,
+    inverse,
     nested,
 )
 from daskfactor.errors import GridError, OptionError
@@ -67,19 +72,8 @@ def test_impossible_bands_are_refused(make, given, message):
         make(*given)
 
 
-@given(st.integers(1, 12))
-def test_the_diagonals_visit_every_block_once_without_conflict(blocks):
-    seen = []
-    for part in range(blocks):
-        members = diagonal(part, blocks)
-        assert {block.row for block in members} == set(range(blocks))
-        assert {block.col for block in members} == set(range(blocks))
-        seen += members
-    assert len(seen) == len(set(seen)) == blocks**2
-
-
-@given(st.integers(2, 4), st.integers(1, 4))
-def test_diagonals_of_tensors_do_so_too(axes, blocks):
+@given(st.integers(2, 4), st.integers(1, 5))
+def test_the_diagonals_visit_every_block_once_without_conflict(axes, blocks):
     rng, seen = np.random.default_rng(axes), []
     observed = rng.integers(0, 9, (blocks,) * axes)
     sizes = diagonal_sizes(observed)
@@ -104,8 +98,7 @@ def test_nested_parts_visit_every_block_once_and_stay_in_their_super_block(group
     for outer in range(groups):
         for inner in range(size):
             members = nested(outer, inner, groups, blocks)
-            assert {block.row for block in members} == set(range(blocks))
-            assert {block.col for block in members} == set(range(blocks))
+            assert all(set(bands) == set(range(blocks)) for bands in zip(*members, strict=True))
             for block in members:
                 assert block.col // size == (block.row // size + outer) % groups
             seen += members
@@ -164,3 +157,133 @@ def test_parts_without_an_entry_are_never_drawn():
     assert all((part.blocks[0].col - part.blocks[0].row) % 3 == 1 for part in parts)
     with pytest.raises(GridError, match=r"no part holds an observed entry"):
         Proportional().cycle(2, np.zeros(2, dtype=np.int64), np.random.default_rng(0))
+
+
+# -- the grid that a matrix gets ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [
+        *(((1, 1), 1), ((1, 500), 1), ((2, 500), 2), ((63, 63), 2), ((200, 200), 2)),
+        *(((256, 256), 2), ((511, 512), 2), ((512, 512), 4), ((1024, 1023), 4)),
+        *(((1024, 1024), 8), ((10304, 400), 8), ((10**6, 10), 2), ((10**6, 64), 4)),
+        *(((32_768, 32_768), 8), ((32_776, 32_776), 16), ((10**6, 10**6), 64)),
+    ],
+)
+def test_default_number_of_blocks(shape, count):
+    assert default_blocks(shape) == count
+    assert default_blocks(shape[::-1]) == count
+    assert choose_grid(shape).blocks == count
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_default_grids_are_always_possible(rows, cols):
+    grid = choose_grid((rows, cols))
+    assert grid.shape == (rows, cols)
+    assert 1 <= grid.blocks <= 64
+    if grid.blocks > 2:
+        assert min(grid.rows.sizes) * min(grid.cols.sizes) >= 16_384
+        assert min(*grid.rows.sizes, *grid.cols.sizes) >= 16
+
+
+def test_workers_count_only_when_named_and_within_the_limits():
+    shape, long = (10304, 400), (100_000, 100_000)
+    asked = [(shape, 2), (shape, 6), (shape, 50), ((63, 63), 50), (long, 200)]
+    assert [default_blocks(size, workers=n) for size, n in asked] == [8, 12, 15, 2, 64]
+
+
+def sizes(rows, cols, edge=50):
+    return (edge,) * rows, (edge,) * cols
+
+
+@pytest.mark.parametrize(
+    ("chunks", "count"),
+    [
+        *((sizes(2, 2), 2), (sizes(5, 5), 5), (sizes(5, 10), 5), (sizes(64, 64), 64)),
+        *((sizes(5, 11), 2), (sizes(1, 1), 2), (sizes(1, 9), 2), (sizes(65, 65), 8)),
+        (sizes(40, 65), 8),
+        (((50, 3, 50), (20, 27)), 2),
+    ],
+)
+def test_square_chunk_grids_are_taken_over(chunks, count):
+    shape = (sum(chunks[0]), sum(chunks[1]))
+    grid = choose_grid(shape, chunks)
+    assert grid.shape == shape
+    assert grid.blocks == count
+    for bands, side in ((grid.rows, chunks[0]), (grid.cols, chunks[1])):
+        edges = {sum(side[:number]) for number in range(len(side) + 1)}
+        if len(side) >= count:
+            assert set(bands.offsets) <= edges
+
+
+def test_a_number_of_blocks_wins_over_the_chunks():
+    grid = choose_grid((500, 250), sizes(10, 5), blocks=3)
+    assert grid.blocks == 3
+    assert all(offset % 50 == 0 for offset in grid.rows.offsets + grid.cols.offsets)
+    assert choose_grid((500, 250), sizes(10, 5), blocks=7).blocks == 7
+    with pytest.raises(OptionError, match="from 1 to 250, the shorter side of a 500 x 250 matrix"):
+        choose_grid((500, 250), sizes(10, 5), blocks=251)
+
+
+def test_chunks_at_the_edge_are_cut():
+    assert expand_chunks((10, 4), (4, 9)) == ((4, 4, 2), (4,))
+
+
+# -- balanced orders ------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=60), st.data())
+def test_an_order_is_a_permutation_that_ascends_inside_bands(counts, data):
+    cuts = data.draw(st.sets(st.integers(1, len(counts) - 1)) if len(counts) > 1 else st.just(()))
+    bands = Bands((0, *sorted(cuts), len(counts)))
+    order = balanced_order(np.array(counts), bands)
+    assert order.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(order), np.arange(len(counts)))
+    for band in range(len(bands)):
+        assert (np.diff(order[bands.slice(band)]) > 0).all()
+    np.testing.assert_array_equal(order[inverse(order)], np.arange(len(counts)))
+    np.testing.assert_array_equal(balanced_order(np.array(counts), bands), order)
+
+
+@pytest.mark.parametrize("blocks", [2, 5, 8])
+def test_heavy_rows_are_spread(blocks):
+    counts = (10_000 / np.arange(1, 1004)).astype(np.int64)
+    bands = Bands.even(counts.size, blocks)
+    before = np.add.reduceat(counts, bands.offsets[:-1])
+    after = np.add.reduceat(counts[balanced_order(counts, bands)], bands.offsets[:-1])
+    assert before.max() / before.mean() > 1.6
+    assert after.max() <= 1.03 * max(after.mean(), counts[0] + 1000)
+    smooth = 1000 + np.arange(1003)
+    after = np.add.reduceat(smooth[balanced_order(smooth, bands)], bands.offsets[:-1])
+    assert after.max() / after.mean() < 1.01
+
+
+def bands_of(counts, bands, turning):
+    """The band of each row in a balanced order."""
+    at = inverse(balanced_order(counts, bands, turning))
+    return np.searchsorted(bands.offsets, at, side="right") - 1
+
+
+def test_rows_of_equal_length_part_from_their_neighbours():
+    bands = Bands.even(12, 3)
+    for turning in (False, True):
+        band = bands_of(np.ones(12, np.int64), bands, turning)
+        for start in range(0, 12, 3):
+            assert set(band[start : start + 3]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_the_diagonal_is_spread_over_all_blocks(heavy):
+    counts = (3000 / np.arange(1, 901)).astype(np.int64) if heavy else np.ones(900, np.int64)
+    bands = Bands.even(900, 6)
+    rows, cols = (bands_of(counts, bands, turning) for turning in (False, True))
+    blocks = np.bincount(rows * 6 + cols, minlength=36)
+    assert blocks.max() < 3 * 25, "dealt out alike, 6 blocks would hold 150 each"
+
+
+def test_a_long_side_is_quick():
+    counts = np.random.default_rng(0).zipf(1.6, 300_000)
+    bands = Bands.even(counts.size, 64)
+    after = np.add.reduceat(counts[balanced_order(counts, bands)], bands.offsets[:-1])
+    assert after.max() <= 1.01 * max(counts.max(), after.mean())

@@ -42,8 +42,7 @@ def test_zeros_are_held_out_too_and_marked():
     V = ratings()
     held = hold_out(V, 0.25, unstored="zero", random_seed=1)
     assert held.values.size == 150
-    assert (held.values == 0).any()
-    assert (held.values > 0).any()
+    assert 0 < (held.values == 0).sum() < 150
     np.testing.assert_array_equal(held.values, V.toarray()[held.cells])
     dense = held.train.toarray()
     assert np.isnan(dense).sum() == 150
@@ -71,6 +70,9 @@ def test_the_same_seed_takes_the_same_cells():
     assert not np.array_equal(first.cells[0], other.cells[0])
 
 
+MADE = dfac.as_blocks(ratings(), unstored="missing", allow_empty=True)
+
+
 @pytest.mark.parametrize(
     ("V", "options", "kind", "message"),
     [
@@ -81,12 +83,7 @@ def test_the_same_seed_takes_the_same_cells():
         (np.ones(3), {}, DataError, "matrix of real numbers"),
         (np.ones((2, 2), complex), {}, DataError, "matrix of real numbers"),
         (np.array([["a", "b"]]), {}, DataError, "matrix of real numbers"),
-        (
-            dfac.as_blocks(ratings(), unstored="missing", allow_empty=True),
-            {"unstored": "zero"},
-            OptionError,
-            "made with 'missing'",
-        ),
+        (MADE, {"unstored": "zero"}, OptionError, "made with 'missing'"),
     ],
 )
 def test_what_cannot_be_done_is_refused(V, options, kind, message):
@@ -129,9 +126,8 @@ def test_what_goes_into_sample_goes_into_hold_out(kind, unstored, tmp_path):
         assert train is held.train
         assert train.grid == given.grid
         assert (train.row_order is None) == (given.row_order is None)
-    monitored = dfac.sample(
-        held.train, dfac.GaussianMF(2), draws=2, tune=2, monitor=held.cells, progressbar=False
-    )
+    run = {"draws": 2, "tune": 2, "monitor": held.cells, "progressbar": False}
+    monitored = dfac.sample(held.train, dfac.GaussianMF(2), **run)
     assert dfac.monitored(monitored)["mean"].size == held.values.size
 
 
@@ -140,12 +136,11 @@ def test_lazy_dense_data_keep_their_names(tmp_path):
     held = hold_out(frame, 0.2, random_seed=3)
     lazy = hold_out(xr.DataArray(frame, dims=("x", "y")).chunk(x=2), 0.2, random_seed=3)
     whole = hold_out(frame.to_numpy(), 0.2, random_seed=3)
-    for found in (held, lazy):
+    for found, dims in ((held, ("row", "column")), (lazy, ("x", "y"))):
         np.testing.assert_array_equal(found.cells, whole.cells)
         np.testing.assert_array_equal(found.train.values, whole.train)
-    assert held.train["row"].values.tolist() == list("abcde")
-    assert lazy.train["x"].values.tolist() == list("abcde")
-    assert lazy.train.dims == ("x", "y")
+        assert found.train.dims == dims
+        assert found.train[dims[0]].values.tolist() == list("abcde")
 
 
 def test_the_callers_matrix_is_left_alone_whatever_its_form():
@@ -160,18 +155,13 @@ def test_the_callers_matrix_is_left_alone_whatever_its_form():
         np.testing.assert_array_equal(array, old)
 
 
-def test_what_is_marked_as_missing_already_is_not_held_out():
-    V = ratings()
+def test_cells_are_all_different_and_none_that_is_missing_already():
+    V = ratings(shape=(40, 30))
     V.data[::3] = np.nan
-    for unstored in ("missing", "zero"):
-        held = hold_out(V, 0.3, unstored=unstored, keep_one=False, random_seed=0)
+    for unstored, share in (("missing", 0.3), ("zero", 0.1), ("zero", 0.9)):
+        held = hold_out(V, share, unstored=unstored, keep_one=False, random_seed=0)
         assert not np.isnan(held.values).any()
-
-
-@pytest.mark.parametrize("share", [0.1, 0.9])
-def test_cells_of_a_huge_matrix_are_all_different(share):
-    held = hold_out(ratings(shape=(40, 30)), share, unstored="zero", random_seed=0)
-    assert len(set(zip(*(index.tolist() for index in held.cells), strict=True))) == 1200 * share
+        assert len(set(zip(*(at.tolist() for at in held.cells), strict=True))) == held.values.size
 
 
 @pytest.mark.parametrize("unstored", ["missing", "zero"])
@@ -220,16 +210,15 @@ def test_of_annotated_data_in_a_file_comes_an_array(tmp_path):
 def test_named_cells_are_held_out_in_their_order(form):
     dense = np.arange(1.0, 13.0).reshape(3, 4)
     dense[0, 0] = 0 if form == "zero" else np.nan
-    V = dense
-    options = {}
-    if form == "labelled":
-        V = xr.DataArray(dense, dims=("r", "c"))
-    if form in ("missing", "zero", "annotated"):
-        options = {"unstored": "zero" if form == "zero" else "missing"}
-        V = sparse.csr_array(np.nan_to_num(dense))
-        V = anndata.AnnData(V) if form == "annotated" else V
-    if form == "blocks":
-        V = dfac.as_blocks(dense, 2)
+    entries = sparse.csr_array(np.nan_to_num(dense))
+    V = {
+        "dense": dense,
+        "labelled": xr.DataArray(dense, dims=("r", "c")),
+        "blocks": dfac.as_blocks(dense, 2),
+        "annotated": anndata.AnnData(entries),
+    }.get(form, entries)
+    options = {"unstored": form} if form in ("missing", "zero") else {}
+    options |= {"unstored": "missing"} if form == "annotated" else {}
     rows, cols = [2, 0, 1], [3, 1, 0]
     held = hold_out(V, cells=(rows, cols), **options)
     assert held.values.tolist() == [12.0, 2.0, 5.0]
@@ -249,13 +238,8 @@ def test_named_cells_are_held_out_in_their_order(form):
 def test_a_mask_with_names_holds_out_its_own_cells(kind, dims):
     V = np.arange(1.0, 26).reshape(5, 5)
     named = xr.DataArray(V, dims=dims)
-    made = {
-        "array": V,
-        "named": named,
-        "sparse": sparse.csr_array(V),
-        "blocks": dfac.as_blocks(named),
-        "lazy": named.chunk(2),
-    }
+    made = {"array": V, "named": named, "sparse": sparse.csr_array(V), "lazy": named.chunk(2)}
+    made["blocks"] = dfac.as_blocks(named)
     mask = xr.zeros_like(named, dtype=bool)
     mask[3, 0] = mask[1, 4] = True
     nameless = kind in ("array", "sparse")
@@ -266,10 +250,6 @@ def test_a_mask_with_names_holds_out_its_own_cells(kind, dims):
     if not nameless and dims == ("a", "b"):
         with pytest.raises(OptionError, match="dimensions a, c, and V has a, b"):
             hold_out(made[kind], cells=mask.rename(b="c"))
-
-
-def test_a_mask_with_names_of_a_matrix_that_is_not_square():
-    V = xr.DataArray(np.arange(1.0, 13).reshape(4, 3), dims=("a", "b"))
-    mask = V == 6
-    for own in (mask, mask.T):
-        assert hold_out(V, cells=own).values.tolist() == [6]
+    long, at = xr.DataArray(V[:, :3], dims=("a", "b")), xr.DataArray(V[:, :3] == 6, dims=("a", "b"))
+    for own in (at, at.T):  # of a matrix that is not square
+        assert hold_out(long, cells=own).values.tolist() == [6]

@@ -20,6 +20,8 @@ from numcodecs.zstd import compress
 
 import daskfactor as dfac
 from daskfactor.data.careful import decoded_bytes
+from daskfactor.data.known import crc32
+from daskfactor.data.store import attributes_checksum
 from daskfactor.errors import DaskfactorError, DataError, StoreError, StoreFormatError
 from daskfactor.urls import absolute, is_url
 from tests.random_sparse import random_array
@@ -40,16 +42,8 @@ class Harm:
 def v2_array(place, chunk, **changes):
     """An array of zarr format 2 with one chunk."""
     place.mkdir()
-    document = {
-        "zarr_format": 2,
-        "shape": [40, 30],
-        "chunks": [40, 30],
-        "dtype": "<f4",
-        "order": "C",
-        "fill_value": 0,
-        "compressor": None,
-        "filters": None,
-    }
+    document = {"zarr_format": 2, "shape": [40, 30], "chunks": [40, 30], "dtype": "<f4"}
+    document |= {"order": "C", "fill_value": 0, "compressor": None, "filters": None}
     (place / ".zarray").write_text(json.dumps(document | changes))
     (place / "0.0").write_bytes(chunk)
 
@@ -157,21 +151,19 @@ def test_frames_that_do_not_say_how_large_they_get():
 
 def test_metadata_that_announces_absurd_sizes(tmp_path):
     zarr.create_array(tmp_path / "v.zarr", data=VALUES, chunks=(20, 15))
+    for size, chunk, kind, message in (
+        (10**13, None, DataError, r"takes 640000000000000 bytes, more than is free"),
+        (10**6, 10**6, DaskfactorError, r"20000976562500 bytes, far more than is free"),
+    ):
 
-    def huge(document):
-        document["shape"] = [10**13, 10**13]
+        def huge(document, size=size, chunk=chunk):
+            document["shape"] = [size, size]
+            if chunk:
+                document["chunk_grid"]["configuration"]["chunk_shape"] = [chunk, chunk]
 
-    changed(tmp_path / "v.zarr", huge)
-    with pytest.raises(DataError, match=r"takes 640000000000000 bytes, more than is free"):
-        dfac.as_blocks(tmp_path / "v.zarr")
-
-    def wide(document):
-        document["shape"] = [10**6, 10**6]
-        document["chunk_grid"]["configuration"]["chunk_shape"] = [10**6, 10**6]
-
-    changed(tmp_path / "v.zarr", wide)
-    with pytest.raises(DaskfactorError, match=r"20000976562500 bytes, far more than is free"):
-        dfac.as_blocks(tmp_path / "v.zarr")
+        changed(tmp_path / "v.zarr", huge)
+        with pytest.raises(kind, match=message):
+            dfac.as_blocks(tmp_path / "v.zarr")
     np.save(tmp_path / "v.npy", VALUES)
     raw = (tmp_path / "v.npy").read_bytes().replace(b"(40, 30)", b"(1000000, 10**9)"[:8])
     (tmp_path / "w.npy").write_bytes(raw)
@@ -179,23 +171,20 @@ def test_metadata_that_announces_absurd_sizes(tmp_path):
         dfac.as_blocks(tmp_path / "w.npy")
 
 
-def test_an_archive_that_grows(tmp_path, monkeypatch):
+def test_an_archive_that_grows_and_a_text_that_never_ends(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "v.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(2**24))
-    monkeypatch.setattr("daskfactor.data.files.available_memory", lambda: 2**23)
-    with pytest.raises(DataError, match="holds arrays of 16777216 bytes, which are read whole"):
-        dfac.as_blocks(tmp_path / "v.npz")
-
-
-def test_a_text_that_never_ends(tmp_path, monkeypatch):
     (tmp_path / "v.csv.gz").write_bytes(gzip.compress(b"1,2\n" + b"3" * 2**24))
-    monkeypatch.setattr("daskfactor.data.tables.available_memory", lambda: 2**23)
-    with pytest.raises(DataError, match="is too large for the memory that is free"):
-        dfac.as_blocks(tmp_path / "v.csv.gz", table=False)
+    for module, name, options, message in (
+        ("files", "v.npz", {}, "holds arrays of 16777216 bytes, which are read whole"),
+        ("tables", "v.csv.gz", {"table": False}, "is too large for the memory that is free"),
+    ):
+        monkeypatch.setattr(f"daskfactor.data.{module}.available_memory", lambda: 2**23)
+        with pytest.raises(DataError, match=message):
+            dfac.as_blocks(tmp_path / name, **options)
 
 
 def blocked(place):
-
     counts = random_array((60, 40), density=0.3, rng=np.random.default_rng(0), format="csr")
     dfac.convert(counts, place, unstored="missing", blocks=2, progressbar=False)
     return place
@@ -203,9 +192,6 @@ def blocked(place):
 
 def forged(place, array, values):
     """An array of a blocked store, changed together with all that tells of it."""
-    from daskfactor.data.known import crc32
-    from daskfactor.data.store import attributes_checksum
-
     zarr.open_array(place / array, mode="r+")[:] = values
 
     def seal(document):
@@ -218,8 +204,6 @@ def forged(place, array, values):
 
 
 def test_blocks_whose_entries_lie_outside(tmp_path):
-    from daskfactor.data.known import crc32
-
     for array, change in (("columns", 2**15), ("row_starts", 2**30)):
         place = blocked(tmp_path / f"{array}.zarr")
         group = zarr.open_group(place, mode="r")
@@ -252,8 +236,6 @@ def test_a_block_of_absurd_size(tmp_path):
 
 
 def test_what_a_url_is():
-    assert is_url("s3://a/b")
-    assert is_url("simplecache::https://a/b")
-    assert not is_url("file:///a/b")
-    assert not is_url(Path("a/b"))
+    places = "s3://a/b", "simplecache::https://a/b", "file:///a/b", Path("a/b")
+    assert [is_url(place) for place in places] == [True, True, False, False]
     assert absolute("file:///a/b") == "/a/b"

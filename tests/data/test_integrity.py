@@ -5,11 +5,14 @@ import shutil
 import warnings
 from pathlib import Path
 
+import anndata
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from scipy import sparse
 
+import daskfactor as dfac
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import BlockStore, zarr_kind
@@ -23,13 +26,8 @@ def matrix():
 
 
 def labelled():
-    import anndata
-    import pandas as pd
-
-    obs, var = (
-        pd.DataFrame(index=[f"{side}{n}" for n in range(size)])
-        for side, size in (("cell", 17), ("gene", 11))
-    )
+    sides = (("cell", 17), ("gene", 11))
+    obs, var = (pd.DataFrame(index=[f"{side}{n}" for n in range(size)]) for side, size in sides)
     return anndata.AnnData(sparse.csr_matrix(matrix()), obs=obs, var=var)
 
 
@@ -52,14 +50,8 @@ def contents(path):
             (data.labels.row_dim, data.labels.col_dim, data.labels.name),
         ],
         "facts": (
-            data.fingerprint,
-            data.total,
-            data.minimum,
-            data.maximum,
-            data.is_integer,
-            data.unstored,
-            data.grid,
-            str(data.dtype),
+            *(data.fingerprint, data.total, data.minimum, data.maximum, data.is_integer),
+            *(data.unstored, data.grid, str(data.dtype)),
         ),
         "orders": (data.row_order, data.col_order),
         "counts": (data.n_observed, data.n_stored, data.row_observed, data.col_observed),
@@ -145,10 +137,7 @@ def old_store(whole, path):
         del attributes[name]
     old.attrs.update(attributes)
     for name, array in group.arrays():
-        made = old.create_array(
-            name, shape=array.shape, chunks=array.chunks, dtype=array.dtype, fill_value=0
-        )
-        made[...] = array[...]
+        old.create_array(name, data=array[...], chunks=array.chunks, fill_value=0)
 
 
 def test_a_store_of_the_first_version_still_opens(whole, tmp_path):
@@ -167,21 +156,15 @@ def test_versions_that_never_were_are_refused(whole, tmp_path, version):
 
 
 def test_what_a_zarr_directory_is(whole, tmp_path):
-    assert zarr_kind(str(whole)) == "blocks"
-    named = tmp_path / "blocks.of.mine"
-    shutil.copytree(whole, named)
-    assert zarr_kind(str(named)) == "blocks"
+    shutil.copytree(whole, tmp_path / "blocks.of.mine")
     zarr.create_array(str(tmp_path / "a.zarr"), data=np.eye(3))
-    assert zarr_kind(str(tmp_path / "a.zarr")) == "array"
     zarr.open_group(str(tmp_path / "g"), mode="w")
-    assert zarr_kind(str(tmp_path / "g")) == "group"
-    assert zarr_kind(str(tmp_path)) is None
-    assert zarr_kind(str(tmp_path / "nothing")) is None
+    kinds = {whole: "blocks", "blocks.of.mine": "blocks", "a.zarr": "array", "g": "group"}
+    for name, kind in (kinds | {"": None, "nothing": None}).items():
+        assert zarr_kind(str(tmp_path / name)) == kind
 
 
 def test_a_run_is_no_data(tmp_path):
-    import daskfactor as dfac
-
     place, model = tmp_path / "run.zarr", dfac.TweedieNMF(2, dispersion=1.0)
     dfac.sample(matrix().toarray(), model, draws=2, tune=2, store=place, progressbar=False)
     assert zarr_kind(str(place)) == "run"

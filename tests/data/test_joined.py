@@ -24,11 +24,13 @@ from daskfactor.kernels.views import BlockView, SparseBlock
 
 pytestmark = pytest.mark.libraries
 
-Array = np.ndarray
 RNG = np.random.default_rng(12)
 COUNTS = RNG.poisson(1.5, (24, 9)).astype("f4")
 GAPPY = np.where(RNG.random((24, 7)) < 0.3, np.nan, RNG.normal(4, 2, (24, 7))).astype("f4")
 RATED = np.where(RNG.random((24, 8)) < 0.4, RNG.integers(1, 6, (24, 8)), 0).astype("f4")
+
+
+MIXED = {"counts": sp.csr_array(COUNTS), "gappy": GAPPY, "rated": sp.csr_array(RATED)}
 
 
 def unit(values):
@@ -51,9 +53,8 @@ def known(values, kind):
 
 
 def test_views_of_three_kinds_stand_side_by_side_in_their_units():
-    given = {"counts": sp.csr_array(COUNTS), "gappy": GAPPY, "rated": sp.csr_array(RATED)}
     stored = {"counts": "zero", "rated": "missing"}
-    with join(given, unstored=stored, blocks=5, dtype="float64") as data:
+    with join(MIXED, unstored=stored, blocks=5, dtype="float64") as data:
         assert isinstance(data, JoinedData)
         assert data.shape == (24, 24)
         assert data.unstored == "mixed"
@@ -66,8 +67,7 @@ def test_views_of_three_kinds_stand_side_by_side_in_their_units():
         assert data.mean == pytest.approx(1.0)
         for own, joint in zip(parts, data.joints, strict=True):
             assert joint.unit == joint.mean == pytest.approx(unit(own))
-            assert joint.minimum == np.nanmin(own)
-            assert joint.maximum == np.nanmax(own)
+            assert (joint.minimum, joint.maximum) == (np.nanmin(own), np.nanmax(own))
             assert joint.n_observed == np.count_nonzero(~np.isnan(own))
         assert [own.is_integer for own in data.joints] == [True, False, True]
         kinds = {(own[1], type(data.view(*own))) for own in data.grid.all_blocks()}
@@ -116,9 +116,8 @@ def test_rows_are_matched_in_another_order_and_missing_ones_lie_in_bands_of_thei
     has = {"a": np.arange(24), "b": RNG.permutation(24)[:15], "c": RNG.permutation(24)[:10]}
     parts = {name: own[has[name]] for name, own in zip("abc", (COUNTS, GAPPY, RATED), strict=True)}
     given = {
-        "a": labelled(parts["a"], labels, columns="x"),
-        "b": labelled(parts["b"], labels[has["b"]], columns="y"),
-        "c": labelled(parts["c"], labels[has["c"]], columns="z"),
+        own: labelled(parts[own], labels[has[own]], columns=column)
+        for own, column in zip("abc", "xyz", strict=True)
     }
     with join(given, blocks=6, dtype="float64") as data:
         assert data.axes["cell"].labels.tolist() == labels.tolist()
@@ -133,8 +132,7 @@ def test_rows_are_matched_in_another_order_and_missing_ones_lie_in_bands_of_thei
             np.testing.assert_allclose(found, parts[own][:, 0], rtol=1e-6)
         for row, col in data.grid.all_blocks():
             if data.owner[row, col] < 0:
-                assert data.n_stored[row, col] == 0
-                assert data.n_observed[row, col] == 0
+                assert data.n_stored[row, col] == data.n_observed[row, col] == 0
         patterns = {
             tuple(np.unique(data.owner[row][data.owner[row] >= 0])): row for row in range(6)
         }
@@ -201,9 +199,7 @@ def bands_needed(shapes):
     patterns = {
         tuple(row in own for own in shared.values()) for row in set().union(*shared.values())
     }
-    if "turned" not in shapes:
-        return max(len(patterns), len(shared))
-    return max(len(patterns) + 1, len(shared))
+    return max(len(patterns) + ("turned" in shapes), len(shared))
 
 
 def reference(parts, shapes):
@@ -225,13 +221,6 @@ def reference(parts, shapes):
             value = parts["turned"][at, feature] / unit(parts["turned"])
             out[len(numbers) + feature, item] = value
     return out, [f"r{number}" for number in numbers]
-
-
-MIXED = {
-    "counts": sp.csr_array(COUNTS),
-    "gappy": GAPPY,
-    "rated": sp.csr_array(RATED),
-}
 
 
 def test_copies_for_workers_and_a_scratch_file_give_the_same_blocks(tmp_path):
@@ -290,146 +279,85 @@ def test_a_grid_of_before_is_taken_again_and_others_are_refused():
 
 
 LABELS = [f"c{number}" for number in range(24)]
-A, INFINITE = {"a": COUNTS}, COUNTS.copy()
+INFINITE = COUNTS.copy()
 INFINITE[3, 5] = np.inf
+EMPTY_ROW = np.vstack([GAPPY[:-1], np.full((1, 7), np.nan)])
+A, TWO, THREE = {"a": COUNTS}, {"a": COUNTS, "b": GAPPY}, {"a": COUNTS, "b": GAPPY, "c": RATED}
 CIRCLE = {name: dfac.Relation(*name) for name in ("ab", "bc", "ca")}
-BAD = [
-    ("odd circle", dict.fromkeys(CIRCLE, COUNTS[:9]), CIRCLE, {}, ModelError, "odd circle, which"),
-    (
-        "doubles",
-        {"a": COUNTS, "b": COUNTS},
-        {n: dfac.Relation("r", "c") for n in "ab"},
-        {},
-        ModelError,
-        "'a' and 'b' relate the same factors, r and c",
+OF_X, UPPER = labelled(COUNTS, LABELS, columns="x"), [*map(str.upper, LABELS)]
+SETS = ("a", np.arange(18)), ("b", np.flatnonzero(np.arange(24) % 3))
+BAD = {
+    "odd circle": (ModelError, "odd circle, which", dict.fromkeys(CIRCLE, COUNTS[:9]), CIRCLE),
+    "doubles": (
+        *(ModelError, "'a' and 'b' relate the same factors, r and c"),
+        *({"a": COUNTS, "b": COUNTS}, {n: dfac.Relation("r", "c") for n in "ab"}),
     ),
-    (
-        "one factor",
-        {"a": COUNTS, "b": GAPPY},
-        {"a": dfac.Relation("r", "r"), "b": None},
-        {},
-        ModelError,
-        "rows and the columns of 'a' are one factor, 'r'",
+    "one factor": (
+        *(ModelError, "rows and the columns of 'a' are one factor, 'r'"),
+        *(TWO, {"a": dfac.Relation("r", "r"), "b": None}),
     ),
-    (
-        "a label twice",
-        {"a": labelled(COUNTS, ["c0", *LABELS[:-1]], columns="x"), "b": labelled(GAPPY, LABELS)},
-        None,
-        {},
-        DataError,
-        "cell of 'a' have the label c0 more than once",
-    ),
-    (
-        "no label in common",
-        {"a": labelled(COUNTS, LABELS, columns="x"), "b": labelled(GAPPY, map(str.upper, LABELS))},
-        None,
-        {},
-        DataError,
-        "no label in common; first ones are 'c0' of 'a', 'C0' of 'b'",
-    ),
-    (
-        "one of three has no label in common",
+    "a label twice": (
+        *(DataError, "cell of 'a' have the label c0 more than once"),
         {
-            "a": labelled(COUNTS, LABELS, columns="x"),
+            "a": labelled(COUNTS, ["c0", *LABELS[:-1]], columns="x"),
             "b": labelled(GAPPY, LABELS),
-            "c": labelled(RATED, map(str.upper, LABELS), columns="z"),
         },
-        None,
-        {},
-        DataError,
-        "cell of 'c' and of 'a' or 'b' have no label in common",
     ),
-    (
-        "lengths",
+    "no label in common": (
+        *(DataError, "no label in common; first ones are 'c0' of 'a', 'C0' of 'b'"),
+        {"a": OF_X, "b": labelled(GAPPY, UPPER)},
+    ),
+    "one of three has no label in common": (
+        *(DataError, "cell of 'c' and of 'a' or 'b' have no label in common"),
+        {"a": OF_X, "b": labelled(GAPPY, LABELS), "c": labelled(RATED, UPPER, columns="z")},
+    ),
+    "lengths": (
+        *(DataError, "row have 24 of 'a', 20 of 'b', and not all have labels"),
         {"a": COUNTS, "b": GAPPY[:20]},
-        None,
-        {},
-        DataError,
-        "row have 24 of 'a', 20 of 'b', and not all have labels",
     ),
-    ("names", A, {"x": dfac.Relation()}, {}, ModelError, "a, x is in one only; name them alike"),
-    ("a name with a slash", {"a/b": COUNTS}, None, {}, OptionError, "without a slash, got 'a/b'"),
-    ("a name that is no text", {1: COUNTS}, None, {}, OptionError, "without a slash, got 1"),
-    ("nothing", {}, None, {}, OptionError, "takes several matrices"),
-    ("one matrix", COUNTS, None, {}, OptionError, "takes several matrices: .* got ndarray"),
-    ("infinity", {"a": COUNTS, "b": INFINITE}, None, {}, DataError, "'b': .*row 3, column 5.*inf"),
-    (
-        "a row of NaN",
-        {
-            "a": np.vstack([GAPPY[:-1], np.full((1, 7), np.nan)]),
-            "b": np.vstack([GAPPY[:-1], np.full((1, 7), np.nan)]),
-        },
-        None,
-        {},
-        DataError,
-        "1 of 24 rows have no observed entry: row 23",
+    "names": (ModelError, "a, x is in one only; name them alike", A, {"x": dfac.Relation()}),
+    "a name with a slash": (OptionError, "without a slash, got 'a/b'", {"a/b": COUNTS}),
+    "a name that is no text": (OptionError, "without a slash, got 1", {1: COUNTS}),
+    "nothing": (OptionError, "takes several matrices", {}),
+    "one matrix": (OptionError, "takes several matrices: .* got ndarray", COUNTS),
+    "infinity": (DataError, "'b': .*row 3, column 5.*inf", {"a": COUNTS, "b": INFINITE}),
+    "a row of NaN": (
+        *(DataError, "1 of 24 rows have no observed entry: row 23"),
+        {"a": EMPTY_ROW, "b": EMPTY_ROW},
     ),
-    (
-        "a column of NaN",
+    "a column of NaN": (
+        *(DataError, r"1 of 17 columns have no observed entry: column 16 \(7 of b\)"),
         {"a": COUNTS, "b": np.hstack([GAPPY, np.full((24, 1), np.nan)])},
-        None,
-        {},
-        DataError,
-        r"1 of 17 columns have no observed entry: column 16 \(7 of b\)",
     ),
-    ("what is no matrix", {"a": COUNTS, "b": "nowhere.npy"}, None, {}, Exception, "'b': .*nowhere"),
-    (
-        "too few blocks",
-        {"a": COUNTS, "b": GAPPY, "c": RATED},
-        None,
-        {"blocks": 2},
-        OptionError,
-        "blocks must be from 3",
-    ),
-    ("too many blocks", {"a": COUNTS, "b": GAPPY}, None, {"blocks": 17}, OptionError, "to 16"),
-    ("weights", A, None, {"weights": COUNTS}, OptionError, "weights cannot be given for several"),
-    (
-        "weighed blocks",
+    "what is no matrix": (Exception, "'b': .*nowhere", {"a": COUNTS, "b": "nowhere.npy"}),
+    "too few blocks": (OptionError, "blocks must be from 3", THREE, None, {"blocks": 2}),
+    "too many blocks": (OptionError, "to 16", TWO, None, {"blocks": 17}),
+    "weights": (OptionError, "weights cannot be given for several", A, None, {"weights": COUNTS}),
+    "weighed blocks": (
+        *(OptionError, "'b'"),
         {"a": COUNTS, "b": dfac.as_blocks(COUNTS, weights=COUNTS + 1)},
-        None,
-        {},
-        OptionError,
-        "'b'",
     ),
-    (
-        "more sets of rows than columns",
-        {
-            name: labelled(COUNTS[own, :1], np.array(LABELS)[own], columns=name)
-            for name, own in (("a", np.arange(18)), ("b", np.flatnonzero(np.arange(24) % 3)))
-        },
-        None,
-        {},
-        DataError,
-        "need 3 bands on a side, .* 22 x 2",
+    "more sets of rows than columns": (
+        *(DataError, "need 3 bands on a side, .* 22 x 2"),
+        {n: labelled(COUNTS[own, :1], np.array(LABELS)[own], columns=n) for n, own in SETS},
     ),
-    ("unstored of nobody", A, None, {"unstored": {"b": "zero"}}, OptionError, "unstored names 'b'"),
-    (
-        "unstored of dense data",
-        A,
-        None,
-        {"unstored": {"a": "missing"}},
-        OptionError,
-        "'a': unstored is \"missing\", but the input is dense",
+    "unstored of nobody": (OptionError, "unstored names 'b'", A, None, {"unstored": {"b": "zero"}}),
+    "unstored of dense data": (
+        *(OptionError, "'a': unstored is \"missing\", but the input is dense"),
+        *(A, None, {"unstored": {"a": "missing"}}),
     ),
-    (
-        "unstored is no word",
-        {"a": sp.csr_array(COUNTS)},
-        None,
-        {"unstored": "none"},
-        OptionError,
-        "'a': unstored must be",
+    "unstored is no word": (
+        *(OptionError, "'a': unstored must be"),
+        *({"a": sp.csr_array(COUNTS)}, None, {"unstored": "none"}),
     ),
-]
+}
 
 
-@pytest.mark.parametrize(
-    ("given", "relations", "options", "kind", "words"),
-    [row[1:] for row in BAD],
-    ids=[row[0] for row in BAD],
-)
-def test_bad_input_is_told_in_one_sentence(given, relations, options, kind, words):
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told_in_one_sentence(case):
+    kind, words, given, relations, options = (*BAD[case], None, None)[:5]
     with pytest.raises(kind, match=words) as caught:
-        join(given, relations, **options)
+        join(given, relations, **options or {})
     assert isinstance(caught.value, (DataError, ModelError, OptionError, dfac.errors.StoreError))
     text = str(caught.value)
     assert "\n" not in text
@@ -437,10 +365,12 @@ def test_bad_input_is_told_in_one_sentence(given, relations, options, kind, word
 
 
 def test_a_dict_for_one_model_and_a_matrix_for_several():
-    with pytest.raises(ModelError, match="several matrices go with a coupled model"):
-        dfac.sample({"a": COUNTS}, dfac.TweedieNMF(2), progressbar=False)
-    with pytest.raises(OptionError, match="takes several matrices"):
-        dfac.sample(COUNTS, dfac.Coupled(2), progressbar=False)
+    for data, model, error, message in (
+        (A, dfac.TweedieNMF(2), ModelError, "several matrices go with a coupled model"),
+        (COUNTS, dfac.Coupled(2), OptionError, "takes several matrices"),
+    ):
+        with pytest.raises(error, match=message):
+            dfac.sample(data, model, progressbar=False)
 
 
 def test_missing_cells_are_named_matrix_by_matrix():

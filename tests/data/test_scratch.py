@@ -1,23 +1,30 @@
-"""Scratch files: the same blocks as in memory, bounded memory, nothing left behind."""
+"""Files of arrays and scratch files: what was written comes back, nothing is left behind."""
 
 import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import dask
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from daskfactor.data.adapters import open_source
 from daskfactor.data.grid import Grid, choose_grid
 from daskfactor.data.loading import working_bytes
 from daskfactor.data.sources import as_blocks
-from daskfactor.data.storage import ArrayFile, Storage, scratch_directory
+from daskfactor.data.storage import OLD, PREFIX, ArrayFile, Storage, scratch_directory, sweep
 from daskfactor.errors import DataError, DataWarning, StoreError
 from daskfactor.kernels.views import BlockView
 
@@ -40,8 +47,7 @@ def test_scratch_holds_what_memory_holds(folder):
     values = matrix()
     kept = as_blocks(values.astype("float64"), 5)
     with as_blocks(values.astype("float64"), 5, memory_limit=0) as data:
-        assert kept.in_memory
-        assert not data.in_memory
+        assert (kept.in_memory, data.in_memory) == (True, False)
         assert "in memory" in kept.describe()
         assert "in a scratch file" in data.describe()
         assert data.fingerprint == kept.fingerprint
@@ -49,9 +55,8 @@ def test_scratch_holds_what_memory_holds(folder):
         for block in data.grid.all_blocks():
             np.testing.assert_array_equal(data.view(*block).block, kept.view(*block).block)
         np.testing.assert_array_equal(data.missing_cells(), kept.missing_cells())
-        np.testing.assert_array_equal(
-            data.values([1, 102], [0, 46]), kept.values([1, 102], [0, 46])
-        )
+        cells = [1, 102], [0, 46]
+        np.testing.assert_array_equal(data.values(*cells), kept.values(*cells))
 
 
 @pytest.mark.parametrize("scratch", [False, True])
@@ -99,10 +104,8 @@ def open_files(folder):
     """Files of this process that lie, or lay before they were unlinked, in a folder."""
     links = []
     for link in Path("/proc/self/fd").iterdir():
-        try:
+        with suppress(FileNotFoundError):
             links.append(str(link.readlink()))
-        except FileNotFoundError:
-            continue
     return [link for link in links if link.startswith(str(folder))]
 
 
@@ -142,6 +145,13 @@ def test_nothing_stays_open_after_bad_data_or_an_interrupt(folder, monkeypatch, 
     assert not list(folder.iterdir())
 
 
+def run(folder, code, *arguments):
+    """Run a program whose scratch files lie in a folder."""
+    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
 KILLED = """
 import os, signal, numpy as np
 from daskfactor.data.sources import as_blocks
@@ -155,13 +165,9 @@ os.kill(os.getpid(), signal.{signal})
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGINT", "SIGTERM"])
 def test_nothing_stays_after_the_process_was_killed(folder, signal):
     folder.mkdir()
-    code = KILLED.format(signal=signal)
-    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=False, capture_output=True
-    )
+    done = run(folder, KILLED.format(signal=signal))
     assert done.returncode != 0
-    assert b"AssertionError" not in done.stderr
+    assert "AssertionError" not in done.stderr
     assert not list(folder.iterdir())
 
 
@@ -179,10 +185,7 @@ except StoreError as error:
 
 def test_too_little_room_is_noticed_before_the_pass(folder):
     """The limit on file sizes is real here: the kernel refuses, as on a full disk."""
-    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED], env=environment, check=True, capture_output=True, text=True
-    )
+    done = run(folder, LIMITED)
     assert f"a scratch file of 640000 bytes is needed in {folder}" in done.stdout
     assert "there is not enough room; free some" in done.stdout
     assert not list(folder.iterdir())
@@ -204,6 +207,16 @@ def test_a_disk_that_fills_up_while_writing_is_reported(folder, monkeypatch):
     assert len(calls) == 4
     assert not open_files(folder)
     assert not list(folder.iterdir())
+
+
+def test_a_file_that_finds_no_room_says_how_much_it_holds(tmp_path, monkeypatch):
+    file = ArrayFile(str(tmp_path))
+    extent = file.append(np.arange(100.0))
+    np.testing.assert_array_equal(file.read([extent])[0], np.arange(100.0))
+    monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(StoreError, match=r"of 1632 or more bytes .* not enough room; free some"):
+        file.append(np.arange(100.0))
+    file.close()
 
 
 def test_reads_and_writes_that_come_in_pieces_are_put_together(folder, monkeypatch):
@@ -276,19 +289,11 @@ print(data.in_memory, data.total_observed, memory("VmHWM") - before)
 @pytest.mark.parametrize("chunks", [(512, 512), (64, 4096), (333, 700), (200, 200)])
 def test_peak_memory_stays_below_the_limit(tmp_path, chunks):
     for name, side in (("small", 100), ("large", 4096)):
-        array = zarr.create_array(
-            str(tmp_path / name),
-            shape=(side, side),
-            chunks=tuple(min(side, step) for step in chunks),
-            dtype="f4",
-        )
-        array[:] = 3.0
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path)], check=True, capture_output=True, text=True
-    )
+        values, cut = np.full((side, side), np.float32(3)), tuple(min(side, own) for own in chunks)
+        zarr.create_array(str(tmp_path / name), data=values, chunks=cut)
+    done = run(tmp_path, PEAK, str(tmp_path))
     in_memory, observed, peak = done.stdout.split()
-    assert in_memory == "False"
-    assert int(observed) == 4096**2
+    assert (in_memory, int(observed)) == ("False", 4096**2)
     source = open_source(tmp_path / "large")
     grid = choose_grid(source.shape, source.chunks)
     # What zarr's threads and the allocator hold whatever the size: 2.5 MiB with zarr 3.4.
@@ -313,3 +318,110 @@ def test_a_block_that_two_threads_load_is_kept_once():
         storage.view(row, col)
     assert storage.in_memory
     assert not storage.extents
+
+
+# -- files of arrays -------------------------------------------------------------------------
+
+ARRAYS = st.lists(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64, np.int32, np.uint16]),
+        hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=9),
+    ),
+    max_size=3,
+)
+
+
+@given(st.lists(ARRAYS, min_size=1, max_size=4))
+def test_arrays_come_back(groups):
+    with tempfile.TemporaryDirectory() as folder:
+        file = ArrayFile(folder, named=True)
+        file.append(np.ones(1))  # an empty file cannot be mapped
+        extents = [[file.append(array) for array in arrays] for arrays in groups]
+        opened = ArrayFile(path=file.path)
+        for arrays, places in zip(groups, extents, strict=True):
+            if not places:
+                continue
+            again = file.read(places, again=True)
+            ways = (file.read(places), opened.read(places), again, opened.map(places))
+            for way in ways:
+                for array, found in zip(arrays, way, strict=True):
+                    np.testing.assert_array_equal(found, array)
+                    assert found.dtype == array.dtype
+                    assert found.flags.carray  # contiguous, aligned, writeable
+        opened.close()
+        file.remove()
+        assert not any(Path(folder).iterdir())
+
+
+def made(folder):
+    file = ArrayFile(str(folder), named=True)
+    first = [file.append(np.arange(10.0)), file.append(np.arange(3, dtype="uint16"))]
+    return file, first, [file.append(np.ones(5000))]
+
+
+def test_writing_to_a_mapped_array_changes_nothing(tmp_path):
+    file, first, _ = made(tmp_path)
+    opened = ArrayFile(path=file.path)
+    mapped = opened.map(first)[0]
+    mapped[:] = -1
+    np.testing.assert_array_equal(file.read(first)[0], np.arange(10.0))
+    opened.close()
+    file.remove()
+    np.testing.assert_array_equal(mapped, -1)  # mapped pages outlive the file
+
+
+def test_memory_is_new_or_of_the_thread(tmp_path):
+    file, first, second = made(tmp_path)
+    own = file.read(second, again=True)[0]
+    assert np.shares_memory(own, file.read(first, again=True)[0])
+    assert not np.shares_memory(own, file.read(first)[0])
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(file.read(first, again=True)))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(own, found[0])
+    file.remove()
+
+
+def test_a_file_that_shrinks_is_noticed(tmp_path):
+    file, _, second = made(tmp_path)
+    os.truncate(file.path, 100)
+    with pytest.raises(StoreError, match="ends too early, at byte"):
+        file.read(second)
+    file.remove()
+
+
+def test_files_are_for_this_user_and_without_a_name_where_none_is_asked(tmp_path):
+    file, _, _ = made(tmp_path)
+    assert Path(file.path).stat().st_mode & 0o077 == 0
+    file.remove()
+    unnamed = ArrayFile(str(tmp_path / "new" / "folder"))
+    extent = unnamed.append(np.ones(3))
+    assert unnamed.path == ""
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    np.testing.assert_array_equal(unnamed.read([extent])[0], 1)
+    unnamed.close()
+
+
+def test_what_a_killed_process_left_is_swept_away_and_nothing_before(tmp_path):
+    code = (
+        "import sys; from daskfactor.data.storage import ArrayFile\n"
+        f"file = ArrayFile({str(tmp_path)!r}, named=True)\n"
+        "print(file.path, flush=True); sys.stdin.read()"
+    )
+    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], **how)
+    path = Path(process.stdout.readline().strip())
+    assert (path.parent, path.name.startswith(PREFIX)) == (tmp_path, True)
+    long_ago = time.time() - 2 * OLD
+
+    def swept(age):
+        os.utime(path, age)
+        sweep(str(tmp_path))
+        return not path.exists()
+
+    assert not swept((long_ago, long_ago))  # held
+    process.kill()
+    process.communicate()
+    assert not swept(None)  # too young
+    assert swept((long_ago, long_ago))

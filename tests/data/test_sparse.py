@@ -2,16 +2,19 @@
 
 import tracemalloc
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from daskfactor.data import entries as reading
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.sparse import compress, entry_type
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.kernels.views import SparseBlock
 
@@ -51,14 +54,8 @@ def check_blocks(data):
             own = view.indices[view.indptr[row] : view.indptr[row + 1]].astype(int)
             assert (np.diff(own) > 0).all()
             assert (own < n).all()
-        for part in view[:3]:
-            assert part.flags.c_contiguous
-            assert part.flags.writeable
-            assert part.flags.aligned
-        if view.zeros:
-            assert (view.values != 0).all()
-        else:
-            assert not np.isnan(view.values).any()
+        assert all(part.flags.carray for part in view[:3])  # contiguous, aligned, writeable
+        assert (view.values != 0).all() if view.zeros else not np.isnan(view.values).any()
 
 
 CHOICES = [("zero", False, None), ("zero", True, 0), ("missing", False, 0), ("missing", True, None)]
@@ -111,43 +108,25 @@ def test_statistics_are_those_of_the_dense_matrix(unstored, balance):
 @given(st.data())
 def test_any_matrix_comes_back(data):
     shape = data.draw(st.tuples(st.integers(1, 20), st.integers(1, 20)))
-    dense = np.array(
-        data.draw(
-            st.lists(
-                st.sampled_from([0.0, 0.0, 1.0, -2.5, np.nan]),
-                min_size=shape[0] * shape[1],
-                max_size=shape[0] * shape[1],
-            )
-        )
-    ).reshape(shape)
+    cells = st.sampled_from([0.0, 0.0, 1.0, -2.5, np.nan])
+    dense = data.draw(hnp.arrays(np.float64, shape, elements=cells))
     unstored = data.draw(st.sampled_from(["zero", "missing"]))
     matrix = expected(dense, unstored)
     if np.isnan(matrix).all():
         return
     blocks = data.draw(st.integers(1, min(shape)))
-    found = as_blocks(
-        in_format(dense, data.draw(st.sampled_from(["csr", "csc", "coo"]))),
-        blocks,
-        unstored=unstored,
-        balance=data.draw(st.booleans()),
-        memory_limit=data.draw(st.sampled_from([None, 0])),
-        allow_empty=True,
-        dtype="float64",
-    )
-    with found:
+    options = {"unstored": unstored, "allow_empty": True, "dtype": "float64"}
+    chosen = {"balance": st.booleans(), "memory_limit": st.sampled_from([None, 0])}
+    chosen = {name: data.draw(own) for name, own in chosen.items()}
+    matrix_in = in_format(dense, data.draw(st.sampled_from(["csr", "csc", "coo"])))
+    with as_blocks(matrix_in, blocks, **options, **chosen) as found:
         check_blocks(found)
         np.testing.assert_array_equal(found.to_numpy(), matrix)
         np.testing.assert_array_equal(found.missing_cells(), np.nonzero(np.isnan(matrix)))
         rows, cols = np.indices(shape).reshape(2, -1)
         np.testing.assert_array_equal(found.values(rows, cols), matrix[rows, cols])
-        again = as_blocks(
-            found.observed_sparse(),
-            found.grid,
-            unstored=unstored,
-            allow_empty=True,
-            dtype="float64",
-            balance=found.row_order is not None,
-        )
+        options["balance"] = found.row_order is not None
+        again = as_blocks(found.observed_sparse(), found.grid, **options)
         assert again.fingerprint == found.fingerprint
 
 
@@ -183,12 +162,11 @@ def test_duplicates_are_summed_without_wrapping(name, dtype):
     coo = sp.coo_array((values, (rows, cols)), shape=(2, 2))
     if name == "coo":
         matrix = coo
+    elif name == "csr":
+        matrix = sp.csr_array((values, np.array(cols), np.array([0, 3, 5])), shape=(2, 2))
     else:
-        kind = sp.csr_array if name == "csr" else sp.csc_array
-        indptr = [0, 3, 5] if name == "csr" else [0, 2, 5]
-        indices = cols if name == "csr" else [1, 1, 0, 0, 0]
-        held = values if name == "csr" else values[[3, 4, 0, 1, 2]]
-        matrix = kind((held, np.array(indices), np.array(indptr)), shape=(2, 2))
+        parts = values[[3, 4, 0, 1, 2]], np.array([1, 1, 0, 0, 0]), np.array([0, 2, 5])
+        matrix = sp.csc_array(parts, shape=(2, 2))
     before = matrix.data.copy()
     data = as_blocks(matrix, 1, unstored="zero")
     total = 3 if dtype == "bool" else 300
@@ -219,9 +197,8 @@ def test_the_callers_matrix_is_left_alone():
 
 def test_the_meaning_of_unstored_entries_is_said_once():
     matrix = sp.csr_array(counts())
-    with pytest.warns(
-        DataWarning, match='taken to be observed zeros, as in counts; say unstored="zero"'
-    ) as seen:
+    said = 'taken to be observed zeros, as in counts; say unstored="zero"'
+    with pytest.warns(DataWarning, match=said) as seen:
         data = as_blocks(matrix)
     assert seen[0].filename == __file__
     assert data.unstored == "zero"
@@ -247,13 +224,24 @@ def test_the_grid_follows_from_the_entries():
     assert blocks(1000, 1000, 2 * 10**5, workers=10) == 3
     grid = Grid(Bands((0, 10, 70)), Bands((0, 40, 45)))
     for balance in (False, True):
-        assert (
-            as_blocks(sp.csr_array(counts()), grid, unstored="zero", balance=balance).grid == grid
-        )
+        found = as_blocks(sp.csr_array(counts()), grid, unstored="zero", balance=balance)
+        assert found.grid == grid
     with pytest.raises(OptionError, match=r"grid is for a matrix of shape \(70, 45\)"):
         as_blocks(sp.csr_array(counts(30, 30)), grid, unstored="zero")
     with pytest.raises(OptionError, match="blocks must be a whole number from 1 to 45"):
         as_blocks(sp.csr_array(counts()), 46, unstored="zero")
+
+
+@contextmanager
+def traced():
+    """Trace memory; afterwards the result returns its peak."""
+    peaks = []
+    tracemalloc.start()
+    try:
+        yield peaks.pop
+    finally:
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
 
 
 def test_nothing_is_as_large_as_the_matrix():
@@ -261,15 +249,11 @@ def test_nothing_is_as_large_as_the_matrix():
     rng = np.random.default_rng(0)
     where = rng.integers(0, size, entries), rng.integers(0, size, entries)
     matrix = sp.coo_array((rng.random(entries) + 1, where), shape=(size, size))
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         data = as_blocks(matrix, unstored="missing", balance=True, allow_empty=True)
         row, col, value = int(where[0][0]), int(where[1][0]), float(np.float32(matrix.data[0]))
         np.testing.assert_array_equal(data.values([row, row], [col, (col + 1) % size])[0], value)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 150e6, "a few arrays of a million numbers"
+    assert peak() < 150e6, "a few arrays of a million numbers"
     assert data.nbytes < 20e6
     with pytest.raises(OptionError, match=r"too large .*observed_sparse"):
         data.to_numpy()
@@ -285,22 +269,13 @@ def test_a_large_matrix_takes_little_more_than_itself():
     indptr = np.arange(0, entries + 1, entries // rows)
     matrix = sp.csr_array((rng.random(entries), indices, indptr), shape=(rows, cols))
     size = matrix.data.nbytes + matrix.indices.nbytes
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         data = as_blocks(matrix, unstored="zero")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 2.2 * size
+    assert peak() < 2.2 * size
     assert data.nbytes == pytest.approx(data.n_stored.sum() * 6, rel=0.1)
-    tracemalloc.start()
-    try:
-        with as_blocks(matrix, unstored="zero", memory_limit=0, balance=True) as data:
-            assert not data.in_memory
-            peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 100e6
+    with traced() as peak, as_blocks(matrix, unstored="zero", memory_limit=0, balance=True) as data:
+        assert not data.in_memory
+    assert peak() < 100e6
 
 
 def test_balance_evens_the_blocks_out():
@@ -340,9 +315,52 @@ def test_describe_says_it_in_one_line():
         dense.observed_sparse()
 
 
-def test_closed_scratch_blocks_say_so():
-    dense = counts()
-    with as_blocks(sp.csr_array(dense), 3, unstored="zero", memory_limit=0) as data:
-        assert np.shares_memory(data.view(0, 0).values, data.view(1, 1).values)
-    with pytest.raises(OSError, match="these blocks were closed"):
-        data.view(0, 0)
+# -- entries in any order become sorted compressed rows --------------------------------------
+
+F4 = np.dtype(np.float32)
+cells = st.lists(
+    st.tuples(
+        st.integers(0, 6), st.integers(0, 4), st.sampled_from([0.0, -0.0, 1.5, -2.0, np.nan])
+    ),
+    max_size=40,
+)
+
+
+def records(triples):
+    return np.array(triples, entry_type(F4))
+
+
+def by_dictionary(triples, zeros):
+    """The plain twin: a dictionary of cells."""
+    found = {}
+    for row, col, value in triples:
+        before = found.get((row, col))
+        found[row, col] = value if before is None or not zeros else before + value
+    kept = {
+        cell: value
+        for cell, value in sorted(found.items())
+        if (value != 0 if zeros else not np.isnan(value))
+    }
+    return kept, len(triples) - len(found)
+
+
+@given(cells, st.booleans(), st.booleans())
+def test_compress_is_what_a_dictionary_gives(triples, zeros, in_order):
+    if in_order:
+        triples = sorted({(row, col): (row, col, v) for row, col, v in triples}.values())
+    wanted, doubles = by_dictionary(triples, zeros)
+    block, merged = compress(records(triples), (7, 5), zeros)
+    rows = np.repeat(np.arange(7), np.diff(block.indptr))
+    assert list(zip(rows.tolist(), block.indices.tolist(), strict=True)) == list(wanted)
+    np.testing.assert_array_equal(block.values, np.array(list(wanted.values()), F4))
+    assert merged == doubles
+    assert not np.signbit(block.values[block.values == 0]).any()
+    assert (block.m, block.n, block.zeros, block.indptr[0]) == (7, 5, zeros, 0)
+    assert (block.indptr.dtype, block.indices.dtype, block.values.dtype) == ("i4", "u2", "f4")
+
+
+def test_sums_of_duplicates_do_not_lose_what_float32_would():
+    triples = records([(0, 0, 2.0**24)] + [(0, 0, 1.0)] * 64)
+    block, merged = compress(triples, (1, 1), zeros=True)
+    assert block.values.tolist() == [2.0**24 + 64]
+    assert merged == 64

@@ -9,7 +9,6 @@ import scipy.sparse as sp
 import sparse
 import xarray as xr
 
-from daskfactor.data import entries as reading
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, StoreError
 
@@ -83,18 +82,15 @@ def test_dask_chunks_that_turn_out_dense_or_broken():
 
     rated = sparse.COO([[0], [0]], [1.0], shape=(20, 20), fill_value=np.nan)
     zero = sparse.COO([[0], [0]], [1.0], shape=(20, 20))
-    mixed = da.map_blocks(
-        lambda block: rated, da.ones((40, 20), chunks=20), meta=zero[:0, :0], dtype="f8"
-    )
+    ones = da.ones((40, 20), chunks=20)
+    mixed = da.map_blocks(lambda block: rated, ones, meta=zero[:0, :0], dtype="f8")
     with pytest.raises(DataError, match="a chunk of the dask array has fill_value nan"):
         as_blocks(mixed)
 
     def broken(block):
         raise RuntimeError("the sensor was off")
 
-    with pytest.raises(
-        StoreError, match=r"reading the dask input failed after 0 pieces: RuntimeError"
-    ):
+    with pytest.raises(StoreError, match="the dask input failed after 0 pieces: RuntimeError"):
         as_blocks(array.map_blocks(broken, meta=meta), unstored="zero")
 
 
@@ -104,9 +100,7 @@ def test_xarray_keeps_its_names(lazy):
     values = da.from_array(COO, chunks=(20, 20)) if lazy else COO
     array = xr.DataArray(values, dims=("user", "film"), coords={"user": names}, name="stars")
     data = same(array)
-    assert data.source.kind == "xarray"
-    assert data.labels.row_dim == "user"
-    assert data.labels.name == "stars"
+    assert (data.source.kind, data.labels.row_dim, data.labels.name) == ("xarray", "user", "stars")
     assert data.labels.row(3) == "row 3 (user 3)"
     broken = array.copy(data=sparse.COO([[7], [3]], [np.inf], shape=(60, 40)))
     with pytest.raises(DataError, match=r"row 7 \(user 7\), column 3 is inf"):
@@ -119,34 +113,18 @@ def annotated(kind):
     return anndata.AnnData(kind(DENSE), obs=cells, var=genes)
 
 
-@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix])
+@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix, np.asarray])
 @pytest.mark.parametrize("backed", [False, True])
-def test_anndata(kind, backed, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LEAST_LINES", 17)
-    monkeypatch.setattr(reading, "DENSE_PART", 1)
-    adata = annotated(kind)
+def test_anndata(kind, backed, tmp_path):
+    adata, dense = annotated(kind), kind is np.asarray
     if backed:
         adata.write_h5ad(tmp_path / "a.h5ad")
         adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    data = same(adata, unstored="zero")
-    assert data.source.kind == "anndata"
-    assert data.source.lazy == backed
-    assert (data.labels.row_dim, data.labels.col_dim) == ("obs", "var")
-    assert data.labels.cell(2, 5) == "row 2 (cell2), column 5 (gene5)"
-    if backed:
-        adata.file.close()
-
-
-@pytest.mark.parametrize("backed", [False, True])
-def test_dense_anndata(backed, tmp_path):
-    adata = annotated(np.asarray)
-    if backed:
-        adata.write_h5ad(tmp_path / "a.h5ad")
-        adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    data = as_blocks(adata, 3)
-    assert not data.is_sparse
-    assert data.labels.row(1) == "row 1 (cell1)"
+    data = as_blocks(adata, 3) if dense else same(adata, unstored="zero")
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
+    assert (data.source.kind, data.is_sparse) == ("anndata", not dense)
+    assert data.source.lazy == backed
+    assert data.labels.cell(2, 5) == "row 2 (cell2), column 5 (gene5)"
     if backed:
         adata.file.close()
 

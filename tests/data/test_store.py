@@ -3,8 +3,6 @@
 import contextlib
 import json
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from daskfactor.data.convert import convert
-from daskfactor.data.grid import Bands, Block, Grid
+from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.data.store import (
@@ -64,22 +62,17 @@ def change_attributes(path, **changes):
 
 def test_blocks_are_those_of_the_matrix(store):
     found = BlockStore(str(store))
-    dense = matrix().toarray()
-    for block in found.known.grid.all_blocks():
-        view = found.read(*block)
-        part = dense[found.known.grid.slices(block)]
-        assert (view.m, view.n) == part.shape
-        assert view.zeros
-        assert view.indptr.dtype == np.int32
-        assert view.indices.dtype == np.uint16
-        assert view.values.dtype == np.float32
-        assert all(a.flags.writeable for a in (view.indptr, view.indices, view.values))
-        rebuilt = sparse.csr_array(
-            (view.values, view.indices.astype("i4"), view.indptr), part.shape
-        )
+    dense, grid = matrix().toarray(), found.known.grid
+    sizes = block_bytes(grid, np.dtype("f4"), found.known.statistics.n_stored)
+    for block in grid.all_blocks():
+        view, part = found.read(*block), dense[grid.slices(block)]
+        own = view.indptr, view.indices, view.values
+        assert (view.m, view.n, view.zeros) == (*part.shape, True)
+        assert [a.dtype for a in own] == [np.int32, np.uint16, np.float32]
+        assert all(a.flags.writeable for a in own)
+        rebuilt = sparse.csr_array((own[2], own[1].astype("i4"), own[0]), part.shape)
         np.testing.assert_array_equal(rebuilt.toarray(), part)
-        sizes = block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored)
-        assert sizes[block] == sum(a.nbytes for a in (view.indptr, view.indices, view.values))
+        assert sizes[block] == sum(a.nbytes for a in own)
 
 
 def test_another_dtype_is_converted_on_reading(store):
@@ -100,8 +93,7 @@ def test_wide_blocks_have_wide_column_numbers(tmp_path):
 def test_same_statistics_and_fingerprint_as_in_memory(store):
     wanted = as_blocks(matrix(), BLOCKS, unstored="zero")
     got = as_blocks(store)
-    assert got.fingerprint == wanted.fingerprint
-    assert got.source.kind == "blocks"
+    assert (got.fingerprint, got.source.kind) == (wanted.fingerprint, "blocks")
     assert (got.total, got.minimum, got.maximum) == (wanted.total, 0.0, wanted.maximum)
     assert got.is_integer
     for name in ("n_observed", "row_observed", "col_observed", "n_stored"):
@@ -148,9 +140,8 @@ def test_what_is_no_store_says_what_it_is(tmp_path, store):
     zarr.open_group(str(foreign), mode="w").create_array("x", shape=(2,), dtype="f4")
     with pytest.raises(StoreFormatError, match="not a blocked sparse store"):
         BlockStore(str(foreign))
-    assert not is_blocked_store(str(foreign))
-    assert not is_blocked_store(str(foreign / "x"))
-    assert not is_blocked_store(str(tmp_path))
+    for place in (foreign, foreign / "x", tmp_path):
+        assert not is_blocked_store(str(place))
     assert is_blocked_store(str(store))
     assert is_blocked_store(f"file://{store}")
 
@@ -230,24 +221,6 @@ def test_what_fits_stays_in_memory(store):
     assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
 
 
-def test_reading_from_many_threads(store):
-    found = BlockStore(str(store))
-    wanted = {block: found.read(*block).values.sum() for block in found.known.grid.all_blocks()}
-    storage = found.blocks(np.dtype(np.float32), 600)
-    barrier = threading.Barrier(4)
-
-    def work(number):
-        barrier.wait()
-        order = np.random.default_rng(number).permutation(9)
-        for place in order:
-            block = Block(*divmod(int(place), 3))
-            assert storage.view(*block).values.sum() == wanted[block]
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    storage.close()
-
-
 @given(
     st.lists(st.integers(0, 50_000), min_size=1, max_size=20).filter(any),
     st.sampled_from([2, 4, 8]),
@@ -268,11 +241,8 @@ def test_no_chunk_holds_two_blocks(store):
     table = group["block_table"][...].reshape(-1, 4)
     for name, field in (("values", 0), ("columns", 0), ("row_starts", 1)):
         assert (table[:, field] % group[name].chunks[0] == 0).all()
-        used = (
-            table[:, STORED]
-            if field == 0
-            else np.repeat(BlockStore(str(store)).known.grid.rows.sizes, 3)
-        )
+        rows = BlockStore(str(store)).known.grid.rows.sizes
+        used = table[:, STORED] if field == 0 else np.repeat(rows, 3)
         assert (table[1:, field] >= (table[:, field] + used)[:-1]).all()
 
 
@@ -280,13 +250,9 @@ class Flaky:
     """Loads blocks of one row, and fails as often as it is told."""
 
     def __init__(self, monkeypatch, failures, error):
-        self.failures = failures
-        self.error = error
-        self.loaded = []
-        self.pauses = []
+        self.failures, self.error, self.loaded, self.pauses = failures, error, [], []
         monkeypatch.setattr("daskfactor.data.storage.time.sleep", self.pauses.append)
-        grid = Grid.even((40, 40), 4)
-        self.blocks = Storage(grid, load=self.load, nbytes=6400, budget=0)
+        self.blocks = Storage(Grid.even((40, 40), 4), load=self.load, nbytes=6400, budget=0)
 
     def load(self, block):
         self.loaded.append(block)

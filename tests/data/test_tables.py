@@ -1,4 +1,4 @@
-"""Tables of every dialect become the same triples, and bad ones say what is wrong."""
+"""Tables of every dialect and matrices in files; and what is said of those that are broken."""
 
 import bz2
 import datetime as dt
@@ -12,12 +12,18 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xarray as xr
+import zarr
+from scipy import sparse
 
+import daskfactor as dfac
 from daskfactor.data import entries as keys
 from daskfactor.data import files, tables
 from daskfactor.data.convert import convert
+from daskfactor.data.files import read_matrix
 from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreError
+from daskfactor.data.tables import read_table
+from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
 
 pytestmark = pytest.mark.libraries
 
@@ -40,7 +46,7 @@ def converted(source, **options):
 
 def write(folder, name, content):
     path = folder / name
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     return path
 
 
@@ -55,11 +61,10 @@ def test_separators_and_headers(tmp_path, separator, header):
     assert labels.col_coords[labels.col_dim].tolist() == [7, 30, 1000]
 
 
-@pytest.mark.parametrize("ending", ["gz", "bz2"])
-def test_packed_text(tmp_path, ending):
-    pack = {"gz": gzip.compress, "bz2": bz2.compress}[ending]
-    path = tmp_path / f"t.tsv.{ending}"
-    path.write_bytes(pack(text(separator="\t").encode()))
+@pytest.mark.parametrize("pack", [gzip, bz2])
+def test_packed_text(tmp_path, pack):
+    path = tmp_path / f"t.tsv.{'gz' if pack is gzip else 'bz2'}"
+    path.write_bytes(pack.compress(text(separator="\t").encode()))
     np.testing.assert_array_equal(converted(path).to_numpy(), DENSE)
 
 
@@ -82,44 +87,54 @@ def test_columns_by_name_and_by_position(tmp_path):
 
 
 def test_lines_are_counted(tmp_path):
-    lines = "user,page,time\nu,x,1\nu,x,2\nv,x,3\nu,y,4\n"
-    path = write(tmp_path, "t.csv", lines)
-    np.testing.assert_array_equal(converted(path, values=False).to_numpy(), [[2, 1], [1, 0]])
+    timed = write(tmp_path, "t.csv", "user,page,time\nu,x,1\nu,x,2\nv,x,3\nu,y,4\n")
     pairs = write(tmp_path, "p.csv", "user,page\nu,x\nu,x\nv,x\nu,y\n")
-    np.testing.assert_array_equal(converted(pairs).to_numpy(), [[2, 1], [1, 0]])
-
-
-def test_a_wrong_name_lists_the_columns(tmp_path):
-    path = write(tmp_path, "t.csv", text())
-    with pytest.raises(DataError, match="no column 'star' for values; did you mean 'stars'"):
-        converted(path, values="star")
-    with pytest.raises(DataError, match="has no column 'x' for rows; it has the columns user, fi"):
-        converted(path, rows="x")
-    with pytest.raises(DataError, match="no column at position 9 for columns"):
-        converted(path, columns=9)
-    with pytest.raises(OptionError, match="need different columns, got user, user, stars"):
-        converted(path, columns="user")
-    single = write(tmp_path, "s.csv", "user\n1\n")
-    with pytest.raises(DataError, match=r"no column at position 1 for columns; .* single column"):
-        converted(single)
+    for path, options in ((timed, {"values": False}), (pairs, {})):
+        np.testing.assert_array_equal(converted(path, **options).to_numpy(), [[2, 1], [1, 0]])
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("choice", "error", "message"),
     [
-        ("", "is empty"),
-        ("user,film,stars\n", "has no entries"),
-        ("user,user,stars\n1,2,3\n", "two columns of one name"),
-        ("user,film,stars\n1,2,3\n1,2\n", "Expected 3 columns, got 2"),
-        ("user,film,stars\n1,2,3\n1,2,good\n", "invalid value 'good'"),
-        ("user,film,stars\n1,2,3\n,2,3\n", "nothing in the key column 'user'"),
+        ({"values": "star"}, DataError, "no column 'star' for values; did you mean 'stars'"),
+        ({"rows": "x"}, DataError, "has no column 'x' for rows; it has the columns user, fi"),
+        ({"columns": 9}, DataError, "no column at position 9 for columns"),
+        ({"columns": "user"}, OptionError, "need different columns, got user, user, stars"),
+        (None, DataError, r"no column at position 1 for columns; .* single column"),
     ],
 )
-def test_bad_text(tmp_path, content, message):
-    path = write(tmp_path, "t.csv", content)
+def test_a_wrong_name_lists_the_columns(tmp_path, choice, error, message):
+    path = write(tmp_path, "t.csv", "user\n1\n" if choice is None else text())
+    with pytest.raises(error, match=message):
+        converted(path, **choice or {})
+
+
+MM = "%%MatrixMarket matrix"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", "", "is empty"),
+        ("t.csv", "user,film,stars\n", "has no entries"),
+        ("t.csv", "user,user,stars\n1,2,3\n", "two columns of one name"),
+        ("t.csv", "user,film,stars\n1,2,3\n1,2\n", "Expected 3 columns, got 2"),
+        ("t.csv", "user,film,stars\n1,2,3\n1,2,good\n", "invalid value 'good'"),
+        ("t.csv", "user,film,stars\n1,2,3\n,2,3\n", "nothing in the key column 'user'"),
+        ("t.parquet", "PAR1 and then nothing", "cannot be read as a table"),
+        ("m.mtx", "1 2 3\n", "is no Matrix Market file"),
+        ("m.mtx", f"{MM} array real general\n1 1\n2\n", "holds a array matrix"),
+        ("m.mtx", f"{MM} coordinate complex general\n1 1 1\n1 1 1 1\n", "complex numbers"),
+        ("m.mtx", f"{MM} coordinate real general\nx\n", "numbers of rows, columns"),
+        ("m.mtx", f"{MM} coordinate real general\n2 2 2\n1 1 1\n", "2 entries, but has 1"),
+        ("m.mtx", f"{MM} coordinate real general\n2 2 1\n3 1 1\n", "cannot be read as"),
+        ("m.mtx", f"{MM} coordinate real general\n2 2 1\n1 1 x\n", "cannot be read as"),
+    ],
+)
+def test_broken_files(tmp_path, name, content, message):
     with pytest.raises(DataError, match=message):
-        converted(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
+        converted(write(tmp_path, name, content))
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
 def test_keys_that_only_look_like_numbers_at_first(tmp_path, monkeypatch):
@@ -220,21 +235,19 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
     assert {own.rstrip("/") for own in seen} <= {"", str(tmp_path)}
 
 
-def test_bad_parquet(tmp_path):
-    path = tmp_path / "t.parquet"
-
-    def refuse(message, **columns):
-        pq.write_table(pa.table(columns), path)
-        with pytest.raises(DataError, match=message):
-            converted(path)
-
-    refuse("'r' .* holds double; keys must be", r=[1.0], c=[1], v=[1.0])
-    refuse("'v' .* holds string; values must be numbers", r=[1], c=[1], v=["x"])
-    refuse("1 lines .* nothing in the key column 'c'", r=[1, 2], c=[1, None], v=[1.0, 2.0])
-    refuse("above 2", r=pa.array([2**63 + 1], pa.uint64()), c=[1], v=[1.0])
-    path.write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(DataError, match="cannot be read as a table"):
-        converted(path)
+@pytest.mark.parametrize(
+    ("r", "c", "v", "message"),
+    [
+        ([1.0], [1], [1.0], "'r' .* holds double; keys must be"),
+        ([1], [1], ["x"], "'v' .* holds string; values must be numbers"),
+        ([1, 2], [1, None], [1.0, 2.0], "1 lines .* nothing in the key column 'c'"),
+        (pa.array([2**63 + 1], pa.uint64()), [1], [1.0], "above 2"),
+    ],
+)
+def test_bad_parquet(tmp_path, r, c, v, message):
+    pq.write_table(pa.table({"r": r, "c": c, "v": v}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=message):
+        converted(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize("unit", ["day", "s", "ms", "us", "ns"])
@@ -279,23 +292,6 @@ def test_matrix_market_of_a_pattern_without_a_last_newline(tmp_path):
     np.testing.assert_array_equal(converted(path).to_numpy(), [[0, 0, 1], [1, 0, 0]])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("1 2 3\n", "is no Matrix Market file"),
-        ("%%MatrixMarket matrix array real general\n1 1\n2\n", "holds a array matrix"),
-        ("%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 1 1\n", "complex numbers"),
-        ("%%MatrixMarket matrix coordinate real general\nx\n", "numbers of rows, columns"),
-        ("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n", "2 entries, but has 1"),
-        ("%%MatrixMarket matrix coordinate real general\n2 2 1\n3 1 1\n", "cannot be read as"),
-        ("%%MatrixMarket matrix coordinate real general\n2 2 1\n1 1 x\n", "cannot be read as"),
-    ],
-)
-def test_bad_matrix_market(tmp_path, content, message):
-    with pytest.raises(DataError, match=message):
-        converted(write(tmp_path, "m.mtx", content))
-
-
 def numbers(*values):
     return np.array(values, np.int64)
 
@@ -304,24 +300,27 @@ def texts(codes, names):
     return pd.Categorical.from_codes(codes, names)
 
 
+def learnt(*parts, **options):
+    axis = keys.Axis("row", **options)
+    for part in parts:
+        axis.learn(part)
+    return axis, *axis.finish()
+
+
 def test_number_axes_learn_any_keys():
     rng = np.random.default_rng(0)
     for spread in (1, 50, 10**12):
         parts = [rng.integers(-spread, spread, 30) for _ in range(20)]
-        axis = keys.Axis("row")
-        axis.learn(numbers())
-        for part in parts:
-            axis.learn(part)
-        learnt, named = axis.finish()
+        axis, found, named = learnt(numbers(), *parts)
         labels, counts = np.unique(np.concatenate(parts), return_counts=True)
-        assert named is not None
         np.testing.assert_array_equal(named, labels)
-        np.testing.assert_array_equal(learnt, counts)
+        np.testing.assert_array_equal(found, counts)
         for part in parts:
             np.testing.assert_array_equal(labels[axis.positions(part)], part)
         for unknown in (-spread - 1, spread, -(2**63), 2**63 - 1):
             with pytest.raises(StoreError, match="has a row key that was not there"):
                 axis.positions(numbers(unknown))
+    np.testing.assert_array_equal(learnt(numbers(2, 0, 1))[2], [0, 1, 2])  # as others are
 
 
 @pytest.mark.parametrize("kind", ["int64", "uint64", "int8", "uint8"])
@@ -329,25 +328,13 @@ def test_number_axes_take_the_ends_of_a_type(kind):
     ends = np.iinfo(kind)
     for edge, inwards in ((ends.min, 1), (ends.max, -1)):
         part = np.array([edge, int(edge) + 2 * inwards, edge], kind)
-        axis = keys.Axis("row")
-        axis.learn(part)
-        counts, named = axis.finish()
+        axis, counts, named = learnt(part)
         assert sorted(counts.tolist()) == [1, 2]
-        assert named is not None
         assert named[axis.positions(part)].tolist() == part.tolist()
 
 
-def test_keys_that_count_from_zero_are_labels_as_others_are():
-    axis = keys.Axis("row")
-    axis.learn(numbers(2, 0, 1))
-    np.testing.assert_array_equal(axis.finish()[1], [0, 1, 2])
-
-
 def test_text_axes_ignore_names_that_no_entry_has():
-    axis = keys.Axis("row")
-    axis.learn(texts([2, 0], ["b", "unused", "a"]))
-    _, named = axis.finish()
-    assert named is not None
+    axis, _, named = learnt(texts([2, 0], ["b", "unused", "a"]))
     assert named.tolist() == ["a", "b"]
     assert axis.positions(texts([1, 1], ["?", "b"])).tolist() == [1, 1]
 
@@ -387,3 +374,152 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     packed.write_bytes(gzip.compress(matrix.read_bytes()))
     with pytest.raises(OptionError, match=r"pip install 'daskfactor\[tables\]'"):
         files.read_matrix(str(packed))
+
+
+# -- matrices in files of every kind -------------------------------------------------------
+
+VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
+
+
+def test_npy_and_npz_first_or_named(tmp_path):
+    path = tmp_path / "v.npz"
+    np.save(tmp_path / "v.npy", VALUES)
+    np.savez(path, a=VALUES, b=VALUES + 1)
+    for name, wanted in (("v.npy", VALUES), ("v.npz", VALUES), ("v.npz:b", VALUES + 1)):
+        np.testing.assert_array_equal(read_matrix(f"{tmp_path}/{name}"), wanted)
+    with pytest.raises(DataError, match="no array 'c', only a, b"):
+        read_matrix(f"{path}:c")
+
+
+@pytest.mark.parametrize("form", [2, 3])
+def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
+    path = tmp_path / "v.zarr"
+    group = zarr.create_group(path, zarr_format=form)
+    for name in ("a", "b"):
+        group.create_array(name, data=VALUES)
+    found = dfac.as_blocks(read_matrix(f"{path}:b"), 1)
+    np.testing.assert_array_equal(found.to_numpy(), VALUES)
+    for wrong in (path, f"{path}:c"):
+        with pytest.raises(DataError, match=r"holds 2 zarr arrays \(a, b\); name one as .*:NAME"):
+            read_matrix(str(wrong))
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.npz"])
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"anything at all"])
+def test_empty_and_cut_off_arrays_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
+        read_matrix(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("text", ["1,2\n,4.5\n", "1;2\n\nNA;4.5", "1\t2\nnan\t4.5\n", "1 2\n? 4.5"])
+def test_bare_tables(tmp_path, text):
+    np.testing.assert_array_equal(read_table(write(tmp_path, "t.csv", text)), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "columns"),
+    [
+        pytest.param("x,y\n1,2\n,4.5\n", None, ["x", "y"], id="header"),
+        pytest.param("g,x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"], id="both"),
+        pytest.param(",x,y\n7,1,2\n8,,4.5\n", ["7", "8"], ["x", "y"], id="numbers as row names"),
+        pytest.param("x,y\na,1,2\nb,,4.5\n", ["a", "b"], ["x", "y"], id="no corner"),
+        pytest.param('"a, b",1,2\nb,,4.5\n', ["a, b", "b"], None, id="row names"),
+        pytest.param(",0,1\n0,1,2\n1,,4.5\n", ["0", "1"], ["0", "1"], id="counted"),
+        pytest.param(",1,2\na,1,2\nb,,4.5\n", ["a", "b"], ["1", "2"], id="from 1"),
+    ],
+)
+def test_labelled_tables(tmp_path, text, rows, columns):
+    result = read_table(write(tmp_path, "t.csv", text))
+    np.testing.assert_array_equal(result.values, VALUES)
+    assert result.dims == ("row", "column")
+    for dim, names in (("row", rows), ("column", columns)):
+        assert (list(result[dim].values) if dim in result.coords else None) == names
+
+
+def test_columns_named_by_rising_numbers_are_told_of(tmp_path):
+    with pytest.warns(DataWarning, match="first line of .* taken for names .* write NaN"):
+        found = read_table(write(tmp_path, "t.csv", ",400.5,401\n0,1,2\n1,,4.5\n"))
+    np.testing.assert_array_equal(found.values, VALUES)
+    assert list(found["column"].values) == ["400.5", "401"]
+
+
+@pytest.mark.parametrize("first", [",5,2", "NaN,2,5", ",2,2", ",2,", ",,3"])
+def test_a_missing_cell_begins_a_line_of_data(tmp_path, first):
+    assert read_table(write(tmp_path, "t.csv", f"{first}\n1,2,3\n")).shape == (2, 3)
+
+
+def test_a_blank_first_line_holds_no_names(tmp_path):
+    with pytest.raises(DataError):
+        dfac.as_blocks(write(tmp_path, "t.csv", "\n1,2\n,4.5\n"), table=True)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 30])
+def test_frames_without_names_are_read_as_they_were_written(tmp_path, columns):
+    V = np.random.default_rng(0).poisson(4.0, (10, columns)) + 1
+    pd.DataFrame(V).to_csv(tmp_path / "v.csv")
+    with dfac.as_blocks(tmp_path / "v.csv", 1) as data:
+        np.testing.assert_array_equal(data.view(0, 0).block, V)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("x,y\n", "no line of numbers"),
+        ("1,2\n3\n", "line 2 has 1 fields, the lines before it 2"),
+        ("x,y\n1,2\n3,four\n", "line 3, field 2: 'four' is no number$"),
+        ("user,film,stars\nu1,f1,5\n", "'f1' is no number; of a table with a line for each entry"),
+        ("x,y,z\n1,2\n", "3 names in its header, but 2 columns"),
+    ],
+)
+def test_broken_tables_say_where(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        read_table(write(tmp_path, "t.csv", text))
+
+
+def test_zarr_arrays_and_stores_of_any_name_are_left_to_the_library(tmp_path):
+    array, store = tmp_path / "v.zarr", tmp_path / "t.zarr.blocks"
+    zarr.save_array(array, VALUES)
+    dfac.convert(sparse.eye_array(4, format="csr"), store, unstored="zero", progressbar=False)
+    for place in (array, store):
+        assert read_matrix(str(place)) == str(place)
+
+
+@pytest.mark.parametrize("name", ["v.nc", "v.zarr"])
+def test_labelled_files(tmp_path, name):
+    path = tmp_path / name
+    dataset = xr.Dataset(
+        {"v": (("time", "band"), VALUES), "line": (("band",), [1.0, 2.0])},
+        coords={"band": [450.0, 550.0]},
+    )
+    if name == "v.nc":
+        dataset.to_netcdf(path, engine="h5netcdf")
+    else:
+        dataset.to_zarr(path, consolidated=False)
+    only = read_matrix(str(path))
+    assert only.dims == ("time", "band")
+    np.testing.assert_array_equal(only.values, VALUES)
+    xr.testing.assert_equal(read_matrix(f"{path}:v").load(), only.load())
+    with pytest.raises(DataError, match="no variable 'w', only line, v"):
+        read_matrix(f"{path}:w")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v.zarr", r"2 two-dimensional variables \(a, b\)"),
+        ("none.npy", "does not exist"),
+        ("v.jpg", r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"),
+        ("v.csv:foo", "v.csv holds one matrix, without a name, not 'foo'"),
+        ("v.npy:foo", "v.npy holds one matrix, without a name, not 'foo'"),
+    ],
+)
+def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
+    two = xr.Dataset({"a": (("x", "y"), VALUES), "b": (("x", "y"), VALUES)})
+    two.to_zarr(tmp_path / "v.zarr", consolidated=False)
+    np.save(tmp_path / "v.npy", VALUES)
+    for file in ("v.csv", "v.jpg"):
+        (tmp_path / file).write_text("1,2\n3,4\n")
+    with pytest.raises(DataError, match=message):
+        read_matrix(f"{tmp_path}/{name}")

@@ -1,5 +1,7 @@
 """Blocks of tensors: the same entries whatever holds them, counts, orders, and what is refused."""
 
+import pickle
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -23,18 +25,13 @@ def dense(seed=0):
 
 def put_together(data):
     """The tensor that blocks hold, in the caller's order."""
-    grid = data.grid
-    out = np.full([side.size for side in grid.axes], np.nan)
-    if data.unstored == "zero":
-        out[...] = 0
-    first, others, starts = data.row_order, data.col_order, grid.starts
+    grid, starts, fill = data.grid, data.grid.starts, 0.0 if data.unstored == "zero" else np.nan
+    first, others = data.row_order, data.col_order
+    out = np.full([own.size for own in grid.axes], fill)
     for block in grid.all_blocks():
-        view = data.view(*block)
+        view, at, spans = data.view(*block), [], grid.slices(block)
         rows = np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
-        at = []
-        for n, (own, part) in enumerate(
-            zip((rows, *view.indices), grid.slices(block), strict=True)
-        ):
+        for n, (own, part) in enumerate(zip((rows, *view.indices), spans, strict=True)):
             place = own.astype(np.int64) + part.start
             if first is not None:
                 place = first[place] if n == 0 else others[starts[n - 1] + place] - starts[n - 1]
@@ -78,9 +75,7 @@ def test_counts_are_those_of_the_entries(blocks, unstored):
     V = sparse.COO(skewed)
     data = as_tensor(V, blocks, unstored=unstored, allow_empty=True)
     seen = np.ones(shape, bool) if unstored == "zero" else skewed > 0
-    np.testing.assert_array_equal(
-        np.nan_to_num(put_together(data), nan=0.0), skewed.astype(np.float64)
-    )
+    np.testing.assert_array_equal(np.nan_to_num(put_together(data), nan=0.0), skewed)
     assert data.total_observed == seen.sum() == data.n_observed.sum()
     assert data.n_missing == (~seen).sum()
     assert data.mean == pytest.approx(skewed[seen].mean())
@@ -92,25 +87,22 @@ def test_counts_are_those_of_the_entries(blocks, unstored):
         assert data.row_order is not None, "so uneven a tensor is dealt out evenly"
 
 
-def test_a_stored_nan_is_missing_among_observed_zeros():
+def test_a_stored_nan_is_missing_whatever_others_are():
     values = np.array([1.0, np.nan, 2.0])
     V = sparse.COO(np.array([[0, 1, 2], [0, 1, 1], [0, 0, 1]]), values, (3, 2, 2))
     data = as_tensor(V, 1, unstored="zero")
     assert (data.total_observed, data.n_missing) == (11, 1)
     np.testing.assert_array_equal(data.row_observed, [4, 3, 4])
-
-
-def test_a_stored_nan_is_one_more_missing_entry_where_others_are():
-    places, values = np.array([[0, 1, 1], [0, 0, 1], [0, 0, 1]]), np.array([1.0, np.nan, 2.0])
-    data = as_tensor(sparse.COO(places, values, (2, 2, 2)), 1, unstored="missing")
-    known = as_tensor(sparse.COO(places[:, ::2], values[::2], (2, 2, 2)), 1, unstored="missing")
+    places = np.array([[0, 1, 1], [0, 0, 1], [0, 0, 1]])
+    data, known = (
+        as_tensor(sparse.COO(places[:, ::n], values[::n], (2, 2, 2)), 1, unstored="missing")
+        for n in (1, 2)
+    )
     assert data.total_observed == 2
     assert data.fingerprint == known.fingerprint
 
 
 def test_blocks_survive_a_trip_to_another_process():
-    import pickle
-
     data = as_tensor(dense(), 2)
     again = pickle.loads(pickle.dumps(data))
     for block in data.grid.all_blocks():
@@ -126,30 +118,29 @@ def test_blocks_that_do_not_fit_memory_are_read_from_a_file():
 
 
 HOLE = np.where(np.arange(3)[:, None] == 1, np.nan, np.ones((2, 3, 2)))
+TWICE = np.array([[0, 0], [1, 1], [1, 1]])
 REFUSED = {
-    "a matrix": (np.ones((3, 4)), DataError, "three or more"),
-    "nothing": (np.ones((0, 4, 2)), DataError, "empty"),
-    "all missing": (np.full((3, 3, 3), np.nan), DataError, "all 3 x 3 x 3 entries are missing"),
-    "infinite": (np.full((2, 2, 2), np.inf), DataError, r"\(0, 0, 0\) is infinite"),
-    "complex": (np.ones((2, 2, 2), complex), DataError, "real numbers"),
-    "text": (np.full((2, 2, 2), "a"), DataError, "real numbers"),
-    "an empty index": (HOLE, DataError, "1 of axis_1"),
-    "a fill value": (sparse.COO(np.ones((2, 2, 2)), fill_value=1.0), DataError, "fill_value"),
-    "a path of nothing": ("nowhere.zarr", DataError, "no zarr array"),
+    "a matrix": (np.ones((3, 4)), "three or more"),
+    "nothing": (np.ones((0, 4, 2)), "empty"),
+    "all missing": (np.full((3, 3, 3), np.nan), "all 3 x 3 x 3 entries are missing"),
+    "infinite": (np.full((2, 2, 2), np.inf), r"\(0, 0, 0\) is infinite"),
+    "complex": (np.ones((2, 2, 2), complex), "real numbers"),
+    "text": (np.full((2, 2, 2), "a"), "real numbers"),
+    "an empty index": (HOLE, "1 of axis_1"),
+    "a fill value": (sparse.COO(np.ones((2, 2, 2)), fill_value=1.0), "fill_value"),
+    "a path of nothing": ("nowhere.zarr", "no zarr array"),
+    "a cell twice": (
+        sparse.COO(TWICE, [1.0, 2.0], (2, 2, 2), has_duplicates=False),
+        r"\(0, 1, 1\) is stored more than once",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_tensor_is_refused_in_a_sentence(case):
-    V, kind, words = REFUSED[case]
-    with pytest.raises(kind, match=words):
-        as_tensor(V)
-
-
-def test_a_cell_that_is_stored_twice_is_named():
-    V = sparse.COO(np.array([[0, 0], [1, 1], [1, 1]]), [1.0, 2.0], (2, 2, 2), has_duplicates=False)
-    with pytest.raises(DataError, match=r"\(0, 1, 1\) is stored more than once"):
-        as_tensor(V, allow_empty=True)
+    V, words = REFUSED[case]
+    with pytest.raises(DataError, match=words):
+        as_tensor(V, allow_empty=case == "a cell twice")
 
 
 @pytest.mark.parametrize(

@@ -59,20 +59,23 @@ def memory():
     fsspec.filesystem("memory").rm("/data", recursive=True)
 
 
+def alike(place, elsewhere):
+    """Data at a URL give the run that a copy on disk gives."""
+    local = fitted(str(elsewhere))
+    for executor in ("serial", "threads"):
+        assert np.array_equal(fitted(place, executor=executor), local)
+
+
 def test_a_dense_array(folder, tmp_path):
     for place in (f"{folder}/v.zarr", str(tmp_path / "v.zarr")):
         zarr.create_array(place, data=DENSE, chunks=(16, 12))
-    local = fitted(str(tmp_path / "v.zarr"))
-    for executor in ("serial", "threads"):
-        assert np.array_equal(fitted(f"{folder}/v.zarr", executor=executor), local)
+    alike(f"{folder}/v.zarr", tmp_path / "v.zarr")
 
 
 def test_a_blocked_store(folder, tmp_path):
     for place in (f"{folder}/c.zarr", str(tmp_path / "c.zarr")):
         dfac.convert(COUNTS, place, blocks=4, **QUIET)
-    local = fitted(str(tmp_path / "c.zarr"))
-    for executor in ("serial", "threads"):
-        assert np.array_equal(fitted(f"{folder}/c.zarr", executor=executor), local)
+    alike(f"{folder}/c.zarr", tmp_path / "c.zarr")
     dfac.convert(f"{folder}/c.zarr", tmp_path / "back.zarr", blocks=2, progressbar=False)
     assert (dfac.as_blocks(tmp_path / "back.zarr").observed_sparse() != COUNTS).nnz == 0
     with pytest.raises(StoreError, match="exists already"):
@@ -193,8 +196,7 @@ def test_what_is_secret_in_a_url_is_not_told():
     assert reached(pickle.loads(pickle.dumps(place))) == (url, {})
     assert json.dumps({"location": place}).count("abcdef") == 0
     said = why(OSError(f"403 for {url}"), place)
-    assert "password" not in said
-    assert "abcdef" not in said
+    assert not [secret for secret in ("password", "abcdef") if secret in said]
     assert Url("abfs://container@account.host/v.zarr") == "abfs://container@account.host/v.zarr"
 
 
@@ -246,10 +248,8 @@ def test_a_server_that_is_gone_is_given_up(folder, s3, monkeypatch):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
     store = BlockStore(f"{folder}/c.zarr")
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
-    with (
-        s3.failing(lambda environ: (503, "SlowDown")),
-        pytest.raises(StoreError, match=r"cannot be used for \d seconds: .*DASKFACTOR_STORE_PATI"),
-    ):
+    gone = r"cannot be used for \d seconds: .*DASKFACTOR_STORE_PATI"
+    with s3.failing(lambda _: (503, "SlowDown")), pytest.raises(StoreError, match=gone):
         store.read(0, 0)
     assert store.read(0, 0).values.size
 
@@ -274,10 +274,12 @@ def test_what_a_server_answers_is_told(monkeypatch):
         with pytest.raises(StoreError, match=rf"for \d seconds: it answers {status} {code}; see"):
             persistently(answers(status, code), url)
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "300")
-    with pytest.raises(StoreError, match="used: the credentials are refused; check"):
-        persistently(answers(403, "AccessDenied", PermissionError), url)
-    with pytest.raises(StoreError, match="used: the credentials have expired; renew them"):
-        persistently(answers(400, "ExpiredToken"), url)
+    for kind, status, code, message in (
+        (PermissionError, 403, "AccessDenied", "the credentials are refused; check"),
+        (OSError, 400, "ExpiredToken", "the credentials have expired; renew them"),
+    ):
+        with pytest.raises(StoreError, match=f"used: {message}"):
+            persistently(answers(status, code, kind), url)
     tree = 'x error\n  |-> service error\n  `-> Error { code: "InternalError", message: "m" }'
     assert trouble_of(RuntimeError(tree)).what == "it answers InternalError"
 

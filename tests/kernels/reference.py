@@ -4,12 +4,8 @@ Same names and arguments; no tiles, no floors on cost. They compute in the
 dtype of the factors, so float64 factors give the reference values.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
 _MASK = 0xFFFFFFFF
 
 
@@ -92,22 +88,12 @@ def step_moments(theta, grad, metric, step, rate, shape=1.0, matched=(1.0, np.in
     return mean, 2 * s * mean - s**2 * shape - share * s * (kept - decay * theta)
 
 
-def moment_step(
-    theta,
-    grad,
-    metric,
-    step,
-    rate,
-    key,
-    iteration,
-    factor,
-    row0,
-    coarse,
-    shape=1.0,
-    matched=(1.0, np.inf),
-):
-    """Twin of :func:`daskfactor.kernels.langevin.langevin_step` where variance <= 2 mean²."""
-    z = _noise(theta, key, iteration, factor, row0, coarse)
+def moment_step(theta, grad, metric, step, rate, address, shape=1.0, matched=(1.0, np.inf)):
+    """Twin of :func:`daskfactor.kernels.langevin.langevin_step` where variance <= 2 mean².
+
+    ``address`` is (key, iteration, factor, row0, coarse).
+    """
+    z = _noise(theta, *address)
     mean, variance = step_moments(theta, grad, metric, step, rate, shape, matched)
     r = np.maximum(2 * mean**2 / variance, 1)
     square = r - 1 + np.sqrt(r * (r - 1))
@@ -122,71 +108,46 @@ def accumulate_moments(theta, count, mean, m2):
 
 
 def deviance(v, mu, beta):
-    """d_beta(v | mu) by its definition, with the limit at v = 0; in float64."""
-    v, mu = np.asarray(v, np.float64), np.asarray(mu, np.float64)
+    """d_beta(v | mu) by its definition, with the limit at v = 0; in extended precision."""
+    v, mu, b = (np.asarray(x, np.longdouble) for x in (v, mu, beta))
     with np.errstate(divide="ignore", invalid="ignore"):
         if beta == 1:
             return np.where(v == 0, mu, v * np.log(v / mu) - v + mu)
         if beta == 0:
             return v / mu - np.log(v / mu) - 1
-        data_term = np.where(v == 0, 0, v**beta / (beta * (beta - 1)))
-        return data_term - v * mu ** (beta - 1) / (beta - 1) + mu**beta / beta
+        data_term = np.where(v == 0, 0, v**b / (b * (b - 1)))
+        return data_term - v * mu ** (b - 1) / (b - 1) + mu**b / b
 
 
-def _block(V, row0, col0, W, H, floor):
-    """Data with zeros for missing entries, means, mask."""
-    v = V[row0 : row0 + len(W), col0 : col0 + len(H)].astype(W.dtype)
-    observed = ~np.isnan(v)
-    return np.where(observed, v, 0), np.maximum(W @ H.T, floor), observed
+def watched_cells(m, n):
+    """Positions of some cells, in row-major order."""
+    at = np.unique(np.linspace(0, m * n - 1, 6).astype(int))
+    return (at // n).astype(np.int32), (at % n).astype(np.int32)
 
 
-def gradient(V, row0, col0, W, H, scale, floor, GW, GH, beta):
-    """Twin of ``DenseKernels.gradient``."""
-    v, mu, observed = _block(V, row0, col0, W, H, floor)
-    residual = scale * observed * (v - mu) * mu ** (beta - 2)
-    GW[...] = residual @ H
-    GH[...] = residual.T @ W
-
-
-def gradient_curvature(V, row0, col0, W, H, scale, floor, GW, GH, CW, CH, beta):
-    """Twin of ``DenseKernels.gradient_curvature``."""
-    gradient(V, row0, col0, W, H, scale, floor, GW, GH, beta)
-    _, mu, observed = _block(V, row0, col0, W, H, floor)
-    curvature = observed * mu ** (beta - 1)
-    CW += curvature @ H
-    CH += curvature.T @ W
-
-
-def multiplicative_rows(V, row0, col0, W, H, floor, num, den, beta):
-    """Twin of ``DenseKernels.multiplicative_rows``."""
-    v, mu, observed = _block(V, row0, col0, W, H, floor)
-    num += (observed * v * mu ** (beta - 2)) @ H
-    den += (observed * mu ** (beta - 1)) @ H
-
-
-def multiplicative_cols(V, row0, col0, W, H, floor, num, den, beta):
-    """Twin of ``DenseKernels.multiplicative_cols``."""
-    v, mu, observed = _block(V, row0, col0, W, H, floor)
-    num += (observed * v * mu ** (beta - 2)).T @ W
-    den += (observed * mu ** (beta - 1)).T @ W
-
-
-def slope(V, row0, col0, W, H, floor, by_rows, gradient, fits, beta):
-    """Twin of ``slope_rows`` and ``slope_cols``, with sums of fit."""
-    v, mu, observed = _block(V, row0, col0, W, H, floor)
-    R = observed * (v - mu) * mu ** (beta - 2)
-    found = np.where(observed, deviance(np.where(observed, v, 1), mu, beta), 0.0)
-    gradient += R @ H if by_rows else R.T @ W
-    fits -= found.sum(axis=1 if by_rows else 0)
-
-
-def evaluate(V, row0, col0, W, H, floor, out, cell_rows, cell_cols, mean, m2, count, beta):
-    """Twin of ``DenseKernels.evaluate``."""
-    v, mu, observed = _block(V, row0, col0, W, H, floor)
-    v, mu = v[observed], mu[observed]
-    out[0] -= deviance(v, mu, beta).sum()
-    out[1] += ((v - mu) ** 2 * mu ** (beta - 2)).sum()
-    accumulate_moments((W @ H.T)[cell_rows, cell_cols], count, mean, m2)
+def everything(V, W, H, beta, *, scale=1.7, floor=1e-6, start=7.0):
+    """Twin of `tests.kernels.problems.everything` for a block as an array, NaN where missing."""
+    means = W.astype(float) @ H.T.astype(float)
+    mu, seen = np.maximum(means, floor), ~np.isnan(V)
+    v = np.where(seen, V, 1.0)
+    residual = seen * (v - mu) * mu ** (beta - 2)
+    curvature = seen * mu ** (beta - 1)
+    off = np.where(seen, deviance(v, mu, beta), 0.0).astype(float)
+    found = {"fit": start + np.array([-off.sum(), (residual * (v - mu)).sum()])}
+    for name, terms, begun in (
+        ("gradient", scale * residual, 0.0),
+        ("gradient again", scale * residual, 0.0),
+        ("curvature", curvature, start),
+        ("numerator", seen * v * mu ** (beta - 2), start),
+        ("denominator", curvature, start),
+        ("slope", residual, start),
+        ("slope alone", residual, start),
+    ):
+        found[f"{name} W"], found[f"{name} H"] = begun + terms @ H, begun + terms.T @ W
+    found["fits W"], found["fits H"] = start - off.sum(axis=1), start - off.sum(axis=0)
+    found["mean"] = 1.0 + (means[watched_cells(*V.shape)] - 1.0) / 3
+    found["m2"] = 0.5 + (found["mean"] - 1.0) ** 2 * 6  # the third number of three
+    return found
 
 
 def _time_steps(weights, columns, step):

@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 
-from daskfactor.kernels.dense import dense_kernels
+from daskfactor.kernels.blockwise import gradient
 from daskfactor.kernels.langevin import accumulate_moments, cir_step, langevin_step
 from daskfactor.kernels.philox import Address, fill_normals
-from daskfactor.kernels.sparse import sparse_kernels
-from daskfactor.kernels.views import NO_WEIGHTS, Workspace
+from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels.problems import everything
 
 KEY = np.array([7, 11], np.uint32)
 
@@ -47,71 +47,47 @@ def exact_results(dtype):
     return results
 
 
-LAW = 1e-6, ()
+class SmallTiles(Workspace):
+    """Buffers in which dense blocks are visited three rows at a time."""
 
-
-def slopes(kernels, block, W, H, work):
-    """One side's gradients and fits, for both sides."""
-    GW, GH, of_rows, of_cols = np.ones_like(W), np.ones_like(H), np.zeros(len(W)), np.zeros(len(H))
-    kernels.slope_rows(block, W, H, LAW, (GW, of_rows), (np.empty_like(W), *work))
-    kernels.slope_cols(block, W, H, LAW, (GH, of_cols), (np.empty_like(H), *work))
-    return [GW, GH, of_rows, of_cols]
+    def tiles(self, m, n, K, dtype=None):
+        return super().tiles(min(m, 3), n, K, dtype)
 
 
 def dense_results(dtype, beta):
-    """Kernels that may sum in another order."""
+    """Kernels that may sum in another order, on a block that ends where its array does."""
     rng = np.random.default_rng(4)
     V = rng.gamma(2.0, size=(9, 8)).astype(dtype)
     V[2, 3] = V[4, 4] = np.nan
     W, H = (rng.gamma(2.0, size=(rows, 3)).astype(dtype) for rows in (7, 5))
-    k, tiles = dense_kernels(Tweedie(beta)), Workspace(dtype).tiles(3, 5, 3)
-    GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
-    GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
-    k.gradient_curvature((V, 1, 2, NO_WEIGHTS), W, H, 2.0, LAW, (GW, GH, CW, CH), tiles)
-    results = [GW.copy(), GH.copy(), CW, CH]
-    k.gradient((V, 2, 3, NO_WEIGHTS), W, H, 2.0, LAW, (GW, GH), tiles)
-    k.multiplicative_rows((V, 1, 2, NO_WEIGHTS), W, H, LAW, (num_w, den_w), tiles)
-    k.multiplicative_cols((V, 1, 2, NO_WEIGHTS), W, H, LAW, (num_h, den_h), tiles)
-    out, mean, m2 = np.zeros(2), np.zeros(3), np.zeros(3)
-    rows, cols = np.array([0, 4, 6], np.int32), np.array([4, 0, 4], np.int32)
-    k.evaluate((V, 1, 2, NO_WEIGHTS), W, H, LAW, out, (rows, cols, mean, m2, 1), tiles)
-    results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
-    results += slopes(k, (V, 1, 2, NO_WEIGHTS), W, H, tiles)
-    return {f"dense/{beta}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
+    told = {"slopes": True, "cells": True, "work": SmallTiles(dtype)}
+    found = everything(BlockView(V, 2, 3, 7, 5), Tweedie(beta), W, H, **told)
+    return {f"dense/{beta}/{name}/{dtype.__name__}": own for name, own in found.items()}
 
 
 def sparse_results(dtype, beta, zeros, first=False):
     """The same on compressed rows, one of them empty; or of the first kernel alone."""
-    rng = np.random.default_rng(5)
-    # As many components as in test_sparse.py, for which most of this is compiled anyway.
+    rng, law = np.random.default_rng(5), Tweedie(beta)
+    # As many components as in test_blocks.py, for which most of this is compiled anyway.
     W, H = (rng.gamma(2.0, size=(rows, 11)).astype(dtype) for rows in (4, 5))
     values = rng.gamma(2.0, size=6).astype(dtype)
     values[4] = np.nan
     pattern = np.array([0, 2, 2, 5, 6], np.int32), np.array([0, 4, 1, 2, 3, 4], np.uint16)
-    block = (*pattern, values, NO_WEIGHTS)
-    k, last = sparse_kernels(Tweedie(beta), zeros, 11), Workspace(dtype).sums(11)
-    GW, CW, num_w, den_w = (np.ones_like(W) for _ in range(4))
-    GH, CH, num_h, den_h = (np.ones_like(H) for _ in range(4))
-    k.gradient_curvature(block, W, H, 2.0, LAW, (GW, GH, CW, CH), last)
-    tag, results = f"sparse/{beta}/{zeros}", [GW.copy(), GH.copy(), CW, CH]
+    block, tag = SparseBlock(*pattern, values, 4, 5, zeros), f"sparse/{beta}/{zeros}"
     if first:
-        return {f"{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
-    k.gradient(block, W, H, 2.0, LAW, (GW, GH), last)
-    k.multiplicative_rows(block, W, H, LAW, (num_w, den_w), last)
-    k.multiplicative_cols(block, W, H, LAW, (num_h, den_h), last)
-    out, mean, m2 = np.zeros(2), np.zeros(2), np.zeros(2)
-    rows, cols = np.array([0, 3], np.int32), np.array([4, 0], np.int32)
-    k.evaluate(block, W, H, LAW, out, (rows, cols, mean, m2, 1), last)
-    results += [GW, GH, num_w, den_w, num_h, den_h, out, mean]
-    results += slopes(k, block, W, H, last)
-    return {f"{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(results)}
+        bends = np.ones_like(W), np.ones_like(H)
+        made = gradient(block, law, W, H, 2.0, 1e-6, Workspace(dtype), bends)
+        found = dict(enumerate((*made, *bends)))
+    else:
+        found = everything(block, law, W, H, slopes=True, cells=True)
+    return {f"{tag}/{first}/{name}/{dtype.__name__}": own for name, own in found.items()}
 
 
 def all_results():
     """Dense kernels first: they must not lend their fast arithmetic to the exact ones."""
     results = dense_results(np.float32, 1.0) | dense_results(np.float64, 0.3)
     results |= sparse_results(np.float32, 1.0, True) | sparse_results(np.float64, 2.0, True)
-    results |= sparse_results(np.float32, 0.3, False)
+    results |= sparse_results(np.float32, 0.3, False) | closure_results()
     return results | exact_results(np.float32) | exact_results(np.float64)
 
 

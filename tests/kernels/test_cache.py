@@ -12,13 +12,11 @@ from types import SimpleNamespace
 import numba
 import pytest
 
-import daskfactor
 from daskfactor.errors import OptionError
 from daskfactor.kernels import cache, polynomials
 from daskfactor.kernels.cache import KernelCache, cache_folder, description, sweep
 from daskfactor.kernels.jit import jit, overload
-
-ROOT = str(Path(daskfactor.__file__).parents[1])
+from tests.kernels.test_compiler_modes import ROOT, printed
 
 
 @pytest.fixture
@@ -221,15 +219,7 @@ def test_a_kernel_whose_constant_is_edited_has_a_name_of_its_own(tmp_path):
 
     def results(text):
         script.write_text(text)
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            env=os.environ | {"PYTHONPATH": ROOT, "DASKFACTOR_JIT_CACHE": str(folder)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split("\n")[:-1]
+        return printed(script, DASKFACTOR_JIT_CACHE=str(folder)).split("\n")[:-1]
 
     def names():
         return sorted(file.name.rpartition("-")[0] for file in folder.glob("*.nbc"))
@@ -271,16 +261,7 @@ def test_description_is_the_same_in_every_process():
         "def ask(x): return x in {'a', 'b', 'c', 'd', 'e'}\n"
         "print(description(jit(ask)))"
     )
-    seen = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONPATH": ROOT, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in "12"
-    }
+    seen = {printed("-c", code, PYTHONHASHSEED=seed) for seed in "12"}
     assert len(seen) == 1
 
 
@@ -352,10 +333,8 @@ for k in range(8):
 def test_processes_write_read_and_remove_at_once(tmp_path):
     environment = os.environ | {"PYTHONPATH": ROOT, "DASKFACTOR_JIT_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", AT_ONCE, str(time.time() + 2)]
-    running = [
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
+    how = {"env": environment, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, **how) for _ in range(3)]
     for process in running:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
@@ -381,15 +360,5 @@ print(sorted({str(each.data["dispatcher"]) for _, each in compiled.buffer}))
 
 
 def test_a_second_process_compiles_nothing():
-    environment = os.environ | {"PYTHONPATH": ROOT, "PYTHONWARNINGS": "ignore"}
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", MAIN_PATH],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        for _ in range(2)
-    )
-    assert second == "[]", first
+    first, second = (printed("-c", MAIN_PATH, PYTHONWARNINGS="ignore") for _ in range(2))
+    assert second == "[]\n", first

@@ -14,20 +14,14 @@ import daskfactor
 from tests.kernels.small_run import all_results
 
 SCRIPT = Path(__file__).with_name("small_run.py")
+ROOT = str(Path(daskfactor.__file__).parents[1])
 
 
 def printed(*arguments, **settings):
     """The words that an interpreter of its own prints under these environment variables."""
-    root = str(Path(daskfactor.__file__).parents[1])
-    environment, command = os.environ | {"PYTHONPATH": root} | settings, [sys.executable]
-    done = subprocess.run(
-        [*command, *map(str, arguments)],
-        check=False,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    how = {"env": os.environ | {"PYTHONPATH": ROOT} | settings, "timeout": 300}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,9 +31,6 @@ def run_small(tmp_path, wanted, **settings):
     out = tmp_path / f"{'-'.join(settings) or 'plain'}.npz"
     printed(SCRIPT, out, wanted, **settings)
     return dict(np.load(out))
-
-
-NOT_KEPT = {"DASKFACTOR_JIT_CACHE": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +69,7 @@ def test_bounds_checks_are_on(tmp_path):
         "a(np.ones((2, 2)), 1, np.ones((1, 2)), np.ones((1, 2)))"
     )
     with pytest.raises(AssertionError, match="IndexError"):
-        printed("-c", code, NUMBA_BOUNDSCHECK="1", **NOT_KEPT)
+        printed("-c", code, NUMBA_BOUNDSCHECK="1", DASKFACTOR_JIT_CACHE="0")
 
 
 @pytest.mark.full
@@ -91,31 +82,6 @@ def test_disk_cache_gives_the_same_bits(plain, tmp_path):
     for name, value in first.items():
         np.testing.assert_array_equal(value, plain[name], err_msg=name)
         np.testing.assert_array_equal(second[name], value, err_msg=name)
-
-
-ROWS = """
-import sys; from time import process_time
-import numpy as np
-from daskfactor.kernels.rowwise import Entries, row_kernels
-from daskfactor.models.tweedie_law import Tweedie
-start, found = process_time(), []
-W, H, none = np.full((2, 2), 0.7), np.full((3, 2), 0.4), np.zeros(0, np.int64)
-all_of_both = np.array([0, 3, 6]), np.tile(np.arange(3), 2), np.arange(1.0, 7.0)
-data = Entries(*all_of_both, np.zeros(3, np.int64), none)
-for beta in (1.0, 0.5):
-    found.append(row_kernels(Tweedie(beta)).log_fit(W, H, data))
-print(process_time() - start, *found)
-"""
-
-
-@pytest.mark.slow
-def test_disk_cache_tells_laws_apart(tmp_path):
-    settings = {"DASKFACTOR_JIT_CACHE": str(tmp_path)}
-    first, second = (printed("-c", ROWS, **settings) for _ in range(2))
-    (cold, *found), (warm, *again) = first.split(), second.split()
-    assert found == again
-    assert found[0] != found[1]
-    assert float(warm) < 0.5 * float(cold)
 
 
 CLOSURES = """

@@ -1,30 +1,18 @@
 import numpy as np
 import pytest
-from scipy import sparse, stats
+from scipy import stats
 
 from daskfactor.kernels.multinomial import PLACE, add_rates, allocate, log_likelihood
-from daskfactor.kernels.views import BlockView, SparseBlock
+from tests.kernels.problems import compressed, window
+from tests.kernels.test_random_numbers import check_discrete
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
-NAN = np.nan
-
-
-def dense_view(V):
-    return BlockView(V, 0, 0, *V.shape)
-
-
-def sparse_view(V, zeros):
-    """Stored: everything that is not zero (zeros) or not NaN (missing)."""
-    kept = (V != 0) if zeros else ~np.isnan(V)
-    row, col = np.nonzero(kept)
-    indptr = np.concatenate([[0], np.cumsum(kept.sum(axis=1))]).astype(np.int32)
-    return SparseBlock(indptr, col.astype(np.uint16), V[row, col], *V.shape, zeros)
 
 
 def problem(m, n, K, dtype=np.float64, mean=3.0):
     rng = np.random.default_rng(7)
     V = rng.poisson(mean * rng.gamma(0.5, size=(m, n))).astype(dtype)
-    V[rng.random((m, n)) < 0.2] = NAN
+    V[rng.random((m, n)) < 0.2] = np.nan
     return V, rng.gamma(1.0, size=(m, K)).astype(dtype), rng.gamma(1.0, size=(n, K)).astype(dtype)
 
 
@@ -38,20 +26,19 @@ def sums(view, W, H, offsets=(0, 0), sweep=0):
 @pytest.mark.parametrize("K", [1, 2, 7])
 def test_every_unit_is_placed_once(K, dtype):
     V, W, H = problem(9, 8, K, dtype, mean=30.0)
-    SW, SH = sums(dense_view(V), W, H)
+    SW, SH = sums(window(V), W, H)
     np.testing.assert_array_equal(SW.sum(axis=1), np.nansum(V, axis=1))
     np.testing.assert_array_equal(SH.sum(axis=1), np.nansum(V, axis=0))
     np.testing.assert_array_equal(SW.sum(axis=0), SH.sum(axis=0))
     assert (SW >= 0).all()
 
 
-@pytest.mark.parametrize("zeros", [True, False])
-def test_sparse_blocks_give_what_dense_ones_give(zeros):
+def test_sparse_blocks_give_what_dense_ones_give():
     V, W, H = problem(9, 8, 3)
-    for one, other in zip(
-        sums(sparse_view(V, zeros), W, H), sums(dense_view(V), W, H), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    dense, *others = (sums(view, W, H) for view in (window(V), *(compressed(V, z) for z in (0, 1))))
+    for other in others:
+        for pair in zip(dense, other, strict=True):
+            np.testing.assert_array_equal(*pair)
 
 
 def test_blocks_do_not_matter():
@@ -61,11 +48,10 @@ def test_blocks_do_not_matter():
         for cols in (slice(0, 7), slice(7, 10)):
             part = np.ascontiguousarray(V[rows, cols])
             where = (rows.start + 5, cols.start + 2)
-            allocate(dense_view(part), W[rows], H[cols], where, KEY, 3, SW[rows], SH[cols])
-    whole = sums(dense_view(V), W, H, (5, 2), 3)
-    np.testing.assert_array_equal(SW, whole[0])
-    np.testing.assert_array_equal(SH, whole[1])
-    other = sums(dense_view(V), W, H, (5, 2), 4)
+            allocate(window(part), W[rows], H[cols], where, KEY, 3, SW[rows], SH[cols])
+    for found, whole in zip((SW, SH), sums(window(V), W, H, (5, 2), 3), strict=True):
+        np.testing.assert_array_equal(found, whole)
+    other = sums(window(V), W, H, (5, 2), 4)
     assert (other[0] != SW).any()
 
 
@@ -75,11 +61,11 @@ WEIGHTS = np.array([0.5, 3.0, 0.01, 1.5])
 def shares_of(count, cells):
     """S of many cells with the same count and weights, one to a row: (cells, K)."""
     V = np.full((cells, 1), float(count))
-    return sums(dense_view(V), np.tile(WEIGHTS, (cells, 1)), np.ones((1, 4)))[0]
+    return sums(window(V), np.tile(WEIGHTS, (cells, 1)), np.ones((1, 4)))[0]
 
 
 def check_multinomial(S, count):
-    """Marginals by chi-square or Kolmogorov-Smirnov, and all covariances."""
+    """Marginals by chi-square, and all covariances."""
     p, cells = WEIGHTS / WEIGHTS.sum(), len(S)
     covariance = count * (np.diag(p) - np.outer(p, p))
     error = np.sqrt(np.outer(covariance.diagonal(), covariance.diagonal()) + covariance**2)
@@ -87,19 +73,10 @@ def check_multinomial(S, count):
     spread = 5 * (error + np.sqrt(error)) / np.sqrt(cells)
     assert (np.abs(np.cov(S.T) - covariance) < spread).all()
     for k in range(4):
-        law = stats.binom(count, p[k])
-        edges = np.unique(law.ppf(np.linspace(0, 1, 21)[1:-1]))
-        expected = np.diff(np.concatenate([[0], law.cdf(edges), [1]])) * cells
-        found = np.bincount(np.searchsorted(edges, S[:, k]), minlength=edges.size + 1)
-        keep = expected > 10
-        statistic = ((found - expected)[keep] ** 2 / expected[keep]).sum()
-        assert stats.chi2(max(keep.sum() - 1, 1)).sf(statistic) > 1e-5
+        check_discrete(S[:, k], stats.binom(count, p[k]))
 
 
-COUNTS = [1, 3, 4 * PLACE, 4 * PLACE + 1, 200, 2**31]
-
-
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("count", [1, 3, 4 * PLACE, 4 * PLACE + 1, 200, 2**31])
 def test_shares_are_multinomial(count):
     """Below and above the count from which binomials take over."""
     check_multinomial(shares_of(count, 10_000), count)
@@ -116,25 +93,25 @@ def test_wrong_shares_are_seen():
 
 def test_cells_of_no_weight_are_left_out():
     V, W, H = np.full((2, 2), 5.0), np.array([[0.0, 0.0], [0.0, 2.0]]), np.ones((2, 2))
-    SW, SH = sums(dense_view(V), W, H)
+    SW, SH = sums(window(V), W, H)
     np.testing.assert_array_equal(SW, [[0, 0], [0, 10]])
     np.testing.assert_array_equal(SH, [[0, 5], [0, 5]])
 
 
 def test_tiny_weights_are_no_zeros():
     W = np.array([[1e-37, 3e-37]], np.float32)
-    SW, _ = sums(dense_view(np.full((1, 1), 1000.0, np.float32)), W, W[:, ::-1].copy())
+    SW, _ = sums(window(np.full((1, 1), 1000.0, np.float32)), W, W[:, ::-1].copy())
     assert SW.sum() == 1000
     assert abs(SW[0, 0] - 500) < 5 * np.sqrt(250)
 
 
-@pytest.mark.parametrize("kind", ["dense", "full", "zero", "missing"])
+@pytest.mark.parametrize("kind", ["dense", "full", "zero", "zero full", "missing"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rates(kind, dtype):
     V, W, H = problem(9, 8, 3, dtype)
-    if kind == "full":
+    if "full" in kind:
         V = np.nan_to_num(V)
-    view = dense_view(V) if kind in ("dense", "full") else sparse_view(V, kind == "zero")
+    view = window(V) if kind in ("dense", "full") else compressed(V, "zero" in kind)
     seen = (~np.isnan(V)).astype(np.float64)
     for rows, other, exact in ((True, H, seen @ H), (False, W, seen.T @ W)):
         rates = np.ones(exact.shape)
@@ -142,20 +119,9 @@ def test_rates(kind, dtype):
         np.testing.assert_allclose(rates, 1 + exact, rtol=1e-12)
 
 
-def test_a_matrix_without_missing_zeros_by_scipy():
-    """The same through scipy's own compressed rows."""
-    V = np.nan_to_num(problem(9, 8, 3)[0])
-    made = sparse.csr_array(V)
-    made.sort_indices()
-    view = SparseBlock(made.indptr, made.indices.astype(np.uint16), made.data, 9, 8, True)
-    rates = np.zeros((9, 3))
-    add_rates(view, True, np.ones((8, 3)), rates)
-    np.testing.assert_array_equal(rates, 8)
-
-
 @pytest.mark.parametrize("kind", ["dense", "zero", "missing"])
 def test_log_likelihood(kind):
     V, W, H = problem(9, 8, 3)
-    view = dense_view(V) if kind == "dense" else sparse_view(V, kind == "zero")
+    view = window(V) if kind == "dense" else compressed(V, kind == "zero")
     exact = np.nansum(stats.poisson.logpmf(V, W @ H.T))
     assert log_likelihood(view, W, H) == pytest.approx(exact, rel=1e-12)

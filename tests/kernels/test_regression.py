@@ -1,19 +1,15 @@
 """Regressions of rows against their definition: normal equations, factors, draws."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from scipy import sparse
 
 from daskfactor.kernels.philox import Address, fill_normals
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
-from daskfactor.kernels.views import BlockView, SparseBlock
+from daskfactor.kernels.views import BlockView
 from tests.kernels import reference
+from tests.kernels.problems import compressed, window
 from tests.pairwise import pairwise
 
-Array = NDArray[Any]
 KEY = np.array([7, 11], np.uint32)
 M, N = 9, 13
 SHARES = {"complete": 0.0, "few gaps": 0.2, "many gaps": 0.7}
@@ -33,21 +29,6 @@ def matrix(missing, dtype=np.float64):
 
 def rows_of(count, K, dtype=np.float64):
     return np.random.default_rng(2).normal(0.3, 1.0, (count, K)).astype(dtype)
-
-
-def dense(V):
-    """A block within an array."""
-    array = np.full((M + 3, N + 2), 7.0, V.dtype)
-    array[2 : 2 + M, 1 : 1 + N] = V
-    return BlockView(array, 2, 1, M, N)
-
-
-def stored(V, zeros):
-    """With ``zeros`` the zeros are left out, and what is missing is stored; else that is left."""
-    kept = V != 0 if zeros else ~np.isnan(V)
-    table = sparse.csr_array((V[kept], np.nonzero(kept)), shape=V.shape)
-    indices = table.indices.astype(np.uint16)
-    return SparseBlock(table.indptr.astype(np.int32), indices, table.data, M, N, zeros)
 
 
 def square(grams, m, K):
@@ -81,15 +62,15 @@ def check(view, V, K=6):
 @pytest.mark.parametrize("share", SHARES)
 def test_normal_equations(share, dtype):
     V = matrix(SHARES[share], dtype)
-    assert len(check(dense(V), V)) == (1 if share == "complete" else M)
-    assert len(check(stored(V, False), V)) == M
+    assert len(check(window(V), V)) == (1 if share == "complete" else M)
+    assert len(check(compressed(V, False), V)) == M
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_zeros_that_are_not_stored_are_observed(share):
     V = matrix(SHARES[share])
     V[np.random.default_rng(3).random(V.shape) < 0.6] = 0.0
-    assert len(check(stored(V, True), V)) == (1 if share == "complete" else M)
+    assert len(check(compressed(V, True), V)) == (1 if share == "complete" else M)
 
 
 def test_blocks_add_up_and_one_matrix_becomes_many():
@@ -124,7 +105,7 @@ def test_draws(share, still, dtype):
     columns[3, list(still)] = 0.0
     before = rows_of(M, 5, dtype)
     values, wanted = before.copy(), before.astype(np.float64)
-    draw_rows(values, *sums_of(dense(V), other), columns, 0.3, Address(KEY, 4, 1, 20))
+    draw_rows(values, *sums_of(window(V), other), columns, 0.3, Address(KEY, 4, 1, 20))
     z = np.empty((M, 5))
     fill_normals(z, KEY, 4, 1, 20)
     reference.draw_rows(wanted, *reference.equations(V, other), columns, 0.3, z)

@@ -1,20 +1,19 @@
 """Entries drawn with replacement: against NumPy, uniform, and without bias."""
 
+from functools import partial
 from itertools import count as attempts
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from scipy import sparse, stats
+from scipy import stats
 
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.subsample import CHUNK, add_subsample, block_address, drawn_entries
-from daskfactor.kernels.views import BlockView, SparseBlock, Workspace, index_type
+from daskfactor.kernels.views import SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels.problems import compressed, window
 
-Array = NDArray[Any]
 KEY = np.array([7, 99], np.uint32)
 SHAPE = (6, 5)
 
@@ -27,24 +26,9 @@ def matrix(dtype="float64"):
     return V
 
 
-def dense(V):
-    """V as a window of a larger array."""
-    m, n = V.shape
-    whole = np.full((m + 3, n + 2), 1e9, V.dtype)
-    whole[2 : 2 + m, 1 : 1 + n] = V
-    return BlockView(whole, 2, 1, m, n)
-
-
-def stored(V, zeros):
-    """What is observed and not zero, or all that is observed; missing ones as stored NaN."""
-    mask = np.isnan(V) | (V != 0) if zeros else ~np.isnan(V)
-    rows, cols = np.nonzero(mask)
-    table = sparse.csr_array((V[mask], (rows, cols)), V.shape)
-    indices = table.indices.astype(index_type(V.shape[1]))
-    return SparseBlock(table.indptr.astype(np.int32), indices, table.data, *V.shape, zeros)
-
-
-VIEWS = {"dense": dense, "stored": lambda V: stored(V, False), "zeros": lambda V: stored(V, True)}
+VIEWS = {"dense": window} | {
+    name: partial(compressed, zeros=name == "zeros") for name in ("stored", "zeros")
+}
 
 
 def draws(view, count, address):
@@ -92,14 +76,9 @@ def test_draws_are_uniform_over_what_is_observed(name):
 
 
 def test_iterations_blocks_and_keys_draw_other_entries():
-    view = dense(np.arange(30_000.0).reshape(200, 150))
-    addresses = [
-        block_address(KEY, 0, 0),
-        block_address(KEY, 1, 0),
-        block_address(KEY, 0, 1),
-        block_address(KEY + 1, 0, 0),
-    ]
-    values = [draws(view, 64, address)[2] for address in addresses]
+    view = window(np.arange(30_000.0).reshape(200, 150))
+    addresses = (KEY, 0, 0), (KEY, 1, 0), (KEY, 0, 1), (KEY + 1, 0, 0)
+    values = [draws(view, 64, block_address(*address))[2] for address in addresses]
     for number, own in enumerate(values):
         assert len(np.unique(own)) > 50
         for other in values[:number]:
@@ -114,7 +93,7 @@ def test_gradient_and_curvature_against_numpy(beta, dtype):
     V = matrix(dtype) + 1
     W, H = (rng.random((size, 3)).astype(dtype) + 0.1 for size in SHAPE)
     address = block_address(KEY, 4, 2)
-    rows, cols, values = draws(dense(V), 50, address)
+    rows, cols, values = draws(window(V), 50, address)
     mu = np.sum(W[rows].astype("f8") * H[cols], axis=1)
     slope, bend = 2.5 * (values - mu) * mu ** (beta - 2), 0.3 * mu ** (beta - 1)
     wanted = [np.zeros(factor.shape) for factor in (W, H, W, H)]
@@ -124,7 +103,7 @@ def test_gradient_and_curvature_against_numpy(beta, dtype):
     got = [np.zeros_like(factor) for factor in (W, H, W, H)]
     curvature = ((got[2], got[3]), 0.3)
     add_subsample(
-        dense(V), Tweedie(beta), (W, H), (50, address), 2.5, 1e-9, (got[0], got[1]), curvature
+        window(V), Tweedie(beta), (W, H), (50, address), 2.5, 1e-9, (got[0], got[1]), curvature
     )
     for own, right in zip(got, wanted, strict=True):
         np.testing.assert_allclose(own, right, rtol=3e-4 if dtype == "float32" else 1e-10)

@@ -1,12 +1,25 @@
+"""Allocation models and their graphs: values that are read back, and what is refused."""
+
 import copy
+import itertools
 import json
 import operator
 import pickle
+from itertools import pairwise
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
+import sparse
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.special import logsumexp
 
-from daskfactor.errors import ModelError
+import daskfactor as dfac
+from daskfactor.errors import DataError, ModelError
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.models.graph import Graph
 
 NMF = AllocationModel.nmf(3)
 SYMMETRIC = AllocationModel.symmetric_nmf(2, concentration_shared=0.5)
@@ -129,6 +142,11 @@ def test_other_ranks_and_thinned_data():
         ({"observed": ["i", "i", "j"]}, "observed names a variable twice"),
         ({"observed": {"i": 0, "j": 1}}, "size of 'i' must be a whole number"),
         ({"concentration": 0}, "concentration must be a positive, finite number from .* got 0"),
+        *(({"concentration": x}, r"from 1e-100 to 1e\+100") for x in (1e-310, 1e-101, 1e101)),
+        (
+            {"graph": "r -> i, s -> j", "hidden": {"r": 2, "s": 3}, "tied": {("i", "j"): 1.0}},
+            "'r' has size 2 and 's' has size 3",
+        ),
         ({"concentration": "auto"}, "concentration must be a positive, finite number"),
         ({"concentration": {"r": 1, "i": 1}}, "concentration lacks 'j'; give a pseudo-count per"),
         ({"concentration": {"x": 1}}, "concentration has 'x', which is not in the graph"),
@@ -157,11 +175,6 @@ def test_errors(settings, message):
         AllocationModel(**given)
 
 
-def test_tied_tables_need_equal_sizes_of_hidden_parents():
-    with pytest.raises(ModelError, match="'r' has size 2 and 's' has size 3"):
-        AllocationModel("r -> i, s -> j", {"r": 2, "s": 3}, tied={("i", "j"): 1.0})
-
-
 def test_shapes():
     NMF.check_shape((4, 9))
     SYMMETRIC.check_shape((4, 4))
@@ -175,20 +188,6 @@ def test_shapes():
         AllocationModel.cp(2, order=12)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"type": "TweedieNMF"}, "expected a stored model of type 'AllocationModel', got 'Tweed"),
-        ({"colour": 1}, r"unknown settings \['colour'\].*upgrade"),
-        ({"graph": None}, "the stored model lacks 'graph'"),
-    ],
-)
-def test_stored_models_that_cannot_be_read(change, message):
-    values = {k: v for k, v in (NMF.to_dict() | change).items() if v is not None or k != "graph"}
-    with pytest.raises(ModelError, match=message):
-        AllocationModel.from_dict(values)
-
-
 def test_tensors_may_have_other_names_and_sizes():
     model = AllocationModel.nmf(2, observed={"cell": 3, "gene": 4})
     assert model == AllocationModel("r -> cell, r -> gene", {"r": 2}, {"cell": 3, "gene": 4})
@@ -197,7 +196,120 @@ def test_tensors_may_have_other_names_and_sizes():
         AllocationModel.tucker(3)
 
 
-@pytest.mark.parametrize("number", [1e-310, 1e-101, 1e101])
-def test_numbers_that_arithmetic_cannot_cope_with(number):
-    with pytest.raises(ModelError, match="from 1e-100 to 1e\\+100"):
-        AllocationModel.nmf(2, concentration=number)
+# -- graphs --------------------------------------------------------------------------------
+
+
+def test_edges_chains_and_lone_names():
+    graph = Graph.parse("r -> s->i, r -> j\n a; b -> j,")
+    assert graph.variables == ("r", "s", "i", "j", "a", "b")
+    assert graph.edges == (("r", "s"), ("s", "i"), ("r", "j"), ("b", "j"))
+    assert graph.parents["j"] == ("r", "b")
+    assert graph.family("j") == ("r", "b", "j")
+    assert graph.parents["a"] == ()
+
+
+def test_parents_come_first_and_else_the_order_of_appearance():
+    assert Graph.parse("i, r -> i, r -> j").order == ("r", "i", "j")
+    assert Graph.parse("c -> d, a -> b").order == ("c", "d", "a", "b")
+    assert Graph.parse("a -> c, b -> a").order == ("b", "a", "c")
+    assert Graph.parse("x -> y -> z").in_order({"z", "x"}) == ("x", "z")
+
+
+def test_an_edge_that_is_said_twice_is_one_edge():
+    assert Graph.parse("r -> i, r -> i -> j") == Graph.parse("r->i->j")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the graph is empty; write edges"),
+        (" ,;\n", "the graph is empty"),
+        ("r -> r", "an edge from 'r' to itself"),
+        ("a -> r -> i -> s -> r", "has the cycle r -> i -> s -> r;"),
+        ("a -> b, b -> a, b -> c", "has the cycle a -> b -> a;"),
+        ("r -> 2i", "has '2i' in 'r -> 2i'; a name must be letters"),
+        ("r -> i, j ->", "has '' in 'j ->'"),
+        ("r - i", "has 'r - i' in 'r - i'"),
+        ("(r, s) -> i", r"has '\(r' in '\(r'"),
+        (3, "must be a text, got 3"),
+    ],
+)
+def test_texts_that_are_no_graph(text, message):
+    with pytest.raises(ModelError, match=message):
+        Graph.parse(text)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
+
+
+def is_acyclic(edges):
+    reached = set(edges)
+    for middle, one, other in itertools.product("abcde", repeat=3):
+        if {(one, middle), (middle, other)} <= reached:
+            reached.add((one, other))
+    return all(one != other for one, other in reached)
+
+
+@given(st.lists(st.lists(NAMES, min_size=1, max_size=3), min_size=1, max_size=6))
+def test_text_is_read_back(statements):
+    edges = [edge for names in statements for edge in pairwise(names)]
+    text = ", ".join(" -> ".join(names) for names in statements)
+    if not is_acyclic(edges):
+        with pytest.raises(ModelError, match=r"the cycle|to itself"):
+            Graph.parse(text)
+        return
+    graph = Graph.parse(text)
+    again = Graph.parse(str(graph))
+    assert again == graph
+    assert again.order == graph.order
+    for parent, child in graph.edges:
+        assert graph.order.index(parent) < graph.order.index(child)
+
+
+# -- sums of normal components -------------------------------------------------------------
+
+MODEL = dfac.GaussianAdditive(3, mean=0.5, scale=0.8, noise=1.5)
+
+
+def test_evidence_is_the_integral_over_the_sum():
+    x = MODEL.generate(np.random.default_rng(0), 40)
+    total = np.linspace(-20, 20, 200001)
+    prior = stats.norm(1.5, 0.8 * np.sqrt(3)).logpdf(total)
+    integral = logsumexp(prior + MODEL.log_likelihood(x, total)) + np.log(total[1] - total[0])
+    assert MODEL.log_evidence(x) == pytest.approx(integral, abs=1e-8)
+
+
+def test_likelihood_is_a_product():
+    x = np.array([0.3, -1.0, 2.0])
+    expected = stats.norm(1.1, 1.5).logpdf(x).sum()
+    np.testing.assert_allclose(MODEL.log_likelihood(x, [1.1]), [expected])
+
+
+def test_it_is_stored_and_checked():
+    assert dfac.GaussianAdditive.from_dict(MODEL.to_dict()) == MODEL
+    with pytest.raises(ModelError, match="scale must be"):
+        dfac.GaussianAdditive(2, scale=-1)
+    with pytest.raises(DataError, match="vector"):
+        MODEL.log_evidence(np.ones((2, 2)))
+    with pytest.raises(DataError, match="finite"):
+        MODEL.log_evidence([1.0, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (sparse.COO(np.arange(3.0)), "real numbers, got COO of dtype float64; .* with .todense()"),
+        (sp.csr_matrix(np.eye(3)), "real numbers, got csr_matrix of dtype float64; .* .toarray()"),
+        (np.array([1 + 2j]), "real numbers, got ndarray of dtype complex128"),
+        (np.array(["a"]), "real numbers, got ndarray of dtype <U1"),
+        (np.array(["2020-01-01"], "M8[D]"), r"got ndarray of dtype datetime64\[D\]"),
+        ([[1.0], [1.0, 2.0]], "real numbers, got list"),
+        (None, "real numbers, got NoneType"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "1 of 2 are masked or not finite"),
+        ([], r"at least one observation, got shape \(0,\)"),
+    ],
+)
+def test_what_is_no_vector_of_numbers(x, said):
+    for verb in (dfac.log_evidence, dfac.select_rank):
+        with pytest.raises(DataError, match=said):
+            verb(x, MODEL, progressbar=False)

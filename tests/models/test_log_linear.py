@@ -1,10 +1,7 @@
-"""Links of log-linear rates: their law, draws against quadrature, and planted bugs."""
-
-from typing import Any
+"""Links of covariates: of log-linear rates against quadrature, of real entries in closed form."""
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import sparse, stats
 
 from daskfactor.models import covariates as module
@@ -13,7 +10,6 @@ from daskfactor.models.covariates import Covariates
 from daskfactor.models.log_linear import FARTHEST, LinkLaw, multiples
 from daskfactor.models.rates import Gamma
 
-Array = NDArray[Any]
 RNG = np.random.default_rng(5)
 X = np.array([[0.5], [-1.0], [2.0], [0.1]])
 THETA = np.array([[0.8], [0.1], [9.0], [0.05]])
@@ -180,3 +176,53 @@ def test_prior_means_are_finite():
     found = multiples(Covariates(X.shape, X), np.array([[1e9, 0.5]]))
     assert found[2, 0] == np.exp(FARTHEST)
     np.testing.assert_allclose(found[:, 1], np.exp(0.5 * X[:, 0]))
+
+
+# -- links of real-valued entries ----------------------------------------------------------
+
+DRAWN = np.random.default_rng(1)
+TALL = DRAWN.normal(size=(9, 4)) * [1.0, 3.0, 0.2, 1.0]
+FACTOR, PRECISION, PULL = DRAWN.normal(size=(9, 2)), np.array([0.5, 4.0]), 0.7
+COUNT = 1000
+
+
+class Mute:
+    """Random numbers without any noise, but of the prior."""
+
+    def __init__(self, seed, silent):
+        self.rng, self.silent = np.random.default_rng(seed), silent
+
+    def normal(self, size):
+        return self.rng.normal(size=size) * (size not in self.silent)
+
+
+def gaussian_away(covariates, silent=()):
+    """Largest z of mean and covariance of drawn links."""
+    # All copies at once: as many columns of the factor.
+    factor, precision = np.tile(FACTOR, COUNT), np.tile(PRECISION, COUNT)
+    rng = Mute(3, silent)
+    drawn = covariates.draw_link(factor, precision, PULL, rng).reshape(4, COUNT, 2)
+    worst = 0.0
+    A = TALL.T @ TALL + PULL * np.eye(4)
+    for k in range(2):
+        covariance = np.linalg.inv(A) / PRECISION[k]
+        variances = np.diag(covariance)
+        mean = np.linalg.solve(A, TALL.T @ FACTOR[:, k])
+        z = (drawn[..., k].mean(axis=1) - mean) / np.sqrt(variances / COUNT)
+        error = np.sqrt((np.outer(variances, variances) + covariance**2) / COUNT)
+        spread = (np.cov(drawn[..., k]) - covariance) / error
+        worst = max(worst, np.abs(z).max(), np.abs(spread).max())
+    return float(worst)
+
+
+@pytest.mark.parametrize("most", [1000, 3], ids=["decomposed", "solved"])
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
+def test_links_follow_their_conditional(most, kind, monkeypatch):
+    monkeypatch.setattr(module, "MOST_DIRECT", most)
+    assert gaussian_away(Covariates(TALL.shape, kind(TALL))) < 5.0
+
+
+@pytest.mark.parametrize("silent", [(9, 2 * COUNT), (4, 2 * COUNT)], ids=["factor", "prior"])
+def test_a_solution_without_one_of_its_noises_is_seen(silent, monkeypatch):
+    monkeypatch.setattr(module, "MOST_DIRECT", 3)
+    assert gaussian_away(Covariates(TALL.shape, TALL), (silent,)) > 5.0

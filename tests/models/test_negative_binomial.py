@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from daskfactor.errors import DataError, ModelError
+from daskfactor.errors import ModelError
 from daskfactor.kernels import polynomials
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.views import entry_kernels
-from daskfactor.models import model_from_dict
-from daskfactor.models.negative_binomial import NegativeBinomial, NegativeBinomialNMF
+from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import POISSON
 
 COUNTS = np.array([0, 0, 1, 3, 3, 50, 50, 10_000, 2])
@@ -103,18 +102,6 @@ def test_intervals_cover_new_counts_and_variances_are_exact(alpha, mean, share):
         assert (lower, upper) == tuple(exact.ppf([0.05, 0.95]))
 
 
-def test_what_is_refused():
-    with pytest.raises(DataError, match="smallest value of -1"):
-        NegativeBinomial().check_values(-1.0, 3.0)
-    with pytest.raises(ModelError, match="dispersion must be a positive"):
-        NegativeBinomialNMF(2, dispersion=0.0)
+def test_a_dispersion_must_be_positive():
     with pytest.raises(ModelError, match="dispersion must be positive"):
         NegativeBinomial().variance(1.0, 0.0)
-
-
-def test_the_model_is_stored_and_read_back():
-    for model in (NegativeBinomialNMF(3), NegativeBinomialNMF(2, dispersion=0.2, shape_w=2.0)):
-        assert model_from_dict(model.to_dict()) == model
-    assert NegativeBinomialNMF(2, dispersion=0.2).likelihood.numbers == (0.2,)
-    assert [own.name for own in NegativeBinomialNMF(2).learnt] == ["dispersion"]
-    assert NegativeBinomialNMF(2, dispersion=0.2).learnt == ()

@@ -1,4 +1,4 @@
-"""Blocks of a part on a device, all at once, against each of them on a processor.
+"""Blocks of a part on a device, all at once, against each of them on a processor; drawn entries.
 
 Both round, and sum in orders of their own. So what is computed is compared beside the sum of
 absolute terms, closed sums of unstored zeros among them, of which rounding leaves about
@@ -10,13 +10,16 @@ from functools import cache
 import numpy as np
 import pytest
 
-from daskfactor.kernels import factorwise, polynomials
+from daskfactor.kernels import factorwise, polynomials, subsample
 from daskfactor.kernels.cuda import blocks
 from daskfactor.kernels.cuda.blocks import Part, Side, packed
 from daskfactor.kernels.langevin import mean_share
-from daskfactor.kernels.views import BlockView, SparseBlock, Workspace, index_type, pointer_type
+from daskfactor.kernels.subsample import block_address, drawn_entries
+from daskfactor.kernels.views import BlockView, Workspace
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels.problems import compressed
+from tests.pairwise import pairwise
 
 FLOOR = 1e-6
 K = 11
@@ -130,21 +133,10 @@ def dense(V, weights, rows, cols):
 
 
 def sparse(V, stored, weights, rows, cols, zeros):
-    m, n = V.shape
-    values = V[stored]
-    own = None if weights is None else weights[rows, cols][stored]
-    keep = np.full(values.size, True) if zeros else ~np.isnan(values)
-    counts = np.zeros(m, int)
-    np.add.at(counts, np.nonzero(stored)[0][keep], 1)
-    return SparseBlock(
-        np.concatenate([[0], np.cumsum(counts)]).astype(pointer_type(values.size)),
-        np.nonzero(stored)[1][keep].astype(index_type(n)),
-        values[keep],
-        m,
-        n,
-        zeros,
-        None if own is None else own[keep],
-    )
+    """Compressed rows of what is stored, observed zeros among it where others are missing."""
+    block = compressed(np.where(stored, V, 0.0 if zeros else np.nan).astype(V.dtype), zeros)
+    at = np.repeat(np.arange(block.m), np.diff(block.indptr)), block.indices
+    return block._replace(weights=None if weights is None else weights[rows, cols][at])
 
 
 def assert_close(found, wanted, bounds, dtype):
@@ -205,6 +197,61 @@ def test_multiplicative_updates_are_those_of_each_block(stand_in, case):
         factorwise.multiplicative(part, problem.law, factor, factors, FLOOR, found, Workspace())
         for own, exact in zip(found, wanted, strict=True):
             assert_close(stand_in.take(own), exact, problem.bounds()[factor], problem.dtype)
+
+
+def assert_slopes(device, problem, factor, law=None):
+    """One side's gradient and the fits of its rows are those of each block."""
+    law, like = law or problem.law, (problem.W, problem.H)[factor]
+    by_column = bool(law.numbers) and np.ndim(law.numbers[0]) == 1
+    out = np.full_like(like, 7.0), np.full(len(like), 3.0)
+    mine, alone = tuple(map(device.put, out)), device.put(out[0])
+    told = law.at(device.put(law.numbers[0]))[0] if by_column else law
+    part, placed, work = problem.part(device), problem.put(device), Workspace(problem.dtype)
+    factorwise.slope(part, told, factor, placed, FLOOR, mine, work)
+    factorwise.slope(part, told, factor, placed, FLOOR, (alone, None), work)
+    np.testing.assert_array_equal(device.take(mine[0]), device.take(alone))
+
+    def add(view, factors, spans):
+        own = law.at(law.numbers[0][spans[1]])[0] if by_column else law
+        sums = tuple(total[spans[factor]] for total in out)
+        factorwise.slope(view, own, factor, factors, FLOOR, sums, work)
+
+    problem.each(add)
+    for found, exact in zip(map(device.take, mine), out, strict=True):
+        off = np.abs(found.astype(float) - exact).max() / np.abs(exact).max()
+        assert off < TOLERANCE[problem.dtype.name], off
+
+
+SLOPED = [("beta=1.0", "dense"), ("beta=0.5", "dense"), ("beta=2.0", "dense")]
+SLOPED += [("beta=1.0", "zero"), ("beta=2.0", "zero"), ("beta=1.0", "missing")]
+SLOPED += [("beta=0.5", "missing")]
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize(("law", "form"), SLOPED)
+def test_slopes_of_one_side_and_fits_of_its_rows(stand_in, law, form, weighed, monkeypatch):
+    """Dense blocks also in tiles of a few lines: fits of columns are added up over these."""
+    for dtype in TOLERANCE:
+        problem = Problem(law, form, dtype, dtype, weighed)
+        for tile in (2**30, 600) if form == "dense" else (2**30,):
+            monkeypatch.setattr(blocks, "TILE_BYTES", tile)
+            for factor in (0, 1):
+                assert_slopes(stand_in, problem, factor)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", ["dense", "missing"])
+def test_slopes_where_every_column_has_its_own_dispersion(stand_in, form, dtype):
+    problem, law = Problem("negative-binomial", form, dtype, dtype, False), NegativeBinomial
+    for factor in (0, 1):
+        assert_slopes(stand_in, problem, factor, law(np.linspace(0.1, 3.0, COLS[-1])))
+
+
+@pytest.mark.parametrize("form", ["dense", "zero"])
+def test_a_share_counts_for_slopes_and_fits(stand_in, form):
+    problem = Problem("beta=1.0", form, "float64", "float64", False)
+    for factor in (0, 1):
+        assert_slopes(stand_in, problem, factor, problem.law.shared(0.25))
 
 
 def cells_of(problem, count):
@@ -322,3 +369,67 @@ def test_a_diverged_factor_shows_in_gradients(stand_in):
         others = np.delete(found, 20, axis=0)
         if case[1] == "dense":
             assert np.isfinite(others).all()
+
+
+# -- entries that are drawn ----------------------------------------------------------------
+
+KEY, ITERATION, NUMBERS = np.array([3, 5], np.uint32), 11, np.array([2, 3, 7])
+COUNTS = np.array([200, 0, 91])
+"""Draws of three blocks, more than one of them has cells."""
+FORMS = ["dense", "missing", "zero"]
+
+
+def each_drawn(problem):
+    """Blocks that entries are drawn of, with their spans and what is drawn."""
+    for view, spans, count, number in zip(
+        problem.views, problem.spans, COUNTS.tolist(), NUMBERS.tolist(), strict=True
+    ):
+        if count:
+            yield view, spans, (count, block_address(KEY, ITERATION, number))
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_drawn_entries_are_those_of_each_block(stand_in, form, weighed):
+    problem = Problem("beta=1.0", form, "float32", "float32", weighed)
+    part, found = problem.part(stand_in), []
+    drawn = blocks._drawn(part, problem.dtype, COUNTS, block_address(KEY, ITERATION, NUMBERS))
+    got = {name: stand_in.take(own) for name, own in drawn.arrays.items()}
+    for view, spans, draws in each_drawn(problem):
+        for rows, cols, values, weights in drawn_entries(view, *draws):
+            first = rows + spans[0].start, cols + spans[1].start, values.copy()
+            found.append((*first, weights.copy() if weighed else np.ones(len(values))))
+    rows, cols, values, weights = map(np.concatenate, zip(*found, strict=True))
+    order = np.argsort(rows, kind="stable")
+    turned = np.argsort(cols[order], kind="stable")
+    by_row, by_column = (
+        np.repeat(np.arange(side.size), np.diff(got[name]))
+        for side, name in ((part.rows, "indptr"), (part.cols, "starts"))
+    )
+    for own, wanted in (
+        *((by_row, rows[order]), (by_column, cols[order][turned]), (got["cols"], cols[order])),
+        *((got["places"], turned), (got["rows"], rows[order][turned])),
+        (got["values"], values[order].astype(np.float32)),
+        (got.get("weights"), weights[order].astype(np.float32) if weighed else None),
+    ):
+        np.testing.assert_array_equal(own, wanted)
+
+
+@pairwise(form=FORMS, weighed=[False, True], curved=[False, True])
+def test_what_drawn_entries_add(stand_in, form, weighed, curved):
+    problem = Problem("beta=1.0", form, "float64", "float64", weighed)
+    factors = problem.W, problem.H
+    sums = [np.full_like(own, 7.0) for own in (*factors, *factors)]
+    put = [stand_in.put(own) for own in sums]
+    draws = COUNTS, block_address(KEY, ITERATION, NUMBERS)
+    more = ((put[2], put[3]), 0.3) if curved else None
+    told = problem.part(stand_in), problem.law, problem.put(stand_in), draws
+    factorwise.add_subsample(*told, 1.5, FLOOR, tuple(put[:2]), more)
+    for view, spans, draw in each_drawn(problem):
+        own = [array[span] for array, span in zip(sums, spans * 2, strict=True)]
+        pair = tuple(array[span] for array, span in zip(factors, spans, strict=True))
+        gathered = ((own[2], own[3]), 0.3) if curved else None
+        told = view, problem.law, pair, draw, 1.5, FLOOR
+        subsample.add_subsample(*told, (own[0], own[1]), gathered)
+    for ours, theirs in zip(put, sums, strict=True):
+        np.testing.assert_allclose(stand_in.take(ours), theirs, rtol=1e-12, atol=1e-12)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from daskfactor.kernels import langevin, philox, squares, steps
 from daskfactor.kernels.cuda import steps as cuda
@@ -208,3 +209,47 @@ def test_arrays_are_taken_and_put_where_others_lie(stand_in):
     assert steps.beside(there, 2.0) == 2.0
     assert steps.beside(there, there) is there
     np.testing.assert_array_equal(stand_in.take(steps.beside(there, here) + there), 2 * here)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [1.0, 0.3, 2.5])
+def test_kicks_and_drifts_with_a_mirror_have_the_same_bits(stand_in, dtype, shape):
+    rng = np.random.default_rng(0)
+    theta = rng.gamma(0.3, 1.0, (301, 7)).astype(dtype)
+    theta[5], theta[6, 0] = 0, np.nan
+    u, grad = rng.normal(0.0, 3.0, (2, *theta.shape)).astype(dtype)
+    spread = rng.gamma(1.0, 1.0, theta.shape).astype(dtype)
+    x, p, g, s = map(stand_in.put, (theta, u, grad, spread))
+    for _ in range(3):
+        langevin.leapfrog_kick(theta, u, grad, spread, 0.3, 1 / 0.7, 0.45, shape)
+        langevin.leapfrog_drift(theta, u, spread, 0.31)
+        steps.leapfrog_kick(x, p, g, s, 0.3, 1 / 0.7, 0.45, shape)
+        steps.leapfrog_drift(x, p, s, 0.31)
+    assert np.array_equal(stand_in.take(x), theta, equal_nan=True)
+    assert np.array_equal(stand_in.take(p), u, equal_nan=True)
+
+
+@DTYPES
+def test_places_below_the_smallest_number(stand_in, dtype):
+    rng, smallest = np.random.default_rng(1), np.finfo(dtype).tiny
+    theta = np.where(rng.random((40, 3)) < 0.5, smallest, 1.0).astype(dtype)
+    place, z = (
+        rng.random(theta.shape).astype(dtype),
+        rng.normal(0.0, 2.0, theta.shape).astype(dtype),
+    )
+    wanted = np.where(theta <= smallest, place * ndtr(z.astype(float)), place)
+    x = stand_in.put(place)
+    steps.level_places(x, stand_in.put(theta), smallest, stand_in.put(z))
+    steps.level_places(place, theta, smallest, z)
+    for own in (place, stand_in.take(x)):
+        np.testing.assert_allclose(own, wanted, rtol=4 * np.finfo(dtype).eps)
+
+
+@DTYPES
+def test_rows_go_back(stand_in, dtype):
+    rng = np.random.default_rng(2)
+    theta, other = rng.random((2, 40, 3)).astype(dtype)
+    back, x = rng.random(40) < 0.5, stand_in.put(theta)
+    steps.take_rows(x, stand_in.put(other), stand_in.put(back))
+    steps.take_rows(theta, other, back)
+    assert np.array_equal(stand_in.take(x), theta)

@@ -16,7 +16,12 @@ from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
-COMMON = pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 2.5])
+
+
+def apply(device, scalars, text, count, *arguments):
+    """Launch a kernel that calls translated functions."""
+    whole = "\n".join((source._file("prelude.h"), scalars.text, text))
+    device.launch(Source(whole, ()), "apply", 7, np.int64(count), *arguments)
 
 
 def translated(device, function, *columns, out, numbers=0):
@@ -31,9 +36,7 @@ extern "C" __global__ void apply(Size n, {given}{TYPES[np.dtype(out).type]} *out
 }}
 """
     made = device.empty(columns[0].shape, out)
-    whole = "\n".join((source._file("prelude.h"), scalars.text, text))
-    count = np.int64(columns[0].size)
-    device.launch(Source(whole, ()), "apply", 7, count, *map(device.put, columns), made)
+    apply(device, scalars, text, columns[0].size, *map(device.put, columns), made)
     return device.take(made)
 
 
@@ -54,9 +57,8 @@ def assert_bits(found, wanted):
 
 def assert_same(device, function, *columns, out):
     """A function has the same bits by a kernel and by numba."""
-    assert_bits(
-        translated(device, function, *columns, out=out), by_numba(function, *columns, out=out)
-    )
+    wanted = by_numba(function, *columns, out=out)
+    assert_bits(translated(device, function, *columns, out=out), wanted)
 
 
 def positive(dtype, n=300, seed=0):
@@ -65,36 +67,29 @@ def positive(dtype, n=300, seed=0):
     return found
 
 
-@DTYPES
-def test_logarithms_are_those_of_numba(stand_in, dtype):
-    assert_same(stand_in, polynomials.log, positive(dtype), out=dtype)
+def sine(x):
+    s, c = polynomials.sincos(x)
+    return s + c
+
+
+def tail(x):
+    return polynomials.log_tail(x)
 
 
 @DTYPES
-@pytest.mark.parametrize("exponent", [-1.3, 0.0, 0.5, 2.0])
-def test_powers_are_those_of_numba(stand_in, dtype, exponent):
-    x = positive(dtype)
-    assert_same(stand_in, polynomials.power, x, np.full(x.size, exponent), out=dtype)
+def test_elementary_functions_are_those_of_numba(stand_in, dtype):
+    x, angles = positive(dtype), np.linspace(-0.29, 0.41, 301).astype(dtype)
+    assert_same(stand_in, polynomials.log, x, out=dtype)
+    for exponent in (-1.3, 0.0, 0.5, 2.0):
+        assert_same(stand_in, polynomials.power, x, np.full(x.size, exponent), out=dtype)
+    for function in (sine, tail):
+        assert_same(stand_in, function, angles, out=dtype)
 
 
 def test_exponentials_are_those_of_numba_and_held_where_they_end(stand_in):
     x = np.random.default_rng(1).normal(0, 30, 300)
     x[:4] = 0.0, -1e300, 1e300, 1e-300
     assert_same(stand_in, polynomials.expm1, x, out=np.float64)
-
-
-@DTYPES
-def test_sines_and_tails_are_those_of_numba(stand_in, dtype):
-    def sine(x):
-        s, c = polynomials.sincos(x)
-        return s + c
-
-    def tail(x):
-        return polynomials.log_tail(x)
-
-    x = np.linspace(-0.29, 0.41, 301).astype(dtype)
-    for function in (sine, tail):
-        assert_same(stand_in, function, x, out=dtype)
 
 
 def words_of(w, key):
@@ -152,9 +147,8 @@ extern "C" __global__ void apply(Size n, const double *numbers, double *out) {{
   }}
 }}
 """
-    whole = Source("\n".join((source._file("prelude.h"), scalars.text, text)), ())
     out = stand_in.empty(wanted.shape, np.float64)
-    stand_in.launch(whole, "apply", 5, np.int64(numbers.size), stand_in.put(numbers), out)
+    apply(stand_in, scalars, text, numbers.size, stand_in.put(numbers), out)
     assert_bits(stand_in.take(out), wanted)
 
 
@@ -193,9 +187,8 @@ def assert_rules(device, law, zeros, dtype):
     places = ", ".join(f"numbers[{n}]" for n in range(len(numbers)))
     text = KERNEL.format(real=TYPES[dtype], places=places, **names)
     out = [device.empty((v.size, 2), kind) for kind in (dtype, dtype, np.float64)]
-    given = np.int64(v.size), device.put(v), device.put(mu), device.put(np.array([*numbers, 0.0]))
-    whole = Source("\n".join((source._file("prelude.h"), scalars.text, text)), ())
-    device.launch(whole, "apply", 50, *given, *out)
+    given = map(device.put, (v, mu, np.array([*numbers, 0.0])))
+    apply(device, scalars, text, v.size, *given, *out)
     told = 1e-6, numbers
 
     @numba.njit
@@ -212,21 +205,14 @@ def assert_rules(device, law, zeros, dtype):
         assert_bits(device.take(found), exact)
 
 
-@DTYPES
-@COMMON
-def test_rules_of_entries_are_those_of_numba(stand_in, dtype, beta):
-    assert_rules(stand_in, Tweedie(beta), False, dtype)
+RULES = [(Tweedie(beta), False) for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 2.5)]
+RULES += [(Tweedie(2.0), True), (Tweedie(1.0), True), (NegativeBinomial(0.7), False)]
 
 
 @DTYPES
-@pytest.mark.parametrize("beta", [2.0, 1.0])
-def test_rules_of_entries_beside_zeros_are_those_of_numba(stand_in, dtype, beta):
-    assert_rules(stand_in, Tweedie(beta), True, dtype)
-
-
-@DTYPES
-def test_rules_of_negative_binomial_entries_are_those_of_numba(stand_in, dtype):
-    assert_rules(stand_in, NegativeBinomial(0.7), False, dtype)
+@pytest.mark.parametrize(("law", "zeros"), RULES)
+def test_rules_of_entries_are_those_of_numba(stand_in, dtype, law, zeros):
+    assert_rules(stand_in, law, zeros, dtype)
 
 
 # -- what Python means ---------------------------------------------------------------------
@@ -234,12 +220,6 @@ def test_rules_of_negative_binomial_entries_are_those_of_numba(stand_in, dtype):
 
 def quotient(a, b):
     return a / b
-
-
-def test_a_quotient_of_whole_numbers_is_a_fraction(stand_in):
-    a, b = np.array([7, 1, -9]), np.array([2, 3, 4])
-    found = translated(stand_in, quotient, a, b, out=np.float64)
-    np.testing.assert_array_equal(found, [3.5, 1 / 3, -2.25])
 
 
 def by_branch(x):
@@ -293,6 +273,7 @@ def ends(x):
 ONE_NAN = np.array([1.0, 2.0, np.nan, 1.0, np.nan, 0.0, -0.0])
 OTHER_NAN = np.array([2.0, 1.0, 1.0, np.nan, np.nan, -0.0, 0.0])
 MEANT = [
+    (quotient, np.array([7, 1, -9]), np.array([2, 3, 4])),
     (by_branch, [0.5, 1.0, 3.0]),
     (swapped, [1.0, 2.0], [5.0, -3.0]),
     (summed, np.array([0, 3, 7, 40]), np.full(4, 1.5)),
@@ -355,8 +336,7 @@ def test_functions_are_written_once_and_before_those_that_call_them():
     ids=lambda own: own.py_func.__name__,
 )
 def test_no_translation_depends_on_what_was_translated_before(function):
-    alone = Translation()
-    alone.add(function)
-    again = Translation()
-    again.add(function)
+    alone, again = Translation(), Translation()
+    for translation in (alone, again):
+        translation.add(function)
     assert alone.text == again.text

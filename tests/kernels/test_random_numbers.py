@@ -1,3 +1,5 @@
+"""Random numbers by their addresses: words, normal numbers, and laws made of them."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,6 +8,7 @@ from scipy import stats
 
 from daskfactor.kernels import variates
 from daskfactor.kernels.jit import jit_exact, stack_array
+from daskfactor.kernels.philox import CHUNK, fill_normals, philox4x32
 from daskfactor.kernels.variates import (
     STREAM,
     binomial,
@@ -17,11 +20,107 @@ from daskfactor.kernels.variates import (
     start_entry,
     uniform,
 )
+from tests.kernels import reference
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
 N = 20_000
 UNSEEN = 1e-4
 """Smallest p-value of a right generator here; about one such test in 10**4 would go below."""
+
+
+FULL = 0xFFFFFFFF
+# Random123, kat_vectors, philox4x32 10: counter, key, words.
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((FULL,) * 4, (FULL, FULL), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def normals_of(shape, key=KEY, iteration=0, factor=0, row0=0, dtype=np.float32):
+    out = np.empty(shape, dtype)
+    fill_normals(out, key, iteration, factor, row0)
+    return out
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
+def test_known_answers(counter, key, words):
+    assert tuple(int(word) for word in philox4x32(*counter, *key)) == words
+    assert tuple(int(word) for word in reference.philox4x32(*counter, *key)) == words
+
+
+@given(st.lists(st.integers(0, FULL), min_size=6, max_size=6))
+def test_words_equal_the_twin(address):
+    assert tuple(philox4x32(*address)) == tuple(reference.philox4x32(*address))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-14)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (7, 5), (CHUNK + 1, 4), (61, 37), (5, 1001)])
+def test_normals_equal_the_twin(shape, dtype, tolerance):
+    z = normals_of(shape, iteration=FULL, factor=1, row0=2**31, dtype=dtype)
+    exact = reference.normals(shape, KEY, FULL, 1, 2**31, dtype)
+    assert np.abs(z - exact).max() <= tolerance * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 2e-15)])
+def test_radius_is_relatively_accurate(dtype, tolerance):
+    # A pair has radius**2 = -2 log(uniform); the words are the twin's, tails included.
+    n = 200_000
+    z = normals_of((n, 2), dtype=dtype).astype(np.float64)
+    words = reference.philox4x32(0, np.arange(n), 0, 0, *(int(k) for k in KEY))[0]
+    uniform = (words.astype(dtype) + dtype(0.5)).astype(np.float64) * 2.0**-32
+    inside = uniform < 1
+    radius = np.sqrt(-2 * np.log(uniform[inside]))
+    np.testing.assert_allclose(np.hypot(*z[inside].T), radius, rtol=tolerance)
+    assert radius.max() > 4.5
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_distribution(dtype):
+    z = normals_of((20_000, 100), dtype=dtype).ravel().astype(np.float64)
+    assert stats.kstest(z, "norm").pvalue > 1e-4
+    error = 5 / np.sqrt(z.size)
+    assert abs(z.mean()) < error
+    assert abs(z.var() - 1) < error * np.sqrt(2)
+    assert abs((z**3).mean()) < error * np.sqrt(15)
+    assert abs((z**4).mean() - 3) < error * np.sqrt(96)
+    for bound in (3.0, 4.0):
+        expected = 2 * stats.norm.sf(bound) * z.size
+        assert abs((np.abs(z) > bound).sum() - expected) < 5 * np.sqrt(expected)
+    assert np.abs(z).max() > 4.7
+    assert np.unique(z).size > 0.9 * z.size
+
+
+def correlation(a, b):
+    return abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) * np.sqrt(a.size)
+
+
+def test_rows_and_components_are_uncorrelated():
+    z = normals_of((40_000, 8)).astype(np.float64)
+    for values in (z, z**2):
+        matrix = np.corrcoef(values, rowvar=False) - np.eye(8)
+        assert np.abs(matrix).max() * np.sqrt(len(z)) < 5
+        assert correlation(values[:-1], values[1:]) < 5
+    # The two halves of a Box-Muller pair: no structure in the signs either.
+    signs = np.sign(z)
+    for i in range(8):
+        for j in range(i):
+            assert abs((signs[:, i] * signs[:, j]).mean()) * np.sqrt(len(z)) < 5
+
+
+def test_no_write_outside_the_band():
+    frame = np.full((30, 5), np.nan, np.float32)
+    fill_normals(frame[10:20], KEY, 0, 0, 10)
+    assert np.isnan(frame[:10]).all()
+    assert np.isnan(frame[20:]).all()
+    np.testing.assert_array_equal(frame[10:20], normals_of((30, 5))[10:20])
+
+
+# -- laws made of words ------------------------------------------------------------------
 
 
 @jit_exact
@@ -151,40 +250,45 @@ def test_certain_binomials():
         assert set(drawn(binomials, n, p, dtype=np.int64)) == {result}
 
 
-def band(n, K, row0=0, **address):
-    where = {"key": KEY, "iteration": 4, "factor": 1, **address}
-    shape = 0.2 + (np.arange(row0, row0 + n)[:, None] % 5) * np.arange(1, K + 1)
-    out = np.empty((n, K))
-    fill_gamma(shape, np.full((n, K), 2.0), row0=row0, out=out, **where)
+def gammas_of(shape, key=KEY, iteration=0, factor=0, row0=0, dtype=np.float64):
+    rows = np.arange(row0, row0 + shape[0])[:, None]
+    out, shapes = np.empty(shape, dtype), 0.2 + (rows % 5) * np.arange(1, shape[1] + 1)
+    fill_gamma(shapes, np.full(shape, 2.0), key, iteration, factor, row0, out)
     return out
 
 
+FILLED = pytest.mark.parametrize("filled", [normals_of, gammas_of])
+
+
+@FILLED
 @settings(max_examples=30, deadline=None)
-@given(n=st.integers(1, 40), K=st.integers(1, 9), cut=st.integers(0, 40))
-def test_bands_and_width_do_not_matter(n, K, cut):
-    cut = min(cut, n)
-    whole = band(n, K, 11)
-    parts = [band(cut, K, 11), band(n - cut, K, 11 + cut)]
+@given(
+    shape=st.tuples(st.integers(1, 60), st.integers(1, 33)),
+    cut=st.integers(0, 60),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_bands_and_width_do_not_matter(filled, shape, cut, dtype):
+    (n, K), cut, where = shape, min(cut, shape[0]), {"iteration": 3, "factor": 1, "dtype": dtype}
+    whole = filled(shape, row0=11, **where)
+    parts = filled((cut, K), row0=11, **where), filled((n - cut, K), row0=11 + cut, **where)
     np.testing.assert_array_equal(np.concatenate(parts), whole)
-    np.testing.assert_array_equal(band(n, K + 1, 11)[:, :K], whole)
+    np.testing.assert_array_equal(filled((n, K + 1), row0=11, **where)[:, :K], whole)
 
 
-@pytest.mark.parametrize("change", ["iteration", "factor", "key0", "key1", "row0", "component"])
-def test_every_part_of_the_address_counts(change):
-    base = np.empty((2000, 4))
-    fill_gamma(np.ones((2000, 4)), np.ones((2000, 4)), KEY, 4, 1, 0, base)
-    where = {"key": KEY.copy(), "iteration": 4, "factor": 1, "row0": 0}
-    other = np.empty_like(base)
+@FILLED
+@pytest.mark.parametrize("change", ["iteration", "factor", "key0", "key1", "row0"])
+def test_every_part_of_the_address_counts(filled, change):
+    shape, far = (2_000, 50), {"key": KEY.copy()}
     if change.startswith("key"):
-        where["key"][int(change[-1])] ^= np.uint32(1)
-    elif change == "component":
-        other = np.empty((2000, 5))
+        far["key"][int(change[-1])] ^= np.uint32(1)
     else:
-        where[change] += 2000 if change == "row0" else 1
-    fill_gamma(np.ones(other.shape), np.ones(other.shape), out=other, **where)
-    other = other[:, -4:]
-    assert not np.any(base == other)
-    assert abs(np.corrcoef(base.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(base.size)
+        far[change] = 2_000 if change == "row0" else 1
+    a, b = filled(shape), filled(shape, **far)
+    if filled is gammas_of:  # whose shapes are alike in every fifth row
+        a, b = a[::5], b[::5]
+    assert correlation(a, b) < 5
+    assert correlation(a**2, b**2) < 5
+    assert not np.any(a == b)
 
 
 def test_entries_and_cells_have_streams_of_their_own():
