@@ -8,12 +8,14 @@ import scipy.sparse as sp
 import sparse
 import xarray as xr
 import zarr
+from numpy.testing import assert_array_equal
 
 from daskfactor.allocation.counts import Counts, as_counts
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
 from daskfactor.models.allocation import AllocationModel
+from tests.refusals import refused
 
 NMF = AllocationModel.nmf(2)
 CP = AllocationModel.cp(2)
@@ -28,7 +30,7 @@ def dense(counts):
 
 
 def same(counts, expected):
-    np.testing.assert_array_equal(dense(counts), expected)
+    assert_array_equal(dense(counts), expected)
     assert counts.indices.dtype == counts.values.dtype == np.int64
     assert counts.indices.shape == (len(counts.values), expected.ndim)
     assert counts.values.min() > 0
@@ -133,7 +135,7 @@ def test_dims_are_matched_by_name_or_by_order():
     counts = as_counts(array, NMF)
     same(counts, X)
     assert counts.dims == ("i", "j")
-    np.testing.assert_array_equal(counts.labels["i"], labels["i"])
+    assert_array_equal(counts.labels["i"], labels["i"])
     assert "j" not in counts.labels
     named = as_counts(xr.DataArray(X, dims=("from", "to")), NMF)
     assert named.dims == ("from", "to")
@@ -158,7 +160,7 @@ def test_a_huge_shape_costs_nothing():
     huge = sparse.COO(coords, np.array([2, 3]), shape=(10**6, 10**6, 10**6))
     counts = as_counts(huge, CP)
     assert counts.shape == (10**6, 10**6, 10**6)
-    np.testing.assert_array_equal(counts.indices, coords.T)
+    assert_array_equal(counts.indices, coords.T)
     assert as_counts(counts, CP) is counts
 
 
@@ -197,27 +199,20 @@ BAD = [
 
 @pytest.mark.parametrize(("data", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_bad_counts_are_refused(data, message):
-    with pytest.raises(DataError, match=message):
-        as_counts(data, NMF)
+    refused(DataError, message, as_counts, data, NMF)
 
 
 def test_missing_cells_of_stores_and_blocks_are_refused(tmp_path):
     convert(sp.csr_array(X), tmp_path / "s.zarr", unstored="missing", progressbar=False)
-    with pytest.raises(DataError, match="missing"):
-        as_counts(tmp_path / "s.zarr", NMF)
-    with pytest.raises(DataError, match="missing"):
-        as_counts(as_blocks(sp.csr_array(X), unstored="missing"), NMF)
+    refused(DataError, "missing", as_counts, tmp_path / "s.zarr", NMF)
+    refused(DataError, "missing", as_counts, as_blocks(sp.csr_array(X), unstored="missing"), NMF)
 
 
 def test_what_does_not_fit(tmp_path):
-    with pytest.raises(ModelError, match="3 dimensions"):
-        as_counts(TENSOR, NMF)
-    with pytest.raises(ModelError, match="2 dimensions"):
-        as_counts(sp.csr_array(X), CP)
-    with pytest.raises(ModelError, match="3 dimensions"):
-        as_counts(as_counts(TENSOR, CP), NMF)
-    with pytest.raises(StoreError, match="no zarr array can be opened"):
-        as_counts(tmp_path / "nothing.zarr", NMF)
+    refused(ModelError, "3 dimensions", as_counts, TENSOR, NMF)
+    refused(ModelError, "2 dimensions", as_counts, sp.csr_array(X), CP)
+    refused(ModelError, "3 dimensions", as_counts, as_counts(TENSOR, CP), NMF)
+    refused(StoreError, "no zarr array can be opened", as_counts, tmp_path / "nothing.zarr", NMF)
     zarr.create_group(tmp_path / "g.zarr").create_array("inside", data=X)
     with pytest.raises(DataError, match=r"holds 1 zarr array \(inside\); name one"):
         as_counts(tmp_path / "g.zarr", NMF)
@@ -228,7 +223,7 @@ def test_thinning_keeps_tokens_by_address():
     thin = counts.thinned(0.25, 7)
     assert isinstance(thin, Counts)
     again = counts.thinned(0.25, 7)
-    np.testing.assert_array_equal(dense(thin), dense(again))
+    assert_array_equal(dense(thin), dense(again))
     assert (dense(thin) != dense(counts.thinned(0.25, 8))).any()
     assert thin.values.min() > 0
     assert thin.values.max() <= 3
@@ -236,9 +231,8 @@ def test_thinning_keeps_tokens_by_address():
     assert abs(thin.total - 1500) < 5 * spread
     # A binomial, not a share of every cell: its variance over cells.
     assert dense(thin).var() == pytest.approx(3 * 0.25 * 0.75, rel=0.15)
-    np.testing.assert_array_equal(dense(counts.thinned(1.0, 0)), 3)
-    with pytest.raises(OptionError, match=r"in \(0, 1\], got 0"):
-        counts.thinned(0, 1)
+    assert_array_equal(dense(counts.thinned(1.0, 0)), 3)
+    refused(OptionError, r"in \(0, 1\], got 0", counts.thinned, 0, 1)
     with pytest.raises(DataError, match="leaves none of the 1 tokens"):
         as_counts(np.array([[1]]), NMF).thinned(1e-9, 0)
 
@@ -246,8 +240,7 @@ def test_thinning_keeps_tokens_by_address():
 def test_dims_that_are_another_variables_name():
     model = AllocationModel.nmf(2)
     array = xr.DataArray(np.ones((2, 3), np.int64), dims=("j", "x"))
-    with pytest.raises(DataError, match="so 'j' would be two things; rename"):
-        as_counts(array, model)
+    refused(DataError, "so 'j' would be two things; rename", as_counts, array, model)
     assert as_counts(array.rename(j="i"), model).dims == ("i", "x")
 
 

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.allocation.batches import exchangeable, matched_mean
 from daskfactor.allocation.compiled_model import compile_model
@@ -52,10 +53,10 @@ def test_any_renumbering_is_undone(model):
         particles.append(allocated(compiled, np.ravel_multi_index(own, sizes)))
     free = exchangeable(model)
     mean = matched_mean(compiled, free, np.array(particles), np.zeros(len(particles)))
-    np.testing.assert_allclose(mean, particles[0])
+    assert_allclose(mean, particles[0])
     plain = np.mean(particles, axis=0)
     assert not np.allclose(plain, particles[0])
-    np.testing.assert_allclose(
+    assert_allclose(
         matched_mean(compiled, (), np.array(particles), np.zeros(len(particles))), plain
     )
 
@@ -70,7 +71,7 @@ def test_weights_count():
     log_weights = np.log(np.array([0.02, 0.02, 0.02, 0.94]))
     mean = matched_mean(compiled, (), particles, log_weights - 1000.0)
     shares = np.array([0, 0, 0, 4])  # of four picks at equal steps of the cumulative weights
-    np.testing.assert_allclose(mean, shares @ particles / 4)
+    assert_allclose(mean, shares @ particles / 4)
 
 
 def test_one_particle_where_there_is_no_room(monkeypatch):
@@ -81,4 +82,4 @@ def test_one_particle_where_there_is_no_room(monkeypatch):
     compiled = compile_model(model, as_counts(X, model))
     particles = np.array([allocated(compiled, np.full(compiled.values.size, h)) for h in (0, 1)])
     mean = matched_mean(compiled, ("r",), particles, np.array([0.0, -3.0]))
-    np.testing.assert_array_equal(mean, particles[0])
+    assert_array_equal(mean, particles[0])

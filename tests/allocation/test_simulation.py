@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import chisquare, nbinom
 
 from daskfactor.allocation.compiled_model import compile_model
@@ -12,6 +13,7 @@ from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF
 from tests.allocation.cases import enumerate_evidence
+from tests.refusals import refused
 
 NMF = AllocationModel.nmf(3, concentration=20.0)
 
@@ -21,7 +23,7 @@ def test_what_comes_back_fits_together():
     assert made.dims == ("i", "j", "r")
     assert made.allocation.shape == (30, 40, 3)
     assert made.counts.dtype == made.allocation.dtype == np.int64
-    np.testing.assert_array_equal(made.allocation.sum(axis=2).todense(), made.counts.todense())
+    assert_array_equal(made.allocation.sum(axis=2).todense(), made.counts.todense())
     assert made.counts.sum() == 5000
     assert {name: table.shape for name, table in made.tables.items()} == {
         "r": (3,),
@@ -29,31 +31,28 @@ def test_what_comes_back_fits_together():
         "j": (3, 40),
     }
     for table in made.tables.values():
-        np.testing.assert_allclose(table.sum(axis=-1), 1.0)
+        assert_allclose(table.sum(axis=-1), 1.0)
     # With so many tokens, tables are near the shares that were drawn from them.
     shares = made.allocation.sum(axis=(0, 1)).todense() / 5000
-    np.testing.assert_allclose(made.tables["r"], shares, atol=0.05)
+    assert_allclose(made.tables["r"], shares, atol=0.05)
     assert as_counts(made.counts, NMF).total == 5000
 
 
 def test_the_same_seed_gives_the_same_data():
     one, same, other = (simulate(NMF, (30, 40), total=50, random_seed=seed) for seed in (3, 3, 4))
     assert (one.allocation != same.allocation).nnz == 0
-    np.testing.assert_array_equal(one.tables["i"], same.tables["i"])
+    assert_array_equal(one.tables["i"], same.tables["i"])
     assert (one.counts != other.counts).nnz
 
 
 def test_sizes_may_be_the_models_own():
     model = AllocationModel("r -> i, r -> j", {"r": 2}, {"j": 4, "i": 3})
     assert simulate(model, total=5, random_seed=0).counts.shape == (4, 3)
-    with pytest.raises(OptionError, match="sizes of the observed variables i, j are not known"):
-        simulate(NMF)
-    with pytest.raises(ModelError, match="size 5 along 'j', but the model says 4"):
-        simulate(model, (5, 3))
+    refused(OptionError, "sizes of the observed variables i, j are not known", simulate, NMF)
+    refused(ModelError, "size 5 along 'j', but the model says 4", simulate, model, (5, 3))
     with pytest.raises(OptionError, match="total must be a whole number of at least 0, got -1"):
         simulate(model, total=-1)
-    with pytest.raises(OptionError, match="choose a smaller shape"):
-        simulate(NMF, (10**10, 10**10))
+    refused(OptionError, "choose a smaller shape", simulate, NMF, (10**10, 10**10))
 
 
 def test_no_tokens_at_all():
@@ -145,7 +144,6 @@ def test_the_joint_law_of_tables_and_tokens():
     ],
 )
 def test_what_cannot_be_drawn(arguments, message):
-    with pytest.raises(OptionError, match=message):
-        simulate(*arguments, random_seed=0)
+    refused(OptionError, message, simulate, *arguments, random_seed=0)
     with pytest.raises(OptionError, match="1e\\+13 tokens are more than can be drawn"):
         simulate(AllocationModel.nmf(2), (3, 4), total=10**13)

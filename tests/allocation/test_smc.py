@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.allocation import smc
 from daskfactor.allocation.batches import stretch_edges
@@ -12,6 +13,7 @@ from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import ignore
 from tests.allocation.cases import TOY, enumerate_evidence, log_f
 from tests.allocation.particles import blocks, compiled_of, in_turn, plan_of, quiet, run_smc
+from tests.refusals import refused
 
 MATRIX = AllocationModel.nmf(2)
 FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=64, moves=0)
@@ -35,7 +37,7 @@ def test_one_component_has_no_error():
     counts = np.zeros(compiled.cells)
     for n in range(len(compiled.alpha)):
         np.add.at(counts, compiled.row[:, n] + compiled.column[n, 0], compiled.values)
-    np.testing.assert_allclose(found.mean_counts, counts)
+    assert_allclose(found.mean_counts, counts)
     exact = compiled.log_factor + compiled.constant + log_f(compiled, counts)
     assert found.log_evidence == pytest.approx(exact, abs=1e-8)
 
@@ -51,7 +53,7 @@ def test_same_bits_everywhere(order):
     assert first.resampled.any()
     for other in others:
         for name in set(first._fields) - {"plan"}:
-            np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
+            assert_array_equal(getattr(first, name), getattr(other, name))
     assert quiet(compiled, settings, 8, in_turn, ignore).log_evidence != first.log_evidence
 
 
@@ -67,14 +69,12 @@ def test_what_comes_back():
     weights = np.exp(found.log_weights - found.log_weights.max())
     value = found.log_weights.max() + np.log(weights.mean())
     assert value == pytest.approx(found.log_evidence, abs=1e-9)
-    np.testing.assert_allclose(found.batch_log_z.shape, 4)
+    assert_allclose(found.batch_log_z.shape, 4)
     own = weights[found.best] / weights[found.best].sum()
     assert found.best == found.batch_log_z.argmax()
     means = own @ found.counts[found.best]
-    np.testing.assert_allclose(found.mean_counts, means, atol=1e-8)
-    np.testing.assert_array_equal(
-        found.counts.sum(axis=2), 400 * 3
-    )  # three draws a token: r, i and j
+    assert_allclose(found.mean_counts, means, atol=1e-8)
+    assert_array_equal(found.counts.sum(axis=2), 400 * 3)  # three draws a token: r, i and j
 
 
 def test_edges():
@@ -114,11 +114,9 @@ def test_batches_are_added():
     assert one.rounds == two.rounds == (8,)
     assert len(two.batch_log_z) > 16
     assert two.standard_error <= 0.02
-    np.testing.assert_array_equal(two.batch_log_z[:4], one.batch_log_z)
+    assert_array_equal(two.batch_log_z[:4], one.batch_log_z)
     half = replace(many, islands=len(two.batch_log_z), target=1e9)
-    np.testing.assert_array_equal(
-        run_smc(compiled, half, 1, in_turn, ignore).mean_counts, two.mean_counts
-    )
+    assert_array_equal(run_smc(compiled, half, 1, in_turn, ignore).mean_counts, two.mean_counts)
 
 
 def test_warnings():
@@ -189,5 +187,4 @@ def test_pooled():
     ],
 )
 def test_settings_are_checked(changes, match):
-    with pytest.raises(OptionError, match=match):
-        replace(FAR, **changes)
+    refused(OptionError, match, replace, FAR, **changes)

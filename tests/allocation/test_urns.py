@@ -8,6 +8,7 @@ import sparse
 import xarray as xr
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import gammaln, logsumexp
 from scipy.stats import nbinom
 
@@ -55,9 +56,9 @@ def test_predictives_multiply_to_f(_, model, network, X):
     for m in tokens:
         logs += np.log(predictive(compiled, C, D, m, rng.integers(compiled.states)))
     assert log_f(compiled, C) == pytest.approx(logs, abs=1e-10)
-    np.testing.assert_array_equal(np.bincount(compiled.owner, C, compiled.totals), D)
+    assert_array_equal(np.bincount(compiled.owner, C, compiled.totals), D)
     assert C.sum() == X.sum() * len(compiled.draws)
-    np.testing.assert_allclose(log_f(compiled, np.stack([C, 0 * C])), [logs, 0.0], atol=1e-10)
+    assert_allclose(log_f(compiled, np.stack([C, 0 * C])), [logs, 0.0], atol=1e-10)
     for n in range(len(compiled.draws)):
         assert set(compiled.cell_alpha[compiled.row[:, n]]) == {compiled.alpha[n]}
         assert set(compiled.total_alpha[compiled.total_row[:, n]]) == {compiled.alpha_total[n]}
@@ -66,16 +67,14 @@ def test_predictives_multiply_to_f(_, model, network, X):
 def test_columns_are_contiguous_where_all_hidden_variables_are_axes():
     for model in (AllocationModel.nmf(5), AllocationModel.topics(5)):
         compiled = compiled_of(TOY, model)
-        np.testing.assert_array_equal(
-            compiled.column, np.tile(np.arange(5), (len(compiled.draws), 1))
-        )
+        assert_array_equal(compiled.column, np.tile(np.arange(5), (len(compiled.draws), 1)))
         assert not (compiled.row % 5).any()
     compiled = compiled_of(np.ones((2, 2, 2), int), AllocationModel.tucker((2, 3, 2)))
     assert compiled.draws == ("r1", "r2", "r3", "i", "j", "k")
-    np.testing.assert_array_equal(compiled.column[2], np.arange(12))
-    np.testing.assert_array_equal(compiled.column[0], np.repeat([0, 1], 6))
-    np.testing.assert_array_equal(compiled.total_column[2], np.repeat(np.arange(6), 2))
-    np.testing.assert_array_equal(compiled.total_column[0], np.zeros(12))
+    assert_array_equal(compiled.column[2], np.arange(12))
+    assert_array_equal(compiled.column[0], np.repeat([0, 1], 6))
+    assert_array_equal(compiled.total_column[2], np.repeat(np.arange(6), 2))
+    assert_array_equal(compiled.total_column[0], np.zeros(12))
 
 
 def test_only_what_occurs_takes_room():
@@ -84,9 +83,9 @@ def test_only_what_occurs_takes_room():
     coords = np.stack(np.nonzero(TOY)) * 250_000
     large = compiled_of(sparse.COO(coords, TOY[TOY > 0], shape=(10**6, 10**6)), model)
     assert (large.cells, large.totals) == (small.cells, small.totals) == (3 * 8, 1 + 3 + 3)
-    np.testing.assert_array_equal(large.row, small.row)
-    np.testing.assert_allclose(large.alpha, [2 / 3, 2 / 3e6, 2 / 3e6])
-    np.testing.assert_allclose(large.alpha_total, [2.0, 2 / 3, 2 / 3])
+    assert_array_equal(large.row, small.row)
+    assert_allclose(large.alpha, [2 / 3, 2 / 3e6, 2 / 3e6])
+    assert_allclose(large.alpha_total, [2.0, 2 / 3, 2 / 3])
     assert large.row.shape == (len(large.values), 3)
 
 
@@ -111,9 +110,9 @@ def test_tables_have_names_and_labels():
     assert tables["j"].dims == ("r", "to")
     assert tables["i"].attrs["cells"] == "all"
     assert "from" not in tables["i"].coords
-    np.testing.assert_array_equal(tables["j"]["to"], list("wxyz"))
+    assert_array_equal(tables["j"]["to"], list("wxyz"))
     for table in tables.values():
-        np.testing.assert_allclose(table.sum(table.dims[-1]), 1.0)
+        assert_allclose(table.sum(table.dims[-1]), 1.0)
     shared = compiled_of(
         np.eye(3, dtype=int), AllocationModel.symmetric_nmf(2, concentration_shared=1)
     )
@@ -140,7 +139,7 @@ def test_large_tables_hold_what_is_occupied(model, monkeypatch):
     assert part.sizes["cell_j"] == np.count_nonzero(TOY[:2])
     for cell in part:
         i, j = int(cell["from_of_cell_j"]), cell["to_of_cell_j"].item()
-        np.testing.assert_allclose(cell, whole["j"].isel({"from": i}).sel(to=j))
+        assert_allclose(cell, whole["j"].isel({"from": i}).sel(to=j))
 
 
 @pytest.mark.parametrize("limit", [0, 10**6])
@@ -171,9 +170,9 @@ def test_tied_tables_reach_more_than_others_along_the_same_dim(monkeypatch):
     monkeypatch.setattr(compiled_model, "LARGEST_TABLE", 0)
     tables = (compiled := compiled_of(X, model)).tables(np.zeros(compiled.cells))
     assert tables["i"].dims == ("r", "i")
-    np.testing.assert_array_equal(tables["i"]["i"], [0, 2, 3])
+    assert_array_equal(tables["i"]["i"], [0, 2, 3])
     assert tables["s"].dims == ("cell_s", "s")
-    np.testing.assert_array_equal(tables["s"]["i_of_cell_s"], [0, 3])
+    assert_array_equal(tables["s"]["i_of_cell_s"], [0, 3])
 
 
 def test_urns_travel():

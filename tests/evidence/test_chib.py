@@ -4,6 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -16,6 +17,7 @@ from daskfactor.kernels.linalg import log_permanent
 from daskfactor.models.gaussian import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import ignore
+from tests.refusals import refused
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import CASES, reference_posterior
 
@@ -130,10 +132,8 @@ def test_tables_are_gamma_densities():
     rng = np.random.default_rng(2)
     point, shapes, rates = (rng.gamma(2.0, size=(4, 3)) for _ in range(3))
     each = stats.gamma.logpdf(point[:, :, None], shapes[:, None], scale=1 / rates[:, None])
-    np.testing.assert_allclose(table(point, shapes, rates), each.sum(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(
-        entries(point, shapes, rates).sum(axis=0), np.diag(table(point, shapes, rates))
-    )
+    assert_allclose(table(point, shapes, rates), each.sum(axis=0), rtol=1e-12)
+    assert_allclose(entries(point, shapes, rates).sum(axis=0), np.diag(table(point, shapes, rates)))
 
 
 def test_averages_and_their_errors():
@@ -158,12 +158,9 @@ def test_a_handful_of_sweeps_that_count_are_no_estimate():
 
 
 def test_refusals():
-    with pytest.raises(ModelError, match="beta=1"):
-        Chib().check(TweedieNMF(2, beta=2.0))
-    with pytest.raises(ModelError, match="use ThermodynamicIntegration"):
-        checked_method(Chib(), GaussianAdditive(2))
-    with pytest.raises(DataError, match="whole numbers"):
-        estimate(SMALL + 0.5, 1)
+    refused(ModelError, "beta=1", Chib().check, TweedieNMF(2, beta=2.0))
+    refused(ModelError, "use ThermodynamicIntegration", checked_method, Chib(), GaussianAdditive(2))
+    refused(DataError, "whole numbers", estimate, SMALL + 0.5, 1)
     for wrong in ({"draws": 10}, {"tune": 0}, {"permutations": 0}, {"permutations": "all"}):
         with pytest.raises(OptionError):
-            Chib(**wrong)  # type: ignore[arg-type]
+            Chib(**wrong)

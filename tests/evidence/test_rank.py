@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
@@ -42,7 +43,7 @@ def test_table_without_cells_left_out():
     assert table.attrs["verdict"] == "The evidence is largest at rank 3."
     assert [k for k, _, _ in method.asked] == [2, 3, 4]
     rates = [rate**2 / k for k, _, rate in method.asked]
-    np.testing.assert_allclose(rates, rates[0])  # K / mean
+    assert_allclose(rates, rates[0])  # K / mean
 
 
 def test_one_dispersion_for_all_ranks():
@@ -82,7 +83,7 @@ def test_disagreement_is_put_into_words():
     far = selection._table([2, 5], [fit(0, [-2, -3, -2.0]), fit(-9, [-1, -1.9, -1.0])], method)
     assert far.attrs["held_out_not_distinguishable"] == []
     assert "and clearly better" in far.attrs["verdict"]
-    np.testing.assert_allclose(far["held_out_difference_error"][1], 0)
+    assert_allclose(far["held_out_difference_error"][1], 0)
 
 
 def plain(value, error=0.1, discretization=0.0):
@@ -189,6 +190,4 @@ def test_cells_come_from_any_data(monkeypatch):
         for V in (counts(), da.from_array(counts()), dfac.as_blocks(counts()))
     ]
     for other in tables[1:]:
-        np.testing.assert_allclose(
-            other["held_out_log_score"], tables[0]["held_out_log_score"], rtol=1e-6
-        )
+        assert_allclose(other["held_out_log_score"], tables[0]["held_out_log_score"], rtol=1e-6)

@@ -17,6 +17,7 @@ from daskfactor.plots.canvas import short_label
 from daskfactor.plots.sides import side_of
 from daskfactor.results.components import components_of
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
+from tests.refusals import refused
 from tests.results.particle_tree import particle_tree
 
 WAVES = xr.Variable("column", np.linspace(400.0, 2500.0, SHAPE[1]), {"units": "nm"})
@@ -95,8 +96,7 @@ def test_a_kind_can_be_asked_for():
     assert kinds(point(200), show={"gene": "curve"}) == ("curve", "bars")
     with pytest.raises(OptionError, match="one of picture, map, time"):
         plots.components(point(20), show={"gene": "pie"})
-    with pytest.raises(OptionError, match="gene is no picture"):
-        plots.components(point(20), show={"gene": "map"})
+    refused(OptionError, "gene is no picture", plots.components, point(20), show={"gene": "map"})
     with pytest.raises(OptionError, match=r"show names \['genes'\]; the dimensions are 'gene'"):
         plots.components(point(20), show={"genes": "names"})
 

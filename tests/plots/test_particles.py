@@ -3,21 +3,18 @@ import pytest
 import xarray as xr
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from numpy.testing import assert_allclose
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.plots.canvas import heaviest, new_figure, save, theme
-from daskfactor.plots.particles import (
-    diversity_plot,
-    scores_plot,
-    top_entries_plot,
-    weights_plot,
-)
+from daskfactor.plots.particles import diversity_plot, scores_plot, top_entries_plot, weights_plot
 from daskfactor.plots.pictures import particle_panel
 from daskfactor.results.compare import downstream, pairwise_distances, top_entries
 from daskfactor.results.trace import draw_masses
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
+from tests.refusals import refused
 
 MASSES = np.array([0.1, 0.5, 0.0, 0.15, 0.25])
 NAMES = [3, 5, 8, 13, 21]
@@ -62,7 +59,7 @@ def test_pictures_of_either_sign_are_white_at_zero():
     tree["posterior"] = tree["posterior"].to_dataset().assign(W=tree["posterior/W"] - 0.5)
     signed = particle_panel(tree, image_shape=(4, 3), particles=1).axes[0].images[0]
     assert signed.norm.vmin == -signed.norm.vmax
-    np.testing.assert_allclose(signed.cmap(signed.norm(0.0))[:3], 1.0, atol=0.05)
+    assert_allclose(signed.cmap(signed.norm(0.0))[:3], 1.0, atol=0.05)
 
 
 def test_a_panel_has_a_row_for_a_particle_and_a_scale_for_a_component():
@@ -78,9 +75,7 @@ def test_a_panel_has_a_row_for_a_particle_and_a_scale_for_a_component():
     for row, at in zip(axes, (1, 4), strict=True):
         for ax, k in zip(row, (2, 0), strict=True):
             own = aligned.isel(draw=at, component=k).values
-            np.testing.assert_allclose(
-                ax.images[0].get_array(), (own / own.sum()).reshape(4, 3), rtol=1e-12
-            )
+            assert_allclose(ax.images[0].get_array(), (own / own.sum()).reshape(4, 3), rtol=1e-12)
     for column in axes.T:
         shown = np.array([ax.images[0].get_array() for ax in column])
         assert {ax.images[0].get_clim() for ax in column} == {(0.0, np.quantile(shown, 0.995))}
@@ -93,7 +88,7 @@ def test_a_panel_shows_the_same_component_below_itself():
     figure = particle_panel(fake_particles(W, H, weight), (4, 3))
     pictures = [ax.images[0].get_array() for ax in figure.axes]
     for above, below in zip(pictures[:3], pictures[3:], strict=True):
-        np.testing.assert_allclose(above, below, rtol=1e-12)
+        assert_allclose(above, below, rtol=1e-12)
 
 
 def test_profiles_of_chosen_particles_with_titles_of_their_own():
@@ -125,8 +120,7 @@ def test_pictures_of_real_factors_are_even_about_zero():
     ],
 )
 def test_what_a_panel_refuses(arguments, message):
-    with pytest.raises(OptionError, match=message):
-        particle_panel(particles(), **arguments)
+    refused(OptionError, message, particle_panel, particles(), **arguments)
 
 
 def two_modes():
@@ -143,13 +137,11 @@ def test_distances_and_stein_matrix_are_in_one_order_that_shows_modes():
     assert [one % 2 for one in order] in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
     assert [int(tick.get_text()) for tick in right.get_yticklabels()] == order
     at = [one - 10 for one in order]
-    np.testing.assert_allclose(
-        left.images[0].get_array(), pairwise_distances(tree).values[np.ix_(at, at)]
-    )
+    assert_allclose(left.images[0].get_array(), pairwise_distances(tree).values[np.ix_(at, at)])
     matrix = tree["stein/stein_matrix"].values
     root = np.sqrt(np.diag(matrix))
     expected = (matrix / np.outer(root, root))[np.ix_(at, at)]
-    np.testing.assert_allclose(right.images[0].get_array(), expected)
+    assert_allclose(right.images[0].get_array(), expected)
     low, high = right.images[0].get_clim()
     assert low == -high
     assert high == pytest.approx(expected[~np.eye(6, dtype=bool)].max())
@@ -170,7 +162,7 @@ def test_a_selection_of_particles_takes_its_part_of_the_stein_matrix():
     assert sorted(at) == [1, 4, 5]
     matrix = two_modes()["stein/stein_matrix"].values[np.ix_(at, at)]
     root = np.sqrt(np.diag(matrix))
-    np.testing.assert_allclose(panel.images[0].get_array(), matrix / np.outer(root, root))
+    assert_allclose(panel.images[0].get_array(), matrix / np.outer(root, root))
 
 
 def test_diversity_of_draws_is_of_distances_alone():
@@ -265,14 +257,10 @@ def test_long_labels_are_cut_and_a_negative_entry_says_so():
 
 
 def test_figures_of_tables_want_those_tables():
-    with pytest.raises(OptionError, match="what top_entries returned"):
-        top_entries_plot(xr.Dataset())
-    with pytest.raises(OptionError, match="what downstream returned"):
-        scores_plot(xr.Dataset())
-    with pytest.raises(OptionError, match="is not among those"):
-        scores_plot(scores()[1].isel(draw=[0, 1]))
-    with pytest.raises(OptionError, match="no component"):
-        top_entries_plot(top_entries(particles()), components=[9])
+    refused(OptionError, "what top_entries returned", top_entries_plot, xr.Dataset())
+    refused(OptionError, "what downstream returned", scores_plot, xr.Dataset())
+    refused(OptionError, "is not among those", scores_plot, scores()[1].isel(draw=[0, 1]))
+    refused(OptionError, "no component", top_entries_plot, top_entries(particles()), components=[9])
     with pytest.raises(OptionError, match="one for each of 3 components"):
         top_entries_plot(top_entries(particles()), names=["one"])
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor import plots
 from daskfactor.errors import OptionError
@@ -8,6 +9,7 @@ from daskfactor.plots.canvas import save
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.components import factor_moments
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
+from tests.refusals import refused
 
 
 def pictures(count=3, height=4, width=5):
@@ -23,7 +25,7 @@ def test_faces_panel_shares_one_gray_scale_and_gives_sd_its_own():
     assert limits == {(0.0, original.max())}
     assert axes[3, 0].images[0].get_clim()[1] < original.max() / 40
     assert [ax.get_title() for ax in axes[0]] == ["a", "b", "c"]
-    np.testing.assert_array_equal(axes[1, 2].images[0].get_array().mask, np.isnan(erased[2]))
+    assert_array_equal(axes[1, 2].images[0].get_array().mask, np.isnan(erased[2]))
 
 
 def test_faces_panel_survives_a_sd_that_is_nowhere_known():
@@ -43,7 +45,7 @@ def test_trace_plot_draws_every_chain_in_both_panels_and_marks_divergences():
     tree = fake_run(chains=2, draws=20, warmup=5)
     whole, zoom = plots.trace_plot(tree).axes
     lp = tree["sample_stats/lp"].values
-    np.testing.assert_array_equal(whole.lines[0].get_ydata(), lp[0])
+    assert_array_equal(whole.lines[0].get_ydata(), lp[0])
     assert len(whole.lines) == 4
     assert whole.lines[2].get_xdata()[-1] == tree.attrs["tune"]
     (mark,) = [line for line in zoom.lines if line.get_marker() == "|"]
@@ -74,19 +76,18 @@ def test_moments_come_from_draws_where_none_were_streamed():
     streamed = factor_moments(tree, "H", 1)
     draws = factor_moments(tree.filter(lambda node: node.name == "posterior"), "H", 1)
     assert streamed[0].shape == (COMPONENTS, SHAPE[1])
-    np.testing.assert_allclose(streamed, draws)
+    assert_allclose(streamed, draws)
 
 
 def test_a_run_without_draws_has_no_components():
     tree = fake_run().filter(lambda node: node.name == "posterior").isel(draw=slice(0))
-    with pytest.raises(OptionError, match="no draws yet"):
-        plots.overview(tree)
+    refused(OptionError, "no draws yet", plots.overview, tree)
 
 
 def test_shares_add_up_and_follow_the_product():
     shares = intensity_shares(np.array([[1.0, 2.0], [1.0, 4.0]]), np.array([[3.0], [1.0]]), False)
-    np.testing.assert_allclose(shares, [0.5, 0.5])
-    np.testing.assert_allclose(intensity_shares(np.zeros((2, 4)), np.zeros((4, 3)), False), 0.25)
+    assert_allclose(shares, [0.5, 0.5])
+    assert_allclose(intensity_shares(np.zeros((2, 4)), np.zeros((4, 3)), False), 0.25)
 
 
 @pytest.mark.parametrize("keep", ["draws", "moments"])

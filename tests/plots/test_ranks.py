@@ -1,9 +1,9 @@
 import numpy as np
-import pytest
 import xarray as xr
 
 from daskfactor import plots
 from daskfactor.errors import OptionError
+from tests.refusals import refused
 
 
 def table(scored=True):
@@ -23,5 +23,4 @@ def test_two_panels_or_one_and_a_file(tmp_path):
 
 
 def test_it_wants_a_table_of_ranks():
-    with pytest.raises(OptionError, match="select_rank"):
-        plots.plot_ranks(xr.Dataset())
+    refused(OptionError, "select_rank", plots.plot_ranks, xr.Dataset())

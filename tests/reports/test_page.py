@@ -11,6 +11,7 @@ import xarray as xr
 import daskfactor as dfac
 from daskfactor.errors import OptionError
 from tests.fake_run import fake_run
+from tests.refusals import refused
 from tests.results.particle_tree import particle_tree
 
 NASTY = [f'<b>row & "{i}"</b><script>alert({i})</script>' for i in range(12)]
@@ -177,8 +178,7 @@ def test_the_page_is_written_as_a_page(tmp_path):
     path = tmp_path / "run.html"
     made = dfac.report(fake_run(chains=1), path)
     assert path.read_text(encoding="utf-8") == made.html
-    with pytest.raises(OptionError, match=r"ends in \.html, got .*run\.pdf"):
-        made.save(tmp_path / "run.pdf")
+    refused(OptionError, r"ends in \.html, got .*run\.pdf", made.save, tmp_path / "run.pdf")
     assert "MB" in repr(made)
 
 
@@ -191,5 +191,4 @@ def test_the_page_is_written_as_a_page(tmp_path):
     ],
 )
 def test_what_a_report_refuses(options, told):
-    with pytest.raises(OptionError, match=told):
-        dfac.report(fake_run(chains=1), **options)
+    refused(OptionError, told, dfac.report, fake_run(chains=1), **options)

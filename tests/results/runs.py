@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
 from daskfactor.results.schema import MOMENTS, MONITOR, RunSpec
 from daskfactor.results.sink import Sink
@@ -64,12 +65,7 @@ def stats(chain, start, n):
 
 def moments(chain):
     W, Ht = factors(chain, 0, DRAWS)
-    return {
-        "W_mean": W.mean(0),
-        "W_var": W.var(0),
-        "H_mean": Ht.mean(0).T,
-        "H_var": Ht.var(0).T,
-    }
+    return {"W_mean": W.mean(0), "W_var": W.var(0), "H_mean": Ht.mean(0).T, "H_var": Ht.var(0).T}
 
 
 def put_moments(sink, group, chain, values, count=DRAWS):
@@ -119,7 +115,7 @@ def assert_same_tree(found, expected):
         for name, variable in expected[group].to_dataset().variables.items():
             own = found[group].to_dataset().variables[name]
             assert own.dims == variable.dims
-            np.testing.assert_array_equal(own.values, variable.values, err_msg=f"{group}/{name}")
+            assert_array_equal(own.values, variable.values, err_msg=f"{group}/{name}")
 
 
 def memory_tree(spec):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.results.store import RunStore
@@ -37,7 +38,7 @@ def test_a_run_killed_before_it_was_closed_is_closed_by_resume(tmp_path, monkeyp
     for name in whole.attrs.keys() - OF_THE_MOMENT:
         assert found.attrs[name] == whole.attrs[name], name
     for name, values in whole["constant_data"].data_vars.items():
-        np.testing.assert_array_equal(found["constant_data"][name], values)
+        assert_array_equal(found["constant_data"][name], values)
     again = dfac.resume(tmp_path / "run.zarr", progressbar=False)
     assert again.attrs == found.attrs
 

@@ -2,6 +2,7 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from daskfactor.results.diagnose import convergence, effective_size, split_chains, trend
 
@@ -74,7 +75,7 @@ def test_what_cannot_be_said_is_nan():
 
 def test_split_leaves_the_middle_out():
     halves = split_chains(np.arange(10.0).reshape(2, 5))
-    np.testing.assert_array_equal(halves, [[0, 1], [5, 6], [3, 4], [8, 9]])
+    assert_array_equal(halves, [[0, 1], [5, 6], [3, 4], [8, 9]])
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.9, 0.99, 0.999])

@@ -15,6 +15,7 @@ from daskfactor.results.files import seal
 from daskfactor.results.root import INDEX
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from tests.refusals import refused
 from tests.results.runs import fill, make_spec
 
 
@@ -107,11 +108,9 @@ def test_damage_is_told_by_lazy_readings_too(tmp_path):
         lambda: dfac.align(tree),
         lambda: dfac.summarize(path),
     ):
-        with pytest.raises(StoreFormatError, match=match):
-            read()
+        refused(StoreFormatError, match, read)
     chunk.unlink()
-    with pytest.raises(StoreFormatError, match="posterior/W/c/0/0/0/0 is missing"):
-        dfac.predict(path).load()
+    refused(StoreFormatError, "posterior/W/c/0/0/0/0 is missing", dfac.predict(path).load)
 
 
 def test_what_others_write_into_the_root_is_taken(tmp_path):
@@ -177,5 +176,4 @@ def test_a_store_of_somebody_else_executes_nothing_and_takes_bounded_memory(
     document[INDEX]["metadata"][node] |= changed
     root.write_text(json.dumps(seal(document, INDEX)))
     for opener in (open_run, RunStore.open):
-        with pytest.raises(StoreFormatError, match=says):
-            opener(tmp_path / "run.zarr")
+        refused(StoreFormatError, says, opener, tmp_path / "run.zarr")

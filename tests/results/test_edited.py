@@ -19,6 +19,7 @@ from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.results.files import seal
 from daskfactor.results.root import INDEX
 from daskfactor.stein.ensemble import ParticleMethod
+from tests.refusals import refused
 
 V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype(np.float32)
 QUIET = {"random_seed": 1, "progressbar": False}
@@ -169,8 +170,7 @@ def test_readers_refuse_descriptions_that_are_none(stores, tmp_path, name, value
     document["attributes"][name] = value
     (path / "zarr.json").write_text(json.dumps(seal(document, INDEX)))
     for read in (dfac.open_run, dfac.summarize, dfac.predict, partial(dfac.resume, V=V)):
-        with pytest.raises(StoreFormatError, match=r"run\.zarr is a damaged run store"):
-            read(path)
+        refused(StoreFormatError, r"run\.zarr is a damaged run store", read, path)
 
 
 PARTICLES = {
@@ -210,12 +210,9 @@ def test_readers_of_stored_values_refuse_what_they_do_not_know():
         StoreFormatError, match=f"the stored PSGLD has 'warmth', which .*{NEWER[9:]}"
     ):
         algorithm_from_dict(Sampler, plain, "a run was made by a sampler")
-    with pytest.raises(StoreFormatError, match="'tilt', which this version"):
-        GaussianHyper.from_dict({"tilt": 1.0})
-    with pytest.raises(StoreFormatError, match="'W', which this version"):
-        Init.from_dict({"W": 1}, {})
-    with pytest.raises(StoreFormatError, match="must be a dict of options, got 3"):
-        RunOptions.from_dict(3)  # type: ignore[arg-type]
+    refused(StoreFormatError, "'tilt', which this version", GaussianHyper.from_dict, {"tilt": 1.0})
+    refused(StoreFormatError, "'W', which this version", Init.from_dict, {"W": 1}, {})
+    refused(StoreFormatError, "must be a dict of options, got 3", RunOptions.from_dict, 3)
     with pytest.raises(ModelError, match="relation 'rna' has 'tilt', which this version"):
         dfac.Coupled(2, relations={"rna": {"rows": "a", "columns": "b", "tilt": 1}})
 

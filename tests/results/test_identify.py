@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
@@ -28,8 +29,8 @@ def trace(change=None, draws=10, noise=0.0):
 
 def test_plain_components_are_always_themselves():
     found = dfac.component_swaps(trace())
-    np.testing.assert_allclose(found["matched"], np.eye(3))
-    np.testing.assert_array_equal(found["none"], 0.0)
+    assert_allclose(found["matched"], np.eye(3))
+    assert_array_equal(found["none"], 0.0)
 
 
 def test_components_that_are_another_or_nothing_are_counted():
@@ -39,9 +40,9 @@ def test_components_that_are_another_or_nothing_are_counted():
         ws[2, :, 2], hs[2, 2] = [0.01, 0.01, 0.01, 0.01, 0.01, 0.01], [0, 0, 0, 1.0, 1.0]
 
     found = dfac.component_swaps(trace(change))
-    np.testing.assert_allclose(found["matched"].sel(component=2), [0.2, 0.0, 0.7])
-    np.testing.assert_allclose(found["none"], [0.0, 0.0, 0.1])
-    np.testing.assert_allclose(found["matched"].sum("other") + found["none"], 1.0)
+    assert_allclose(found["matched"].sel(component=2), [0.2, 0.0, 0.7])
+    assert_allclose(found["none"], [0.0, 0.0, 0.1])
+    assert_allclose(found["matched"].sum("other") + found["none"], 1.0)
 
 
 def modelled(**options):
@@ -54,8 +55,8 @@ def modelled(**options):
 def test_widths_are_those_of_the_spread(noise):
     found = dfac.component_swaps(trace(noise=noise, draws=400))
     # 2 x 1.645 standard deviations; scales are shared out, so that a little less is left.
-    np.testing.assert_allclose(found["width_w"], 3.29 * noise, rtol=0.3)
-    np.testing.assert_allclose(found["width_h"], 3.29 * noise, rtol=0.6)
+    assert_allclose(found["width_w"], 3.29 * noise, rtol=0.3)
+    assert_allclose(found["width_h"], 3.29 * noise, rtol=0.6)
 
 
 def test_coverage_counts_cells_inside_their_intervals():
@@ -68,7 +69,7 @@ def test_coverage_counts_cells_inside_their_intervals():
     assert float(found["inside"][0]) == 9 / 12
     assert int(found["cells"]) == 84
     missed = np.square(values - inside["mean"].values).mean() ** 0.5
-    np.testing.assert_allclose(found["rmse"], missed)
+    assert_allclose(found["rmse"], missed)
 
 
 def test_monitored_cells_need_no_draws():

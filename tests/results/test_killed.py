@@ -3,6 +3,7 @@ import time
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_array_equal
 
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
@@ -27,14 +28,14 @@ def _check(path):
     W, Ht = factors(0, 0, draws)
     for found in (tree["posterior"], plain["posterior"].isel(draw=slice(draws))):
         assert found["W"].values.tobytes() == W[None].tobytes()
-        np.testing.assert_array_equal(found["H"][0], Ht.transpose(0, 2, 1))
+        assert_array_equal(found["H"][0], Ht.transpose(0, 2, 1))
         assert found["draw"].values.tolist() == list(range(draws))
-    np.testing.assert_array_equal(tree["sample_stats"]["lp"][0], np.arange(draws) + 0.5)
+    assert_array_equal(tree["sample_stats"]["lp"][0], np.arange(draws) + 0.5)
     if "posterior_moments" in tree.children:
         count = int(tree["posterior_moments"]["count"][0])
         assert count in (draws, draws + 3)
         W_mean = factors(1, count, 1)[0]
-        np.testing.assert_array_equal(tree["posterior_moments"]["W_mean"], W_mean)
+        assert_array_equal(tree["posterior_moments"]["W_mean"], W_mean)
     return draws
 
 
@@ -72,8 +73,8 @@ def test_a_checkpoint_cut_short_at_any_file_is_the_old_one_or_the_new_one(tmp_pa
             draws = store.committed.draws[0]
         turn = meta["turn"]
         assert draws == (2, 4)[turn]
-        np.testing.assert_array_equal(arrays["a"], np.full((3, 5_000)[turn], 2.0 + 2 * turn))
-        np.testing.assert_array_equal(open_run(path)["posterior"]["W"][0], factors(0, 0, draws)[0])
+        assert_array_equal(arrays["a"], np.full((3, 5_000)[turn], 2.0 + 2 * turn))
+        assert_array_equal(open_run(path)["posterior"]["W"][0], factors(0, 0, draws)[0])
         outcomes.append(turn)
         if turn == 1:
             break

@@ -5,11 +5,13 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError
 from daskfactor.results.schema import factor_dims
 from tests.data.test_folding import cube
+from tests.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no observed entry and are left out")
 QUICK = {"draws": 6, "tune": 4, "random_seed": 0, "progressbar": False}
@@ -43,8 +45,8 @@ def test_components_are_maps_with_all_labels_in_their_order(run, V):
     ):
         assert maps.dims == ("chain", "draw", "component", "lat", "lon")
         assert maps.chunks is not None
-        np.testing.assert_array_equal(maps["lat"], V["lat"])
-        np.testing.assert_array_equal(maps["lon"], V["lon"])
+        assert_array_equal(maps["lat"], V["lat"])
+        assert_array_equal(maps["lon"], V["lon"])
         seen = V.notnull().any("time")
         assert (maps.notnull() == seen).all()
         for name in ("area", "region", "zone"):  # of land, too, and on their own dimensions
@@ -52,9 +54,9 @@ def test_components_are_maps_with_all_labels_in_their_order(run, V):
         for position in range(H.sizes["lat_lon"]):
             one = H.isel(lat_lon=position)
             there = maps.sel(lat=float(one["lat"]), lon=float(one["lon"]))
-            np.testing.assert_array_equal(there.values, one.values)
+            assert_array_equal(there.values, one.values)
     own = H.unstack("lat_lon")  # xarray's own way, without the line of land
-    np.testing.assert_array_equal(own, dfac.unstack(H).sel(lat=own["lat"], lon=own["lon"]))
+    assert_array_equal(own, dfac.unstack(H).sel(lat=own["lat"], lon=own["lon"]))
     mean = dfac.unstack(H.mean(("chain", "draw")))
     assert mean.sizes == {"component": 2, "lat": 4, "lon": 5}
 
@@ -63,8 +65,8 @@ def test_a_run_in_memory_and_a_point_have_maps_too(run, V):
     trace = dfac.sample(V, MODEL, rows="time", **QUICK)
     stored = dfac.unstack(run)["posterior"].to_dataset().load()
     kept = dfac.unstack(trace)["posterior"].to_dataset()
-    np.testing.assert_array_equal(kept["H"], stored["H"])
-    np.testing.assert_array_equal(kept["lat"], stored["lat"])
+    assert_array_equal(kept["H"], stored["H"])
+    assert_array_equal(kept["lat"], stored["lat"])
     point = dfac.optimize(V, MODEL, rows="time", random_seed=0, progressbar=False)
     assert dfac.unstack(point)["H"].sizes == {"component": 2, "lat": 4, "lon": 5}
     dfac.align(trace, point)
@@ -89,13 +91,12 @@ def test_predictions_are_maps(run, V):
     assert (found["sd"].notnull().any("time") == V.notnull().any("time")).all()
     part = dfac.predict(run, columns={"lat": slice(60, 20), "lon": 20.0})["mean"]
     assert part.dims == ("time", "lat")
-    np.testing.assert_array_equal(part, found["mean"].sel(lat=slice(60, 20), lon=20.0))
+    assert_array_equal(part, found["mean"].sel(lat=slice(60, 20), lon=20.0))
     assert dfac.predict(run, columns={"lat": 20.0})["mean"].isnull().all()
     day = dfac.predict(run, rows={"time": "2001-01-02"}, columns={"lon": [20.0, 10.0]})["mean"]
     assert day["lon"].values.tolist() == [20.0, 10.0]
     for wrong, told in (({"lat": 41.0}, "no 41.0 among"), ({"la": 40.0}, "'lat', 'lon'")):
-        with pytest.raises(OptionError, match=told):
-            dfac.predict(run, columns=wrong)
+        refused(OptionError, told, dfac.predict, run, columns=wrong)
 
 
 @settings(max_examples=5, deadline=None)
@@ -120,10 +121,8 @@ def test_everything_after_takes_the_run(run, V):
     assert dfac.predict(aligned)["mean"].dims == ("time", "lat", "lon")
     dfac.summarize(run, cells=2)
     assert {"lat", "lon", "time"} <= set(dfac.monitored(run).coords)
-    with pytest.raises(OptionError, match="pass the run as it was before"):
-        dfac.predict(dfac.unstack(run))
-    with pytest.raises(OptionError, match="got ndarray"):
-        dfac.unstack(V.values)
+    refused(OptionError, "pass the run as it was before", dfac.predict, dfac.unstack(run))
+    refused(OptionError, "got ndarray", dfac.unstack, V.values)
 
 
 def test_an_array_that_was_stacked_comes_back_as_it_was(tmp_path, V):
@@ -165,19 +164,18 @@ def test_cells_and_values_go_by_the_labels_of_maps(run, V):
         assert float(V.sel({d: one[d].values for d in ("time", "lat", "lon")})) == float(one)
     with pytest.raises(OptionError, match="cells lack some of the run's labels of 'lat', 'lon'"):
         dfac.log_likelihood(run, V.notnull()[:, 1:], V)
-    with pytest.raises(DataError, match="V has no value at"):
-        dfac.log_likelihood(run, V.notnull(), V[:, 1:])
+    refused(DataError, "V has no value at", dfac.log_likelihood, run, V.notnull(), V[:, 1:])
 
 
 def test_places_are_recommended_and_asked_for_by_their_labels(run, V):
     best = dfac.recommend(run, n=2)
     H = dfac.open_run(run)["posterior"]["H"]
     for name in ("lat", "lon"):
-        np.testing.assert_array_equal(best[name], H[name].values[best["position"]])
+        assert_array_equal(best[name], H[name].values[best["position"]])
     label = H["lat_lon"].values[3]
     wanted = dfac.predict(run).sel({"lat": label[0], "lon": label[1]})["mean"]
     for key in (label, [label], [label, H["lat_lon"].values[0]]):
         found = dfac.predict(run, columns=key)["mean"]
-        np.testing.assert_allclose(found.values.reshape(len(wanted), -1)[:, 0], wanted, 1e-6)
+        assert_allclose(found.values.reshape(len(wanted), -1)[:, 0], wanted, 1e-6)
     with pytest.raises(OptionError, match=r"there is no \(99\.0, 0\.0\) among .* lat, lon, such"):
         dfac.predict(run, columns=[(99.0, 0.0)])

@@ -16,6 +16,7 @@ from daskfactor.results import ending, summary
 from daskfactor.results.noted import VERDICT, noted_at, noted_of
 from daskfactor.results.summary import judged
 from tests.cli.shell import call, succeed
+from tests.refusals import refused
 
 QUIET = {"progressbar": False, "executor": "serial", "random_seed": 3}
 
@@ -125,8 +126,7 @@ def test_damage_is_told_as_ever(copied, gone):
     raw[20] ^= 4
     chunk.unlink() if gone else chunk.write_bytes(raw)
     assert noted_at(copied) is None
-    with pytest.raises(StoreFormatError, match=r"posterior/W/c/0/0/0/0 is "):
-        dfac.summarize(copied)
+    refused(StoreFormatError, r"posterior/W/c/0/0/0/0 is ", dfac.summarize, copied)
     assert call("info", copied).exit_code == 4
 
 

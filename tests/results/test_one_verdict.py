@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
+from numpy.testing import assert_allclose
 from typer.testing import CliRunner
 
 import daskfactor as dfac
@@ -74,7 +75,7 @@ def test_copies_of_a_run_have_its_verdict(model):
         rhat = found["rhat"].sel(functional=expected["functional"])
         kinds = expected["kind"] != "component"
         kinds &= ~expected["functional"].str.contains(r"\[\d\]") | (name[-3:] != "run")
-        np.testing.assert_allclose(rhat[kinds], expected["rhat"][kinds], rtol=1e-2)
+        assert_allclose(rhat[kinds], expected["rhat"][kinds], rtol=1e-2)
 
 
 def test_a_tensor_is_judged_as_it_was_drawn():
@@ -85,7 +86,7 @@ def test_a_tensor_is_judged_as_it_was_drawn():
     for copy in (aligned, dfac.align(aligned, aligned)):
         back = as_drawn(copy)
         for name in "WH":
-            np.testing.assert_allclose(
+            assert_allclose(
                 back["posterior"][name], tree["posterior"][name], rtol=1e-5, err_msg=name
             )
     assert "axis_2_sum[1]" in dfac.summarize(tree)["functional"]
@@ -196,8 +197,8 @@ def test_the_density_is_drawn_as_it_is_judged():
         assert isinstance(figure, Figure)
         whole, judged = figure.axes
         for chain in range(4):
-            np.testing.assert_allclose(whole.lines[chain].get_ydata(), lp[chain])
-            np.testing.assert_allclose(judged.lines[chain].get_ydata(), balanced[chain], rtol=1e-5)
+            assert_allclose(whole.lines[chain].get_ydata(), lp[chain])
+            assert_allclose(judged.lines[chain].get_ydata(), balanced[chain], rtol=1e-5)
         assert "balanced" in judged.get_title(loc="left")
     assert "balanced" not in plots.trace_plot(run()).axes[1].get_title(loc="left")
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_array_equal
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results import store as store_module
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from tests.refusals import refused
 from tests.results.particle_tree import (
     KERNEL,
     WEIGHTS,
@@ -58,8 +60,8 @@ def test_an_unfinished_store_has_the_finished_particles_without_weights(tmp_path
     found = particle_store(tmp_path / "run.zarr", done=4, at_once=1)
     validate(found)
     W, H = particle_factors()
-    np.testing.assert_array_equal(found["posterior/W"].values[0], W[:4])
-    np.testing.assert_array_equal(found["posterior/H"].values[0], H[:4])
+    assert_array_equal(found["posterior/W"].values[0], W[:4])
+    assert_array_equal(found["posterior/H"].values[0], H[:4])
     assert set(found["sample_stats"].data_vars) == {"objective", "seconds", "n_iter"}
     assert found["sample_stats/n_iter"].values.tolist() == [[100, 101, 102, 103]]
     assert "stein" not in found.children
@@ -107,7 +109,7 @@ def test_a_kill_while_weights_are_written_leaves_all_of_them_or_none(
     assert ("weight" in found["sample_stats"].data_vars) is kept
     if kept:
         assert float(found["stein/discrepancy"]) == 1.0
-        np.testing.assert_array_equal(found["sample_stats/weight"].values[0], WEIGHTS)
+        assert_array_equal(found["sample_stats/weight"].values[0], WEIGHTS)
     with RunStore.open(path) as store:
         store.write_weights(**weighing(discrepancy=4.0))
     assert float(open_run(path)["stein/discrepancy"]) == 4.0
@@ -125,7 +127,7 @@ def test_a_run_of_particles_goes_on_after_a_kill(tmp_path):
         store.finish({"threshold": 8.0})
     found = open_run(path)
     assert float(found["constant_data/threshold"]) == found.attrs["threshold"] == 8.0
-    np.testing.assert_array_equal(found["posterior/W"].values[0], W)
+    assert_array_equal(found["posterior/W"].values[0], W)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +143,7 @@ def test_what_cannot_be_weights_is_refused(changes, match):
     spec = particle_spec(W, H)
     sink = Sink(spec)
     fill_particles(sink, W, H, done=M)
-    with pytest.raises(StoreFormatError, match=match):
-        sink.write_weights(**weighing(**changes))
+    refused(StoreFormatError, match, sink.write_weights, **weighing(**changes))
     assert "stein" not in sink.tree().children
 
 
@@ -150,11 +151,9 @@ def test_weights_come_after_all_particles(tmp_path):
     W, H = particle_factors()
     with RunStore.create(tmp_path / "run.zarr", particle_spec(W, H)) as store:
         fill_particles(store, W, H, done=4)
-        with pytest.raises(OptionError, match="only 4 of 6 particles"):
-            store.write_weights(**weighing())
+        refused(OptionError, "only 4 of 6 particles", store.write_weights, **weighing())
         fill_particles(store, W, H, done=M)
-        with pytest.raises(StoreFormatError, match="add up to 1"):
-            store.write_weights(**weighing(weight=np.ones(M)))
+        refused(StoreFormatError, "add up to 1", store.write_weights, **weighing(weight=np.ones(M)))
     assert "stein" not in open_run(tmp_path / "run.zarr").children
 
 
@@ -188,5 +187,4 @@ def test_a_tree_is_validated_down_to_its_weights(weights):
     tree = particle_tree()
     validate(tree)
     tree["sample_stats"]["weight"] = tree["sample_stats"]["weight"].copy(data=[weights])
-    with pytest.raises(StoreFormatError, match="weights of particles"):
-        validate(tree)
+    refused(StoreFormatError, "weights of particles", validate, tree)

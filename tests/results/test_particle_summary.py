@@ -1,16 +1,12 @@
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
-from tests.results.particle_tree import (
-    WEIGHTS,
-    M,
-    particle_factors,
-    particle_store,
-    particle_tree,
-)
+from tests.refusals import refused
+from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_store, particle_tree
 from tests.results.test_weights import modes
 
 
@@ -73,7 +69,7 @@ def test_one_mode_is_told_from_several():
     assert "12 particles carry weight, worth 12.0 of equal weight:" in one.verdict
     sizes = one["mean"].where(one["kind"] == "aligned", drop=True)
     assert sizes.sizes["functional"] == 3
-    np.testing.assert_allclose(one["share"].sel(functional="aligned[1]"), 1.0)
+    assert_allclose(one["share"].sel(functional="aligned[1]"), 1.0)
     # Six particles of another mode: one component lies elsewhere.
     other = W.copy()
     for m in range(6):
@@ -99,7 +95,7 @@ def test_aligned_sizes_are_those_of_an_aligned_trace():
     mean = sizes.values[0].T @ w
     for summary in (found, again):
         ours = summary["mean"].where(summary["kind"] == "aligned", drop=True)
-        np.testing.assert_allclose(ours, mean)
+        assert_allclose(ours, mean)
 
 
 def test_a_particle_that_carries_everything_is_named():
@@ -137,8 +133,7 @@ def test_particles_without_weights_yet_count_alike(tmp_path):
     assert str(found).startswith("4 particles\nobjective")
     values = np.linalg.norm(np.matmul(*(part[:4] for part in particle_factors())), axis=(1, 2))
     assert float(found["mean"].sel(functional="mu_norm")) == pytest.approx(values.mean())
-    with pytest.raises(OptionError, match="no draws yet"):
-        dfac.summarize(tree.isel(draw=slice(0)))
+    refused(OptionError, "no draws yet", dfac.summarize, tree.isel(draw=slice(0)))
 
 
 def test_one_component_has_no_order():

@@ -7,6 +7,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal, assert_array_less
 from scipy import stats
 
 import daskfactor as dfac
@@ -15,6 +16,7 @@ from daskfactor.results import pointwise
 from daskfactor.results.schema import MOMENTS, Variable
 from daskfactor.results.store import RunStore
 from tests.fake_run import drawn_tree
+from tests.refusals import refused
 from tests.results.particle_tree import particle_tree
 from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, fill, make_spec, memory_tree
 
@@ -105,8 +107,8 @@ def test_log_densities_are_scipys(law, block, monkeypatch):
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS), values)
     assert dask.is_dask_collection(found["log_likelihood"]["V"].data)
     assert found["log_likelihood"]["V"].dims == ("chain", "draw", "cell")
-    np.testing.assert_allclose(found["posterior"]["mu"], mu(), rtol=1e-13)
-    np.testing.assert_allclose(found["log_likelihood"]["V"], density(values, mu()), rtol=1e-9)
+    assert_allclose(found["posterior"]["mu"], mu(), rtol=1e-13)
+    assert_allclose(found["log_likelihood"]["V"], density(values, mu()), rtol=1e-9)
     assert found["observed_data"]["V"].values.tolist() == values.tolist()
 
 
@@ -124,12 +126,12 @@ def test_noise_of_every_draw():
     tree = gaussian()
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS), VALUES)["log_likelihood"]["V"]
     sd = np.sqrt(tree["posterior"]["noise"].values)[:, :, None]
-    np.testing.assert_allclose(found, stats.norm.logpdf(VALUES, mu(), sd), rtol=1e-12)
+    assert_allclose(found, stats.norm.logpdf(VALUES, mu(), sd), rtol=1e-12)
     drawn = dfac.posterior_predictive(tree, (ROWS, COLUMNS))["posterior_predictive"]["V"]
     quiet = gaussian()
     quiet["posterior"]["noise"][:] = 1e-20
     means = dfac.posterior_predictive(quiet, (ROWS, COLUMNS))["posterior_predictive"]["V"]
-    np.testing.assert_allclose(means, mu(), rtol=1e-6)
+    assert_allclose(means, mu(), rtol=1e-6)
     assert 0.7 < float(((drawn - means) / sd).std()) < 1.4
 
 
@@ -143,7 +145,7 @@ def test_dispersions_of_columns():
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS), VALUES)["log_likelihood"]["V"]
     alpha = own[COLUMNS]
     expected = stats.nbinom.logpmf(VALUES, 1 / alpha, 1 / (1 + alpha * mu()))
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert_allclose(found, expected, rtol=1e-10)
     drawn = dfac.posterior_predictive(tree, (ROWS, COLUMNS))["posterior_predictive"]["V"]
     assert (drawn.values == np.round(drawn.values)).all()
 
@@ -158,7 +160,7 @@ def test_dispersions_of_columns_in_every_draw():
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS), VALUES)["log_likelihood"]["V"]
     own = alpha[:, :, COLUMNS]
     expected = stats.nbinom.logpmf(VALUES, 1 / own, 1 / (1 + own * mu()))
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert_allclose(found, expected, rtol=1e-10)
 
 
 SIGMA = np.linspace(0.5, 2.5, I * J).reshape(I, J)
@@ -175,11 +177,11 @@ def test_cells_with_uncertainties():
     V = tree["observed_data"]["V"].values[ROWS, COLUMNS]
     sd = SIGMA[ROWS, COLUMNS]
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS))["log_likelihood"]["V"]
-    np.testing.assert_allclose(found, stats.norm.logpdf(V, mu(), sd), rtol=1e-12)
+    assert_allclose(found, stats.norm.logpdf(V, mu(), sd), rtol=1e-12)
     given = dfac.log_likelihood(with_cells("uncertainty", None), (ROWS, COLUMNS), uncertainty=sd)[
         "log_likelihood"
     ]["V"]
-    np.testing.assert_allclose(given, found, rtol=1e-12)
+    assert_allclose(given, found, rtol=1e-12)
     with pytest.raises(OptionError, match="pass them as uncertainty="):
         dfac.log_likelihood(with_cells("uncertainty", None), (ROWS, COLUMNS))
     nothing = np.where(sd[2] == SIGMA, 0.0, 1 / SIGMA**2)
@@ -192,13 +194,12 @@ def test_a_cell_of_weight_w_is_w_observations():
     V = tree["observed_data"]["V"].values[ROWS, COLUMNS]
     found = dfac.log_likelihood(tree, (ROWS, COLUMNS))["log_likelihood"]["V"]
     one = stats.norm.logpdf(V, mu(), 1.0)
-    np.testing.assert_allclose(found, SIGMA[ROWS, COLUMNS] * one, rtol=1e-12)
+    assert_allclose(found, SIGMA[ROWS, COLUMNS] * one, rtol=1e-12)
     bare = with_cells("weights", None)
-    np.testing.assert_allclose(
+    assert_allclose(
         dfac.log_likelihood(bare, (ROWS, COLUMNS), weights=2.0)["log_likelihood"]["V"], 2 * one
     )
-    with pytest.raises(OptionError, match="pass them as weights="):
-        dfac.log_likelihood(bare, (ROWS, COLUMNS))
+    refused(OptionError, "pass them as weights=", dfac.log_likelihood, bare, (ROWS, COLUMNS))
     with pytest.raises(DataError, match="one for each of the 4 cells"):
         dfac.log_likelihood(bare, (ROWS, COLUMNS), weights=-1.0)
     with pytest.raises(OptionError, match="weights are for runs"):
@@ -228,9 +229,7 @@ def test_new_observations_have_the_moments_of_predictions(law, counts):
     told = dfac.predict(tree, *(xr.DataArray(at, dims="cell") for at in labels()), interval=0.8)
     told = told.load()
     n = len(drawn)
-    np.testing.assert_array_less(
-        abs(drawn.mean(0) - told["mean"].values), 5 * drawn.std(0) / np.sqrt(n)
-    )
+    assert_array_less(abs(drawn.mean(0) - told["mean"].values), 5 * drawn.std(0) / np.sqrt(n))
     # The law of total variance; each side by draws of its own.
     means = counts["posterior"].to_dataset()
     mu = np.einsum(
@@ -240,9 +239,9 @@ def test_new_observations_have_the_moments_of_predictions(law, counts):
     own = mu + dispersion * mu**2 if beta is None else dispersion * mu ** (2 - beta)
     fourth = ((drawn - drawn.mean(0)) ** 4).mean(0)
     error = np.sqrt((fourth - drawn.var(0) ** 2) / n)
-    np.testing.assert_array_less(abs(drawn.var(0) - mu.var(0) - own.mean(0)), 5 * error)
+    assert_array_less(abs(drawn.var(0) - mu.var(0) - own.mean(0)), 5 * error)
     if beta in (None, 1.0, 2.0):  # predictions leave out what the curvature of others adds
-        np.testing.assert_array_less(abs(drawn.var(0) - told["sd"].values ** 2), 5 * error)
+        assert_array_less(abs(drawn.var(0) - told["sd"].values ** 2), 5 * error)
     inside = ((drawn >= told["lower"].values) & (drawn <= told["upper"].values)).mean(0)
     assert (inside > 0.77).all()
     assert (inside < 0.95).all()
@@ -261,9 +260,9 @@ def test_the_same_bits_for_any_cells_and_chunks(monkeypatch):
     monkeypatch.setattr(pointwise, "GATHERED", 1)
     cut = dfac.posterior_predictive(tree, (ROWS[::-1], COLUMNS[::-1]), random_seed=5)
     assert len(cut["posterior_predictive"]["V"].chunks[2]) == 4
-    np.testing.assert_array_equal(cut["posterior_predictive"]["V"].values[..., ::-1], drawn)
+    assert_array_equal(cut["posterior_predictive"]["V"].values[..., ::-1], drawn)
     one = dfac.posterior_predictive(tree.isel(chain=[1]), (ROWS, COLUMNS), random_seed=5)
-    np.testing.assert_array_equal(one["posterior_predictive"]["V"].values[0], drawn[1])
+    assert_array_equal(one["posterior_predictive"]["V"].values[0], drawn[1])
     other = dfac.posterior_predictive(tree, (ROWS, COLUMNS), random_seed=6)
     assert (other["posterior_predictive"]["V"].values != drawn).any()
 
@@ -330,9 +329,7 @@ def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed():
     with pytest.raises((TypeError, AttributeError, ValueError, KeyError), match="log"):
         az.loo(as_arviz(found.load()))
     seen = dfac.log_likelihood(seeing(V), cells)
-    np.testing.assert_array_equal(
-        found["held_out_log_likelihood"]["V"], seen["log_likelihood"]["V"]
-    )
+    assert_array_equal(found["held_out_log_likelihood"]["V"], seen["log_likelihood"]["V"])
     with pytest.raises(OptionError, match=r"has seen 1 of these 5 cells.* ask for them apart"):
         dfac.log_likelihood(tree, (np.r_[ROWS, 1], np.r_[COLUMNS, 1]), V)
     with pytest.raises(OptionError, match="held_out=False, but the run has not seen"):
@@ -348,8 +345,7 @@ def test_what_nothing_tells_is_asked_for():
         dfac.log_likelihood(bare, cells, V[cells])
     with pytest.raises(OptionError, match=r"pass held_out=True"):
         dfac.log_likelihood(bare, cells, V)  # more entries than the run had
-    with pytest.raises(OptionError, match="True or False"):
-        dfac.log_likelihood(bare, cells, V[cells], held_out=1)  # type: ignore[arg-type]
+    refused(OptionError, "True or False", dfac.log_likelihood, bare, cells, V[cells], held_out=1)
     assert "log_likelihood" in dfac.log_likelihood(bare, cells, V[cells], held_out=False)
     assert "held_out_data" in dfac.log_likelihood(bare, cells, V[cells], held_out=True)
     some = V.copy()
@@ -372,8 +368,7 @@ def test_mistakes_are_told_in_a_sentence():
     cells = ROWS, COLUMNS
 
     def refuse(kind, match, trace, *args, **options):
-        with pytest.raises(kind, match=match):
-            dfac.log_likelihood(trace, *args, **options)
+        refused(kind, match, dfac.log_likelihood, trace, *args, **options)
 
     refuse(OptionError, "pass the matrix or the values", tree, cells)
     refuse(DataError, "3 values for 4 cells", tree, cells, VALUES[:3])
@@ -464,15 +459,14 @@ def test_masks_and_values_are_matched_by_their_labels():
         assert (watched["row_index"].item(), watched["column_index"].item()) == (3, 0)
     for turned in (V[:, ::-1], V.T, V[::-1].T):
         found = dfac.log_likelihood(trace, cells, turned)["log_likelihood/V"].values
-        np.testing.assert_allclose(found, right, rtol=1e-6)
+        assert_allclose(found, right, rtol=1e-6)
     other = mask.assign_coords(item=list("efgh"))
     for ask in (
         lambda: dfac.log_likelihood(trace, other),
         lambda: dfac.hold_out(V, cells=other),
         lambda: dfac.sample(V, dfac.GaussianMF(2), monitor=other, **options),
     ):
-        with pytest.raises(OptionError, match="labels of item are not those of V"):
-            ask()
+        refused(OptionError, "labels of item are not those of V", ask)
     with pytest.raises(DataError, match="no value at 1 of 2 cells"):
         dfac.log_likelihood(trace, cells, V.assign_coords(item=list("bcde")))
     with pytest.raises(DataError, match="not unique"):

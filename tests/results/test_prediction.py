@@ -8,6 +8,7 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
@@ -16,6 +17,7 @@ from daskfactor.results.predict import monitored, predict
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from tests.models.laws import observation_interval
+from tests.refusals import refused
 from tests.results.runs import (
     ATTRS,
     CHAINS,
@@ -67,10 +69,10 @@ def test_mean_and_quantiles_of_mu(trace, block, monkeypatch):
     found = predict(trace, of="mean", interval=0.8)
     mu = all_mu()
     assert found["mean"].dims == ("gene", "day")
-    np.testing.assert_allclose(found["mean"], mu.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(found["sd"], mu.std(0), rtol=1e-4)
-    np.testing.assert_allclose(found["lower"], np.quantile(mu, 0.1, axis=0), rtol=1e-5)
-    np.testing.assert_allclose(found["upper"], np.quantile(mu, 0.9, axis=0), rtol=1e-5)
+    assert_allclose(found["mean"], mu.mean(0), rtol=1e-5)
+    assert_allclose(found["sd"], mu.std(0), rtol=1e-4)
+    assert_allclose(found["lower"], np.quantile(mu, 0.1, axis=0), rtol=1e-5)
+    assert_allclose(found["upper"], np.quantile(mu, 0.9, axis=0), rtol=1e-5)
     assert found["gene"].values.tolist() == make_spec().labels["gene"].values.tolist()
     assert found["weight"].dims == ("gene",)
     assert found.attrs == {"of": "mean", "interval": 0.8}
@@ -79,10 +81,10 @@ def test_mean_and_quantiles_of_mu(trace, block, monkeypatch):
 def test_observations_add_the_noise(trace):
     found = predict(trace, interval=0.9)
     mu = all_mu()
-    np.testing.assert_allclose(found["sd"], np.sqrt(mu.var(0) + mu.mean(0)), rtol=1e-5)
+    assert_allclose(found["sd"], np.sqrt(mu.var(0) + mu.mean(0)), rtol=1e-5)
     lower, upper = observation_interval(mu.mean(0), mu.var(0), 1.0, 1.0, 0.9)
-    np.testing.assert_allclose(found["lower"], lower)
-    np.testing.assert_allclose(found["upper"], upper)
+    assert_allclose(found["lower"], lower)
+    assert_allclose(found["upper"], upper)
 
 
 @pytest.mark.parametrize("beta", [2.0, 0.5, 0.0])
@@ -92,7 +94,7 @@ def test_observations_follow_the_law_of_the_model(beta):
     found = predict(tree, interval=0.5).load()
     mu = all_mu()
     variance = mu.var(0) + 0.3 * mu.mean(0) ** (2 - beta)
-    np.testing.assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-5)
+    assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-5)
     assert (found["lower"] < found["mean"]).all()
     assert (found["upper"] > found["lower"]).all()
 
@@ -114,14 +116,14 @@ def test_coarse_chain_extrapolates_mean_and_variance():
     mean = np.maximum(2 * fine.mean(0) - coarse.mean(0), 0.1 * fine.mean(0))
     variance = np.maximum(2 * fine.var(0) - coarse.var(0), 0.1 * fine.var(0))
     found = predict(tree, of="mean", interval=0.8).load()
-    np.testing.assert_allclose(found["mean"], mean, rtol=1e-4)
-    np.testing.assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-3)
+    assert_allclose(found["mean"], mean, rtol=1e-4)
+    assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-3)
     scale = np.sqrt(variance / fine.var(0))
     for name, level in (("lower", 0.1), ("upper", 0.9)):
         moved = mean + scale * (np.quantile(fine, level, axis=0) - fine.mean(0))
-        np.testing.assert_allclose(found[name], np.maximum(moved, 0), rtol=1e-3, atol=1e-3)
+        assert_allclose(found[name], np.maximum(moved, 0), rtol=1e-3, atol=1e-3)
     observed = predict(tree).load()
-    np.testing.assert_allclose(observed["sd"], np.sqrt(variance + mean), rtol=1e-3)
+    assert_allclose(observed["sd"], np.sqrt(variance + mean), rtol=1e-3)
 
 
 def test_extrapolation_never_makes_a_variance_negative():
@@ -197,7 +199,7 @@ def test_single_cells_of_unlabelled_data():
     rows, columns = (xr.DataArray(at, dims="cell") for at in ([0, 6, 0], [4, 1, 4]))
     found = predict(tree, rows, columns, of="mean").load()
     whole = predict(tree, of="mean").load()
-    np.testing.assert_allclose(found["upper"], whole["upper"].values[[0, 6, 0], [4, 1, 4]])
+    assert_allclose(found["upper"], whole["upper"].values[[0, 6, 0], [4, 1, 4]])
     assert found["row"].values.tolist() == [0, 6, 0]
 
 
@@ -220,8 +222,7 @@ def test_single_cells_of_unlabelled_data():
     ],
 )
 def test_unknown_cells_are_refused(trace, rows, columns, match):
-    with pytest.raises(OptionError, match=match):
-        predict(trace, rows, columns)
+    refused(OptionError, match, predict, trace, rows, columns)
 
 
 @pytest.mark.parametrize(
@@ -229,23 +230,19 @@ def test_unknown_cells_are_refused(trace, rows, columns, match):
 )
 def test_positions_out_of_range_are_refused(rows, match):
     tree = memory_tree(make_spec(dims=("row", "column"), coords={}))
-    with pytest.raises(OptionError, match=match):
-        predict(tree, rows)
+    refused(OptionError, match, predict, tree, rows)
 
 
 def test_labels_that_repeat_ask_for_a_mask():
     tree = memory_tree(make_spec(coords={"gene": list("aabcdef")}))
-    with pytest.raises(OptionError, match="not unique"):
-        predict(tree, ["a", "b"])
+    refused(OptionError, "not unique", predict, tree, ["a", "b"])
 
 
 def test_options_and_traces_that_do_not_serve_are_refused(tmp_path):
-    with pytest.raises(OptionError, match='"observation" or "mean"'):
-        predict(memory_tree(make_spec()), of="median")  # type: ignore[arg-type]
+    refused(OptionError, '"observation" or "mean"', predict, memory_tree(make_spec()), of="median")
     with pytest.raises(OptionError, match=r"moments only.*keep='draws'"):
         predict(memory_tree(make_spec(keep="moments")))
-    with pytest.raises(StoreFormatError, match="does not say its model"):
-        predict(memory_tree(make_spec(attrs={})))
+    refused(StoreFormatError, "does not say its model", predict, memory_tree(make_spec(attrs={})))
     for interval in (0, 1, -0.1, 90):
         with pytest.raises(OptionError, match="between 0 and 1"):
             predict(memory_tree(make_spec()), interval=interval)
@@ -324,9 +321,9 @@ def test_any_blocking_gives_the_same_numbers(shape, block, draws):
     finally:
         cells_module.BLOCK_BYTES = before
     mu = np.einsum("sdik,sdjk->sdij", W[:, :, -3:], Ht[:, :, -3:]).reshape(2 * draws, -1)
-    np.testing.assert_allclose(corner["mean"].values.ravel(), mu.mean(0))
-    np.testing.assert_allclose(corner["sd"].values.ravel(), mu.std(0), atol=1e-12)
-    np.testing.assert_allclose(corner["upper"].values.ravel(), np.quantile(mu, 0.95, axis=0))
+    assert_allclose(corner["mean"].values.ravel(), mu.mean(0))
+    assert_allclose(corner["sd"].values.ravel(), mu.std(0), atol=1e-12)
+    assert_allclose(corner["upper"].values.ravel(), np.quantile(mu, 0.95, axis=0))
 
 
 def test_single_cells_by_a_mask_and_none_at_all(trace):
@@ -334,7 +331,7 @@ def test_single_cells_by_a_mask_and_none_at_all(trace):
     columns = xr.DataArray(predict(trace)["day"].values[[2, 0]], dims="p")
     mask = xr.DataArray(np.isin(np.arange(I), [1, 4]), dims="p", coords={"p": np.arange(I)})
     expected, found = (predict(trace, at, columns) for at in (rows, mask))
-    np.testing.assert_array_equal(found["mean"], expected["mean"])
+    assert_array_equal(found["mean"], expected["mean"])
     assert found.sizes == {"p": 2}
     assert found["gene"].values.tolist() == ["g1", "g4"]
     assert found["p"].values.tolist() == [1, 4]
@@ -342,8 +339,7 @@ def test_single_cells_by_a_mask_and_none_at_all(trace):
     none = predict(trace, nothing, nothing).load()
     assert none.sizes == {"p": 0}
     assert none["mean"].dims == ("p",)
-    with pytest.raises(OptionError, match="does not fit"):
-        predict(trace, mask[:-1], columns)
+    refused(OptionError, "does not fit", predict, trace, mask[:-1], columns)
 
 
 def test_single_cells_by_a_mask_where_there_are_no_labels():
@@ -351,9 +347,7 @@ def test_single_cells_by_a_mask_where_there_are_no_labels():
     tree = memory_tree(spec)
     mask = xr.DataArray(np.isin(np.arange(I), [1, 4]), dims="p")
     found = predict(tree, mask, xr.DataArray([2, 0], dims="p"))
-    np.testing.assert_allclose(
-        found["mean"], predict(tree)["mean"].values[[1, 4], [2, 0]], rtol=1e-6
-    )
+    assert_allclose(found["mean"], predict(tree)["mean"].values[[1, 4], [2, 0]], rtol=1e-6)
     nothing = xr.DataArray([], dims="p")
     assert predict(tree, nothing, nothing).load().sizes == {"p": 0}
 
@@ -362,20 +356,20 @@ def test_monitored_cells_pool_within_and_between_chains(trace):
     spec = make_spec()
     mu = all_mu()[:, spec.monitor_rows, spec.monitor_columns]
     found = monitored(trace, of="mean")
-    np.testing.assert_allclose(found["mean"], mu.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(found["sd"], mu.std(0), rtol=1e-5)
+    assert_allclose(found["mean"], mu.mean(0), rtol=1e-5)
+    assert_allclose(found["sd"], mu.std(0), rtol=1e-5)
     assert found["gene"].values.tolist() == ["g0", "g3", "g3"]
     assert found["row_index"].values.tolist() == [0, 3, 3]
     assert (found["lower"] < found["mean"]).all()
     noisy = monitored(trace)
-    np.testing.assert_allclose(noisy["sd"], np.sqrt(mu.var(0) + mu.mean(0)), rtol=1e-5)
+    assert_allclose(noisy["sd"], np.sqrt(mu.var(0) + mu.mean(0)), rtol=1e-5)
     pointwise = predict(
         trace,
         xr.DataArray(found["gene"].values, dims="cell"),
         xr.DataArray(found["day"].values, dims="cell"),
     )
     for name in ("mean", "sd", "lower", "upper"):
-        np.testing.assert_allclose(noisy[name], pointwise[name], rtol=1e-4)
+        assert_allclose(noisy[name], pointwise[name], rtol=1e-4)
 
 
 def test_monitored_chains_of_unequal_length_are_weighted():
@@ -387,9 +381,9 @@ def test_monitored_chains_of_unequal_length_are_weighted():
         "count": np.array([1, 3, 0]),
     }
     found = monitored(tree_of(spec, {"monitor": values}), of="mean")
-    np.testing.assert_allclose(found["mean"], 13 / 4)
+    assert_allclose(found["mean"], 13 / 4)
     between = (1 - 13 / 4) ** 2 / 4 + 3 * (4 - 13 / 4) ** 2 / 4
-    np.testing.assert_allclose(found["sd"] ** 2, (2 + 9) / 4 + between)
+    assert_allclose(found["sd"] ** 2, (2 + 9) / 4 + between)
 
 
 def test_monitored_interval_of_the_mean_is_gamma_or_normal():
@@ -401,13 +395,13 @@ def test_monitored_interval_of_the_mean_is_gamma_or_normal():
     }
     found = monitored(tree_of(spec, {"monitor": values}), of="mean", interval=0.9)
     # Gamma with shape 1 is exponential: quantiles -m log(1 - p).
-    np.testing.assert_allclose(found["lower"], [2, -2 * np.log(0.95), -2 * np.log(0.95)])
-    np.testing.assert_allclose(found["upper"], [2, -2 * np.log(0.05), -2 * np.log(0.05)])
+    assert_allclose(found["lower"], [2, -2 * np.log(0.95), -2 * np.log(0.95)])
+    assert_allclose(found["upper"], [2, -2 * np.log(0.05), -2 * np.log(0.05)])
     real = make_spec(
         attrs={**ATTRS, "model": json.dumps({"type": "GaussianMF", "n_components": 2})}
     )
     found = monitored(tree_of(real, {"monitor": values}), of="mean", interval=0.9)
-    np.testing.assert_allclose(found["lower"][1:], 2 - 2 * 1.6448536269514722)
+    assert_allclose(found["lower"][1:], 2 - 2 * 1.6448536269514722)
 
 
 def test_a_label_of_many_rows_names_all_of_them():
@@ -417,7 +411,7 @@ def test_a_label_of_many_rows_names_all_of_them():
     assert found["mean"].dims == ("gene", "day")
     assert found["gene"].values.tolist() == ["a", "a", "a"]
     whole = predict(tree, of="mean")["mean"].values
-    np.testing.assert_allclose(found["mean"].values, whole[[0, 2, 4]], rtol=1e-6)
+    assert_allclose(found["mean"].values, whole[[0, 2, 4]], rtol=1e-6)
     assert predict(tree, rows="b", of="mean")["mean"].dims == ("day",)
     in_order = memory_tree(make_spec(coords={"gene": sorted(labels)}))
     assert predict(in_order, rows="a", of="mean")["gene"].values.tolist() == ["a", "a", "a"]
@@ -427,8 +421,6 @@ def test_what_is_no_trace_is_told_so():
     point = xr.Dataset({"W": (("x", "component"), np.ones((2, 1)))})
     point["H"] = (("component", "y"), np.ones((1, 3)))
     for verb in (predict, dfac.align, dfac.summarize, dfac.monitored):
-        with pytest.raises(OptionError, match="point estimate of"):
-            verb(point)
+        refused(OptionError, "point estimate of", verb, point)
         for wrong, name in ((None, "None"), (3, "int"), (np.ones(3), "ndarray")):
-            with pytest.raises(OptionError, match=f"path of its store, got {name}"):
-                verb(wrong)
+            refused(OptionError, f"path of its store, got {name}", verb, wrong)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from numpy.testing import assert_array_equal
 
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
@@ -104,7 +105,7 @@ def test_every_array_is_plain_zarr_v3(path):
         assert document["zarr_format"] == 3
         if document["node_type"] == "array":
             assert document["data_type"] in {
-                *("string", "bool", "float32", "float64", "int64", "uint8"),
+                *("string", "bool", "float32", "float64", "int64", "uint8")
             }
             names = {codec["name"] for codec in document["codecs"]}
             assert names <= {"bytes", "vlen-utf8", "zstd", "crc32c"}
@@ -141,4 +142,4 @@ def test_labels_survive_the_store(tmp_path, labels):
     spec = RunSpec(shape=(3, 2, 1), chains=1, draws=1, coords={"row": labels})
     RunStore.create(tmp_path / "run.zarr", spec).close()
     found = xr.open_datatree(tmp_path / "run.zarr", engine="zarr")["posterior"]["row"].values
-    np.testing.assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])
+    assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])

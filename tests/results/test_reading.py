@@ -4,6 +4,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
@@ -18,6 +19,7 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.trace import draw_masses
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
+from tests.refusals import refused
 from tests.results.runs import fill, make_spec
 
 H2 = [[1.0, 0.1], [0.1, 1.0]]
@@ -63,7 +65,7 @@ def test_the_largest_entries_of_two_particles():
     first, second = top["label"].values[0]
     assert first.tolist() == [["w0", "w1"], ["w3", "w2"]]
     assert second.tolist() == [["w2", "w0"], ["w3", "w1"]]
-    np.testing.assert_allclose(top["value"].values[0, 1], [[0.5, 0.4], [0.6, 0.3]])
+    assert_allclose(top["value"].values[0, 1], [[0.5, 0.4], [0.6, 0.3]])
     found = by_label(top).loc[0]
     assert found["share"].to_dict() == pytest.approx({"w0": 1.0, "w1": 0.75, "w2": 0.25})
     assert found["mean"].to_dict() == pytest.approx({"w0": 0.475, "w1": 0.25, "w2": 0.275})
@@ -124,8 +126,7 @@ def test_labels_components_and_the_other_factor():
     ],
 )
 def test_what_a_list_refuses(arguments, message):
-    with pytest.raises(OptionError, match=message):
-        top_entries(two_lists(), **arguments)
+    refused(OptionError, message, top_entries, two_lists(), **arguments)
 
 
 def tilted(weight, degrees=30.0):
@@ -193,9 +194,9 @@ def test_a_particle_in_two_halves_changes_no_weighted_number():
     for name in ("angle_w", "angle_h", "share", "intensity"):
         for end in ("", "_sd") if name != "share" else ("",):
             one, two = (np.sort(component_variability(t)[name + end]) for t in (whole, halves))
-            np.testing.assert_allclose(one, two, rtol=1e-7, err_msg=name + end)
+            assert_allclose(one, two, rtol=1e-7, err_msg=name + end)
     one, two = (np.sort(by_label(top_entries(tree, 4)), axis=0) for tree in (whole, halves))
-    np.testing.assert_allclose(one, two, rtol=1e-10)
+    assert_allclose(one, two, rtol=1e-10)
     one, two = (downstream(tree, purpose)[["mean", "sd", "best"]] for tree in (whole, halves))
     xr.testing.assert_allclose(one, two, rtol=1e-10)
 
@@ -248,7 +249,7 @@ def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatc
         cost = (angles(flat_w[a], flat_w[b]) + angles(flat_h[a].T, flat_h[b].T)) / 2
         expected[a, b] = min(cost[range(3), list(one)].mean() for one in permutations(range(3)))
     whole = pairwise_distances(tree, "both")
-    np.testing.assert_allclose(whole, expected, atol=1e-5)
+    assert_allclose(whole, expected, atol=1e-5)
     assert whole["chain"].values.tolist() == [0, 0, 0, 1, 1, 1]
     assert whole["other_draw"].values.tolist() == [0, 1, 2, 0, 1, 2]
     read = []
@@ -279,7 +280,7 @@ def test_of_many_draws_some_are_compared_and_one_is_told():
         found = pairwise_distances(fake_run(), most=15)
     assert found.shape == (14, 14)
     whole = pairwise_distances(fake_run(), most=40)
-    np.testing.assert_allclose(found, whole.values[::3, ::3], atol=1e-6)
+    assert_allclose(found, whole.values[::3, ::3], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -292,8 +293,7 @@ def test_of_many_draws_some_are_compared_and_one_is_told():
     ],
 )
 def test_what_distances_refuse(arguments, message):
-    with pytest.raises(OptionError, match=message):
-        pairwise_distances(two_lists(), **arguments)
+    refused(OptionError, message, pairwise_distances, two_lists(), **arguments)
 
 
 def test_scores_of_two_classes():
@@ -394,10 +394,9 @@ def test_a_store_is_read_by_its_path_under_the_names_of_the_data(tmp_path):
 def test_of_a_selection_masses_add_up_again():
     W, H, _ = random_particles(count=4)
     tree = fake_particles(W, H, [0.1, 0.2, 0.3, 0.4]).sel(draw=[1, 3])
-    np.testing.assert_allclose(draw_masses(tree), [[1 / 3, 2 / 3]])
+    assert_allclose(draw_masses(tree), [[1 / 3, 2 / 3]])
     assert downstream(tree, lambda W, H: float(W is not None))["mean"].values == pytest.approx([1])
 
 
 def test_draws_are_needed():
-    with pytest.raises(OptionError, match="needs its draws"):
-        downstream(fake_run(keep="moments"), lambda W, H: 0.0)
+    refused(OptionError, "needs its draws", downstream, fake_run(keep="moments"), lambda W, H: 0.0)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 import daskfactor as dfac
@@ -19,6 +20,7 @@ from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
 from tests.fake_run import drawn_tree
 from tests.random_sparse import random_array
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -81,9 +83,9 @@ def test_the_best_are_those_of_all_cells(by, signed, weighted):
     trace = made(signed, weights)
     score, found = brute(trace, by, weights), dfac.recommend(trace, n=7, by=by)
     best = best_of(score, 7)
-    np.testing.assert_array_equal(found["position"], best)
-    np.testing.assert_array_equal(found["item"], np.array(ITEMS)[best])
-    np.testing.assert_allclose(found[by], np.take_along_axis(score, best, 1), rtol=1e-12)
+    assert_array_equal(found["position"], best)
+    assert_array_equal(found["item"], np.array(ITEMS)[best])
+    assert_allclose(found[by], np.take_along_axis(score, best, 1), rtol=1e-12)
     assert found.sizes == {"user": I, "rank": 7}
     assert found.attrs["looked_at"] < I * J or by != "mean"
 
@@ -95,7 +97,7 @@ def test_figures_are_those_of_predict(weighted):
     for at, user in enumerate((3, 8)):
         cells = dfac.predict(trace, [user], found["item"].values[at], of="mean", interval=0.8)
         for name in ("mean", "sd", "lower", "upper"):
-            np.testing.assert_allclose(found[name][at], cells[name][0], rtol=2e-5)
+            assert_allclose(found[name][at], cells[name][0], rtol=2e-5)
 
 
 def stack_of(values, file, step=10**6):
@@ -146,8 +148,8 @@ def test_blocks_do_not_matter(searched, monkeypatch):
     monkeypatch.setattr(ranking, "TILE", 5)
     for step, budget, sizes in itertools.product((1, 5), (0, 3000), (1, 2000)):
         found = searched(step, budget, sizes)
-        np.testing.assert_array_equal(found.columns, whole.columns)
-        np.testing.assert_array_equal(found.figures, whole.figures)
+        assert_array_equal(found.columns, whole.columns)
+        assert_array_equal(found.figures, whole.figures)
 
 
 @pytest.mark.parametrize("by", ["mean", "lower", "upper"])
@@ -224,10 +226,10 @@ def test_what_was_seen_is_left_out(kind, tmp_path):
     score = brute(trace, "mean")
     score[SEEN.toarray() > 0] = -np.inf
     found = dfac.recommend(trace, n=6, exclude=excluded(kind, tmp_path))
-    np.testing.assert_array_equal(found["position"], best_of(score, 6))
+    assert_array_equal(found["position"], best_of(score, 6))
     some = dfac.recommend(trace, [40, 7], 6, columns=ITEMS[10:70], exclude=excluded(kind, tmp_path))
     own = score[[40, 7], 10:70]
-    np.testing.assert_array_equal(some["position"], best_of(own, 6) + 10)
+    assert_array_equal(some["position"], best_of(own, 6) + 10)
 
 
 def test_a_row_with_few_columns_left():
@@ -248,26 +250,26 @@ def test_points_new_rows_and_stores(tmp_path):
     store = str(tmp_path / "run.zarr")
     trace = dfac.sample(V, dfac.GaussianMF(2), store=store, **run)
     score = brute(trace, "mean")
-    np.testing.assert_array_equal(dfac.recommend(store, n=3)["position"], best_of(score, 3))
+    assert_array_equal(dfac.recommend(store, n=3)["position"], best_of(score, 3))
     score[~np.isnan(V)] = -np.inf
     unseen = dfac.recommend(store, 4, 3, exclude="seen")
-    np.testing.assert_array_equal(unseen["position"], best_of(score[4:5], 3))
+    assert_array_equal(unseen["position"], best_of(score[4:5], 3))
 
     point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
     found = dfac.recommend(point, n=3)
     mean = (point["W"] @ point["H"]).values.astype("f8")
-    np.testing.assert_allclose(found["mean"], -np.sort(-mean)[:, :3], rtol=1e-6)
+    assert_allclose(found["mean"], -np.sort(-mean)[:, :3], rtol=1e-6)
     assert (found["sd"].values < 1e-6).all()
 
     new = trace["posterior"]["W"].isel(row=[3, 5], draw=[1, 3]).assign_coords(row=["x", "y"])
     found = dfac.recommend(trace, new, 3)
     mu = new.values.astype("f8") @ trace["posterior"]["H"].values[:, [1, 3]].astype("f8")
-    np.testing.assert_array_equal(found["position"], best_of(mu.mean(axis=(0, 1)), 3))
+    assert_array_equal(found["position"], best_of(mu.mean(axis=(0, 1)), 3))
     assert found["row"].values.tolist() == ["x", "y"]
     drawn = dfac.transform(point, V[:2], draws=3, random_seed=0, progressbar=False)
     found = dfac.recommend(point, drawn, 2)
     mean = drawn.mean(("chain", "draw")).values @ point["H"].values
-    np.testing.assert_array_equal(found["position"], best_of(mean, 2))
+    assert_array_equal(found["position"], best_of(mean, 2))
 
 
 @pytest.mark.parametrize(
@@ -284,8 +286,7 @@ def test_points_new_rows_and_stores(tmp_path):
     ],
 )
 def test_bad_options(options, message):
-    with pytest.raises((OptionError, DataError), match=message):
-        dfac.recommend(made(), **options)
+    refused((OptionError, DataError), message, dfac.recommend, made(), **options)
 
 
 def test_labels_that_have_nothing_in_common_are_refused():
@@ -311,7 +312,7 @@ def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():
             assert 0 not in found
             assert 11 in found
             one = dfac.recommend(trace, rows=[2], columns=[0, 11], n=2, exclude=exclude)
-            np.testing.assert_array_equal(one["position"].values, [[11, -1]])
+            assert_array_equal(one["position"].values, [[11, -1]])
         with pytest.raises(DataError, match="none of the columns of exclude"):
             dfac.recommend(
                 trace, exclude=stacked.reset_index("place").assign_coords(place=range(12))

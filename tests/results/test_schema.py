@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from daskfactor.errors import DataError, StoreFormatError
 from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts, storable_names
+from tests.refusals import refused
 from tests.results.runs import I, make_spec, memory_tree
 from tests.results.validation import REGISTRY, validate
 
@@ -28,8 +29,7 @@ def test_every_name_has_one_that_a_store_takes(tmp_path):
 @pytest.mark.parametrize("first", [{}, 1])
 def test_labels_that_cannot_be_stored_are_refused(first):
     labels = np.array([first, *"bcdefg"], dtype=object)
-    with pytest.raises(DataError, match="labels of dtype object"):
-        make_spec(coords={"gene": labels})
+    refused(DataError, "labels of dtype object", make_spec, coords={"gene": labels})
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,8 @@ def test_a_tree_is_validated():
 def test_a_tree_of_another_kind_is_refused(group, name, values, match):
     tree = memory_tree(make_spec())
     tree[group] = xr.DataTree(tree[group].to_dataset().assign({name: values}))
-    with pytest.raises(StoreFormatError, match=match):
-        validate(tree)
+    refused(StoreFormatError, match, validate, tree)
 
 
 def test_a_tree_without_factors_is_refused():
-    with pytest.raises(StoreFormatError, match="no factors"):
-        factor_dims(xr.DataTree.from_dict({"a": xr.Dataset()}))
+    refused(StoreFormatError, "no factors", factor_dims, xr.DataTree.from_dict({"a": xr.Dataset()}))

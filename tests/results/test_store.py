@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse
 import xarray as xr
 import zarr
+from numpy.testing import assert_array_equal
 
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
@@ -17,6 +18,7 @@ from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.results.zarr_stores import DurableStore
+from tests.refusals import refused
 from tests.results.runs import (
     CHAINS,
     DRAWS,
@@ -82,8 +84,8 @@ def test_draws_exist_only_once_committed(path):
         tree = open_run(path)
     assert tree["posterior"].sizes["draw"] == 7
     for chain in range(CHAINS):
-        np.testing.assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 7)[0])
-        np.testing.assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 7)["lp"])
+        assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 7)[0])
+        assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 7)["lp"])
     assert np.isnan(xr.open_datatree(path, engine="zarr")["posterior"]["W"][:, 7:]).all()
 
 
@@ -99,10 +101,8 @@ def test_chunks_that_do_not_match_the_writes_change_nothing(path, size, monkeypa
             store.checkpoint({}, {"draws": [0, start + n]})
     tree = open_run(path)
     assert tree["posterior"]["chain"].values.tolist() == [1]
-    np.testing.assert_array_equal(tree["posterior"]["W"][0], factors(1, 0, DRAWS)[0])
-    np.testing.assert_array_equal(
-        tree["posterior"]["H"][0], factors(1, 0, DRAWS)[1].transpose(0, 2, 1)
-    )
+    assert_array_equal(tree["posterior"]["W"][0], factors(1, 0, DRAWS)[0])
+    assert_array_equal(tree["posterior"]["H"][0], factors(1, 0, DRAWS)[1].transpose(0, 2, 1))
 
 
 def test_the_writer_may_reuse_its_arrays(path):
@@ -112,7 +112,7 @@ def test_the_writer_may_reuse_its_arrays(path):
         store.write_draws(0, 0, W, Ht)
         W[:], Ht[:] = -1, -1
         store.checkpoint({}, {"draws": [1, 0]})
-        np.testing.assert_array_equal(store.tree()["posterior"]["W"][0], factors(0, 0, 1)[0])
+        assert_array_equal(store.tree()["posterior"]["W"][0], factors(0, 0, 1)[0])
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_the_plan_is_read_back(path):
     for name in ("chains", "draws", "warmup_draws"):
         assert getattr(found, name) == getattr(spec, name)
     rows, columns = found.cells
-    np.testing.assert_array_equal(rows, spec.monitor_rows)
-    np.testing.assert_array_equal(columns, spec.monitor_columns)
+    assert_array_equal(rows, spec.monitor_rows)
+    assert_array_equal(columns, spec.monitor_columns)
     xr.testing.assert_equal(
         xr.open_datatree(path, engine="zarr")["posterior"].to_dataset()[["gene", "day", "weight"]],
         spec.labels.reset_coords("weight").set_coords("weight"),
@@ -190,10 +190,8 @@ def test_attributes_are_what_json_makes_of_them(path, given, kept):
 )
 def test_attributes_that_json_does_not_have_are_refused(path, value, match):
     with RunStore.create(path, make_spec()) as store:
-        with pytest.raises(OptionError, match=f"must be text, numbers.*{match}"):
-            store.update_attrs({"more": value})
-        with pytest.raises(OptionError, match=match):
-            store.checkpoint({}, {"draws": 0, "more": value})
+        refused(OptionError, f"must be text, numbers.*{match}", store.update_attrs, {"more": value})
+        refused(OptionError, match, store.checkpoint, {}, {"draws": 0, "more": value})
     assert "more" not in open_run(path).attrs
 
 
@@ -235,7 +233,7 @@ def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
     with RunStore.open(path) as store:
         arrays, meta = store.load_checkpoint()
         assert meta["turn"] == 0
-        np.testing.assert_array_equal(arrays["a"], np.arange(9))
+        assert_array_equal(arrays["a"], np.arange(9))
         assert store.committed.draws == (2, 2)
         # The next checkpoint replaces the damaged one, not the one that is left.
         store.checkpoint({"a": np.arange(3)}, {"draws": 3, "turn": 2})
@@ -300,8 +298,8 @@ def test_extension_keeps_draws_and_makes_room(path):
         store.write_draws(0, DRAWS // 2, *factors(0, 5, 1, salt=1), group="posterior_coarse")
         store.checkpoint({}, {"draws": [DRAWS + 3, 0]})
         tree = store.tree()
-    np.testing.assert_array_equal(tree["posterior"]["W"][0], factors(0, 0, DRAWS + 3)[0])
-    np.testing.assert_array_equal(tree["posterior_coarse"]["W"][0], factors(0, 0, 6, salt=1)[0])
+    assert_array_equal(tree["posterior"]["W"][0], factors(0, 0, DRAWS + 3)[0])
+    assert_array_equal(tree["posterior_coarse"]["W"][0], factors(0, 0, 6, salt=1)[0])
     plain = xr.open_datatree(path, engine="zarr")
     assert plain["posterior"]["draw"].values.tolist() == list(range(1, 43, 2))
     assert plain["posterior_coarse"]["draw"].values.tolist() == list(range(3, 43, 4))
@@ -311,11 +309,10 @@ def test_extension_keeps_draws_and_makes_room(path):
 
 def test_extension_takes_cycle_numbers_and_refuses_to_shorten(path):
     with RunStore.create(path, make_spec()) as store:
-        with pytest.raises(OptionError, match="cannot shorten"):
-            store.extend(np.arange(DRAWS - 1))
+        refused(OptionError, "cannot shorten", store.extend, np.arange(DRAWS - 1))
         store.extend(np.arange(DRAWS + 2) * 5)
         found = xr.open_datatree(path, engine="zarr")["posterior"]["draw"]
-        np.testing.assert_array_equal(found, np.arange(DRAWS + 2) * 5)
+        assert_array_equal(found, np.arange(DRAWS + 2) * 5)
 
 
 def test_an_extension_cut_short_anywhere_leaves_a_whole_store(path):
@@ -327,7 +324,7 @@ def test_an_extension_cut_short_anywhere_leaves_a_whole_store(path):
             break
         plain = xr.open_datatree(path, engine="zarr")
         assert plain["posterior"].sizes["draw"] == DRAWS
-        np.testing.assert_array_equal(plain["posterior"]["W"][1], factors(1, 0, DRAWS)[0])
+        assert_array_equal(plain["posterior"]["W"][1], factors(1, 0, DRAWS)[0])
         with RunStore.open(path) as store:
             assert store.draws == DRAWS
         assert zarr.open_array(path, path="posterior/W", mode="r").shape[1] == DRAWS
@@ -342,8 +339,7 @@ def test_attributes_and_constants_are_updated_atomically(path):
         store.update_attrs({"dispersion": np.float32(0.5), "shape": (1, 2)})
         fill(store, spec)
         store.finish({"sampling_time": 1.5})
-        with pytest.raises(StoreError, match="is closed"):
-            store.write_draws(0, 0, *factors(0, 0, 1))
+        refused(StoreError, "is closed", store.write_draws, 0, 0, *factors(0, 0, 1))
     tree = open_run(path)
     assert tree.attrs["dispersion"] == 0.5
     assert tree.attrs["shape"] == [1, 2]
@@ -364,18 +360,15 @@ def sink(request, path):
     ("chain", "start", "n"), [(0, DRAWS, 1), (0, 8, 3), (CHAINS, 0, 1), (-1, 0, 1), (0, -1, 1)]
 )
 def test_draws_outside_the_plan_are_refused(sink, chain, start, n):
-    with pytest.raises(StoreError, match="room for"):
-        sink.write_draws(chain, start, *factors(0, 0, n))
+    refused(StoreError, "room for", sink.write_draws, chain, start, *factors(0, 0, n))
 
 
 def test_wrong_shapes_and_unplanned_variables_are_refused(sink):
     W, Ht = factors(0, 0, 1)
-    with pytest.raises(OptionError, match="takes draws of shape"):
-        sink.write_draws(0, 0, Ht, W)
+    refused(OptionError, "takes draws of shape", sink.write_draws, 0, 0, Ht, W)
     with pytest.raises(StoreError, match="no posterior_coarse/W"):
         sink.write_draws(0, 0, W, Ht, group="posterior_coarse")
-    with pytest.raises(StoreError, match="no sample_stats/energy"):
-        sink.write_stats(0, 0, {"energy": [1.0]})
+    refused(StoreError, "no sample_stats/energy", sink.write_stats, 0, 0, {"energy": [1.0]})
 
 
 def test_what_is_in_the_way_is_kept(path, tmp_path):
@@ -430,7 +423,7 @@ def test_a_full_disk_says_what_is_safe(path, monkeypatch):
         assert store.committed.draws == (4, 4)
         # Once there is room again, the draw that could not be written still is there.
         store.checkpoint({"a": np.ones(3)}, {"draws": [5, 4]})
-    np.testing.assert_array_equal(
+    assert_array_equal(
         xr.open_datatree(path, engine="zarr")["posterior"]["W"][0, :5], factors(0, 0, 5)[0]
     )
 
@@ -456,8 +449,7 @@ def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where)
     with monkeypatch.context() as patch:
         patch.setattr(where, refused)
         why = os.strerror(number)
-        with pytest.raises(StoreError, match=rf"run\.zarr cannot be written: {why}; mend this"):
-            RunStore.open(path)
+        refused(StoreError, rf"run\.zarr cannot be written: {why}; mend this", RunStore.open, path)
         cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
         with pytest.raises(StoreError, match=rf"run\.zarr, {cause}; nothing was changed; .*begin"):
             RunStore.create(path, make_spec(), overwrite=True)
@@ -507,8 +499,7 @@ def test_a_damaged_chunk_is_told_where_it_is_written_in_part(path):
     with RunStore.open(path) as store:
         store.write_draws(0, 4, *factors(0, 4, 1))
         match = r"run\.zarr is a damaged run store: posterior/W/c/0/0/0/0 is not what was written"
-        with pytest.raises(StoreFormatError, match=match):
-            store.checkpoint({}, {"draws": [5, 4]})
+        refused(StoreFormatError, match, store.checkpoint, {}, {"draws": [5, 4]})
         assert store.committed.draws == (4, 4)
     assert chunk.read_bytes() == bytes(raw)
 
@@ -537,8 +528,7 @@ def test_an_impossible_marker_is_reported(path, attributes):
         document["attributes"] |= attributes
     marker.write_text("{" if attributes is None else json.dumps(seal(document, "attributes")))
     for opener in (RunStore.open, open_run):
-        with pytest.raises(StoreFormatError, match="damaged run store: checkpoint"):
-            opener(path)
+        refused(StoreFormatError, "damaged run store: checkpoint", opener, path)
 
 
 def test_missing_and_foreign_paths_are_told_apart(tmp_path):
@@ -572,18 +562,15 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
         "newer": "format version 99.*upgrade",
     }.items():
         for opener in (RunStore.open, open_run):
-            with pytest.raises(StoreFormatError, match=match):
-                opener(tmp_path / name)
+            refused(StoreFormatError, match, opener, tmp_path / name)
 
 
 def test_one_writer_at_a_time(path):
     with RunStore.create(path, make_spec()) as store:
         _, pipe = start(open_and_wait, str(path))
         assert "is being written by process" in pipe.recv()
-        with pytest.raises(StoreError, match="being written by this process"):
-            RunStore.open(path)
-        with pytest.raises(StoreError, match="being written"):
-            RunStore.create(path, make_spec(), overwrite=True)
+        refused(StoreError, "being written by this process", RunStore.open, path)
+        refused(StoreError, "being written", RunStore.create, path, make_spec(), overwrite=True)
         open_run(path)
         store.checkpoint({}, {"draws": 0})
     process, pipe = start(open_and_wait, str(path))

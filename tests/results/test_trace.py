@@ -1,11 +1,13 @@
 import dask
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import OptionError
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
+from tests.refusals import refused
 from tests.results.runs import (
     CHAINS,
     DRAWS,
@@ -66,13 +68,13 @@ def test_a_tree_in_memory_is_what_was_written():
     for chain in range(CHAINS):
         for group, n, salt in (("posterior", DRAWS, 0), ("posterior_coarse", DRAWS // 2, 1)):
             W, Ht = factors(chain, 0, n, salt=salt)
-            np.testing.assert_array_equal(tree[group]["W"][chain], W)
-            np.testing.assert_array_equal(tree[group]["H"][chain], Ht.swapaxes(1, 2))
+            assert_array_equal(tree[group]["W"][chain], W)
+            assert_array_equal(tree[group]["H"][chain], Ht.swapaxes(1, 2))
         for name, values in stats(chain, 0, DRAWS).items():
-            np.testing.assert_array_equal(tree["sample_stats"][name][chain], values)
+            assert_array_equal(tree["sample_stats"][name][chain], values)
         for name, values in moments(chain).items():
             found = tree["posterior_moments"][name.replace("Ht", "H")][chain].values
-            np.testing.assert_array_equal(found, values.T if "Ht" in name else values)
+            assert_array_equal(found, values.T if "Ht" in name else values)
     assert tree["posterior_moments"]["count"].values.tolist() == [DRAWS] * CHAINS
 
 
@@ -105,13 +107,13 @@ def test_expectation_is_the_mean_over_draws_extrapolated(
     spec = make_spec(has_coarse=coarse)
     expected = _naive(spec, function, range(CHAINS) if chain is None else [chain])
     found = expectation(memory_tree(spec), function, chain=chain)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert_allclose(found, expected, rtol=1e-5)
     with RunStore.create(tmp_path / "run.zarr", spec) as store:
         fill(store, spec)
     # Three draws at a time, so that the blocks do not divide the run.
     monkeypatch.setattr("daskfactor.results.trace._READ_BYTES", 3 * (I + J) * K * 4)
     streamed = expectation(tmp_path / "run.zarr", function, chain=chain)
-    np.testing.assert_allclose(streamed, expected, rtol=1e-5)
+    assert_allclose(streamed, expected, rtol=1e-5)
 
 
 def test_richardson_romberg_removes_a_bias_linear_in_the_step():
@@ -126,7 +128,7 @@ def test_richardson_romberg_removes_a_bias_linear_in_the_step():
             "posterior_coarse": {"W": (truth + step)[:, : DRAWS // 2], "H": H[:, : DRAWS // 2]},
         },
     )
-    np.testing.assert_allclose(expectation(tree, lambda W, H: W), np.ones((I, K)), rtol=1e-6)
+    assert_allclose(expectation(tree, lambda W, H: W), np.ones((I, K)), rtol=1e-6)
 
 
 def test_expectation_says_what_is_missing(tmp_path):
@@ -135,5 +137,4 @@ def test_expectation_says_what_is_missing(tmp_path):
     with pytest.raises(OptionError, match="moments only"):
         expectation(memory_tree(make_spec(keep="moments")), lambda W, H: W)
     RunStore.create(tmp_path / "run.zarr", make_spec()).close()
-    with pytest.raises(OptionError, match="no draws yet"):
-        expectation(tmp_path / "run.zarr", lambda W, H: W)
+    refused(OptionError, "no draws yet", expectation, tmp_path / "run.zarr", lambda W, H: W)

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import zarr
+from numpy.testing import assert_array_equal
 
 from daskfactor import urls
 from daskfactor.data import icechunks
@@ -21,15 +22,8 @@ from daskfactor.results.repository import RepositoryPlace
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.object_store import SECRETS, slow
-from tests.results.runs import (
-    DRAWS,
-    assert_same_tree,
-    factors,
-    fill,
-    make_spec,
-    memory_tree,
-    stats,
-)
+from tests.refusals import refused
+from tests.results.runs import DRAWS, assert_same_tree, factors, fill, make_spec, memory_tree, stats
 from tests.results.writer import SERVER, start, take
 
 pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
@@ -89,14 +83,14 @@ def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url):
         store.extend(np.arange(DRAWS + 5))
     for draws, snapshot in zip((4, 8), ids, strict=True):
         tree = open_run(url, snapshot=snapshot)
-        np.testing.assert_array_equal(tree["posterior"]["W"][1], factors(1, 0, draws)[0])
+        assert_array_equal(tree["posterior"]["W"][1], factors(1, 0, draws)[0])
     with pytest.raises(OptionError, match=rf"no snapshot 'nine'; its latest .*{ids[1]} \(draws"):
         open_run(url, snapshot="nine")
     with RunStore.open(url) as store:
         assert (store.draws, store.committed.draws) == (DRAWS + 5, (8, 8))
         write(store, 8, 6)
         store.checkpoint({}, {"draws": 14})
-    np.testing.assert_array_equal(open_run(url)["posterior"]["W"][0], factors(0, 0, 14)[0])
+    assert_array_equal(open_run(url)["posterior"]["W"][0], factors(0, 0, 14)[0])
 
 
 def test_snapshots_are_of_urls_only(tmp_path):
@@ -119,8 +113,7 @@ def test_what_is_in_the_way_is_kept_and_a_run_is_replaced_at_once(url):
 def test_a_run_that_fails_before_it_began_leaves_its_place_free(url):
     with pytest.raises(ValueError, match="broken"), RunStore.create(url, make_spec()):
         raise ValueError("broken")
-    with pytest.raises(StoreError, match="there is no run store"):
-        open_run(url)
+    refused(StoreError, "there is no run store", open_run, url)
     RunStore.create(url, make_spec()).close()
     assert open_run(url)["posterior"].sizes["draw"] == 0
 
@@ -162,8 +155,7 @@ def test_of_two_runs_that_begin_at_one_url_the_first_commit_wins(url):
 
 def test_one_writer_at_a_time(url):
     with RunStore.create(url, make_spec()) as store:
-        with pytest.raises(StoreError, match="is being written by this process"):
-            RunStore.open(url)
+        refused(StoreError, "is being written by this process", RunStore.open, url)
         with pytest.raises(StoreError, match="is being written by this process"):
             RunStore.create(url, make_spec(), overwrite=True)
         write(store, 0, 1)
@@ -180,14 +172,12 @@ def create_and_wait(url, pipe):
 def test_a_writer_that_was_killed_is_followed_at_once_here_and_later_elsewhere(place, monkeypatch):
     process, pipe = start(create_and_wait, place)
     assert pipe.recv() == "open"
-    with pytest.raises(StoreError, match=rf"is being written by process {process.pid} on"):
-        RunStore.open(place)
+    refused(StoreError, rf"is being written by process {process.pid} on", RunStore.open, place)
     process.kill()
     process.join()
     other = RunStore.open(place)
     monkeypatch.setattr(repository.socket, "gethostname", lambda: "another")
-    with pytest.raises(StoreError, match=r"by process \d+ on .*try again in [56]\d seconds"):
-        RunStore.open(place)
+    refused(StoreError, r"by process \d+ on .*try again in [56]\d seconds", RunStore.open, place)
     monkeypatch.setattr(repository.time, "time", lambda now=time.time: now() + 65)
     RunStore.open(place).close()
     other._place._fenced = True
@@ -210,7 +200,7 @@ def test_a_writer_that_commits_nothing_for_long_is_not_taken_for_dead(place, mon
         assert mine._session.snapshot_id == tip
         write(store, 1, 1)
         store.checkpoint({}, {"draws": 2})
-    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
+    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
     with RunStore.open(place) as store:
         assert ask(place, store._place._repository.list_branches_async) == {"main"}
 
@@ -227,7 +217,7 @@ def test_a_writer_that_was_taken_for_dead_stops_and_harms_nobody(place, monkeypa
             first.close()
             write(second, 1, 1)
             second.checkpoint({}, {"draws": 2})
-    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
+    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
 
 
 # -- an object store that fails ------------------------------------------------------------
@@ -243,8 +233,8 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
     with s3.failing(slow(0.02)), RunStore.open(place) as store:
         write(store, 6, 1)
         store.checkpoint({}, {"draws": 7})
-    np.testing.assert_array_equal(tree["W"][0], factors(0, 0, 6)[0])
-    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 7)[0])
+    assert_array_equal(tree["W"][0], factors(0, 0, 6)[0])
+    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 7)[0])
 
 
 def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
@@ -281,8 +271,7 @@ def test_a_document_that_could_not_be_looked_for_is_not_taken_for_none(refused):
     store.sees = False
     view = repository.UrlView("s3://bucket/run", zarr_stores.PatientStore(store, "s3://bucket/run"))
     if refused:
-        with pytest.raises(StoreError, match="the credentials are refused"):
-            view.exists()
+        refused(StoreError, "the credentials are refused", view.exists)
     else:
         assert view.exists()
 
@@ -313,13 +302,12 @@ def test_a_store_that_keeps_refusing_stops_the_run_with_one_sentence(
         assert caught.value.__suppress_context__
         with s3.failing(lambda environ: fault):
             store.close()
-            with pytest.raises(StoreError, match=says):
-                open_run(place)
+            refused(StoreError, says, open_run, place)
     assert open_run(place)["posterior"].sizes["draw"] == 2
     with RunStore.open(place) as store:
         write(store, 2, 1)
         store.checkpoint({}, {"draws": 3})
-    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][1], factors(1, 0, 3)[0])
+    assert_array_equal(open_run(place)["posterior"]["W"][1], factors(1, 0, 3)[0])
 
 
 def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
@@ -341,7 +329,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
         write(store, 2, 2)
         store.checkpoint({}, {"draws": 4})
     assert lost
-    np.testing.assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 4)[0])
+    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 4)[0])
 
 
 def test_a_missing_bucket_and_missing_icechunk_are_said(s3, place, monkeypatch):
@@ -350,8 +338,7 @@ def test_a_missing_bucket_and_missing_icechunk_are_said(s3, place, monkeypatch):
             opener("s3://nowhere/run")
     monkeypatch.setitem(sys.modules, "icechunk", None)
     for opener in (open_run, RunStore.open, lambda url: RunStore.create(url, make_spec())):
-        with pytest.raises(StoreError, match=r"pip install 'daskfactor\[cloud\]'"):
-            opener(place)
+        refused(StoreError, r"pip install 'daskfactor\[cloud\]'", opener, place)
 
 
 @pytest.mark.parametrize(
@@ -418,8 +405,8 @@ def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kin
         store.checkpoint({}, {"draws": 6})
     tree = open_run(where)
     for chain in (0, 1):
-        np.testing.assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 6)[0])
-        np.testing.assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 6)["lp"])
+        assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 6)[0])
+        assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 6)["lp"])
 
 
 def test_memory_has_no_writers_elsewhere():
@@ -473,8 +460,7 @@ def test_what_a_store_says_is_told_without_secrets(monkeypatch):
 def test_missing_credentials_are_said_at_once(place, monkeypatch):
     for name in SECRETS:
         monkeypatch.delenv(name)
-    with pytest.raises(StoreError, match="no credentials in the environment; set them"):
-        open_run(place)
+    refused(StoreError, "no credentials in the environment; set them", open_run, place)
 
 
 def test_a_checkpoint_sends_what_there_is(s3, place):
@@ -517,7 +503,7 @@ def test_what_old_commits_hold_does_not_pile_up(tmp_path, monkeypatch):
     commits = list(icechunks.repository_at(url).ancestry(branch="main"))
     assert len(commits) == repository.KEPT + 1  # with the repository's own first
     W = open_run(url)["posterior"]["W"].values
-    np.testing.assert_array_equal(W[0], factors(0, 0, 40)[0])
+    assert_array_equal(W[0], factors(0, 0, 40)[0])
 
 
 def test_readers_have_a_while_before_what_they_opened_expires(s3, tmp_path, monkeypatch):
@@ -527,9 +513,9 @@ def test_readers_have_a_while_before_what_they_opened_expires(s3, tmp_path, monk
         commit_draws(store, 0, 3)
         early = open_run(url)
         commit_draws(store, 3, 20)
-        np.testing.assert_array_equal(early["posterior"]["W"].values[0], factors(0, 0, 3)[0])
+        assert_array_equal(early["posterior"]["W"].values[0], factors(0, 0, 3)[0])
         late = open_run(url)
-    np.testing.assert_array_equal(late["sample_stats"]["lp"].values[0], stats(0, 0, 20)["lp"])
+    assert_array_equal(late["sample_stats"]["lp"].values[0], stats(0, 0, 20)["lp"])
     begun = time.monotonic()
     with pytest.raises(StoreError, match="earlier commit, which has expired; open the run again"):
         early["sample_stats"]["lp"].load()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose
 from scipy import stats
 
 import daskfactor as dfac
@@ -142,7 +143,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
 
 
 def close(found: Any, expected: Any, rtol: float = 1e-4) -> None:
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=rtol, atol=1e-6)
+    assert_allclose(np.asarray(found), expected, rtol=rtol, atol=1e-6)
 
 
 def is_aligned(found: Any, case: Case) -> None:

@@ -320,10 +320,7 @@ def test_one_chain_is_green_only_where_the_fit_rules_out_another_end(explained):
     alone = ONE._replace(explained=explained)
     status = "green" if explained else "amber"
     found = [Component(str(k), 1.0, 1, 0.99, 0.1) for k in range(3)]
-    for light in (
-        predictions(1.0, 400, alone),
-        of_components(found, alone, sound=True),
-    ):
+    for light in (predictions(1.0, 400, alone), of_components(found, alone, sound=True)):
         assert light.status == status
         assert ("chains=4" in light.advice) == (not explained)
         assert any("One chain" in reason for reason in light.reasons) == (not explained)

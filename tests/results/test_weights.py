@@ -6,6 +6,7 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
@@ -14,13 +15,8 @@ from daskfactor.results.align import Law, _best_draw, match, reference_from
 from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.predict import monitored
 from daskfactor.results.trace import draw_weights, effective_number, is_particles
-from tests.results.particle_tree import (
-    WEIGHTS,
-    M,
-    particle_factors,
-    particle_store,
-    particle_tree,
-)
+from tests.refusals import refused
+from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_store, particle_tree
 from tests.results.runs import CHAINS, DRAWS, make_spec, memory_tree
 
 SOME = settings(max_examples=12, deadline=None)
@@ -63,10 +59,10 @@ def test_predictions_are_those_of_plain_loops(found, seed):
     W, H, w = problem(found, seed)
     predicted = dfac.predict(particle_tree(W, H, w), interval=0.8).load()
     mean, variance, ends = naive(W @ H, w, (0.1, 0.9))
-    np.testing.assert_allclose(predicted["mean"], mean, rtol=1e-9)
-    np.testing.assert_allclose(predicted["sd"] ** 2, variance, rtol=1e-7, atol=1e-12)
-    np.testing.assert_allclose(predicted["lower"], ends[0], rtol=1e-7)
-    np.testing.assert_allclose(predicted["upper"], ends[1], rtol=1e-7)
+    assert_allclose(predicted["mean"], mean, rtol=1e-9)
+    assert_allclose(predicted["sd"] ** 2, variance, rtol=1e-7, atol=1e-12)
+    assert_allclose(predicted["lower"], ends[0], rtol=1e-7)
+    assert_allclose(predicted["upper"], ends[1], rtol=1e-7)
 
 
 @SOME
@@ -82,7 +78,7 @@ def test_equal_weights_are_as_good_as_none_to_the_last_bit(count, silf, seed):
         )
     for chain in (None, 0):
         expected = dfac.expectation(plain, lambda W, H: W @ H, chain)
-        np.testing.assert_array_equal(dfac.expectation(tree, lambda W, H: W @ H, chain), expected)
+        assert_array_equal(dfac.expectation(tree, lambda W, H: W @ H, chain), expected)
     aligned, expected = dfac.align(tree), dfac.align(plain)
     for group in ("posterior", "posterior_moments", "alignment"):
         xr.testing.assert_identical(aligned[group].to_dataset(), expected[group].to_dataset())
@@ -101,9 +97,7 @@ def test_a_draw_of_weight_zero_is_as_good_as_absent(found, seed):
         dfac.predict(tree, *points).load(), dfac.predict(rest, *points).load(), 1e-10
     )
     for function in (lambda W, H: W.sum(0), lambda W, H: (W @ H)[0, 0]):
-        np.testing.assert_allclose(
-            dfac.expectation(tree, function), dfac.expectation(rest, function), 1e-12
-        )
+        assert_allclose(dfac.expectation(tree, function), dfac.expectation(rest, function), 1e-12)
 
 
 @SOME
@@ -115,14 +109,12 @@ def test_order_of_alignment_does_not_know_draws_of_weight_zero(found, seed, orde
     tree = dfac.align(particle_tree(W, H, w, lp=lp))
     rest = dfac.align(particle_tree(W[kept], H[kept], w[kept] / w.sum(), lp=lp[kept]))
     for name in ("W_mean", "H_mean", "W_var", "H_var", "count"):
-        np.testing.assert_allclose(
+        assert_allclose(
             tree["posterior_moments"][name], rest["posterior_moments"][name], rtol=1e-9, atol=1e-15
         )
     for name in ("share", "share_by_chain"):
-        np.testing.assert_allclose(tree["alignment"][name], rest["alignment"][name])
-    np.testing.assert_array_equal(
-        tree["alignment/permutation"].values[:, kept], rest["alignment/permutation"]
-    )
+        assert_allclose(tree["alignment"][name], rest["alignment"][name])
+    assert_array_equal(tree["alignment/permutation"].values[:, kept], rest["alignment/permutation"])
 
 
 @SOME
@@ -134,9 +126,9 @@ def test_a_particle_in_two_halves_is_the_particle(found, which, seed):
     half = w[doubled] * np.where(doubled == which, 0.5, 1.0)
     tree, split = particle_tree(W, H, w), particle_tree(W[doubled], H[doubled], half)
     before, after = dfac.predict(tree).load(), dfac.predict(split).load()
-    np.testing.assert_allclose(after["mean"], before["mean"], rtol=1e-10)
-    np.testing.assert_allclose(after["sd"], before["sd"], rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(
+    assert_allclose(after["mean"], before["mean"], rtol=1e-10)
+    assert_allclose(after["sd"], before["sd"], rtol=1e-7, atol=1e-9)
+    assert_allclose(
         dfac.expectation(split, lambda W, H: W * H.sum()),
         dfac.expectation(tree, lambda W, H: W * H.sum()),
         rtol=1e-10,
@@ -161,7 +153,7 @@ def inverse(mu, w, at):
 @given(values=st.lists(st.floats(-9, 9), min_size=1, max_size=30), level=st.floats(0.0, 1.0))
 def test_quantiles_of_equal_weights_are_the_usual_ones(values, level):
     found = weighted_quantiles(np.array(values), np.full(len(values), 0.3), (level,))
-    np.testing.assert_allclose(found[0], np.quantile(values, level), rtol=1e-9, atol=1e-9)
+    assert_allclose(found[0], np.quantile(values, level), rtol=1e-9, atol=1e-9)
 
 
 @given(values=st.lists(st.integers(-9, 9), min_size=2, max_size=9), level=st.floats(0.0, 1.0))
@@ -169,7 +161,7 @@ def test_a_tiny_weight_hardly_matters_however_far_off(values, level):
     values, weights = np.array(values, dtype=float), np.arange(1.0, 1 + len(values))
     before = weighted_quantiles(values, weights, (level,))
     after = weighted_quantiles(np.r_[values, 1e3], np.r_[weights, 1e-9], (level,))
-    np.testing.assert_allclose(after, before, atol=1e-5)
+    assert_allclose(after, before, atol=1e-5)
 
 
 def test_quantiles_follow_the_levels_and_the_inverse_distribution():
@@ -180,7 +172,7 @@ def test_quantiles_follow_the_levels_and_the_inverse_distribution():
     order = np.argsort(values)
     reached = np.cumsum(weights[order]) / weights.sum()
     expected = [values[order][np.searchsorted(reached, level)] for level in levels[1:-1]]
-    np.testing.assert_allclose(found[1:-1], expected, atol=0.02)
+    assert_allclose(found[1:-1], expected, atol=0.02)
     assert (np.diff(found) > 0).all()
 
 
@@ -189,7 +181,7 @@ def test_slabs_change_nothing(monkeypatch):
     values, weights = rng.random((5, 4, 7)), rng.random(5)
     whole = weighted_quantiles(values, weights, (0.1, 0.7))
     monkeypatch.setattr(cells_module, "_SLAB", 11)
-    np.testing.assert_array_equal(weighted_quantiles(values, weights, (0.1, 0.7)), whole)
+    assert_array_equal(weighted_quantiles(values, weights, (0.1, 0.7)), whole)
     assert weighted_quantiles(values[:, :0], weights, (0.5,)).shape == (1, 0, 7)
 
 
@@ -203,7 +195,7 @@ def test_a_store_of_particles_is_predicted_like_the_tree(tmp_path, block, monkey
     xr.testing.assert_allclose(found.load(), expected)
     assert dfac.predict(stored, rows=[]).load().sizes["gene"] == 0
     path = str(tmp_path / "run.zarr")
-    np.testing.assert_array_equal(
+    assert_array_equal(
         dfac.expectation(path, lambda W, H: W @ H),
         dfac.expectation(particle_tree(), lambda W, H: W @ H),
     )
@@ -233,11 +225,10 @@ def guarded(tree, weights):
 
 def test_draws_without_weight_are_not_read():
     tree = guarded(particle_tree(), WEIGHTS)
-    with pytest.raises(AssertionError, match="without weight"):
-        tree["posterior/W"].load()
+    refused(AssertionError, "without weight", tree["posterior/W"].load)
     xr.testing.assert_allclose(dfac.predict(tree).load(), dfac.predict(particle_tree()).load())
     found = dfac.expectation(tree, lambda W, H: H)
-    np.testing.assert_allclose(found, np.einsum("m,mkj->kj", WEIGHTS, particle_factors()[1]))
+    assert_allclose(found, np.einsum("m,mkj->kj", WEIGHTS, particle_factors()[1]))
 
 
 @pytest.fixture
@@ -261,17 +252,17 @@ def test_chains_with_weights_are_one_set_of_draws(chains, block, monkeypatch):
     mean, variance, ends = naive(mu, weights.ravel(), (0.1, 0.9))
     for trace in (tree, tree.chunk({"draw": 3})):
         found = dfac.predict(trace, interval=0.8, of="mean").load()
-        np.testing.assert_allclose(found["mean"], mean, rtol=1e-5)
-        np.testing.assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-4)
-        np.testing.assert_allclose(found["lower"], ends[0], rtol=1e-4)
-        np.testing.assert_allclose(found["upper"], ends[1], rtol=1e-4)
+        assert_allclose(found["mean"], mean, rtol=1e-5)
+        assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-4)
+        assert_allclose(found["lower"], ends[0], rtol=1e-4)
+        assert_allclose(found["upper"], ends[1], rtol=1e-4)
     own = weights[1] / weights[1].sum()
-    np.testing.assert_allclose(
+    assert_allclose(
         dfac.expectation(tree, lambda W, H: W @ H, 1), np.tensordot(own, mu[DRAWS:], 1), rtol=1e-5
     )
     # Other labels' order, and a part of the draws.
     turned = tree.isel(draw=slice(None, None, -1)).isel(chain=[1])
-    np.testing.assert_allclose(draw_weights(turned), own[None, ::-1])
+    assert_allclose(draw_weights(turned), own[None, ::-1])
 
 
 def test_a_chain_without_weight_has_no_expectation(chains):
@@ -290,15 +281,14 @@ def test_a_chain_without_weight_has_no_expectation(chains):
 def test_weights_are_masses_of_the_draws_that_are_there():
     tree = particle_tree()
     assert is_particles(tree)
-    np.testing.assert_allclose(draw_weights(tree), [WEIGHTS])
-    np.testing.assert_allclose(draw_weights(tree.isel(draw=[2, 3])), [[2 / 3, 1 / 3]])
+    assert_allclose(draw_weights(tree), [WEIGHTS])
+    assert_allclose(draw_weights(tree.isel(draw=[2, 3])), [[2 / 3, 1 / 3]])
     assert effective_number(np.full((2, 5), 0.1)) == pytest.approx(10.0)
     assert effective_number([1.0, 0.0]) == 1.0
     plain = memory_tree(make_spec())
     assert draw_weights(plain) is None
     assert not is_particles(plain)
-    with pytest.raises(OptionError, match="all 0"):
-        draw_weights(tree.isel(draw=[1, 4]))
+    refused(OptionError, "all 0", draw_weights, tree.isel(draw=[1, 4]))
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan])
@@ -307,20 +297,17 @@ def test_weights_that_are_none_are_refused(bad):
     stats = tree["sample_stats"].to_dataset()
     wrong = stats["weight"].copy(data=[[bad, *WEIGHTS[1:]]])
     tree["sample_stats"] = xr.DataTree(stats.assign(weight=wrong))
-    with pytest.raises(StoreFormatError, match="finite and at least 0"):
-        dfac.predict(tree)
+    refused(StoreFormatError, "finite and at least 0", dfac.predict, tree)
     moved = stats.assign_coords(draw=np.arange(M) + 50)
     tree["sample_stats"] = xr.DataTree(moved)
-    with pytest.raises(StoreFormatError, match="different labels"):
-        dfac.predict(tree)
+    refused(StoreFormatError, "different labels", dfac.predict, tree)
 
 
 def test_a_silf_model_has_no_law_of_observations():
     silf, tweedie = particle_tree(), particle_tree(silf=False)
     assert dfac.predict(silf).attrs["of"] == "mean"
     assert dfac.predict(tweedie).attrs["of"] == "observation"
-    with pytest.raises(OptionError, match="SILFNMF has none"):
-        dfac.predict(silf, of="observation")
+    refused(OptionError, "SILFNMF has none", dfac.predict, silf, of="observation")
     assert monitored(memory_tree(make_spec())).attrs["of"] == "observation"
 
 
@@ -345,18 +332,18 @@ def test_columns_on_the_simplex_stay_there(by):
     w = normalised(np.random.default_rng(3).random(12))
     aligned = dfac.align(particle_tree(W, H, w), by=by)
     found = aligned["posterior"].to_dataset()
-    np.testing.assert_allclose(found["W"].sum("gene"), 1.0, rtol=1e-12)
+    assert_allclose(found["W"].sum("gene"), 1.0, rtol=1e-12)
     assert (aligned["alignment/factor"].values == 1.0).all()
-    np.testing.assert_allclose(found["W"].values[0] @ found["H"].values[0], W @ H)
+    assert_allclose(found["W"].values[0] @ found["H"].values[0], W @ H)
     back = np.take_along_axis(orders, aligned["alignment/permutation"].values[0], axis=1)
     assert (back == back[0]).all()
-    np.testing.assert_allclose(aligned["alignment/share"], 1.0)
+    assert_allclose(aligned["alignment/share"], 1.0)
     moments = aligned["posterior_moments"].to_dataset()
     ours = found["H"].values[0]
     mean = np.einsum("m,mkj->kj", w, ours)
-    np.testing.assert_allclose(moments["H_mean"][0], mean, rtol=1e-10)
+    assert_allclose(moments["H_mean"][0], mean, rtol=1e-10)
     variance = np.einsum("m,mkj->kj", w, (ours - mean) ** 2)
-    np.testing.assert_allclose(moments["H_var"][0], variance, rtol=1e-8)
+    assert_allclose(moments["H_var"][0], variance, rtol=1e-8)
     if by == "w":
         assert aligned["alignment"].attrs["by"] == "w"
 
@@ -372,14 +359,14 @@ def test_the_reference_is_the_mean_by_weight():
         lengths = np.sqrt((found[name] ** 2).sum(axis) * (mean**2).sum(axis))
         cosine = cosine * (found[name] * mean).sum(axis) / lengths
     similarity = aligned["alignment/similarity"]
-    np.testing.assert_allclose(similarity, cosine.transpose(*similarity.dims), rtol=1e-10)
+    assert_allclose(similarity, cosine.transpose(*similarity.dims), rtol=1e-10)
 
 
 def test_under_a_tweedie_model_scales_are_still_shared_out():
     W, H, _ = modes(silf=False)
     W *= 4.0
     aligned = dfac.align(particle_tree(W, H, np.full(12, 1 / 12), silf=False))["posterior"]
-    np.testing.assert_allclose(aligned["W"].sum("gene"), aligned["H"].sum("day"), rtol=1e-10)
+    assert_allclose(aligned["W"].sum("gene"), aligned["H"].sum("day"), rtol=1e-10)
 
 
 def test_alignment_starts_at_the_particle_of_most_weight():
@@ -399,7 +386,7 @@ def test_shares_are_of_the_mass():
     W[3, :, 0] = np.where(np.arange(12) % 2, 0.15, 0.01)
     aligned = dfac.align(particle_tree(W, H, [0.3, 0.3, 0.3, 0.1]))["alignment"]
     assert sorted(aligned["share"].values.round(6)) == [0.9, 1.0, 1.0]
-    np.testing.assert_allclose(aligned["share_by_chain"][0], aligned["share"])
+    assert_allclose(aligned["share_by_chain"][0], aligned["share"])
 
 
 def test_the_angle_between_columns_of_w_is_the_papers_cost():
@@ -421,8 +408,8 @@ def test_the_angle_between_columns_of_w_is_the_papers_cost():
         again = match(W, H[::-1], reference_from(W0, H0), law, 0.8, "w")
         assert again.permutation.tolist() == best.tolist()
         each = np.arange(4)
-        np.testing.assert_allclose(again.similarity, cosine[each, best])
-        np.testing.assert_array_equal(again.matched, cosine[each, best] >= 0.8)
+        assert_allclose(again.similarity, cosine[each, best])
+        assert_array_equal(again.matched, cosine[each, best] >= 0.8)
     assert differ  # else the option would make no difference
 
 
@@ -439,9 +426,8 @@ def test_lines_of_real_valued_columns_have_no_direction():
     )
     assert found.permutation.tolist() == [1, 2, 0]
     assert (found.factor < 0).all()
-    np.testing.assert_allclose(found.similarity, 1.0)
+    assert_allclose(found.similarity, 1.0)
 
 
 def test_another_way_to_compare_is_refused():
-    with pytest.raises(OptionError, match='by must be "both" or "w"'):
-        dfac.align(particle_tree(), by="h")
+    refused(OptionError, 'by must be "both" or "w"', dfac.align, particle_tree(), by="h")

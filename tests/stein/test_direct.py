@@ -2,17 +2,16 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import OptionError
 from daskfactor.models.silf import SILFNMF
 from daskfactor.stein import descent
 from daskfactor.stein.descent import SteinDescent
 from tests.pairwise import pairwise
+from tests.refusals import refused
 from tests.stein.posed import posed, starts
 from tests.stein.problems import BY_NAME, Problem
-
-Array = NDArray[np.float64]
 
 
 def square(posterior, W, H):
@@ -68,14 +67,12 @@ def test_second_derivatives_of_squares_are_exact_at_any_distance():
     for m in range(2):
         residual = seen * (V - W[m] @ H[m])
         change = seen * (a[m] @ H[m] + W[m] @ b[m])
-        np.testing.assert_allclose(by_w[m], change @ H[m].T - residual @ b[m].T, rtol=1e-10)
-        np.testing.assert_allclose(by_h[m], W[m].T @ change - a[m].T @ residual, rtol=1e-10)
+        assert_allclose(by_w[m], change @ H[m].T - residual @ b[m].T, rtol=1e-10)
+        assert_allclose(by_h[m], W[m].T @ change - a[m].T @ residual, rtol=1e-10)
 
 
 @pairwise(
-    name=["silf, in the transition", "frozen"],
-    dtype=["float64", "float32"],
-    step=["auto", 0.3],
+    name=["silf, in the transition", "frozen"], dtype=["float64", "float32"], step=["auto", 0.3]
 )
 def test_it_never_ends_worse_than_it_starts(name, step, dtype):
     """A run of fewer steps is the beginning of one of more, but for fixed steps, which fall."""
@@ -96,10 +93,10 @@ def test_it_never_ends_worse_than_it_starts(name, step, dtype):
     assert W.dtype == H.dtype == dtype
     assert min(W.min(), H.min()) >= 0
     if isinstance(case.model, SILFNMF):
-        np.testing.assert_allclose(W.sum(axis=1), 1.0, rtol=1e-6)
+        assert_allclose(W.sum(axis=1), 1.0, rtol=1e-6)
     else:
         frozen = case.model.frozen[0]
-        np.testing.assert_array_equal(W[:, :, frozen], begun[0][:, :, frozen].astype(dtype))
+        assert_array_equal(W[:, :, frozen], begun[0][:, :, frozen].astype(dtype))
 
 
 def test_the_best_is_kept_where_fixed_steps_lead_up(monkeypatch):
@@ -116,7 +113,7 @@ def test_the_best_is_kept_where_fixed_steps_lead_up(monkeypatch):
         (W, _), _ = SteinDescent(8, 1.0).move(posed(case, data), begun)
     assert len(levels) == 9
     assert levels[-1] > levels[0] == min(levels)
-    np.testing.assert_array_equal(W, begun[0])
+    assert_array_equal(W, begun[0])
 
 
 def test_it_stops_where_nothing_leads_down():
@@ -127,7 +124,7 @@ def test_it_stops_where_nothing_leads_down():
         (_, H), taken = SteinDescent(500).move(posed(case, data), begun, told.append)
     assert 20 < taken < 60
     assert told[-1] == 1.0
-    np.testing.assert_allclose(H, begun[1])
+    assert_allclose(H, begun[1])
 
 
 @pytest.mark.parametrize(
@@ -139,5 +136,4 @@ def test_it_stops_where_nothing_leads_down():
     ],
 )
 def test_bad_options(settings, message):
-    with pytest.raises(OptionError, match=message):
-        SteinDescent(**settings)
+    refused(OptionError, message, SteinDescent, **settings)

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.testing import assert_allclose
 
 from daskfactor.errors import OptionError
 from daskfactor.stein.kernel import IMQ, Multiquadric
-
-Array = NDArray[np.float64]
+from tests.refusals import refused
 
 
 def direct(x, y, c, b):
@@ -24,7 +23,7 @@ def test_gradient_and_trace_are_derivatives(c, b):
     h = 1e-4 * c
     steps = h * np.eye(5)
     gradient = [(direct(x + e, y, c, b) - direct(x - e, y, c, b)) / (2 * h) for e in steps]
-    np.testing.assert_allclose(2 * kernel.slope(r2) * (x - y), gradient, rtol=1e-6, atol=1e-9 / c)
+    assert_allclose(2 * kernel.slope(r2) * (x - y), gradient, rtol=1e-6, atol=1e-9 / c)
     trace = sum(
         direct(x + e, y + e, c, b)
         - direct(x + e, y - e, c, b)
@@ -65,5 +64,4 @@ def test_median_scales():
     ],
 )
 def test_settings_that_are_refused(settings):
-    with pytest.raises(OptionError, match=next(iter(settings))):
-        IMQ(**settings)
+    refused(OptionError, next(iter(settings)), IMQ, **settings)

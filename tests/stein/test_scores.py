@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
@@ -10,8 +10,6 @@ from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein.particles import Particles
 from tests.stein.posed import posed
 from tests.stein.problems import BY_NAME, PROBLEMS
-
-Array = NDArray[np.float64]
 
 
 def scored(problem, count=3, blocks=2, dtype="float64"):
@@ -52,10 +50,10 @@ def test_scores_are_gradients_of_the_log_density(problem):
                 if mask is not None:
                     gradient[:, mask] = 0.0
         scale = max(np.abs(by_w).max(), np.abs(by_h).max())
-        np.testing.assert_allclose(found.W[at], by_w, rtol=1e-5, atol=1e-6 * scale)
-        np.testing.assert_allclose(found.H[at], by_h, rtol=1e-5, atol=1e-6 * scale)
+        assert_allclose(found.W[at], by_w, rtol=1e-5, atol=1e-6 * scale)
+        assert_allclose(found.H[at], by_h, rtol=1e-5, atol=1e-6 * scale)
     expected = [problem.log_density(*pair) for pair in zip(W, H, strict=True)]
-    np.testing.assert_allclose(found.log_density, expected, rtol=1e-10)
+    assert_allclose(found.log_density, expected, rtol=1e-10)
 
 
 def test_the_problems_cover_the_transition_of_the_loss():
@@ -76,7 +74,7 @@ def test_blocks_make_no_difference(name):
     for blocks in (2, 3):
         parts = scored(problem, blocks=blocks)
         for one, other in zip(whole, parts, strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)
+            assert_allclose(other, one, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["silf, above", "poisson, zeros"])
@@ -90,7 +88,7 @@ def test_executors_give_the_same_bits(name):
             for own in (SerialExecutor(), lanes)
         )
         for one, other in zip(here, there, strict=True):
-            np.testing.assert_array_equal(one, other)
+            assert_array_equal(one, other)
         lanes.close()
 
 
@@ -98,8 +96,8 @@ def test_single_precision_is_near_double():
     problem = BY_NAME["silf, above"]
     wide, narrow = scored(problem), scored(problem, dtype="float32")
     assert narrow.W.dtype == np.float32
-    np.testing.assert_allclose(narrow.W, wide.W, rtol=1e-3, atol=1e-4 * np.abs(wide.W).max())
-    np.testing.assert_allclose(narrow.H, wide.H, rtol=1e-3, atol=1e-4 * np.abs(wide.H).max())
+    assert_allclose(narrow.W, wide.W, rtol=1e-3, atol=1e-4 * np.abs(wide.W).max())
+    assert_allclose(narrow.H, wide.H, rtol=1e-3, atol=1e-4 * np.abs(wide.H).max())
 
 
 def test_the_models_own_score_agrees():
@@ -110,8 +108,8 @@ def test_the_models_own_score_agrees():
     W, H = (one[0] for one in problem.particles(1))
     residual = np.nan_to_num(V - W @ H)
     by_w, by_h = model.score(model.objective(V, W, H), -2 * residual @ H.T, -2 * W.T @ residual)
-    np.testing.assert_allclose(found.W[0], by_w, rtol=1e-9)
-    np.testing.assert_allclose(found.H[0], by_h, rtol=1e-9)
+    assert_allclose(found.W[0], by_w, rtol=1e-9)
+    assert_allclose(found.H[0], by_h, rtol=1e-9)
     with problem.open() as data:
         posterior = posed(problem, data)
         sums = posterior.divergences(Particles.of(W[None], H[None], data))

@@ -4,7 +4,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from numpy.typing import NDArray
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.executors import LanesExecutor, SerialExecutor, TasksExecutor
 from daskfactor.models.silf import SILFNMF
@@ -14,8 +14,6 @@ from daskfactor.stein.particles import BandScore, Particles, products
 from tests.stein import naive
 from tests.stein.posed import KERNEL, posed
 from tests.stein.problems import BY_NAME, PROBLEMS, Problem
-
-Array = NDArray[np.float64]
 
 
 def matrix(
@@ -58,14 +56,14 @@ def expected(problem, count=5, tangent=False):
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
 def test_matrix_is_that_of_a_loop_over_pairs(problem):
     found = matrix(problem).matrix
-    np.testing.assert_allclose(found, expected(problem), rtol=1e-8)
-    np.testing.assert_array_equal(found, found.T)
+    assert_allclose(found, expected(problem), rtol=1e-8)
+    assert_array_equal(found, found.T)
 
 
 def test_scores_along_the_simplex():
     problem = BY_NAME["silf, above"]
     found = matrix(problem, tangent=True).matrix
-    np.testing.assert_allclose(found, expected(problem, tangent=True), rtol=1e-8)
+    assert_allclose(found, expected(problem, tangent=True), rtol=1e-8)
     assert not np.allclose(found, matrix(problem).matrix, rtol=1e-3)
 
 
@@ -80,7 +78,7 @@ def test_matrix_is_positive_semidefinite(name):
 def test_blocks_make_no_difference(name):
     whole = matrix(BY_NAME[name], blocks=1).matrix
     for blocks in (2, 3):
-        np.testing.assert_allclose(matrix(BY_NAME[name], blocks=blocks).matrix, whole, rtol=1e-10)
+        assert_allclose(matrix(BY_NAME[name], blocks=blocks).matrix, whole, rtol=1e-10)
 
 
 def test_slabs_make_no_difference(monkeypatch):
@@ -90,7 +88,7 @@ def test_slabs_make_no_difference(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("daskfactor.stein.particles.SLAB_BYTES", 1)
             found = matrix(problem, tangent=tangent).matrix
-        np.testing.assert_allclose(found, whole, rtol=1e-10)
+        assert_allclose(found, whole, rtol=1e-10)
 
 
 def test_executors_give_the_same_bits():
@@ -98,7 +96,7 @@ def test_executors_give_the_same_bits():
     one = matrix(problem, blocks=3, dtype="float32").matrix
     for executor in (LanesExecutor(3), TasksExecutor()):
         other = matrix(problem, blocks=3, dtype="float32", executor=executor).matrix
-        np.testing.assert_array_equal(other, one)
+        assert_array_equal(other, one)
         executor.close()
 
 
@@ -116,7 +114,7 @@ def test_particles_may_be_anywhere(name, kind, tmp_path):
         return da.from_zarr(str(path)) if "dask" in kind else stored
 
     problem = BY_NAME[name]
-    np.testing.assert_array_equal(matrix(problem, kept=kept).matrix, matrix(problem).matrix)
+    assert_array_equal(matrix(problem, kept=kept).matrix, matrix(problem).matrix)
 
 
 def test_lazy_particles_are_read_once_if_there_is_room(monkeypatch):
@@ -138,15 +136,15 @@ def test_near_duplicates_keep_their_distance():
     band = BandScore(x, s, np.full(3, -1.0), 0.0, 0.0, np.ones(2))
     found = Block.of(*products(band)[:3], 50)
     apart = x[:, None] - x
-    np.testing.assert_allclose(found.r2, (apart**2).sum(axis=(2, 3)), rtol=1e-6)
+    assert_allclose(found.r2, (apart**2).sum(axis=(2, 3)), rtol=1e-6)
     cross = ((s[:, None] - s) * apart).sum(axis=(2, 3))
-    np.testing.assert_allclose(found.cross, cross, rtol=1e-6)
+    assert_allclose(found.cross, cross, rtol=1e-6)
 
 
 def test_equal_particles():
     problem = BY_NAME["silf, above"]
     found = matrix(problem, kept=lambda name, values: np.repeat(values[:1], 3, axis=0)).matrix
-    np.testing.assert_allclose(found, found[0, 0], rtol=1e-10)
+    assert_allclose(found, found[0, 0], rtol=1e-10)
 
 
 def test_one_particle_has_the_trace_and_its_score():
@@ -155,7 +153,7 @@ def test_one_particle_has_the_trace_and_its_score():
         found = posed(problem, data).scores(Particles.of(*problem.particles(1), data))
     square = float((found.W**2).sum() + (found.H**2).sum())
     W, H = problem.particles(1)
-    trace = W.size * 0.5 / KERNEL.scale_w**2 + H.size * 0.3 / KERNEL.scale_h**2  # type: ignore[operator]
+    trace = W.size * 0.5 / KERNEL.scale_w**2 + H.size * 0.3 / KERNEL.scale_h**2
     assert matrix(problem, 1).matrix[0, 0] == pytest.approx(square + trace, rel=1e-10)
 
 
@@ -164,6 +162,4 @@ def test_flat_posterior_leaves_the_prior_and_the_trace():
     problem = Problem("flat", SILFNMF(2, threshold=1e9, rate=0.5), *2 * (BY_NAME["gamma"].V,))
     W, H = problem.particles(4)
     points = naive.points_of(W, H, 0 * W, np.full_like(H, -0.5))
-    np.testing.assert_allclose(
-        matrix(problem, 4).matrix, naive.stein_matrix(points, KERNEL), rtol=1e-9
-    )
+    assert_allclose(matrix(problem, 4).matrix, naive.stein_matrix(points, KERNEL), rtol=1e-9)

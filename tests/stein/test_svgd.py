@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import OptionError
 from daskfactor.models.silf import SILFNMF
@@ -11,11 +11,10 @@ from daskfactor.stein import descent
 from daskfactor.stein.descent import SVGD
 from daskfactor.stein.kernel import IMQ, discrepancy
 from daskfactor.stein.posterior import stein_discrepancy
+from tests.refusals import refused
 from tests.stein.posed import KERNEL, posed, stacked, starts
 from tests.stein.problems import BY_NAME
 from tests.stein.problems import Problem as Case
-
-Array = NDArray[np.float64]
 
 COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
 POISSON = Case("two by two", TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0), COUNTS, COUNTS)
@@ -64,7 +63,7 @@ def test_direction_is_that_of_liu_and_wang(name, tangent):
         if name == "frozen":
             expected[0][:, case.model.frozen[0]] = 0
         for own, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(own[m], other, rtol=1e-6, atol=1e-8)
+            assert_allclose(own[m], other, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_components_that_are_constants_stay():
         begun = starts(case, data, 4)
         (W, _), _ = SVGD(20).move(posed(case, data), begun)
     frozen = case.model.frozen[0]
-    np.testing.assert_array_equal(W[:, :, frozen], begun[0][:, :, frozen])
+    assert_array_equal(W[:, :, frozen], begun[0][:, :, frozen])
     assert np.all(W[:, :, ~frozen] != begun[0][:, :, ~frozen])
 
 
@@ -93,11 +92,11 @@ def test_the_nearest_point_of_the_simplex():
     """Every column less one number, cut off at zero, adds up to 1."""
     x = np.random.default_rng(0).standard_normal((3, 6, 4)) * np.array([0.1, 0.5, 2.0, 50.0])
     found = descent.onto_simplex(x)
-    np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
+    assert_allclose(found.sum(axis=1), 1.0, rtol=1e-12)
     assert found.min() == 0.0
     shift = np.where(found > 0, x - found, -np.inf).max(axis=1, keepdims=True)
-    np.testing.assert_allclose(found, np.maximum(x - shift, 0), atol=1e-12)
-    np.testing.assert_allclose(descent.onto_simplex(found), found, atol=1e-12)
+    assert_allclose(found, np.maximum(x - shift, 0), atol=1e-12)
+    assert_allclose(descent.onto_simplex(found), found, atol=1e-12)
 
 
 def test_one_particle_climbs_to_the_mode():
@@ -106,8 +105,8 @@ def test_one_particle_climbs_to_the_mode():
         begun = starts(POISSON, data, 1)
         (W, H), _ = SVGD(400, 0.01).move(posed(POISSON, data), begun)
     total = (np.sqrt(4 * COUNTS.sum() + 1) - 1) / 2
-    np.testing.assert_allclose(W[0, :, 0], COUNTS.sum(axis=1) / (1 + total), rtol=0.02)
-    np.testing.assert_allclose(H[0, 0], COUNTS.sum(axis=0) / (1 + total), rtol=0.02)
+    assert_allclose(W[0, :, 0], COUNTS.sum(axis=1) / (1 + total), rtol=0.02)
+    assert_allclose(H[0, 0], COUNTS.sum(axis=0) / (1 + total), rtol=0.02)
 
 
 def test_particles_move_to_the_posterior():
@@ -136,7 +135,7 @@ def test_what_is_made():
     assert made.W.dtype == np.float32
     assert made.W.shape == (4, 7, 2)
     assert made.H.shape == (4, 2, 6)
-    np.testing.assert_allclose(made.W.sum(axis=1), 1.0, rtol=1e-6)
+    assert_allclose(made.W.sum(axis=1), 1.0, rtol=1e-6)
     assert min(made.W.min(), made.H.min()) >= 0
     assert made.n_iter.tolist() == [10] * 4
     assert made.seconds.min() > 0
@@ -152,7 +151,7 @@ def test_particles_of_a_seed():
         )
     assert [own.number for own in again] == [2, 3]
     for mine, its in zip(one[2:], again, strict=True):
-        np.testing.assert_array_equal(mine.H, its.H)
+        assert_array_equal(mine.H, its.H)
     assert not np.array_equal(one[1].H, other[1].H)
     assert not np.allclose(one[0].H, one[1].H)
 
@@ -164,8 +163,8 @@ def test_steps_beyond_all_numbers_are_taken_back(name):
         W, H = starts(case, data, 3)
         stuck, _ = SVGD(3, 1e300).move(posed(case, data), (W, H))
         later, _ = SVGD(160, 1e40).move(posed(case, data), (W, H))
-    np.testing.assert_array_equal(stuck[1], H.astype(np.float32))
-    np.testing.assert_allclose(stuck[0], W, rtol=1e-6)
+    assert_array_equal(stuck[1], H.astype(np.float32))
+    assert_allclose(stuck[0], W, rtol=1e-6)
     assert all(np.isfinite(one).all() for one in later)
     assert not np.array_equal(later[1], stuck[1])
 
@@ -176,8 +175,8 @@ def test_starts_are_put_on_the_simplex():
     with case.open() as data:
         W, H = starts(case, data, 3)
         found = posed(case, data).in_double(W * 3.0, H)
-    np.testing.assert_allclose(found[0], W, rtol=1e-12)
-    np.testing.assert_allclose(found[1], 3.0 * H, rtol=1e-12)
+    assert_allclose(found[0], W, rtol=1e-12)
+    assert_allclose(found[1], 3.0 * H, rtol=1e-12)
 
 
 def test_starts_without_a_density_are_refused():
@@ -206,5 +205,4 @@ def test_options():
     ],
 )
 def test_bad_options(settings, message):
-    with pytest.raises(OptionError, match=message):
-        SVGD(**settings)
+    refused(OptionError, message, SVGD, **settings)
