@@ -1,8 +1,11 @@
 """Small allocation models of every kind, each beside its description for the brute force."""
 
+import itertools
 from math import prod
 
 import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
 
 from daskfactor.allocation.compiled_model import rising
 from daskfactor.allocation.exact import enumerate_allocations
@@ -121,3 +124,37 @@ def _cases():
 
 CASES = list(_cases())
 NAMES = [name for name, *_ in CASES]
+
+
+@st.composite
+def graphs(draw):
+    """A random graph of up to four variables, some of them tied, and both descriptions of it."""
+    names = "abcd"[: draw(st.integers(2, 4))]
+    pairs = list(itertools.combinations(names, 2))
+    edges = [pair for pair in pairs if draw(st.booleans())]
+    sizes = {name: draw(st.integers(1, 3)) for name in names}
+    hidden = [name for name in names if draw(st.booleans())]
+    assume(0 < len(hidden) < len(names))
+    observed = draw(st.permutations([name for name in names if name not in hidden]))
+    parents = {name: tuple(p for p, child in edges if child == name) for name in names}
+    a, b = draw(st.sampled_from([0.3, 1.0, 4.0])), draw(st.sampled_from([0.5, 1.0, 3.0]))
+
+    def sides(name):
+        return [sizes[axis] for axis in (*parents[name], name)]
+
+    alike = [pair for pair in pairs if sides(pair[0]) == sides(pair[1])]
+    tied = draw(st.sampled_from([*alike, None])) if alike else None
+    alpha = {name: a / prod(sides(name)) for name in names} | ({"t": 0.6} if tied else {})
+    text = ", ".join([*names, *(" -> ".join(edge) for edge in edges)])
+    shared = {tied: 0.6} if tied else {}
+    own = {name: sizes[name] for name in hidden}
+    model = AllocationModel(text, own, observed, a, rate=b, tied=shared)
+    table = dict.fromkeys(tied or (), "t")
+    return model, Network(parents, sizes, alpha, hidden, observed, a, b, table)
+
+
+def tokens(network):
+    """Counts of up to four tokens in the observed cells of a graph."""
+    shape = tuple(network.sizes[name] for name in network.observed)
+    cells = st.lists(st.integers(0, prod(shape) - 1), min_size=1, max_size=4)
+    return cells.map(lambda own: np.bincount(own, minlength=prod(shape)).reshape(shape))

@@ -50,27 +50,29 @@ def total(X, W, H, objective):
     )
 
 
+def opened(X, kind, blocks=3, **options):
+    """Blocks of a matrix, dense or by its entries."""
+    unstored = None if kind == "dense" else "zero"
+    given = X if kind == "dense" else sparse.csr_array(X)
+    return as_blocks(given, blocks, unstored=unstored, **options)
+
+
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.4, 0.1)])
 def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind, rates):
     X = np.floor(5 * positive())
-    shown = {name: rate for name, rate in zip(("rate_w", "rate_h"), rates, strict=True) if rate}
-    objective = divergence_of(dispersion=0.7, **shown)
-    given = X if kind == "dense" else sparse.csr_array(X)
-    unstored = None if kind == "dense" else "zero"
-    with as_blocks(given, 3, dtype="float64", unstored=unstored) as data:
+    shown = {"rate_w": rates[0], "rate_h": rates[1]} if rates[0] else {}
+    with opened(X, kind, dtype="float64") as data:
         whole = whole_matrix(data)
-    found = whole.toarray() if kind == "sparse" else whole
-    assert_array_equal(found, X)
+    assert_array_equal(whole.toarray() if kind == "sparse" else whole, X)
     with silent():
+        objective = divergence_of(dispersion=0.7, **shown)
         W, H, n_iter = by_coordinates(whole, *start_of(X), objective, 20_000, 1e-12)
     assert n_iter > 1
     # At a minimum the gradient is zero where an entry is positive, and not negative elsewhere.
     residual = W @ H - X
-    for factor, gradient in (
-        (W, residual @ H.T + 0.7 * rates[0]),
-        (H, W.T @ residual + 0.7 * rates[1]),
-    ):
+    gradients = residual @ H.T + 0.7 * rates[0], W.T @ residual + 0.7 * rates[1]
+    for factor, gradient in zip((W, H), gradients, strict=True):
         assert np.abs(gradient[factor > 1e-3]).max() < 1e-3
         assert gradient.min() > -1e-3
 
@@ -99,16 +101,12 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta, gaps):
 @pytest.mark.parametrize("options", [{"balance": True}, {"memory_limit": 1000}], ids=str)
 def test_whole_matrices_are_in_the_grids_order(kind, options):
     X = np.floor(5 * positive())
-    given = X if kind == "dense" else sparse.csr_array(X)
-    unstored = None if kind == "dense" else "zero"
-    with as_blocks(given, 3, unstored=unstored, **options) as data:
+    with opened(X, kind, **options) as data:
         whole = whole_matrix(data)
         if data.row_order is not None:
             X = X[data.row_order][:, data.col_order]
-    found = whole.toarray() if kind == "sparse" else whole
-    assert_array_equal(found, X)
-    if kind == "sparse":
-        assert whole.has_sorted_indices
+    assert_array_equal(whole.toarray() if kind == "sparse" else whole, X)
+    assert kind == "dense" or whole.has_sorted_indices
 
 
 def particles(data, method, executor, numbers, **changes):
@@ -158,48 +156,32 @@ def test_missing_entries_do_not_matter(start):
         assert fill_missing(SERIAL, data, SQUARES, 5) is None
 
 
-def chosen(optimizer, data, law):
-    return Ensemble(optimizer=optimizer).for_data(data, law).optimizer
-
-
-def test_the_optimizer_that_data_and_model_allow():
-    X = positive()
-    auto = "auto"
-    wanted = "coordinate_descent"
-    with as_blocks(X, 2) as data:
-        assert chosen(auto, data, SQUARES) == "coordinate_descent"
-        assert chosen(auto, data, divergence_of(1.0)) == "multiplicative"
-        assert chosen("multiplicative", data, SQUARES) == "multiplicative"
-        refused(OptionError, "beta=1", chosen, wanted, data, divergence_of(1.0))
-        refused(OptionError, "gamma priors", chosen, wanted, data, divergence_of(shape_h=2.0))
-    with as_blocks(X, 2, memory_limit=1000) as data:
-        assert not data.in_memory
-        assert chosen("auto", data, SQUARES) == "multiplicative"
-        assert chosen(wanted, data, SQUARES) == "coordinate_descent"
-    X[0, 0] = -1.0
-    with as_blocks(X, 2) as data:
-        assert chosen(auto, data, SQUARES) == "multiplicative"
-        refused(OptionError, "negative", chosen, wanted, data, SQUARES)
-    X[0, 0] = np.nan
-    with as_blocks(X, 2) as data:
-        assert chosen(auto, data, SQUARES) == "multiplicative"
-        refused(OptionError, "missing", chosen, wanted, data, SQUARES)
+COORDINATES = "coordinate_descent"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("entry", "options", "law", "expected", "refusal"),
     [
-        ({"start": "warm"}, 'start must be "'),
-        ({"optimizer": "adam"}, 'optimizer must be "auto"'),
-        ({"max_iter": 0}, "max_iter"),
-        ({"tol": -1.0}, "tol"),
-        ({"tol": float("nan")}, "tol"),
-        ({"transfer_rank": 0}, "transfer_rank"),
+        (None, {}, SQUARES, COORDINATES, None),
+        (None, {}, divergence_of(1.0), "multiplicative", "beta=1"),
+        (None, {}, divergence_of(shape_h=2.0), "multiplicative", "gamma priors"),
+        (None, {"memory_limit": 1000}, SQUARES, "multiplicative", None),
+        (-1.0, {}, SQUARES, "multiplicative", "negative"),
+        (np.nan, {}, SQUARES, "multiplicative", "missing"),
     ],
 )
-def test_options_that_are_refused(options, message):
-    refused(OptionError, message, Ensemble, **options)
+def test_the_optimizer_that_data_and_model_allow(entry, options, law, expected, refusal):
+    X = positive()
+    X[0, 0] = X[0, 0] if entry is None else entry
 
+    def chosen(optimizer):
+        return Ensemble(optimizer=optimizer).for_data(data, law).optimizer
 
-def test_one_start_cannot_make_many_particles():
-    refused(OptionError, "one and the same", Ensemble(start="nndsvd").check_count, 2)
+    with as_blocks(X, 2, **options) as data:
+        assert data.in_memory is not bool(options)
+        assert chosen("auto") == expected
+        assert chosen("multiplicative") == "multiplicative"
+        if refusal is None:
+            assert chosen(COORDINATES) == COORDINATES
+        else:
+            refused(OptionError, refusal, chosen, COORDINATES)

@@ -5,7 +5,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.models.silf import SILFNMF
 from daskfactor.stein import simplex_hmc
 from daskfactor.stein.simplex_hmc import SimplexHMC
@@ -15,6 +14,9 @@ from tests.stein.problems import BY_NAME
 from tests.stein.problems import Problem as Case
 
 SMALL = Case("small", SILFNMF(1, threshold=1.0), *2 * (np.array([[1.0, 0.3], [2.0, 0.1]]),))
+
+
+ABOVE = BY_NAME["silf, above"]
 
 
 def begun(case, data):
@@ -31,28 +33,26 @@ def begun(case, data):
 def test_gradients_in_the_coordinates(name):
     with BY_NAME[name].open() as data:
         own, spot, direction = begun(BY_NAME[name], data)
-        ends = [
-            simplex_hmc.look(
-                own, (spot.place[0] + h * direction[0], spot.place[1] + h * direction[1])
-            )
-            for h in (1e-6, -1e-6)
-        ]
-        apart = (ends[0].log_density - ends[1].log_density) / 2e-6
+        places = (
+            [x + h * d for x, d in zip(spot.place, direction, strict=True)] for h in (1e-6, -1e-6)
+        )
+        ends = [simplex_hmc.look(own, tuple(place)).log_density for place in places]
         slope = sum((g * d).sum() for g, d in zip(spot.gradient, direction, strict=True))
-        assert slope == pytest.approx(apart, rel=1e-5)
+        assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)
 
 
 def test_coordinates_are_those_of_the_factors():
-    case = BY_NAME["silf, above"]
-    with case.open() as data:
-        W, H = (one[0] for one in starts(case, data, 1))
-        own = posed(case, data)
-        back = simplex_hmc.factors_at(own, simplex_hmc.coordinates(own, W, H))
+    with ABOVE.open() as data:
+        (W, H), own = (one[0] for one in starts(ABOVE, data, 1)), posed(ABOVE, data)
+
+        def there_and_back(W):
+            return simplex_hmc.factors_at(own, simplex_hmc.coordinates(own, W, H))
+
+        back = there_and_back(W)
         assert_allclose(back[0], W, rtol=1e-12)
         assert_array_equal(back[1], H)
         W[0] = 0.0
-        W /= W.sum(axis=0)
-        lifted = simplex_hmc.factors_at(own, simplex_hmc.coordinates(own, W, H))[0]
+        lifted = there_and_back(W / W.sum(axis=0))[0]
         assert 0 < lifted[0].min() < 1e-3
         assert_allclose(lifted.sum(axis=0), 1.0)
 
@@ -102,26 +102,25 @@ def test_volumes_stay_as_they_are():
 
 
 def test_energy_is_kept_to_second_order():
-    case = BY_NAME["silf, above"]
-    with case.open() as data:
-        own, spot, momentum = begun(case, data)
+    with ABOVE.open() as data:
+        own, spot, momentum = begun(ABOVE, data)
         spread, errors = simplex_hmc.widths(own, spot.place), []
         for steps in (16, 32, 64):
             end, there, _ = simplex_hmc.leapfrog(own, spot, momentum, spread, 0.5 / steps, steps)
             errors.append(simplex_hmc.energy(end, there) - simplex_hmc.energy(spot, momentum))
     assert abs(errors[0]) > 1e-6
-    assert errors[0] / errors[1] == pytest.approx(4, rel=0.05)
-    assert errors[1] / errors[2] == pytest.approx(4, rel=0.05)
+    assert np.divide(errors[:2], errors[1:]) == pytest.approx(4, rel=0.05)
 
 
 def test_the_slope_where_the_mass_is():
-    for name, expected in (("gaussian", 1 / 0.7), ("silf, above", 4.0)):
+    def slope_of(name, level):
         with BY_NAME[name].open() as data:
-            slope = simplex_hmc.typical_slope(posed(BY_NAME[name], data), 3.0, 26)
-            assert slope == pytest.approx(expected)
-    with BY_NAME["silf, in the transition"].open() as data:
-        posterior = posed(BY_NAME["silf, in the transition"], data)
-        slope = simplex_hmc.typical_slope(posterior, 10.0, 26)
+            own = posed(BY_NAME[name], data)
+            return simplex_hmc.typical_slope(own, level, 26), own
+
+    for name, expected in (("gaussian", 1 / 0.7), ("silf, above", 4.0)):
+        assert slope_of(name, 3.0)[0] == pytest.approx(expected)
+    slope, posterior = slope_of("silf, in the transition", 10.0)
     d = 13 / slope + 10.0  # where it is that steep, if it is right
     assert -posterior.model.of_divergence(np.array([d])).slope[0] == pytest.approx(slope, rel=1e-6)
 
@@ -133,8 +132,7 @@ def test_what_is_made():
     with case.open(dtype="float32") as data:
         given = posed(case, data), starts(case, data, 1)
         made = stacked(options.chain(*given, 4, 7, told.append))
-        every = stacked(options.chain(*given, 12, 7))
-        other = stacked(options.chain(*given, 4, 8))
+        every, other = (stacked(options.chain(*given, *own)) for own in ((12, 7), (4, 8)))
     assert told == [4 * done / 17 for done in range(1, 18)]
     assert made.W.dtype == made.H.dtype == np.float32
     assert_array_equal(made.W, every.W[2::3])
@@ -166,58 +164,17 @@ def test_tuning_finds_the_acceptance_that_is_wanted():
 
 
 def test_proposals_beyond_all_numbers_are_not_taken():
-    case = BY_NAME["silf, above"]
-    with case.open() as data:
-        start = starts(case, data, 1)
+    with ABOVE.open() as data:
+        start, method = starts(ABOVE, data, 1), SimplexHMC(3, 0, 4, step=1e300)
         with pytest.warns(SamplingWarning, match=r"only 0\.0% of the proposals were taken"):
-            made = stacked(SimplexHMC(3, 0, 4, step=1e300).chain(posed(case, data), start, 3, 0))
+            made = stacked(method.chain(posed(ABOVE, data), start, 3, 0))
     assert_allclose(made.W, np.repeat(start[0], 3, axis=0))
 
 
-def test_executors_give_the_same_bits():
-    case = BY_NAME["silf, above"]
-    with case.open(3, "float32") as data:
-        lanes = LanesExecutor(3)
-        one, other = (
-            stacked(SimplexHMC(4, 4, 3).particles(posed(case, data, executor=own), range(4), 0))
-            for own in (SerialExecutor(), lanes)
-        )
-        lanes.close()
-    assert_array_equal(one.W, other.W)
-    assert_array_equal(one.H, other.H)
-
-
 def test_more_particles_than_draws_and_bad_starts():
-    case = BY_NAME["silf, above"]
-    with pytest.raises(OptionError, match="5 particles are more than draws=4 of the chain"):
-        SimplexHMC(4).check_count(5)
-    with case.open() as data:
-        W, H = starts(case, data, 1)
-        with pytest.raises(OptionError, match="no finite log density"):
-            next(SimplexHMC(4).chain(posed(case, data), (W, H * np.nan), 4, 0))
-
-
-def test_options():
-    assert SimplexHMC().to_dict() == {
-        "type": "SimplexHMC",
-        "draws": 1000,
-        "tune": 200,
-        "steps": 20,
-        "step": "auto",
-        "target_accept": 0.8,
-    }
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"draws": 0}, "draws must be a whole number of at least 1, got 0"),
-        ({"tune": -1}, "tune must be a whole number"),
-        ({"steps": 2.5}, "steps must be a whole number"),
-        ({"step": "fast"}, "step must be"),
-        ({"step": 0.0}, "step must be a positive"),
-        ({"target_accept": 1.0}, "target_accept must lie strictly between 0 and 1, got 1.0"),
-    ],
-)
-def test_bad_options(settings, message):
-    refused(OptionError, message, SimplexHMC, **settings)
+    match = "5 particles are more than draws=4 of the chain"
+    refused(OptionError, match, SimplexHMC(4).check_count, 5)
+    with ABOVE.open() as data:
+        W, H = starts(ABOVE, data, 1)
+        chain = SimplexHMC(4).chain(posed(ABOVE, data), (W, H * np.nan), 4, 0)
+        refused(OptionError, "no finite log density", next, chain)
