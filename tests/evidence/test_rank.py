@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import sparse
 import xarray as xr
 from numpy.testing import assert_allclose
 
 import daskfactor as dfac
-from daskfactor.errors import OptionError, SamplingWarning
+from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence import rank as selection
 from daskfactor.evidence.base import Evidence, EvidenceMethod
+from tests.refusals import refused
 
 
 @dataclass(frozen=True)
@@ -191,3 +193,62 @@ def test_cells_come_from_any_data(monkeypatch):
     ]
     for other in tables[1:]:
         assert_allclose(other["held_out_log_score"], tables[0]["held_out_log_score"], rtol=1e-6)
+
+
+# So few draws are guessed from, and a warning says so.
+guessed = pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")
+QUIET = {"progressbar": False, "random_seed": 0}
+LADDER = dfac.ThermodynamicIntegration(temperatures=3, draws=120, tune=60)
+
+
+@pytest.fixture(scope="module")
+def tensor():
+    rng = np.random.default_rng(0)
+    sizes = (rng.gamma(0.5, 1.0, (n, 2)) for n in (9, 7, 5))
+    return rng.poisson(3 * np.einsum("ik,jk,lk->ijl", *sizes))
+
+
+@guessed
+def test_sparse_and_dense_counts_have_one_evidence(tensor):
+    """Zeros that are not stored are summed, those that are stored are looked at."""
+    dense, thin = (
+        dfac.log_evidence(V, dfac.CP(2), LADDER, **QUIET)
+        for V in (tensor.astype(float), sparse.COO(tensor))
+    )
+    errors = np.hypot(dense.standard_error, thin.standard_error)
+    assert abs(dense.value - thin.value) < 4 * errors
+    assert errors < 10.0  # of 225 nats
+
+
+@guessed
+def test_every_executor_gives_the_same_evidence(tensor):
+    one, two = (
+        dfac.log_evidence(tensor, dfac.CP(2), LADDER, executor=executor, **QUIET).value
+        for executor in ("serial", "threads")
+    )
+    assert one == two
+
+
+@guessed
+def test_ranks_are_compared(tensor):
+    ranks = dfac.select_rank(tensor, dfac.CP(1), [1, 2], LADDER, **QUIET)
+    assert ranks.attrs["best"] == 2
+    assert ranks["log_evidence"].diff("rank").item() > 20
+    assert np.isfinite(ranks["held_out_log_score"]).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (dfac.Chib(), "evidence of a matrix"),
+        (dfac.ThermodynamicIntegration(sampler="exact"), "leave sampler out for BlockHMC"),
+        (dfac.ThermodynamicIntegration(sampler=dfac.Gibbs()), "BlockHMC"),
+    ],
+)
+def test_what_is_of_a_matrix_is_refused(method, sentence, tensor):
+    refused(ModelError, sentence, dfac.log_evidence, tensor, dfac.CP(2), method, **QUIET)
+
+
+def test_a_matrix_is_no_tensor():
+    with pytest.raises(dfac.errors.DaskfactorError, match="takes three or more; use TweedieNMF"):
+        dfac.log_evidence(np.ones((3, 4)), dfac.CP(2), **QUIET)

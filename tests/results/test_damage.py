@@ -1,7 +1,11 @@
 """Whatever happens to a file of a store: the same results, or one sentence about damage."""
 
 import json
+import shutil
 import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import dask
 import numpy as np
@@ -10,11 +14,16 @@ import xarray as xr
 import zarr
 
 import daskfactor as dfac
-from daskfactor.errors import StoreError, StoreFormatError
+from daskfactor.errors import ModelError, StoreError, StoreFormatError
+from daskfactor.inference.base import Sampler, algorithm_from_dict
+from daskfactor.inference.inits import Init
+from daskfactor.inference.setting import RunOptions
+from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.results.files import seal
 from daskfactor.results.root import INDEX
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from daskfactor.stein.ensemble import ParticleMethod
 from tests.refusals import refused
 from tests.results.runs import fill, make_spec
 
@@ -177,3 +186,233 @@ def test_a_store_of_somebody_else_executes_nothing_and_takes_bounded_memory(
     root.write_text(json.dumps(seal(document, INDEX)))
     for opener in (open_run, RunStore.open):
         refused(StoreFormatError, says, opener, tmp_path / "run.zarr")
+
+
+V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype(np.float32)
+QUIET = {"random_seed": 1, "progressbar": False}
+SAMPLER, LENGTHS = dfac.PSGLD(warm_start=2), {"draws": 400, "tune": 6, "chains": 1}
+Edit = Callable[[dict[str, Any]], None]
+NEWER = "does not know .*probably a newer version wrote it"
+
+
+class Stop(Exception):
+    """Raised by a callback to stop a run."""
+
+
+def interrupted(path, kind):
+    """Write a run that has more to do."""
+
+    def stop(event):
+        raised = event.phase == "draw" and event.done >= 8
+        if raised or (event.phase == "particles" and event.done >= 1):
+            raise Stop
+
+    options = {"store": path, "callback": stop, **QUIET}
+    if kind == "particles":
+        run = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
+    else:
+        run = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
+    with pytest.raises(Stop):
+        run(**options)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    found = {kind: folder / f"{kind}.zarr" for kind in ("chains", "particles")}
+    for kind, path in found.items():
+        interrupted(path, kind)
+    return found
+
+
+def edited(source, target, change, everywhere=False):
+    """Copy a run and change what it says of itself, as JSON values; its checksum is right."""
+    shutil.copytree(source, target)
+    document = json.loads((target / "zarr.json").read_text())
+    attrs = document["attributes"]
+    values = {name: json.loads(attrs[name]) for name in ("run", "data", "init") if name in attrs}
+    change(values)
+    attrs |= {name: json.dumps(own) for name, own in values.items()}
+    if everywhere:  # nothing contradicts it
+        attrs |= {name: json.dumps(values["run"][name]) for name in ("model", "sampler")}
+        options = values["run"]["options"]
+        attrs |= {name: options[name] for name in options if name in attrs}
+        attrs["random_seed"] = str(options["seed"])
+    (target / "zarr.json").write_text(json.dumps(seal(document, INDEX)))
+    return target
+
+
+def put(*keys, value):
+    def change(values):
+        *ahead, last = keys
+        for key in ahead:
+            values = values[key]
+        values[last] = value
+
+    return change
+
+
+UNKNOWN = {
+    "sampler": put("run", "sampler", "momentum", value=0.5),
+    "model": put("run", "model", "tilt", value=1),
+    "options": put("run", "options", "stride", value=2),
+    "run": put("run", "extra", value=2),
+    "schedule": put("run", "sampler", "schedule", "groups", value=2),
+    "kind of schedule": put("run", "sampler", "schedule", value={"type": "Spiral"}),
+    "step": put("run", "sampler", "step", value={"type": "ConstantStep", "size": 0.1, "unit": 2}),
+    "init": put("init", "spread", value=2),
+    "kind of init": put("init", "kind", value="tropical"),
+}
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_options_are_refused_by_name(stores, tmp_path, name, everywhere):
+    path = edited(stores["chains"], tmp_path / "run.zarr", UNKNOWN[name], everywhere)
+    with pytest.raises(StoreFormatError) as caught:
+        dfac.resume(path, progressbar=False)
+    if everywhere or name not in ("sampler", "model", "schedule", "kind of schedule", "step"):
+        words = {"kind of schedule": "Spiral", "kind of init": "tropical", "step": "unit"}
+        words |= {"sampler": "momentum", "model": "tilt", "options": "stride", "run": "extra"}
+        words |= {"schedule": "groups", "init": "spread"}
+        assert words[name] in str(caught.value)
+        assert "newer version" in str(caught.value)
+
+
+def without(name):
+    def change(values):
+        del values["run"]["options"][name]
+
+    return change
+
+
+IMPOSSIBLE = {
+    "thin": put("run", "options", "thin", value=0),
+    "other thin": put("run", "options", "thin", value=2),
+    "draws": put("run", "options", "draws", value=20),
+    "text": put("run", "options", "draws", value="many"),
+    "flag": put("run", "options", "chains", value=True),
+    "tune": put("run", "options", "tune", value=-6),
+    "more chains": put("run", "options", "chains", value=2),
+    "seed": put("run", "options", "seed", value=-1),
+    "keep": put("run", "options", "keep", value="some"),
+    "dtype": put("run", "options", "dtype", value="int8"),
+    "other dtype": put("run", "options", "dtype", value="float64"),
+    "pace": put("run", "options", "pace", value=0),
+    "missing": without("tune"),
+    "options": put("run", "options", value=[1, 2]),
+    "model": put("run", "model", value=None),
+    "components": put("run", "model", "n_components", value=3),
+    "no components": put("run", "model", "n_components", value="two"),
+    "sampler": put("run", "sampler", value=7),
+    "step": put("run", "sampler", "step", value=[1]),
+    "warm start": put("run", "sampler", "warm_start", value={}),
+    "schedule": put("run", "sampler", "schedule", value={"type": ["Cyclic"]}),
+    "other sampler": put("run", "sampler", value={"type": "PSGRRLD"}),
+    "run": put("run", value=[]),
+    "data": put("data", value=3),
+    "offsets": put("data", "row_offsets", value=[0, 5, 3, 12]),
+    "no offsets": put("data", "row_offsets", value="0"),
+    "init": put("init", value=[]),
+    "starts": put("init", "starts", value="one"),
+    "drawn": put("init", "drawn", value=[1]),
+}
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_documents_are_refused(stores, tmp_path, name, everywhere):
+    if everywhere and name in ("options", "run"):
+        pytest.skip("there is nothing to repeat")
+    path = edited(stores["chains"], tmp_path / "run.zarr", IMPOSSIBLE[name], everywhere)
+    with pytest.raises(StoreFormatError):
+        dfac.resume(path, progressbar=False)
+
+
+@pytest.mark.parametrize("name", ["run", "data", "model", "sampler", "init", "draws"])
+@pytest.mark.parametrize("value", [3.5, None, "[]", "null", "{", "words"])
+def test_readers_refuse_descriptions_that_are_none(stores, tmp_path, name, value):
+    path = edited(stores["chains"], tmp_path / "run.zarr", lambda values: None)
+    document = json.loads((path / "zarr.json").read_text())
+    document["attributes"][name] = value
+    (path / "zarr.json").write_text(json.dumps(seal(document, INDEX)))
+    for read in (dfac.open_run, dfac.summarize, dfac.predict, partial(dfac.resume, V=V)):
+        refused(StoreFormatError, r"run\.zarr is a damaged run store", read, path)
+
+
+PARTICLES = {
+    "unknown": put("run", "options", "stride", value=2),
+    "method": put("run", "sampler", "stride", value=2),
+    "kernel": put("run", "options", "kernel", "stride", value=2),
+    "number": put("run", "options", "particles", value=4),
+    "none": put("run", "options", "particles", value=0),
+    "flag": put("run", "options", "tangent", value="no"),
+    "components": put("run", "model", "n_components", value=3),
+}
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", PARTICLES)
+def test_documents_of_particles_are_checked(stores, tmp_path, name, everywhere):
+    path = edited(stores["particles"], tmp_path / "run.zarr", PARTICLES[name], everywhere)
+    with pytest.raises(StoreFormatError):
+        dfac.resume(path, progressbar=False)
+
+
+def test_what_nobody_changed_goes_on(stores, tmp_path):
+    def older(values):
+        del values["run"]["options"]["pace"]
+
+    path = edited(stores["chains"], tmp_path / "run.zarr", older)
+    whole = dfac.sample(V, dfac.TweedieNMF(2), SAMPLER, **QUIET, **LENGTHS)
+    found = dfac.resume(path, progressbar=False)
+    xr.testing.assert_equal(found["posterior"].to_dataset(), whole["posterior"].to_dataset())
+    path = edited(stores["particles"], tmp_path / "particles.zarr", lambda values: None)
+    assert dfac.resume(path, progressbar=False)["posterior"].sizes["draw"] == 3
+
+
+def test_readers_of_stored_values_refuse_what_they_do_not_know():
+    plain = {"type": "PSGLD", "transition": "euler", "warmth": 1}
+    with pytest.raises(
+        StoreFormatError, match=f"the stored PSGLD has 'warmth', which .*{NEWER[9:]}"
+    ):
+        algorithm_from_dict(Sampler, plain, "a run was made by a sampler")
+    refused(StoreFormatError, "'tilt', which this version", GaussianHyper.from_dict, {"tilt": 1.0})
+    refused(StoreFormatError, "'W', which this version", Init.from_dict, {"W": 1}, {})
+    refused(StoreFormatError, "must be a dict of options, got 3", RunOptions.from_dict, 3)
+    with pytest.raises(ModelError, match="relation 'rna' has 'tilt', which this version"):
+        dfac.Coupled(2, relations={"rna": {"rows": "a", "columns": "b", "tilt": 1}})
+
+
+@pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.LangevinDynamics(), dfac.SGLD()])
+def test_samplers_make_their_pairs(sampler):
+    pair = sampler.pair()
+    assert {n: getattr(pair, n) for n in sampler.to_dict() if n != "type"} == {
+        n: getattr(sampler, n) for n in sampler.to_dict() if n != "type"
+    }
+
+
+ORDER = {"type": "Reshuffled"}
+PLAIN = {"step": "auto", "preconditioner": "majorizer"}
+RANDOM = PLAIN | {"schedule": ORDER, "warm_start": "auto", "transition": "euler"}
+ENSEMBLE = {"start": "q_transform", "optimizer": "auto", "max_iter": None, "tol": None}
+ACCEPT, STEIN = {"target_accept": 0.8}, {"steps": 1000, "step": "auto"}
+FIRST = [
+    (Sampler, {"type": "Gibbs", "warm_start": "auto"}, {}),
+    (Sampler, {"type": "HMC", "step": "auto", "steps": 10, "warm_start": 3} | ACCEPT, {}),
+    (Sampler, {"type": "LangevinDynamics"} | PLAIN, {"transition": "euler"}),
+    (Sampler, {"type": "PSGLD"} | RANDOM, {}),
+    (Sampler, {"type": "PSGRRLD"} | RANDOM, {}),
+    (Sampler, {"type": "SGHMC", "step": "auto", "friction": 0.05, "schedule": ORDER}, {}),
+    (Sampler, {"type": "SGLD", "subsample": "auto"} | PLAIN, {"transition": "euler"}),
+    (ParticleMethod, {"type": "Ensemble", "transfer_rank": 3} | ENSEMBLE, {}),
+    (ParticleMethod, {"type": "SVGD"} | STEIN, {}),
+    (ParticleMethod, {"type": "SteinDescent"} | STEIN, {}),
+]
+
+
+@pytest.mark.parametrize(("base", "stored", "then"), FIRST, ids=lambda own: str(own)[:40])
+def test_what_the_first_version_wrote_is_known(base, stored, then):
+    """No option was renamed or removed since; what is new does as 0.1.0 did where it is lacking."""
+    found = algorithm_from_dict(base, stored, "it").to_dict()
+    assert {name: found[name] for name in stored | then} == stored | then

@@ -1,10 +1,11 @@
+import json
 from itertools import permutations
 
 import dask
 import numpy as np
 import pytest
 import xarray as xr
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
@@ -15,10 +16,11 @@ from daskfactor.results.compare import (
     pairwise_distances,
     top_entries,
 )
+from daskfactor.results.components import components_of, told_quantity
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import draw_masses
 from tests.fake_particles import fake_particles, random_particles
-from tests.fake_run import fake_run
+from tests.fake_run import COMPONENTS, SHAPE, fake_run
 from tests.refusals import refused
 from tests.results.runs import fill, make_spec
 
@@ -400,3 +402,149 @@ def test_of_a_selection_masses_add_up_again():
 
 def test_draws_are_needed():
     refused(OptionError, "needs its draws", downstream, fake_run(keep="moments"), lambda W, H: 0.0)
+
+
+PLAIN_W = np.eye(6, 3) + np.eye(6, 3, -3) + 0.01
+PLAIN_H = np.eye(3, 5) + 0.01
+
+
+def traced(change=None, draws=10, noise=0.0):
+    """Draws of three plain components, of which some are changed."""
+    rng = np.random.default_rng(0)
+    ws, hs = (np.stack([one] * draws) for one in (PLAIN_W, PLAIN_H * [[3.0], [2.0], [1.0]]))
+    ws, hs = (
+        one * rng.gamma(1 / noise**2, noise**2, one.shape) if noise else one for one in (ws, hs)
+    )
+    if change is not None:
+        change(ws, hs)
+    return fake_particles(ws, hs, np.full(draws, 1 / draws))
+
+
+def test_plain_components_are_always_themselves():
+    found = dfac.component_swaps(traced())
+    assert_allclose(found["matched"], np.eye(3))
+    assert_array_equal(found["none"], 0.0)
+
+
+def test_components_that_are_another_or_nothing_are_counted():
+    def change(ws, hs):
+        # In two of ten draws component 2 is a copy of component 0; in one it is like nothing.
+        ws[:2, :, 2], hs[:2, 2] = ws[:2, :, 0], hs[:2, 0] / 3
+        ws[2, :, 2], hs[2, 2] = [0.01, 0.01, 0.01, 0.01, 0.01, 0.01], [0, 0, 0, 1.0, 1.0]
+
+    found = dfac.component_swaps(traced(change))
+    assert_allclose(found["matched"].sel(component=2), [0.2, 0.0, 0.7])
+    assert_allclose(found["none"], [0.0, 0.0, 0.1])
+    assert_allclose(found["matched"].sum("other") + found["none"], 1.0)
+
+
+def modelled(**options):
+    tree = fake_run(**options)
+    tree.attrs["model"] = json.dumps({"type": "TweedieNMF", "n_components": 3, "beta": 1.0})
+    return tree
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_widths_are_those_of_the_spread(noise):
+    found = dfac.component_swaps(traced(noise=noise, draws=400))
+    # 2 x 1.645 standard deviations; scales are shared out, so that a little less is left.
+    assert_allclose(found["width_w"], 3.29 * noise, rtol=0.3)
+    assert_allclose(found["width_h"], 3.29 * noise, rtol=0.6)
+
+
+def test_coverage_counts_cells_inside_their_intervals():
+    tree = modelled()
+    rows, columns = np.indices((12, 7)).reshape(2, -1)
+    inside = dfac.predict(tree, interval=0.8).load()
+    values = inside["mean"].values.copy()
+    values[:3] = inside["upper"].values[:3] + 1.0
+    found = dfac.held_out_coverage(tree, (rows, columns), values.ravel(), levels=(0.8,))
+    assert float(found["inside"][0]) == 9 / 12
+    assert int(found["cells"]) == 84
+    missed = np.square(values - inside["mean"].values).mean() ** 0.5
+    assert_allclose(found["rmse"], missed)
+
+
+def test_monitored_cells_need_no_draws():
+    tree = modelled(keep="moments")
+    cells = tree["monitor"]["row_index"].values[::-1], tree["monitor"]["column_index"].values[::-1]
+    mean = dfac.monitored(tree)["mean"].values[::-1]
+    found = dfac.held_out_coverage(tree, cells, mean)
+    assert found["inside"].values.tolist() == [1.0] * 4
+    assert float(found["rmse"]) == 0.0
+    with pytest.raises(OptionError, match="did not monitor these cells"):
+        dfac.held_out_coverage(tree, ([3], [3]), [1.0])
+
+
+def test_values_that_are_not_known_are_left_out():
+    tree = modelled()
+    found = dfac.held_out_coverage(tree, ([3, 4], [3, 3]), [5.0, np.nan])
+    assert int(found["cells"]) == 1
+
+
+def test_columns_of_w_have_mean_one_and_rows_of_h_what_a_component_adds():
+    tree = fake_run(keep="moments", chains=1)
+    found = components_of(tree)
+    assert_allclose(found.W.mean.mean(axis=1), 1.0)
+    W, H = (tree["posterior_moments"][f"{name}_mean"].values[0] for name in "WH")
+    assert_allclose(found.W.mean.T @ found.H.mean, W @ H)
+    added = (W[:, :, None] * H).mean(axis=0)
+    assert_allclose(found.H.mean, added[found.labels])
+    assert_allclose(found.weight, np.sort(added.sum(axis=1) / added.sum())[::-1])
+
+
+def test_the_spread_is_scaled_like_the_mean_and_intervals_hold_it():
+    tree = fake_run(keep="moments", chains=1)
+    found, moments = components_of(tree), tree["posterior_moments"].isel(chain=0)
+    own = (moments["H_var"] ** 0.5 / moments["H_mean"]).values[found.labels]
+    assert_allclose(np.sqrt(found.H.variance) / found.H.mean, own)
+    low, high = found.H.interval(1)
+    assert (low > 0).all()
+    assert ((low < found.H.mean[1]) & (found.H.mean[1] < high)).all()
+    few_low, few_high = found.H.interval(1, [4, 2])
+    assert_array_equal([few_low, few_high], [low[[4, 2]], high[[4, 2]]])
+
+
+def test_draws_have_the_names_of_align_with_all_chains_together():
+    tree = fake_run()
+    found, aligned = components_of(tree), dfac.align(tree)
+    assert found.labels == list(range(COMPONENTS))
+    draws = aligned["posterior/W"].transpose("component", "row", ...)
+    mean = draws.values.reshape(COMPONENTS, SHAPE[0], -1).mean(axis=-1)
+    assert_allclose(found.W.mean, mean / mean.mean(axis=1)[:, None])
+    assert_allclose(found.present, aligned["alignment/share"])
+    assert found.chain is None
+    assert components_of(tree, chain=1).chain == 1
+
+
+def test_moments_of_chains_are_never_mixed():
+    tree = fake_run(keep="moments")
+    found = components_of(tree)
+    assert (found.chain, found.present) == (0, None)
+    alone = components_of(tree.isel(chain=[0]))
+    assert_array_equal(found.H.mean, alone.H.mean)
+    refused(OptionError, "from 0 to 1, got 2", components_of, tree, chain=2)
+
+
+def test_a_point_has_no_interval():
+    V = xr.DataArray(np.random.default_rng(0).poisson(3.0, (9, 7)), dims=("gene", "cell"))
+    point = dfac.optimize(
+        V, dfac.TweedieNMF(2), dfac.MultiplicativeUpdates(), random_seed=0, progressbar=False
+    )
+    found = components_of(point)
+    assert found.H.interval(0) is None
+    assert_allclose(found.W.mean.T @ found.H.mean, point["W"] @ point["H"], rtol=1e-5)
+    assert found.W.names[:2] == ["gene 0", "gene 1"]
+    refused(OptionError, "no factors W and H", components_of, point[["W"]])
+
+
+@pytest.mark.parametrize(
+    ("attrs", "expected"),
+    [
+        ({}, "a name"),
+        ({"long_name": "radiance", "units": "W m-2"}, "radiance [W m-2]"),
+        ({"standard_name": "air_pressure", "units": "1"}, "air pressure"),
+    ],
+)
+def test_what_a_quantity_is_called(attrs, expected):
+    assert told_quantity(attrs, "a_name") == expected

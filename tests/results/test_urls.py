@@ -45,6 +45,18 @@ def write(store, start, n, chains=(0, 1)):
         store.write_stats(chain, start, stats(chain, start, n))
 
 
+def put(store, start, n):
+    """Write draws and commit them."""
+    write(store, start, n)
+    store.checkpoint({}, {"draws": start + n})
+
+
+def holds(url, draws):
+    """Check that a run has so many draws, and the right ones."""
+    for chain in (0, 1):
+        assert_array_equal(open_run(url)["posterior"]["W"][chain], factors(chain, 0, draws)[0])
+
+
 def test_a_url_gives_back_the_tree_of_the_same_run_in_memory(url):
     spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
     with RunStore.create(url, spec) as store:
@@ -71,7 +83,7 @@ def test_a_checkpoint_comes_back_bit_for_bit_in_pieces(url, monkeypatch):
     }
 
 
-def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url):
+def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url, tmp_path):
     ids = []
     with RunStore.create(url, make_spec()) as store:
         for start in (0, 4):
@@ -84,18 +96,14 @@ def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url):
     for draws, snapshot in zip((4, 8), ids, strict=True):
         tree = open_run(url, snapshot=snapshot)
         assert_array_equal(tree["posterior"]["W"][1], factors(1, 0, draws)[0])
-    with pytest.raises(OptionError, match=rf"no snapshot 'nine'; its latest .*{ids[1]} \(draws"):
-        open_run(url, snapshot="nine")
+    match = rf"no snapshot 'nine'; its latest .*{ids[1]} \(draws"
+    refused(OptionError, match, open_run, url, snapshot="nine")
+    match = "snapshots are kept of runs in object stores"
+    refused(OptionError, match, open_run, tmp_path / "run.zarr", snapshot="one")
     with RunStore.open(url) as store:
         assert (store.draws, store.committed.draws) == (DRAWS + 5, (8, 8))
-        write(store, 8, 6)
-        store.checkpoint({}, {"draws": 14})
-    assert_array_equal(open_run(url)["posterior"]["W"][0], factors(0, 0, 14)[0])
-
-
-def test_snapshots_are_of_urls_only(tmp_path):
-    with pytest.raises(OptionError, match="snapshots are kept of runs in object stores"):
-        open_run(tmp_path / "run.zarr", snapshot="one")
+        put(store, 8, 6)
+    holds(url, 14)
 
 
 def test_what_is_in_the_way_is_kept_and_a_run_is_replaced_at_once(url):
@@ -125,14 +133,13 @@ def test_a_run_that_fails_removes_none_that_went_on_meanwhile(url):
         close(place)
         patch.undo()
         with RunStore.open(url) as other:
-            write(other, 0, 2)
-            other.checkpoint({}, {"draws": 2})
+            put(other, 0, 2)
 
     store = RunStore.create(url, make_spec())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RepositoryPlace, "close", late)
         store.__exit__(ValueError, ValueError("broken"), None)
-    assert open_run(url)["posterior"].sizes["draw"] == 2
+    holds(url, 2)
 
 
 def test_of_two_runs_that_begin_at_one_url_the_first_commit_wins(url):
@@ -145,21 +152,17 @@ def test_of_two_runs_that_begin_at_one_url_the_first_commit_wins(url):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "write_skeleton", late)
-        with pytest.raises(StoreError, match="is being written by another process"):
-            RunStore.create(url, make_spec())
+        match = "is being written by another process"
+        refused(StoreError, match, RunStore.create, url, make_spec())
     assert open_run(url)["sample_stats"].sizes["chain"] == 1
-
-
-# -- one writer ----------------------------------------------------------------------------
 
 
 def test_one_writer_at_a_time(url):
     with RunStore.create(url, make_spec()) as store:
-        refused(StoreError, "is being written by this process", RunStore.open, url)
-        with pytest.raises(StoreError, match="is being written by this process"):
-            RunStore.create(url, make_spec(), overwrite=True)
-        write(store, 0, 1)
-        store.checkpoint({}, {"draws": 1})
+        match = "is being written by this process"
+        refused(StoreError, match, RunStore.open, url)
+        refused(StoreError, match, RunStore.create, url, make_spec(), overwrite=True)
+        put(store, 0, 1)
     RunStore.open(url).close()
 
 
@@ -172,12 +175,14 @@ def create_and_wait(url, pipe):
 def test_a_writer_that_was_killed_is_followed_at_once_here_and_later_elsewhere(place, monkeypatch):
     process, pipe = start(create_and_wait, place)
     assert pipe.recv() == "open"
-    refused(StoreError, rf"is being written by process {process.pid} on", RunStore.open, place)
+    match = rf"is being written by process {process.pid} on"
+    refused(StoreError, match, RunStore.open, place)
     process.kill()
     process.join()
     other = RunStore.open(place)
     monkeypatch.setattr(repository.socket, "gethostname", lambda: "another")
-    refused(StoreError, r"by process \d+ on .*try again in [56]\d seconds", RunStore.open, place)
+    match = r"by process \d+ on .*try again in [56]\d seconds"
+    refused(StoreError, match, RunStore.open, place)
     monkeypatch.setattr(repository.time, "time", lambda now=time.time: now() + 65)
     RunStore.open(place).close()
     other._place._fenced = True
@@ -193,14 +198,11 @@ def test_a_writer_that_commits_nothing_for_long_is_not_taken_for_dead(place, mon
         while mine._until < until + 1 or time.time() < until:
             time.sleep(0.05)
         monkeypatch.setattr(repository.socket, "gethostname", lambda: "another")
-        with pytest.raises(
-            StoreError, match=rf"is being written by process \d+ on {here}; .* try "
-        ):
-            RunStore.open(place)
+        match = rf"is being written by process \d+ on {here}; .* try "
+        refused(StoreError, match, RunStore.open, place)
         assert mine._session.snapshot_id == tip
-        write(store, 1, 1)
-        store.checkpoint({}, {"draws": 2})
-    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
+        put(store, 1, 1)
+    holds(place, 2)
     with RunStore.open(place) as store:
         assert ask(place, store._place._repository.list_branches_async) == {"main"}
 
@@ -209,18 +211,11 @@ def test_a_writer_that_was_taken_for_dead_stops_and_harms_nobody(place, monkeypa
     with RunStore.create(place, make_spec()) as first:
         monkeypatch.setattr(repository, "_OPEN", set())
         with RunStore.open(place) as second:
-            write(first, 0, 2)
-            with pytest.raises(StoreError, match="taken it over, so that this one stops"):
-                first.checkpoint({}, {"draws": 2})
-            write(second, 0, 1)
-            second.checkpoint({}, {"draws": 1})
+            refused(StoreError, "taken it over, so that this one stops", put, first, 0, 2)
+            put(second, 0, 1)
             first.close()
-            write(second, 1, 1)
-            second.checkpoint({}, {"draws": 2})
-    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 2)[0])
-
-
-# -- an object store that fails ------------------------------------------------------------
+            put(second, 1, 1)
+    holds(place, 2)
 
 
 def test_errors_at_random_and_slowness_change_nothing(s3, place):
@@ -229,12 +224,10 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
     with s3.failing(lambda environ: rng.choice(answers)):
         with RunStore.create(place, spec) as store:
             fill(store, spec, draws=6)
-        tree = open_run(place)["posterior"].to_dataset().load()
+        holds(place, 6)
     with s3.failing(slow(0.02)), RunStore.open(place) as store:
-        write(store, 6, 1)
-        store.checkpoint({}, {"draws": 7})
-    assert_array_equal(tree["W"][0], factors(0, 0, 6)[0])
-    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 7)[0])
+        put(store, 6, 1)
+    holds(place, 7)
 
 
 def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
@@ -245,7 +238,7 @@ def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monk
         store.checkpoint({}, {"draws": 2})
         back.join()
     assert "no answer yet; waiting up to" in caplog.text
-    assert open_run(place)["posterior"].sizes["draw"] == 2
+    holds(place, 2)
 
 
 class Blind(zarr.storage.MemoryStore):
@@ -263,14 +256,14 @@ class Blind(zarr.storage.MemoryStore):
         return await super().exists(key)
 
 
-@pytest.mark.parametrize("refused", [True, False])
-def test_a_document_that_could_not_be_looked_for_is_not_taken_for_none(refused):
+@pytest.mark.parametrize("denied", [True, False])
+def test_a_document_that_could_not_be_looked_for_is_not_taken_for_none(denied):
     store = Blind()
-    store.refused = refused
+    store.refused = denied
     zarr.create_group(store)
     store.sees = False
     view = repository.UrlView("s3://bucket/run", zarr_stores.PatientStore(store, "s3://bucket/run"))
-    if refused:
+    if denied:
         refused(StoreError, "the credentials are refused", view.exists)
     else:
         assert view.exists()
@@ -290,24 +283,21 @@ def test_a_store_that_keeps_refusing_stops_the_run_with_one_sentence(
 ):
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
     with RunStore.create(place, make_spec()) as store:
-        write(store, 0, 2)
-        store.checkpoint({}, {"draws": 2})
-        write(store, 2, 2)
-        with s3.failing(lambda environ: fault), pytest.raises(StoreError, match=says) as caught:
-            store.checkpoint({}, {"draws": 4})
-        told = str(caught.value)
-        assert "the last checkpoint is safe (draws per chain: 2, 2)" in told
-        assert "resume the run" in told
-        assert not any(secret in told + caplog.text for secret in SECRETS.values())
-        assert caught.value.__suppress_context__
+        put(store, 0, 2)
         with s3.failing(lambda environ: fault):
+            with pytest.raises(StoreError, match=says) as caught:
+                put(store, 2, 2)
+            told = str(caught.value)
+            assert "the last checkpoint is safe (draws per chain: 2, 2)" in told
+            assert "resume the run" in told
+            assert not any(secret in told + caplog.text for secret in SECRETS.values())
+            assert caught.value.__suppress_context__
             store.close()
             refused(StoreError, says, open_run, place)
-    assert open_run(place)["posterior"].sizes["draw"] == 2
+    holds(place, 2)
     with RunStore.open(place) as store:
-        write(store, 2, 1)
-        store.checkpoint({}, {"draws": 3})
-    assert_array_equal(open_run(place)["posterior"]["W"][1], factors(1, 0, 3)[0])
+        put(store, 2, 1)
+    holds(place, 3)
 
 
 def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
@@ -323,21 +313,26 @@ def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
         return None
 
     with RunStore.create(place, make_spec()) as store:
-        write(store, 0, 2)
         with s3.failing(fault):
-            store.checkpoint({}, {"draws": 2})
-        write(store, 2, 2)
-        store.checkpoint({}, {"draws": 4})
+            put(store, 0, 2)
+        put(store, 2, 2)
     assert lost
-    assert_array_equal(open_run(place)["posterior"]["W"][0], factors(0, 0, 4)[0])
+    holds(place, 4)
 
 
-def test_a_missing_bucket_and_missing_icechunk_are_said(s3, place, monkeypatch):
-    for opener in (open_run, lambda url: RunStore.create(url, make_spec())):
-        with pytest.raises(StoreError, match="there is no such bucket; create it or check the URL"):
-            opener("s3://nowhere/run")
+def test_what_is_missing_is_said_at_once(place, monkeypatch):
+    def create(url):
+        RunStore.create(url, make_spec())
+
+    for opener in (open_run, create):
+        match = "there is no such bucket; create it or check the URL"
+        refused(StoreError, match, opener, "s3://nowhere/run")
+    with monkeypatch.context() as patch:
+        for name in SECRETS:
+            patch.delenv(name)
+        refused(StoreError, "no credentials in the environment; set them", open_run, place)
     monkeypatch.setitem(sys.modules, "icechunk", None)
-    for opener in (open_run, RunStore.open, lambda url: RunStore.create(url, make_spec())):
+    for opener in (open_run, RunStore.open, create):
         refused(StoreError, r"pip install 'daskfactor\[cloud\]'", opener, place)
 
 
@@ -365,20 +360,18 @@ def test_urls_of_other_clouds_name_a_storage(monkeypatch):
         assert "run" in repr(icechunk_storage(url))
 
 
-def test_nothing_secret_is_stored_or_pickled(s3, place):
+def test_nothing_secret_is_told_stored_or_pickled(s3, place, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=hush/hush")
+    why = urls.trouble_of(RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush"))
+    assert (why.what, why.lasting) == ("it says: no such key ***", False)
     spec = make_spec()
     with RunStore.create(place, spec) as store:
         fill(store, spec)
         sent = pickle.dumps(store.checkpoints.writer())
-    tree = open_run(place)
-    sent += pickle.dumps(tree["posterior"]["W"].data)
+    sent += pickle.dumps(open_run(place)["posterior"]["W"].data)
     stored = b"".join(name.encode() + own for name, own in s3.objects(place).items())
     assert len(stored) > 10_000
-    for secret in SECRETS.values():
-        assert secret.encode() not in stored + sent
-
-
-# -- writers elsewhere ---------------------------------------------------------------------
+    assert not any(secret.encode() in stored + sent for secret in SECRETS.values())
 
 
 def write_half(part, chain):
@@ -401,12 +394,10 @@ def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kin
         assert open_run(where)["posterior"].sizes["draw"] == 0
         store.checkpoints.take(parts)
         store.checkpoint({"a": np.arange(3)}, {"draws": 4})
-        write(store, 4, 2)
-        store.checkpoint({}, {"draws": 6})
-    tree = open_run(where)
-    for chain in (0, 1):
-        assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 6)[0])
-        assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 6)["lp"])
+        put(store, 4, 2)
+    holds(where, 6)
+    for chain, lp in enumerate(open_run(where)["sample_stats"]["lp"]):
+        assert_array_equal(lp, stats(chain, 0, 6)["lp"])
 
 
 def test_memory_has_no_writers_elsewhere():
@@ -415,9 +406,6 @@ def test_memory_has_no_writers_elsewhere():
         pytest.raises(StoreError, match="memory of this process"),
     ):
         store.checkpoints.writer()
-
-
-# -- when ----------------------------------------------------------------------------------
 
 
 class Clock:
@@ -450,28 +438,12 @@ def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch
             store.checkpoint({}, {"draws": 0})
 
 
-def test_what_a_store_says_is_told_without_secrets(monkeypatch):
-    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=hush/hush")
-    why = urls.trouble_of(RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush"))
-    assert why.what == "it says: no such key ***"
-    assert not why.lasting
-
-
-def test_missing_credentials_are_said_at_once(place, monkeypatch):
-    for name in SECRETS:
-        monkeypatch.delenv(name)
-    refused(StoreError, "no credentials in the environment; set them", open_run, place)
-
-
 def test_a_checkpoint_sends_what_there_is(s3, place):
     with RunStore.create(place, make_spec()) as store:
         before = sum(map(len, s3.objects(place).values()))
         store.checkpoint({"a": np.arange(1000.0)}, {"draws": 0})
         sent = sum(map(len, s3.objects(place).values())) - before
     assert 8000 < sent < 30_000
-
-
-# -- commits that expire --------------------------------------------------------------------
 
 
 def commit_draws(store, start, stop):
