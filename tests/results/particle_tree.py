@@ -95,3 +95,18 @@ def particle_store(path, W=None, H=None, *, silf=True, **more):
     with RunStore.create(path, particle_spec(W, H, silf=silf)) as store:
         fill_particles(store, W, H, silf=silf, **more)
     return open_run(path)
+
+
+def modes(seed=0, count=12, noise=0.02, silf=True):
+    """Particles of one mode, their components in any order."""
+    rng = np.random.default_rng(seed)
+    base_w, base_h = np.eye(3).repeat(4, axis=0) + 0.05, np.eye(3).repeat(3, axis=1) + 0.05
+    W = base_w * np.exp(noise * rng.normal(size=(count, 12, 3)))
+    H = base_h * np.exp(noise * rng.normal(size=(count, 3, 9)))
+    orders = np.array([rng.permutation(3) for _ in range(count)])
+    W = np.take_along_axis(W, orders[:, None], axis=2)
+    H = np.take_along_axis(H, orders[:, :, None], axis=1)
+    if silf:
+        total = W.sum(axis=1)
+        W, H = W / total[:, None], H * total[:, :, None]
+    return W, H, orders

@@ -2,10 +2,9 @@ import warnings
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
 from scipy import stats
 
-from daskfactor.results.diagnose import convergence, effective_size, split_chains, trend
+from daskfactor.results.diagnose import convergence, trend
 from daskfactor.results.ranks import band, uniformity
 
 with warnings.catch_warnings():
@@ -52,14 +51,6 @@ def test_same_as_arviz(name):
         assert found.rhat == pytest.approx(float(arviz.rhat(data)["x"].values[0]), rel=1e-9)
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.5, 0.9, -0.4])
-def test_effective_size_of_a_known_process(coefficient):
-    """An AR(1) process has tau = (1 + a) / (1 - a)."""
-    draws = autoregressive(coefficient, 8, 20_000, 11)
-    expected = draws.size * (1 - coefficient) / (1 + coefficient)
-    assert effective_size(draws) == pytest.approx(expected, rel=0.06)
-
-
 def test_one_chain_that_drifts_is_seen():
     still = autoregressive(0.2, 1, 400, 12)
     assert convergence(still).rhat < 1.02
@@ -72,11 +63,6 @@ def test_what_cannot_be_said_is_nan():
     holed = autoregressive(0.0, 2, 50, 13)
     holed[1, 4] = np.nan
     assert np.isnan(convergence(holed)).all()
-
-
-def test_split_leaves_the_middle_out():
-    halves = split_chains(np.arange(10.0).reshape(2, 5))
-    assert_array_equal(halves, [[0, 1], [5, 6], [3, 4], [8, 9]])
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.9, 0.99, 0.999])

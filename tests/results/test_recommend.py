@@ -14,7 +14,6 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.data.storage import ArrayFile
 from daskfactor.errors import DataError, OptionError
-from daskfactor.kernels import ranking as kernels
 from daskfactor.results import ranking
 from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
@@ -30,22 +29,17 @@ ITEMS = [f"film {j}" for j in range(J)]
 
 def made(signed=False, weights=None, dtype="f4"):
     """A trace whose draws are about their means, or have weights as particles do."""
-    rng = np.random.default_rng(5)
-    W, H = rng.gamma(1, 1, (I, K)), rng.gamma(1, 1, (J, K))
-    if signed:
-        W, H = W - 1, H - 1
-    shape = CHAINS, DRAWS
-    W, H = (
-        (
-            F + 0.4 * F * rng.standard_normal((*shape, *F.shape))
-            if signed
-            else F * rng.gamma(4, 0.25, (*shape, *F.shape))
-        ).astype(dtype)
-        for F in (W, H)
-    )
-    tree = drawn_tree(W, H.transpose(0, 1, 3, 2), ("user", "item"), component=range(K), item=ITEMS)
+    rng, dims = np.random.default_rng(5), ("chain", "draw")
+    W, H = rng.gamma(1, 1, (I, K)) - signed, rng.gamma(1, 1, (J, K)) - signed
+
+    def spread(F):
+        shape = CHAINS, DRAWS, *F.shape
+        by = 1 + 0.4 * rng.standard_normal(shape) if signed else rng.gamma(4, 0.25, shape)
+        return (F * by).astype(dtype)
+
+    W, H = spread(W), spread(H).transpose(0, 1, 3, 2)
+    tree = drawn_tree(W, H, ("user", "item"), component=range(K), item=ITEMS)
     if weights is not None:
-        dims = ("chain", "draw")
         at = {name: tree["posterior"][name] for name in dims}
         tree["sample_stats"] = xr.DataTree(xr.Dataset({"weight": (dims, weights)}, at))
     tree.attrs = {"model": json.dumps(dfac.GaussianMF(K).to_dict()), "dispersion": 1.0}
@@ -114,25 +108,16 @@ def searched():
     rng = np.random.default_rng(3)
     W, H = rng.gamma(1, 1, (2, 12, 70, 2)).astype("f4")
     H[:, 11] = H[:, 4]  # equal scores: the first one is better
+    weights, levels = np.full(12, 1 / 12), (0.05, 0.95)
+    none = np.zeros(71, np.int64), np.zeros(0, np.int64)
 
     def search(step, budget, sizes):
         file = ArrayFile(budget=budget)
         stacks = [stack_of(F.transpose(1, 0, 2), file, step) for F in (W, H)]
-        weights = np.full(12, 1 / 12)
-        none = np.zeros(71, np.int64), np.zeros(0, np.int64)
-        asked = Search(
-            score_of("mean", (0.05, 0.95), weights, True),
-            5,
-            (0.05, 0.95),
-            weights,
-            *none,
-            2,
-            lambda done: None,
-            sizes,
-            sizes,
-        )
+        score = score_of("mean", levels, weights, True)
+        given = score, 5, levels, weights, *none, 2, lambda done: None, sizes, sizes
         with closing(file):
-            return asked.run(stacks[0], stacks[1], file)
+            return Search(*given).run(stacks[0], stacks[1], file)
 
     return search
 
@@ -155,17 +140,16 @@ def test_blocks_do_not_matter(searched, monkeypatch):
 @pytest.mark.parametrize("by", ["mean", "lower", "upper"])
 @pytest.mark.parametrize("signed", [False, True])
 def test_no_score_is_above_its_bound(by, signed):
-    trace = made(signed)
-    W, H = (trace["posterior"][name].values for name in ("W", "H"))
-    flat = (F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2) for F in (W, H.transpose(0, 1, 3, 2)))
-    sides = [stack_of(F, ArrayFile(budget=2**30)) for F in flat]
-    weights = np.full(CHAINS * DRAWS, 1 / (CHAINS * DRAWS))
+    trace, n = made(signed), CHAINS * DRAWS
+    W, H = trace["posterior"]["W"].values, trace["posterior"]["H"].values.transpose(0, 1, 3, 2)
+    flat = (F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2) for F in (W, H))
+    sides = tuple(stack_of(F, ArrayFile(budget=2**30)) for F in flat)
+    weights = np.full(n, 1 / n)
     score = score_of(by, (0.05, 0.95), weights, not signed)
-    P = np.linalg.qr(np.random.default_rng(0).standard_normal((K * CHAINS * DRAWS, 4)))[0]
-    for directions in (ranking.basis((sides[0], sides[1]), np.sqrt(weights)), P):
-        row, column = (
-            ranking.shortened(side, directions, weights, score.sd_factor > 0) for side in sides
-        )
+    P = np.linalg.qr(np.random.default_rng(0).standard_normal((K * n, 4)))[0]
+    for directions in (ranking.basis(sides, np.sqrt(weights)), P):
+        given = directions, weights, score.sd_factor > 0
+        row, column = (ranking.shortened(side, *given) for side in sides)
         of_rows, of_columns = ranking.bounding(row, column, score)
         assert (of_rows @ of_columns.T >= brute(trace, by)).all()
 
@@ -178,22 +162,6 @@ def test_quantiles_are_bounded_by_means_and_spreads_of_any_draws():
         for score in (lower, upper):
             bound = score.mean_factor * mu.mean() + score.sd_factor * mu.std()
             assert np.quantile(mu, score.level) <= bound + 1e-12
-
-
-def test_quantiles_are_those_of_predictions():
-    rng = np.random.default_rng(2)
-    for count, level in itertools.product((1, 2, 9, 40), (0.01, 0.05, 0.5, 0.95)):
-        mu, order = rng.standard_normal(count), np.empty(count, np.int64)
-        w = rng.gamma(0.4, 1, count)
-        w /= w.sum()
-        equal = np.full(count, 1 / count)
-        own = kernels.quantile_of(mu.copy(), equal, level, True, order)
-        assert own == pytest.approx(np.quantile(mu, level), rel=1e-12)
-        for masses_, wanted in ((equal, np.quantile(mu, level)), (w, None)):
-            if wanted is None:
-                wanted = weighted_quantiles(mu[:, None], w, (level,))[0, 0]
-            found = kernels.quantile_of(mu.copy(), masses_, level, False, order)
-            assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
 SEEN = random_array((I, J), density=0.3, rng=np.random.default_rng(1), format="csr")
@@ -246,16 +214,15 @@ def test_a_row_with_few_columns_left():
 def test_points_new_rows_and_stores(tmp_path):
     V = np.random.default_rng(0).poisson(3, (20, 15)).astype("f4")
     V[np.random.default_rng(1).random(V.shape) < 0.3] = np.nan
-    run = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
-    store = str(tmp_path / "run.zarr")
-    trace = dfac.sample(V, dfac.GaussianMF(2), store=store, **run)
+    quiet, store = {"random_seed": 0, "progressbar": False}, str(tmp_path / "run.zarr")
+    trace = dfac.sample(V, dfac.GaussianMF(2), store=store, draws=4, tune=4, **quiet)
     score = brute(trace, "mean")
     assert_array_equal(dfac.recommend(store, n=3)["position"], best_of(score, 3))
     score[~np.isnan(V)] = -np.inf
     unseen = dfac.recommend(store, 4, 3, exclude="seen")
     assert_array_equal(unseen["position"], best_of(score[4:5], 3))
 
-    point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
+    point = dfac.optimize(V, dfac.TweedieNMF(2), **quiet)
     found = dfac.recommend(point, n=3)
     mean = (point["W"] @ point["H"]).values.astype("f8")
     assert_allclose(found["mean"], -np.sort(-mean)[:, :3], rtol=1e-6)
@@ -266,10 +233,9 @@ def test_points_new_rows_and_stores(tmp_path):
     mu = new.values.astype("f8") @ trace["posterior"]["H"].values[:, [1, 3]].astype("f8")
     assert_array_equal(found["position"], best_of(mu.mean(axis=(0, 1)), 3))
     assert found["row"].values.tolist() == ["x", "y"]
-    drawn = dfac.transform(point, V[:2], draws=3, random_seed=0, progressbar=False)
-    found = dfac.recommend(point, drawn, 2)
+    drawn = dfac.transform(point, V[:2], draws=3, **quiet)
     mean = drawn.mean(("chain", "draw")).values @ point["H"].values
-    assert_array_equal(found["position"], best_of(mean, 2))
+    assert_array_equal(dfac.recommend(point, drawn, 2)["position"], best_of(mean, 2))
 
 
 @pytest.mark.parametrize(
@@ -289,31 +255,25 @@ def test_bad_options(options, message):
     refused((OptionError, DataError), message, dfac.recommend, made(), **options)
 
 
-def test_labels_that_have_nothing_in_common_are_refused():
-    table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
-    with pytest.raises(DataError, match=r"none of the columns of exclude .* it has 'a', ..., the"):
-        dfac.recommend(made(), exclude=dfac.as_blocks(table, table=True, unstored="missing"))
-
-
 def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():
-    rng = np.random.default_rng(4)
     coords = {"lat": [10, 20, 30, 40], "lon": [1.0, 2.0, 3.0]}
-    maps = xr.DataArray(rng.normal(size=(6, 4, 3)), coords, ("time", "lat", "lon"))
+    values = np.random.default_rng(4).normal(size=(6, 4, 3))
+    maps = xr.DataArray(values, coords, ("time", "lat", "lon"))
     options = {"draws": 3, "tune": 3, "random_seed": 0, "progressbar": False}
     seen = maps.where((maps["lat"] == 10) & (maps["lon"] == 1.0))
     stacked = seen.stack(place=("lat", "lon"))
-    names = {"model": dfac.GaussianMF(2), **options}
-    for trace in (
-        dfac.sample(maps, rows="time", **names),
-        dfac.sample(maps.stack(place=("lat", "lon")), **names),
-    ):
+    other = stacked.reset_index("place").assign_coords(place=range(12))
+    for data, rows in ((maps, "time"), (maps.stack(place=("lat", "lon")), None)):
+        trace = dfac.sample(data, dfac.GaussianMF(2), rows=rows, **options)
         for exclude in (stacked, stacked[:, ::-1], seen.stack(place=("lon", "lat"))):
             found = dfac.recommend(trace, n=12, exclude=exclude)["position"].values
             assert 0 not in found
             assert 11 in found
             one = dfac.recommend(trace, rows=[2], columns=[0, 11], n=2, exclude=exclude)
             assert_array_equal(one["position"].values, [[11, -1]])
-        with pytest.raises(DataError, match="none of the columns of exclude"):
-            dfac.recommend(
-                trace, exclude=stacked.reset_index("place").assign_coords(place=range(12))
-            )
+        match = "none of the columns of exclude"
+        refused(DataError, match, dfac.recommend, trace, exclude=other)
+    table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
+    table = dfac.as_blocks(table, table=True, unstored="missing")
+    match = r"none of the columns of exclude .* it has 'a', ..., the"
+    refused(DataError, match, dfac.recommend, made(), exclude=table)

@@ -388,11 +388,11 @@ def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where)
     RunStore.create(path, make_spec()).close()
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
-    def refused(*args, **options):
+    def fail(*args, **options):
         raise OSError(number, os.strerror(number), "lock")
 
     with monkeypatch.context() as patch:
-        patch.setattr(where, refused)
+        patch.setattr(where, fail)
         why = os.strerror(number)
         refused(StoreError, rf"run\.zarr cannot be written: {why}; mend this", RunStore.open, path)
         cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"

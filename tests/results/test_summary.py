@@ -13,9 +13,15 @@ from daskfactor.results.diagnose import addressed_cells, factor_series
 from daskfactor.results.store import RunStore
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
-from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_store, particle_tree
+from tests.results.particle_tree import (
+    WEIGHTS,
+    M,
+    modes,
+    particle_factors,
+    particle_store,
+    particle_tree,
+)
 from tests.results.runs import ATTRS, fill, make_spec, memory_tree
-from tests.results.test_weights import modes
 
 
 def run(chains=2, draws=500, lp=None, move=None, swap=False, seed=0):
