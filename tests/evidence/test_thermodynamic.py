@@ -21,6 +21,7 @@ from daskfactor.evidence.thermodynamic import (
     unseen,
     weights,
 )
+from daskfactor.executors import SerialExecutor
 from daskfactor.inference.point import chosen_dispersion
 from tests.refusals import refused
 
@@ -35,32 +36,34 @@ def evidence(V=X, model=MODEL, method=SHORT, **options):
 
 
 def test_same_seed_same_bits_on_every_executor_and_grid():
-    serial = evidence()
-    lanes = evidence(executor="lanes", blocks=2)
+    serial, lanes = evidence(), evidence(executor="lanes", blocks=2)
     assert serial.value == lanes.value
     assert serial.standard_error == lanes.standard_error
     assert evidence(random_seed=2).value != serial.value
-    stored = evidence(sparse.csr_array(X), unstored="zero")
-    assert stored.value == pytest.approx(serial.value, abs=1e-9)
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0])
-def test_zeros_that_are_not_stored_are_observed(beta):
+@pytest.mark.parametrize("unstored", ["zero", "missing"])
+def test_entries_that_are_not_stored_are_zero_or_missing(beta, unstored):
     model = dfac.TweedieNMF(2, beta=beta, dispersion=1.0)
-    stored = evidence(sparse.csr_array(X), model, unstored="zero")
-    assert stored.value == pytest.approx(evidence(X, model).value, abs=1e-9)
+    stored = evidence(sparse.csr_array(X), model, unstored=unstored).value
+    seen = X if unstored == "zero" else np.where(X == 0, np.nan, X)
+    assert stored == pytest.approx(evidence(seen, model).value, abs=1e-9)
+    assert (abs(stored - evidence(X, model).value) > 1) == (unstored == "missing")
 
 
-def test_priors_that_underflow_are_survived():
-    model = dfac.TweedieNMF(1, shape_w=0.01, shape_h=0.01)
-    assert np.isfinite(evidence(model=model).value)
-
-
-def test_unstored_missing_is_not_zero():
-    seen = np.where(X == 0, np.nan, X)
-    as_missing = evidence(sparse.csr_array(X), unstored="missing")
-    assert as_missing.value == pytest.approx(evidence(seen).value, abs=1e-9)
-    assert abs(as_missing.value - evidence().value) > 1
+@pytest.mark.parametrize(
+    ("V", "model", "draws"),
+    [
+        (X, dfac.TweedieNMF(1, shape_w=0.01, shape_h=0.01), 200),  # priors that underflow
+        (X, dfac.TweedieNMF(2, fixed_w=np.array([[1.0], [2.0], [0.5]])), 200),
+        *((X + 1, dfac.TweedieNMF(1, beta=own, dispersion=0.5), 800) for own in (2.0, 0.5, 0.0)),
+    ],
+    ids=["underflow", "frozen", "2", "0.5", "0"],
+)
+def test_frozen_components_and_all_laws(V, model, draws):
+    method = dfac.ThermodynamicIntegration(temperatures=4, draws=draws)
+    assert np.isfinite(evidence(V, model, method).value)
 
 
 def test_trace_tells_how_it_was_made():
@@ -80,25 +83,14 @@ def test_trace_tells_how_it_was_made():
 
 @pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.PSGRRLD(), dfac.BlockHMC(), dfac.SGHMC()])
 def test_samplers_of_the_package_walk_the_ladder(sampler):
-    method = dfac.ThermodynamicIntegration(
-        temperatures=4, draws=200, tune=40, every=4, sampler=sampler
-    )
+    ladder = {"temperatures": 4, "draws": 200, "tune": 40, "every": 4}
+    method = dfac.ThermodynamicIntegration(**ladder, sampler=sampler)
     exact = sampler == dfac.BlockHMC()
     with nullcontext() if exact else pytest.warns(SamplingWarning, match="bias of"):
-        found = evidence(method=method)
-        other = evidence(method=method, executor="lanes")
+        found, other = (evidence(method=method, executor=own) for own in ("serial", "lanes"))
     assert found.trace.attrs["sampler"] == sampler.name
     assert abs(found.value - evidence().value) < 3
     assert other.value == found.value
-
-
-def test_frozen_components_and_all_laws():
-    fixed = dfac.TweedieNMF(2, fixed_w=np.array([[1.0], [2.0], [0.5]]))
-    assert np.isfinite(evidence(model=fixed).value)
-    for beta in (2.0, 0.5, 0.0):
-        model = dfac.TweedieNMF(1, beta=beta, dispersion=0.5)
-        method = dfac.ThermodynamicIntegration(temperatures=4, draws=800)
-        assert np.isfinite(evidence(X + 1, model, method).value)
 
 
 def test_large_problems_are_left_to_the_sampler_that_judges_others():
@@ -109,25 +101,19 @@ def test_large_problems_are_left_to_the_sampler_that_judges_others():
 
 
 def test_dispersion_is_one_for_counts_and_estimated_else():
-    from daskfactor.executors import SerialExecutor
-
     rng = np.random.default_rng(0)
     V = np.outer(rng.gamma(5, 1, 30), rng.gamma(5, 1, 20)) + rng.normal(0, 0.5, (30, 20))
-    model = dfac.TweedieNMF(1, beta=2.0)
-    with dfac.as_blocks(V) as data:
-        assert chosen_dispersion(data, model, 0, SerialExecutor()) == pytest.approx(0.25, rel=0.2)
-    with dfac.as_blocks(X * 100) as data:
-        assert chosen_dispersion(data, dfac.TweedieNMF(1), 0, SerialExecutor()) == 1.0
-
-
-def test_a_chain_that_hardly_moves_is_told_of():
-    short = dfac.ThermodynamicIntegration(temperatures=2, draws=10, tune=0)
-    with pytest.warns(SamplingWarning, match="effective sample size"):
-        evidence(method=short)
+    for values, beta, expected in ((V, 2.0, 0.25), (X * 100, 1.0, 1.0)):
+        with dfac.as_blocks(values) as data:
+            found = chosen_dispersion(data, dfac.TweedieNMF(1, beta=beta), 0, SerialExecutor())
+        assert found == pytest.approx(expected, rel=0.2 * (beta == 2.0))
 
 
 def test_chains_that_have_not_moved_claim_a_large_error():
     """They vary by nothing where the slope of their means says that they should."""
+    short = dfac.ThermodynamicIntegration(temperatures=2, draws=10, tune=0)
+    with pytest.warns(SamplingWarning, match="effective sample size"):
+        evidence(method=short)
     stuck = dfac.ThermodynamicIntegration(8, draws=50, tune=0, sampler=dfac.BlockHMC(step=1e-6))
     with pytest.warns(SamplingWarning, match="sees a small part"):
         found = evidence(method=stuck)
@@ -152,34 +138,41 @@ def test_no_tuning_is_no_tuning(given):
     assert none != said
 
 
+FINITE = [dfac.PSGLD(), dfac.PSGRRLD(), dfac.SGHMC()]
+
+
+def by(**options):
+    return {"method": dfac.ThermodynamicIntegration(**options)}
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("error", "message", "options"),
     [
+        (OptionError, "GaussianAdditive", {"model": dfac.GaussianMF(2)}),
+        (ModelError, "no density", {"model": dfac.TweedieNMF(2, beta=3.0)}),
+        (OptionError, "method must be", {"method": "ti"}),
+        (DataError, "allows no negative data", {"V": -X}),
+        (ModelError, "fixed_w", {"model": dfac.TweedieNMF(2, fixed_w=np.ones((5, 1)))}),
+    ],
+)
+def test_what_has_no_evidence_is_refused(error, message, options):
+    refused(error, message, evidence, **options)
+
+
+def test_samplers_and_options_of_the_ladder_are_checked():
+    for sampler in (dfac.Gibbs(), dfac.HMC()):
+        refused(ModelError, "does not sample powers", evidence, **by(sampler=sampler))
+    positive = {"V": X + 1, "model": dfac.TweedieNMF(2, beta=0.0)}
+    for sampler in FINITE:
+        refused(ModelError, "steps of a finite size", evidence, **positive, **by(sampler=sampler))
+    for options, message in (
         ({"temperatures": 1}, "temperatures must be a whole number of at least 2"),
         ({"power": 1.5}, r"power must be 1 .* or at least 2"),
         ({"draws": 3}, "draws must be"),
         ({"rule": "simpson"}, 'rule must be "'),
         ({"sampler": "psgld"}, "sampler must be None"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    refused(OptionError, message, dfac.ThermodynamicIntegration, **options)
-
-
-def test_what_has_no_evidence_is_refused():
-    refused(OptionError, "GaussianAdditive", evidence, model=dfac.GaussianMF(2))
-    refused(ModelError, "no density", evidence, model=dfac.TweedieNMF(2, beta=3.0))
-    for sampler in (dfac.Gibbs(), dfac.HMC()):
-        with pytest.raises(ModelError, match="does not sample powers"):
-            evidence(method=dfac.ThermodynamicIntegration(sampler=sampler))
-    for sampler in (dfac.PSGLD(), dfac.PSGRRLD(), dfac.SGHMC()):
-        with pytest.raises(ModelError, match="steps of a finite size"):
-            evidence(
-                X + 1, dfac.TweedieNMF(2, beta=0.0), dfac.ThermodynamicIntegration(sampler=sampler)
-            )
-    refused(OptionError, "method must be", evidence, method="ti")
-    refused(DataError, "allows no negative data", evidence, V=-X)
-    refused(ModelError, "fixed_w", evidence, model=dfac.TweedieNMF(2, fixed_w=np.ones((5, 1))))
+    ):
+        refused(OptionError, message, by, **options)
 
 
 NO_DRAWS = np.zeros(1)
@@ -191,15 +184,6 @@ def regular(t, scale):
     return -0.5 / (t + scale), 0.5 / (t + scale) ** 2
 
 
-@pytest.mark.parametrize("rule", ["euler-maclaurin", "variance", "trapezoid"])
-def test_a_constant_is_integrated_and_the_ends_are_there(rule):
-    t = ladder(10, 5)
-    assert t[0] == 0
-    assert t[-1] == 1
-    own = weights(10, 5, rule)
-    assert integral(own, np.ones(11), np.zeros(11)) == pytest.approx(1, abs=2e-3)
-
-
 def test_variance_rule_is_exact_for_cubics():
     t = ladder(7, 3)
     assert integral(weights(7, 3, "variance"), t**3, 3 * t**2) == pytest.approx(0.25)
@@ -209,15 +193,12 @@ def test_variance_rule_is_exact_for_cubics():
 
 def test_a_constant_moves_the_value_alone():
     """So the unit of the data is none of the rule's business."""
-    means, variances = regular(ladder(10, 5), 0.01)
-    own = weights(10, 5, "euler-maclaurin")
-    shifted = integral(own, means - 1e6, variances)
-    assert shifted + 1e6 == pytest.approx(integral(own, means, variances), abs=1e-8)
-    errors = [
-        discretization_error(10, 5, "euler-maclaurin", moved, variances, moved[:1])
-        for moved in (means, means - 1e6)
-    ]
-    assert errors[0] == pytest.approx(errors[1], abs=1e-8)
+    (means, variances), rule = regular(ladder(10, 5), 0.01), (10, 5, "euler-maclaurin")
+    both = (means, means - 1e6)
+    one, other = (integral(weights(*rule), own, variances) for own in both)
+    assert other + 1e6 == pytest.approx(one, abs=1e-8)
+    one, other = (discretization_error(*rule, own, variances, own[:1]) for own in both)
+    assert one == pytest.approx(other, abs=1e-8)
 
 
 @pytest.mark.parametrize("power", [1, 2, 3, 5])
@@ -273,21 +254,19 @@ def test_differences_of_both_signs_do_not_hide_an_error(power, rule):
 
 def test_a_first_interval_that_holds_the_whole_change_is_seen():
     """The prior is left behind at 10⁻⁶, the first temperature is 8 10⁻⁴: 22 nats are missed."""
-    means, variances = regular(ladder(6, 4), 1e-6)
-    exact = -0.5 * np.log1p(1e6)
-    miss = integral(weights(6, 4, "euler-maclaurin"), means, variances) - exact
-    reported = discretization_error(6, 4, "euler-maclaurin", means, variances, NO_DRAWS)
+    moments, rule = regular(ladder(6, 4), 1e-6), (6, 4, "euler-maclaurin")
+    miss = integral(weights(*rule), *moments) + 0.5 * np.log1p(1e6)
+    reported = discretization_error(*rule, *moments, NO_DRAWS)
     assert reported == pytest.approx(abs(miss), rel=0.1)
 
 
 def test_priors_without_a_mean_log_likelihood_are_survived():
-    means, variances = regular(ladder(10, 5), 0.01)
+    (means, variances), rule = regular(ladder(10, 5), 0.01), (10, 5, "euler-maclaurin")
     means[0], variances[0] = -np.inf, np.inf
-    assert np.isfinite(integral(weights(10, 5, "euler-maclaurin"), means, variances))
+    assert np.isfinite(integral(weights(*rule), means, variances))
     draws = np.append(-np.inf, np.zeros(9))
     for prior in (draws, np.append(draws, -1e3)):
-        error = discretization_error(10, 5, "euler-maclaurin", means, variances, prior)
-        assert np.isfinite(error)
+        assert np.isfinite(discretization_error(*rule, means, variances, prior))
 
 
 def autoregressive(rng, rho, size):
