@@ -1,6 +1,7 @@
 """Figures of components: what each dimension is shown as, names, units, no overlap."""
 
 import inspect
+import itertools
 
 import matplotlib as mpl
 import numpy as np
@@ -32,25 +33,21 @@ PIXELS = {"pixel_row": ("row", NUMBERS // 3), "pixel_column": ("row", NUMBERS % 
 
 def labelled(coords, drop=(), **options):
     """A run with coordinates of its own."""
-    tree = fake_run(**options)
+
+    def dim_of(one):
+        return (one.dims if isinstance(one, xr.Variable) else one[:1])[0]
 
     def change(group):
-        fits = {
-            name: one
-            for name, one in coords.items()
-            if (one.dims if isinstance(one, xr.Variable) else one[:1])[0] in group.dims
-        }
-        return group.drop_vars([d for d in drop if d in group.coords]).assign_coords(fits)
+        fits = {name: one for name, one in coords.items() if dim_of(one) in group.dims}
+        return group.drop_vars(drop, errors="ignore").assign_coords(fits)
 
-    return tree.map_over_datasets(change)
+    return fake_run(**options).map_over_datasets(change)
 
 
 def point(rows, labels=None, smooth=False):
     W = np.random.default_rng(0).gamma(1.0, size=(rows, 2))
-    if smooth:
-        W = np.cumsum(W, axis=0)
+    W, H = np.cumsum(W, axis=0) if smooth else W, np.ones((2, 4)) + np.eye(2, 4)
     coords = {} if labels is None else {"gene": labels}
-    H = np.ones((2, 4)) + np.eye(2, 4)
     return xr.Dataset({"W": (("gene", "component"), W), "H": (("component", "day"), H)}, coords)
 
 
@@ -86,6 +83,7 @@ def test_labels_say_how_a_dimension_is_shown(coords, drop, expected):
         (point(200, [f"g{i}" for i in range(200)], smooth=True), "names"),
         (point(20), "bars"),
     ],
+    ids=["many", "smooth", "numbers", "labels", "few"],
 )
 def test_many_entries_are_a_list_unless_neighbours_are_alike(data, expected):
     assert kinds(data) == (expected, "bars")
@@ -94,34 +92,30 @@ def test_many_entries_are_a_list_unless_neighbours_are_alike(data, expected):
 
 def test_a_kind_can_be_asked_for():
     assert kinds(point(200), show={"gene": "curve"}) == ("curve", "bars")
-    with pytest.raises(OptionError, match="one of picture, map, time"):
-        plots.components(point(20), show={"gene": "pie"})
-    refused(OptionError, "gene is no picture", plots.components, point(20), show={"gene": "map"})
-    with pytest.raises(OptionError, match=r"show names \['genes'\]; the dimensions are 'gene'"):
-        plots.components(point(20), show={"genes": "names"})
-
-
-def test_either_side_may_be_pictures():
-    tree = fake_run()
-    assert kinds(tree, image_shape=(4, 3)) == ("picture", "bars")
-    assert kinds(tree, image_shape=(7, 1)) == ("bars", "picture")
-    with pytest.raises(OptionError, match="20 pixels, the factor W has 12 rows and H 7 columns"):
-        plots.components(tree, (4, 5))
+    assert kinds(fake_run(), image_shape=(4, 3)) == ("picture", "bars")
+    assert kinds(fake_run(), image_shape=(7, 1)) == ("bars", "picture")
+    for show, match in (
+        ({"gene": "pie"}, "one of picture, map, time"),
+        ({"gene": "map"}, "gene is no picture"),
+        ({"genes": "names"}, r"show names \['genes'\]; the dimensions are 'gene'"),
+    ):
+        refused(OptionError, match, plots.components, point(20), show=show)
+    match = "20 pixels, the factor W has 12 rows and H 7 columns"
+    refused(OptionError, match, plots.components, fake_run(), (4, 5))
 
 
 def test_a_map_has_north_at_the_top_and_its_names_beside_it():
     tree = labelled(MAP, ["row"])
     found = components_of(tree)
-    grid = side_of(found.W).grid
+    grid, values = side_of(found.W).grid, found.W.mean[0]
     assert grid.names == ("lat [degrees_north]", "lon [degrees_east]")
-    values = found.W.mean[0]
     at = np.argwhere(grid.picture(values) == values[0])[0]
     assert (grid.sides[0][at[0]], grid.sides[1][at[1]]) == (50.5, 10.5)
-    figure = plots.maps(tree)
-    labels = {ax.get_ylabel() for ax in figure.axes} | {ax.get_xlabel() for ax in figure.axes}
-    assert set(grid.names) <= labels
-    first = figure.axes[0]
-    assert first.get_ylim()[0] < first.get_ylim()[1]
+    axes = plots.maps(tree).axes
+    assert set(grid.names) <= {ax.get_ylabel() for ax in axes} | {ax.get_xlabel() for ax in axes}
+    assert axes[0].get_ylim()[0] < axes[0].get_ylim()[1]
+    some = labelled(MAP, ["row"]).isel(row=[0, 1, 3, 4, 5, 8, 11])  # others stay empty
+    assert np.isnan(side_of(components_of(some).W).grid.picture(np.ones(7))).sum() == 5
 
 
 def test_stacked_dimensions_are_maps():
@@ -140,12 +134,6 @@ def test_stacked_dimensions_are_maps():
     assert np.argwhere(np.isnan(picture)).tolist() == [[1, 2]]
     assert len([ax for ax in plots.maps(trace).axes if ax.collections]) == 4
     assert "lat 60, lon 1" in dfac.report(trace).html
-
-
-def test_cells_that_were_left_out_stay_empty():
-    tree = labelled(MAP, ["row"]).isel(row=[0, 1, 3, 4, 5, 8, 11])
-    picture = side_of(components_of(tree).W).grid.picture(np.ones(7))
-    assert np.isnan(picture).sum() == 5
 
 
 def test_components_name_what_they_show():
@@ -184,8 +172,7 @@ def test_the_largest_entries_come_first_with_their_names():
 def overlapping(figure):
     """Pairs of texts of a figure that cover each other."""
     figure.draw_without_rendering()
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    texts = []
+    renderer, texts = FigureCanvasAgg(figure).get_renderer(), []
     for ax in figure.axes:
         texts += [ax._left_title, ax.xaxis.label, *ax.texts]
         for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
@@ -193,16 +180,12 @@ def overlapping(figure):
             shown = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
             texts += [tick.label1 for tick in shown]
     boxes = [
-        (text.get_text(), text.get_window_extent(renderer))
+        (text.get_text(), text.get_window_extent(renderer).shrunk(0.8, 0.8))
         for text in texts
         if text.get_text() and text.get_visible()
     ]
-    return [
-        (one, other)
-        for at, (one, box) in enumerate(boxes)
-        for other, beside in boxes[at + 1 :]
-        if one != other and box.shrunk(0.8, 0.8).overlaps(beside.shrunk(0.8, 0.8))
-    ]
+    pairs = itertools.combinations(boxes, 2)
+    return [(a, b) for (a, box), (b, beside) in pairs if a != b and box.overlaps(beside)]
 
 
 @pytest.mark.parametrize("count", [2, 9])
@@ -211,9 +194,6 @@ def test_long_labels_touch_nothing(count):
     assert overlapping(plots.top_entries(point(300, names), count=count)) == []
     assert overlapping(plots.components(point(300, names), count=count)) == []
     assert overlapping(plots.components(point(25, names[:25]), count=count)) == []
-
-
-def test_the_end_of_a_long_label_is_kept():
     one, other = (short_label(f"Long station name no. {i}", 16) for i in range(2))
     assert one != other
     assert len(one) <= 16
@@ -247,11 +227,13 @@ def test_every_figure_has_the_ground_of_the_style(name, look):
 
 def test_figures_have_names_and_a_wrong_one_is_told_them():
     assert {"overview", "components", "top-entries", "maps", "trace"} <= set(plots.FIGURES)
-    assert all(kind.about.endswith(".") for kind in plots.FIGURES.values())
-    with pytest.raises(OptionError, match="no figure 'heatmap'; figures are components, curves"):
-        plots.draw(fake_run(), "heatmap")
-    with pytest.raises(OptionError, match="'trace' takes no count; it takes no options"):
-        plots.draw(fake_run(), "trace", count=3)
+    for kind in plots.FIGURES.values():  # all take a result first
+        first = next(iter(inspect.signature(kind.draw).parameters.values()))
+        assert (first.default, kind.about[-1]) == (inspect.Parameter.empty, ".")
+    match = "no figure 'heatmap'; figures are components, curves"
+    refused(OptionError, match, plots.draw, fake_run(), "heatmap")
+    match = "'trace' takes no count; it takes no options"
+    refused(OptionError, match, plots.draw, fake_run(), "trace", count=3)
 
 
 def test_all_figures_that_fit_come_with_a_reason_for_others():
@@ -269,9 +251,3 @@ def test_a_cell_shows_a_figure_that_pyplot_does_not_know():
     figure = plots.shares(point(20))
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert plt.get_fignums() == []
-
-
-def test_functions_of_a_result_take_it_first():
-    for kind in plots.FIGURES.values():
-        first = next(iter(inspect.signature(kind.draw).parameters.values()))
-        assert first.default is inspect.Parameter.empty

@@ -53,13 +53,20 @@ def test_the_heaviest_and_of_equal_ones_some_at_even_distances():
 
 def test_pictures_of_either_sign_are_white_at_zero():
     tree = particles()
-    plain = particle_panel(tree, image_shape=(4, 3), particles=1).axes[0].images[0]
-    assert plain.get_cmap().name == "gray"
-    assert plain.norm.vmin == 0
+
+    def shown(tree):
+        return particle_panel(tree, image_shape=(4, 3), particles=1).axes[0].images[0]
+
+    assert shown(tree).get_cmap().name == "gray"
+    assert shown(tree).norm.vmin == 0
     tree["posterior"] = tree["posterior"].to_dataset().assign(W=tree["posterior/W"] - 0.5)
-    signed = particle_panel(tree, image_shape=(4, 3), particles=1).axes[0].images[0]
+    signed = shown(tree)
     assert signed.norm.vmin == -signed.norm.vmax
     assert_allclose(signed.cmap(signed.norm(0.0))[:3], 1.0, atol=0.05)
+    W, H, weight = random_particles(rows=12)
+    W[:, ::2] *= -1
+    low, high = shown(fake_particles(W, H, weight, kind="GaussianMF")).get_clim()
+    assert low == -high < 0
 
 
 def test_a_panel_has_a_row_for_a_particle_and_a_scale_for_a_component():
@@ -67,28 +74,25 @@ def test_a_panel_has_a_row_for_a_particle_and_a_scale_for_a_component():
     figure = particle_panel(tree, image_shape=(4, 3), particles=2, components=[2, 0])
     axes = np.array(figure.axes).reshape(2, 2)
     assert [ax.get_title() for ax in axes[0]] == ["component 2", "component 0"]
-    assert [ax.get_ylabel() for ax in axes[:, 0]] == [
-        "particle 5\nmass 0.500",
-        "particle 21\nmass 0.250",
-    ]
+    names = ["particle 5\nmass 0.500", "particle 21\nmass 0.250"]
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == names
     aligned = dfac.align(tree)["posterior/W"].isel(chain=0)
-    for row, at in zip(axes, (1, 4), strict=True):
-        for ax, k in zip(row, (2, 0), strict=True):
-            own = aligned.isel(draw=at, component=k).values
-            assert_allclose(ax.images[0].get_array(), (own / own.sum()).reshape(4, 3), rtol=1e-12)
+    for (row, column), ax in np.ndenumerate(axes):
+        own = aligned.isel(draw=(1, 4)[row], component=(2, 0)[column]).values
+        assert_allclose(ax.images[0].get_array(), (own / own.sum()).reshape(4, 3), rtol=1e-12)
     for column in axes.T:
         shown = np.array([ax.images[0].get_array() for ax in column])
         assert {ax.images[0].get_clim() for ax in column} == {(0.0, np.quantile(shown, 0.995))}
     assert axes[0, 0].images[0].get_clim() != axes[0, 1].images[0].get_clim()
-
-
-def test_a_panel_shows_the_same_component_below_itself():
     W, H, weight = random_particles(count=2, noise=0.0, rows=12)
     W[1], H[1] = W[1][:, [2, 0, 1]] * 5.0, H[1][[2, 0, 1]]
-    figure = particle_panel(fake_particles(W, H, weight), (4, 3))
-    pictures = [ax.images[0].get_array() for ax in figure.axes]
-    for above, below in zip(pictures[:3], pictures[3:], strict=True):
-        assert_allclose(above, below, rtol=1e-12)
+    same = np.array(
+        [
+            ax.images[0].get_array()
+            for ax in particle_panel(fake_particles(W, H, weight), (4, 3)).axes
+        ]
+    )
+    assert_allclose(same[:3], same[3:], rtol=1e-12)
 
 
 def test_profiles_of_chosen_particles_with_titles_of_their_own():
@@ -100,34 +104,18 @@ def test_profiles_of_chosen_particles_with_titles_of_their_own():
     assert axes[0, 0].get_ylim() == axes[1, 0].get_ylim()
 
 
-def test_pictures_of_real_factors_are_even_about_zero():
-    W, H, weight = random_particles(rows=12)
-    W[:, ::2] *= -1
-    figure = particle_panel(fake_particles(W, H, weight, kind="GaussianMF"), (4, 3))
-    low, high = figure.axes[0].images[0].get_clim()
-    assert low == -high < 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"image_shape": (5, 5)}, "25 pixels, W has 12 entries"),
-        ({"factor": "V"}, 'factor must be "W" or "H"'),
-        ({"particles": 0}, "particles must be at least 1"),
-        ({"particles": [0, 9]}, "positions from 0 to 4"),
-        ({"components": [7]}, "no component"),
-        ({"names": ["a"]}, "one for each of 3 components, got 1"),
-    ],
-)
-def test_what_a_panel_refuses(arguments, message):
-    refused(OptionError, message, particle_panel, particles(), **arguments)
-
-
 def two_modes():
     """Particles of two modes, taking turns."""
     W, H, _ = random_particles(count=6, noise=0.02, rows=12)
     W[1::2] = W[1::2, ::-1]
     return fake_particles(W, H, np.full(6, 1 / 6), draws=range(10, 16))
+
+
+def correlations(tree, at):
+    """The Stein matrix as it is shown: its diagonal is one."""
+    matrix = tree["stein/stein_matrix"].values
+    root = np.sqrt(np.diag(matrix))
+    return (matrix / np.outer(root, root))[np.ix_(at, at)]
 
 
 def test_distances_and_stein_matrix_are_in_one_order_that_shows_modes():
@@ -137,32 +125,23 @@ def test_distances_and_stein_matrix_are_in_one_order_that_shows_modes():
     assert [one % 2 for one in order] in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
     assert [int(tick.get_text()) for tick in right.get_yticklabels()] == order
     at = [one - 10 for one in order]
-    assert_allclose(left.images[0].get_array(), pairwise_distances(tree).values[np.ix_(at, at)])
-    matrix = tree["stein/stein_matrix"].values
-    root = np.sqrt(np.diag(matrix))
-    expected = (matrix / np.outer(root, root))[np.ix_(at, at)]
+    distances = pairwise_distances(tree).values[np.ix_(at, at)]
+    assert_allclose(left.images[0].get_array(), distances)
+    expected = correlations(tree, at)
     assert_allclose(right.images[0].get_array(), expected)
     low, high = right.images[0].get_clim()
     assert low == -high
     assert high == pytest.approx(expected[~np.eye(6, dtype=bool)].max())
-
-
-def test_a_stein_matrix_that_is_next_to_diagonal_is_not_blown_up():
-    tree = two_modes()
+    # A selection takes its part of the matrix.
+    panel = diversity_plot(tree.sel(draw=[11, 14, 15])).axes[1]
+    at = [int(tick.get_text()) - 10 for tick in panel.get_yticklabels()]
+    assert sorted(at) == [1, 4, 5]
+    assert_allclose(panel.images[0].get_array(), correlations(tree, at))
+    # What is next to diagonal is not blown up.
     tree["stein/stein_matrix"][:] = np.eye(6) * 5.0 + 1e-6
     panel = diversity_plot(tree).axes[1]
     assert panel.images[0].get_clim() == (-0.1, 0.1)
     assert panel.get_title(loc="left") == "Stein matrix, at most 2e-07 off the diagonal"
-
-
-def test_a_selection_of_particles_takes_its_part_of_the_stein_matrix():
-    tree = two_modes().sel(draw=[11, 14, 15])
-    panel = diversity_plot(tree).axes[1]
-    at = [int(tick.get_text()) - 10 for tick in panel.get_yticklabels()]
-    assert sorted(at) == [1, 4, 5]
-    matrix = two_modes()["stein/stein_matrix"].values[np.ix_(at, at)]
-    root = np.sqrt(np.diag(matrix))
-    assert_allclose(panel.images[0].get_array(), matrix / np.outer(root, root))
 
 
 def test_diversity_of_draws_is_of_distances_alone():
@@ -182,56 +161,52 @@ def scores():
     )
 
 
+def dotted(figure):
+    return [one.get_ydata().tolist() for one in figure.axes[0].lines if one.get_linestyle() == ":"]
+
+
+def told(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_the_best_particle_of_each_class_is_followed_through_all():
     table, found = scores()
     figure = scores_plot(found)
-    (ax,) = figure.axes
-    dotted = [line for line in ax.lines if line.get_linestyle() == ":"]
-    assert [line.get_ydata().tolist() for line in dotted] == [[0.95, 0.5], [0.7, 0.8]]
-    told = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert told == ["8: best in talk", "5: best in science"]
-    dots = ax.collections[0]
+    assert dotted(figure) == [[0.95, 0.5], [0.7, 0.8]]
+    assert told(figure) == ["8: best in talk", "5: best in science"]
+    dots = figure.axes[0].collections[0]
     assert dots.get_offsets()[:, 1].tolist() == table[:, 0].tolist()
     assert dots.get_sizes().argmax() == MASSES.argmax()
+    in_all = downstream(particles(), lambda W, H: {"a": W.sum(), "b": 2 * W.sum()})
+    (label,) = told(scores_plot(in_all))
+    assert label.endswith("best in a, b")
 
 
 def test_of_many_winners_lines_follow_the_most_frequent_and_the_furthest_falls():
-    names = "abcdef"
     table = np.full((5, 6), 0.5)
     table[[0, 1, 2, 3, 4, 4], range(6)] = 0.9  # the last is best twice
     table[[0, 1, 2], 5] = [0.1, 0.2, 0.3]
     rows = iter(table)
-    found = downstream(particles(), lambda W, H: dict(zip(names, next(rows), strict=True)))
+    found = downstream(particles(), lambda W, H: dict(zip("abcdef", next(rows), strict=True)))
     figure = scores_plot(found)
-    dotted = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
-    assert [line.get_ydata().tolist() for line in dotted] == table[[0, 1, 2, 4]].tolist()
-    assert len(figure.legends[0].get_texts()) == 5
-
-
-def test_one_particle_best_in_all_is_one_line():
-    found = downstream(particles(), lambda W, H: {"a": W.sum(), "b": 2 * W.sum()})
-    (label,) = [text.get_text() for text in scores_plot(found).legends[0].get_texts()]
-    assert label.endswith("best in a, b")
+    assert dotted(figure) == table[[0, 1, 2, 4]].tolist()
+    assert len(told(figure)) == 5
 
 
 def test_lists_side_by_side_tell_what_they_share():
     first = [[5, 0.1], [4, 0.1], [1, 0.1], [0, 0.1], [0, 5]]
     second = [[5, 0.1], [0, 0.1], [4, 0.1], [1, 0.1], [0, 5]]
     third = [[5, 0.1], [4, 0.1], [0.5, 0.1], [0, 0.1], [0, 5]]
-    H = np.eye(2) + 0.1
-    tree = fake_particles([first, second, third], [H, H, H], [0.2, 0.5, 0.3])
-    figure = top_entries_plot(top_entries(tree, count=2), components=0)
-    assert [ax.get_title(loc="left") for ax in figure.axes] == [
-        "particle 1, mass 0.500",
-        "particle 2, mass 0.300",
-        "particle 0, mass 0.200",
-    ]
-    words = [[text.get_text() for text in ax.texts] for ax in figure.axes]
+    tree = fake_particles([first, second, third], [np.eye(2) + 0.1] * 3, [0.2, 0.5, 0.3])
+    axes = top_entries_plot(top_entries(tree, count=2), components=0).axes
+    titles = ["particle 1, mass 0.500", "particle 2, mass 0.300", "particle 0, mass 0.200"]
+    assert [ax.get_title(loc="left") for ax in axes] == titles
+    words = [[text.get_text() for text in ax.texts] for ax in axes]
     assert words == [["w0", "w2"], ["w0", "w1"], ["w0", "w1"]]
-    colors = [[to_hex(bar.get_facecolor()) for bar in ax.patches] for ax in figure.axes]
+    colors = [[to_hex(bar.get_facecolor()) for bar in ax.patches] for ax in axes]
     all_, some, one = theme().accent, theme().between, theme().other
     assert colors == [[all_, one], [all_, some], [all_, some]]
-    lengths = [bar.get_width() for ax in figure.axes for bar in ax.patches]
+    lengths = [bar.get_width() for ax in axes for bar in ax.patches]
     assert max(lengths) == 1.0
     assert lengths[1] == pytest.approx(0.4 / (5 / 9.5))
 
@@ -256,25 +231,31 @@ def test_long_labels_are_cut_and_a_negative_entry_says_so():
     assert not figure.legends
 
 
-def test_figures_of_tables_want_those_tables():
-    refused(OptionError, "what top_entries returned", top_entries_plot, xr.Dataset())
-    refused(OptionError, "what downstream returned", scores_plot, xr.Dataset())
-    refused(OptionError, "is not among those", scores_plot, scores()[1].isel(draw=[0, 1]))
-    refused(OptionError, "no component", top_entries_plot, top_entries(particles()), components=[9])
-    with pytest.raises(OptionError, match="one for each of 3 components"):
-        top_entries_plot(top_entries(particles()), names=["one"])
-
-
 def test_every_figure_is_written_as_a_picture(tmp_path):
     tree = particles()
-    figures = [
-        weights_plot(tree),
-        particle_panel(tree, (4, 3)),
-        diversity_plot(tree),
-        scores_plot(scores()[1]),
-        top_entries_plot(top_entries(tree, 5)),
-    ]
+    figures = [weights_plot(tree), particle_panel(tree, (4, 3)), diversity_plot(tree)]
+    figures += [scores_plot(scores()[1]), top_entries_plot(top_entries(tree, 5))]
     for number, figure in enumerate(figures):
         assert isinstance(figure, Figure)
         save(figure, tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 3000
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: particle_panel(p, image_shape=(5, 5)), "25 pixels, W has 12 entries"),
+        (lambda p: particle_panel(p, factor="V"), 'factor must be "W" or "H"'),
+        (lambda p: particle_panel(p, particles=0), "particles must be at least 1"),
+        (lambda p: particle_panel(p, particles=[0, 9]), "positions from 0 to 4"),
+        (lambda p: particle_panel(p, components=[7]), "no component"),
+        (lambda p: particle_panel(p, names=["a"]), "one for each of 3 components, got 1"),
+        (lambda _: top_entries_plot(xr.Dataset()), "what top_entries returned"),
+        (lambda _: scores_plot(xr.Dataset()), "what downstream returned"),
+        (lambda _: scores_plot(scores()[1].isel(draw=[0, 1])), "is not among those"),
+        (lambda p: top_entries_plot(top_entries(p), components=[9]), "no component "),
+        (lambda p: top_entries_plot(top_entries(p), names=["one"]), "for each of 3 components"),
+    ],
+)
+def test_what_figures_refuse(call, message):
+    refused(OptionError, message, call, particles())
