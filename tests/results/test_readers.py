@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
-from tests.results.runs import CHAINS, DRAWS, fill, make_spec, memory_tree
+from tests.results.runs import CHAINS, DRAWS, fill, make_spec, memory_tree, store_run
 
 pytestmark = pytest.mark.libraries
 
@@ -25,10 +25,9 @@ with warnings.catch_warnings():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("readers") / "run.zarr"
     spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
+    path = store_run(tmp_path_factory.mktemp("readers") / "run.zarr", spec)
+    with RunStore.open(path) as store:
         store.finish({"sampling_time": 1.0})
     return path
 
@@ -46,21 +45,15 @@ def test_plain_xarray_opens_the_store_without_a_warning(path, chunks):
     assert tree["monitor"]["gene"].values.tolist() == ["g0", "g3", "g3"]
 
 
-def test_xarray_opens_single_groups_and_ignores_consolidation(path):
-    group = xr.open_zarr(path, group="posterior")
-    assert group["W"].shape[:2] == (CHAINS, DRAWS)
+def test_xarray_and_zarr_open_groups_and_ignore_consolidation(path):
+    assert xr.open_zarr(path, group="posterior")["W"].shape[:2] == (CHAINS, DRAWS)
     tree = xr.open_datatree(path, engine="zarr", consolidated=False)
-    xr.testing.assert_identical(
-        tree["posterior"].to_dataset().load(), open_run(path)["posterior"].to_dataset().load()
-    )
+    one, other = (own["posterior"].to_dataset().load() for own in (tree, open_run(path)))
+    xr.testing.assert_identical(one, other)
     assert set(tree["checkpoint"].to_dataset().dims) == {"checkpoint_slot", "checkpoint_byte"}
-
-
-def test_plain_zarr_walks_the_store_without_a_warning(path):
-    names = [name for name, _ in zarr.open_group(path, mode="r").members(max_depth=None)]
-    assert "posterior/W" in names
-    whole = zarr.open_group(path, mode="r", use_consolidated=False)
-    assert "checkpoint/state" in [name for name, _ in whole.members(max_depth=None)]
+    for name, options in (("posterior/W", {}), ("checkpoint/state", {"use_consolidated": False})):
+        group = zarr.open_group(path, mode="r", **options)
+        assert name in [own for own, _ in group.members(max_depth=None)]
 
 
 @pytest.mark.parametrize("source", ["store", "memory"])
@@ -104,9 +97,8 @@ def test_every_array_is_plain_zarr_v3(path):
         document = json.loads(node.read_text())
         assert document["zarr_format"] == 3
         if document["node_type"] == "array":
-            assert document["data_type"] in {
-                *("string", "bool", "float32", "float64", "int64", "uint8")
-            }
+            dtypes = {"string", "bool", "float32", "float64", "int64", "uint8"}
+            assert document["data_type"] in dtypes
             names = {codec["name"] for codec in document["codecs"]}
             assert names <= {"bytes", "vlen-utf8", "zstd", "crc32c"}
             assert "crc32c" in names or node.parent.name == "state"
@@ -116,14 +108,11 @@ def test_every_array_is_plain_zarr_v3(path):
 def test_nothing_in_the_store_is_a_pickle(path):
     files = [file for file in path.rglob("*") if file.is_file()]
     assert len(files) > 60
-    for file in files:
-        raw = file.read_bytes()
+    for raw in (file.read_bytes() for file in files):
         # Protocol 2 and later start with the opcode PROTO and end with STOP.
         assert not (raw[:1] == b"\x80" and raw[1:2] in b"\x02\x03\x04\x05" and raw[-1:] == b".")
-        assert b"numpy.core" not in raw
-        assert b"_reconstruct" not in raw
-        assert b'"object"' not in raw
-        assert b"pickle" not in raw
+        words = (b"numpy.core", b"_reconstruct", b'"object"', b"pickle")
+        assert not any(word in raw for word in words)
 
 
 @pytest.mark.parametrize(
