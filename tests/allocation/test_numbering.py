@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from daskfactor.allocation import batches
 from daskfactor.allocation.batches import exchangeable, matched_mean
-from daskfactor.allocation.compiled_model import compile_model
-from daskfactor.allocation.counts import as_counts
 from daskfactor.models.allocation import AllocationModel
+from tests.allocation.particles import compiled_of
 
 X = np.random.default_rng(0).poisson(2.0, (6, 6))
 
@@ -42,44 +42,27 @@ def allocated(compiled, states):
     ],
 )
 def test_any_renumbering_is_undone(model):
-    rng = np.random.default_rng(1)
-    compiled = compile_model(model, as_counts(X, model))
-    sizes = tuple(model.hidden.values())
-    states = rng.integers(0, compiled.states, compiled.values.size)
-    axes = np.unravel_index(states, sizes)
-    particles = []
+    compiled, sizes = compiled_of(X, model), tuple(model.hidden.values())
+    states = np.random.default_rng(1).integers(0, compiled.states, compiled.values.size)
+    axes, particles = np.unravel_index(states, sizes), []
     for orders in itertools.product(*(itertools.permutations(range(size)) for size in sizes)):
         own = [np.array(order)[axis] for order, axis in zip(orders, axes, strict=True)]
         particles.append(allocated(compiled, np.ravel_multi_index(own, sizes)))
-    free = exchangeable(model)
-    mean = matched_mean(compiled, free, np.array(particles), np.zeros(len(particles)))
-    assert_allclose(mean, particles[0])
+    given = np.array(particles), np.zeros(len(particles))
+    assert_allclose(matched_mean(compiled, exchangeable(model), *given), particles[0])
     plain = np.mean(particles, axis=0)
     assert not np.allclose(plain, particles[0])
-    assert_allclose(
-        matched_mean(compiled, (), np.array(particles), np.zeros(len(particles))), plain
-    )
+    assert_allclose(matched_mean(compiled, (), *given), plain)
 
 
-def test_weights_count():
-    model = AllocationModel.nmf(2)
-    compiled = compile_model(model, as_counts(X, model))
-    rng = np.random.default_rng(2)
-    particles = np.array(
-        [allocated(compiled, rng.integers(0, 2, compiled.values.size)) for _ in range(4)]
-    )
+def test_weights_count_and_one_particle_stands_where_there_is_no_room(monkeypatch):
+    compiled, rng = compiled_of(X, AllocationModel.nmf(2)), np.random.default_rng(2)
+    states = rng.integers(0, 2, (4, compiled.values.size))
+    particles = np.array([allocated(compiled, own) for own in states])
     log_weights = np.log(np.array([0.02, 0.02, 0.02, 0.94]))
     mean = matched_mean(compiled, (), particles, log_weights - 1000.0)
     shares = np.array([0, 0, 0, 4])  # of four picks at equal steps of the cumulative weights
     assert_allclose(mean, shares @ particles / 4)
-
-
-def test_one_particle_where_there_is_no_room(monkeypatch):
-    from daskfactor.allocation import batches
-
     monkeypatch.setattr(batches, "GATHERED", 1)
-    model = AllocationModel.nmf(2)
-    compiled = compile_model(model, as_counts(X, model))
-    particles = np.array([allocated(compiled, np.full(compiled.values.size, h)) for h in (0, 1)])
-    mean = matched_mean(compiled, ("r",), particles, np.array([0.0, -3.0]))
+    mean = matched_mean(compiled, ("r",), particles[:2], np.array([0.0, -3.0]))
     assert_array_equal(mean, particles[0])
