@@ -34,8 +34,7 @@ def problems(total):
 
 def crowded(total, seed=0, size=12):
     """Counts that crowd into the first rows and columns."""
-    rng = np.random.default_rng(seed)
-    X = np.zeros((size, size), int)
+    rng, X = np.random.default_rng(seed), np.zeros((size, size), int)
     where = np.minimum(rng.exponential(2.0, (2, total)), size - 1).astype(int)
     np.add.at(X, tuple(where), 1)
     return X

@@ -60,8 +60,7 @@ def tokens_of(X):
 
 def walk(net, cells):
     """Probability and counts of every sequence of tokens with these observed cells."""
-    counts = defaultdict(float)
-    totals = defaultdict(float)
+    counts, totals = defaultdict(float), defaultdict(float)
 
     def further(t, probability):
         if t == len(cells):
@@ -70,8 +69,7 @@ def walk(net, cells):
         for state in itertools.product(*(range(net.sizes[h]) for h in net.hidden)):
             token = dict(zip(net.observed, cells[t], strict=True))
             token |= dict(zip(net.hidden, state, strict=True))
-            drawn = net.draws(token)
-            p = probability
+            drawn, p = net.draws(token), probability
             for key in drawn:
                 alpha, urn = net.alpha[key[0]], key[:2]
                 p *= (alpha + counts[key]) / (alpha * net.size_of(key[0]) + totals[urn])
@@ -87,8 +85,7 @@ def walk(net, cells):
 
 def evidence(net, X):
     """Log p(X), and the posterior mean of the counts of every cell of every table."""
-    cells = tokens_of(X)
-    states = math.prod(net.sizes[h] for h in net.hidden)
+    cells, states = tokens_of(X), math.prod(net.sizes[h] for h in net.hidden)
     small = states ** len(cells) <= CLOSED_FORM
     mass, means = 0.0, defaultdict(float)
     for probability, counts in walk(net, cells):

@@ -80,8 +80,7 @@ def test_cost_follows_the_tokens_and_not_the_shape():
     tracemalloc.start()
     start = time.perf_counter()
     made = simulate(model, (10**6, 10**6), total=10_000, random_seed=0)
-    seconds = time.perf_counter() - start
-    peak = tracemalloc.get_traced_memory()[1]
+    seconds, peak = time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert made.counts.sum() == 10_000
     assert made.counts.nnz > 5000
@@ -103,8 +102,7 @@ MODELS = {
 def test_the_law_of_the_counts(name):
     """Frequencies of every X of three tokens beside its exact probability."""
     model, shape = MODELS[name]
-    draws, total = 2000, 3
-    found = {}
+    draws, total, found = 2000, 3, {}
     for seed in range(draws):
         X = simulate(model, shape, total=total, random_seed=seed).counts.todense()
         found[X.tobytes()] = found.get(X.tobytes(), 0) + 1

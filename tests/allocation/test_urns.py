@@ -38,8 +38,7 @@ from tests.refusals import refused
 def predictive(compiled, C, D, m, h):
     """Probability of a token at observed cell m with hidden state h, and its additions."""
     cells = compiled.row[m] + compiled.column[:, h]
-    totals = compiled.total_row[m] + compiled.total_column[:, h]
-    p = 1.0
+    totals, p = compiled.total_row[m] + compiled.total_column[:, h], 1.0
     for n in range(len(cells)):
         before = compiled.group[:n] == compiled.group[n]
         own = C[cells[n]] + np.sum(before & (cells[:n] == cells[n]))
@@ -52,11 +51,9 @@ def predictive(compiled, C, D, m, h):
 
 @pytest.mark.parametrize(("_", "model", "network", "X"), CASES, ids=NAMES)
 def test_predictives_multiply_to_f(_, model, network, X):
-    compiled = compiled_of(X, model)
-    rng = np.random.default_rng(1)
+    compiled, rng = compiled_of(X, model), np.random.default_rng(1)
     tokens = rng.permutation(np.repeat(np.arange(len(compiled.values)), compiled.values))
-    C, D = np.zeros(compiled.cells), np.zeros(compiled.totals)
-    logs = 0.0
+    C, D, logs = np.zeros(compiled.cells), np.zeros(compiled.totals), 0.0
     for m in tokens:
         logs += np.log(predictive(compiled, C, D, m, rng.integers(compiled.states)))
     assert log_f(compiled, C) == pytest.approx(logs, abs=1e-10)
@@ -81,8 +78,7 @@ def test_columns_are_contiguous_where_all_hidden_variables_are_axes():
 
 def test_only_what_occurs_takes_room():
     model = AllocationModel.nmf(3, concentration=2.0)
-    small = compiled_of(TOY, model)
-    coords = np.stack(np.nonzero(TOY)) * 250_000
+    small, coords = compiled_of(TOY, model), np.stack(np.nonzero(TOY)) * 250_000
     large = compiled_of(sparse.COO(coords, TOY[TOY > 0], shape=(10**6, 10**6)), model)
     assert (large.cells, large.totals) == (small.cells, small.totals) == (3 * 8, 1 + 3 + 3)
     assert_array_equal(large.row, small.row)
@@ -119,8 +115,7 @@ def test_tables_have_names_and_labels():
         np.eye(3, dtype=int), AllocationModel.symmetric_nmf(2, concentration_shared=1)
     )
     tables = shared.tables(np.zeros(shared.cells))
-    assert list(tables) == ["r", "i"]
-    assert tables["i"].attrs["drawn_by"] == "i, j"
+    assert (list(tables), tables["i"].attrs["drawn_by"]) == (["r", "i"], "i, j")
 
 
 @pytest.mark.parametrize(
@@ -238,8 +233,7 @@ def test_posterior_means(_, model, network, X):
 
 def test_thinned_models_have_the_evidence_of_thinned_counts():
     """Σ_X p(X) Binomial(X'; X, p) = p'(X'), with all X of at most so many tokens."""
-    model, share = AllocationModel.nmf(2, rate=9.0), 0.5
-    kept = np.array([[1, 1], [0, 0]])
+    model, share, kept = AllocationModel.nmf(2, rate=9.0), 0.5, np.array([[1, 1], [0, 0]])
     logs = []
     for extra in np.ndindex(6, 6, 6, 6):
         if sum(extra) > 7:

@@ -157,8 +157,7 @@ def test_counts_that_are_not_kept_are_made_again(monkeypatch):
 
 
 def test_events_and_ends():
-    events = []
-    compiled = compiled_of(TOY, AllocationModel.nmf(2))
+    events, compiled = [], compiled_of(TOY, AllocationModel.nmf(2))
     problem = EvidenceProblem(None, None, 0, SerialExecutor(), events.append)
     found = VariationalBayes(3, 2, 1e-15).run(compiled, 0, problem.map)
     assert [event.done for event in events] == [1, 2, 3]

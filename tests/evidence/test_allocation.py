@@ -33,8 +33,7 @@ def evidence(X=TOY, model=NMF, method=None, **options):
 def test_three_methods_on_the_toy(rank):
     model = dfac.AllocationModel.nmf(rank)
     exact, estimate, bound = (evidence(TOY, model, method) for method in (SUM, None, VB))
-    assert exact.value == pytest.approx(EXACT[rank], abs=1e-9)
-    assert exact.total_error == 0
+    assert (exact.value, exact.total_error) == (pytest.approx(EXACT[rank], abs=1e-9), 0)
     assert isinstance(estimate, dfac.Evidence)
     assert abs(estimate.value - exact.value) <= 5 * estimate.standard_error + 1e-9
     assert (exact.bound, estimate.bound, bound.bound) == (False, False, True)
@@ -66,8 +65,7 @@ def test_traces(tmp_path):
     mean = float(np.log(np.exp(smc["log_weight"] - top).mean()) + top)
     assert mean == pytest.approx(found.value, abs=1e-9)
     assert vb["elbo"].dims == ("start", "iteration")
-    assert float(vb["elbo"].max()) == three.value
-    assert vb.attrs["starts"] == 3
+    assert (float(vb["elbo"].max()), vb.attrs["starts"]) == (three.value, 3)
     for trace in (smc, vb, evidence(method=SUM).trace):
         assert trace["table_i"].dims == ("r", "i")
         assert_allclose(trace["table_i"].sum("i"), 1)
@@ -210,8 +208,7 @@ def test_select_rank(tmp_path):
     sums = ranked(SUM, held_out=None)
     assert_allclose(sums["log_evidence"], exact, atol=1e-9)
     plot_ranks(sums, tmp_path / "ranks.png")
-    bounds = ranked(VB)
-    said = {"best": 1, "bound": "lower"}
+    bounds, said = ranked(VB), {"best": 1, "bound": "lower"}
     said |= {"verdict": "The lower bound of the evidence is largest at rank 1."}
     assert said.items() <= bounds.attrs.items()
     assert "lower bound" in plot_ranks(bounds).axes[0].get_ylabel()

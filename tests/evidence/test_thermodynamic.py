@@ -37,8 +37,7 @@ def evidence(V=X, model=MODEL, method=SHORT, **options):
 
 def test_same_seed_same_bits_on_every_executor_and_grid():
     serial, lanes = evidence(), evidence(executor="lanes", blocks=2)
-    assert serial.value == lanes.value
-    assert serial.standard_error == lanes.standard_error
+    assert (serial.value, serial.standard_error) == (lanes.value, lanes.standard_error)
     assert evidence(random_seed=2).value != serial.value
 
 
@@ -75,8 +74,7 @@ def test_trace_tells_how_it_was_made():
     total = (trace["weight"] * trace["mean"] + trace["variance_weight"] * trace["variance"]).sum()
     assert float(total) == pytest.approx(found.value)
     errors = np.sqrt(float((trace["contribution_error"] ** 2).sum()))
-    assert errors == pytest.approx(found.standard_error)
-    assert trace.attrs["dispersion"] == 1.0
+    assert (errors, trace.attrs["dispersion"]) == (pytest.approx(found.standard_error), 1.0)
     assert trace.attrs["rate_w"] == pytest.approx(np.sqrt(2 / X.mean()))
     assert "nats" in str(found)
 
@@ -270,8 +268,7 @@ def test_priors_without_a_mean_log_likelihood_are_survived():
 
 
 def autoregressive(rng, rho, size):
-    noise = rng.standard_normal(size)
-    series = np.empty(size)
+    noise, series = rng.standard_normal(size), np.empty(size)
     series[0] = noise[0] / np.sqrt(1 - rho**2)
     for i in range(1, size):
         series[i] = rho * series[i - 1] + noise[i]

@@ -70,8 +70,7 @@ def kinds(tree, **options):
 )
 def test_labels_say_how_a_dimension_is_shown(coords, drop, expected):
     tree = labelled(coords, drop)
-    assert kinds(tree) == expected
-    assert len(plots.components(tree).axes) == 3 * COMPONENTS
+    assert (kinds(tree), len(plots.components(tree).axes)) == (expected, 3 * COMPONENTS)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +127,7 @@ def test_stacked_dimensions_are_maps():
         trace = dfac.sample(V, dfac.TweedieNMF(2), **options)
     found = components_of(trace)
     side = side_of(found.H)
-    assert side.kind == "map"
-    assert side.names[0] == "lat 60, lon 1"
+    assert (side.kind, side.names[0]) == ("map", "lat 60, lon 1")
     picture = side.grid.picture(found.H.mean[0])
     assert np.argwhere(np.isnan(picture)).tolist() == [[1, 2]]
     assert len([ax for ax in plots.maps(trace).axes if ax.collections]) == 4
@@ -158,10 +156,8 @@ def test_bands_are_there_where_draws_are():
 
 def test_the_largest_entries_come_first_with_their_names():
     data = point(300, [f"gene number {i}" for i in range(300)])
-    figure = plots.top_entries(data, entries=4)
-    found = components_of(data)
-    best = np.argsort(-found.W.mean[0])[:4]
-    ax = figure.axes[0]
+    figure, found = plots.top_entries(data, entries=4), components_of(data)
+    best, ax = np.argsort(-found.W.mean[0])[:4], figure.axes[0]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == [f"gene number {i}" for i in best]
     assert [bar.get_width() for bar in ax.patches] == found.W.mean[0][best].tolist()
     assert "by gene; no interval" in figure.get_suptitle()
@@ -204,8 +200,7 @@ def test_shares_have_a_bar_for_a_component_and_a_dot_for_a_chain():
     left, right = plots.shares(fake_run()).axes
     found = components_of(fake_run())
     assert [bar.get_width() for bar in left.patches] == (100 * found.weight).tolist()
-    assert len(right.lines) == 2
-    assert len(plots.shares(point(20)).axes) == 1
+    assert (len(right.lines), len(plots.shares(point(20)).axes)) == (2, 1)
 
 
 @pytest.mark.parametrize("name", sorted(plots.FIGURES))

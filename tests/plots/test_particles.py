@@ -57,8 +57,7 @@ def test_pictures_of_either_sign_are_white_at_zero():
     def shown(tree):
         return particle_panel(tree, image_shape=(4, 3), particles=1).axes[0].images[0]
 
-    assert shown(tree).get_cmap().name == "gray"
-    assert shown(tree).norm.vmin == 0
+    assert (shown(tree).get_cmap().name, shown(tree).norm.vmin) == ("gray", 0)
     tree["posterior"] = tree["posterior"].to_dataset().assign(W=tree["posterior/W"] - 0.5)
     signed = shown(tree)
     assert signed.norm.vmin == -signed.norm.vmax
@@ -130,8 +129,7 @@ def test_distances_and_stein_matrix_are_in_one_order_that_shows_modes():
     expected = correlations(tree, at)
     assert_allclose(right.images[0].get_array(), expected)
     low, high = right.images[0].get_clim()
-    assert low == -high
-    assert high == pytest.approx(expected[~np.eye(6, dtype=bool)].max())
+    assert (low, high) == (-high, pytest.approx(expected[~np.eye(6, dtype=bool)].max()))
     # A selection takes its part of the matrix.
     panel = diversity_plot(tree.sel(draw=[11, 14, 15])).axes[1]
     at = [int(tick.get_text()) - 10 for tick in panel.get_yticklabels()]
@@ -189,8 +187,7 @@ def test_of_many_winners_lines_follow_the_most_frequent_and_the_furthest_falls()
     rows = iter(table)
     found = downstream(particles(), lambda W, H: dict(zip("abcdef", next(rows), strict=True)))
     figure = scores_plot(found)
-    assert dotted(figure) == table[[0, 1, 2, 4]].tolist()
-    assert len(told(figure)) == 5
+    assert (dotted(figure), len(told(figure))) == (table[[0, 1, 2, 4]].tolist(), 5)
 
 
 def test_lists_side_by_side_tell_what_they_share():
@@ -207,8 +204,7 @@ def test_lists_side_by_side_tell_what_they_share():
     all_, some, one = theme().accent, theme().between, theme().other
     assert colors == [[all_, one], [all_, some], [all_, some]]
     lengths = [bar.get_width() for ax in axes for bar in ax.patches]
-    assert max(lengths) == 1.0
-    assert lengths[1] == pytest.approx(0.4 / (5 / 9.5))
+    assert (max(lengths), lengths[1]) == (1.0, pytest.approx(0.4 / (5 / 9.5)))
 
 
 def test_both_figures_of_tables_share_a_sheet():

@@ -63,8 +63,7 @@ def test_trace_plot_draws_every_chain_in_both_panels_and_marks_divergences():
     whole, zoom = plots.trace_plot(tree).axes
     lp = tree["sample_stats/lp"].values
     assert_array_equal(whole.lines[0].get_ydata(), lp[0])
-    assert len(whole.lines) == 4
-    assert whole.lines[2].get_xdata()[-1] == tree.attrs["tune"]
+    assert (len(whole.lines), whole.lines[2].get_xdata()[-1]) == (4, tree.attrs["tune"])
     (mark,) = [line for line in zoom.lines if line.get_marker() == "|"]
     assert list(mark.get_xdata()) == [tree["sample_stats/draw"].values[3]]
 
@@ -133,8 +132,7 @@ def test_particles_without_weights_are_shown_alike(tmp_path):
     tree = particle_store(tmp_path / "run.zarr", done=4)
     left, right = plots.trace_plot(tree).axes
     (places, areas), _ = dots(left)
-    assert len(places) == 4
-    assert len(set(areas.tolist())) == 1
+    assert (len(places), len(set(areas.tolist()))) == (4, 1)
     assert "not known before" in right.texts[0].get_text()
     assert len(plots.overview(tree).axes) == 2 + 3 * 3
 
@@ -165,8 +163,7 @@ def test_components_of_particles_are_aligned_and_weighted(chain):
 def test_equal_weights_give_the_plain_moments():
     tree = without(fake_run(), "posterior_moments")
     assert_allclose(factor_moments(fake_run(), "H", 1), factor_moments(tree, "H", 1))  # streamed
-    plain = factor_moments(tree, "W", 0)
-    weights = np.full((2, 20), 1 / 40)
+    plain, weights = factor_moments(tree, "W", 0), np.full((2, 20), 1 / 40)
     tree["sample_stats/weight"] = tree["sample_stats/lp"].copy(data=weights)
     assert_array_equal(factor_moments(tree, "W", 0), plain)
     W = tree["posterior/W"].isel(chain=0).transpose("draw", "component", ...).values

@@ -104,8 +104,7 @@ def test_components_come_by_weight_under_the_labels_that_they_had():
 
 def test_factor_and_permutation_say_what_was_done():
     tree, _ = shuffled(signed=True)
-    aligned = dfac.align(tree)
-    at = {"chain": 1, "draw": 5}
+    aligned, at = dfac.align(tree), {"chain": 1, "draw": 5}
     order = aligned["alignment/permutation"].isel(at).values
     factor = aligned["alignment/factor"].isel(at).values
     for name, by in (("W", factor), ("H", 1 / factor)):
@@ -194,8 +193,7 @@ def test_the_coarse_chain_follows_the_fine_one():
 
 def test_a_lazy_trace_stays_lazy_and_gives_the_same():
     tree, _ = shuffled()
-    lazy = tree.copy()
-    chunks = {"chain": 1, "draw": 5, "gene": 4, "component": 3}
+    lazy, chunks = tree.copy(), {"chain": 1, "draw": 5, "gene": 4, "component": 3}
     lazy["posterior"] = lazy["posterior"].to_dataset().chunk(chunks)
     aligned = dfac.align(lazy)
     for name in "WH":
@@ -242,8 +240,7 @@ def test_columns_on_the_simplex_stay_there(by):
     back = np.take_along_axis(orders, aligned["alignment/permutation"].values[0], axis=1)
     assert (back == back[0]).all()
     assert_allclose(aligned["alignment/share"], 1.0)
-    moments = aligned["posterior_moments"].to_dataset()
-    ours = found["H"].values[0]
+    moments, ours = aligned["posterior_moments"].to_dataset(), found["H"].values[0]
     mean = np.einsum("m,mkj->kj", w, ours)
     assert_allclose(moments["H_mean"][0], mean, rtol=1e-10)
     variance = np.einsum("m,mkj->kj", w, (ours - mean) ** 2)
@@ -256,8 +253,7 @@ def test_the_reference_is_the_mean_by_weight():
     W, H, _ = modes(noise=0.3, count=5)
     w = np.array([0.7, 0.0, 0.1, 0.15, 0.05])
     aligned = dfac.align(particle_tree(W, H, w), threshold=0.1)
-    found = aligned["posterior"].to_dataset()
-    cosine = 1.0
+    found, cosine = aligned["posterior"].to_dataset(), 1.0
     for name, axis in (("W", "gene"), ("H", "day")):
         mean = found[name].weighted(aligned["sample_stats/weight"]).mean(("chain", "draw"))
         lengths = np.sqrt((found[name] ** 2).sum(axis) * (mean**2).sum(axis))
@@ -276,8 +272,7 @@ def test_under_a_tweedie_model_scales_are_still_shared_out():
 def test_alignment_starts_at_the_particle_of_most_weight():
     W, H, orders = modes()
     unlike = [at for at in range(1, 12) if orders[at].tolist() != orders[0].tolist()]
-    light, heavy = unlike[0], unlike[1]
-    w = np.full(12, 0.05)
+    light, heavy, w = unlike[0], unlike[1], np.full(12, 0.05)
     w[[0, heavy]] = 0.25
     lp = np.zeros(12)
     lp[light], lp[0], lp[heavy] = 99.0, 50.0, 40.0

@@ -39,8 +39,7 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_same_as_arviz(name):
     draws = DRAWS[name]
-    found = convergence(draws)
-    data = arviz.convert_to_dataset(draws[:, :, None])
+    found, data = convergence(draws), arviz.convert_to_dataset(draws[:, :, None])
     for method in ("bulk", "tail"):
         # Releases differ in what they take for tails.
         tails = {"prob": (0.05, 0.95)} if method == "tail" else {}

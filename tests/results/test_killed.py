@@ -17,8 +17,7 @@ KILLS = 10
 
 def _check(path):
     """Everything that the store vouches for is there, bit for bit; returns how many draws."""
-    plain = xr.open_datatree(path, engine="zarr")
-    tree = open_run(path)
+    plain, tree = xr.open_datatree(path, engine="zarr"), open_run(path)
     with RunStore.open(path) as store:
         (draws,) = store.committed.draws
         if draws:
@@ -43,8 +42,7 @@ def _check(path):
 def test_a_run_killed_at_random_instants_loses_no_committed_draw(tmp_path):
     path = tmp_path / "run.zarr"
     RunStore.create(path, RunSpec(shape=(I, J, K), chains=1, draws=9)).close()
-    rng = np.random.default_rng(0)
-    seen = [0]
+    rng, seen = np.random.default_rng(0), [0]
     for _ in range(KILLS):
         process, pipe = start(write_until_killed, str(path))
         assert pipe.recv() == "ready"
@@ -110,8 +108,7 @@ def test_a_run_killed_before_it_was_closed_is_closed_by_resume(tmp_path, monkeyp
 
 
 def test_reading_and_resuming_do_not_wait_for_a_cluster_without_workers(tmp_path):
-    distributed = pytest.importorskip("distributed")
-    path = tmp_path / "run.zarr"
+    distributed, path = pytest.importorskip("distributed"), tmp_path / "run.zarr"
     cells = (np.array([1, 2]), np.array([0, 3]))
     options = {"draws": 3, "tune": 2, "random_seed": 1, "progressbar": False}
     dfac.sample(V, dfac.TweedieNMF(2), store=path, monitor=cells, **options)

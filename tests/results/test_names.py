@@ -279,8 +279,7 @@ def test_predictions_are_maps(mapped, V):
 @given(st.data())
 def test_a_cell_by_label_is_the_cell_by_position(mapped, V, data):
     kept = dfac.open_run(mapped)["posterior"].indexes["lat_lon"]
-    j = data.draw(st.integers(0, len(kept) - 1))
-    i = data.draw(st.integers(0, 6))
+    j, i = data.draw(st.integers(0, len(kept) - 1)), data.draw(st.integers(0, 6))
     lat, lon = kept[j]
     by_label = dfac.predict(mapped, V["time"].values[i], {"lat": lat, "lon": lon}).load()
     by_position = dfac.predict(mapped, V["time"].values[i], [j]).load()
@@ -330,8 +329,7 @@ def test_cells_and_values_go_by_the_labels_of_maps(mapped, V):
 
 
 def test_places_are_recommended_and_asked_for_by_their_labels(mapped, V):
-    best = dfac.recommend(mapped, n=2)
-    H = dfac.open_run(mapped)["posterior"]["H"]
+    best, H = dfac.recommend(mapped, n=2), dfac.open_run(mapped)["posterior"]["H"]
     for name in ("lat", "lon"):
         assert_array_equal(best[name], H[name].values[best["position"]])
     label = H["lat_lon"].values[3]

@@ -47,8 +47,7 @@ def never(*args, **options):
 def test_what_is_noted_is_what_the_draws_say(store):
     tree = dfac.open_run(store)
     attrs, noted = noted_at(store)
-    assert attrs[VERDICT] == tree.attrs[VERDICT]
-    assert noted_of(tree) == noted
+    assert (attrs[VERDICT], noted_of(tree)) == (tree.attrs[VERDICT], noted)
     found = judged(tree)
     xr.testing.assert_identical(summary.Summary.from_dict(noted.summary), found)
     assert type(dfac.summarize(store)) is summary.Summary

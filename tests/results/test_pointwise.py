@@ -198,8 +198,7 @@ def test_new_observations_have_the_moments_of_predictions(law, counts):
     assert_array_less(abs(mean - told["mean"].values), 5 * found.std(0) / np.sqrt(n))
     # The law of total variance; each side by draws of its own.
     W, H = counts["posterior/W"].values[:, :, ROWS], counts["posterior/H"].values[..., COLUMNS]
-    mu = np.einsum("sdpk,sdkp->sdp", W, H).reshape(-1, ROWS.size)
-    beta = model.get("beta")
+    mu, beta = np.einsum("sdpk,sdkp->sdp", W, H).reshape(-1, ROWS.size), model.get("beta")
     own = mu + dispersion * mu**2 if beta is None else dispersion * mu ** (2 - beta)
     error = np.sqrt((((found - mean) ** 4).mean(0) - variance**2) / n)
     assert_array_less(abs(variance - mu.var(0) - own.mean(0)), 5 * error)

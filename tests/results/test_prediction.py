@@ -60,8 +60,7 @@ def trace(request, stored):
 @pytest.mark.parametrize("block", [1, 2_000, 64 * 2**20])
 def test_mean_and_quantiles_of_mu(trace, block, monkeypatch):
     monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
-    found = predict(trace, of="mean", interval=0.8)
-    mu = all_mu()
+    found, mu = predict(trace, of="mean", interval=0.8), all_mu()
     assert found["mean"].dims == ("gene", "day")
     assert_allclose(found["mean"], mu.mean(0), rtol=1e-5)
     assert_allclose(found["sd"], mu.std(0), rtol=1e-4)
@@ -73,8 +72,7 @@ def test_mean_and_quantiles_of_mu(trace, block, monkeypatch):
 
 
 def test_observations_add_the_noise(trace):
-    found = predict(trace, interval=0.9)
-    mu = all_mu()
+    found, mu = predict(trace, interval=0.9), all_mu()
     assert_allclose(found["sd"], np.sqrt(mu.var(0) + mu.mean(0)), rtol=1e-5)
     lower, upper = observation_interval(mu.mean(0), mu.var(0), 1.0, 1.0, 0.9)
     assert_allclose(found["lower"], lower)
@@ -85,8 +83,7 @@ def test_observations_add_the_noise(trace):
 def test_observations_follow_the_law_of_the_model(beta):
     model = json.dumps({"type": "TweedieNMF", "n_components": 2, "beta": beta})
     tree = memory_tree(make_spec(attrs={**ATTRS, "model": model, "dispersion": 0.3}))
-    found = predict(tree, interval=0.5).load()
-    mu = all_mu()
+    found, mu = predict(tree, interval=0.5).load(), all_mu()
     variance = mu.var(0) + 0.3 * mu.mean(0) ** (2 - beta)
     assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-5)
     assert (found["lower"] < found["mean"]).all()
@@ -96,8 +93,7 @@ def test_observations_follow_the_law_of_the_model(beta):
 def test_coarse_chain_extrapolates_mean_and_variance():
     # Correlated runs, as the coupled noise makes them, so that nothing reaches a floor.
     W, Ht = (np.stack(part) for part in zip(*(factors(c, 0, DRAWS) for c in (0, 1)), strict=True))
-    half, fine = DRAWS // 2, all_mu()
-    arrays = {"posterior": {"W": W, "H": Ht}}
+    half, fine, arrays = DRAWS // 2, all_mu(), {"posterior": {"W": W, "H": Ht}}
     arrays["posterior_coarse"] = {"W": 1.02 * W[:, :half], "H": Ht[:, :half]}
     tree = tree_of(make_spec(has_coarse=True), arrays)
     coarse = 1.02 * np.concatenate([fine[:half], fine[DRAWS : DRAWS + half]])
@@ -287,8 +283,7 @@ def test_single_cells_by_a_mask_and_none_at_all(trace):
     mask = xr.DataArray(np.isin(np.arange(I), [1, 4]), dims="p", coords={"p": np.arange(I)})
     expected, found = (predict(trace, at, columns) for at in (rows, mask))
     assert_array_equal(found["mean"], expected["mean"])
-    assert found.sizes == {"p": 2}
-    assert found["gene"].values.tolist() == ["g1", "g4"]
+    assert (found.sizes, found["gene"].values.tolist()) == ({"p": 2}, ["g1", "g4"])
     assert found["p"].values.tolist() == [1, 4]
     none = predict(trace, nothing, nothing).load()
     assert (none.sizes, none["mean"].dims) == ({"p": 0}, ("p",))

@@ -34,8 +34,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("chunks", [None, {}])
 def test_plain_xarray_opens_the_store_without_a_warning(path, chunks):
-    tree = xr.open_datatree(path, engine="zarr", chunks=chunks)
-    ours = open_run(path)
+    tree, ours = xr.open_datatree(path, engine="zarr", chunks=chunks), open_run(path)
     assert set(tree.children) == set(ours.children)
     assert "checkpoint" not in tree.children
     xr.testing.assert_identical(tree.load(), ours.load())
@@ -65,8 +64,7 @@ def test_arviz_summarizes_the_statistics(path, source):
     else:
         stats, posterior = tree["sample_stats"].to_dataset(), tree["posterior"].to_dataset()
         assert float(az.ess(tree, group="sample_stats", var_names=["lp"])["lp"]) > 0
-    summary = az.summary(stats, var_names=["lp"])
-    lp = tree["sample_stats"]["lp"].values
+    summary, lp = az.summary(stats, var_names=["lp"]), tree["sample_stats"]["lp"].values
     assert float(summary.loc["lp", "mean"]) == pytest.approx(lp.mean(), rel=1e-2)
     assert float(az.ess(stats, var_names=["lp"])["lp"]) > 0
     assert np.isfinite(az.rhat(posterior, var_names=["W"])["W"]).all()
@@ -74,8 +72,7 @@ def test_arviz_summarizes_the_statistics(path, source):
 
 
 def test_a_running_store_opens_in_another_process_with_warnings_as_errors(tmp_path):
-    path = tmp_path / "run.zarr"
-    spec = make_spec()
+    path, spec = tmp_path / "run.zarr", make_spec()
     with RunStore.create(path, spec) as store:
         fill(store, spec, draws=3)
         store.write_draws(0, 3, np.ones((1, 7, 3)), np.ones((1, 5, 3)))

@@ -35,8 +35,7 @@ def two_lists(weight=(0.75, 0.25), scale=1.0):
 
 def split(W, H, weight, at):
     """The same posterior, one of its particles as two of half the mass, in another order."""
-    order = np.append(np.arange(len(W)), at)[::-1]
-    halved = np.array(weight)
+    order, halved = np.append(np.arange(len(W)), at)[::-1], np.array(weight)
     halved[at] /= 2
     return W[order], H[order], halved[order]
 
@@ -408,8 +407,7 @@ def test_coverage_counts_cells_inside_their_intervals():
     values = inside["mean"].values.copy()
     values[:3] = inside["upper"].values[:3] + 1.0
     found = dfac.held_out_coverage(tree, (rows, columns), values.ravel(), levels=(0.8,))
-    assert float(found["inside"][0]) == 9 / 12
-    assert int(found["cells"]) == 84
+    assert (float(found["inside"][0]), int(found["cells"])) == (9 / 12, 84)
     assert_allclose(found["rmse"], np.square(values - inside["mean"].values).mean() ** 0.5)
     assert int(dfac.held_out_coverage(tree, ([3, 4], [3, 3]), [5.0, np.nan])["cells"]) == 1
 
@@ -419,8 +417,7 @@ def test_monitored_cells_need_no_draws():
     tree.attrs["model"] = TWEEDIE
     cells = [tree["monitor"][name].values[::-1] for name in ("row_index", "column_index")]
     found = dfac.held_out_coverage(tree, cells, dfac.monitored(tree)["mean"].values[::-1])
-    assert found["inside"].values.tolist() == [1.0] * 4
-    assert float(found["rmse"]) == 0.0
+    assert (found["inside"].values.tolist(), float(found["rmse"])) == ([1.0] * 4, 0.0)
     match = "did not monitor these cells"
     refused(OptionError, match, dfac.held_out_coverage, tree, ([3], [3]), [1.0])
 

@@ -223,8 +223,7 @@ def test_points_new_rows_and_stores(tmp_path):
     assert_array_equal(unseen["position"], best_of(score[4:5], 3))
 
     point = dfac.optimize(V, dfac.TweedieNMF(2), **quiet)
-    found = dfac.recommend(point, n=3)
-    mean = (point["W"] @ point["H"]).values.astype("f8")
+    found, mean = dfac.recommend(point, n=3), (point["W"] @ point["H"]).values.astype("f8")
     assert_allclose(found["mean"], -np.sort(-mean)[:, :3], rtol=1e-6)
     assert (found["sd"].values < 1e-6).all()
 

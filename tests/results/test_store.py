@@ -300,8 +300,7 @@ def test_attributes_and_constants_are_updated_atomically(path):
         fill(store, make_spec())
         store.finish({"sampling_time": 1.5})
         refused(StoreError, "is closed", store.write_draws, 0, 0, *factors(0, 0, 1))
-    tree = open_run(path)
-    kept = {"dispersion": 0.5, "shape": [1, 2], "sampling_time": 1.5}
+    tree, kept = open_run(path), {"dispersion": 0.5, "shape": [1, 2], "sampling_time": 1.5}
     assert kept.items() <= tree.attrs.items()
     assert tree["constant_data"]["dispersion"] == 0.5
 

@@ -32,8 +32,7 @@ def run(chains=2, draws=500, lp=None, move=None, swap=False, seed=0):
     if swap:
         W[1:], H[1:] = W[1:, ..., [1, 2, 0]], H[1:, :, [1, 2, 0]]
     lp = rng.normal(size=(chains, draws)) if lp is None else lp
-    tree = drawn_tree(W, H, lp=lp)
-    model = '{"type": "TweedieNMF", "n_components": 3}'
+    tree, model = drawn_tree(W, H, lp=lp), '{"type": "TweedieNMF", "n_components": 3}'
     tree.attrs = {"model": model, "sampler": '{"type": "PSGLD"}'}
     return tree
 
@@ -149,12 +148,10 @@ def test_components_that_change_places_are_no_alarm():
 
 
 def test_chains_with_other_components_are_seen_and_named():
-    tree = run()
-    other = np.random.default_rng(8)
+    tree, other = run(), np.random.default_rng(8)
     tree["posterior/W"].values[1, ..., 2] = other.permutation(np.arange(12.0))
     tree["posterior/H"].values[1, :, 2] = other.permutation(np.arange(9.0))
-    found = dfac.summarize(tree)
-    alignment = dfac.align(tree)["alignment"].to_dataset()
+    found, alignment = dfac.summarize(tree), dfac.align(tree)["alignment"].to_dataset()
     having = (alignment["share_by_chain"] >= 0.5).sum("chain")
     for one in (found, dfac.summarize(dfac.align(tree))):
         assert [one.predictions.status, one.components.status] == ["red", "red"]
@@ -251,8 +248,7 @@ def test_means_and_spreads_are_those_of_the_masses():
 
 def test_draws_without_weight_and_halves_change_nothing():
     W, H, _ = modes()
-    w, lp = np.arange(12.0) / 66, np.sin(np.arange(12.0))
-    doubled = np.r_[np.arange(12), 5]
+    w, lp, doubled = np.arange(12.0) / 66, np.sin(np.arange(12.0)), np.r_[np.arange(12), 5]
     half = w[doubled] * np.where(doubled == 5, 0.5, 1.0)
     W[0], H[0] = W[0, ::-1], 100.0
     found = dfac.summarize(particle_tree(W, H, w, lp=lp))

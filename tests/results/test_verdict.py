@@ -370,8 +370,7 @@ def walk():
 
 def drifting(scale=1.0, **learnt):
     """A run whose product mixes, while the scale of W and H wanders, and the density with it."""
-    tree = run(chains=4, draws=200)
-    by = walk()[..., None, None] ** scale
+    tree, by = run(chains=4, draws=200), walk()[..., None, None] ** scale
     tree["posterior/W"].values[:] *= by
     tree["posterior/H"].values[:] /= by
     tree.attrs |= {"rate_w": 1.0, "rate_h": 1.0}
@@ -425,8 +424,7 @@ def test_a_tensor_is_judged_as_it_was_drawn():
 
 
 def test_draws_are_found_again_from_an_aligned_copy():
-    tree = run(swap=True)
-    rates = np.random.default_rng(0).gamma(2.0, size=(2, 500, 3))
+    tree, rates = run(swap=True), np.random.default_rng(0).gamma(2.0, size=(2, 500, 3))
     tree["posterior/rate"] = xr.DataArray(rates, dims=("chain", "draw", "component"))
     aligned = dfac.align(tree)
     reference = tuple(tree["posterior"][name].values[0, 3] for name in "WH")
@@ -440,11 +438,9 @@ def test_components_of_an_aligned_copy_are_judged_under_its_names():
     tree, rng = run(), np.random.default_rng(8)
     tree["posterior/W"].values[1, ..., 2] = rng.permutation(np.arange(12.0))
     tree["posterior/H"].values[1, :, 2] = rng.permutation(np.arange(9.0))
-    aligned = dfac.align(tree)
-    order = [2, 0, 1]
+    aligned, order = dfac.align(tree), [2, 0, 1]
     means = aligned["posterior"].to_dataset().mean(["chain", "draw"]).isel(component=order)
-    other = dfac.align(tree, means)
-    lost = dfac.summarize(tree).components
+    other, lost = dfac.align(tree, means), dfac.summarize(tree).components
     (name,) = (k for k in range(3) if f"Component {k} of 3" in lost.reasons[0])
     renamed = dfac.summarize(other).components
     assert (lost.status, renamed.status) == ("red", "red")

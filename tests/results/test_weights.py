@@ -34,8 +34,7 @@ def naive(mu, w, levels):
     """Weighted moments and quantiles by the plainest loops; mu (M, ...)."""
     mean = sum(one * mass for one, mass in zip(mu, w, strict=True))
     variance = sum(mass * (one - mean) ** 2 for one, mass in zip(mu, w, strict=True))
-    width = sum(mass**2 for mass in w)
-    ends = np.empty((len(levels), *mean.shape))
+    width, ends = sum(mass**2 for mass in w), np.empty((len(levels), *mean.shape))
     for place in np.ndindex(mean.shape):
         pairs = sorted(zip((one[place] for one in mu), w, strict=True))
         for number, level in enumerate(levels):

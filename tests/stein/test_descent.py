@@ -216,8 +216,7 @@ def test_second_derivatives_of_squares_are_exact_at_any_distance():
         a, b = rng.standard_normal(W.shape), rng.standard_normal(H.shape)
         by_w, by_h = descent.second_derivative(posed(case, data), (W, H), (a, b))
     for m in range(2):
-        residual = seen * (V - W[m] @ H[m])
-        change = seen * (a[m] @ H[m] + W[m] @ b[m])
+        residual, change = seen * (V - W[m] @ H[m]), seen * (a[m] @ H[m] + W[m] @ b[m])
         assert_allclose(by_w[m], change @ H[m].T - residual @ b[m].T, rtol=1e-10)
         assert_allclose(by_h[m], W[m].T @ change - a[m].T @ residual, rtol=1e-10)
 
@@ -235,8 +234,7 @@ def test_it_never_ends_worse_than_it_starts(name, step, dtype):
         if step == "auto":
             ends = (SteinDescent(n).move(posterior, begun)[0] for n in range(1, 25, 4))
             levels[1:1] = [square(posterior, *end) for end in ends]
-    assert told == [done / 25 for done in range(1, 26)]
-    assert taken == 25
+    assert (told, taken) == ([done / 25 for done in range(1, 26)], 25)
     rounding = 0.0 if dtype == "float64" else 1e-2
     assert np.all(np.diff(levels) <= rounding * levels[0])
     if step == "auto":
@@ -251,8 +249,7 @@ def test_it_never_ends_worse_than_it_starts(name, step, dtype):
 
 
 def test_the_best_is_kept_where_fixed_steps_lead_up(monkeypatch):
-    case, levels = BY_NAME["frozen"], []
-    measure = descent.equal_discrepancy
+    case, levels, measure = BY_NAME["frozen"], [], descent.equal_discrepancy
 
     def heard(*given):
         levels.append(measure(*given))

@@ -42,8 +42,7 @@ def start_of(X, K=3, seed=0):
 
 def total(X, W, H, objective):
     """The objective, written out; coordinate descent halves both of its terms alike."""
-    seen = ~np.isnan(X)
-    mu = W.astype(float) @ H.astype(float)
+    seen, mu = ~np.isnan(X), W.astype(float) @ H.astype(float)
     penalty = objective.rate_w * W.sum() + objective.rate_h * H.sum()
     return float(divergence(X[seen], mu[seen], objective.beta).sum()) + (
         objective.dispersion * float(penalty)
@@ -179,8 +178,7 @@ def test_the_optimizer_that_data_and_model_allow(entry, options, law, expected, 
 
     with as_blocks(X, 2, **options) as data:
         assert data.in_memory is not bool(options)
-        assert chosen("auto") == expected
-        assert chosen("multiplicative") == "multiplicative"
+        assert (chosen("auto"), chosen("multiplicative")) == (expected, "multiplicative")
         if refusal is None:
             assert chosen(COORDINATES) == COORDINATES
         else:

@@ -21,8 +21,7 @@ ABOVE = BY_NAME["silf, above"]
 
 def begun(case, data):
     """A posterior, a place, and momenta that would take some entries past zero."""
-    rng = np.random.default_rng(3)
-    own = posed(case, data)
+    rng, own = np.random.default_rng(3), posed(case, data)
     W, H = starts(case, data, 1)
     spot = simplex_hmc.look(own, simplex_hmc.coordinates(own, W[0], H[0]))
     first, second = (rng.standard_normal(one.shape) for one in spot.place)

@@ -77,8 +77,7 @@ def test_particles_of_every_kind_of_data(V, options):
         dense = np.where(dense == 0, np.nan, dense)
     f = [model.objective(dense, *pair) for pair in zip(W, H, strict=True)]
     assert_allclose(stats["objective"].values[0], f, rtol=1e-4)
-    made = json.loads(tree.attrs["sampler"])
-    complete = np.isfinite(dense).all()
+    made, complete = json.loads(tree.attrs["sampler"]), np.isfinite(dense).all()
     assert made["optimizer"] == ("coordinate_descent" if complete else "multiplicative")
     assert max(f) < 0.5 * np.nansum((dense - np.nanmean(dense)) ** 2)
     # What the verb says of its particles is what stein_discrepancy finds of them.
@@ -114,8 +113,7 @@ def test_same_bits_from_every_executor(executor):
 
 
 def test_a_threshold_as_given_needs_no_pilot():
-    events = []
-    given = dfac.SILFNMF(3, threshold=50.0)
+    events, given = [], dfac.SILFNMF(3, threshold=50.0)
     tree = posterior(values(), given, callback=lambda event: events.append(event.phase))
     assert tree["constant_data"]["threshold"] == 50.0
     assert "pilot" not in events

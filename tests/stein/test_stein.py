@@ -91,13 +91,11 @@ def test_lazy_particles_are_read_once_if_there_is_room(monkeypatch):
 
 def test_near_duplicates_keep_their_distance():
     """Centring: |x - y|² of 1e-7 beside a common offset of 1000, and what scores make of it."""
-    rng = np.random.default_rng(0)
-    spread = np.array([0.0, 1e-4, 1.0])[:, None, None]
+    rng, spread = np.random.default_rng(0), np.array([0.0, 1e-4, 1.0])[:, None, None]
     x = 1e3 + spread * rng.standard_normal((25, 2))
     s = 1e3 + spread * rng.standard_normal((3, 25, 2))
     band = BandScore(x, s, np.full(3, -1.0), 0.0, 0.0, np.ones(2))
-    found = Block.of(*products(band)[:3], 50)
-    apart = x[:, None] - x
+    found, apart = Block.of(*products(band)[:3], 50), x[:, None] - x
     assert_allclose(found.r2, (apart**2).sum(axis=(2, 3)), rtol=1e-6)
     cross = ((s[:, None] - s) * apart).sum(axis=(2, 3))
     assert_allclose(found.cross, cross, rtol=1e-6)

@@ -46,10 +46,8 @@ def of_counts(particles, model=None, **options):
 
 
 def test_gives_the_matrix_and_three_values():
-    kernel = dfac.IMQ(0.7, 2.5)
-    weights = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
-    found = run(weights=weights, kernel=kernel)
-    K = matrix(ABOVE, kernel=kernel)
+    kernel, weights = dfac.IMQ(0.7, 2.5), np.array([0.1, 0.2, 0.3, 0.4, 0.0])
+    found, K = run(weights=weights, kernel=kernel), matrix(ABOVE, kernel=kernel)
     assert_allclose(found["stein_matrix"], K, rtol=1e-10)
     assert found["stein_matrix"].dims == ("particle", "other_particle")
     assert float(found["discrepancy"]) == pytest.approx(np.sqrt(weights @ K @ weights))

@@ -70,8 +70,7 @@ def test_never_worse_than_equal_weights_or_one_particle(seed, count, rank, sprea
 
 
 def test_a_bad_particle_takes_no_digits_from_good_ones():
-    good = random_matrix(1, 4)
-    K = np.zeros((5, 5))
+    good, K = random_matrix(1, 4), np.zeros((5, 5))
     K[:4, :4], K[4, 4] = good, 1e20
     w = stein_weights(K)
     assert_allclose(w[:4], enumerated(good)[1], atol=1e-8)
