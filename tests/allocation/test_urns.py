@@ -11,7 +11,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.special import gammaln, logsumexp
+from scipy.special import logsumexp
 from scipy.stats import nbinom
 
 from daskfactor.allocation import compiled_model
@@ -26,43 +26,12 @@ from tests.allocation.cases import (
     TOY_EVIDENCE,
     enumerate_evidence,
     graphs,
-    log_f,
     tokens,
     toy,
 )
 from tests.allocation.particles import compiled_of
 from tests.allocation.sequences import evidence
 from tests.refusals import refused
-
-
-def predictive(compiled, C, D, m, h):
-    """Probability of a token at observed cell m with hidden state h, and its additions."""
-    cells = compiled.row[m] + compiled.column[:, h]
-    totals, p = compiled.total_row[m] + compiled.total_column[:, h], 1.0
-    for n in range(len(cells)):
-        before = compiled.group[:n] == compiled.group[n]
-        own = C[cells[n]] + np.sum(before & (cells[:n] == cells[n]))
-        all_ = D[totals[n]] + np.sum(before & (totals[:n] == totals[n]))
-        p *= (compiled.alpha[n] + own) / (compiled.alpha_total[n] + all_)
-    np.add.at(C, cells, 1)
-    np.add.at(D, totals, 1)
-    return p
-
-
-@pytest.mark.parametrize(("_", "model", "network", "X"), CASES, ids=NAMES)
-def test_predictives_multiply_to_f(_, model, network, X):
-    compiled, rng = compiled_of(X, model), np.random.default_rng(1)
-    tokens = rng.permutation(np.repeat(np.arange(len(compiled.values)), compiled.values))
-    C, D, logs = np.zeros(compiled.cells), np.zeros(compiled.totals), 0.0
-    for m in tokens:
-        logs += np.log(predictive(compiled, C, D, m, rng.integers(compiled.states)))
-    assert log_f(compiled, C) == pytest.approx(logs, abs=1e-10)
-    assert_array_equal(np.bincount(compiled.owner, C, compiled.totals), D)
-    assert C.sum() == X.sum() * len(compiled.draws)
-    assert_allclose(log_f(compiled, np.stack([C, 0 * C])), [logs, 0.0], atol=1e-10)
-    for n in range(len(compiled.draws)):
-        assert set(compiled.cell_alpha[compiled.row[:, n]]) == {compiled.alpha[n]}
-        assert set(compiled.total_alpha[compiled.total_row[:, n]]) == {compiled.alpha_total[n]}
 
 
 def test_columns_are_contiguous_where_all_hidden_variables_are_axes():
@@ -85,17 +54,6 @@ def test_only_what_occurs_takes_room():
     assert_allclose(large.alpha, [2 / 3, 2 / 3e6, 2 / 3e6])
     assert_allclose(large.alpha_total, [2.0, 2 / 3, 2 / 3])
     assert large.row.shape == (len(large.values), 3)
-
-
-def test_tables_without_hidden_variables_are_a_constant():
-    compiled = compiled_of(TOY, AllocationModel.topics(2, length=0.5))
-    assert compiled.draws == ("r", "w")
-    rows = TOY.sum(axis=1)
-    expected = (gammaln(0.5 + rows) - gammaln(0.5)).sum() + gammaln(1.5) - gammaln(1.5 + 9)
-    assert compiled.constant == pytest.approx(expected)
-    T, a, b = 9, 1.0, 1.0
-    factor = nbinom(a, b / (b + 1)).logpmf(T) + gammaln(T + 1) - gammaln(TOY + 1).sum()
-    assert compiled.log_factor == pytest.approx(factor)
 
 
 def test_tables_have_names_and_labels():

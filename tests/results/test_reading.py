@@ -310,25 +310,6 @@ def test_scores_of_two_classes():
     assert of_one["best"].values.tolist() == [2.0]
 
 
-def test_a_classifier_on_the_weights_of_columns():
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    metrics = pytest.importorskip("sklearn.metrics")
-    rng, topics = np.random.default_rng(0), np.repeat(["sea", "space"], 20)
-    H = rng.gamma(1.0, size=(2, 2, 40))
-    H[0, 0, :20] += 4.0
-
-    def auc(W, H):
-        found = linear_model.LogisticRegression().fit(H.T, topics).predict_proba(H.T)
-        return {
-            name: metrics.roc_auc_score(topics == name, found[:, k])
-            for k, name in enumerate(np.unique(topics))
-        }
-
-    scores = downstream(fake_particles(rng.random((2, 5, 2)), H, [0.5, 0.5]), auc)
-    assert scores["best_draw"].to_series().to_dict() == {"sea": 0, "space": 0}
-    assert scores["best"].values.min() > 0.95
-
-
 def test_draws_of_a_sampler_count_equally_and_may_be_lazy():
     tree = fake_run()
     assert (draw_masses(tree) == 1 / 40).all()

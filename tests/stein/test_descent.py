@@ -72,16 +72,6 @@ def test_discrepancies_are_those_of_the_stein_matrix(name, tangent):
     assert found == pytest.approx(discrepancy(matrix), rel=1e-12)
 
 
-def test_components_that_are_constants_stay():
-    case = BY_NAME["frozen"]
-    with case.open() as data:
-        begun = starts(case, data, 4)
-        (W, _), _ = SVGD(20).move(posed(case, data), begun)
-    frozen = case.model.frozen[0]
-    assert_array_equal(W[:, :, frozen], begun[0][:, :, frozen])
-    assert np.all(W[:, :, ~frozen] != begun[0][:, :, ~frozen])
-
-
 def test_the_nearest_point_of_the_simplex():
     """Every column less one number, cut off at zero, adds up to 1."""
     x = np.random.default_rng(0).standard_normal((3, 6, 4)) * np.array([0.1, 0.5, 2.0, 50.0])

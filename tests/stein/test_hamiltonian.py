@@ -71,12 +71,6 @@ def test_the_way_back_leads_to_the_start(name):
         assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
-def test_reflection():
-    place, momentum = simplex_hmc.reflected(np.array([0.5, -0.2, 0.0]), np.array([1.0, -3.0, -2.0]))
-    assert_array_equal(place, [0.5, 0.2, 0.0])
-    assert_array_equal(momentum, [1.0, 3.0, -2.0])
-
-
 def test_volumes_stay_as_they_are():
     """The determinant of the map of positions and momenta is ±1, with reflections too."""
     with SMALL.open(1) as data:
