@@ -46,12 +46,11 @@ def make_spec(**changes):
 
 def factors(chain, start, n, *, salt=0):
     """Draws (n, I, K) and (n, J, K) that depend on nothing but their address."""
-    W, Ht = [], []
-    for draw in range(start, start + n):
-        rng = np.random.default_rng([salt, chain, draw])
-        W.append(rng.gamma(2.0, size=(I, K)))
-        Ht.append(rng.gamma(2.0, size=(J, K)))
-    return np.array(W, dtype="f4").reshape(n, I, K), np.array(Ht, dtype="f4").reshape(n, J, K)
+    W, Ht = np.empty((n, I, K), "f4"), np.empty((n, J, K), "f4")
+    for at in range(n):
+        rng = np.random.default_rng([salt, chain, start + at])
+        W[at], Ht[at] = rng.gamma(2.0, size=(I, K)), rng.gamma(2.0, size=(J, K))
+    return W, Ht
 
 
 def stats(chain, start, n):
@@ -65,7 +64,8 @@ def stats(chain, start, n):
 
 def moments(chain):
     W, Ht = factors(chain, 0, DRAWS)
-    return {"W_mean": W.mean(0), "W_var": W.var(0), "H_mean": Ht.mean(0).T, "H_var": Ht.var(0).T}
+    H = Ht.swapaxes(1, 2)
+    return {"W_mean": W.mean(0), "W_var": W.var(0), "H_mean": H.mean(0), "H_var": H.var(0)}
 
 
 def put_moments(sink, group, chain, values, count=DRAWS):
@@ -90,9 +90,8 @@ def fill(store, spec, *, draws=None):
         if spec.keep == "draws":
             store.write_draws(chain, 0, *factors(chain, 0, n))
         if spec.has_coarse:
-            store.write_draws(
-                chain, 0, *factors(chain, 0, n // 2, salt=1), group="posterior_coarse"
-            )
+            coarse = factors(chain, 0, n // 2, salt=1)
+            store.write_draws(chain, 0, *coarse, group="posterior_coarse")
         store.write_stats(chain, 0, stats(chain, 0, n))
         put_moments(store, MOMENTS, chain, moments(chain))
         if spec.n_monitor:
