@@ -214,11 +214,9 @@ def test_a_particle_in_two_halves_changes_no_weighted_number():
 @pytest.mark.parametrize(("of", "metric"), [("W", "angle"), ("both", "angle"), ("H", "euclidean")])
 def test_copies_in_another_order_scale_and_sign_are_at_distance_zero(of, metric, signed):
     W, H, _ = random_particles(count=1)
-    if signed:
-        W = W * np.random.default_rng(1).choice([-1, 1], W.shape)
-    kind = "GaussianMF" if signed else "SILFNMF"
-    W, H = np.repeat(W, 4, 0), np.repeat(H, 4, 0)
-    tree = fake_particles(*moved(W, H, signed=signed), kind=kind)
+    W = W * np.random.default_rng(1).choice([-1, 1], W.shape) if signed else W
+    pair = moved(np.repeat(W, 4, 0), np.repeat(H, 4, 0), signed=signed)
+    tree = fake_particles(*pair, kind="GaussianMF" if signed else "SILFNMF")
     found = pairwise_distances(tree, of, metric=metric)
     assert found.values == pytest.approx(np.zeros((4, 4)), abs=1e-5)
     assert pairwise_distances(tree, of, aligned=False, metric=metric).values.max() > 0.1
@@ -247,33 +245,38 @@ def test_distances_of_two_particles_by_hand():
 def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatch):
     rng = np.random.default_rng(4)
     W, H = rng.gamma(0.7, size=(2, 3, 8, 3)), rng.gamma(0.7, size=(2, 3, 3, 6))
-    tree = fake_particles(W, H)
-    flat_w, flat_h = W.reshape(6, 8, 3), H.reshape(6, 3, 6)
+    tree, flat = (
+        fake_particles(W, H),
+        list(zip(W.reshape(6, 8, 3), H.reshape(6, 3, 6), strict=True)),
+    )
 
     def angles(x, y):
         cosines = (x / np.linalg.norm(x, axis=0)).T @ (y / np.linalg.norm(y, axis=0))
         return np.degrees(np.arccos(np.clip(cosines, -1, 1)))
 
-    expected = np.zeros((6, 6))
-    for a, b in np.ndindex(6, 6):
-        cost = (angles(flat_w[a], flat_w[b]) + angles(flat_h[a].T, flat_h[b].T)) / 2
-        expected[a, b] = min(cost[range(3), list(one)].mean() for one in permutations(range(3)))
+    def least(one, other):
+        cost = (angles(one[0], other[0]) + angles(one[1].T, other[1].T)) / 2
+        return min(cost[range(3), list(own)].mean() for own in permutations(range(3)))
+
     whole = pairwise_distances(tree, "both")
-    assert_allclose(whole, expected, atol=1e-5)
+    assert_allclose(whole, [[least(a, b) for b in flat] for a in flat], atol=1e-5)
     assert whole["chain"].values.tolist() == [0, 0, 0, 1, 1, 1]
     assert whole["other_draw"].values.tolist() == [0, 1, 2, 0, 1, 2]
-    read = []
+    read, original = [], compare._read
 
     def counted(*arguments):
         read.append(len(arguments[-1]))
         return original(*arguments)
 
-    original = compare._read
     monkeypatch.setattr(compare, "_read", counted)
     monkeypatch.setattr(compare, "BLOCK_BYTES", 8 * 3 * 14 * 4)
     xr.testing.assert_allclose(pairwise_distances(tree, "both"), whole)
     assert max(read) <= 4
     assert len(read) > 2
+    with pytest.warns(SamplingWarning, match="one in 3 is compared; pass most=40"):
+        some = pairwise_distances(fake_run(), most=15)
+    assert some.shape == (14, 14)
+    assert_allclose(some, pairwise_distances(fake_run(), most=40).values[::3, ::3], atol=1e-6)
 
 
 def test_frozen_components_are_not_exchanged():
@@ -283,14 +286,6 @@ def test_frozen_components_are_not_exchanged():
     assert pairwise_distances(tree).values[0, 1] < 1e-5
     tree.attrs["model"] = '{"type": "TweedieNMF", "n_components": 3, "fixed_w": [0]}'
     assert pairwise_distances(tree).values[0, 1] > 10
-
-
-def test_of_many_draws_some_are_compared_and_one_is_told():
-    with pytest.warns(SamplingWarning, match="one in 3 is compared; pass most=40"):
-        found = pairwise_distances(fake_run(), most=15)
-    assert found.shape == (14, 14)
-    whole = pairwise_distances(fake_run(), most=40)
-    assert_allclose(found, whole.values[::3, ::3], atol=1e-6)
 
 
 def test_scores_of_two_classes():
@@ -405,25 +400,20 @@ def test_monitored_cells_need_no_draws():
 
 def test_columns_of_w_have_mean_one_and_rows_of_h_what_a_component_adds():
     tree = fake_run(keep="moments", chains=1)
-    found = components_of(tree)
+    found, moments = components_of(tree), tree["posterior_moments"].isel(chain=0)
+    W, H = (moments[f"{name}_mean"].values for name in "WH")
     assert_allclose(found.W.mean.mean(axis=1), 1.0)
-    W, H = (tree["posterior_moments"][f"{name}_mean"].values[0] for name in "WH")
     assert_allclose(found.W.mean.T @ found.H.mean, W @ H)
     added = (W[:, :, None] * H).mean(axis=0)
     assert_allclose(found.H.mean, added[found.labels])
     assert_allclose(found.weight, np.sort(added.sum(axis=1) / added.sum())[::-1])
-
-
-def test_the_spread_is_scaled_like_the_mean_and_intervals_hold_it():
-    tree = fake_run(keep="moments", chains=1)
-    found, moments = components_of(tree), tree["posterior_moments"].isel(chain=0)
+    # The spread is scaled like the mean, and intervals hold it.
     own = (moments["H_var"] ** 0.5 / moments["H_mean"]).values[found.labels]
     assert_allclose(np.sqrt(found.H.variance) / found.H.mean, own)
     low, high = found.H.interval(1)
     assert (low > 0).all()
     assert ((low < found.H.mean[1]) & (found.H.mean[1] < high)).all()
-    few_low, few_high = found.H.interval(1, [4, 2])
-    assert_array_equal([few_low, few_high], [low[[4, 2]], high[[4, 2]]])
+    assert_array_equal(found.H.interval(1, [4, 2]), [low[[4, 2]], high[[4, 2]]])
 
 
 def test_draws_have_the_names_of_align_with_all_chains_together():
@@ -449,9 +439,8 @@ def test_moments_of_chains_are_never_mixed():
 
 def test_a_point_has_no_interval():
     V = xr.DataArray(np.random.default_rng(0).poisson(3.0, (9, 7)), dims=("gene", "cell"))
-    point = dfac.optimize(
-        V, dfac.TweedieNMF(2), dfac.MultiplicativeUpdates(), random_seed=0, progressbar=False
-    )
+    updates = dfac.MultiplicativeUpdates()
+    point = dfac.optimize(V, dfac.TweedieNMF(2), updates, random_seed=0, progressbar=False)
     found = components_of(point)
     assert found.H.interval(0) is None
     assert_allclose(found.W.mean.T @ found.H.mean, point["W"] @ point["H"], rtol=1e-5)
