@@ -49,9 +49,8 @@ def test_sizes_may_be_the_models_own():
     refused(ModelError, match, simulate, model, (5, 3))
 
 
-@pytest.mark.parametrize(
-    ("model", "shape", "options", "match"),
-    [
+def test_what_cannot_be_drawn():
+    for model, shape, options, match in (
         (TweedieNMF(2), (3, 4), {}, r"model must be an AllocationModel\(\.\.\.\), got"),
         (NMF, None, {}, "sizes of the observed variables i, j are not known"),
         (NMF, 5, {}, "shape must be a list of sizes such as"),
@@ -60,10 +59,8 @@ def test_sizes_may_be_the_models_own():
         (NMF, (3, 4), {"total": -1}, "total must be a whole number of at least 0, got -1"),
         (NMF, (3, 4), {"total": 10**13}, r"1e\+13 tokens are more than can be drawn"),
         (AllocationModel.nmf(2, rate=1e-30), (3, 4), {}, "more than can be drawn one by one"),
-    ],
-)
-def test_what_cannot_be_drawn(model, shape, options, match):
-    refused(OptionError, match, simulate, model, shape, random_seed=0, **options)
+    ):
+        refused(OptionError, match, simulate, model, shape, random_seed=0, **options)
 
 
 def test_the_total_is_negative_binomial():

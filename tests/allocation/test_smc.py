@@ -243,9 +243,8 @@ def test_pooled():
     assert pooled(np.array([-3.0, -3.0])) == (-3.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
+def test_settings_are_checked():
+    for changes, match in (
         ({"particles": 0}, "particles must be a whole number of at least 1, got 0"),
         ({"islands": 1}, "islands must be a whole number of at least 2"),
         ({"target": 0.0}, "target must be a positive finite number"),
@@ -261,7 +260,5 @@ def test_pooled():
         ({"moves": -1}, "moves must be a whole number of at least 0, got -1"),
         ({"moves": 0.5}, "moves must be a whole number of at least 0"),
         ({"moves": 1001}, "moves must be at most 1000, got 1001"),
-    ],
-)
-def test_settings_are_checked(changes, match):
-    refused(OptionError, match, replace, FAR, **changes)
+    ):
+        refused(OptionError, match, replace, FAR, **changes)

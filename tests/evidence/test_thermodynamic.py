@@ -143,18 +143,15 @@ def by(**options):
     return {"method": dfac.ThermodynamicIntegration(**options)}
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "options"),
-    [
+def test_what_has_no_evidence_is_refused():
+    for error, message, options in (
         (OptionError, "GaussianAdditive", {"model": dfac.GaussianMF(2)}),
         (ModelError, "no density", {"model": dfac.TweedieNMF(2, beta=3.0)}),
         (OptionError, "method must be", {"method": "ti"}),
         (DataError, "allows no negative data", {"V": -X}),
         (ModelError, "fixed_w", {"model": dfac.TweedieNMF(2, fixed_w=np.ones((5, 1)))}),
-    ],
-)
-def test_what_has_no_evidence_is_refused(error, message, options):
-    refused(error, message, evidence, **options)
+    ):
+        refused(error, message, evidence, **options)
 
 
 def test_samplers_and_options_of_the_ladder_are_checked():

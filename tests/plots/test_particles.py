@@ -237,9 +237,8 @@ def test_every_figure_is_written_as_a_picture(tmp_path):
         assert (tmp_path / f"{number}.png").stat().st_size > 3000
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_what_figures_refuse():
+    for call, message in (
         (lambda p: particle_panel(p, image_shape=(5, 5)), "25 pixels, W has 12 entries"),
         (lambda p: particle_panel(p, factor="V"), 'factor must be "W" or "H"'),
         (lambda p: particle_panel(p, particles=0), "particles must be at least 1"),
@@ -251,7 +250,5 @@ def test_every_figure_is_written_as_a_picture(tmp_path):
         (lambda _: scores_plot(scores()[1].isel(draw=[0, 1])), "is not among those"),
         (lambda p: top_entries_plot(top_entries(p), components=[9]), "no component "),
         (lambda p: top_entries_plot(top_entries(p), names=["one"]), "for each of 3 components"),
-    ],
-)
-def test_what_figures_refuse(call, message):
-    refused(OptionError, message, call, particles())
+    ):
+        refused(OptionError, message, call, particles())

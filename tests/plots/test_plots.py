@@ -40,9 +40,8 @@ def without(tree, *names):
     return tree.filter(lambda node: node.name not in names)
 
 
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
+def test_what_figures_refuse():
+    for call, match in (
         (lambda a: plots.faces_panel(a, a, a[:2], a), r"restored \(2, 4, 5\)"),
         (lambda a: plots.faces_panel(a[0], a, a, a), "stack of images"),
         (
@@ -52,10 +51,8 @@ def without(tree, *names):
         (lambda _: plots.overview(BARE.isel(draw=slice(0))), "no draws yet"),
         (lambda _: save(plots.trace_plot(fake_run()), "run.doc"), "no suffix of a picture"),
         (lambda _: plots.plot_ranks(xr.Dataset()), "select_rank"),
-    ],
-)
-def test_what_figures_refuse(call, match):
-    refused(OptionError, match, call, pictures())
+    ):
+        refused(OptionError, match, call, pictures())
 
 
 def test_trace_plot_draws_every_chain_in_both_panels_and_marks_divergences():

@@ -162,13 +162,10 @@ def test_the_page_is_written_as_a_page(tmp_path):
     assert "MB" in repr(made)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
+def test_what_a_report_refuses():
+    for options, told in (
         ({"held_out": 3}, "what hold_out"),
         ({"held_out": (([0], [1, 2]), [3.0])}, "1 rows, 2 columns and 1 values"),
         ({"evidence": 3}, "select_rank"),
-    ],
-)
-def test_what_a_report_refuses(options, told):
-    refused(OptionError, told, dfac.report, fake_run(chains=1), **options)
+    ):
+        refused(OptionError, told, dfac.report, fake_run(chains=1), **options)

@@ -212,9 +212,8 @@ def test_a_component_that_is_zero_does_no_harm():
     assert_allclose(product(aligned), product(tree), rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("trace", "options", "match"),
-    [
+def test_what_cannot_be_aligned_is_refused():
+    for trace, options, message in (
         (fake_run(keep="moments"), {}, "kept moments only"),
         (shuffled()[0].isel(draw=slice(0)), {}, "no draws yet"),
         (shuffled()[0], {"reference": (truth()[0][:, :3], truth()[1][:3])}, r"shapes \(14, 3\)"),
@@ -222,10 +221,8 @@ def test_a_component_that_is_zero_does_no_harm():
         (shuffled()[0], {"reference": (truth()[0] * np.nan, truth()[1])}, "not finite"),
         (shuffled()[0], {"threshold": 0.0}, "cosine above 0"),
         (particle_tree(), {"by": "h"}, 'by must be "both" or "w"'),
-    ],
-)
-def test_what_cannot_be_aligned_is_refused(trace, options, match):
-    refused(OptionError, match, dfac.align, trace, **options)
+    ):
+        refused(OptionError, message, dfac.align, trace, **options)
 
 
 @pytest.mark.parametrize("by", ["both", "w"])

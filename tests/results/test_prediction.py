@@ -177,9 +177,8 @@ def along(values, dims="p"):
     return xr.DataArray(values, dims=dims)
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "match"),
-    [
+def test_unknown_cells_are_refused(trace):
+    for rows, columns, match in (
         ("g9", None, "no 'g9' among the 7 labels of 'gene'"),
         (["g1", "g9", "x"], None, "no 'g9', 'x'"),
         (3, None, "no 3 among"),
@@ -189,10 +188,8 @@ def along(values, dims="p"):
         (along(["g1"]), along(["a", "b"]), "no 'a'"),
         (along(["g1"]), along(np.array(["2024-01-01"] * 2, "M8[ns]")), "equally long"),
         (along(["g1"]), along([["a"]], ("p", "q")), "same single"),
-    ],
-)
-def test_unknown_cells_are_refused(trace, rows, columns, match):
-    refused(OptionError, match, predict, trace, rows, columns)
+    ):
+        refused(OptionError, match, predict, trace, rows, columns)
 
 
 def test_positions_out_of_range_and_labels_that_repeat_are_refused():

@@ -116,9 +116,8 @@ def scored(*answers, **options):
     return downstream(fake_particles(W, H, weight), lambda W, H: next(answers), **options)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_what_comparisons_refuse():
+    for call, message in (
         (lambda: top_entries(two_lists(), factor="V"), 'factor must be "W" or "H"'),
         (lambda: top_entries(two_lists(), count=0), "count must be a whole number"),
         (lambda: top_entries(two_lists(), component=5), r"no component \[5\]; .* \[0, 1\]"),
@@ -134,10 +133,8 @@ def scored(*answers, **options):
         (lambda: scored(1.0, 1.0, best="most"), 'best must be "highest"'),
         (lambda: scored(np.nan, np.nan), "'score' is not a number for any"),
         (lambda: downstream(fake_run(keep="moments"), lambda W, H: 0.0), "needs its draws"),
-    ],
-)
-def test_what_comparisons_refuse(call, message):
-    refused(OptionError, message, call)
+    ):
+        refused(OptionError, message, call)
 
 
 def tilted(weight, degrees=30.0):

@@ -237,9 +237,8 @@ def test_points_new_rows_and_stores(tmp_path):
     assert_array_equal(dfac.recommend(point, drawn, 2)["position"], best_of(mean, 2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_options():
+    for options, message in (
         ({"n": 0}, "n must be a whole number of at least 1"),
         ({"by": "sd"}, 'by must be "mean", "lower" or "upper", got .sd'),
         ({"interval": 1}, "interval must lie strictly between"),
@@ -248,10 +247,8 @@ def test_points_new_rows_and_stores(tmp_path):
         ({"exclude": np.ones((I, J))}, "exclude observes every cell"),
         ({"exclude": sparse.csr_array(np.eye(3))}, "exclude is 3 x 3, and the run is 60 x 90"),
         ({"rows": xr.DataArray(np.ones((2, K)), dims=("user", "component"))}, "are a point"),
-    ],
-)
-def test_bad_options(options, message):
-    refused((OptionError, DataError), message, dfac.recommend, made(), **options)
+    ):
+        refused((OptionError, DataError), message, dfac.recommend, made(), **options)
 
 
 def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():

@@ -193,9 +193,8 @@ def test_a_threshold_has_to_be_known():
         dfac.stein_discrepancy((W, H), ABOVE.V, dfac.SILFNMF(2), **QUIET)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
+def test_options_that_are_refused():
+    for kind, settings, message in (
         (dfac.IMQ, {"scale_w": 0.0}, "scale_w"),
         (dfac.IMQ, {"scale_h": "mean"}, "scale_h"),
         (dfac.IMQ, {"scale_h": -1}, "scale_h"),
@@ -220,10 +219,8 @@ def test_a_threshold_has_to_be_known():
         (dfac.Ensemble, {"tol": -1.0}, "tol"),
         (dfac.Ensemble, {"tol": float("nan")}, "tol"),
         (dfac.Ensemble, {"transfer_rank": 0}, "transfer_rank"),
-    ],
-)
-def test_options_that_are_refused(kind, settings, message):
-    refused(OptionError, message, kind, **settings)
+    ):
+        refused(OptionError, message, kind, **settings)
 
 
 def test_options_that_are_usual():

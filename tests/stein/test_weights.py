@@ -105,18 +105,15 @@ def test_discrepancy():
     assert discrepancy([[1e-20, -1e-19], [-1e-19, 1e-20]]) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("matrix", "message"),
-    [
+def test_matrices_that_are_refused():
+    for matrix, message in (
         (np.ones((2, 3)), "square"),
         (np.zeros((0, 0)), "square"),
         ([[1.0, np.nan], [np.nan, 1.0]], "finite"),
         ([[1.0, 0.5], [0.2, 1.0]], "symmetric"),
         ([[-1.0, 0.0], [0.0, 1.0]], "negative diagonal"),
-    ],
-)
-def test_matrices_that_are_refused(matrix, message):
-    refused(OptionError, message, stein_weights, matrix)
+    ):
+        refused(OptionError, message, stein_weights, matrix)
 
 
 @pytest.mark.parametrize("weights", [[1.0], [0.7, 0.7], [1.5, -0.5], [np.nan, 1.0]])
