@@ -25,12 +25,12 @@ from tests.allocation.cases import (
     TOY,
     TOY_EVIDENCE,
     enumerate_evidence,
+    evidence,
     graphs,
     tokens,
     toy,
 )
 from tests.allocation.particles import compiled_of
-from tests.allocation.sequences import evidence
 from tests.refusals import refused
 
 

@@ -16,9 +16,17 @@ from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels import multinomial as mean_field
 from daskfactor.models.allocation import AllocationModel
-from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence, graphs, log_f, tokens
+from tests.allocation.cases import (
+    CASES,
+    NAMES,
+    TOY,
+    enumerate_evidence,
+    evidence,
+    graphs,
+    log_f,
+    tokens,
+)
 from tests.allocation.particles import compiled_of
-from tests.allocation.sequences import evidence
 from tests.refusals import refused
 
 FEW = VariationalBayes(starts=5, max_iterations=300)

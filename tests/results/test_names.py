@@ -15,8 +15,7 @@ from daskfactor.results.schema import beside, factor_dims, own_names
 from daskfactor.results.trace import as_tree
 from tests.data.test_folding import cube
 from tests.refusals import refused
-from tests.results.runs import I, J, make_spec, memory_tree, store_run
-from tests.results.validation import REGISTRY
+from tests.results.runs import REGISTRY, I, J, make_spec, memory_tree, store_run
 
 OURS = sorted(
     {variable.name for variable in REGISTRY}

@@ -23,8 +23,7 @@ from tests.results.particle_tree import (
     particle_store,
     particle_tree,
 )
-from tests.results.runs import make_spec, store_run
-from tests.results.validation import validate
+from tests.results.runs import make_spec, store_run, validate
 
 
 def weighing(count=M, **changes):

@@ -5,16 +5,37 @@ import subprocess
 import sys
 import warnings
 
+import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from numpy.testing import assert_array_equal
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
-from daskfactor.results.schema import RunSpec
+from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts, storable_names
+from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
-from tests.results.runs import CHAINS, DRAWS, fill, make_spec, memory_tree, store_run
+from daskfactor.results.trace import expectation, open_run
+from tests.refusals import refused
+from tests.results.runs import (
+    CHAINS,
+    DRAWS,
+    REGISTRY,
+    I,
+    J,
+    K,
+    factors,
+    fill,
+    make_spec,
+    memory_tree,
+    store_run,
+    tree_of,
+    validate,
+)
 
 pytestmark = pytest.mark.libraries
 
@@ -129,3 +150,134 @@ def test_labels_survive_the_store(tmp_path, labels):
     RunStore.create(tmp_path / "run.zarr", spec).close()
     found = xr.open_datatree(tmp_path / "run.zarr", engine="zarr")["posterior"]["row"].values
     assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])
+
+
+def test_an_opened_run_is_lazy(tmp_path):
+    def fail(dsk, keys, **kwargs):
+        raise AssertionError("something was computed")
+
+    path = store_run(tmp_path / "run.zarr", make_spec(has_coarse=True))
+    with dask.config.set(scheduler=fail):
+        tree = open_run(path)
+    for group in ("posterior", "posterior_coarse", "posterior_moments"):
+        for array in tree[group].data_vars.values():
+            assert dask.is_dask_collection(array.data) or array.name == "count"
+
+
+def test_a_tree_in_memory_shares_the_arrays():
+    sink = Sink(make_spec())
+    fill(sink, make_spec())
+    tree, again = sink.tree(), sink.tree()
+    validate(tree)
+    assert factor_dims(tree) == ("gene", "day")
+    for name in "WH":
+        assert np.shares_memory(tree["posterior"][name].values, again["posterior"][name].values)
+    assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "day")
+    short = {"W": np.ones((CHAINS, 4, I, K), "f4"), "H": np.ones((CHAINS, 4, J, K), "f4")}
+    broken_off = tree_of(make_spec(), {"posterior": short})
+    assert broken_off["posterior"]["draw"].values.tolist() == [1, 3, 5, 7]
+    none = xr.DataTree.from_dict({"a": xr.Dataset()})
+    refused(StoreFormatError, "no factors", factor_dims, none)
+
+
+def _naive(spec, function, chains=range(CHAINS)):
+    def mean(n, salt):
+        pairs = (zip(*factors(chain, 0, n, salt=salt), strict=True) for chain in chains)
+        values = [function(W, Ht.T) for own in pairs for W, Ht in own]
+        return np.mean(np.array(values, dtype="f8"), axis=0)
+
+    fine = mean(DRAWS, 0)
+    return 2 * fine - mean(DRAWS // 2, 1) if spec.has_coarse else fine
+
+
+FUNCTIONS = {
+    "matrix": lambda W, H: W @ H,
+    "scalar": lambda W, H: float(np.sum(W) ** 2),
+    "vector": lambda W, H: H.max(axis=1),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("coarse", [True, False])
+@pytest.mark.parametrize("chain", [None, 1])
+def test_expectation_is_the_mean_over_draws_extrapolated(
+    tmp_path, function, coarse, chain, monkeypatch
+):
+    spec = make_spec(has_coarse=coarse)
+    expected = _naive(spec, function, range(CHAINS) if chain is None else [chain])
+    # Three draws at a time, so that the blocks do not divide the run.
+    monkeypatch.setattr("daskfactor.results.trace._READ_BYTES", 3 * (I + J) * K * 4)
+    for trace in (memory_tree(spec), store_run(tmp_path / "run.zarr", spec)):
+        assert_allclose(expectation(trace, function, chain=chain), expected, rtol=1e-5)
+
+
+def test_richardson_romberg_removes_a_bias_linear_in_the_step():
+    step, half = 0.1, DRAWS // 2
+    W, H = np.ones((CHAINS, DRAWS, I, K), "f4"), np.ones((CHAINS, DRAWS, J, K), "f4")
+    fine, coarse = {"W": W + step / 2, "H": H}, {"W": (W + step)[:, :half], "H": H[:, :half]}
+    arrays = {"posterior": fine, "posterior_coarse": coarse}
+    tree = tree_of(make_spec(has_coarse=True), arrays)
+    assert_allclose(expectation(tree, lambda W, H: W), np.ones((I, K)), rtol=1e-6)
+
+
+def test_expectation_says_what_is_missing(tmp_path):
+    with pytest.raises(OptionError, match="no chain 5"):
+        expectation(memory_tree(make_spec()), lambda W, H: W, chain=5)
+    with pytest.raises(OptionError, match="moments only"):
+        expectation(memory_tree(make_spec(keep="moments")), lambda W, H: W)
+    RunStore.create(tmp_path / "run.zarr", make_spec()).close()
+    refused(OptionError, "no draws yet", expectation, tmp_path / "run.zarr", lambda W, H: W)
+
+
+def test_every_name_has_one_that_a_store_takes(tmp_path):
+    names = ["a/b", "a_b", "a\\b", "", "_", "..", "zarr.json", "a\0b", "é" * 300, "day [UTC]"]
+    found = storable_names(names)
+    assert (list(found), len(set(found.values()))) == (names, len(names))
+    assert [name for name in names if found[name] == name] == ["a_b", "_", "day [UTC]"]
+    assert (found["a/b"], found["a\\b"]) == ("a_b_", "a_b__")
+    for name in found.values():
+        (tmp_path / name).mkdir()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        list("abcdefg"),
+        np.array(list("abcdefg"), dtype=object),
+        pd.Index(list("abcdefg")),
+        pd.Categorical(list("abcabca")),
+        *(np.arange(I), np.linspace(0, 1, I), np.arange(I) % 2 == 0),
+        pd.date_range("2024-01-01", periods=I),
+    ],
+)
+def test_any_common_labels_are_taken(labels):
+    spec = make_spec(coords={"gene": np.asarray(labels)})
+    assert spec.labels["gene"].dtype.kind in "UifMb"
+    assert spec.labels["gene"].values.tolist() == pd.Index(np.asarray(labels)).values.tolist()
+    for first in ({}, 1):
+        wrong = np.array([first, *"bcdefg"], dtype=object)
+        refused(DataError, "labels of dtype object", make_spec, coords={"gene": wrong})
+
+
+@given(
+    shape=st.tuples(st.integers(1, 10**7), st.integers(1, 10**5), st.integers(1, 500)),
+    draws=st.integers(0, 10**5),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_chunks_are_neither_large_nor_many(shape, draws, dtype):
+    spec = RunSpec(shape=shape, chains=2, draws=draws, dtype=dtype, has_coarse=True)
+    for layout in layouts(spec).values():
+        assert int(np.prod(layout.chunks)) * layout.dtype.itemsize <= CHUNK_BYTES
+        if "chain" in layout.dims and 0 not in layout.shape:
+            whole = int(np.prod(layout.shape[1:])) * layout.dtype.itemsize
+            pieces = np.prod([-(-n // c) for n, c in zip(layout.shape, layout.chunks, strict=True)])
+            assert pieces <= 2 * (1 + 4 * whole / CHUNK_BYTES)
+    for layout in layouts(make_spec()).values():  # a small run is one chunk per chain
+        sizes = zip(layout.dims, layout.shape, strict=True)
+        assert layout.chunks == tuple(1 if dim == "chain" else size for dim, size in sizes)
+
+
+def test_the_registry_names_each_variable_once():
+    names = [(variable.group, variable.name) for variable in REGISTRY]
+    assert len(names) == len(set(names))
+    assert all(variable.doc for variable in REGISTRY)

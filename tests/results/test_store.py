@@ -33,8 +33,8 @@ from tests.results.runs import (
     put_moments,
     stats,
     store_run,
+    validate,
 )
-from tests.results.validation import validate
 from tests.results.writer import killed_at, open_and_wait, start
 
 pytestmark = pytest.mark.libraries

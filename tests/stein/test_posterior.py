@@ -12,7 +12,7 @@ import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
 from daskfactor.stein.particles import on_simplex
 from tests.refusals import refused
-from tests.results.validation import validate
+from tests.results.runs import validate
 
 ROWS, COLUMNS = 24, 18
 
