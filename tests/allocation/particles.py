@@ -135,8 +135,7 @@ def relative_variance(compiled):
             for m, h in zip(*np.nonzero(table), strict=True):
                 add(compiled, m, h, C, D, table[m, h])
             for m in np.flatnonzero(table.sum(1) < X):
-                chance = (X[m] - table[m].sum()) / (T - tau)
-                w = predictive(compiled, m, C, D)
+                chance, w = (X[m] - table[m].sum()) / (T - tau), predictive(compiled, m, C, D)
                 for h in range(compiled.states):
                     key = list(S)
                     key[m * compiled.states + h] += 1
@@ -146,8 +145,7 @@ def relative_variance(compiled):
                         two + second * chance * w[h] * w.sum(),
                     )
         level = dict(following)
-    mean = sum(one for one, _ in level.values())
-    square = sum(two for _, two in level.values())
+    mean, square = sum(one for one, _ in level.values()), sum(two for _, two in level.values())
     return square / mean**2 - 1
 
 

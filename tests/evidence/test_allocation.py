@@ -78,8 +78,7 @@ def test_traces(tmp_path):
 @pytest.mark.parametrize("method", [FEW, VB])
 def test_tables_find_the_blocks(method):
     table = evidence(BLOCKS, method=method).trace["table_i"]
-    first = int(table.isel(r=0).argmax("i") >= 2)
-    blocks = [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
+    first, blocks = int(table.isel(r=0).argmax("i") >= 2), [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
     assert_allclose(table.isel(r=[first, 1 - first]), blocks, atol=0.05)
 
 

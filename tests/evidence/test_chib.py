@@ -113,8 +113,7 @@ def test_every_name_is_looked_at_and_named_components_keep_theirs():
 def test_a_sample_of_names_is_without_bias():
     rng = np.random.default_rng(1)
     A = rng.normal(scale=1.5, size=(5, 5))
-    exact = over_all(A, "auto", rng)
-    found = np.array([over_all(A, 20, rng) for _ in range(2000)])
+    exact, found = over_all(A, "auto", rng), np.array([over_all(A, 20, rng) for _ in range(2000)])
     ratio = np.exp(found - exact)
     assert abs(ratio.mean() - 1) < 5 * ratio.std() / np.sqrt(ratio.size)
     assert ratio.std() > 0.01

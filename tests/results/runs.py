@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.testing import assert_array_equal
 
-from daskfactor.errors import StoreFormatError
 from daskfactor.inference.hmc import HMC
 from daskfactor.results import schema
 from daskfactor.results.schema import COLUMN, MOMENTS, MONITOR, ROW, RunSpec, factor_dims
@@ -28,18 +27,15 @@ ATTRS = {
 
 
 def make_spec(**changes):
+    days = np.datetime64("2024-01-01", "ns") + np.arange(J) * np.timedelta64(1, "D")
+    genes = [f"g{i}" for i in range(I - 1)] + ["Ångström"]
     spec = RunSpec(
         shape=(I, J, K),
         chains=CHAINS,
         draws=DRAWS,
         warmup_draws=WARMUP,
         dims=("gene", "day"),
-        coords={
-            "gene": [f"g{i}" for i in range(I - 1)] + ["Ångström"],
-            "day": np.array(["2024-01-01"], dtype="datetime64[ns]")
-            + np.arange(J) * np.timedelta64(1, "D"),
-            "weight": ("gene", np.linspace(0.5, 2.5, I)),
-        },
+        coords={"gene": genes, "day": days, "weight": ("gene", np.linspace(0.5, 2.5, I))},
         monitor_rows=np.array([0, 3, 3]),
         monitor_columns=np.array([1, 1, 4]),
         draw_index=np.arange(DRAWS) * 2 + 1,
@@ -160,30 +156,13 @@ _KINDS = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"
 
 
 def validate(tree):
-    """Check a tree against the registry: names, dimensions, kinds of values.
-
-    Raises
-    ------
-    StoreFormatError
-        If a variable is unknown, or has other dimensions or another kind of
-        values than the registry says, or if weights are no probability masses.
-    """
-    row, column = factor_dims(tree)
-    names = {ROW: row, COLUMN: column}
+    """Check a tree against the registry: names, dimensions, kinds of values, weights."""
+    names = dict(zip((ROW, COLUMN), factor_dims(tree), strict=True))
     known = {(variable.group, variable.name): variable for variable in REGISTRY}
     for group, node in tree.children.items():
         for name, array in node.data_vars.items():
-            variable = known.get((group, str(name)))
-            if variable is None:
-                raise StoreFormatError(f"a run has no variable {name!r} in group {group!r}")
-            dims = tuple(names.get(dim, dim) for dim in variable.dims)
-            if array.dims != dims:
-                raise StoreFormatError(
-                    f"{group}/{name} has dimensions {array.dims}, a run has {dims}"
-                )
-            if array.dtype.kind not in _KINDS[variable.kind]:
-                raise StoreFormatError(
-                    f"{group}/{name} has dtype {array.dtype}, a run has {variable.kind} values"
-                )
+            variable = known[group, str(name)]
+            assert array.dims == tuple(names.get(dim, dim) for dim in variable.dims), name
+            assert array.dtype.kind in _KINDS[variable.kind], name
     if "sample_stats" in tree.children and "weight" in tree["sample_stats"].data_vars:
         check_weights(tree["sample_stats"].to_dataset()["weight"].values)

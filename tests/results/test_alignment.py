@@ -31,8 +31,7 @@ def shuffled(seed=1, noise=0.02, signed=False, fixed=()):
     """A trace of one posterior mode whose components change place, scale and sign."""
     rng, (W0, H0) = np.random.default_rng(seed), truth(signed=signed)
     W, H = np.empty((CHAINS, DRAWS, ROWS, K)), np.empty((CHAINS, DRAWS, K, COLUMNS))
-    orders = np.empty((CHAINS, DRAWS, K), dtype=int)
-    free = np.setdiff1d(np.arange(K), fixed)
+    orders, free = np.empty((CHAINS, DRAWS, K), dtype=int), np.setdiff1d(np.arange(K), fixed)
     for at in np.ndindex(CHAINS, DRAWS):
         order, scale = np.arange(K), np.ones(K)
         order[free] = rng.permutation(free)

@@ -145,8 +145,7 @@ def test_files_hold_what_was_written(store, trace, tmp_path, kind, by):
         expected = dict(whole.uns["dfac"])
         evidence = expected.pop("evidence")
         if by == "memory":
-            assert found.uns["dfac"].pop("evidence") == evidence
-            assert evidence["value"] == -1.5
+            assert (found.uns["dfac"].pop("evidence"), evidence["value"]) == (evidence, -1.5)
         assert same(found.uns["dfac"], expected)
         assert found.obs_names.tolist() == CELLS
         assert_array_equal(found.layers["counts"], COUNTS)

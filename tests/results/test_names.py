@@ -176,8 +176,7 @@ def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
     V = matrix("a b", "c/d", **{"e/f": ("a b", np.arange(I))})
     trace, quiet = dfac.sample(V, TWO, **QUICK), {"progressbar": False}
     cells = dfac.log_likelihood(trace, ([0, 2], [1, 1]))["log_likelihood"]
-    assert cells["c_d"].values.tolist() == [10, 10]
-    assert cells["e_f"].values.tolist() == [0, 2]
+    assert (cells["c_d"].values.tolist(), cells["e_f"].values.tolist()) == ([10, 10], [0, 2])
     new = dfac.transform(trace, V[:, :2], axis="column", random_seed=0, **quiet)
     found = dfac.predict(trace, columns=new)
     assert found["mean"].dims == ("a b", "c/d")

@@ -160,8 +160,7 @@ def test_cells_with_uncertainties():
     assert_allclose(found, stats.norm.logpdf(V[CELLS], mu(), sd), rtol=1e-12)
     assert_allclose(density(bare, uncertainty=sd), found, rtol=1e-12)
     refused(OptionError, "pass them as uncertainty=", density, bare)
-    nothing = np.where(sd[2] == SIGMA, 0.0, 1 / SIGMA**2)
-    match = "the first at row 6, column 4"
+    nothing, match = np.where(sd[2] == SIGMA, 0.0, 1 / SIGMA**2), "the first at row 6, column 4"
     refused(DataError, match, density, with_cells("uncertainty", nothing))
 
 

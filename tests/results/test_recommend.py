@@ -143,8 +143,7 @@ def test_no_score_is_above_its_bound(by, signed):
     trace, n = made(signed), CHAINS * DRAWS
     W, H = trace["posterior"]["W"].values, trace["posterior"]["H"].values.transpose(0, 1, 3, 2)
     flat = (F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2) for F in (W, H))
-    sides = tuple(stack_of(F, ArrayFile(budget=2**30)) for F in flat)
-    weights = np.full(n, 1 / n)
+    sides, weights = tuple(stack_of(F, ArrayFile(budget=2**30)) for F in flat), np.full(n, 1 / n)
     score = score_of(by, (0.05, 0.95), weights, not signed)
     P = np.linalg.qr(np.random.default_rng(0).standard_normal((K * n, 4)))[0]
     for directions in (ranking.basis(sides, np.sqrt(weights)), P):

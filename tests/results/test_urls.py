@@ -79,8 +79,7 @@ def test_a_checkpoint_comes_back_bit_for_bit_in_pieces(url, monkeypatch):
     with RunStore.open(url) as store:
         opened, meta = store.load_checkpoint()
         found = dict(opened)
-    assert meta["turn"] == 2
-    assert found.keys() == (arrays | lasting).keys()
+    assert (meta["turn"], found.keys()) == (2, (arrays | lasting).keys())
     assert all(found[name].tobytes() == own.tobytes() for name, own in (arrays | lasting).items())
 
 

@@ -119,8 +119,7 @@ def test_the_one_thing_to_do_fits_the_trouble():
 
 
 def test_lights_of_steps_by_hand_and_of_chains_that_are_stuck():
-    assert predictions(1.0, 400).advice == ""
-    assert predictions(1.0, 400, BY_HAND).status == "amber"
+    assert (predictions(1.0, 400).advice, predictions(1.0, 400, BY_HAND).status) == ("", "amber")
     assert predictions(1.0, 400, BY_HAND, rising=True).status == "red"
     for facts in (ONE, ONE._replace(draws=3)):
         assert predictions(EMPTY, EMPTY, facts, count=0).status == "red"

@@ -161,8 +161,7 @@ def test_a_tiny_weight_hardly_matters_however_far_off(values, level):
 def test_quantiles_follow_the_levels_and_the_inverse_distribution():
     rng, levels = np.random.default_rng(0), (0.0, 0.05, 0.5, 0.95, 1.0)
     values, weights = rng.normal(size=4000), rng.gamma(1.0, size=4000)
-    found = weighted_quantiles(values[:, None], weights, levels)[:, 0]
-    order = np.argsort(values)
+    found, order = weighted_quantiles(values[:, None], weights, levels)[:, 0], np.argsort(values)
     reached = np.cumsum(weights[order]) / weights.sum()
     assert_allclose(found[1:-1], values[order][np.searchsorted(reached, levels[1:-1])], atol=0.02)
     assert (np.diff(found) > 0).all()
@@ -236,8 +235,7 @@ def test_chains_with_weights_are_one_set_of_draws(chains, block, monkeypatch):
         is_naive(
             dfac.predict(trace, interval=0.8, of="mean").load(), mu, weights.ravel(), 2e-4, 1e-5
         )
-    own = weights[1] / weights[1].sum()
-    found = dfac.expectation(tree, lambda W, H: W @ H, 1)
+    own, found = weights[1] / weights[1].sum(), dfac.expectation(tree, lambda W, H: W @ H, 1)
     assert_allclose(found, np.tensordot(own, mu[DRAWS:], 1), rtol=1e-5)
     # Other labels' order, and a part of the draws.
     turned = tree.isel(draw=slice(None, None, -1)).isel(chain=[1])

@@ -111,8 +111,7 @@ def test_draws_of_a_run(trace):
 
 
 def test_other_posteriors_take_draws_and_pairs(trace):
-    under = of_counts(trace[1], dfac.SILFNMF(2, threshold=1000.0))
-    rng = np.random.default_rng(0)
+    under, rng = of_counts(trace[1], dfac.SILFNMF(2, threshold=1000.0)), np.random.default_rng(0)
     pair = rng.gamma(1.0, size=(4, 20, 2)), rng.gamma(1.0, size=(4, 2, 18))
     estimated = dfac.stein_discrepancy(pair, counts() + 0.5, dfac.TweedieNMF(2, beta=2.0), **QUIET)
     assert np.isfinite([under["discrepancy"], estimated["discrepancy"]]).all()
@@ -131,8 +130,7 @@ def test_many_draws_are_thinned_with_a_notice(trace):
 def peak_of(*given):
     """Memory at its peak in bytes; what compiles has done so before."""
     tracemalloc.start()
-    found = dfac.stein_discrepancy(*given, **QUIET)
-    peak = tracemalloc.get_traced_memory()[1]
+    found, peak = dfac.stein_discrepancy(*given, **QUIET), tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert np.isfinite(found["discrepancy"])
     return peak
