@@ -49,6 +49,9 @@ def same(one, other, exact=True):
         check(one[name].values, other[name].values)
 
 
+LABELLED = xr.DataArray(values(), dims=("pixel", "band"), coords={"band": np.arange(18.0)})
+
+
 @pytest.mark.parametrize(
     ("V", "options"),
     [
@@ -56,7 +59,7 @@ def same(one, other, exact=True):
         (gaps(), {}),
         (counts(), {"unstored": "zero"}),
         (counts(), {"unstored": "missing", "balance": True}),
-        (xr.DataArray(values(), dims=("pixel", "band"), coords={"band": np.arange(18.0)}), {}),
+        (LABELLED, {}),
     ],
     ids=["dense", "gaps", "zeros", "ratings", "labelled"],
 )
@@ -64,11 +67,10 @@ def test_particles_of_every_kind_of_data(V, options):
     tree = posterior(V, **options)
     validate(tree)
     W, H = (tree["posterior"][name].values[0] for name in "WH")
-    assert W.shape == (5, ROWS, 3)
-    assert H.shape == (5, 3, COLUMNS)
+    assert (W.shape, H.shape) == ((5, ROWS, 3), (5, 3, COLUMNS))
     assert_allclose(W.sum(axis=1), 1.0, rtol=1e-5)
     assert min(W.min(), H.min()) >= 0
-    stats = tree["sample_stats"]
+    stats, stein = tree["sample_stats"], tree["stein"]
     assert stats["weight"].sum() == pytest.approx(1.0)
     model = dfac.SILFNMF.from_dict(json.loads(tree.attrs["model"]))
     assert model.threshold == tree["constant_data"]["threshold"]
@@ -83,9 +85,9 @@ def test_particles_of_every_kind_of_data(V, options):
     # What the verb says of its particles is what stein_discrepancy finds of them.
     given = {name: value for name, value in options.items() if name == "unstored"}
     judged = dfac.stein_discrepancy(tree, V, dfac.SILFNMF(3), progressbar=False, **given)
-    assert_allclose(judged["stein_matrix"], tree["stein/stein_matrix"], rtol=1e-5)
-    assert float(judged["discrepancy_optimal"]) == pytest.approx(float(tree["stein/discrepancy"]))
-    assert tree["stein/discrepancy"] <= tree["stein/discrepancy_equal"]
+    assert_allclose(judged["stein_matrix"], stein["stein_matrix"], rtol=1e-5)
+    assert float(judged["discrepancy_optimal"]) == pytest.approx(float(stein["discrepancy"]))
+    assert stein["discrepancy"] <= stein["discrepancy_equal"]
     if isinstance(V, xr.DataArray):
         assert tree["posterior/W"].dims == ("chain", "draw", "pixel", "component")
         assert_array_equal(tree["posterior/H"]["band"], np.arange(18.0))
@@ -105,11 +107,6 @@ def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta):
     best = dfac.stein_discrepancy(pair, V, model, kernel=kernel, progressbar=False)
     assert tree["sample_stats"]["lp"].max() > float(best["log_density"][0]) - 0.5
     assert tree.attrs["dispersion"] == 0.05
-
-
-@pytest.mark.parametrize("executor", ["serial", dfac.LanesExecutor(3)])
-def test_same_bits_from_every_executor(executor):
-    same(posterior(gaps(), executor=executor), posterior(gaps()))
 
 
 def test_a_threshold_as_given_needs_no_pilot():
@@ -150,16 +147,19 @@ def test_particles_and_likelihoods_that_are_not_good_enough_are_told_of():
         posterior(values(), dfac.SILFNMF(3, threshold=1e-3, sharpness=1e6))
 
 
-def test_a_store_holds_what_memory_would(tmp_path):
-    stored = posterior(gaps(), store=tmp_path / "run.zarr")
-    same(stored, posterior(gaps()))
+def test_a_store_holds_what_memory_would(tmp_path, monkeypatch):
+    path = tmp_path / "run.zarr"
+    stored, kept = posterior(gaps(), store=path), posterior(gaps())
     validate(stored)
-    same(dfac.open_run(tmp_path / "run.zarr"), stored)
-    with pytest.raises(StoreError):
-        posterior(gaps(), store=tmp_path / "run.zarr")
-    same(dfac.resume(tmp_path / "run.zarr", progressbar=False), stored)
-    with pytest.raises(OptionError, match="weighted together"):
-        dfac.resume(tmp_path / "run.zarr", 10, progressbar=False)
+    for own in (kept, dfac.open_run(path), dfac.resume(path, progressbar=False)):
+        same(own, stored)
+    for executor in ("serial", dfac.LanesExecutor(3)):
+        same(posterior(gaps(), executor=executor), kept)
+    refused(StoreError, "", posterior, gaps(), store=path)
+    refused(OptionError, "weighted together", dfac.resume, path, 10, progressbar=False)
+    monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
+    refused(OptionError, "pass store=", posterior, values())
+    assert posterior(values(), store=tmp_path / "other.zarr")["posterior"].sizes["draw"] == 5
 
 
 def stop_at(done):
@@ -198,12 +198,6 @@ def test_a_chain_is_written_as_it_is_drawn(tmp_path):
         posterior(*given, method, store=path, callback=stop_at(2))
     assert dfac.open_run(path)["posterior"].sizes["draw"] == 2
     same(dfac.resume(path, progressbar=False), posterior(*given, method))
-
-
-def test_particles_that_memory_cannot_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
-    refused(OptionError, "pass store=", posterior, values())
-    assert posterior(values(), store=tmp_path / "run.zarr")["posterior"].sizes["draw"] == 5
 
 
 def test_an_error_before_the_first_particle_leaves_nothing(tmp_path):
