@@ -9,6 +9,7 @@ import pytest
 import xarray as xr
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 import daskfactor as dfac
@@ -118,18 +119,17 @@ def test_a_map_has_north_at_the_top_and_its_names_beside_it():
 
 
 def test_stacked_dimensions_are_maps():
-    rng = np.random.default_rng(0)
     coords = {"lat": [60.0, 50.0, 40.0], "lon": [1.0, 2.0, 3.0, 4.0]}
-    V = xr.DataArray(rng.poisson(3.0, (20, 3, 4)).astype(float), coords, ("time", "lat", "lon"))
+    values = np.random.default_rng(0).poisson(3.0, (20, 3, 4)).astype(float)
+    V = xr.DataArray(values, coords, ("time", "lat", "lon"))
     V[:, 1, 2] = np.nan
     options = {"rows": "time", "draws": 4, "tune": 4, "progressbar": False, "random_seed": 0}
     with pytest.warns(DataWarning, match="1 of 12 places"):
         trace = dfac.sample(V, dfac.TweedieNMF(2), **options)
-    found = components_of(trace)
-    side = side_of(found.H)
+    H = components_of(trace).H
+    side = side_of(H)
     assert (side.kind, side.names[0]) == ("map", "lat 60, lon 1")
-    picture = side.grid.picture(found.H.mean[0])
-    assert np.argwhere(np.isnan(picture)).tolist() == [[1, 2]]
+    assert np.argwhere(np.isnan(side.grid.picture(H.mean[0]))).tolist() == [[1, 2]]
     assert len([ax for ax in plots.maps(trace).axes if ax.collections]) == 4
     assert "lat 60, lon 1" in dfac.report(trace).html
 
@@ -206,18 +206,16 @@ def test_shares_have_a_bar_for_a_component_and_a_dot_for_a_chain():
 @pytest.mark.parametrize("name", sorted(plots.FIGURES))
 @pytest.mark.parametrize("look", ["default", "dark_background"])
 def test_every_figure_has_the_ground_of_the_style(name, look):
+    options = {"curves": {"factor": "W"}, "maps": {"image_shape": (7, 1)}}
     with style.context(look):
-        ground = mpl.colors.to_hex(mpl.rcParams["figure.facecolor"])
-        options = {"factor": "W"} if name == "curves" else {}
-        options = {"image_shape": (7, 1)} if name == "maps" else options
-        figure = plots.draw(particle_tree(), name, **options)
+        ground = to_hex(mpl.rcParams["figure.facecolor"])
+        figure = plots.draw(particle_tree(), name, **options.get(name, {}))
         figure.draw_without_rendering()
-    assert mpl.colors.to_hex(figure.get_facecolor()) == ground
-    dark = look != "default"
+    assert to_hex(figure.get_facecolor()) == ground
     for ax in figure.axes:
         for text in (ax._left_title, ax.xaxis.label, *ax.get_xticklabels()):
             if text.get_text():
-                assert (np.mean(mpl.colors.to_rgb(text.get_color())) > 0.5) == dark
+                assert (np.mean(to_rgb(text.get_color())) > 0.5) == (look != "default")
 
 
 def test_figures_have_names_and_a_wrong_one_is_told_them():
@@ -234,8 +232,8 @@ def test_figures_have_names_and_a_wrong_one_is_told_them():
 def test_all_figures_that_fit_come_with_a_reason_for_others():
     drawn = dict(plots.draw_all(fake_run(), count=2))
     assert "weights" not in drawn
-    assert isinstance(drawn.pop("maps"), OptionError)
-    assert isinstance(drawn.pop("curves"), OptionError)
+    for name in ("maps", "curves"):
+        assert isinstance(drawn.pop(name), OptionError)
     assert all(isinstance(figure, Figure) for figure in drawn.values())
     assert {"weights", "particles"} <= set(dict(plots.draw_all(particle_tree())))
 

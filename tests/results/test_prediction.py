@@ -14,7 +14,6 @@ from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.results import cellwise as cells_module
 from daskfactor.results.predict import monitored, predict
 from daskfactor.results.schema import RunSpec
-from daskfactor.results.store import RunStore
 from tests.models.laws import observation_interval
 from tests.refusals import refused
 from tests.results.runs import (
@@ -47,14 +46,9 @@ def stored(tmp_path_factory):
     return store_run(tmp_path_factory.mktemp("prediction") / "run.zarr")
 
 
-@pytest.fixture(params=["memory", "store", "path"])
+@pytest.fixture(params=["memory", "path"])
 def trace(request, stored):
-    if request.param == "memory":
-        return memory_tree(make_spec())
-    if request.param == "path":
-        return stored
-    with RunStore.open(stored) as held:
-        return held.tree()
+    return memory_tree(make_spec()) if request.param == "memory" else stored
 
 
 @pytest.mark.parametrize("block", [1, 2_000, 64 * 2**20])

@@ -20,6 +20,7 @@ from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
+from tests.pairwise import pairwise
 from tests.refusals import refused
 from tests.results.runs import (
     CHAINS,
@@ -197,13 +198,11 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-@pytest.mark.parametrize("coarse", [True, False])
-@pytest.mark.parametrize("chain", [None, 1])
+@pairwise(name=[*FUNCTIONS], coarse=[True, False], chain=[None, 1])
 def test_expectation_is_the_mean_over_draws_extrapolated(
-    tmp_path, function, coarse, chain, monkeypatch
+    tmp_path, name, coarse, chain, monkeypatch
 ):
-    spec = make_spec(has_coarse=coarse)
+    spec, function = make_spec(has_coarse=coarse), FUNCTIONS[name]
     expected = _naive(spec, function, range(CHAINS) if chain is None else [chain])
     # Three draws at a time, so that the blocks do not divide the run.
     monkeypatch.setattr("daskfactor.results.trace._READ_BYTES", 3 * (I + J) * K * 4)

@@ -18,6 +18,7 @@ from daskfactor.results import ranking
 from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
 from tests.fake_run import drawn_tree
+from tests.pairwise import pairwise
 from tests.random_sparse import random_array
 from tests.refusals import refused
 
@@ -54,11 +55,11 @@ def masses():
 
 def brute(trace, by, weights=None):
     """Scores of all cells, (I, J), in double precision."""
-    W, H = (trace["posterior"][name].values.astype("f8") for name in ("W", "H"))
+    W, H = (trace["posterior"][name].values.astype("f8") for name in "WH")
     mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])
     w = np.full(len(mu), 1 / len(mu)) if weights is None else weights.reshape(-1)
     if by == "mean":
-        return np.einsum("d,dij->ij", w, mu)
+        return np.tensordot(w, mu, 1)
     level = {"lower": 0.05, "upper": 0.95}[by]
     if weights is None:
         return np.quantile(mu, level, axis=0)
@@ -69,9 +70,7 @@ def best_of(score, n):
     return np.argsort(-score, axis=1, kind="stable")[:, :n]
 
 
-@pytest.mark.parametrize("by", ["mean", "lower", "upper"])
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@pairwise(by=["mean", "lower", "upper"], signed=[False, True], weighted=[False, True])
 def test_the_best_are_those_of_all_cells(by, signed, weighted):
     weights = masses() if weighted else None
     trace = made(signed, weights)
@@ -167,23 +166,18 @@ SEEN = random_array((I, J), density=0.3, rng=np.random.default_rng(1), format="c
 
 
 def excluded(kind, tmp_path):
-    coo = SEEN.tocoo()
-    if kind == "sparse":
-        return SEEN
+    (rows, columns), stars = SEEN.tocoo().coords, SEEN.tocoo().data
     if kind == "dense":
         dense = np.full(SEEN.shape, np.nan)
-        dense[coo.coords] = 0.0
+        dense[rows, columns] = 0.0
         return dense
     if kind == "blocks":
         return dfac.as_blocks(SEEN, 3, unstored="zero", balance=True, allow_empty=True)
-    items = np.array(ITEMS)[coo.coords[1]]
-    table = pd.DataFrame({"user": coo.coords[0], "item": items, "stars": coo.data})
+    table = pd.DataFrame({"user": rows, "item": np.array(ITEMS)[columns], "stars": stars})
     table = table.sample(frac=1, random_state=0)
     table = pd.concat([table, table.head(1).assign(item="unheard of")])
-    if kind == "table":
-        return table
     table.to_csv(tmp_path / "seen.csv", index=False)
-    return str(tmp_path / "seen.csv")
+    return {"sparse": SEEN, "table": table, "file": str(tmp_path / "seen.csv")}[kind]
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense", "blocks", "table", "file"])
