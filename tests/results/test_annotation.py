@@ -1,6 +1,7 @@
 """Results in an AnnData: the right numbers at the right names, and files that can be read again."""
 
 import json
+from unittest.mock import Mock
 
 import anndata
 import numpy as np
@@ -238,17 +239,19 @@ def test_results_of_every_kind():
 
 
 def test_new_observations_go_where_the_old_ones_are(trace):
-    adata, new = annotated(), annotated()[::2].copy()
+    adata, new, quiet = (
+        annotated(),
+        annotated()[::2].copy(),
+        {"random_seed": 0, "progressbar": False},
+    )
     dfac.to_anndata(trace, adata)
     V = dfac.as_blocks(new, layer="counts", mask_var="chosen")
     for options in ({}, {"point": True}):
-        found = dfac.transform(dfac.align(trace), V, random_seed=0, progressbar=False, **options)
-        dfac.to_anndata(found, new)
+        dfac.to_anndata(dfac.transform(dfac.align(trace), V, **quiet, **options), new)
         apart = (new.obsm["dfac"] - adata.obsm["dfac"][::2]) / adata.obsm["dfac_sd"][::2]
         assert np.sqrt(np.mean(apart**2)) < 1.0
     rows = dfac.sample(V, dfac.GaussianMF(2), dfac.Gibbs(), draws=3, **QUICK)
-    found = dfac.transform(dfac.align(rows), V, random_seed=0, progressbar=False)
-    dfac.to_anndata(found, new)
+    dfac.to_anndata(dfac.transform(dfac.align(rows), V, **quiet), new)
     assert new.obsm["dfac"].shape == (12, 2)
 
 
@@ -275,19 +278,12 @@ def test_factors_of_new_observations_are_written_on_their_side():
 
 
 def test_draws_are_aligned_once(trace, monkeypatch):
-    fresh = trace.copy()
+    fresh, adata, counted = trace.copy(), annotated(), Mock(side_effect=dfac.align)
     del fresh.attrs["verdict"]
-    calls = []
-
-    def counted(*args, **options):
-        calls.append(args)
-        return dfac.align(*args, **options)
-
     for module in ("annotation", "diagnose"):
         monkeypatch.setattr(f"daskfactor.results.{module}.align", counted)
-    adata = annotated()
     dfac.to_anndata(fresh, adata)
-    assert len(calls) == 1
+    assert counted.call_count == 1
     assert adata.uns["dfac"]["convergence"]["verdict"] == dfac.summarize(trace).verdict
 
 

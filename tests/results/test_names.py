@@ -263,11 +263,15 @@ def test_predictions_are_maps(mapped, V):
     found = dfac.predict(mapped)
     assert found["mean"].dims == ("time", "lat", "lon")
     assert (found["sd"].notnull().any("time") == V.notnull().any("time")).all()
-    part = dfac.predict(mapped, columns={"lat": slice(60, 20), "lon": 20.0})["mean"]
+
+    def mean(**cells):
+        return dfac.predict(mapped, **cells)["mean"]
+
+    part = mean(columns={"lat": slice(60, 20), "lon": 20.0})
     assert part.dims == ("time", "lat")
     assert_array_equal(part, found["mean"].sel(lat=slice(60, 20), lon=20.0))
-    assert dfac.predict(mapped, columns={"lat": 20.0})["mean"].isnull().all()
-    day = dfac.predict(mapped, rows={"time": "2001-01-02"}, columns={"lon": [20.0, 10.0]})["mean"]
+    assert mean(columns={"lat": 20.0}).isnull().all()
+    day = mean(rows={"time": "2001-01-02"}, columns={"lon": [20.0, 10.0]})
     assert day["lon"].values.tolist() == [20.0, 10.0]
     for wrong, told in (({"lat": 41.0}, "no 41.0 among"), ({"la": 40.0}, "'lat', 'lon'")):
         refused(OptionError, told, dfac.predict, mapped, columns=wrong)

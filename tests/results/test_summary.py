@@ -1,3 +1,4 @@
+import itertools
 import re
 import warnings
 
@@ -27,15 +28,14 @@ from tests.results.particle_tree import (
 def run(chains=2, draws=500, lp=None, move=None, swap=False, seed=0):
     """Independent draws around three plain components; ``move`` shifts them, (chain, draw)."""
     rng = np.random.default_rng(seed)
-    W0, H0 = np.eye(3).repeat(4, axis=0) * [1, 2, 3] + 0.1, np.eye(3).repeat(3, axis=1) + 0.1
-    W = W0 * np.exp(0.1 * rng.normal(size=(chains, draws, 12, 3)))
-    H = H0 * np.exp(0.1 * rng.normal(size=(chains, draws, 3, 9)))
+    W, H = np.eye(3).repeat(4, axis=0) * [1, 2, 3] + 0.1, np.eye(3).repeat(3, axis=1) + 0.1
+    W, H = (own * np.exp(0.1 * rng.normal(size=(chains, draws, *own.shape))) for own in (W, H))
     if move is not None:
         W *= np.exp(move)[..., None, None]
     if swap:
         W[1:], H[1:] = W[1:, ..., [1, 2, 0]], H[1:, :, [1, 2, 0]]
-    lp = rng.normal(size=(chains, draws)) if lp is None else lp
-    tree, model = drawn_tree(W, H, lp=lp), '{"type": "TweedieNMF", "n_components": 3}'
+    tree = drawn_tree(W, H, lp=rng.normal(size=(chains, draws)) if lp is None else lp)
+    model = '{"type": "TweedieNMF", "n_components": 3}'
     tree.attrs = {"model": model, "sampler": '{"type": "PSGLD"}'}
     return tree
 
@@ -100,14 +100,13 @@ def test_independent_draws_have_converged():
 
 
 def test_the_print_is_a_table_and_a_verdict():
-    text = str(dfac.summarize(run(), cells=5))
+    found = dfac.summarize(run(), cells=5)
+    text = str(found)
     assert text.startswith("2 chains of 500 draws")
     assert "components, aligned" in text
     assert "predictions  GREEN" in text
     assert max(map(len, text.split("\n\n")[1].split("\n"))) < 80
-    part = dfac.summarize(run(), cells=5)["rhat"]
-    assert "xarray" in repr(part)
-    assert "xarray" in repr(dfac.summarize(run(), cells=0)[["rhat"]])
+    assert all("xarray" in repr(found[part]) for part in ("rhat", ["rhat"]))
 
 
 @pytest.mark.parametrize("chains", [1, 3])
@@ -133,38 +132,35 @@ def test_chains_that_disagree_on_the_product_are_seen_and_few_draws_are_told_fro
 
 
 def test_components_that_change_places_are_no_alarm():
-    found = dfac.summarize(run(swap=True))
-    drawn, aligned = (
-        found["rhat"].where(found["kind"] == kind).max() for kind in ("component", "aligned")
-    )
-    assert drawn > 1.3
-    assert aligned < 1.02
+    found, after = (dfac.summarize(tree) for tree in (run(swap=True), dfac.align(run(swap=True))))
+
+    def rhat(one, kind):
+        return one["rhat"].where(one["kind"] == kind, drop=True)
+
+    assert rhat(found, "component").max() > 1.3
+    assert rhat(found, "aligned").max() < 1.02
     assert statuses(found) == ["green", "green", "green"]
     assert "through align()" in found.notes[0]
     assert "as drawn" not in str(found).partition("\n\npredictions")[0]  # no number to go by
-    after = dfac.summarize(dfac.align(run(swap=True)))
-    assert_allclose(
-        after["rhat"].where(after["kind"] == "aligned", drop=True),
-        found["rhat"].where(found["kind"] == "aligned", drop=True),
-        rtol=1e-3,  # sizes that rounding makes equal have other ranks
-    )
+    # Sizes that rounding makes equal have other ranks.
+    assert_allclose(rhat(after, "aligned"), rhat(found, "aligned"), rtol=1e-3)
 
 
 def test_chains_with_other_components_are_seen_and_named():
     tree, other = run(), np.random.default_rng(8)
     tree["posterior/W"].values[1, ..., 2] = other.permutation(np.arange(12.0))
     tree["posterior/H"].values[1, :, 2] = other.permutation(np.arange(9.0))
-    found, alignment = dfac.summarize(tree), dfac.align(tree)["alignment"].to_dataset()
-    having = (alignment["share_by_chain"] >= 0.5).sum("chain")
-    for one in (found, dfac.summarize(dfac.align(tree))):
-        assert [one.predictions.status, one.components.status] == ["red", "red"]
-        lost = int(having.values.argmin())
-        assert f"Component {lost} of 3 is not the same in all 2 chains" in one.verdict
-        table = one.to_dataframe().query("kind == 'aligned'")
+    aligned = dfac.align(tree)
+    having = (aligned["alignment/share_by_chain"] >= 0.5).sum("chain")
+    lost = int(having.values.argmin())
+    for found in map(dfac.summarize, (tree, aligned)):
+        assert [found.predictions.status, found.components.status] == ["red", "red"]
+        assert f"Component {lost} of 3 is not the same in all 2 chains" in found.verdict
+        table = found.to_dataframe().query("kind == 'aligned'")
         assert_array_equal(table["chains_with"], having)
-        assert one.components.numbers["least_chains"] == 1
-    shares = found["share"].dropna("functional").values
-    assert sorted(shares.tolist()) == [0.5, 1.0, 1.0]
+        assert found.components.numbers["least_chains"] == 1
+        shares = found["share"].dropna("functional").values
+        assert sorted(shares.tolist()) == [0.5, 1.0, 1.0]
 
 
 def test_moments_alone_give_the_density_alone():
@@ -266,8 +262,7 @@ def test_draws_without_weight_and_halves_change_nothing():
 
 
 def test_one_mode_is_told_from_several():
-    W, H, orders = modes()
-    w = np.full(12, 1.0 / 12)
+    (W, H, orders), w = modes(), np.full(12, 1.0 / 12)
     one = dfac.summarize(particle_tree(W, H, w))
     assert one.attrs["alike"] == pytest.approx(1.0)
     assert "One mode" in one.verdict
@@ -287,7 +282,7 @@ def test_one_mode_is_told_from_several():
     assert two.components.status == "red"
     assert "Read no means of W and H" in two.components.advice
     # The other mode without mass is no mode.
-    some = np.where(np.arange(12) < 6, 0.0, 1.0 / 6)
+    some = np.repeat([0.0, 1.0 / 6], 6)
     assert dfac.summarize(particle_tree(other, H, some)).attrs["alike"] == pytest.approx(1.0)
 
 
@@ -313,7 +308,7 @@ def test_a_particle_that_carries_everything_is_named():
 
 
 def test_the_print_tells_it_all():
-    text = str(dfac.summarize(particle_tree()))
+    text, table = str(dfac.summarize(particle_tree())), dfac.summarize(particle_tree(silf=False))
     lines = text.split("\n")
     assert lines[0] == "6 particles, 4 with weight, worth 2.8 of equal weight"
     assert lines[1] == "Stein discrepancy 0.5, under equal weights 0.75"
@@ -322,7 +317,6 @@ def test_the_print_tells_it_all():
     assert all(any(line.startswith(title) for line in lines) for title in titles)
     assert "predictions  RED    4 particles carry weight, worth 2.8" in text
     assert "R-hat" not in text
-    table = dfac.summarize(particle_tree(silf=False))
     assert "objective" not in str(table).split("\n")[2]
     assert "mean" in table.to_dataframe()
     assert "<xarray" in repr(table[["mean"]])
@@ -344,11 +338,10 @@ with warnings.catch_warnings():
 
 
 def autoregressive(coefficient, chains, draws, seed):
-    noise = np.random.default_rng(seed).standard_normal((chains, draws))
-    out = np.empty_like(noise)
-    out[:, 0] = noise[:, 0] / np.sqrt(1 - coefficient**2)
+    out = np.random.default_rng(seed).standard_normal((chains, draws))
+    out[:, 0] /= np.sqrt(1 - coefficient**2)
     for t in range(1, draws):
-        out[:, t] = coefficient * out[:, t - 1] + noise[:, t]
+        out[:, t] += coefficient * out[:, t - 1]
     return out
 
 
@@ -423,17 +416,17 @@ COUNT, LEVELS = 150, 15
 def test_p_values_of_uniform_ranks_are_uniform():
     rng = np.random.default_rng(0)
     found = [uniformity(rng.integers(0, LEVELS + 1, COUNT), LEVELS) for _ in range(1000)]
-    for name in ("ecdf_p", "chi_square_p"):
-        p = np.array([getattr(one, name) for one in found])
-        for level in (0.01, 0.1, 0.5):
-            within = np.mean(p <= level)
-            assert abs(within - level) < 5 * np.sqrt(level * (1 - level) / p.size) + 0.01
+
+    def of(name):
+        return np.array([getattr(one, name) for one in found])
+
+    for name, level in itertools.product(("ecdf_p", "chi_square_p"), (0.01, 0.1, 0.5)):
+        within = np.mean(of(name) <= level)
+        assert abs(within - level) < 5 * np.sqrt(level * (1 - level) / 1000) + 0.01
     for level in (0.01, 0.1):
-        within = np.mean([one.p <= level for one in found])
-        assert within < level + 5 * np.sqrt(level * (1 - level) / len(found))
-        assert within > level / 4
-    for name in ("shift", "spread"):
-        z = np.array([getattr(one, name) for one in found])
+        within = np.mean(of("p") <= level)
+        assert level / 4 < within < level + 5 * np.sqrt(level * (1 - level) / 1000)
+    for z in (of("shift"), of("spread")):
         assert abs(z.mean()) < 5 / np.sqrt(z.size)
         assert abs(z.var() - 1) < 5 * np.sqrt(2 / z.size)
 
@@ -441,16 +434,13 @@ def test_p_values_of_uniform_ranks_are_uniform():
 @pytest.mark.parametrize(
     ("name", "a", "b", "sign"),
     [
-        ("shift", 1.6, 1.0, 1),
-        ("shift", 1.0, 1.6, -1),
-        ("spread", 0.6, 0.6, 1),
-        ("spread", 1.8, 1.8, -1),
+        *(("shift", 1.6, 1.0, 1), ("shift", 1.0, 1.6, -1)),
+        *(("spread", 0.6, 0.6, 1), ("spread", 1.8, 1.8, -1)),
     ],
 )
 def test_what_is_not_uniform_is_seen_and_named(name, a, b, sign):
     rng = np.random.default_rng(1)
-    ranks = rng.binomial(LEVELS, rng.beta(a, b, 2 * COUNT))
-    found = uniformity(ranks, LEVELS)
+    found = uniformity(rng.binomial(LEVELS, rng.beta(a, b, 2 * COUNT)), LEVELS)
     assert found.p < 0.001
     assert max(found.ecdf_p, found.chi_square_p) < 0.05
     assert sign * getattr(found, name) > 3.5
