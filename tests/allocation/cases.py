@@ -60,13 +60,14 @@ def tensor(shape, seed, total):
 
 
 def _cases():
+    shared, lengths = {"r": 1.0, "t": 0.3}, {"d": 0.6, "r": 0.4, "w": 0.2}
+    two = {"r": 2}
     yield (
         "cp",
         AllocationModel.cp(2, order=3, concentration=1.5, rate=0.7),
         network("r i|r j|r k|r", "r:2 i:2 j:2 k:2", "r", a=1.5, b=0.7),
         tensor((2, 2, 2), 0, 7),
     )
-    shared = {"r": 1.0, "t": 0.3}
     yield (
         "symmetric",
         AllocationModel.symmetric_nmf(2, concentration_shared=0.3, concentration=2.0),
@@ -75,7 +76,7 @@ def _cases():
     )
     yield (
         "chain",
-        AllocationModel("r -> s -> i, r -> j", {"r": 2, "s": 2}),
+        AllocationModel("r -> s -> i, r -> j", two | {"s": 2}),
         network("r s|r i|s j|r", "r:2 s:2 i:2 j:3", "r s"),
         tensor((2, 3), 1, 5),
     )
@@ -87,11 +88,10 @@ def _cases():
     )
     yield (
         "observed parents",
-        AllocationModel("d -> i, r -> i, d -> j, r -> j, i -> j", {"r": 2}, ["i", "j", "d"]),
+        AllocationModel("d -> i, r -> i, d -> j, r -> j, i -> j", two, ["i", "j", "d"]),
         network("d r i|d,r j|d,r,i", "r:2 i:2 j:2 d:3", "r", "i j d"),
         tensor((2, 2, 3), 3, 7),
     )
-    lengths = {"d": 0.6, "r": 0.4, "w": 0.2}
     yield (
         "topics",
         AllocationModel.topics(3, document=0.4, word=0.2, length=0.6, rate=2.0, shape=1.7),
@@ -113,15 +113,15 @@ def _cases():
     )
     yield (
         "tied hidden roots",
-        AllocationModel("r; s; r -> i; s -> i", {"r": 2, "s": 2}, tied={("r", "s"): 0.4}),
+        AllocationModel("r; s; r -> i; s -> i", two | {"s": 2}, tied={("r", "s"): 0.4}),
         network("r s i|r,s", "r:2 s:2 i:3", "r s", alpha={"t": 0.4}, tied="rs"),
         np.array([2, 1, 2]),
     )
-    loose = "i j|i k|j r l|r n"
+    loose = "i j|i k|j r l|r n", "i:2 j:2 k:2 r:2 l:2 n:2"
     yield (
         "tables without hidden variables",
-        AllocationModel("i -> j -> k, r -> l, n", {"r": 2}, tied={("j", "k"): 0.7}),
-        network(loose, "i:2 j:2 k:2 r:2 l:2 n:2", "r", alpha={"t": 0.7}, tied="jk"),
+        AllocationModel("i -> j -> k, r -> l, n", two, tied={("j", "k"): 0.7}),
+        network(*loose, "r", alpha={"t": 0.7}, tied="jk"),
         tensor((2, 2, 2, 2, 2), 7, 6),
     )
 

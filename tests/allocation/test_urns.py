@@ -58,10 +58,8 @@ def test_only_what_occurs_takes_room():
 
 def test_tables_have_names_and_labels():
     X = xr.DataArray(TOY, dims=("from", "to"), coords={"to": list("wxyz")})
-    model = AllocationModel.nmf(2)
-    compiled = compiled_of(X, model)
-    C = np.random.default_rng(0).random(compiled.cells)
-    tables = compiled.tables(C)
+    compiled = compiled_of(X, AllocationModel.nmf(2))
+    tables = compiled.tables(np.random.default_rng(0).random(compiled.cells))
     assert list(tables) == ["r", "i", "j"]
     assert tables["j"].dims == ("r", "to")
     assert tables["i"].attrs["cells"] == "all"
@@ -69,9 +67,8 @@ def test_tables_have_names_and_labels():
     assert_array_equal(tables["j"]["to"], list("wxyz"))
     for table in tables.values():
         assert_allclose(table.sum(table.dims[-1]), 1.0)
-    shared = compiled_of(
-        np.eye(3, dtype=int), AllocationModel.symmetric_nmf(2, concentration_shared=1)
-    )
+    symmetric = AllocationModel.symmetric_nmf(2, concentration_shared=1)
+    shared = compiled_of(np.eye(3, dtype=int), symmetric)
     tables = shared.tables(np.zeros(shared.cells))
     assert (list(tables), tables["i"].attrs["drawn_by"]) == (["r", "i"], "i, j")
 
@@ -193,9 +190,7 @@ def test_thinned_models_have_the_evidence_of_thinned_counts():
     """Σ_X p(X) Binomial(X'; X, p) = p'(X'), with all X of at most so many tokens."""
     model, share, kept = AllocationModel.nmf(2, rate=9.0), 0.5, np.array([[1, 1], [0, 0]])
     logs = []
-    for extra in np.ndindex(6, 6, 6, 6):
-        if sum(extra) > 7:
-            continue
+    for extra in (own for own in np.ndindex(6, 6, 6, 6) if sum(own) <= 7):
         X = kept + np.reshape(extra, (2, 2))
         weight = kept.sum() * np.log(share) + sum(extra) * np.log(1 - share)
         weight += sum(np.log([1, 1 + e][k]) for k, e in zip(kept.ravel(), extra, strict=True))

@@ -97,8 +97,7 @@ def test_the_legend_covers_no_trace():
     figure = plots.trace_plot(fake_run(chains=2))
     figure.draw_without_rendering()
     (legend,) = figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["chain 0", "diverging", "chain 1"]
+    assert told(figure) == ["chain 0", "diverging", "chain 1"]
     box = legend.get_window_extent()
     assert not any(ax.get_window_extent().overlaps(box) for ax in figure.axes)
     assert all(ax.get_legend() is None for ax in figure.axes)
@@ -220,23 +219,20 @@ def test_masses_in_descending_order_above_their_objectives():
     assert [tick.get_text() for tick in bottom.get_xticklabels()] == ["5", "21", "13", "3", "8"]
     dots = bottom.collections[0].get_offsets()
     assert dots[:, 1].tolist() == [91.0, 94.0, 93.0, 90.0, 92.0]
-    (threshold,) = bottom.lines
-    assert set(threshold.get_ydata()) == {110.0}
+    assert {tuple(line.get_ydata()) for line in bottom.lines} == {(110.0, 110.0)}
     assert "2.9 particles" in top.get_title(loc="left")
-
-
-def test_masses_of_a_sampler_are_equal_and_lie_above_the_log_density():
+    # Masses of a sampler are equal, and lie above the log density.
     top, bottom = weights_plot(fake_run()).axes
     assert {bar.get_height() for bar in top.patches} == {1 / 40}
     assert bottom.get_title(loc="left") == "log density"
     assert not bottom.lines
-    assert len(weights_plot(particles().drop_nodes("constant_data")).axes[1].lines) == 0
-
-
-def test_the_heaviest_and_of_equal_ones_some_at_even_distances():
-    assert heaviest(draw_masses(particles()), 3).tolist() == [1, 4, 3]
-    assert heaviest(draw_masses(fake_run()), 3).tolist() == [0, 20, 39]
-    assert heaviest(draw_masses(particles()), 99).size == 5
+    assert not weights_plot(tree.drop_nodes("constant_data")).axes[1].lines
+    for given, count, expected in (
+        (tree, 3, [1, 4, 3]),
+        (tree, 99, [1, 4, 3, 0, 2]),
+        (fake_run(), 3, [0, 20, 39]),  # of equal ones some at even distances
+    ):
+        assert heaviest(draw_masses(given), count).tolist() == expected
 
 
 def test_pictures_of_either_sign_are_white_at_zero():

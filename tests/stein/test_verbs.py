@@ -61,9 +61,7 @@ def test_gives_the_matrix_and_three_values():
     assert_allclose(found["objective"], objectives, rtol=1e-9)
     assert (found.attrs["scale_w"], found.attrs["scale_h"]) == (0.7, 2.5)
     assert json.loads(found.attrs["model"])["type"] == "SILFNMF"
-
-
-def test_equal_weights_unless_told_and_the_papers_kernel():
+    # Equal weights unless told, and the paper's kernel.
     found = run()
     assert float(found["discrepancy"]) == float(found["discrepancy_equal"])
     assert (found.attrs["scale_w"], found.attrs["scale_h"]) == (1e-2, 1e3)
@@ -179,16 +177,12 @@ W, H = ABOVE.particles(3)
         ({"particles": (W[:, :3], H)}, "the data have shape 7 x 6"),
         ({"particles": (-W, H)}, "W of particle 0 goes down to"),
         ({"particles": (W, np.where(H[1, 0, 2] == H, np.nan, H))}, "H of particle 1"),
+        ({"model": dfac.SILFNMF(2)}, "resolved first"),
     ],
 )
 def test_what_is_refused(settings, message):
-    usual = {"particles": (W, H), "V": ABOVE.V, "model": ABOVE.model}
-    refused(OptionError, message, dfac.stein_discrepancy, **usual | QUIET | settings)
-
-
-def test_a_threshold_has_to_be_known():
-    with pytest.raises(ModelError, match="resolved first"):
-        dfac.stein_discrepancy((W, H), ABOVE.V, dfac.SILFNMF(2), **QUIET)
+    usual = {"particles": (W, H), "V": ABOVE.V, "model": ABOVE.model} | QUIET
+    refused((OptionError, ModelError), message, dfac.stein_discrepancy, **(usual | settings))
 
 
 def test_options_that_are_refused():
