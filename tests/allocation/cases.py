@@ -16,8 +16,8 @@ from daskfactor.allocation.compiled_model import rising
 from daskfactor.allocation.exact import enumerate_allocations
 from daskfactor.models.allocation import AllocationModel
 
-# Evidence by brute force over labelled sequences of tokens, written from the model's
-# definition and on purpose without anything of the package: tokens draw from urns that are dictionaries.
+# Evidence by brute force over labelled sequences of tokens, written from the model's definition and
+# on purpose without anything of the package: every token draws from urns that are dictionaries.
 CLOSED_FORM = 3000
 """Sequences of which the product of predictives is compared with the ratio of B functions."""
 

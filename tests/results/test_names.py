@@ -277,18 +277,6 @@ def test_predictions_are_maps(mapped, V):
         refused(OptionError, told, dfac.predict, mapped, columns=wrong)
 
 
-@settings(max_examples=5, deadline=None)
-@given(st.data())
-def test_a_cell_by_label_is_the_cell_by_position(mapped, V, data):
-    kept = dfac.open_run(mapped)["posterior"].indexes["lat_lon"]
-    j, i = data.draw(st.integers(0, len(kept) - 1)), data.draw(st.integers(0, 6))
-    lat, lon = kept[j]
-    by_label = dfac.predict(mapped, V["time"].values[i], {"lat": lat, "lon": lon}).load()
-    by_position = dfac.predict(mapped, V["time"].values[i], [j]).load()
-    for name in ("mean", "sd", "lower", "upper"):
-        assert by_label[name].item() == by_position[name].item()
-
-
 def test_everything_after_takes_the_run(mapped, V):
     longer = dfac.resume(mapped, V=V, draws=2, progressbar=False)
     assert "lat_lon" in longer["posterior"].indexes
