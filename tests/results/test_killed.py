@@ -34,8 +34,7 @@ def _check(path):
     if "posterior_moments" in tree.children:
         count = int(tree["posterior_moments"]["count"][0])
         assert count in (draws, draws + 3)
-        W_mean = factors(1, count, 1)[0]
-        assert_array_equal(tree["posterior_moments"]["W_mean"], W_mean)
+        assert_array_equal(tree["posterior_moments"]["W_mean"], factors(1, count, 1)[0])
     return draws
 
 
@@ -108,18 +107,15 @@ def test_a_run_killed_before_it_was_closed_is_closed_by_resume(tmp_path, monkeyp
 
 
 def test_reading_and_resuming_do_not_wait_for_a_cluster_without_workers(tmp_path):
-    distributed, path = pytest.importorskip("distributed"), tmp_path / "run.zarr"
-    cells = (np.array([1, 2]), np.array([0, 3]))
+    distributed = pytest.importorskip("distributed")
+    path, cells = tmp_path / "run.zarr", (np.array([1, 2]), np.array([0, 3]))
     options = {"draws": 3, "tune": 2, "random_seed": 1, "progressbar": False}
     dfac.sample(V, dfac.TweedieNMF(2), store=path, monitor=cells, **options)
-    with (
-        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
-        distributed.Client(cluster),
-    ):
+    none = {"n_workers": 0, "processes": False, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**none) as cluster, distributed.Client(cluster):
         assert dfac.open_run(path)["posterior"].sizes["draw"] == 3
         assert dfac.resume(path, draws=2, progressbar=False)["posterior"].sizes["draw"] == 5
-        aligned = dfac.align(path)["alignment"]
-        assert aligned["permutation"].sizes["draw"] == 5
+        assert dfac.align(path)["alignment/permutation"].sizes["draw"] == 5
         assert dfac.summarize(path, cells=2).attrs["draws"] == 5
         assert dfac.expectation(path, lambda W, H: W).shape == (12, 2)
         assert dfac.top_entries(path, 2)["label"].sizes["rank"] == 2

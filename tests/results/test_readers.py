@@ -60,9 +60,9 @@ def test_plain_xarray_opens_the_store_without_a_warning(path, chunks):
     assert set(tree.children) == set(ours.children)
     assert "checkpoint" not in tree.children
     xr.testing.assert_identical(tree.load(), ours.load())
-    assert tree["posterior"]["gene"].values.tolist()[-1] == "Ångström"
-    assert tree["posterior"]["day"].dtype.kind == "M"
-    assert tree["posterior"]["weight"].dims == ("gene",)
+    posterior = tree["posterior"]
+    assert posterior["gene"].values.tolist()[-1] == "Ångström"
+    assert (posterior["day"].dtype.kind, posterior["weight"].dims) == ("M", ("gene",))
     assert tree["monitor"]["gene"].values.tolist() == ["g0", "g3", "g3"]
 
 
@@ -94,18 +94,16 @@ def test_arviz_summarizes_the_statistics(path, source):
 
 
 def test_a_running_store_opens_in_another_process_with_warnings_as_errors(tmp_path):
-    path, spec = tmp_path / "run.zarr", make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=3)
+    path = tmp_path / "run.zarr"
+    with RunStore.open(store_run(path, draws=3)) as store:
         store.write_draws(0, 3, np.ones((1, 7, 3)), np.ones((1, 5, 3)))
         code = f"""
 import xarray, sys
 tree = xarray.open_datatree({str(path)!r}, engine="zarr")
 print(int(tree["posterior"]["W"].notnull().all(["chain", "gene", "component"]).sum()))
 """
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "3", done.stderr
 
 
@@ -220,12 +218,14 @@ def test_richardson_romberg_removes_a_bias_linear_in_the_step():
 
 
 def test_expectation_says_what_is_missing(tmp_path):
-    with pytest.raises(OptionError, match="no chain 5"):
-        expectation(memory_tree(make_spec()), lambda W, H: W, chain=5)
-    with pytest.raises(OptionError, match="moments only"):
-        expectation(memory_tree(make_spec(keep="moments")), lambda W, H: W)
-    RunStore.create(tmp_path / "run.zarr", make_spec()).close()
-    refused(OptionError, "no draws yet", expectation, tmp_path / "run.zarr", lambda W, H: W)
+    path, moments = tmp_path / "run.zarr", memory_tree(make_spec(keep="moments"))
+    RunStore.create(path, make_spec()).close()
+    for match, trace, options in (
+        ("no chain 5", memory_tree(make_spec()), {"chain": 5}),
+        ("moments only", moments, {}),
+        ("no draws yet", path, {}),
+    ):
+        refused(OptionError, match, expectation, trace, lambda W, H: W, **options)
 
 
 def test_every_name_has_one_that_a_store_takes(tmp_path):
