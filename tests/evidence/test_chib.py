@@ -156,4 +156,4 @@ def test_refusals():
     refused(ModelError, match, checked_method, Chib(), GaussianAdditive(2))
     refused(DataError, "whole numbers", estimate, SMALL + 0.5, 1)
     for wrong in ({"draws": 10}, {"tune": 0}, {"permutations": 0}, {"permutations": "all"}):
-        refused(OptionError, "", Chib, **wrong)
+        refused(OptionError, None, Chib, **wrong)

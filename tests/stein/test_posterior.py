@@ -155,7 +155,7 @@ def test_a_store_holds_what_memory_would(tmp_path, monkeypatch):
         same(own, stored)
     for executor in ("serial", dfac.LanesExecutor(3)):
         same(posterior(gaps(), executor=executor), kept)
-    refused(StoreError, "", posterior, gaps(), store=path)
+    refused(StoreError, None, posterior, gaps(), store=path)
     refused(OptionError, "weighted together", dfac.resume, path, 10, progressbar=False)
     monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
     refused(OptionError, "pass store=", posterior, values())
