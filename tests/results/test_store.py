@@ -416,7 +416,8 @@ def finish_a_chunk(store):
     ids=["draws", "checkpoint", "moments", "attributes", "end"],
 )
 def test_a_store_that_is_removed_while_it_is_written_is_told(path, write):
-    store = RunStore.open(store_run(path, draws=4))
+    store = RunStore.create(path, make_spec())
+    fill(store, make_spec(), draws=4)
     shutil.rmtree(path)
     with pytest.raises(StoreError, match=r"run\.zarr was removed or moved") as caught, store:
         write(store)
