@@ -34,8 +34,7 @@ def problems(total):
 
 def crowded(total, seed=0, size=12):
     """Counts that crowd into the first rows and columns."""
-    rng = np.random.default_rng(seed)
-    X = np.zeros((size, size), int)
+    rng, X = np.random.default_rng(seed), np.zeros((size, size), int)
     where = np.minimum(rng.exponential(2.0, (2, total)), size - 1).astype(int)
     np.add.at(X, tuple(where), 1)
     return X
@@ -136,8 +135,7 @@ def relative_variance(compiled):
             for m, h in zip(*np.nonzero(table), strict=True):
                 add(compiled, m, h, C, D, table[m, h])
             for m in np.flatnonzero(table.sum(1) < X):
-                chance = (X[m] - table[m].sum()) / (T - tau)
-                w = predictive(compiled, m, C, D)
+                chance, w = (X[m] - table[m].sum()) / (T - tau), predictive(compiled, m, C, D)
                 for h in range(compiled.states):
                     key = list(S)
                     key[m * compiled.states + h] += 1
@@ -147,8 +145,7 @@ def relative_variance(compiled):
                         two + second * chance * w[h] * w.sum(),
                     )
         level = dict(following)
-    mean = sum(one for one, _ in level.values())
-    square = sum(two for _, two in level.values())
+    mean, square = sum(one for one, _ in level.values()), sum(two for _, two in level.values())
     return square / mean**2 - 1
 
 

@@ -1,5 +1,9 @@
 """Counts from every kind of data, and what is refused."""
 
+import itertools
+import time
+import tracemalloc
+
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -8,12 +12,18 @@ import scipy.sparse as sp
 import sparse
 import xarray as xr
 import zarr
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import chisquare, nbinom
 
-from daskfactor.allocation.counts import Counts, as_counts
+from daskfactor.allocation.compiled_model import compile_model
+from daskfactor.allocation.counts import Counts, as_counts, simulate
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
 from daskfactor.models.allocation import AllocationModel
+from daskfactor.models.tweedie import TweedieNMF
+from tests.allocation.cases import enumerate_evidence
+from tests.refusals import refused
 
 NMF = AllocationModel.nmf(2)
 CP = AllocationModel.cp(2)
@@ -28,7 +38,7 @@ def dense(counts):
 
 
 def same(counts, expected):
-    np.testing.assert_array_equal(dense(counts), expected)
+    assert_array_equal(dense(counts), expected)
     assert counts.indices.dtype == counts.values.dtype == np.int64
     assert counts.indices.shape == (len(counts.values), expected.ndim)
     assert counts.values.min() > 0
@@ -108,10 +118,10 @@ def test_dask_tensors_chunk_by_chunk():
         as_counts(unknown, AllocationModel("r -> i", {"r": 2}))
 
 
-def test_vectors_and_scipy_coo_arrays():
-    model = AllocationModel("r -> i", {"r": 2})
-    vector = np.array([0, 3, 0, 1])
+def test_vectors_scipy_coo_arrays_and_half_precision():
+    model, vector = AllocationModel("r -> i", {"r": 2}), np.array([0, 3, 0, 1])
     same(as_counts(vector, model), vector)
+    same(as_counts(vector.astype(np.float16), model), vector)
     same(as_counts(vector > 0, model), (vector > 0).astype(int))
     twice = sp.coo_array((np.array([1, 2, 1]), (np.array([1, 1, 3]),)), shape=(4,))
     same(as_counts(twice, model), vector)
@@ -129,20 +139,20 @@ def test_anndata_names():
 
 def test_dims_are_matched_by_name_or_by_order():
     labels = {"i": np.arange(6) * 10}
-    array = xr.DataArray(X.T, dims=("j", "i"), coords=labels)
-    counts = as_counts(array, NMF)
+    counts = as_counts(xr.DataArray(X.T, dims=("j", "i"), coords=labels), NMF)
     same(counts, X)
     assert counts.dims == ("i", "j")
-    np.testing.assert_array_equal(counts.labels["i"], labels["i"])
+    assert_array_equal(counts.labels["i"], labels["i"])
     assert "j" not in counts.labels
-    named = as_counts(xr.DataArray(X, dims=("from", "to")), NMF)
-    assert named.dims == ("from", "to")
+    assert as_counts(xr.DataArray(X, dims=("from", "to")), NMF).dims == ("from", "to")
     clash = as_counts(xr.DataArray(X, dims=("r", "to"), coords={"r": list("abcdef")}), NMF)
     assert clash.dims == ("i", "j")
     assert clash.labels["i"][5] == "f"
     assert as_counts(X, NMF).dims == ("i", "j")
-    frame = pd.DataFrame(X, index=list("abcdef"))
-    assert as_counts(frame, NMF).labels["row"][1] == "b"
+    assert as_counts(pd.DataFrame(X, index=list("abcdef")), NMF).labels["row"][1] == "b"
+    array = xr.DataArray(np.ones((2, 3), np.int64), dims=("j", "x"))
+    refused(DataError, "so 'j' would be two things; rename", as_counts, array, NMF)
+    assert as_counts(array.rename(j="i"), NMF).dims == ("i", "x")
 
 
 def test_a_lazy_file_keeps_its_names(tmp_path):
@@ -158,7 +168,7 @@ def test_a_huge_shape_costs_nothing():
     huge = sparse.COO(coords, np.array([2, 3]), shape=(10**6, 10**6, 10**6))
     counts = as_counts(huge, CP)
     assert counts.shape == (10**6, 10**6, 10**6)
-    np.testing.assert_array_equal(counts.indices, coords.T)
+    assert_array_equal(counts.indices, coords.T)
     assert as_counts(counts, CP) is counts
 
 
@@ -197,61 +207,148 @@ BAD = [
 
 @pytest.mark.parametrize(("data", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_bad_counts_are_refused(data, message):
-    with pytest.raises(DataError, match=message):
-        as_counts(data, NMF)
-
-
-def test_missing_cells_of_stores_and_blocks_are_refused(tmp_path):
-    convert(sp.csr_array(X), tmp_path / "s.zarr", unstored="missing", progressbar=False)
-    with pytest.raises(DataError, match="missing"):
-        as_counts(tmp_path / "s.zarr", NMF)
-    with pytest.raises(DataError, match="missing"):
-        as_counts(as_blocks(sp.csr_array(X), unstored="missing"), NMF)
+    refused(DataError, message, as_counts, data, NMF)
 
 
 def test_what_does_not_fit(tmp_path):
-    with pytest.raises(ModelError, match="3 dimensions"):
-        as_counts(TENSOR, NMF)
-    with pytest.raises(ModelError, match="2 dimensions"):
-        as_counts(sp.csr_array(X), CP)
-    with pytest.raises(ModelError, match="3 dimensions"):
-        as_counts(as_counts(TENSOR, CP), NMF)
-    with pytest.raises(StoreError, match="no zarr array can be opened"):
-        as_counts(tmp_path / "nothing.zarr", NMF)
     zarr.create_group(tmp_path / "g.zarr").create_array("inside", data=X)
-    with pytest.raises(DataError, match=r"holds 1 zarr array \(inside\); name one"):
-        as_counts(tmp_path / "g.zarr", NMF)
+    convert(sp.csr_array(X), tmp_path / "s.zarr", unstored="missing", progressbar=False)
+    for error, match, data, model in (
+        (ModelError, "3 dimensions", TENSOR, NMF),
+        (ModelError, "2 dimensions", sp.csr_array(X), CP),
+        (ModelError, "3 dimensions", as_counts(TENSOR, CP), NMF),
+        (StoreError, "no zarr array can be opened", tmp_path / "nothing.zarr", NMF),
+        (DataError, r"holds 1 zarr array \(inside\); name one", tmp_path / "g.zarr", NMF),
+        (DataError, "missing", tmp_path / "s.zarr", NMF),
+        (DataError, "missing", as_blocks(sp.csr_array(X), unstored="missing"), NMF),
+    ):
+        refused(error, match, as_counts, data, model)
 
 
 def test_thinning_keeps_tokens_by_address():
     counts = as_counts(np.full((40, 50), 3), NMF)
-    thin = counts.thinned(0.25, 7)
+    thin, again, other = (counts.thinned(0.25, seed) for seed in (7, 7, 8))
     assert isinstance(thin, Counts)
-    again = counts.thinned(0.25, 7)
-    np.testing.assert_array_equal(dense(thin), dense(again))
-    assert (dense(thin) != dense(counts.thinned(0.25, 8))).any()
-    assert thin.values.min() > 0
-    assert thin.values.max() <= 3
-    spread = np.sqrt(6000 * 0.25 * 0.75)
-    assert abs(thin.total - 1500) < 5 * spread
+    assert_array_equal(dense(thin), dense(again))
+    assert (dense(thin) != dense(other)).any()
+    assert 0 < thin.values.min() < thin.values.max() <= 3
+    assert abs(thin.total - 1500) < 5 * np.sqrt(6000 * 0.25 * 0.75)
     # A binomial, not a share of every cell: its variance over cells.
     assert dense(thin).var() == pytest.approx(3 * 0.25 * 0.75, rel=0.15)
-    np.testing.assert_array_equal(dense(counts.thinned(1.0, 0)), 3)
-    with pytest.raises(OptionError, match=r"in \(0, 1\], got 0"):
-        counts.thinned(0, 1)
-    with pytest.raises(DataError, match="leaves none of the 1 tokens"):
-        as_counts(np.array([[1]]), NMF).thinned(1e-9, 0)
+    assert_array_equal(dense(counts.thinned(1.0, 0)), 3)
+    refused(OptionError, r"in \(0, 1\], got 0", counts.thinned, 0, 1)
+    one = as_counts(np.array([[1]]), NMF)
+    refused(DataError, "leaves none of the 1 tokens", one.thinned, 1e-9, 0)
 
 
-def test_dims_that_are_another_variables_name():
-    model = AllocationModel.nmf(2)
-    array = xr.DataArray(np.ones((2, 3), np.int64), dims=("j", "x"))
-    with pytest.raises(DataError, match="so 'j' would be two things; rename"):
-        as_counts(array, model)
-    assert as_counts(array.rename(j="i"), model).dims == ("i", "x")
+MANY = AllocationModel.nmf(3, concentration=20.0)
 
 
-def test_half_precision():
-    model = AllocationModel.nmf(2)
-    counts = as_counts(np.array([[1, 2], [0, 3]], np.float16), model)
-    assert counts.values.tolist() == [1, 2, 3]
+def test_what_comes_back_fits_together():
+    made = simulate(MANY, (30, 40), total=5000, random_seed=1)
+    assert made.dims == ("i", "j", "r")
+    assert made.allocation.shape == (30, 40, 3)
+    assert made.counts.dtype == made.allocation.dtype == np.int64
+    assert_array_equal(made.allocation.sum(axis=2).todense(), made.counts.todense())
+    assert made.counts.sum() == 5000
+    shapes = {name: table.shape for name, table in made.tables.items()}
+    assert shapes == {"r": (3,), "i": (3, 30), "j": (3, 40)}
+    for table in made.tables.values():
+        assert_allclose(table.sum(axis=-1), 1.0)
+    # With so many tokens, tables are near the shares that were drawn from them.
+    shares = made.allocation.sum(axis=(0, 1)).todense() / 5000
+    assert_allclose(made.tables["r"], shares, atol=0.05)
+    assert as_counts(made.counts, MANY).total == 5000
+    same, other = (simulate(MANY, (30, 40), total=5000, random_seed=seed) for seed in (1, 2))
+    assert (made.allocation != same.allocation).nnz == 0
+    assert_array_equal(made.tables["i"], same.tables["i"])
+    assert (made.counts != other.counts).nnz
+    none = simulate(MANY, (3, 4), total=0, random_seed=0)
+    assert none.counts.nnz == none.allocation.nnz == 0
+    assert none.counts.shape == (3, 4)
+
+
+def test_sizes_may_be_the_models_own():
+    model = AllocationModel("r -> i, r -> j", {"r": 2}, {"j": 4, "i": 3})
+    assert simulate(model, total=5, random_seed=0).counts.shape == (4, 3)
+    match = "size 5 along 'j', but the model says 4"
+    refused(ModelError, match, simulate, model, (5, 3))
+
+
+def test_what_cannot_be_drawn():
+    for model, shape, options, match in (
+        (TweedieNMF(2), (3, 4), {}, r"model must be an AllocationModel\(\.\.\.\), got"),
+        (MANY, None, {}, "sizes of the observed variables i, j are not known"),
+        (MANY, 5, {}, "shape must be a list of sizes such as"),
+        (MANY, (10**10, 10**10), {}, "choose a smaller shape"),
+        (MANY, (10**200, 10**200), {}, r"would have 10\^400 cells"),
+        (MANY, (3, 4), {"total": -1}, "total must be a whole number of at least 0, got -1"),
+        (MANY, (3, 4), {"total": 10**13}, r"1e\+13 tokens are more than can be drawn"),
+        (AllocationModel.nmf(2, rate=1e-30), (3, 4), {}, "more than can be drawn one by one"),
+    ):
+        refused(OptionError, match, simulate, model, shape, random_seed=0, **options)
+
+
+def test_the_total_is_negative_binomial():
+    model = AllocationModel.nmf(1, rate=0.2, concentration=3.0)
+    totals = [simulate(model, (1, 1), random_seed=seed).counts.data.sum() for seed in range(1000)]
+    law = nbinom(3.0, 0.2 / 1.2)
+    assert abs(np.mean(totals) - law.mean()) < 5 * law.std() / np.sqrt(1000)
+    assert np.var(totals) == pytest.approx(law.var(), rel=0.25)
+
+
+def test_cost_follows_the_tokens_and_not_the_shape():
+    model = AllocationModel.nmf(5, concentration=1e5)
+    simulate(model, (100, 100), total=100, random_seed=0)
+    tracemalloc.start()
+    start = time.perf_counter()
+    made = simulate(model, (10**6, 10**6), total=10_000, random_seed=0)
+    seconds, peak = time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert made.counts.sum() == 10_000
+    assert made.counts.nnz > 5000
+    assert list(made.tables) == ["r"]
+    assert seconds < 2.0
+    assert peak < 20e6
+
+
+MODELS = {
+    "nmf": (AllocationModel.nmf(2, concentration=2.0), (2, 2)),
+    "symmetric": (AllocationModel.symmetric_nmf(2, concentration_shared=0.3), (2, 2)),
+    "collider": (AllocationModel("r -> i, s -> i, s -> j", {"r": 2, "s": 2}), (2, 2)),
+    "tied chain": (AllocationModel("s -> i -> j", {"s": 2}, tied={("i", "j"): 0.4}), (2, 2)),
+}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", MODELS)
+def test_the_law_of_the_counts(name):
+    """Frequencies of every X of three tokens beside its exact probability."""
+    model, shape = MODELS[name]
+    draws, total, found = 2000, 3, {}
+    for seed in range(draws):
+        X = simulate(model, shape, total=total, random_seed=seed).counts.todense()
+        found[X.tobytes()] = found.get(X.tobytes(), 0) + 1
+    law = nbinom(model.total_shape, model.rate / (model.rate + 1)).logpmf(total)
+    expected, seen = [], []
+    for cells in itertools.combinations_with_replacement(range(4), total):
+        X = np.bincount(cells, minlength=4).reshape(shape)
+        exact = enumerate_evidence(compile_model(model, as_counts(X, model)))
+        expected.append(draws * np.exp(exact - law))
+        seen.append(found.get(X.tobytes(), 0))
+    assert sum(expected) == pytest.approx(draws)
+    assert chisquare(seen, expected).pvalue > 1e-4
+
+
+@pytest.mark.statistical
+def test_the_joint_law_of_tables_and_tokens():
+    """θ is Dirichlet, and a token is a draw from it: E θ = E C/T and E θ C/T = E θ²."""
+    a, R, draws, total = 1.5, 3, 3000, 4
+    model, (theta, share) = AllocationModel.nmf(R, concentration=a), np.empty((2, draws))
+    for seed in range(draws):
+        made = simulate(model, (2, 2), total=total, random_seed=seed)
+        theta[seed] = made.tables["r"][0]
+        share[seed] = made.allocation[:, :, 0].data.sum() / total
+    for power, exact in ((1, 1 / R), (2, (1 / R) * (a / R + 1) / (a + 1))):
+        for values in (theta**power, share * theta ** (power - 1)):
+            assert abs(values.mean() - exact) < 5 * values.std() / np.sqrt(draws)

@@ -17,8 +17,7 @@ def one_component_by_quadrature(
     Of the likelihood's ``power`` t, log of the integral of p(V | W, H)^t p(W, H).
     """
     grid = np.linspace(-14.0, 5.0, 191)
-    step = grid[1] - grid[0]
-    values = np.exp(grid)
+    step, values = grid[1] - grid[0], np.exp(grid)
 
     def prior(rate, shape):
         density = shape * np.log(rate) + shape * grid - rate * values - gammaln(shape)
@@ -34,8 +33,7 @@ def one_component_by_quadrature(
         ]
         # a sum over h of exp(a + b) for every pair of w: products of matrices
         tops = [fit.max() for fit in fits]
-        left = np.exp(fits[0] - tops[0] + inner)
-        right = np.exp(fits[1] - tops[1])
+        left, right = np.exp(fits[0] - tops[0] + inner), np.exp(fits[1] - tops[1])
         with np.errstate(divide="ignore"):
             total = total + np.log(left @ right.T) + sum(tops)
     return float(logsumexp(total))
@@ -63,8 +61,7 @@ def _splits(count, parts):
 
 def poisson_by_enumeration(X, components, kappa=1.0):
     """Log p(X) of Poisson NMF with exponential priors: a sum over all allocations of X."""
-    shape = X.shape
-    known = {}
+    shape, known = X.shape, {}
 
     def term(key):
         if key not in known:

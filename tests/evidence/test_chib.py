@@ -4,6 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -16,6 +17,7 @@ from daskfactor.kernels.linalg import log_permanent
 from daskfactor.models.gaussian import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import ignore
+from tests.refusals import refused
 from tests.statistical.allocations import Priors, posterior
 from tests.statistical.exact import CASES, reference_posterior
 
@@ -36,35 +38,34 @@ def check(found, exact, largest_error=0.08):
     assert abs(found.value - exact) < 5 * found.standard_error, (found, exact)
 
 
+TINY = np.array([[2.0, 1.0], [0.0, 1.0]])
+GAMMA = Priors(1.0, 0.5, 2.0, 0.7)
+GAPS = [BY_NAME[name] for name in ("poisson-gaps", "poisson-two-gaps")]
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    ("V", "K", "exact"),
+    ("V", "K", "exact", "options"),
     [
-        (np.array([[4.0, 7.0], [2.0, 5.0]]), 1, -12.46773),
-        (SMALL, 1, -8.525465119275),
-        (SMALL, 2, -7.504036700896),
+        (np.array([[4.0, 7.0], [2.0, 5.0]]), 1, lambda: -12.46773, {}),
+        (SMALL, 1, lambda: -8.525465119275, {}),
+        (SMALL, 2, lambda: -7.504036700896, {}),
+        (SMALL, 2, lambda: posterior(SMALL, 2, GAMMA)["log_evidence"], {"priors": GAMMA}),
+        (TINY, 3, lambda: posterior(TINY, 3, Priors())["log_evidence"], {"blocks": 2}),
     ],
+    ids=["one", "small", "two", "gamma priors", "three"],
 )
-def test_known_evidences(V, K, exact):
-    found = estimate(V, K)
-    check(found, exact)
+def test_known_evidences(V, K, exact, options):
+    found = estimate(V, K, **options)
+    check(found, exact())
     assert found.discretization_error == 0
 
 
 @pytest.mark.statistical
-def test_gamma_priors_and_three_components():
-    priors = Priors(1.0, 0.5, 2.0, 0.7)
-    check(estimate(SMALL, 2, priors), posterior(SMALL, 2, priors)["log_evidence"])
-    V = np.array([[2.0, 1.0], [0.0, 1.0]])
-    check(estimate(V, 3, blocks=2), posterior(V, 3, Priors())["log_evidence"])
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("name", ["poisson-gaps", "poisson-two-gaps"])
-def test_missing_cells(name):
-    case = BY_NAME[name]
-    priors = Priors(case.rate_w, case.rate_h)
-    check(estimate(case.V, case.K, priors), reference_posterior(case)["log_evidence"], 0.12)
+@pytest.mark.parametrize("case", GAPS, ids=lambda case: case.name)
+def test_missing_cells(case):
+    found = estimate(case.V, case.K, Priors(case.rate_w, case.rate_h))
+    check(found, reference_posterior(case)["log_evidence"], 0.12)
 
 
 @pytest.mark.statistical
@@ -90,28 +91,29 @@ def test_frozen_components():
 def over_all(A, count, rng):
     """The mean of a table none of whose components has a name."""
     size = len(A)
-    none = np.arange(0)
-    return over_names(A, np.arange(size), none, sampled_names(size, count, rng))
+    return over_names(A, np.arange(size), np.arange(0), sampled_names(size, count, rng))
 
 
-def test_every_name_is_looked_at():
+def test_every_name_is_looked_at_and_named_components_keep_theirs():
     rng = np.random.default_rng(0)
     for K in (1, 2, 3, 5):
         A = rng.normal(scale=4.0, size=(K, K))
         each = [A[range(K), p].sum() for p in permutations(range(K))]
         assert log_permanent(A, np.empty(2**K)) == pytest.approx(logsumexp(each), rel=1e-12)
-        mean = logsumexp(each) - np.log(len(each))
-        assert over_all(A, "auto", rng) == pytest.approx(mean)
+        assert over_all(A, "auto", rng) == pytest.approx(logsumexp(each) - np.log(len(each)))
     A = np.full((3, 3), -np.inf)
     A[range(3), [2, 0, 1]] = 1.0
     assert log_permanent(A, np.empty(8)) == pytest.approx(3.0)
+    A = np.array([[1.0, 9.0, 9.0], [9.0, 2.0, 3.0], [9.0, 4.0, 5.0]])
+    found = over_names(A, np.array([1, 2]), np.array([0]), None)
+    assert found == pytest.approx(1 + np.logaddexp(2 + 5, 3 + 4) - np.log(2))
+    assert over_names(A, np.arange(0), np.arange(3), None) == pytest.approx(1 + 2 + 5)
 
 
 def test_a_sample_of_names_is_without_bias():
     rng = np.random.default_rng(1)
     A = rng.normal(scale=1.5, size=(5, 5))
-    exact = over_all(A, "auto", rng)
-    found = np.array([over_all(A, 20, rng) for _ in range(2000)])
+    exact, found = over_all(A, "auto", rng), np.array([over_all(A, 20, rng) for _ in range(2000)])
     ratio = np.exp(found - exact)
     assert abs(ratio.mean() - 1) < 5 * ratio.std() / np.sqrt(ratio.size)
     assert ratio.std() > 0.01
@@ -119,21 +121,12 @@ def test_a_sample_of_names_is_without_bias():
     assert over_all(far, "auto", rng) == pytest.approx(-np.log(np.arange(1, 31)).sum())
 
 
-def test_named_components_keep_their_names():
-    A = np.array([[1.0, 9.0, 9.0], [9.0, 2.0, 3.0], [9.0, 4.0, 5.0]])
-    found = over_names(A, np.array([1, 2]), np.array([0]), None)
-    assert found == pytest.approx(1 + np.logaddexp(2 + 5, 3 + 4) - np.log(2))
-    assert over_names(A, np.arange(0), np.arange(3), None) == pytest.approx(1 + 2 + 5)
-
-
 def test_tables_are_gamma_densities():
     rng = np.random.default_rng(2)
     point, shapes, rates = (rng.gamma(2.0, size=(4, 3)) for _ in range(3))
     each = stats.gamma.logpdf(point[:, :, None], shapes[:, None], scale=1 / rates[:, None])
-    np.testing.assert_allclose(table(point, shapes, rates), each.sum(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(
-        entries(point, shapes, rates).sum(axis=0), np.diag(table(point, shapes, rates))
-    )
+    assert_allclose(table(point, shapes, rates), each.sum(axis=0), rtol=1e-12)
+    assert_allclose(entries(point, shapes, rates).sum(axis=0), np.diag(table(point, shapes, rates)))
 
 
 def test_averages_and_their_errors():
@@ -158,12 +151,9 @@ def test_a_handful_of_sweeps_that_count_are_no_estimate():
 
 
 def test_refusals():
-    with pytest.raises(ModelError, match="beta=1"):
-        Chib().check(TweedieNMF(2, beta=2.0))
-    with pytest.raises(ModelError, match="use ThermodynamicIntegration"):
-        checked_method(Chib(), GaussianAdditive(2))
-    with pytest.raises(DataError, match="whole numbers"):
-        estimate(SMALL + 0.5, 1)
+    refused(ModelError, "beta=1", Chib().check, TweedieNMF(2, beta=2.0))
+    match = "use ThermodynamicIntegration"
+    refused(ModelError, match, checked_method, Chib(), GaussianAdditive(2))
+    refused(DataError, "whole numbers", estimate, SMALL + 0.5, 1)
     for wrong in ({"draws": 10}, {"tune": 0}, {"permutations": 0}, {"permutations": "all"}):
-        with pytest.raises(OptionError):
-            Chib(**wrong)  # type: ignore[arg-type]
+        refused(OptionError, None, Chib, **wrong)

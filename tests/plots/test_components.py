@@ -1,6 +1,7 @@
 """Figures of components: what each dimension is shown as, names, units, no overlap."""
 
 import inspect
+import itertools
 
 import matplotlib as mpl
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import xarray as xr
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 import daskfactor as dfac
@@ -17,6 +19,7 @@ from daskfactor.plots.canvas import short_label
 from daskfactor.plots.sides import side_of
 from daskfactor.results.components import components_of
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
+from tests.refusals import refused
 from tests.results.particle_tree import particle_tree
 
 WAVES = xr.Variable("column", np.linspace(400.0, 2500.0, SHAPE[1]), {"units": "nm"})
@@ -31,25 +34,21 @@ PIXELS = {"pixel_row": ("row", NUMBERS // 3), "pixel_column": ("row", NUMBERS % 
 
 def labelled(coords, drop=(), **options):
     """A run with coordinates of its own."""
-    tree = fake_run(**options)
+
+    def dim_of(one):
+        return (one.dims if isinstance(one, xr.Variable) else one[:1])[0]
 
     def change(group):
-        fits = {
-            name: one
-            for name, one in coords.items()
-            if (one.dims if isinstance(one, xr.Variable) else one[:1])[0] in group.dims
-        }
-        return group.drop_vars([d for d in drop if d in group.coords]).assign_coords(fits)
+        fits = {name: one for name, one in coords.items() if dim_of(one) in group.dims}
+        return group.drop_vars(drop, errors="ignore").assign_coords(fits)
 
-    return tree.map_over_datasets(change)
+    return fake_run(**options).map_over_datasets(change)
 
 
 def point(rows, labels=None, smooth=False):
     W = np.random.default_rng(0).gamma(1.0, size=(rows, 2))
-    if smooth:
-        W = np.cumsum(W, axis=0)
+    W, H = np.cumsum(W, axis=0) if smooth else W, np.ones((2, 4)) + np.eye(2, 4)
     coords = {} if labels is None else {"gene": labels}
-    H = np.ones((2, 4)) + np.eye(2, 4)
     return xr.Dataset({"W": (("gene", "component"), W), "H": (("component", "day"), H)}, coords)
 
 
@@ -72,8 +71,7 @@ def kinds(tree, **options):
 )
 def test_labels_say_how_a_dimension_is_shown(coords, drop, expected):
     tree = labelled(coords, drop)
-    assert kinds(tree) == expected
-    assert len(plots.components(tree).axes) == 3 * COMPONENTS
+    assert (kinds(tree), len(plots.components(tree).axes)) == (expected, 3 * COMPONENTS)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +83,7 @@ def test_labels_say_how_a_dimension_is_shown(coords, drop, expected):
         (point(200, [f"g{i}" for i in range(200)], smooth=True), "names"),
         (point(20), "bars"),
     ],
+    ids=["many", "smooth", "numbers", "labels", "few"],
 )
 def test_many_entries_are_a_list_unless_neighbours_are_alike(data, expected):
     assert kinds(data) == (expected, "bars")
@@ -93,59 +92,46 @@ def test_many_entries_are_a_list_unless_neighbours_are_alike(data, expected):
 
 def test_a_kind_can_be_asked_for():
     assert kinds(point(200), show={"gene": "curve"}) == ("curve", "bars")
-    with pytest.raises(OptionError, match="one of picture, map, time"):
-        plots.components(point(20), show={"gene": "pie"})
-    with pytest.raises(OptionError, match="gene is no picture"):
-        plots.components(point(20), show={"gene": "map"})
-    with pytest.raises(OptionError, match=r"show names \['genes'\]; the dimensions are 'gene'"):
-        plots.components(point(20), show={"genes": "names"})
-
-
-def test_either_side_may_be_pictures():
-    tree = fake_run()
-    assert kinds(tree, image_shape=(4, 3)) == ("picture", "bars")
-    assert kinds(tree, image_shape=(7, 1)) == ("bars", "picture")
-    with pytest.raises(OptionError, match="20 pixels, the factor W has 12 rows and H 7 columns"):
-        plots.components(tree, (4, 5))
+    assert kinds(fake_run(), image_shape=(4, 3)) == ("picture", "bars")
+    assert kinds(fake_run(), image_shape=(7, 1)) == ("bars", "picture")
+    for show, match in (
+        ({"gene": "pie"}, "one of picture, map, time"),
+        ({"gene": "map"}, "gene is no picture"),
+        ({"genes": "names"}, r"show names \['genes'\]; the dimensions are 'gene'"),
+    ):
+        refused(OptionError, match, plots.components, point(20), show=show)
+    match = "20 pixels, the factor W has 12 rows and H 7 columns"
+    refused(OptionError, match, plots.components, fake_run(), (4, 5))
 
 
 def test_a_map_has_north_at_the_top_and_its_names_beside_it():
     tree = labelled(MAP, ["row"])
     found = components_of(tree)
-    grid = side_of(found.W).grid
+    grid, values = side_of(found.W).grid, found.W.mean[0]
     assert grid.names == ("lat [degrees_north]", "lon [degrees_east]")
-    values = found.W.mean[0]
     at = np.argwhere(grid.picture(values) == values[0])[0]
     assert (grid.sides[0][at[0]], grid.sides[1][at[1]]) == (50.5, 10.5)
-    figure = plots.maps(tree)
-    labels = {ax.get_ylabel() for ax in figure.axes} | {ax.get_xlabel() for ax in figure.axes}
-    assert set(grid.names) <= labels
-    first = figure.axes[0]
-    assert first.get_ylim()[0] < first.get_ylim()[1]
+    axes = plots.maps(tree).axes
+    assert set(grid.names) <= {ax.get_ylabel() for ax in axes} | {ax.get_xlabel() for ax in axes}
+    assert axes[0].get_ylim()[0] < axes[0].get_ylim()[1]
+    some = labelled(MAP, ["row"]).isel(row=[0, 1, 3, 4, 5, 8, 11])  # others stay empty
+    assert np.isnan(side_of(components_of(some).W).grid.picture(np.ones(7))).sum() == 5
 
 
 def test_stacked_dimensions_are_maps():
-    rng = np.random.default_rng(0)
     coords = {"lat": [60.0, 50.0, 40.0], "lon": [1.0, 2.0, 3.0, 4.0]}
-    V = xr.DataArray(rng.poisson(3.0, (20, 3, 4)).astype(float), coords, ("time", "lat", "lon"))
+    values = np.random.default_rng(0).poisson(3.0, (20, 3, 4)).astype(float)
+    V = xr.DataArray(values, coords, ("time", "lat", "lon"))
     V[:, 1, 2] = np.nan
     options = {"rows": "time", "draws": 4, "tune": 4, "progressbar": False, "random_seed": 0}
     with pytest.warns(DataWarning, match="1 of 12 places"):
         trace = dfac.sample(V, dfac.TweedieNMF(2), **options)
-    found = components_of(trace)
-    side = side_of(found.H)
-    assert side.kind == "map"
-    assert side.names[0] == "lat 60, lon 1"
-    picture = side.grid.picture(found.H.mean[0])
-    assert np.argwhere(np.isnan(picture)).tolist() == [[1, 2]]
+    H = components_of(trace).H
+    side = side_of(H)
+    assert (side.kind, side.names[0]) == ("map", "lat 60, lon 1")
+    assert np.argwhere(np.isnan(side.grid.picture(H.mean[0]))).tolist() == [[1, 2]]
     assert len([ax for ax in plots.maps(trace).axes if ax.collections]) == 4
     assert "lat 60, lon 1" in dfac.report(trace).html
-
-
-def test_cells_that_were_left_out_stay_empty():
-    tree = labelled(MAP, ["row"]).isel(row=[0, 1, 3, 4, 5, 8, 11])
-    picture = side_of(components_of(tree).W).grid.picture(np.ones(7))
-    assert np.isnan(picture).sum() == 5
 
 
 def test_components_name_what_they_show():
@@ -170,10 +156,8 @@ def test_bands_are_there_where_draws_are():
 
 def test_the_largest_entries_come_first_with_their_names():
     data = point(300, [f"gene number {i}" for i in range(300)])
-    figure = plots.top_entries(data, entries=4)
-    found = components_of(data)
-    best = np.argsort(-found.W.mean[0])[:4]
-    ax = figure.axes[0]
+    figure, found = plots.top_entries(data, entries=4), components_of(data)
+    best, ax = np.argsort(-found.W.mean[0])[:4], figure.axes[0]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == [f"gene number {i}" for i in best]
     assert [bar.get_width() for bar in ax.patches] == found.W.mean[0][best].tolist()
     assert "by gene; no interval" in figure.get_suptitle()
@@ -184,8 +168,7 @@ def test_the_largest_entries_come_first_with_their_names():
 def overlapping(figure):
     """Pairs of texts of a figure that cover each other."""
     figure.draw_without_rendering()
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    texts = []
+    renderer, texts = FigureCanvasAgg(figure).get_renderer(), []
     for ax in figure.axes:
         texts += [ax._left_title, ax.xaxis.label, *ax.texts]
         for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
@@ -193,16 +176,12 @@ def overlapping(figure):
             shown = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
             texts += [tick.label1 for tick in shown]
     boxes = [
-        (text.get_text(), text.get_window_extent(renderer))
+        (text.get_text(), text.get_window_extent(renderer).shrunk(0.8, 0.8))
         for text in texts
         if text.get_text() and text.get_visible()
     ]
-    return [
-        (one, other)
-        for at, (one, box) in enumerate(boxes)
-        for other, beside in boxes[at + 1 :]
-        if one != other and box.shrunk(0.8, 0.8).overlaps(beside.shrunk(0.8, 0.8))
-    ]
+    pairs = itertools.combinations(boxes, 2)
+    return [(a, b) for (a, box), (b, beside) in pairs if a != b and box.overlaps(beside)]
 
 
 @pytest.mark.parametrize("count", [2, 9])
@@ -211,9 +190,6 @@ def test_long_labels_touch_nothing(count):
     assert overlapping(plots.top_entries(point(300, names), count=count)) == []
     assert overlapping(plots.components(point(300, names), count=count)) == []
     assert overlapping(plots.components(point(25, names[:25]), count=count)) == []
-
-
-def test_the_end_of_a_long_label_is_kept():
     one, other = (short_label(f"Long station name no. {i}", 16) for i in range(2))
     assert one != other
     assert len(one) <= 16
@@ -224,41 +200,40 @@ def test_shares_have_a_bar_for_a_component_and_a_dot_for_a_chain():
     left, right = plots.shares(fake_run()).axes
     found = components_of(fake_run())
     assert [bar.get_width() for bar in left.patches] == (100 * found.weight).tolist()
-    assert len(right.lines) == 2
-    assert len(plots.shares(point(20)).axes) == 1
+    assert (len(right.lines), len(plots.shares(point(20)).axes)) == (2, 1)
 
 
 @pytest.mark.parametrize("name", sorted(plots.FIGURES))
 @pytest.mark.parametrize("look", ["default", "dark_background"])
 def test_every_figure_has_the_ground_of_the_style(name, look):
+    options = {"curves": {"factor": "W"}, "maps": {"image_shape": (7, 1)}}
     with style.context(look):
-        ground = mpl.colors.to_hex(mpl.rcParams["figure.facecolor"])
-        options = {"factor": "W"} if name == "curves" else {}
-        options = {"image_shape": (7, 1)} if name == "maps" else options
-        figure = plots.draw(particle_tree(), name, **options)
+        ground = to_hex(mpl.rcParams["figure.facecolor"])
+        figure = plots.draw(particle_tree(), name, **options.get(name, {}))
         figure.draw_without_rendering()
-    assert mpl.colors.to_hex(figure.get_facecolor()) == ground
-    dark = look != "default"
+    assert to_hex(figure.get_facecolor()) == ground
     for ax in figure.axes:
         for text in (ax._left_title, ax.xaxis.label, *ax.get_xticklabels()):
             if text.get_text():
-                assert (np.mean(mpl.colors.to_rgb(text.get_color())) > 0.5) == dark
+                assert (np.mean(to_rgb(text.get_color())) > 0.5) == (look != "default")
 
 
 def test_figures_have_names_and_a_wrong_one_is_told_them():
     assert {"overview", "components", "top-entries", "maps", "trace"} <= set(plots.FIGURES)
-    assert all(kind.about.endswith(".") for kind in plots.FIGURES.values())
-    with pytest.raises(OptionError, match="no figure 'heatmap'; figures are components, curves"):
-        plots.draw(fake_run(), "heatmap")
-    with pytest.raises(OptionError, match="'trace' takes no count; it takes no options"):
-        plots.draw(fake_run(), "trace", count=3)
+    for kind in plots.FIGURES.values():  # all take a result first
+        first = next(iter(inspect.signature(kind.draw).parameters.values()))
+        assert (first.default, kind.about[-1]) == (inspect.Parameter.empty, ".")
+    match = "no figure 'heatmap'; figures are components, curves"
+    refused(OptionError, match, plots.draw, fake_run(), "heatmap")
+    match = "'trace' takes no count; it takes no options"
+    refused(OptionError, match, plots.draw, fake_run(), "trace", count=3)
 
 
 def test_all_figures_that_fit_come_with_a_reason_for_others():
     drawn = dict(plots.draw_all(fake_run(), count=2))
     assert "weights" not in drawn
-    assert isinstance(drawn.pop("maps"), OptionError)
-    assert isinstance(drawn.pop("curves"), OptionError)
+    for name in ("maps", "curves"):
+        assert isinstance(drawn.pop(name), OptionError)
     assert all(isinstance(figure, Figure) for figure in drawn.values())
     assert {"weights", "particles"} <= set(dict(plots.draw_all(particle_tree())))
 
@@ -269,9 +244,3 @@ def test_a_cell_shows_a_figure_that_pyplot_does_not_know():
     figure = plots.shares(point(20))
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert plt.get_fignums() == []
-
-
-def test_functions_of_a_result_take_it_first():
-    for kind in plots.FIGURES.values():
-        first = next(iter(inspect.signature(kind.draw).parameters.values()))
-        assert first.default is inspect.Parameter.empty

@@ -22,29 +22,30 @@ def particle_factors(count=M, seed=0, silf=True):
 
 
 def particle_spec(W, H, *, silf=True, **changes):
-    width = W.shape[2]
-    model = {"type": "SILFNMF" if silf else "TweedieNMF", "n_components": width}
+    count, rows, width = W.shape
+    model = {"beta": 2.0, "threshold": 9.0} if silf else {"beta": 1.0}
+    model |= {"type": "SILFNMF" if silf else "TweedieNMF", "n_components": width}
     attrs = {
-        "model": json.dumps(model | ({"beta": 2.0, "threshold": 9.0} if silf else {"beta": 1.0})),
+        "model": json.dumps(model),
         "sampler": json.dumps({"type": "Ensemble", "start": "q_transform"}),
-        "data": json.dumps({"shape": [W.shape[1], H.shape[2]], "n_observed": 33}),
+        "data": json.dumps({"shape": [rows, H.shape[2]], "n_observed": 33}),
         "random_seed": "3",
         "dtype": str(W.dtype),
         "executor": "serial",
-        "particles": len(W),
+        "particles": count,
         "sampling_time": 1.5,
     }
     attrs |= {"threshold": 9.0} if silf else {"dispersion": 1.0, "rate_w": 2.0, "rate_h": 3.0}
     options = {
-        "shape": (W.shape[1], H.shape[2], width),
+        "shape": (rows, H.shape[2], width),
         "chains": 1,
-        "draws": len(W),
+        "draws": count,
         "dims": ("gene", "day"),
-        "coords": {"gene": [f"g{i}" for i in range(W.shape[1])]},
+        "coords": {"gene": [f"g{i}" for i in range(rows)]},
         "dtype": str(W.dtype),
+        "attrs": attrs,
         "statistics": (*PARTICLES, OBJECTIVE) if silf else PARTICLES,
         "constants": THRESHOLD if silf else RATES,
-        "attrs": attrs,
     }
     return RunSpec(**options | changes)
 
@@ -80,18 +81,30 @@ def fill_particles(
 
 def particle_tree(W=None, H=None, weights=None, *, silf=True, **more):
     """A finished run of particles in memory."""
-    if W is None:
-        W, H = particle_factors(silf=silf)
-    spec = particle_spec(W, H, silf=silf)
-    sink = Sink(spec)
+    W, H = particle_factors(silf=silf) if W is None else (W, H)
+    sink = Sink(particle_spec(W, H, silf=silf))
     fill_particles(sink, W, H, weights=weights, silf=silf, **more)
     return sink.tree()
 
 
 def particle_store(path, W=None, H=None, *, silf=True, **more):
     """The same through a store, opened again."""
-    if W is None:
-        W, H = particle_factors(silf=silf)
+    W, H = particle_factors(silf=silf) if W is None else (W, H)
     with RunStore.create(path, particle_spec(W, H, silf=silf)) as store:
         fill_particles(store, W, H, silf=silf, **more)
     return open_run(path)
+
+
+def modes(seed=0, count=12, noise=0.02, silf=True):
+    """Particles of one mode, their components in any order."""
+    rng = np.random.default_rng(seed)
+    base_w, base_h = np.eye(3).repeat(4, axis=0) + 0.05, np.eye(3).repeat(3, axis=1) + 0.05
+    W = base_w * np.exp(noise * rng.normal(size=(count, 12, 3)))
+    H = base_h * np.exp(noise * rng.normal(size=(count, 3, 9)))
+    orders = np.array([rng.permutation(3) for _ in range(count)])
+    W = np.take_along_axis(W, orders[:, None], axis=2)
+    H = np.take_along_axis(H, orders[:, :, None], axis=1)
+    if silf:
+        total = W.sum(axis=1)
+        W, H = W / total[:, None], H * total[:, :, None]
+    return W, H, orders

@@ -4,10 +4,14 @@ import json
 from dataclasses import replace
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
-from daskfactor.results.schema import MOMENTS, MONITOR, RunSpec
+from daskfactor.inference.hmc import HMC
+from daskfactor.results import schema
+from daskfactor.results.schema import COLUMN, MOMENTS, MONITOR, ROW, RunSpec, factor_dims
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
+from daskfactor.results.trace import check_weights
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4
@@ -23,18 +27,15 @@ ATTRS = {
 
 
 def make_spec(**changes):
+    days = np.datetime64("2024-01-01", "ns") + np.arange(J) * np.timedelta64(1, "D")
+    genes = [f"g{i}" for i in range(I - 1)] + ["Ångström"]
     spec = RunSpec(
         shape=(I, J, K),
         chains=CHAINS,
         draws=DRAWS,
         warmup_draws=WARMUP,
         dims=("gene", "day"),
-        coords={
-            "gene": [f"g{i}" for i in range(I - 1)] + ["Ångström"],
-            "day": np.array(["2024-01-01"], dtype="datetime64[ns]")
-            + np.arange(J) * np.timedelta64(1, "D"),
-            "weight": ("gene", np.linspace(0.5, 2.5, I)),
-        },
+        coords={"gene": genes, "day": days, "weight": ("gene", np.linspace(0.5, 2.5, I))},
         monitor_rows=np.array([0, 3, 3]),
         monitor_columns=np.array([1, 1, 4]),
         draw_index=np.arange(DRAWS) * 2 + 1,
@@ -45,12 +46,11 @@ def make_spec(**changes):
 
 def factors(chain, start, n, *, salt=0):
     """Draws (n, I, K) and (n, J, K) that depend on nothing but their address."""
-    W, Ht = [], []
-    for draw in range(start, start + n):
-        rng = np.random.default_rng([salt, chain, draw])
-        W.append(rng.gamma(2.0, size=(I, K)))
-        Ht.append(rng.gamma(2.0, size=(J, K)))
-    return np.array(W, dtype="f4").reshape(n, I, K), np.array(Ht, dtype="f4").reshape(n, J, K)
+    W, Ht = np.empty((n, I, K), "f4"), np.empty((n, J, K), "f4")
+    for at in range(n):
+        rng = np.random.default_rng([salt, chain, start + at])
+        W[at], Ht[at] = rng.gamma(2.0, size=(I, K)), rng.gamma(2.0, size=(J, K))
+    return W, Ht
 
 
 def stats(chain, start, n):
@@ -64,12 +64,8 @@ def stats(chain, start, n):
 
 def moments(chain):
     W, Ht = factors(chain, 0, DRAWS)
-    return {
-        "W_mean": W.mean(0),
-        "W_var": W.var(0),
-        "H_mean": Ht.mean(0).T,
-        "H_var": Ht.var(0).T,
-    }
+    H = Ht.swapaxes(1, 2)
+    return {"W_mean": W.mean(0), "W_var": W.var(0), "H_mean": H.mean(0), "H_var": H.var(0)}
 
 
 def put_moments(sink, group, chain, values, count=DRAWS):
@@ -94,9 +90,8 @@ def fill(store, spec, *, draws=None):
         if spec.keep == "draws":
             store.write_draws(chain, 0, *factors(chain, 0, n))
         if spec.has_coarse:
-            store.write_draws(
-                chain, 0, *factors(chain, 0, n // 2, salt=1), group="posterior_coarse"
-            )
+            coarse = factors(chain, 0, n // 2, salt=1)
+            store.write_draws(chain, 0, *coarse, group="posterior_coarse")
         store.write_stats(chain, 0, stats(chain, 0, n))
         put_moments(store, MOMENTS, chain, moments(chain))
         if spec.n_monitor:
@@ -119,7 +114,7 @@ def assert_same_tree(found, expected):
         for name, variable in expected[group].to_dataset().variables.items():
             own = found[group].to_dataset().variables[name]
             assert own.dims == variable.dims
-            np.testing.assert_array_equal(own.values, variable.values, err_msg=f"{group}/{name}")
+            assert_array_equal(own.values, variable.values, err_msg=f"{group}/{name}")
 
 
 def memory_tree(spec):
@@ -144,3 +139,30 @@ def tree_of(spec, arrays):
     if "posterior" in arrays:
         sink.checkpoint({}, {"draws": np.shape(arrays["posterior"]["W"])[1]})
     return sink.tree()
+
+
+REGISTRY = (
+    *schema.DRAWS,
+    *schema.COARSE_DRAWS,
+    *schema.STREAMED,
+    *schema.MONITORED,
+    *(schema.DENSITY, schema.OBJECTIVE, *schema.STEPS, *schema.PARTICLES, *HMC.statistics),
+    *schema.TUNING,
+    *schema.DISCREPANCIES,
+    *(*schema.OBSERVED, *schema.WEIGHED),
+    *(*schema.RATES, *schema.THRESHOLD),
+)
+_KINDS = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"}
+
+
+def validate(tree):
+    """Check a tree against the registry: names, dimensions, kinds of values, weights."""
+    names = dict(zip((ROW, COLUMN), factor_dims(tree), strict=True))
+    known = {(variable.group, variable.name): variable for variable in REGISTRY}
+    for group, node in tree.children.items():
+        for name, array in node.data_vars.items():
+            variable = known[group, str(name)]
+            assert array.dims == tuple(names.get(dim, dim) for dim in variable.dims), name
+            assert array.dtype.kind in _KINDS[variable.kind], name
+    if "sample_stats" in tree.children and "weight" in tree["sample_stats"].data_vars:
+        check_weights(tree["sample_stats"].to_dataset()["weight"].values)

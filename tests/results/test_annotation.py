@@ -1,18 +1,20 @@
 """Results in an AnnData: the right numbers at the right names, and files that can be read again."""
 
 import json
-import warnings
+from unittest.mock import Mock
 
 import anndata
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.results.annotation import annotate_file
 from tests.cli.shell import call, plain, succeed
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -20,6 +22,7 @@ RNG = np.random.default_rng(5)
 COUNTS = RNG.poisson(RNG.gamma(1, 2, (24, 3)) @ RNG.gamma(1, 2, (3, 16))).astype("f4")
 CELLS, GENES = [f"cell {i}" for i in range(24)], [f"gene {j}" for j in range(16)]
 MASK = np.arange(16) % 3 > 0
+POISSON = dfac.TweedieNMF(2, dispersion=1.0)
 QUICK = {"tune": 20, "random_seed": 0, "progressbar": False}
 
 
@@ -49,40 +52,32 @@ def wanted(trace):
     draws = dfac.align(trace)["posterior"].to_dataset().load()
     W = draws["W"].values.reshape(-1, 24, 3).astype(float)
     H = draws["H"].values.reshape(-1, 3, MASK.sum()).astype(float).transpose(0, 2, 1)
-    return {
-        "obsm": {"dfac": W.mean(0), "dfac_sd": W.std(0)},
-        "varm": {"dfac": H.mean(0), "dfac_sd": H.std(0)},
-    }
+    sides = {"obsm": W, "varm": H}
+    return {side: {"dfac": own.mean(0), "dfac_sd": own.std(0)} for side, own in sides.items()}
 
 
-def check(found, expected, obs, var):
+def check(found, expected, obs=range(24), var=range(16)):
     """Compare the rows of cells ``obs`` and the chosen ones among the genes ``var``."""
+    obs, var, at = np.array(obs), np.array(var), np.cumsum(MASK) - 1
     for name, values in expected["obsm"].items():
-        np.testing.assert_allclose(found.obsm[name], values[obs], rtol=1e-4, atol=1e-6)
-    at = np.cumsum(MASK) - 1
+        assert_allclose(found.obsm[name], values[obs], rtol=1e-4, atol=1e-6)
     for name, values in expected["varm"].items():
         rows = np.where(MASK[var][:, None], values[at[var]], 0.0 if name == "dfac" else np.nan)
-        np.testing.assert_allclose(found.varm[name], rows, rtol=1e-4, atol=1e-6)
+        assert_allclose(found.varm[name], rows, rtol=1e-4, atol=1e-6)
 
 
 def test_means_and_sds_of_aligned_draws_are_written(store, trace):
     adata = annotated()
     assert dfac.to_anndata(str(store), adata) is None
-    check(adata, wanted(trace), np.arange(24), np.arange(16))
+    check(adata, wanted(trace))
     assert adata.obsm["dfac"].dtype == np.float32
     noted = adata.uns["dfac"]
-    params = noted["params"]
-    assert {params[key] for key in ("model", "sampler", "layer", "mask_var")} == {
-        "TweedieNMF",
-        "Gibbs",
-        "counts",
-        "chosen",
-    }
-    assert (params["draws"], params["chains"], params["random_seed"]) == (12, 2, "0")
-    assert params["n_components"] == 3
-    assert json.loads(params["model_settings"])["beta"] == 1.0
+    params = {"model": "TweedieNMF", "sampler": "Gibbs", "layer": "counts", "mask_var": "chosen"}
+    params |= {"draws": 12, "chains": 2, "random_seed": "0", "n_components": 3}
+    assert params.items() <= noted["params"].items()
+    assert json.loads(noted["params"]["model_settings"])["beta"] == 1.0
     assert "None" not in repr(noted)
-    np.testing.assert_allclose(noted["weight"].sum(), 1.0)
+    assert_allclose(noted["weight"].sum(), 1.0)
     assert noted["share"].shape == (3,)
     assert set(noted["convergence"]) == {"predictions", "components", "log_density", "verdict"}
 
@@ -90,30 +85,35 @@ def test_means_and_sds_of_aligned_draws_are_written(store, trace):
 def test_entries_are_matched_by_name(trace):
     expected, adata = wanted(trace), annotated()
     order = RNG.permutation(24), RNG.permutation(16)
-    check(dfac.to_anndata(trace, adata[order].copy(), copy=True), expected, *order)
-    part = RNG.permutation(24)[:7], RNG.permutation(16)[:9]
-    check(dfac.to_anndata(trace, adata[part].copy(), copy=True), expected, *part)
+    for at in (order, (order[0][:7], order[1][:9])):
+        check(dfac.to_anndata(trace, adata[at].copy(), copy=True), expected, *at)
     more = anndata.concat([adata, anndata.AnnData(COUNTS[:2], var=adata.var)])
     more.obs_names = [*CELLS, "new 0", "new 1"]
     more.var["chosen"] = MASK
     with pytest.warns(DataWarning, match="2 of the 26 observations .* rows of obsm are NaN"):
         dfac.to_anndata(trace, more)
-    check(more[:24], expected, np.arange(24), np.arange(16))
-    assert np.isnan(more.obsm["dfac"][24:]).all()
-    assert np.isnan(more.obsm["dfac_sd"][24:]).all()
+    check(more[:24], expected)
+    assert np.isnan([more.obsm[name][24:] for name in ("dfac", "dfac_sd")]).all()
 
 
-def test_copies_views_and_keys(trace):
-    adata = annotated()
+def test_copies_views_keys_and_backed_objects(trace, tmp_path):
+    adata, expected = annotated(), wanted(trace)
     copy = dfac.to_anndata(trace, adata, "other", copy=True)
     assert not any(map(len, (adata.obsm, adata.varm, adata.uns)))
     assert set(copy.obsm) == set(copy.varm) == {"other", "other_sd"}
     view = adata[5:15]
     with pytest.warns(anndata.ImplicitModificationWarning):
         dfac.to_anndata(trace, view)
-    check(view, wanted(trace), np.arange(5, 15), np.arange(16))
+    check(view, expected, range(5, 15))
     assert not adata.obsm
     assert np.array_equal(view.layers["counts"], COUNTS[5:15])
+    annotated().write_h5ad(tmp_path / "a.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    copy = dfac.to_anndata(trace, backed, copy=True)
+    dfac.to_anndata(trace, backed)
+    for found in (copy, backed):
+        check(found, expected)
+    backed.file.close()
 
 
 def same(one, other):
@@ -124,51 +124,32 @@ def same(one, other):
 
 @pytest.mark.parametrize("kind", ["h5ad", "zarr 2", "zarr 3"])
 @pytest.mark.parametrize("by", ["memory", "file"])
+@pytest.mark.filterwarnings("ignore")  # of the format of zarr that is the default
 def test_files_hold_what_was_written(store, trace, tmp_path, kind, by):
     ending, _, version = kind.partition(" ")
     adata, whole = annotated(), annotated()
-    adata.uns["dfac"] = {"old": 1}
-    adata.obsm["dfac"] = np.ones((24, 7))
+    adata.uns["dfac"], adata.obsm["dfac"] = {"old": 1}, np.ones((24, 7))
     dfac.to_anndata(trace, whole, evidence=dfac.Evidence(-1.5, 0.25, 0.5, xr.DataTree()))
     path, out = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
-    given = whole if by == "memory" else adata
-    with warnings.catch_warnings():  # of the format of zarr that is the default
-        warnings.simplefilter("ignore")
-        options = {} if ending == "h5ad" else {"zarr_write_format": int(version)}
-        with anndata.settings.override(**options):
-            getattr(given, f"write_{ending}")(path)
-        if by == "file":
-            for target in (["--output", out], ["--output", path, "--overwrite"]):
-                result = annotate(store, path, *target)
-                assert result.exit_code == 0, result.output
-            assert sorted(tmp_path.iterdir()) == [path, out]
-        read = getattr(anndata, f"read_{ending}")
-        for written in [path] + [out] * (by == "file"):
-            found = read(written)
-            for where in ("obsm", "varm"):
-                assert same(dict(getattr(found, where)), dict(getattr(whole, where)))
-            expected = dict(whole.uns["dfac"])
-            evidence = expected.pop("evidence")
-            if by == "memory":
-                assert found.uns["dfac"].pop("evidence") == evidence
-                assert evidence["value"] == -1.5
-            assert same(found.uns["dfac"], expected)
-            assert found.obs_names.tolist() == CELLS
-            np.testing.assert_array_equal(found.layers["counts"], COUNTS)
-
-
-def test_backed_objects(trace, tmp_path):
-    annotated().write_h5ad(tmp_path / "a.h5ad")
-    backed = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    copy = dfac.to_anndata(trace, backed, copy=True)
-    dfac.to_anndata(trace, backed)
-    for found in (copy, backed):
-        check(found, wanted(trace), np.arange(24), np.arange(16))
-    backed.file.close()
-
-
-def annotate(*arguments):
-    return call("annotate", *arguments)
+    options = {} if ending == "h5ad" else {"zarr_write_format": int(version)}
+    with anndata.settings.override(**options):
+        getattr(whole if by == "memory" else adata, f"write_{ending}")(path)
+    if by == "file":
+        for target in (["--output", out], ["--output", path, "--overwrite"]):
+            result = call("annotate", store, path, *target)
+            assert result.exit_code == 0, result.output
+        assert sorted(tmp_path.iterdir()) == [path, out]
+    for written in [path] + [out] * (by == "file"):
+        found = getattr(anndata, f"read_{ending}")(written)
+        for where in ("obsm", "varm"):
+            assert same(dict(getattr(found, where)), dict(getattr(whole, where)))
+        expected = dict(whole.uns["dfac"])
+        evidence = expected.pop("evidence")
+        if by == "memory":
+            assert (found.uns["dfac"].pop("evidence"), evidence["value"]) == (evidence, -1.5)
+        assert same(found.uns["dfac"], expected)
+        assert found.obs_names.tolist() == CELLS
+        assert_array_equal(found.layers["counts"], COUNTS)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +162,10 @@ def annotate(*arguments):
 )
 def test_what_a_command_refuses(store, tmp_path, target, code, message):
     annotated().write_h5ad(tmp_path / "a.h5ad")
-    result = annotate(store, tmp_path / "a.h5ad", "-o", tmp_path / target)
+    result = call("annotate", store, tmp_path / "a.h5ad", "-o", tmp_path / target)
     assert (result.exit_code, message in result.output.replace("\n", " ")) == (code, True)
-    result = annotate(store, store, "-o", tmp_path / "c.zarr")
-    assert result.exit_code == 3
-    assert "is no AnnData: give an .h5ad file" in result.output
+    result = call("annotate", store, store, "-o", tmp_path / "c.zarr")
+    assert (result.exit_code, "is no AnnData: give an .h5ad" in result.output) == (3, True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.h5ad"]
 
 
@@ -194,70 +174,63 @@ def test_a_shell_fits_and_annotates(tmp_path):
     annotated().write_h5ad(file)
     options = ("--mask-var", "chosen", "--draws", 4, "--tune", 4, "--dispersion", 1, "--quiet")
     succeed("fit", f"{file}:counts", "--store", run, "-k", 2, *options)
-    assert annotate(run, file, "-o", file, "--overwrite", "--key", "nmf").exit_code == 0
+    succeed("annotate", run, file, "-o", file, "--overwrite", "--key", "nmf")
     found = anndata.read_h5ad(file)
     assert found.obsm["nmf"].shape == (24, 2)
     assert (found.varm["nmf"][:, 0] == 0).tolist() == (~MASK).tolist()
 
 
+@pytest.mark.filterwarnings("ignore")  # anndata says that names are not unique
 def test_repeated_names_are_matched_where_their_order_says_it():
-    adata = annotated()
-    names = np.array(GENES)
+    adata, names = annotated(), np.array(GENES)
     names[[1, 2, 3]] = "twice"
     adata.var_names = names
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # anndata says that names are not unique
-        data = dfac.as_blocks(adata, 2, layer="counts", mask_var="chosen")
-        trace = dfac.sample(data, dfac.TweedieNMF(2, dispersion=1.0), draws=3, **QUICK)
-        found = dfac.to_anndata(trace, adata, copy=True)
-        assert ((found.varm["dfac"] == 0).all(axis=1) == ~MASK).all()
-        with pytest.raises(DataError, match=r"'twice' more than once.*var_names_make_unique\(\)"):
-            dfac.to_anndata(trace, adata[:, ::-1].copy())
+    data = dfac.as_blocks(adata, 2, layer="counts", mask_var="chosen")
+    trace = dfac.sample(data, POISSON, draws=3, **QUICK)
+    found = dfac.to_anndata(trace, adata, copy=True)
+    assert ((found.varm["dfac"] == 0).all(axis=1) == ~MASK).all()
+    match = r"'twice' more than once.*var_names_make_unique\(\)"
+    refused(DataError, match, dfac.to_anndata, trace, adata[:, ::-1].copy())
 
 
 def test_names_that_do_not_match_are_refused(trace):
     other = anndata.AnnData(COUNTS, pd.DataFrame(index=[f"x{i}" for i in range(24)]))
     with pytest.raises(DataError, match=r"none of the 24 names .* for obs \('cell 0', ...\) is"):
         dfac.to_anndata(trace, other)
-    with pytest.raises(DataError, match="with observations as rows"):
-        dfac.to_anndata(trace, annotated().T)
+    refused(DataError, "with observations as rows", dfac.to_anndata, trace, annotated().T)
     for wrong in (COUNTS, "a.h5ad", annotated().raw):
         with pytest.raises(OptionError, match="to_anndata writes into an AnnData object, got"):
             dfac.to_anndata(trace, wrong)
-    with pytest.raises(OptionError, match="trace is the result of"):
-        dfac.to_anndata(None, annotated())  # type: ignore[arg-type]
+    refused(OptionError, "trace is the result of", dfac.to_anndata, None, annotated())
 
 
 def test_results_of_every_kind():
-    adata = annotated()
+    adata, quiet = annotated(), {"random_seed": 0, "progressbar": False}
     data = dfac.as_blocks(adata, 2, layer="counts")
-    model = dfac.TweedieNMF(2, dispersion=1.0)
-    point = dfac.optimize(data, model, random_seed=0, progressbar=False)
+    point = dfac.optimize(data, POISSON, **quiet)
     dfac.to_anndata(point, adata, "point")
-    np.testing.assert_array_equal(adata.obsm["point"], point["W"].values)
-    np.testing.assert_array_equal(adata.varm["point"], point["H"].values.T)
+    assert_array_equal(adata.obsm["point"], point["W"].values)
+    assert_array_equal(adata.varm["point"], point["H"].values.T)
     assert "point_sd" not in adata.obsm
     assert adata.uns["point"]["params"]["layer"] == "counts"
 
-    moments = dfac.sample(data, model, dfac.Gibbs(), draws=12, keep="moments", **QUICK)
+    moments = dfac.sample(data, POISSON, dfac.Gibbs(), draws=12, keep="moments", **QUICK)
     dfac.to_anndata(moments, adata, "moments")
     found = moments["posterior_moments"].to_dataset().isel(chain=0)
-    np.testing.assert_allclose(adata.obsm["moments"], found["W_mean"], rtol=1e-5)
-    np.testing.assert_allclose(adata.varm["moments_sd"] ** 2, found["H_var"].T, rtol=1e-4)
+    assert_allclose(adata.obsm["moments"], found["W_mean"], rtol=1e-5)
+    assert_allclose(adata.varm["moments_sd"] ** 2, found["H_var"].T, rtol=1e-4)
     assert "share" not in adata.uns["moments"]
 
-    modes = dfac.stein_posterior(
-        COUNTS, dfac.SILFNMF(2, beta=1.0), particles=5, random_seed=0, progressbar=False
-    )
+    modes = dfac.stein_posterior(COUNTS, dfac.SILFNMF(2, beta=1.0), particles=5, **quiet)
     dfac.to_anndata(modes, adata, "modes")  # without names: by position
     mass = modes["sample_stats"]["weight"].values[0]
     each = dfac.align(modes)["posterior"]["W"].values[0].astype(float)
     mean = np.tensordot(mass, each, 1)
-    np.testing.assert_allclose(adata.obsm["modes"], mean, rtol=1e-4, atol=1e-7)
     sd = np.sqrt(np.tensordot(mass, (each - mean) ** 2, 1))
-    np.testing.assert_allclose(adata.obsm["modes_sd"], sd, rtol=1e-3, atol=1e-7)
-    with pytest.raises(DataError, match="24 rows for obs without names, and the AnnData has 20"):
-        dfac.to_anndata(modes, adata[:20])
+    assert_allclose(adata.obsm["modes"], mean, rtol=1e-4, atol=1e-7)
+    assert_allclose(adata.obsm["modes_sd"], sd, rtol=1e-3, atol=1e-7)
+    match = "24 rows for obs without names, and the AnnData has 20"
+    refused(DataError, match, dfac.to_anndata, modes, adata[:20])
 
     gauss = dfac.sample(data, dfac.GaussianMF(2), dfac.Gibbs(), draws=3, **QUICK)
     dfac.to_anndata(gauss, adata, "gauss")
@@ -266,84 +239,72 @@ def test_results_of_every_kind():
 
 
 def test_new_observations_go_where_the_old_ones_are(trace):
-    adata, new = annotated(), annotated()[::2].copy()
+    adata, new, quiet = (
+        annotated(),
+        annotated()[::2].copy(),
+        {"random_seed": 0, "progressbar": False},
+    )
     dfac.to_anndata(trace, adata)
     V = dfac.as_blocks(new, layer="counts", mask_var="chosen")
     for options in ({}, {"point": True}):
-        found = dfac.transform(dfac.align(trace), V, random_seed=0, progressbar=False, **options)
-        dfac.to_anndata(found, new)
+        dfac.to_anndata(dfac.transform(dfac.align(trace), V, **quiet, **options), new)
         apart = (new.obsm["dfac"] - adata.obsm["dfac"][::2]) / adata.obsm["dfac_sd"][::2]
         assert np.sqrt(np.mean(apart**2)) < 1.0
     rows = dfac.sample(V, dfac.GaussianMF(2), dfac.Gibbs(), draws=3, **QUICK)
-    found = dfac.transform(dfac.align(rows), V, random_seed=0, progressbar=False)
-    dfac.to_anndata(found, new)
+    dfac.to_anndata(dfac.transform(dfac.align(rows), V, **quiet), new)
     assert new.obsm["dfac"].shape == (12, 2)
 
 
 def test_factors_of_new_observations_are_written_on_their_side():
-    draws = RNG.gamma(1, 1, (2, 5, 24, 3))
-    weight = RNG.random((2, 5))
+    draws, weight = RNG.gamma(1, 1, (2, 5, 24, 3)), RNG.random((2, 5))
     dims = ("chain", "draw", "obs", "component")
     new = xr.DataArray(draws, {"obs": CELLS, "component": range(3)}, dims, name="W")
     adata = annotated()
     dfac.to_anndata(new, adata)
-    np.testing.assert_allclose(adata.obsm["dfac"], draws.mean((0, 1)))
-    np.testing.assert_allclose(adata.obsm["dfac_sd"], draws.std((0, 1)))
+    assert_allclose(adata.obsm["dfac"], draws.mean((0, 1)))
+    assert_allclose(adata.obsm["dfac_sd"], draws.std((0, 1)))
     assert not adata.varm
     weighed = new.assign_coords(weight=(dims[:2], weight))
     dfac.to_anndata(weighed.transpose("obs", ...), adata)
-    flat = draws.reshape(10, -1)
-    mean = np.average(flat, axis=0, weights=weight.ravel()).reshape(24, 3)
-    np.testing.assert_allclose(adata.obsm["dfac"], mean)
+    mean = np.tensordot(weight / weight.sum(), draws, 2)
+    assert_allclose(adata.obsm["dfac"], mean)
     dfac.to_anndata(new.mean(("chain", "draw")).rename("W"), adata, "point")
-    np.testing.assert_allclose(adata.obsm["point"], draws.mean((0, 1)))
+    assert_allclose(adata.obsm["point"], draws.mean((0, 1)))
     assert "point_sd" not in adata.obsm
-    with pytest.raises(OptionError, match=r"that is not aligned, .* pass transform\(align\("):
-        dfac.to_anndata(new.assign_attrs(aligned=0), adata)
-    with pytest.raises(OptionError, match="holds no factors; pass what transform"):
-        dfac.to_anndata(new.rename("mean"), adata)
+    match = r"that is not aligned, .* pass transform\(align\("
+    refused(OptionError, match, dfac.to_anndata, new.assign_attrs(aligned=0), adata)
+    match = "holds no factors; pass what transform"
+    refused(OptionError, match, dfac.to_anndata, new.rename("mean"), adata)
 
 
 def test_draws_are_aligned_once(trace, monkeypatch):
-    fresh = trace.copy()
+    fresh, adata, counted = trace.copy(), annotated(), Mock(side_effect=dfac.align)
     del fresh.attrs["verdict"]
-    calls = []
-
-    def counted(*args, **options):
-        calls.append(args)
-        return dfac.align(*args, **options)
-
     for module in ("annotation", "diagnose"):
         monkeypatch.setattr(f"daskfactor.results.{module}.align", counted)
-    adata = annotated()
     dfac.to_anndata(fresh, adata)
-    assert len(calls) == 1
+    assert counted.call_count == 1
     assert adata.uns["dfac"]["convergence"]["verdict"] == dfac.summarize(trace).verdict
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_interruption_leaves_the_file_that_was_there(store, tmp_path, monkeypatch):
+def test_an_interruption_or_another_folder_leaves_what_was_there(store, tmp_path, monkeypatch):
     def interrupt(*_, **options):
         raise KeyboardInterrupt
 
-    path = tmp_path / "a.zarr"
+    path, thesis = tmp_path / "a.zarr", tmp_path / "thesis.zarr"
     annotated().write_zarr(path)
     for what in ("daskfactor.results.annotation._write_elements", "shutil.rmtree"):
         with monkeypatch.context() as patch:
             patch.setattr(what, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 annotate_file(store, path, path, overwrite=True)
-        np.testing.assert_array_equal(anndata.read_zarr(path).layers["counts"], COUNTS)
-    assert annotate(store, path, "-o", path, "--overwrite").exit_code == 0
+        assert_array_equal(anndata.read_zarr(path).layers["counts"], COUNTS)
+    succeed("annotate", store, path, "-o", path, "--overwrite")
     assert [own.name for own in tmp_path.iterdir()] == ["a.zarr"]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_folder_that_is_no_anndata_is_not_replaced(store, tmp_path):
-    annotated().write_zarr(tmp_path / "a.zarr")
-    (tmp_path / "thesis.zarr").mkdir()
-    (tmp_path / "thesis.zarr" / "text").write_text("precious")
-    result = annotate(store, tmp_path / "a.zarr", "-o", tmp_path / "thesis.zarr", "--overwrite")
+    thesis.mkdir()
+    (thesis / "text").write_text("precious")
+    result = call("annotate", store, path, "-o", thesis, "--overwrite")
     assert result.exit_code == 4
     assert "is a folder that is not replaced" in plain(result.output)
-    assert (tmp_path / "thesis.zarr" / "text").read_text() == "precious"
+    assert (thesis / "text").read_text() == "precious"

@@ -1,7 +1,9 @@
 """Whatever happens to a file of a store: the same results, or one sentence about damage."""
 
 import json
+import shutil
 import zlib
+from functools import partial
 
 import dask
 import numpy as np
@@ -10,11 +12,17 @@ import xarray as xr
 import zarr
 
 import daskfactor as dfac
-from daskfactor.errors import StoreError, StoreFormatError
+from daskfactor.errors import ModelError, StoreError, StoreFormatError
+from daskfactor.inference.base import Sampler, algorithm_from_dict
+from daskfactor.inference.inits import Init
+from daskfactor.inference.setting import RunOptions
+from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.results.files import seal
 from daskfactor.results.root import INDEX
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from daskfactor.stein.ensemble import ParticleMethod
+from tests.refusals import refused
 from tests.results.runs import fill, make_spec
 
 
@@ -23,12 +31,11 @@ def whole_store(path):
     state = {"lasting": np.arange(7.0)}, {"draws": 0, "warmup_draws": 0}
     with RunStore.create(path, spec, state=state) as store:
         fill(store, spec, draws=4)
-        store.checkpoint({"state": np.arange(5)}, {"draws": 9})
-        store.checkpoint({"state": np.arange(5)}, {"draws": 10, "warmup_draws": 2})
-        for start in (4,):
-            fill(store, spec)
-            store.checkpoint({"state": np.arange(5)}, {"draws": 10, "from": start})
-            store.checkpoint({"state": np.arange(5)}, {"draws": 10, "from": start})
+        for meta in ({"draws": 9}, {"draws": 10, "warmup_draws": 2}):
+            store.checkpoint({"state": np.arange(5)}, meta)
+        fill(store, spec)
+        for _ in range(2):
+            store.checkpoint({"state": np.arange(5)}, {"draws": 10, "from": 4})
         store.finish({"sampling_time": 1.0})
     return path
 
@@ -95,29 +102,24 @@ def test_damage_anywhere_is_told_or_does_nothing(tmp_path):
 
 def test_damage_is_told_by_lazy_readings_too(tmp_path):
     path = whole_store(tmp_path / "run.zarr")
+    zarr.open_group(path, mode="r+").attrs["note"] = "mine"
     tree = open_run(path)
+    assert tree.attrs["note"] == "mine"  # what others write into the root is taken
     chunk = path / "posterior" / "W" / "c" / "0" / "0" / "0" / "0"
     raw = bytearray(chunk.read_bytes())
     raw[100] ^= 4
     chunk.write_bytes(raw)
     match = r"run\.zarr is a damaged run store: posterior/W/c/0/0/0/0 is not what was written"
-    for read in (
-        lambda: dfac.predict(tree).load(),
-        lambda: dfac.expectation(path, lambda W, H: W),
-        lambda: dfac.align(tree),
-        lambda: dfac.summarize(path),
+    for read, *given in (
+        (dfac.predict(tree).load,),
+        (dfac.expectation, path, lambda W, H: W),
+        (dfac.align, tree),
+        (dfac.summarize, path),
     ):
-        with pytest.raises(StoreFormatError, match=match):
-            read()
+        refused(StoreFormatError, match, read, *given)
     chunk.unlink()
-    with pytest.raises(StoreFormatError, match="posterior/W/c/0/0/0/0 is missing"):
-        dfac.predict(path).load()
-
-
-def test_what_others_write_into_the_root_is_taken(tmp_path):
-    path = whole_store(tmp_path / "run.zarr")
-    zarr.open_group(path, mode="r+").attrs["note"] = "mine"
-    assert open_run(path).attrs["note"] == "mine"
+    match = "posterior/W/c/0/0/0/0 is missing"
+    refused(StoreFormatError, match, dfac.predict(path).load)
 
 
 def as_of_version_one(path):
@@ -154,15 +156,14 @@ def test_stores_of_the_first_version_are_read_and_not_resumed(tmp_path):
         dfac.resume(path, progressbar=False)
 
 
+PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
+
+
 @pytest.mark.parametrize(
     ("node", "changed", "says"),
     [
-        (
-            "posterior/gene",
-            {"codecs": [{"name": "numcodecs.pickle"}]},
-            "decoded by numcodecs.pickle",
-        ),
-        ("posterior/W", {"codecs": [{"name": "numcodecs.pickle"}]}, "decoded by numcodecs.pickle"),
+        ("posterior/gene", PICKLE, "decoded by numcodecs.pickle"),
+        ("posterior/W", PICKLE, "decoded by numcodecs.pickle"),
         ("posterior/gene", {"storage_transformers": [{"name": "any"}]}, "a storage transformer"),
         ("posterior/day", {"shape": [2**40]}, "GiB of labels, which take .* GiB of memory"),
         ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* take .* GiB of memory"),
@@ -172,10 +173,239 @@ def test_a_store_of_somebody_else_executes_nothing_and_takes_bounded_memory(
     tmp_path, node, changed, says
 ):
     RunStore.create(tmp_path / "run.zarr", make_spec()).close()
-    root = tmp_path / "run.zarr" / "zarr.json"
-    document = json.loads(root.read_text())
-    document[INDEX]["metadata"][node] |= changed
-    root.write_text(json.dumps(seal(document, INDEX)))
+    rewrite(tmp_path / "run.zarr", lambda own: own[INDEX]["metadata"][node].update(changed))
     for opener in (open_run, RunStore.open):
-        with pytest.raises(StoreFormatError, match=says):
-            opener(tmp_path / "run.zarr")
+        refused(StoreFormatError, says, opener, tmp_path / "run.zarr")
+
+
+V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype(np.float32)
+QUIET = {"random_seed": 1, "progressbar": False}
+SAMPLER, LENGTHS = dfac.PSGLD(warm_start=2), {"draws": 400, "tune": 6, "chains": 1}
+NEWER = "the stored PSGLD has 'warmth', which .*know .*probably a newer version wrote it"
+
+
+def interrupted(path, kind):
+    """Write a run that has more to do."""
+
+    def stop(event):
+        if event.done >= {"draw": 8, "particles": 1}.get(event.phase, np.inf):
+            raise KeyboardInterrupt
+
+    run = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
+    if kind == "particles":
+        run = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
+    with pytest.raises(KeyboardInterrupt):
+        run(store=path, callback=stop, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    found = {kind: folder / f"{kind}.zarr" for kind in ("chains", "particles")}
+    for kind, path in found.items():
+        interrupted(path, kind)
+    return found
+
+
+def rewrite(path, change):
+    """Change the document of a root, and make its checksum right."""
+    document = json.loads((path / "zarr.json").read_text())
+    change(document)
+    (path / "zarr.json").write_text(json.dumps(seal(document, INDEX)))
+
+
+def edited(source, target, change, everywhere=False):
+    """Copy a run and change what it says of itself, as JSON values; its checksum is right."""
+
+    def rewritten(document):
+        attrs = document["attributes"]
+        values = {
+            name: json.loads(attrs[name]) for name in ("run", "data", "init") if name in attrs
+        }
+        change(values)
+        attrs |= {name: json.dumps(own) for name, own in values.items()}
+        if everywhere:  # nothing contradicts it
+            attrs |= {name: json.dumps(values["run"][name]) for name in ("model", "sampler")}
+            options = values["run"]["options"]
+            attrs |= {name: options[name] for name in options if name in attrs}
+            attrs["random_seed"] = str(options["seed"])
+
+    shutil.copytree(source, target)
+    rewrite(target, rewritten)
+    return target
+
+
+GONE = object()
+
+
+def put(*keys, value=GONE):
+    """Change an entry of nested documents, or remove it."""
+
+    def change(values):
+        *ahead, last = keys
+        for key in ahead:
+            values = values[key]
+        if value is GONE:
+            del values[last]
+        else:
+            values[last] = value
+
+    return change
+
+
+STEP = {"type": "ConstantStep", "size": 0.1, "unit": 2}
+UNKNOWN = {
+    "momentum": put("run", "sampler", "momentum", value=0.5),
+    "tilt": put("run", "model", "tilt", value=1),
+    "stride": put("run", "options", "stride", value=2),
+    "extra": put("run", "extra", value=2),
+    "groups": put("run", "sampler", "schedule", "groups", value=2),
+    "Spiral": put("run", "sampler", "schedule", value={"type": "Spiral"}),
+    "unit": put("run", "sampler", "step", value=STEP),
+    "spread": put("init", "spread", value=2),
+    "tropical": put("init", "kind", value="tropical"),
+}
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_options_are_refused_by_name(stores, tmp_path, name, everywhere):
+    path = edited(stores["chains"], tmp_path / "run.zarr", UNKNOWN[name], everywhere)
+    told = everywhere or name in ("stride", "extra", "spread", "tropical")
+    match = f"(?s){name}.*newer version" if told else None
+    refused(StoreFormatError, match, dfac.resume, path, progressbar=False)
+
+
+IMPOSSIBLE = {
+    "thin": put("run", "options", "thin", value=0),
+    "other thin": put("run", "options", "thin", value=2),
+    "draws": put("run", "options", "draws", value=20),
+    "text": put("run", "options", "draws", value="many"),
+    "flag": put("run", "options", "chains", value=True),
+    "tune": put("run", "options", "tune", value=-6),
+    "more chains": put("run", "options", "chains", value=2),
+    "seed": put("run", "options", "seed", value=-1),
+    "keep": put("run", "options", "keep", value="some"),
+    "dtype": put("run", "options", "dtype", value="int8"),
+    "other dtype": put("run", "options", "dtype", value="float64"),
+    "pace": put("run", "options", "pace", value=0),
+    "missing": put("run", "options", "tune"),
+    "options": put("run", "options", value=[1, 2]),
+    "model": put("run", "model", value=None),
+    "components": put("run", "model", "n_components", value=3),
+    "no components": put("run", "model", "n_components", value="two"),
+    "sampler": put("run", "sampler", value=7),
+    "step": put("run", "sampler", "step", value=[1]),
+    "warm start": put("run", "sampler", "warm_start", value={}),
+    "schedule": put("run", "sampler", "schedule", value={"type": ["Cyclic"]}),
+    "other sampler": put("run", "sampler", value={"type": "PSGRRLD"}),
+    "run": put("run", value=[]),
+    "data": put("data", value=3),
+    "offsets": put("data", "row_offsets", value=[0, 5, 3, 12]),
+    "no offsets": put("data", "row_offsets", value="0"),
+    "init": put("init", value=[]),
+    "starts": put("init", "starts", value="one"),
+    "drawn": put("init", "drawn", value=[1]),
+}
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_documents_are_refused(stores, tmp_path, name, everywhere):
+    if everywhere and name in ("options", "run"):
+        pytest.skip("there is nothing to repeat")
+    path = edited(stores["chains"], tmp_path / "run.zarr", IMPOSSIBLE[name], everywhere)
+    with pytest.raises(StoreFormatError):
+        dfac.resume(path, progressbar=False)
+
+
+@pytest.mark.parametrize("name", ["run", "data", "model", "sampler", "init", "draws"])
+@pytest.mark.parametrize("value", [3.5, None, "[]", "null", "{", "words"])
+def test_readers_refuse_descriptions_that_are_none(stores, tmp_path, name, value):
+    path = shutil.copytree(stores["chains"], tmp_path / "run.zarr")
+    rewrite(path, lambda document: document["attributes"].update({name: value}))
+    match = r"run\.zarr is a damaged run store"
+    for read in (dfac.open_run, dfac.summarize, dfac.predict, partial(dfac.resume, V=V)):
+        refused(StoreFormatError, match, read, path)
+
+
+PARTICLES = {
+    "unknown": put("run", "options", "stride", value=2),
+    "method": put("run", "sampler", "stride", value=2),
+    "kernel": put("run", "options", "kernel", "stride", value=2),
+    "number": put("run", "options", "particles", value=4),
+    "none": put("run", "options", "particles", value=0),
+    "flag": put("run", "options", "tangent", value="no"),
+    "components": put("run", "model", "n_components", value=3),
+}
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("name", PARTICLES)
+def test_documents_of_particles_are_checked(stores, tmp_path, name, everywhere):
+    path = edited(stores["particles"], tmp_path / "run.zarr", PARTICLES[name], everywhere)
+    with pytest.raises(StoreFormatError):
+        dfac.resume(path, progressbar=False)
+
+
+def test_what_nobody_changed_goes_on(stores, tmp_path):
+    older = put("run", "options", "pace")
+    path = edited(stores["chains"], tmp_path / "run.zarr", older)
+    whole = dfac.sample(V, dfac.TweedieNMF(2), SAMPLER, **QUIET, **LENGTHS)
+    found = dfac.resume(path, progressbar=False)
+    xr.testing.assert_equal(found["posterior"].to_dataset(), whole["posterior"].to_dataset())
+    path = edited(stores["particles"], tmp_path / "particles.zarr", lambda values: None)
+    assert dfac.resume(path, progressbar=False)["posterior"].sizes["draw"] == 3
+
+
+def test_readers_of_stored_values_refuse_what_they_do_not_know():
+    plain = {"type": "PSGLD", "transition": "euler", "warmth": 1}
+    coupled = {"relations": {"rna": {"rows": "a", "columns": "b", "tilt": 1}}}
+    for error, match, read, *given in (
+        (
+            StoreFormatError,
+            NEWER,
+            algorithm_from_dict,
+            Sampler,
+            plain,
+            "a run was made by a sampler",
+        ),
+        (StoreFormatError, "'tilt', which this version", GaussianHyper.from_dict, {"tilt": 1.0}),
+        (StoreFormatError, "'W', which this version", Init.from_dict, {"W": 1}, {}),
+        (StoreFormatError, "must be a dict of options, got 3", RunOptions.from_dict, 3),
+        (ModelError, "relation 'rna' has 'tilt', which this", partial(dfac.Coupled, **coupled), 2),
+    ):
+        refused(error, match, read, *given)
+
+
+@pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.LangevinDynamics(), dfac.SGLD()])
+def test_samplers_make_their_pairs(sampler):
+    pair = sampler.pair()
+    for name in sampler.to_dict().keys() - {"type"}:
+        assert getattr(pair, name) == getattr(sampler, name)
+
+
+ORDER = {"type": "Reshuffled"}
+PLAIN = {"step": "auto", "preconditioner": "majorizer"}
+RANDOM = PLAIN | {"schedule": ORDER, "warm_start": "auto", "transition": "euler"}
+ENSEMBLE = {"start": "q_transform", "optimizer": "auto", "max_iter": None, "tol": None}
+ACCEPT, STEIN = {"target_accept": 0.8}, {"steps": 1000, "step": "auto"}
+FIRST = [
+    (Sampler, {"type": "Gibbs", "warm_start": "auto"}, {}),
+    (Sampler, {"type": "HMC", "step": "auto", "steps": 10, "warm_start": 3} | ACCEPT, {}),
+    (Sampler, {"type": "LangevinDynamics"} | PLAIN, {"transition": "euler"}),
+    (Sampler, {"type": "PSGLD"} | RANDOM, {}),
+    (Sampler, {"type": "PSGRRLD"} | RANDOM, {}),
+    (Sampler, {"type": "SGHMC", "step": "auto", "friction": 0.05, "schedule": ORDER}, {}),
+    (Sampler, {"type": "SGLD", "subsample": "auto"} | PLAIN, {"transition": "euler"}),
+    (ParticleMethod, {"type": "Ensemble", "transfer_rank": 3} | ENSEMBLE, {}),
+    (ParticleMethod, {"type": "SVGD"} | STEIN, {}),
+    (ParticleMethod, {"type": "SteinDescent"} | STEIN, {}),
+]
+
+
+@pytest.mark.parametrize(("base", "stored", "then"), FIRST, ids=lambda own: str(own)[:40])
+def test_what_the_first_version_wrote_is_known(base, stored, then):
+    """No option was renamed or removed since; what is new does as 0.1.0 did where it is lacking."""
+    found = algorithm_from_dict(base, stored, "it").to_dict()
+    assert {name: found[name] for name in stored | then} == stored | then

@@ -7,14 +7,15 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
-from daskfactor.errors import DataWarning, OptionError
+from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.results.schema import beside, factor_dims, own_names
-from daskfactor.results.store import RunStore
 from daskfactor.results.trace import as_tree
-from tests.results.runs import I, J, fill, make_spec, memory_tree
-from tests.results.validation import REGISTRY
+from tests.data.test_folding import cube
+from tests.refusals import refused
+from tests.results.runs import REGISTRY, I, J, make_spec, memory_tree, store_run
 
 OURS = sorted(
     {variable.name for variable in REGISTRY}
@@ -30,18 +31,23 @@ PAIRS = [*itertools.pairwise(OURS), (OURS[-1], OURS[0])]
 pytestmark = [
     pytest.mark.libraries,
     pytest.mark.filterwarnings("ignore:the results have names of their own:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*have no observed entry and are left out"),
 ]
+TWO = dfac.TweedieNMF(2)
 QUICK = {"draws": 3, "tune": 2, "random_seed": 0, "progressbar": False}
+
+
+def named(row, column):
+    return {row: [f"g{i}" for i in range(I)], column: np.arange(J) * 10}
 
 
 def matrix(row, column, **coords):
     V = np.random.default_rng(0).poisson(3.0, (I, J)) + 1.0
-    labels = {row: [f"g{i}" for i in range(I)], column: np.arange(J) * 10} | coords
-    return xr.DataArray(V, labels, (row, column))
+    return xr.DataArray(V, named(row, column) | coords, (row, column))
 
 
 def spec_of(row, column, extra=None):
-    coords = {row: [f"g{i}" for i in range(I)], column: np.arange(J) * 10}
+    coords = named(row, column)
     coords |= {} if extra is None else {extra: (row, np.linspace(0, 1, I))}
     V = np.arange(35.0).reshape(I, J)
     return make_spec(dims=(row, column), coords=coords, observed=V, has_coarse=True)
@@ -52,47 +58,35 @@ def check_tree(tree, spec, ordinary):
     for group, node in ordinary.children.items():
         assert set(tree[group].data_vars) == set(node.data_vars)
         for name, array in node.data_vars.items():
-            np.testing.assert_array_equal(tree[group][name].values, array.values)
-    inner = factor_dims(tree)
-    names = own_names(tree)
+            assert_array_equal(tree[group][name].values, array.values)
+    inner, names = factor_dims(tree), own_names(tree)
     assert tuple(names.get(dim, dim) for dim in inner) == spec.dims
     for dim in inner:
-        np.testing.assert_array_equal(
-            tree["posterior"][dim].values, spec.labels[names.get(dim, dim)].values
-        )
+        assert_array_equal(tree["posterior"][dim].values, spec.labels[names.get(dim, dim)].values)
 
 
 def check_readings(trace, spec):
     row, column = spec.dims
+    figures = {"mean", "sd", "lower", "upper"}
     predicted = dfac.predict(trace, rows=["g3", "g1"], of="mean")
-    shown = beside([row, column], {"mean", "sd", "lower", "upper"})
+    shown = beside([row, column], figures)
     assert predicted["mean"].dims == (shown[row], shown[column])
     assert predicted[shown[row]].values.tolist() == ["g3", "g1"]
     assert predicted[shown[column]].values.tolist() == list(range(0, 10 * J, 10))
-    points = {
-        "rows": xr.DataArray(["g3", "g1"], dims="mean"),
-        "columns": xr.DataArray([20, 0], dims="mean"),
-    }
-    cells = dfac.predict(trace, **points, of="mean")
-    expected = predicted["mean"].values[[0, 1], [2, 0]]
-    np.testing.assert_allclose(cells["mean"].values, expected, rtol=1e-6)
+    points = (xr.DataArray(at, dims="mean") for at in (["g3", "g1"], [20, 0]))
+    cells = dfac.predict(trace, *points, of="mean")
+    assert_allclose(cells["mean"], predicted["mean"].values[[0, 1], [2, 0]], rtol=1e-6)
     told = dfac.monitored(trace, of="mean")
     assert told["mean"].dims == ("cell",)
-    inside = beside(
-        [row, column],
-        {"mean", "sd", "lower", "upper", "cell"} | {"row_index", "column_index"},
-    )
-    np.testing.assert_array_equal(told[inside[row]].values, ["g0", "g3", "g3"])
-    np.testing.assert_array_equal(told[inside[column]].values, [10, 10, 40])
+    inside = beside([row, column], figures | {"cell", "row_index", "column_index"})
+    assert_array_equal(told[inside[row]].values, ["g0", "g3", "g3"])
+    assert_array_equal(told[inside[column]].values, [10, 10, 40])
     aligned = dfac.align(trace)
     assert factor_dims(aligned) == factor_dims(as_tree(trace))
     again = dfac.align(trace, aligned)
     assert np.isfinite(again["posterior_moments"]["W_mean"].values).all()
-    np.testing.assert_allclose(
-        dfac.predict(aligned, of="mean")["mean"].values,
-        dfac.predict(trace, of="mean")["mean"].values,
-        rtol=1e-5,
-    )
+    one, other = (dfac.predict(own, of="mean")["mean"].values for own in (aligned, trace))
+    assert_allclose(one, other, rtol=1e-5)
     assert np.isfinite(dfac.summarize(trace, cells=2)["mean"].values).all()
     assert dfac.top_entries(trace, 2)["label"].values[0, 0, 0, 0].startswith("g")
 
@@ -102,16 +96,11 @@ def ordinary():
     return memory_tree(spec_of("gene", "day"))
 
 
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [("chain", "W"), ("cell", "mean"), ("row_index", "")],
-)
+@pytest.mark.parametrize(("row", "column"), [("chain", "W"), ("cell", "mean"), ("row_index", "")])
 def test_no_name_is_in_the_way_of_readings(tmp_path, row, column, ordinary):
     spec = spec_of(row, column)
-    with RunStore.create(tmp_path / "run.zarr", spec) as store:
-        fill(store, spec)
-    stored, kept = dfac.open_run(tmp_path / "run.zarr"), memory_tree(spec)
-    xr.testing.assert_identical(stored.load(), kept)
+    stored = dfac.open_run(store_run(tmp_path / "run.zarr", spec))
+    xr.testing.assert_identical(stored.load(), memory_tree(spec))
     check_tree(stored, spec, ordinary)
     check_readings(tmp_path / "run.zarr", spec)
 
@@ -127,9 +116,8 @@ def test_no_name_is_in_the_way_of_a_tree(ordinary):
 def test_no_further_coordinate_is_in_the_way(ordinary, names):
     row, column, extra = names
     spec = spec_of(row, column, extra)
-    tree = memory_tree(spec)
+    tree, shown = memory_tree(spec), beside(names, {"mean", "sd", "lower", "upper"})
     check_tree(tree, spec, ordinary)
-    shown = beside(names, {"mean", "sd", "lower", "upper"})
     picked = dfac.predict(tree, rows="g3", of="mean")
     assert picked["mean"].dims == (shown[column],)
     assert float(picked[shown[extra]]) == pytest.approx(0.5)
@@ -143,19 +131,17 @@ def with_a_gap(row, column):
 
 @pytest.fixture(scope="module")
 def usual():
-    return dfac.sample(with_a_gap("a", "b"), dfac.TweedieNMF(2), **QUICK)
+    return dfac.sample(with_a_gap("a", "b"), TWO, **QUICK)
 
 
 @pytest.mark.parametrize("name", ["mean", "..", "x" * 300])
 def test_runs_take_any_name(tmp_path, name, usual):
-    V = with_a_gap(name, "day")
-    path = tmp_path / "run.zarr"
-    trace = dfac.sample(V, dfac.TweedieNMF(2), monitor="missing", store=path, **QUICK)
-    np.testing.assert_array_equal(trace["posterior"]["W"], usual["posterior"]["W"])
-    longer = dfac.resume(path, draws=2, progressbar=False)
-    assert longer["posterior"].sizes["draw"] == 5
+    V, path = with_a_gap(name, "day"), tmp_path / "run.zarr"
+    trace = dfac.sample(V, TWO, monitor="missing", store=path, **QUICK)
+    assert_array_equal(trace["posterior"]["W"], usual["posterior"]["W"])
+    assert dfac.resume(path, draws=2, progressbar=False)["posterior"].sizes["draw"] == 5
     assert dfac.monitored(path)["row_index"].values.tolist() == [2]
-    point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
+    point = dfac.optimize(V, TWO, random_seed=0, progressbar=False)
     assert point["W"].shape == (I, 2)
     dfac.align(trace, point)
     shown = beside([name], {"mean"})[name]
@@ -166,7 +152,7 @@ def test_runs_take_any_name(tmp_path, name, usual):
 
 def test_one_note_says_what_is_called_otherwise():
     with pytest.warns(DataWarning, match="'component' is 'component_'.*gives it back") as all_:
-        trace = dfac.sample(matrix("component", "a/b"), dfac.TweedieNMF(2), **QUICK)
+        trace = dfac.sample(matrix("component", "a/b"), TWO, **QUICK)
     assert [str(one.message).count("is 'a_b'") for one in all_] == [1]
     assert trace["posterior"]["W"].dims == ("chain", "draw", "component_", "component")
     assert dfac.predict(trace)["mean"].dims == ("component", "a/b")
@@ -178,29 +164,168 @@ def test_rows_and_columns_of_one_name():
     index = pandas.MultiIndex.from_product([["a", "b"], range(3)], names=["block", "part"])
     V = pandas.DataFrame(matrix("a", "b").values[:6, :4] @ np.ones((4, 6)), index, index)
     with pytest.warns(DataWarning, match="'block' of one is 'block_', 'part' of one is 'part_'"):
-        trace = dfac.sample(V, dfac.TweedieNMF(2), **QUICK)
+        trace = dfac.sample(V, TWO, **QUICK)
     assert {"block", "part", "block_", "part_"} <= set(trace["posterior"].coords)
     twice = xr.DataArray(V.values, {"x": np.arange(6) * 2}, ("x", "x"))
     with pytest.warns(DataWarning, match="'x' of one is 'x_'"):
-        trace = dfac.sample(twice, dfac.TweedieNMF(2), **QUICK)
+        trace = dfac.sample(twice, TWO, **QUICK)
     assert dfac.predict(trace, rows=4, columns=[0, 2])["mean"].dims == ("x_",)
 
 
 def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
     V = matrix("a b", "c/d", **{"e/f": ("a b", np.arange(I))})
-    trace = dfac.sample(V, dfac.TweedieNMF(2), **QUICK)
+    trace, quiet = dfac.sample(V, TWO, **QUICK), {"progressbar": False}
     cells = dfac.log_likelihood(trace, ([0, 2], [1, 1]))["log_likelihood"]
-    assert cells["c_d"].values.tolist() == [10, 10]
-    assert cells["e_f"].values.tolist() == [0, 2]
-    new = dfac.transform(trace, V[:, :2], axis="column", random_seed=0, progressbar=False)
+    assert (cells["c_d"].values.tolist(), cells["e_f"].values.tolist()) == ([10, 10], [0, 2])
+    new = dfac.transform(trace, V[:, :2], axis="column", random_seed=0, **quiet)
     found = dfac.predict(trace, columns=new)
     assert found["mean"].dims == ("a b", "c/d")
     assert found["c/d"].values.tolist() == [0, 10]
-    with pytest.raises(OptionError, match=r"new\.isel\(\{'c/d': \[0\]\}\)"):
-        dfac.predict(trace, columns=new.isel({"c/d": 0}))
-    with pytest.raises(OptionError, match="has draws; pass the whole trace"):
-        dfac.transform(trace["posterior"].to_dataset(), V, progressbar=False)
-    with pytest.raises(OptionError, match="has draws; pass the whole trace"):
-        dfac.recommend(trace["posterior"].to_dataset())
-    with pytest.raises(OptionError, match=r"a trace is the result of .* got DataArray"):
-        dfac.report(V, "page.html")
+    match, one = r"new\.isel\(\{'c/d': \[0\]\}\)", new.isel({"c/d": 0})
+    refused(OptionError, match, dfac.predict, trace, columns=one)
+    part, match = trace["posterior"].to_dataset(), "has draws; pass the whole trace"
+    refused(OptionError, match, dfac.transform, part, V, **quiet)
+    refused(OptionError, match, dfac.recommend, part)
+    match = r"a trace is the result of .* got DataArray"
+    refused(OptionError, match, dfac.report, V, "page.html")
+
+
+MAPPED = {"draws": 6, "tune": 4, "random_seed": 0, "progressbar": False}
+
+
+@pytest.fixture(scope="module")
+def V():
+    found = cube(land=0.4)
+    found[:, 2, :] = np.nan  # a line of nothing but land
+    names = {"region": ("lat", list("abcd")), "zone": (("lon", "lat"), np.arange(20).reshape(5, 4))}
+    found["area"].attrs["units"] = "km2"
+    return found.assign_coords(names)
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory, V):
+    path = tmp_path_factory.mktemp("maps") / "run.zarr"
+    dfac.sample(V, TWO, rows="time", monitor="missing", store=path, **MAPPED)
+    return path
+
+
+def test_components_are_maps_with_all_labels_in_their_order(mapped, V):
+    trace, seen = dfac.open_run(mapped), V.notnull().any("time")
+    H = trace["posterior"]["H"]
+    assert H.dims == ("chain", "draw", "component", "lat_lon")
+    whole = (dfac.unstack(own)["posterior"]["H"] for own in (trace, mapped))
+    for maps in (dfac.unstack(H), *whole):
+        assert maps.dims == ("chain", "draw", "component", "lat", "lon")
+        assert maps.chunks is not None
+        assert_array_equal(maps["lat"], V["lat"])
+        assert_array_equal(maps["lon"], V["lon"])
+        assert (maps.notnull() == seen).all()
+        for name in ("area", "region", "zone"):  # of land, too, and on their own dimensions
+            xr.testing.assert_identical(maps[name].variable, V[name].variable)
+        for position in range(H.sizes["lat_lon"]):
+            one = H.isel(lat_lon=position)
+            there = maps.sel(lat=float(one["lat"]), lon=float(one["lon"]))
+            assert_array_equal(there.values, one.values)
+    own = H.unstack("lat_lon")  # xarray's own way, without the line of land
+    assert_array_equal(own, dfac.unstack(H).sel(lat=own["lat"], lon=own["lon"]))
+    mean = dfac.unstack(H.mean(("chain", "draw")))
+    assert mean.sizes == {"component": 2, "lat": 4, "lon": 5}
+
+
+def test_runs_in_memory_points_and_stacked_rows_have_maps_too(mapped, V):
+    trace = dfac.sample(V, TWO, rows="time", **MAPPED)
+    stored, kept = (dfac.unstack(own)["posterior"].to_dataset().load() for own in (mapped, trace))
+    for name in ("H", "lat"):
+        assert_array_equal(kept[name], stored[name])
+    point = dfac.optimize(V, TWO, rows="time", random_seed=0, progressbar=False)
+    assert dfac.unstack(point)["H"].sizes == {"component": 2, "lat": 4, "lon": 5}
+    dfac.align(trace, point)
+    turned = dfac.sample(V.fillna(1.0), TWO, rows=("lat", "time"), **MAPPED)
+    maps = dfac.unstack(turned)["posterior"]["W"]
+    assert maps.dims == ("chain", "draw", "lat", "time", "component")
+    assert dfac.predict(turned)["mean"].dims == ("lat", "time", "lon")
+
+
+def test_uncertainties_of_predicted_cells_may_be_maps(V):
+    sigma = xr.full_like(V, 0.5) + xr.DataArray(np.arange(V.sizes["lat"]), dims="lat")
+    model = dfac.TweedieNMF(2, beta=2.0)
+    trace = dfac.sample(V, model, rows="time", uncertainty=sigma, **MAPPED)
+    own = dfac.predict(trace)
+    shuffled = sigma.transpose().isel(lat=slice(None, None, -1)).assign_coords(lat=sigma.lat[::-1])
+    xr.testing.assert_allclose(dfac.predict(trace, uncertainty=shuffled)["sd"], own["sd"])
+    twice = dfac.predict(trace, uncertainty=2 * sigma)["sd"]
+    assert (twice > own["sd"]).sum() == own["sd"].notnull().sum() > 0
+    with pytest.raises(DataError, match="or a DataArray with their dimensions"):
+        dfac.predict(trace, uncertainty=sigma.values)
+
+
+def test_predictions_are_maps(mapped, V):
+    found = dfac.predict(mapped)
+    assert found["mean"].dims == ("time", "lat", "lon")
+    assert (found["sd"].notnull().any("time") == V.notnull().any("time")).all()
+
+    def mean(**cells):
+        return dfac.predict(mapped, **cells)["mean"]
+
+    part = mean(columns={"lat": slice(60, 20), "lon": 20.0})
+    assert part.dims == ("time", "lat")
+    assert_array_equal(part, found["mean"].sel(lat=slice(60, 20), lon=20.0))
+    assert mean(columns={"lat": 20.0}).isnull().all()
+    day = mean(rows={"time": "2001-01-02"}, columns={"lon": [20.0, 10.0]})
+    assert day["lon"].values.tolist() == [20.0, 10.0]
+    for wrong, told in (({"lat": 41.0}, "no 41.0 among"), ({"la": 40.0}, "'lat', 'lon'")):
+        refused(OptionError, told, dfac.predict, mapped, columns=wrong)
+
+
+def test_everything_after_takes_the_run(mapped, V):
+    longer = dfac.resume(mapped, V=V, draws=2, progressbar=False)
+    assert "lat_lon" in longer["posterior"].indexes
+    aligned = dfac.align(mapped)
+    assert factor_dims(aligned) == ("time", "lat_lon")
+    assert dfac.unstack(aligned)["posterior_moments"]["H_mean"].dims[-2:] == ("lat", "lon")
+    assert dfac.predict(aligned)["mean"].dims == ("time", "lat", "lon")
+    dfac.summarize(mapped, cells=2)
+    assert {"lat", "lon", "time"} <= set(dfac.monitored(mapped).coords)
+    refused(OptionError, "pass the run as it was before", dfac.predict, dfac.unstack(mapped))
+    refused(OptionError, "got ndarray", dfac.unstack, V.values)
+
+
+def test_an_array_that_was_stacked_comes_back_as_it_was(tmp_path, V):
+    stacked = V.stack(cell=("lat", "lon")).dropna("cell", how="all")
+    path, grid = tmp_path / "run.zarr", stacked.unstack("cell").sizes
+    trace = dfac.sample(stacked, TWO, store=path, **MAPPED)
+    again = dfac.resume(path, draws=2, progressbar=False)
+    kept = dfac.sample(stacked, TWO, **MAPPED)
+    for tree in (trace, again, dfac.open_run(path), dfac.align(path), kept):
+        assert tree["posterior"].indexes["cell"].equals(stacked.indexes["cell"])
+        assert tree["posterior"]["H"].unstack("cell").sizes["lon"] == grid["lon"]
+    found = dfac.predict(path)["mean"]
+    assert found.dims == ("time", "cell")
+    assert found.indexes["cell"].equals(stacked.indexes["cell"])
+    assert found.unstack("cell").sizes == grid
+
+
+def test_cells_and_values_go_by_the_labels_of_maps(mapped, V):
+    turned = V[:, ::-1, ::-1].transpose("lon", "time", "lat")
+    own, other = (dfac.log_likelihood(mapped, one.notnull(), one) for one in (V, turned))
+    for group in ("log_likelihood", "observed_data"):
+        xr.testing.assert_equal(own[group].to_dataset(), other[group].to_dataset())
+    for cell in (0, 7, -1):
+        one = own["observed_data"]["V"][cell]
+        assert float(V.sel({d: one[d].values for d in ("time", "lat", "lon")})) == float(one)
+    match = "cells lack some of the run's labels of 'lat', 'lon'"
+    refused(OptionError, match, dfac.log_likelihood, mapped, V.notnull()[:, 1:], V)
+    refused(DataError, "V has no value at", dfac.log_likelihood, mapped, V.notnull(), V[:, 1:])
+
+
+def test_places_are_recommended_and_asked_for_by_their_labels(mapped, V):
+    best, H = dfac.recommend(mapped, n=2), dfac.open_run(mapped)["posterior"]["H"]
+    for name in ("lat", "lon"):
+        assert_array_equal(best[name], H[name].values[best["position"]])
+    label = H["lat_lon"].values[3]
+    wanted = dfac.predict(mapped).sel({"lat": label[0], "lon": label[1]})["mean"]
+    for key in (label, [label], [label, H["lat_lon"].values[0]]):
+        found = dfac.predict(mapped, columns=key)["mean"]
+        assert_allclose(found.values.reshape(len(wanted), -1)[:, 0], wanted, 1e-6)
+    with pytest.raises(OptionError, match=r"there is no \(99\.0, 0\.0\) among .* lat, lon, such"):
+        dfac.predict(mapped, columns=[(99.0, 0.0)])

@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_array_equal
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results import store as store_module
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from tests.refusals import refused
 from tests.results.particle_tree import (
     KERNEL,
     WEIGHTS,
@@ -21,26 +23,32 @@ from tests.results.particle_tree import (
     particle_store,
     particle_tree,
 )
-from tests.results.runs import fill, make_spec
-from tests.results.validation import validate
+from tests.results.runs import make_spec, store_run, validate
 
 
 def weighing(count=M, **changes):
-    values = {
-        "weight": WEIGHTS,
-        "lp": np.zeros(count),
-        "stein_matrix": np.eye(count),
-        "discrepancy": 1.0,
-        "discrepancy_equal": 2.0,
-        "attrs": KERNEL,
-    }
-    return values | changes
+    values = {"weight": WEIGHTS, "lp": np.zeros(count), "stein_matrix": np.eye(count)}
+    return values | {"discrepancy": 1.0, "discrepancy_equal": 2.0, "attrs": KERNEL} | changes
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.zarr"
+
+
+def create(path, done, **changes):
+    """A store, or a run in memory, with some finished particles."""
+    W, H = particle_factors()
+    spec = particle_spec(W, H)
+    spec = replace(spec, attrs=spec.attrs | changes)
+    store = Sink(spec) if path is None else RunStore.create(path, spec)
+    fill_particles(store, W, H, done=done)
+    return store
 
 
 @pytest.mark.parametrize("silf", [True, False])
-def test_a_finished_store_is_the_tree_in_memory(tmp_path, silf):
-    found = particle_store(tmp_path / "run.zarr", silf=silf, at_once=1)
-    expected = particle_tree(silf=silf)
+def test_a_finished_store_is_the_tree_in_memory(path, silf):
+    found, expected = particle_store(path, silf=silf, at_once=1), particle_tree(silf=silf)
     validate(found)
     validate(expected)
     xr.testing.assert_identical(found.load(), expected)
@@ -50,7 +58,7 @@ def test_a_finished_store_is_the_tree_in_memory(tmp_path, silf):
     constants = {"threshold"} if silf else {"dispersion", "rate_w", "rate_h"}
     assert set(found["constant_data"].data_vars) == constants
     assert "posterior_moments" not in found.children
-    assert not (tmp_path / "run.zarr" / "posterior_moments").exists()
+    assert not (path / "posterior_moments").exists()
     assert "dispersion" not in found.attrs or not silf
 
 
@@ -58,18 +66,15 @@ def test_an_unfinished_store_has_the_finished_particles_without_weights(tmp_path
     found = particle_store(tmp_path / "run.zarr", done=4, at_once=1)
     validate(found)
     W, H = particle_factors()
-    np.testing.assert_array_equal(found["posterior/W"].values[0], W[:4])
-    np.testing.assert_array_equal(found["posterior/H"].values[0], H[:4])
+    assert_array_equal(found["posterior/W"].values[0], W[:4])
+    assert_array_equal(found["posterior/H"].values[0], H[:4])
     assert set(found["sample_stats"].data_vars) == {"objective", "seconds", "n_iter"}
     assert found["sample_stats/n_iter"].values.tolist() == [[100, 101, 102, 103]]
     assert "stein" not in found.children
 
 
-def test_weights_of_all_particles_wait_for_their_being_written(tmp_path):
-    path = tmp_path / "run.zarr"
-    W, H = particle_factors()
-    with RunStore.create(path, particle_spec(W, H)) as store:
-        fill_particles(store, W, H, done=M)
+def test_weights_of_all_particles_wait_for_their_being_written(path):
+    with create(path, M) as store:
         assert "stein" not in open_run(path).children
         assert "lp" not in open_run(path)["sample_stats"].data_vars
         store.write_weights(**weighing())
@@ -78,12 +83,9 @@ def test_weights_of_all_particles_wait_for_their_being_written(tmp_path):
 
 @pytest.mark.parametrize(("again", "dies_at"), [(False, 1), (True, 0), (True, 1)])
 def test_a_kill_while_weights_are_written_leaves_all_of_them_or_none(
-    tmp_path, monkeypatch, again, dies_at
+    path, monkeypatch, again, dies_at
 ):
-    path = tmp_path / "run.zarr"
-    W, H = particle_factors()
-    calls = []
-    whole = store_module.describe
+    calls, whole = [], store_module.describe
 
     def describe(root, attrs, group=None):
         if len(calls) == dies_at:
@@ -91,33 +93,29 @@ def test_a_kill_while_weights_are_written_leaves_all_of_them_or_none(
         calls.append(attrs)
         whole(root, attrs, group)
 
-    with RunStore.create(path, particle_spec(W, H)) as store:
-        fill_particles(store, W, H, done=M)
+    with create(path, M) as store:
         if again:
             store.write_weights(**weighing())
         with monkeypatch.context() as patch:
             patch.setattr(store_module, "describe", describe)
-            with pytest.raises(StoreError, match="weights of particles"):
-                store.write_weights(**weighing(weight=np.eye(M)[1], discrepancy=3.0))
+            other = weighing(weight=np.eye(M)[1], discrepancy=3.0)
+            refused(StoreError, "weights of particles", store.write_weights, **other)
     # Before anything was marked as unfinished, what was there still counts.
-    kept = again and dies_at == 0
-    found = open_run(path)
+    kept, found = again and dies_at == 0, open_run(path)
     validate(found)
     assert ("stein" in found.children) is kept
     assert ("weight" in found["sample_stats"].data_vars) is kept
     if kept:
         assert float(found["stein/discrepancy"]) == 1.0
-        np.testing.assert_array_equal(found["sample_stats/weight"].values[0], WEIGHTS)
+        assert_array_equal(found["sample_stats/weight"].values[0], WEIGHTS)
     with RunStore.open(path) as store:
         store.write_weights(**weighing(discrepancy=4.0))
     assert float(open_run(path)["stein/discrepancy"]) == 4.0
 
 
-def test_a_run_of_particles_goes_on_after_a_kill(tmp_path):
-    path = tmp_path / "run.zarr"
+def test_a_run_of_particles_goes_on_after_a_kill(path):
     W, H = particle_factors()
-    with RunStore.create(path, particle_spec(W, H)) as store:
-        fill_particles(store, W, H, done=3)
+    create(path, 3).close()
     with RunStore.open(path) as store:
         assert store.committed.draws == (3,)
         assert (store.chains, store.draws, store.cells) == (1, M, None)
@@ -125,68 +123,38 @@ def test_a_run_of_particles_goes_on_after_a_kill(tmp_path):
         store.finish({"threshold": 8.0})
     found = open_run(path)
     assert float(found["constant_data/threshold"]) == found.attrs["threshold"] == 8.0
-    np.testing.assert_array_equal(found["posterior/W"].values[0], W)
+    assert_array_equal(found["posterior/W"].values[0], W)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"weight": np.full(M, 0.5)}, "add up to 1"),
-        ({"weight": np.r_[1.5, -0.5, np.zeros(M - 2)]}, "at least 0"),
-        ({"weight": np.r_[np.nan, 1.0, np.zeros(M - 2)]}, "at least 0"),
-    ],
-)
-def test_what_cannot_be_weights_is_refused(changes, match):
-    W, H = particle_factors()
-    spec = particle_spec(W, H)
-    sink = Sink(spec)
-    fill_particles(sink, W, H, done=M)
-    with pytest.raises(StoreFormatError, match=match):
-        sink.write_weights(**weighing(**changes))
-    assert "stein" not in sink.tree().children
+def test_weights_come_after_all_particles_and_are_masses(path):
+    memory, nothing = create(None, M), np.zeros(M - 2)
+    with create(path, 4) as store:
+        refused(OptionError, "only 4 of 6 particles", store.write_weights, **weighing())
+        fill_particles(store, *particle_factors(), done=M)
+        for weight, match in (
+            (np.full(M, 0.5), "add up to 1"),
+            (np.r_[1.5, -0.5, nothing], "at least 0"),
+            (np.r_[np.nan, 1.0, nothing], "at least 0"),
+        ):
+            for own in (store, memory):
+                refused(StoreFormatError, match, own.write_weights, **weighing(weight=weight))
+    for found in (open_run(path), memory.tree()):
+        assert "stein" not in found.children
 
 
-def test_weights_come_after_all_particles(tmp_path):
-    W, H = particle_factors()
-    with RunStore.create(tmp_path / "run.zarr", particle_spec(W, H)) as store:
-        fill_particles(store, W, H, done=4)
-        with pytest.raises(OptionError, match="only 4 of 6 particles"):
-            store.write_weights(**weighing())
-        fill_particles(store, W, H, done=M)
-        with pytest.raises(StoreFormatError, match="add up to 1"):
-            store.write_weights(**weighing(weight=np.ones(M)))
-    assert "stein" not in open_run(tmp_path / "run.zarr").children
-
-
-def test_constants_that_are_not_the_models_stay_attributes(tmp_path):
-    W, H = particle_factors()
-    spec = particle_spec(W, H)
-    spec = replace(spec, attrs={**spec.attrs, "dispersion": 1.0})
-    with RunStore.create(tmp_path / "run.zarr", spec) as store:
-        fill_particles(store, W, H)
-    memory = Sink(spec)
-    fill_particles(memory, W, H)
-    for found in (open_run(tmp_path / "run.zarr"), memory.tree()):
+def test_constants_that_are_not_the_models_stay_attributes(path):
+    create(path, None, dispersion=1.0).close()
+    for found in (open_run(path), create(None, None, dispersion=1.0).tree()):
         assert set(found["constant_data"].data_vars) == {"threshold"}
         assert found.attrs["dispersion"] == 1.0
 
 
-def test_other_runs_have_no_weights(tmp_path):
+def test_other_runs_have_no_weights(path):
     spec = make_spec(chains=1)
-    with RunStore.create(tmp_path / "run.zarr", spec) as store:
-        fill(store, spec)
-        with pytest.raises(StoreError, match="has no stein/stein_matrix"):
-            store.write_weights(**weighing(10, weight=np.full(10, 0.1)))
-    assert "weight" not in open_run(tmp_path / "run.zarr")["sample_stats"].data_vars
-    assert "threshold" not in open_run(tmp_path / "run.zarr")["constant_data"].data_vars
-    with pytest.raises(StoreError, match="has no sample_stats/weight"):
-        Sink(spec).write_stats(0, 0, {"weight": [0.1]})
-
-
-@pytest.mark.parametrize("weights", [[2.0] + [0.0] * 5, [-0.5, 1.5] + [0.0] * 4, [np.nan] * 6])
-def test_a_tree_is_validated_down_to_its_weights(weights):
-    tree = particle_tree()
-    validate(tree)
-    tree["sample_stats"]["weight"] = tree["sample_stats"]["weight"].copy(data=[weights])
-    with pytest.raises(StoreFormatError, match="weights of particles"):
-        validate(tree)
+    with RunStore.open(store_run(path, spec)) as store:
+        ten, match = weighing(10, weight=np.full(10, 0.1)), "has no stein/stein_matrix"
+        refused(StoreError, match, store.write_weights, **ten)
+    assert "weight" not in open_run(path)["sample_stats"].data_vars
+    assert "threshold" not in open_run(path)["constant_data"].data_vars
+    match, write = "has no sample_stats/weight", Sink(spec).write_stats
+    refused(StoreError, match, write, 0, 0, {"weight": [0.1]})

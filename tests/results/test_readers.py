@@ -5,15 +5,38 @@ import subprocess
 import sys
 import warnings
 
+import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
-from daskfactor.results.schema import RunSpec
+from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts, storable_names
+from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
-from daskfactor.results.trace import open_run
-from tests.results.runs import CHAINS, DRAWS, fill, make_spec, memory_tree
+from daskfactor.results.trace import expectation, open_run
+from tests.pairwise import pairwise
+from tests.refusals import refused
+from tests.results.runs import (
+    CHAINS,
+    DRAWS,
+    REGISTRY,
+    I,
+    J,
+    K,
+    factors,
+    fill,
+    make_spec,
+    memory_tree,
+    store_run,
+    tree_of,
+    validate,
+)
 
 pytestmark = pytest.mark.libraries
 
@@ -24,42 +47,34 @@ with warnings.catch_warnings():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("readers") / "run.zarr"
     spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
+    path = store_run(tmp_path_factory.mktemp("readers") / "run.zarr", spec)
+    with RunStore.open(path) as store:
         store.finish({"sampling_time": 1.0})
     return path
 
 
 @pytest.mark.parametrize("chunks", [None, {}])
 def test_plain_xarray_opens_the_store_without_a_warning(path, chunks):
-    tree = xr.open_datatree(path, engine="zarr", chunks=chunks)
-    ours = open_run(path)
+    tree, ours = xr.open_datatree(path, engine="zarr", chunks=chunks), open_run(path)
     assert set(tree.children) == set(ours.children)
     assert "checkpoint" not in tree.children
     xr.testing.assert_identical(tree.load(), ours.load())
-    assert tree["posterior"]["gene"].values.tolist()[-1] == "Ångström"
-    assert tree["posterior"]["day"].dtype.kind == "M"
-    assert tree["posterior"]["weight"].dims == ("gene",)
+    posterior = tree["posterior"]
+    assert posterior["gene"].values.tolist()[-1] == "Ångström"
+    assert (posterior["day"].dtype.kind, posterior["weight"].dims) == ("M", ("gene",))
     assert tree["monitor"]["gene"].values.tolist() == ["g0", "g3", "g3"]
 
 
-def test_xarray_opens_single_groups_and_ignores_consolidation(path):
-    group = xr.open_zarr(path, group="posterior")
-    assert group["W"].shape[:2] == (CHAINS, DRAWS)
+def test_xarray_and_zarr_open_groups_and_ignore_consolidation(path):
+    assert xr.open_zarr(path, group="posterior")["W"].shape[:2] == (CHAINS, DRAWS)
     tree = xr.open_datatree(path, engine="zarr", consolidated=False)
-    xr.testing.assert_identical(
-        tree["posterior"].to_dataset().load(), open_run(path)["posterior"].to_dataset().load()
-    )
+    one, other = (own["posterior"].to_dataset().load() for own in (tree, open_run(path)))
+    xr.testing.assert_identical(one, other)
     assert set(tree["checkpoint"].to_dataset().dims) == {"checkpoint_slot", "checkpoint_byte"}
-
-
-def test_plain_zarr_walks_the_store_without_a_warning(path):
-    names = [name for name, _ in zarr.open_group(path, mode="r").members(max_depth=None)]
-    assert "posterior/W" in names
-    whole = zarr.open_group(path, mode="r", use_consolidated=False)
-    assert "checkpoint/state" in [name for name, _ in whole.members(max_depth=None)]
+    for name, options in (("posterior/W", {}), ("checkpoint/state", {"use_consolidated": False})):
+        group = zarr.open_group(path, mode="r", **options)
+        assert name in [own for own, _ in group.members(max_depth=None)]
 
 
 @pytest.mark.parametrize("source", ["store", "memory"])
@@ -71,8 +86,7 @@ def test_arviz_summarizes_the_statistics(path, source):
     else:
         stats, posterior = tree["sample_stats"].to_dataset(), tree["posterior"].to_dataset()
         assert float(az.ess(tree, group="sample_stats", var_names=["lp"])["lp"]) > 0
-    summary = az.summary(stats, var_names=["lp"])
-    lp = tree["sample_stats"]["lp"].values
+    summary, lp = az.summary(stats, var_names=["lp"]), tree["sample_stats"]["lp"].values
     assert float(summary.loc["lp", "mean"]) == pytest.approx(lp.mean(), rel=1e-2)
     assert float(az.ess(stats, var_names=["lp"])["lp"]) > 0
     assert np.isfinite(az.rhat(posterior, var_names=["W"])["W"]).all()
@@ -81,18 +95,15 @@ def test_arviz_summarizes_the_statistics(path, source):
 
 def test_a_running_store_opens_in_another_process_with_warnings_as_errors(tmp_path):
     path = tmp_path / "run.zarr"
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=3)
+    with RunStore.open(store_run(path, draws=3)) as store:
         store.write_draws(0, 3, np.ones((1, 7, 3)), np.ones((1, 5, 3)))
         code = f"""
 import xarray, sys
 tree = xarray.open_datatree({str(path)!r}, engine="zarr")
 print(int(tree["posterior"]["W"].notnull().all(["chain", "gene", "component"]).sum()))
 """
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "3", done.stderr
 
 
@@ -103,9 +114,8 @@ def test_every_array_is_plain_zarr_v3(path):
         document = json.loads(node.read_text())
         assert document["zarr_format"] == 3
         if document["node_type"] == "array":
-            assert document["data_type"] in {
-                *("string", "bool", "float32", "float64", "int64", "uint8"),
-            }
+            dtypes = {"string", "bool", "float32", "float64", "int64", "uint8"}
+            assert document["data_type"] in dtypes
             names = {codec["name"] for codec in document["codecs"]}
             assert names <= {"bytes", "vlen-utf8", "zstd", "crc32c"}
             assert "crc32c" in names or node.parent.name == "state"
@@ -115,14 +125,11 @@ def test_every_array_is_plain_zarr_v3(path):
 def test_nothing_in_the_store_is_a_pickle(path):
     files = [file for file in path.rglob("*") if file.is_file()]
     assert len(files) > 60
-    for file in files:
-        raw = file.read_bytes()
+    for raw in (file.read_bytes() for file in files):
         # Protocol 2 and later start with the opcode PROTO and end with STOP.
         assert not (raw[:1] == b"\x80" and raw[1:2] in b"\x02\x03\x04\x05" and raw[-1:] == b".")
-        assert b"numpy.core" not in raw
-        assert b"_reconstruct" not in raw
-        assert b'"object"' not in raw
-        assert b"pickle" not in raw
+        words = (b"numpy.core", b"_reconstruct", b'"object"', b"pickle")
+        assert not any(word in raw for word in words)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +148,135 @@ def test_labels_survive_the_store(tmp_path, labels):
     spec = RunSpec(shape=(3, 2, 1), chains=1, draws=1, coords={"row": labels})
     RunStore.create(tmp_path / "run.zarr", spec).close()
     found = xr.open_datatree(tmp_path / "run.zarr", engine="zarr")["posterior"]["row"].values
-    np.testing.assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])
+    assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])
+
+
+def test_an_opened_run_is_lazy(tmp_path):
+    def fail(dsk, keys, **kwargs):
+        raise AssertionError("something was computed")
+
+    path = store_run(tmp_path / "run.zarr", make_spec(has_coarse=True))
+    with dask.config.set(scheduler=fail):
+        tree = open_run(path)
+    for group in ("posterior", "posterior_coarse", "posterior_moments"):
+        for array in tree[group].data_vars.values():
+            assert dask.is_dask_collection(array.data) or array.name == "count"
+
+
+def test_a_tree_in_memory_shares_the_arrays():
+    sink = Sink(make_spec())
+    fill(sink, make_spec())
+    tree, again = sink.tree(), sink.tree()
+    validate(tree)
+    assert factor_dims(tree) == ("gene", "day")
+    for name in "WH":
+        assert np.shares_memory(tree["posterior"][name].values, again["posterior"][name].values)
+    assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "day")
+    short = {"W": np.ones((CHAINS, 4, I, K), "f4"), "H": np.ones((CHAINS, 4, J, K), "f4")}
+    broken_off = tree_of(make_spec(), {"posterior": short})
+    assert broken_off["posterior"]["draw"].values.tolist() == [1, 3, 5, 7]
+    none = xr.DataTree.from_dict({"a": xr.Dataset()})
+    refused(StoreFormatError, "no factors", factor_dims, none)
+
+
+def _naive(spec, function, chains=range(CHAINS)):
+    def mean(n, salt):
+        pairs = (zip(*factors(chain, 0, n, salt=salt), strict=True) for chain in chains)
+        values = [function(W, Ht.T) for own in pairs for W, Ht in own]
+        return np.mean(np.array(values, dtype="f8"), axis=0)
+
+    fine = mean(DRAWS, 0)
+    return 2 * fine - mean(DRAWS // 2, 1) if spec.has_coarse else fine
+
+
+FUNCTIONS = {
+    "matrix": lambda W, H: W @ H,
+    "scalar": lambda W, H: float(np.sum(W) ** 2),
+    "vector": lambda W, H: H.max(axis=1),
+}
+
+
+@pairwise(name=[*FUNCTIONS], coarse=[True, False], chain=[None, 1])
+def test_expectation_is_the_mean_over_draws_extrapolated(
+    tmp_path, name, coarse, chain, monkeypatch
+):
+    spec, function = make_spec(has_coarse=coarse), FUNCTIONS[name]
+    expected = _naive(spec, function, range(CHAINS) if chain is None else [chain])
+    # Three draws at a time, so that the blocks do not divide the run.
+    monkeypatch.setattr("daskfactor.results.trace._READ_BYTES", 3 * (I + J) * K * 4)
+    for trace in (memory_tree(spec), store_run(tmp_path / "run.zarr", spec)):
+        assert_allclose(expectation(trace, function, chain=chain), expected, rtol=1e-5)
+
+
+def test_richardson_romberg_removes_a_bias_linear_in_the_step():
+    step, half = 0.1, DRAWS // 2
+    W, H = np.ones((CHAINS, DRAWS, I, K), "f4"), np.ones((CHAINS, DRAWS, J, K), "f4")
+    fine, coarse = {"W": W + step / 2, "H": H}, {"W": (W + step)[:, :half], "H": H[:, :half]}
+    arrays = {"posterior": fine, "posterior_coarse": coarse}
+    tree = tree_of(make_spec(has_coarse=True), arrays)
+    assert_allclose(expectation(tree, lambda W, H: W), np.ones((I, K)), rtol=1e-6)
+
+
+def test_expectation_says_what_is_missing(tmp_path):
+    path, moments = tmp_path / "run.zarr", memory_tree(make_spec(keep="moments"))
+    RunStore.create(path, make_spec()).close()
+    for match, trace, options in (
+        ("no chain 5", memory_tree(make_spec()), {"chain": 5}),
+        ("moments only", moments, {}),
+        ("no draws yet", path, {}),
+    ):
+        refused(OptionError, match, expectation, trace, lambda W, H: W, **options)
+
+
+def test_every_name_has_one_that_a_store_takes(tmp_path):
+    names = ["a/b", "a_b", "a\\b", "", "_", "..", "zarr.json", "a\0b", "é" * 300, "day [UTC]"]
+    found = storable_names(names)
+    assert (list(found), len(set(found.values()))) == (names, len(names))
+    assert [name for name in names if found[name] == name] == ["a_b", "_", "day [UTC]"]
+    assert (found["a/b"], found["a\\b"]) == ("a_b_", "a_b__")
+    for name in found.values():
+        (tmp_path / name).mkdir()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        list("abcdefg"),
+        np.array(list("abcdefg"), dtype=object),
+        pd.Index(list("abcdefg")),
+        pd.Categorical(list("abcabca")),
+        *(np.arange(I), np.linspace(0, 1, I), np.arange(I) % 2 == 0),
+        pd.date_range("2024-01-01", periods=I),
+    ],
+)
+def test_any_common_labels_are_taken(labels):
+    spec = make_spec(coords={"gene": np.asarray(labels)})
+    assert spec.labels["gene"].dtype.kind in "UifMb"
+    assert spec.labels["gene"].values.tolist() == pd.Index(np.asarray(labels)).values.tolist()
+    for first in ({}, 1):
+        wrong = np.array([first, *"bcdefg"], dtype=object)
+        refused(DataError, "labels of dtype object", make_spec, coords={"gene": wrong})
+
+
+@given(
+    shape=st.tuples(st.integers(1, 10**7), st.integers(1, 10**5), st.integers(1, 500)),
+    draws=st.integers(0, 10**5),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_chunks_are_neither_large_nor_many(shape, draws, dtype):
+    spec = RunSpec(shape=shape, chains=2, draws=draws, dtype=dtype, has_coarse=True)
+    for layout in layouts(spec).values():
+        assert int(np.prod(layout.chunks)) * layout.dtype.itemsize <= CHUNK_BYTES
+        if "chain" in layout.dims and 0 not in layout.shape:
+            whole = int(np.prod(layout.shape[1:])) * layout.dtype.itemsize
+            pieces = np.prod([-(-n // c) for n, c in zip(layout.shape, layout.chunks, strict=True)])
+            assert pieces <= 2 * (1 + 4 * whole / CHUNK_BYTES)
+    for layout in layouts(make_spec()).values():  # a small run is one chunk per chain
+        sizes = zip(layout.dims, layout.shape, strict=True)
+        assert layout.chunks == tuple(1 if dim == "chain" else size for dim, size in sizes)
+
+
+def test_the_registry_names_each_variable_once():
+    names = [(variable.group, variable.name) for variable in REGISTRY]
+    assert len(names) == len(set(names))
+    assert all(variable.doc for variable in REGISTRY)

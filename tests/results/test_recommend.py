@@ -8,17 +8,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.data.storage import ArrayFile
 from daskfactor.errors import DataError, OptionError
-from daskfactor.kernels import ranking as kernels
 from daskfactor.results import ranking
 from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
 from tests.fake_run import drawn_tree
+from tests.pairwise import pairwise
 from tests.random_sparse import random_array
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -28,22 +30,17 @@ ITEMS = [f"film {j}" for j in range(J)]
 
 def made(signed=False, weights=None, dtype="f4"):
     """A trace whose draws are about their means, or have weights as particles do."""
-    rng = np.random.default_rng(5)
-    W, H = rng.gamma(1, 1, (I, K)), rng.gamma(1, 1, (J, K))
-    if signed:
-        W, H = W - 1, H - 1
-    shape = CHAINS, DRAWS
-    W, H = (
-        (
-            F + 0.4 * F * rng.standard_normal((*shape, *F.shape))
-            if signed
-            else F * rng.gamma(4, 0.25, (*shape, *F.shape))
-        ).astype(dtype)
-        for F in (W, H)
-    )
-    tree = drawn_tree(W, H.transpose(0, 1, 3, 2), ("user", "item"), component=range(K), item=ITEMS)
+    rng, dims = np.random.default_rng(5), ("chain", "draw")
+    W, H = rng.gamma(1, 1, (I, K)) - signed, rng.gamma(1, 1, (J, K)) - signed
+
+    def spread(F):
+        shape = CHAINS, DRAWS, *F.shape
+        by = 1 + 0.4 * rng.standard_normal(shape) if signed else rng.gamma(4, 0.25, shape)
+        return (F * by).astype(dtype)
+
+    W, H = spread(W), spread(H).transpose(0, 1, 3, 2)
+    tree = drawn_tree(W, H, ("user", "item"), component=range(K), item=ITEMS)
     if weights is not None:
-        dims = ("chain", "draw")
         at = {name: tree["posterior"][name] for name in dims}
         tree["sample_stats"] = xr.DataTree(xr.Dataset({"weight": (dims, weights)}, at))
     tree.attrs = {"model": json.dumps(dfac.GaussianMF(K).to_dict()), "dispersion": 1.0}
@@ -58,11 +55,11 @@ def masses():
 
 def brute(trace, by, weights=None):
     """Scores of all cells, (I, J), in double precision."""
-    W, H = (trace["posterior"][name].values.astype("f8") for name in ("W", "H"))
+    W, H = (trace["posterior"][name].values.astype("f8") for name in "WH")
     mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])
     w = np.full(len(mu), 1 / len(mu)) if weights is None else weights.reshape(-1)
     if by == "mean":
-        return np.einsum("d,dij->ij", w, mu)
+        return np.tensordot(w, mu, 1)
     level = {"lower": 0.05, "upper": 0.95}[by]
     if weights is None:
         return np.quantile(mu, level, axis=0)
@@ -73,17 +70,15 @@ def best_of(score, n):
     return np.argsort(-score, axis=1, kind="stable")[:, :n]
 
 
-@pytest.mark.parametrize("by", ["mean", "lower", "upper"])
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@pairwise(by=["mean", "lower", "upper"], signed=[False, True], weighted=[False, True])
 def test_the_best_are_those_of_all_cells(by, signed, weighted):
     weights = masses() if weighted else None
     trace = made(signed, weights)
     score, found = brute(trace, by, weights), dfac.recommend(trace, n=7, by=by)
     best = best_of(score, 7)
-    np.testing.assert_array_equal(found["position"], best)
-    np.testing.assert_array_equal(found["item"], np.array(ITEMS)[best])
-    np.testing.assert_allclose(found[by], np.take_along_axis(score, best, 1), rtol=1e-12)
+    assert_array_equal(found["position"], best)
+    assert_array_equal(found["item"], np.array(ITEMS)[best])
+    assert_allclose(found[by], np.take_along_axis(score, best, 1), rtol=1e-12)
     assert found.sizes == {"user": I, "rank": 7}
     assert found.attrs["looked_at"] < I * J or by != "mean"
 
@@ -95,7 +90,7 @@ def test_figures_are_those_of_predict(weighted):
     for at, user in enumerate((3, 8)):
         cells = dfac.predict(trace, [user], found["item"].values[at], of="mean", interval=0.8)
         for name in ("mean", "sd", "lower", "upper"):
-            np.testing.assert_allclose(found[name][at], cells[name][0], rtol=2e-5)
+            assert_allclose(found[name][at], cells[name][0], rtol=2e-5)
 
 
 def stack_of(values, file, step=10**6):
@@ -112,25 +107,16 @@ def searched():
     rng = np.random.default_rng(3)
     W, H = rng.gamma(1, 1, (2, 12, 70, 2)).astype("f4")
     H[:, 11] = H[:, 4]  # equal scores: the first one is better
+    weights, levels = np.full(12, 1 / 12), (0.05, 0.95)
+    none = np.zeros(71, np.int64), np.zeros(0, np.int64)
 
     def search(step, budget, sizes):
         file = ArrayFile(budget=budget)
         stacks = [stack_of(F.transpose(1, 0, 2), file, step) for F in (W, H)]
-        weights = np.full(12, 1 / 12)
-        none = np.zeros(71, np.int64), np.zeros(0, np.int64)
-        asked = Search(
-            score_of("mean", (0.05, 0.95), weights, True),
-            5,
-            (0.05, 0.95),
-            weights,
-            *none,
-            2,
-            lambda done: None,
-            sizes,
-            sizes,
-        )
+        score = score_of("mean", levels, weights, True)
+        given = score, 5, levels, weights, *none, 2, lambda done: None, sizes, sizes
         with closing(file):
-            return asked.run(stacks[0], stacks[1], file)
+            return Search(*given).run(stacks[0], stacks[1], file)
 
     return search
 
@@ -146,24 +132,22 @@ def test_blocks_do_not_matter(searched, monkeypatch):
     monkeypatch.setattr(ranking, "TILE", 5)
     for step, budget, sizes in itertools.product((1, 5), (0, 3000), (1, 2000)):
         found = searched(step, budget, sizes)
-        np.testing.assert_array_equal(found.columns, whole.columns)
-        np.testing.assert_array_equal(found.figures, whole.figures)
+        assert_array_equal(found.columns, whole.columns)
+        assert_array_equal(found.figures, whole.figures)
 
 
 @pytest.mark.parametrize("by", ["mean", "lower", "upper"])
 @pytest.mark.parametrize("signed", [False, True])
 def test_no_score_is_above_its_bound(by, signed):
-    trace = made(signed)
-    W, H = (trace["posterior"][name].values for name in ("W", "H"))
-    flat = (F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2) for F in (W, H.transpose(0, 1, 3, 2)))
-    sides = [stack_of(F, ArrayFile(budget=2**30)) for F in flat]
-    weights = np.full(CHAINS * DRAWS, 1 / (CHAINS * DRAWS))
+    trace, n = made(signed), CHAINS * DRAWS
+    W, H = trace["posterior"]["W"].values, trace["posterior"]["H"].values.transpose(0, 1, 3, 2)
+    flat = (F.reshape(-1, *F.shape[2:]).transpose(1, 0, 2) for F in (W, H))
+    sides, weights = tuple(stack_of(F, ArrayFile(budget=2**30)) for F in flat), np.full(n, 1 / n)
     score = score_of(by, (0.05, 0.95), weights, not signed)
-    P = np.linalg.qr(np.random.default_rng(0).standard_normal((K * CHAINS * DRAWS, 4)))[0]
-    for directions in (ranking.basis((sides[0], sides[1]), np.sqrt(weights)), P):
-        row, column = (
-            ranking.shortened(side, directions, weights, score.sd_factor > 0) for side in sides
-        )
+    P = np.linalg.qr(np.random.default_rng(0).standard_normal((K * n, 4)))[0]
+    for directions in (ranking.basis(sides, np.sqrt(weights)), P):
+        given = directions, weights, score.sd_factor > 0
+        row, column = (ranking.shortened(side, *given) for side in sides)
         of_rows, of_columns = ranking.bounding(row, column, score)
         assert (of_rows @ of_columns.T >= brute(trace, by)).all()
 
@@ -178,43 +162,22 @@ def test_quantiles_are_bounded_by_means_and_spreads_of_any_draws():
             assert np.quantile(mu, score.level) <= bound + 1e-12
 
 
-def test_quantiles_are_those_of_predictions():
-    rng = np.random.default_rng(2)
-    for count, level in itertools.product((1, 2, 9, 40), (0.01, 0.05, 0.5, 0.95)):
-        mu, order = rng.standard_normal(count), np.empty(count, np.int64)
-        w = rng.gamma(0.4, 1, count)
-        w /= w.sum()
-        equal = np.full(count, 1 / count)
-        own = kernels.quantile_of(mu.copy(), equal, level, True, order)
-        assert own == pytest.approx(np.quantile(mu, level), rel=1e-12)
-        for masses_, wanted in ((equal, np.quantile(mu, level)), (w, None)):
-            if wanted is None:
-                wanted = weighted_quantiles(mu[:, None], w, (level,))[0, 0]
-            found = kernels.quantile_of(mu.copy(), masses_, level, False, order)
-            assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-
-
 SEEN = random_array((I, J), density=0.3, rng=np.random.default_rng(1), format="csr")
 
 
 def excluded(kind, tmp_path):
-    coo = SEEN.tocoo()
-    if kind == "sparse":
-        return SEEN
+    (rows, columns), stars = SEEN.tocoo().coords, SEEN.tocoo().data
     if kind == "dense":
         dense = np.full(SEEN.shape, np.nan)
-        dense[coo.coords] = 0.0
+        dense[rows, columns] = 0.0
         return dense
     if kind == "blocks":
         return dfac.as_blocks(SEEN, 3, unstored="zero", balance=True, allow_empty=True)
-    items = np.array(ITEMS)[coo.coords[1]]
-    table = pd.DataFrame({"user": coo.coords[0], "item": items, "stars": coo.data})
+    table = pd.DataFrame({"user": rows, "item": np.array(ITEMS)[columns], "stars": stars})
     table = table.sample(frac=1, random_state=0)
     table = pd.concat([table, table.head(1).assign(item="unheard of")])
-    if kind == "table":
-        return table
     table.to_csv(tmp_path / "seen.csv", index=False)
-    return str(tmp_path / "seen.csv")
+    return {"sparse": SEEN, "table": table, "file": str(tmp_path / "seen.csv")}[kind]
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense", "blocks", "table", "file"])
@@ -224,10 +187,10 @@ def test_what_was_seen_is_left_out(kind, tmp_path):
     score = brute(trace, "mean")
     score[SEEN.toarray() > 0] = -np.inf
     found = dfac.recommend(trace, n=6, exclude=excluded(kind, tmp_path))
-    np.testing.assert_array_equal(found["position"], best_of(score, 6))
+    assert_array_equal(found["position"], best_of(score, 6))
     some = dfac.recommend(trace, [40, 7], 6, columns=ITEMS[10:70], exclude=excluded(kind, tmp_path))
     own = score[[40, 7], 10:70]
-    np.testing.assert_array_equal(some["position"], best_of(own, 6) + 10)
+    assert_array_equal(some["position"], best_of(own, 6) + 10)
 
 
 def test_a_row_with_few_columns_left():
@@ -244,35 +207,31 @@ def test_a_row_with_few_columns_left():
 def test_points_new_rows_and_stores(tmp_path):
     V = np.random.default_rng(0).poisson(3, (20, 15)).astype("f4")
     V[np.random.default_rng(1).random(V.shape) < 0.3] = np.nan
-    run = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
-    store = str(tmp_path / "run.zarr")
-    trace = dfac.sample(V, dfac.GaussianMF(2), store=store, **run)
+    quiet, store = {"random_seed": 0, "progressbar": False}, str(tmp_path / "run.zarr")
+    trace = dfac.sample(V, dfac.GaussianMF(2), store=store, draws=4, tune=4, **quiet)
     score = brute(trace, "mean")
-    np.testing.assert_array_equal(dfac.recommend(store, n=3)["position"], best_of(score, 3))
+    assert_array_equal(dfac.recommend(store, n=3)["position"], best_of(score, 3))
     score[~np.isnan(V)] = -np.inf
     unseen = dfac.recommend(store, 4, 3, exclude="seen")
-    np.testing.assert_array_equal(unseen["position"], best_of(score[4:5], 3))
+    assert_array_equal(unseen["position"], best_of(score[4:5], 3))
 
-    point = dfac.optimize(V, dfac.TweedieNMF(2), random_seed=0, progressbar=False)
-    found = dfac.recommend(point, n=3)
-    mean = (point["W"] @ point["H"]).values.astype("f8")
-    np.testing.assert_allclose(found["mean"], -np.sort(-mean)[:, :3], rtol=1e-6)
+    point = dfac.optimize(V, dfac.TweedieNMF(2), **quiet)
+    found, mean = dfac.recommend(point, n=3), (point["W"] @ point["H"]).values.astype("f8")
+    assert_allclose(found["mean"], -np.sort(-mean)[:, :3], rtol=1e-6)
     assert (found["sd"].values < 1e-6).all()
 
     new = trace["posterior"]["W"].isel(row=[3, 5], draw=[1, 3]).assign_coords(row=["x", "y"])
     found = dfac.recommend(trace, new, 3)
     mu = new.values.astype("f8") @ trace["posterior"]["H"].values[:, [1, 3]].astype("f8")
-    np.testing.assert_array_equal(found["position"], best_of(mu.mean(axis=(0, 1)), 3))
+    assert_array_equal(found["position"], best_of(mu.mean(axis=(0, 1)), 3))
     assert found["row"].values.tolist() == ["x", "y"]
-    drawn = dfac.transform(point, V[:2], draws=3, random_seed=0, progressbar=False)
-    found = dfac.recommend(point, drawn, 2)
+    drawn = dfac.transform(point, V[:2], draws=3, **quiet)
     mean = drawn.mean(("chain", "draw")).values @ point["H"].values
-    np.testing.assert_array_equal(found["position"], best_of(mean, 2))
+    assert_array_equal(dfac.recommend(point, drawn, 2)["position"], best_of(mean, 2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_options():
+    for options, message in (
         ({"n": 0}, "n must be a whole number of at least 1"),
         ({"by": "sd"}, 'by must be "mean", "lower" or "upper", got .sd'),
         ({"interval": 1}, "interval must lie strictly between"),
@@ -281,38 +240,29 @@ def test_points_new_rows_and_stores(tmp_path):
         ({"exclude": np.ones((I, J))}, "exclude observes every cell"),
         ({"exclude": sparse.csr_array(np.eye(3))}, "exclude is 3 x 3, and the run is 60 x 90"),
         ({"rows": xr.DataArray(np.ones((2, K)), dims=("user", "component"))}, "are a point"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises((OptionError, DataError), match=message):
-        dfac.recommend(made(), **options)
-
-
-def test_labels_that_have_nothing_in_common_are_refused():
-    table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
-    with pytest.raises(DataError, match=r"none of the columns of exclude .* it has 'a', ..., the"):
-        dfac.recommend(made(), exclude=dfac.as_blocks(table, table=True, unstored="missing"))
+    ):
+        refused((OptionError, DataError), message, dfac.recommend, made(), **options)
 
 
 def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():
-    rng = np.random.default_rng(4)
     coords = {"lat": [10, 20, 30, 40], "lon": [1.0, 2.0, 3.0]}
-    maps = xr.DataArray(rng.normal(size=(6, 4, 3)), coords, ("time", "lat", "lon"))
+    values = np.random.default_rng(4).normal(size=(6, 4, 3))
+    maps = xr.DataArray(values, coords, ("time", "lat", "lon"))
     options = {"draws": 3, "tune": 3, "random_seed": 0, "progressbar": False}
     seen = maps.where((maps["lat"] == 10) & (maps["lon"] == 1.0))
     stacked = seen.stack(place=("lat", "lon"))
-    names = {"model": dfac.GaussianMF(2), **options}
-    for trace in (
-        dfac.sample(maps, rows="time", **names),
-        dfac.sample(maps.stack(place=("lat", "lon")), **names),
-    ):
+    other = stacked.reset_index("place").assign_coords(place=range(12))
+    for data, rows in ((maps, "time"), (maps.stack(place=("lat", "lon")), None)):
+        trace = dfac.sample(data, dfac.GaussianMF(2), rows=rows, **options)
         for exclude in (stacked, stacked[:, ::-1], seen.stack(place=("lon", "lat"))):
             found = dfac.recommend(trace, n=12, exclude=exclude)["position"].values
             assert 0 not in found
             assert 11 in found
             one = dfac.recommend(trace, rows=[2], columns=[0, 11], n=2, exclude=exclude)
-            np.testing.assert_array_equal(one["position"].values, [[11, -1]])
-        with pytest.raises(DataError, match="none of the columns of exclude"):
-            dfac.recommend(
-                trace, exclude=stacked.reset_index("place").assign_coords(place=range(12))
-            )
+            assert_array_equal(one["position"].values, [[11, -1]])
+        match = "none of the columns of exclude"
+        refused(DataError, match, dfac.recommend, trace, exclude=other)
+    table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
+    table = dfac.as_blocks(table, table=True, unstored="missing")
+    match = r"none of the columns of exclude .* it has 'a', ..., the"
+    refused(DataError, match, dfac.recommend, made(), exclude=table)

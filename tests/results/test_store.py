@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse
 import xarray as xr
 import zarr
+from numpy.testing import assert_array_equal
 
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
@@ -17,6 +18,7 @@ from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.results.zarr_stores import DurableStore
+from tests.refusals import refused
 from tests.results.runs import (
     CHAINS,
     DRAWS,
@@ -31,8 +33,8 @@ from tests.results.runs import (
     put_moments,
     stats,
     store_run,
+    validate,
 )
-from tests.results.validation import validate
 from tests.results.writer import killed_at, open_and_wait, start
 
 pytestmark = pytest.mark.libraries
@@ -43,19 +45,21 @@ def path(tmp_path):
     return tmp_path / "run.zarr"
 
 
+def plain(path):
+    """The store as xarray opens it."""
+    return xr.open_datatree(path, engine="zarr")
+
+
 @pytest.mark.parametrize("keep", ["draws", "moments"])
 @pytest.mark.parametrize("observed", [True, False])
 def test_a_store_gives_back_the_tree_of_the_same_run_in_memory(path, keep, observed):
     V = np.arange(35.0).reshape(7, 5)
     V[2, 3] = np.nan
     spec = make_spec(keep=keep, has_coarse=keep == "draws", observed=V if observed else None)
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
-        tree = store.tree()
+    tree = open_run(store_run(path, spec))
     validate(tree)
     assert_same_tree(tree, memory_tree(spec))
-    assert tree.attrs == memory_tree(spec).attrs
-    assert tree["constant_data"]["dispersion"] == 1.0
+    assert (tree.attrs, tree["constant_data"]["dispersion"]) == (memory_tree(spec).attrs, 1.0)
 
 
 def test_an_empty_store_opens_with_nan_and_no_draws(path):
@@ -63,56 +67,45 @@ def test_an_empty_store_opens_with_nan_and_no_draws(path):
     with RunStore.create(path, spec) as store:
         assert store.committed.draws == (0, 0)
         assert store.tree()["posterior"].sizes["draw"] == 0
-    plain = xr.open_datatree(path, engine="zarr")
-    assert plain["posterior"]["W"].shape == (CHAINS, DRAWS, I, K)
-    assert bool(plain["posterior"]["W"].isnull().all())
-    assert plain["posterior"]["draw"].values.tolist() == spec.cycles.tolist()
+    posterior = plain(path)["posterior"]
+    assert posterior["W"].shape == (CHAINS, DRAWS, I, K)
+    assert bool(posterior["W"].isnull().all())
+    assert posterior["draw"].values.tolist() == spec.cycles.tolist()
     assert "posterior_moments" not in open_run(path).children
 
 
 def test_draws_exist_only_once_committed(path):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=4)
+    with RunStore.open(store_run(path, draws=4)) as store:
         for chain in range(CHAINS):
             store.write_draws(chain, 4, *factors(chain, 4, 3))
             store.write_stats(chain, 4, stats(chain, 4, 3))
         assert open_run(path)["posterior"].sizes["draw"] == 4
         store.checkpoint({}, {"draws": 7})
-        tree = open_run(path)
+    tree = open_run(path)
     assert tree["posterior"].sizes["draw"] == 7
     for chain in range(CHAINS):
-        np.testing.assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 7)[0])
-        np.testing.assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 7)["lp"])
-    assert np.isnan(xr.open_datatree(path, engine="zarr")["posterior"]["W"][:, 7:]).all()
+        assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 7)[0])
+        assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 7)["lp"])
+    assert np.isnan(plain(path)["posterior"]["W"][:, 7:]).all()
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 10])
 def test_chunks_that_do_not_match_the_writes_change_nothing(path, size, monkeypatch):
+    """And the writer may reuse its arrays."""
     monkeypatch.setattr("daskfactor.results.schema.CHUNK_BYTES", 4 * I * K * 4)
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
+    with RunStore.create(path, make_spec()) as store:
         assert zarr.open_array(path, path="posterior/W", mode="r").chunks[1] == 4
         for start in range(0, DRAWS, size):
             n = min(size, DRAWS - start)
-            store.write_draws(1, start, *factors(1, start, n))
+            W, Ht = factors(1, start, n)
+            store.write_draws(1, start, W, Ht)
+            W[:], Ht[:] = -1, -1
             store.checkpoint({}, {"draws": [0, start + n]})
-    tree = open_run(path)
-    assert tree["posterior"]["chain"].values.tolist() == [1]
-    np.testing.assert_array_equal(tree["posterior"]["W"][0], factors(1, 0, DRAWS)[0])
-    np.testing.assert_array_equal(
-        tree["posterior"]["H"][0], factors(1, 0, DRAWS)[1].transpose(0, 2, 1)
-    )
-
-
-def test_the_writer_may_reuse_its_arrays(path):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        W, Ht = factors(0, 0, 1)
-        store.write_draws(0, 0, W, Ht)
-        W[:], Ht[:] = -1, -1
-        store.checkpoint({}, {"draws": [1, 0]})
-        np.testing.assert_array_equal(store.tree()["posterior"]["W"][0], factors(0, 0, 1)[0])
+    posterior = open_run(path)["posterior"]
+    assert posterior["chain"].values.tolist() == [1]
+    W, Ht = factors(1, 0, DRAWS)
+    assert_array_equal(posterior["W"][0], W)
+    assert_array_equal(posterior["H"][0], Ht.transpose(0, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -120,15 +113,12 @@ def test_the_writer_may_reuse_its_arrays(path):
     [([10, 10], 10, [0, 1]), ([10, 3], 10, [0]), ([6, 4], 4, [0, 1]), ([0, 7], 7, [1])],
 )
 def test_chains_of_different_lengths_give_the_largest_rectangle(path, draws, length, chains):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
+    with RunStore.open(store_run(path)) as store:
         store.checkpoint({}, {"draws": draws})
         tree = store.tree()
     assert tree["posterior"].sizes["draw"] == length
-    assert tree["posterior"]["chain"].values.tolist() == chains
-    assert tree["sample_stats"]["chain"].values.tolist() == chains
-    assert tree["monitor"]["chain"].values.tolist() == chains
+    for group in ("posterior", "sample_stats", "monitor"):
+        assert tree[group]["chain"].values.tolist() == chains
 
 
 def test_the_plan_is_read_back(path):
@@ -137,17 +127,16 @@ def test_the_plan_is_read_back(path):
     found = RunStore.open(path)
     for name in ("chains", "draws", "warmup_draws"):
         assert getattr(found, name) == getattr(spec, name)
-    rows, columns = found.cells
-    np.testing.assert_array_equal(rows, spec.monitor_rows)
-    np.testing.assert_array_equal(columns, spec.monitor_columns)
+    assert_array_equal(found.cells, [spec.monitor_rows, spec.monitor_columns])
     xr.testing.assert_equal(
-        xr.open_datatree(path, engine="zarr")["posterior"].to_dataset()[["gene", "day", "weight"]],
+        plain(path)["posterior"].to_dataset()[["gene", "day", "weight"]],
         spec.labels.reset_coords("weight").set_coords("weight"),
     )
     assert {name: found.attrs[name] for name in spec.attrs} == spec.attrs
 
 
-def test_a_checkpoint_comes_back_bit_for_bit(path):
+def test_checkpoints_come_back_bit_for_bit_and_may_grow_and_shrink(path):
+    rng = np.random.default_rng(0)
     arrays = {
         "W": np.array([[np.nan, -0.0], [np.inf, 1e-40]], dtype="f4"),
         "empty": np.zeros((0, 3)),
@@ -157,14 +146,19 @@ def test_a_checkpoint_comes_back_bit_for_bit(path):
     }
     meta = {"draws": 0, "cycle": np.int64(12), "key": [1, 2**63], "step": 0.1, "none": None}
     with RunStore.create(path, make_spec()) as store:
+        for size in (10, 5_000, 40_000, 7):
+            more = {"a": rng.random(size), "b": rng.random(size // 2)}
+            store.checkpoint(more, {"draws": 0, "size": size})
+            found, told = store.load_checkpoint()
+            assert told["size"] == size
+            assert all(found[name].tobytes() == own.tobytes() for name, own in more.items())
         store.checkpoint(arrays, meta)
     with RunStore.open(path) as store:
         kept, told = store.load_checkpoint()
         found = dict(kept)
     assert list(found) == list(arrays)
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        assert found[name].shape == array.shape
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
         assert found[name].tobytes() == array.tobytes()
     assert told == {**meta, "cycle": 12}
 
@@ -179,9 +173,8 @@ def test_a_checkpoint_comes_back_bit_for_bit(path):
 )
 def test_attributes_are_what_json_makes_of_them(path, given, kept):
     spec = make_spec(attrs={"more": given})
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
-    assert open_run(path).attrs["more"] == memory_tree(spec).attrs["more"] == kept
+    found = open_run(store_run(path, spec))
+    assert found.attrs["more"] == memory_tree(spec).attrs["more"] == kept
 
 
 @pytest.mark.parametrize(
@@ -190,44 +183,32 @@ def test_attributes_are_what_json_makes_of_them(path, given, kept):
 )
 def test_attributes_that_json_does_not_have_are_refused(path, value, match):
     with RunStore.create(path, make_spec()) as store:
-        with pytest.raises(OptionError, match=f"must be text, numbers.*{match}"):
-            store.update_attrs({"more": value})
-        with pytest.raises(OptionError, match=match):
-            store.checkpoint({}, {"draws": 0, "more": value})
+        text = f"must be text, numbers.*{match}"
+        refused(OptionError, text, store.update_attrs, {"more": value})
+        refused(OptionError, match, store.checkpoint, {}, {"draws": 0, "more": value})
     assert "more" not in open_run(path).attrs
 
 
-def test_checkpoints_may_grow_and_shrink(path):
-    rng = np.random.default_rng(0)
-    with RunStore.create(path, make_spec()) as store:
-        for size in (10, 5_000, 40_000, 7):
-            arrays = {"a": rng.random(size), "b": rng.random(size // 2)}
-            store.checkpoint(arrays, {"draws": 0, "size": size})
-            found, meta = store.load_checkpoint()
-            assert meta["size"] == size
-            assert all(found[name].tobytes() == arrays[name].tobytes() for name in arrays)
-
-
-def _flip(file, at):
+def flip(file, at):
+    """Change one bit of a file, and return what is there now."""
     raw = bytearray(file.read_bytes())
-    raw[at] ^= 1
+    raw[at] ^= 4
     file.write_bytes(raw)
+    return bytes(raw)
 
 
-def _cut(file, at):
-    file.write_bytes(file.read_bytes()[:at])
-
-
-def _remove(file, at):
-    del at
-    file.unlink()
-
-
-@pytest.mark.parametrize("damage", [_flip, _cut, _remove])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        lambda file, at: file.write_bytes(file.read_bytes()[:at]),
+        lambda file, _: file.unlink(),
+    ],
+    ids=["flip", "cut", "remove"],
+)
 def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=2)
+    with RunStore.create(path, make_spec()) as store:
+        fill(store, make_spec(), draws=2)
         store.checkpoint({"a": np.arange(9)}, {"draws": 2, "turn": 0})
         store.checkpoint({"a": np.arange(9) + 1}, {"draws": 3, "turn": 1})
     files = [path / "checkpoint" / "state" / f"{slot}.npz" for slot in (0, 1)]
@@ -235,7 +216,7 @@ def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
     with RunStore.open(path) as store:
         arrays, meta = store.load_checkpoint()
         assert meta["turn"] == 0
-        np.testing.assert_array_equal(arrays["a"], np.arange(9))
+        assert_array_equal(arrays["a"], np.arange(9))
         assert store.committed.draws == (2, 2)
         # The next checkpoint replaces the damaged one, not the one that is left.
         store.checkpoint({"a": np.arange(3)}, {"draws": 3, "turn": 2})
@@ -244,28 +225,15 @@ def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
     with RunStore.open(path) as store:
         assert store.load_checkpoint()[1]["turn"] == 0
     damage(files[1], 150)
-    with (
-        RunStore.open(path) as store,
-        pytest.raises(StoreFormatError, match=r"no checkpoint .* is whole .*0\.npz.*1\.npz"),
-    ):
-        store.load_checkpoint()
-
-
-def test_no_checkpoint_is_said_to_be_missing(path):
-    with (
-        RunStore.create(path, make_spec()) as store,
-        pytest.raises(StoreFormatError, match="holds no checkpoint"),
-    ):
-        store.load_checkpoint()
+    with RunStore.open(path) as store:
+        match = r"no checkpoint .* is whole .*0\.npz.*1\.npz"
+        refused(StoreFormatError, match, store.load_checkpoint)
 
 
 @pytest.mark.parametrize(
     ("arrays", "meta"),
     [
-        ({}, {}),
-        ({}, {"draws": -1}),
-        ({}, {"draws": [1]}),
-        ({}, {"draws": 2.5}),
+        *(({}, meta) for meta in ({}, {"draws": -1}, {"draws": [1]}, {"draws": 2.5})),
         ({}, {"draws": DRAWS + 1}),
         ({"a": np.array([None])}, {"draws": 0}),
         ({"a": np.array(["text"])}, {"draws": 0}),
@@ -276,23 +244,20 @@ def test_checkpoints_that_cannot_be_kept_are_refused(path, arrays, meta):
         with pytest.raises(OptionError):
             store.checkpoint(arrays, meta)
         assert store.committed.draws == (0, 0)
+        refused(StoreFormatError, "holds no checkpoint", store.load_checkpoint)
 
 
-def test_moments_cut_short_are_not_shown(path, monkeypatch):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
+def test_moments_cut_short_are_not_shown(path):
+    with RunStore.open(store_run(path)) as store:
         assert "posterior_moments" in open_run(path).children
         with pytest.raises(TypeError):
             put_moments(store, MOMENTS, 0, {"W_mean": object()}, 5)
-        counts = open_run(path)["posterior_moments"]["count"].values
-        assert counts.tolist() == [0, DRAWS]
+        assert open_run(path)["posterior_moments"]["count"].values.tolist() == [0, DRAWS]
 
 
 def test_extension_keeps_draws_and_makes_room(path):
-    spec = make_spec(has_coarse=True)
-    with RunStore.create(path, spec) as store:
-        fill(store, spec)
+    with RunStore.open(store_run(path, make_spec(has_coarse=True))) as store:
+        refused(OptionError, "cannot shorten", store.extend, np.arange(DRAWS - 1))
         store.extend(np.arange(1, 4 * DRAWS + 2, 2))
     with RunStore.open(path) as store:
         assert store.draws == 2 * DRAWS + 1
@@ -300,22 +265,13 @@ def test_extension_keeps_draws_and_makes_room(path):
         store.write_draws(0, DRAWS // 2, *factors(0, 5, 1, salt=1), group="posterior_coarse")
         store.checkpoint({}, {"draws": [DRAWS + 3, 0]})
         tree = store.tree()
-    np.testing.assert_array_equal(tree["posterior"]["W"][0], factors(0, 0, DRAWS + 3)[0])
-    np.testing.assert_array_equal(tree["posterior_coarse"]["W"][0], factors(0, 0, 6, salt=1)[0])
-    plain = xr.open_datatree(path, engine="zarr")
-    assert plain["posterior"]["draw"].values.tolist() == list(range(1, 43, 2))
-    assert plain["posterior_coarse"]["draw"].values.tolist() == list(range(3, 43, 4))
-    assert plain["sample_stats"]["lp"].shape == (CHAINS, 2 * DRAWS + 1)
-    assert plain["posterior_moments"]["W_mean"].shape == (CHAINS, I, K)
-
-
-def test_extension_takes_cycle_numbers_and_refuses_to_shorten(path):
-    with RunStore.create(path, make_spec()) as store:
-        with pytest.raises(OptionError, match="cannot shorten"):
-            store.extend(np.arange(DRAWS - 1))
-        store.extend(np.arange(DRAWS + 2) * 5)
-        found = xr.open_datatree(path, engine="zarr")["posterior"]["draw"]
-        np.testing.assert_array_equal(found, np.arange(DRAWS + 2) * 5)
+    assert_array_equal(tree["posterior"]["W"][0], factors(0, 0, DRAWS + 3)[0])
+    assert_array_equal(tree["posterior_coarse"]["W"][0], factors(0, 0, 6, salt=1)[0])
+    found = plain(path)
+    assert found["posterior"]["draw"].values.tolist() == list(range(1, 43, 2))
+    assert found["posterior_coarse"]["draw"].values.tolist() == list(range(3, 43, 4))
+    assert found["sample_stats"]["lp"].shape == (CHAINS, 2 * DRAWS + 1)
+    assert found["posterior_moments"]["W_mean"].shape == (CHAINS, I, K)
 
 
 def test_an_extension_cut_short_anywhere_leaves_a_whole_store(path):
@@ -325,29 +281,25 @@ def test_an_extension_cut_short_anywhere_leaves_a_whole_store(path):
             store.extend(np.arange(DRAWS + 5))
         if not died:
             break
-        plain = xr.open_datatree(path, engine="zarr")
-        assert plain["posterior"].sizes["draw"] == DRAWS
-        np.testing.assert_array_equal(plain["posterior"]["W"][1], factors(1, 0, DRAWS)[0])
+        found = plain(path)["posterior"]
+        assert found.sizes["draw"] == DRAWS
+        assert_array_equal(found["W"][1], factors(1, 0, DRAWS)[0])
         with RunStore.open(path) as store:
             assert store.draws == DRAWS
         assert zarr.open_array(path, path="posterior/W", mode="r").shape[1] == DRAWS
     assert fatal > 10
     assert not died
-    assert xr.open_datatree(path, engine="zarr")["posterior"].sizes["draw"] == DRAWS + 5
+    assert plain(path)["posterior"].sizes["draw"] == DRAWS + 5
 
 
 def test_attributes_and_constants_are_updated_atomically(path):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
+    with RunStore.create(path, make_spec()) as store:
         store.update_attrs({"dispersion": np.float32(0.5), "shape": (1, 2)})
-        fill(store, spec)
+        fill(store, make_spec())
         store.finish({"sampling_time": 1.5})
-        with pytest.raises(StoreError, match="is closed"):
-            store.write_draws(0, 0, *factors(0, 0, 1))
-    tree = open_run(path)
-    assert tree.attrs["dispersion"] == 0.5
-    assert tree.attrs["shape"] == [1, 2]
-    assert tree.attrs["sampling_time"] == 1.5
+        refused(StoreError, "is closed", store.write_draws, 0, 0, *factors(0, 0, 1))
+    tree, kept = open_run(path), {"dispersion": 0.5, "shape": [1, 2], "sampling_time": 1.5}
+    assert kept.items() <= tree.attrs.items()
     assert tree["constant_data"]["dispersion"] == 0.5
 
 
@@ -360,79 +312,55 @@ def sink(request, path):
         yield store
 
 
-@pytest.mark.parametrize(
-    ("chain", "start", "n"), [(0, DRAWS, 1), (0, 8, 3), (CHAINS, 0, 1), (-1, 0, 1), (0, -1, 1)]
-)
-def test_draws_outside_the_plan_are_refused(sink, chain, start, n):
-    with pytest.raises(StoreError, match="room for"):
-        sink.write_draws(chain, start, *factors(0, 0, n))
-
-
-def test_wrong_shapes_and_unplanned_variables_are_refused(sink):
+def test_draws_outside_the_plan_are_refused(sink):
+    for chain, first, n in ((0, DRAWS, 1), (0, 8, 3), (CHAINS, 0, 1), (-1, 0, 1), (0, -1, 1)):
+        refused(StoreError, "room for", sink.write_draws, chain, first, *factors(0, 0, n))
     W, Ht = factors(0, 0, 1)
-    with pytest.raises(OptionError, match="takes draws of shape"):
-        sink.write_draws(0, 0, Ht, W)
-    with pytest.raises(StoreError, match="no posterior_coarse/W"):
-        sink.write_draws(0, 0, W, Ht, group="posterior_coarse")
-    with pytest.raises(StoreError, match="no sample_stats/energy"):
-        sink.write_stats(0, 0, {"energy": [1.0]})
+    refused(OptionError, "takes draws of shape", sink.write_draws, 0, 0, Ht, W)
+    match, group = "no posterior_coarse/W", "posterior_coarse"
+    refused(StoreError, match, sink.write_draws, 0, 0, W, Ht, group=group)
+    refused(StoreError, "no sample_stats/energy", sink.write_stats, 0, 0, {"energy": [1.0]})
 
 
 def test_what_is_in_the_way_is_kept(path, tmp_path):
     spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=3)
-    with pytest.raises(StoreError, match=r"draws per chain: 3, 3 of 10.*overwrite.*resume"):
-        RunStore.create(path, spec)
+    path.mkdir()  # an empty folder is no obstacle
+    store_run(path, spec, draws=3)
+    match = r"draws per chain: 3, 3 of 10.*overwrite.*resume"
+    refused(StoreError, match, RunStore.create, path, spec)
     other = tmp_path / "thesis"
     other.mkdir()
-    (other / "chapter.txt").write_text("precious")
-    for overwrite in (False, True):
-        with pytest.raises(StoreError, match=r"chapter\.txt.*pass another path"):
-            RunStore.create(other, spec, overwrite=overwrite)
-        with pytest.raises(StoreError, match="is a file"):
-            RunStore.create(other / "chapter.txt", spec, overwrite=overwrite)
-    assert (other / "chapter.txt").read_text() == "precious"
+    file = other / "chapter.txt"
+    file.write_text("precious")
+    for over in (False, True):
+        match = r"chapter\.txt.*pass another path"
+        refused(StoreError, match, RunStore.create, other, spec, overwrite=over)
+        refused(StoreError, "is a file", RunStore.create, file, spec, overwrite=over)
+    assert file.read_text() == "precious"
     with RunStore.create(path, spec, overwrite=True) as store:
         assert store.committed.draws == (0, 0)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.zarr", "thesis"]
-
-
-def test_an_empty_folder_is_no_obstacle(path):
-    path.mkdir()
-    RunStore.create(path, make_spec()).close()
-    open_run(path)
 
 
 async def full(self, key, value):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(DurableStore, "set", full)
-    with pytest.raises(StoreError, match=r"disk is full.*nothing was changed.*begin again"):
-        RunStore.create(tmp_path / "run.zarr", make_spec())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_full_disk_says_what_is_safe(path, monkeypatch):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=4)
+    with RunStore.create(path, make_spec()) as store:
+        fill(store, make_spec(), draws=4)
         with monkeypatch.context() as patch:
             patch.setattr(DurableStore, "set", full)
             with pytest.raises(StoreError, match=r"run\.zarr.*disk is full.*chain: 4, 4") as caught:
                 put_moments(store, MOMENTS, 0, moments(0), 9)
             assert caught.value.errno == errno.ENOSPC
             store.write_draws(0, 4, *factors(0, 4, 1))
-            with pytest.raises(StoreError, match=r"a checkpoint.*disk is full"):
-                store.checkpoint({"a": np.ones(3)}, {"draws": 5})
+            match, state = r"a checkpoint.*disk is full", {"a": np.ones(3)}
+            refused(StoreError, match, store.checkpoint, state, {"draws": 5})
         assert store.committed.draws == (4, 4)
         # Once there is room again, the draw that could not be written still is there.
         store.checkpoint({"a": np.ones(3)}, {"draws": [5, 4]})
-    np.testing.assert_array_equal(
-        xr.open_datatree(path, engine="zarr")["posterior"]["W"][0, :5], factors(0, 0, 5)[0]
-    )
+    assert_array_equal(plain(path)["posterior"]["W"][0, :5], factors(0, 0, 5)[0])
 
 
 def test_a_disk_that_is_full_before_anything_was_drawn_keeps_nothing(path, monkeypatch):
@@ -441,27 +369,30 @@ def test_a_disk_that_is_full_before_anything_was_drawn_keeps_nothing(path, monke
     match = r"disk is full; nothing of this run is kept; .*begin again"
     with pytest.raises(StoreError, match=match), store:
         put_moments(store, MOMENTS, 0, moments(0), 9)
-    assert not path.exists()
+    match = r"disk is full.*nothing was changed.*begin again"
+    refused(StoreError, match, RunStore.create, path, make_spec())
+    assert not list(path.parent.iterdir())
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 @pytest.mark.parametrize("where", ["fcntl.flock", "pathlib.Path.write_text"])
 def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where):
+    def contents():
+        return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    def fail(*args, **options):
+        raise OSError(number, why, "lock")
+
     RunStore.create(path, make_spec()).close()
-    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-    def refused(*args, **options):
-        raise OSError(number, os.strerror(number), "lock")
-
+    before, why = contents(), os.strerror(number)
+    cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
     with monkeypatch.context() as patch:
-        patch.setattr(where, refused)
-        why = os.strerror(number)
-        with pytest.raises(StoreError, match=rf"run\.zarr cannot be written: {why}; mend this"):
-            RunStore.open(path)
-        cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
-        with pytest.raises(StoreError, match=rf"run\.zarr, {cause}; nothing was changed; .*begin"):
-            RunStore.create(path, make_spec(), overwrite=True)
-    after = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        patch.setattr(where, fail)
+        match = rf"run\.zarr cannot be written: {why}; mend this"
+        refused(StoreError, match, RunStore.open, path)
+        match = rf"run\.zarr, {cause}; nothing was changed; .*begin"
+        refused(StoreError, match, RunStore.create, path, make_spec(), overwrite=True)
+    after = contents()
     assert {file.name for file in set(after) ^ set(before)} <= {"lock"}
     assert all(after[file] == raw for file, raw in before.items() if file.name != "lock")
     RunStore.open(path).close()
@@ -485,9 +416,8 @@ def finish_a_chunk(store):
     ids=["draws", "checkpoint", "moments", "attributes", "end"],
 )
 def test_a_store_that_is_removed_while_it_is_written_is_told(path, write):
-    spec = make_spec()
-    store = RunStore.create(path, spec)
-    fill(store, spec, draws=4)
+    store = RunStore.create(path, make_spec())
+    fill(store, make_spec(), draws=4)
     shutil.rmtree(path)
     with pytest.raises(StoreError, match=r"run\.zarr was removed or moved") as caught, store:
         write(store)
@@ -496,35 +426,28 @@ def test_a_store_that_is_removed_while_it_is_written_is_told(path, write):
 
 
 def test_a_damaged_chunk_is_told_where_it_is_written_in_part(path):
-    spec = make_spec()
-    with RunStore.create(path, spec) as store:
-        fill(store, spec, draws=4)
-        store.checkpoint({}, {"draws": 4})
+    store_run(path, draws=4)
     (chunk,) = (path / "posterior" / "W" / "c" / "0").rglob("0/0/0")
-    raw = bytearray(chunk.read_bytes())
-    raw[9] ^= 4
-    chunk.write_bytes(raw)
+    raw = flip(chunk, 9)
     with RunStore.open(path) as store:
         store.write_draws(0, 4, *factors(0, 4, 1))
         match = r"run\.zarr is a damaged run store: posterior/W/c/0/0/0/0 is not what was written"
-        with pytest.raises(StoreFormatError, match=match):
-            store.checkpoint({}, {"draws": [5, 4]})
+        refused(StoreFormatError, match, store.checkpoint, {}, {"draws": [5, 4]})
         assert store.committed.draws == (4, 4)
-    assert chunk.read_bytes() == bytes(raw)
+    assert chunk.read_bytes() == raw
+
+
+WARMED = {"warmup_draws": [0, 0]}
 
 
 @pytest.mark.parametrize(
     "attributes",
     [
-        {"newest": 7},
-        {"newest": "first"},
-        {"newest": 1, "slots": None},
-        {"newest": 0, "slots": []},
-        {"slots": [{"draws": ["many", 0], "warmup_draws": [0, 0]}, None]},
-        {"slots": [{"draws": [-1, 0], "warmup_draws": [0, 0]}, None]},
+        *({"newest": 7}, {"newest": "first"}, {"newest": 1, "slots": None}),
+        *({"newest": 0, "slots": []}, {"slots": 3}, None),
+        {"slots": [{"draws": ["many", 0], **WARMED}, None]},
+        {"slots": [{"draws": [-1, 0], **WARMED}, None]},
         {"slots": [{"draws": [1, 0]}, None]},
-        {"slots": 3},
-        None,
     ],
     ids=str,
 )
@@ -533,16 +456,13 @@ def test_an_impossible_marker_is_reported(path, attributes):
         store.checkpoint({}, {"draws": 0})
     marker = path / "checkpoint" / "zarr.json"
     document = json.loads(marker.read_text())
-    if attributes is not None:
-        document["attributes"] |= attributes
+    document["attributes"] |= attributes or {}
     marker.write_text("{" if attributes is None else json.dumps(seal(document, "attributes")))
     for opener in (RunStore.open, open_run):
-        with pytest.raises(StoreFormatError, match="damaged run store: checkpoint"):
-            opener(path)
+        refused(StoreFormatError, "damaged run store: checkpoint", opener, path)
 
 
 def test_missing_and_foreign_paths_are_told_apart(tmp_path):
-    spec = make_spec()
     for opener in (RunStore.open, open_run):
         with pytest.raises(StoreError, match="there is no run store") as caught:
             opener(tmp_path / "nowhere")
@@ -551,39 +471,32 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
     (tmp_path / "file").write_text("text")
     zarr.create_group(tmp_path / "group.zarr")
     xr.Dataset({"a": ("x", [1])}).to_zarr(tmp_path / "set.zarr", zarr_format=2, consolidated=True)
-    RunStore.create(tmp_path / "broken", spec).close()
-    (tmp_path / "broken" / "zarr.json").write_text('{"attributes": {"inference_library": "dask')
-    for name, version in (("newer", 99), ("older", 0)):
-        RunStore.create(tmp_path / name, spec).close()
+    for name, version in (("newer", 99), ("older", 0), ("broken", 1)):
+        RunStore.create(tmp_path / name, make_spec()).close()
         root = tmp_path / name / "zarr.json"
         document = json.loads(root.read_text())
         document["attributes"]["format_version"] = version
         root.write_text(json.dumps(document))
+    root.write_text('{"attributes": {"inference_library": "dask')
     matrix = scipy.sparse.csr_array(np.eye(3))
     convert(matrix, tmp_path / "matrix.zarr", unstored="zero", progressbar=False)
     for name, match in {
-        "folder": "not a run store",
-        "file": "not a run store",
-        "group.zarr": "not a run store",
-        "set.zarr": "not a run store",
+        **dict.fromkeys(("folder", "file", "group.zarr", "set.zarr"), "not a run store"),
         "broken": "damaged",
         "older": "format version is 0, and the first one is 1",
         "matrix.zarr": r"a matrix that daskfactor.convert wrote.*as V to daskfactor.sample",
         "newer": "format version 99.*upgrade",
     }.items():
         for opener in (RunStore.open, open_run):
-            with pytest.raises(StoreFormatError, match=match):
-                opener(tmp_path / name)
+            refused(StoreFormatError, match, opener, tmp_path / name)
 
 
 def test_one_writer_at_a_time(path):
     with RunStore.create(path, make_spec()) as store:
         _, pipe = start(open_and_wait, str(path))
         assert "is being written by process" in pipe.recv()
-        with pytest.raises(StoreError, match="being written by this process"):
-            RunStore.open(path)
-        with pytest.raises(StoreError, match="being written"):
-            RunStore.create(path, make_spec(), overwrite=True)
+        refused(StoreError, "being written by this process", RunStore.open, path)
+        refused(StoreError, "being written", RunStore.create, path, make_spec(), overwrite=True)
         open_run(path)
         store.checkpoint({}, {"draws": 0})
     process, pipe = start(open_and_wait, str(path))
@@ -611,8 +524,8 @@ def test_a_run_of_one_draw_without_extras(path):
         store.write_draws(0, 0, np.ones((1, 1, 1)), np.ones((1, 1, 1)))
         store.checkpoint({}, {"draws": 1})
         store.extend(np.arange(5))
-        tree = store.tree()
-    assert tree["posterior"]["W"].dims == ("chain", "draw", "row", "component")
-    assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "column")
-    assert tree["posterior_coarse"].sizes["draw"] == 0
-    assert set(tree["posterior"].coords) == {"chain", "draw", "component"}
+        posterior = store.tree()["posterior"]
+        assert store.tree()["posterior_coarse"].sizes["draw"] == 0
+    assert posterior["W"].dims == ("chain", "draw", "row", "component")
+    assert posterior["H"].dims == ("chain", "draw", "component", "column")
+    assert set(posterior.coords) == {"chain", "draw", "component"}

@@ -12,25 +12,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import xarray as xr
+from numpy.testing import assert_allclose
 from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError, SamplingWarning
 
-QUIET: dict[str, Any] = {"progressbar": False, "random_seed": 0}
+QUIET = {"progressbar": False, "random_seed": 0}
 RUN = {"draws": 12, "tune": 8, "chains": 2, **QUIET}
 LANGEVIN = dfac.PSGLD(warm_start=3)
 PAIR = dfac.PSGRRLD(warm_start=3)
 NMF = dfac.TweedieNMF(2, dispersion=1.0)
 CP = dfac.CP(2, dispersion=1.0)
-COUPLED = dfac.Coupled(
-    2,
-    relations={
-        "a": dfac.Relation("rows", "x", law="poisson", dispersion=1.0),
-        "b": dfac.Relation("rows", "y", law="normal"),
-    },
-)
+RELATIONS = {
+    "a": dfac.Relation("rows", "x", law="poisson", dispersion=1.0),
+    "b": dfac.Relation("rows", "y", law="normal"),
+}
+COUPLED = dfac.Coupled(2, relations=RELATIONS)
 
 
 class Case(NamedTuple):
@@ -41,85 +39,82 @@ class Case(NamedTuple):
     group: str
 
     @property
-    def tree(self) -> xr.DataTree:
+    def tree(self):
         return dfac.open_run(self.trace) if isinstance(self.trace, Path) else self.trace
 
-    def draws(self, group: str = "posterior") -> list[Any]:
+    def draws(self, group="posterior"):
         """Factors (chain, draw, rows, component), of a tensor one for each axis."""
         found = self.tree[group].to_dataset()
-        if "chain" not in found.dims:
-            found = found.expand_dims("chain")
-        row = next(d for d in found["W"].dims if d not in ("chain", "draw", "component"))
-        column = next(d for d in found["H"].dims if d not in ("chain", "draw", "component"))
-        W = found["W"].transpose("chain", "draw", row, "component").values.astype(float)
-        H = found["H"].transpose("chain", "draw", column, "component").values.astype(float)
+        found = found if "chain" in found.dims else found.expand_dims("chain")
+        W, H = (
+            found[name].transpose("chain", "draw", ..., "component").values.astype(float)
+            for name in "WH"
+        )
         if "tensor" not in self.group:
             return [W, H]
-        ends = np.cumsum(np.shape(self.data)[1:])[:-1]
-        return [W, *np.split(H, ends, axis=2)]
+        return [W, *np.split(H, np.cumsum(np.shape(self.data)[1:])[:-1], axis=2)]
 
-    def means(self, group: str = "posterior") -> Any:
+    def means(self, group="posterior"):
         """Mean of every cell under every draw, (chain, draw, ...)."""
 
-        def times(product: Any, factor: Any) -> Any:
+        def times(product, factor):
             wide = factor.reshape(*factor.shape[:2], *(1,) * (product.ndim - 3), *factor.shape[2:])
             return product[..., None, :] * wide
 
         return reduce(times, self.draws(group)).sum(axis=-1)
 
     @property
-    def expected(self) -> Any:
+    def expected(self):
         """Posterior mean of every cell; of two coupled chains the extrapolated one."""
-        axes = (0, 1)
-        fine = self.means().mean(axis=axes)
+        weight = self.tree["sample_stats"].to_dataset().get("weight")
+        if weight is not None:
+            return np.tensordot(weight.values, self.means(), axes=2)
+        fine = self.means().mean(axis=(0, 1))
         if "posterior_coarse" not in self.tree.children:
-            weight = self.tree["sample_stats"].to_dataset().get("weight")
-            return (
-                fine
-                if weight is None
-                else np.tensordot(weight.values, self.means(), axes=((0, 1), (0, 1)))
-            )
-        return 2 * fine - self.means("posterior_coarse").mean(axis=axes)
+            return fine
+        return 2 * fine - self.means("posterior_coarse").mean(axis=(0, 1))
 
 
-def made_runs(folder: Path) -> dict[str, Case]:
+def made_runs(folder):
     rng = np.random.default_rng(0)
     V = rng.poisson(5.0, (8, 6)).astype(float)
     T, T4 = (rng.poisson(5.0, shape).astype(float) for shape in ((5, 4, 3), (4, 3, 3, 2)))
     R = np.log1p(V) - 1.5
     both = {"a": rng.poisson(5.0, (8, 6)).astype(float), "b": rng.normal(5.0, 1.0, (8, 5))}
     watched = {"keep": "moments", "monitor": ([0, 3, 5], [1, 1, 4])}
-    matrix, tensor = dfac.sample(V, NMF, LANGEVIN, **RUN), dfac.sample(T, CP, LANGEVIN, **RUN)
     negative_binomial = dfac.NegativeBinomialNMF(2, dispersion=0.2)
-    exact = dfac.Gibbs(warm_start=3)
-    for name, given in {"run": (V, NMF, LANGEVIN), "pair": (V, NMF, PAIR)}.items():
-        dfac.sample(*given, store=folder / name, **RUN)
-    dfac.sample(T, CP, LANGEVIN, store=folder / "tensor", **RUN)
+
+    def run(data, model, sampler=LANGEVIN, **options):
+        return dfac.sample(data, model, sampler, **options, **RUN)
+
+    matrix, tensor = run(V, NMF), run(T, CP)
+    run(V, NMF, store=folder / "run")
+    run(V, NMF, PAIR, store=folder / "pair")
+    run(T, CP, store=folder / "tensor")
+    point = dfac.optimize(both, COUPLED, **QUIET)
     return {
         "matrix": Case(matrix, V, "draws"),
-        "exact": Case(dfac.sample(V, NMF, exact, **RUN), V, "draws"),
-        "gaussian": Case(dfac.sample(R, dfac.GaussianMF(2), dfac.SGHMC(), **RUN), R, "draws"),
-        "negative binomial": Case(dfac.sample(V, negative_binomial, LANGEVIN, **RUN), V, "draws"),
-        "pair": Case(dfac.sample(V, NMF, PAIR, **RUN), V, "draws"),
+        "exact": Case(run(V, NMF, dfac.Gibbs(warm_start=3)), V, "draws"),
+        "gaussian": Case(run(R, dfac.GaussianMF(2), dfac.SGHMC()), R, "draws"),
+        "negative binomial": Case(run(V, negative_binomial), V, "draws"),
+        "pair": Case(run(V, NMF, PAIR), V, "draws"),
         "one chain": Case(matrix.sel(chain=1), V, "draws"),
         "aligned": Case(dfac.align(matrix), V, "draws"),
         "store": Case(folder / "run", V, "draws"),
         "store of a pair": Case(folder / "pair", V, "draws"),
         "reopened": Case(dfac.open_run(folder / "run"), V, "draws"),
         "CP": Case(tensor, T, "tensor"),
-        "CP of four axes": Case(dfac.sample(T4, CP, LANGEVIN, **RUN), T4, "tensor"),
-        "CP, a pair": Case(dfac.sample(T, CP, PAIR, **RUN), T, "tensor"),
+        "CP of four axes": Case(run(T4, CP), T4, "tensor"),
+        "CP, a pair": Case(run(T, CP, PAIR), T, "tensor"),
         "CP, one chain": Case(tensor.sel(chain=0), T, "tensor"),
         "CP, a store": Case(folder / "tensor", T, "tensor"),
-        "coupled": Case(dfac.sample(both, COUPLED, LANGEVIN, **RUN), both, "coupled"),
+        "coupled": Case(run(both, COUPLED), both, "coupled"),
         "particles": Case(dfac.stein_posterior(V, NMF, particles=5, **QUIET), V, "particles"),
         "point": Case(dfac.optimize(V, NMF, **QUIET), V, "point"),
         "point of a tensor": Case(dfac.optimize(T, CP, **QUIET), T, "point tensor"),
-        "point of several": Case(dfac.optimize(both, COUPLED, **QUIET), both, "point coupled"),
-        "moments": Case(dfac.sample(V, NMF, LANGEVIN, **watched, **RUN), V, "moments"),
-        "CP, moments": Case(
-            dfac.sample(T, CP, LANGEVIN, keep="moments", **RUN), T, "moments tensor"
-        ),
+        "point of several": Case(point, both, "point coupled"),
+        "moments": Case(run(V, NMF, **watched), V, "moments"),
+        "CP, moments": Case(run(T, CP, keep="moments"), T, "moments tensor"),
     }
 
 
@@ -132,110 +127,107 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
+def runs(tmp_path_factory):
+    with warnings.catch_warnings(action="ignore", category=SamplingWarning):
         return made_runs(tmp_path_factory.mktemp("runs"))
 
 
 # -- what results are compared with -----------------------------------------------------------
 
 
-def close(found: Any, expected: Any, rtol: float = 1e-4) -> None:
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=rtol, atol=1e-6)
+def close(found, expected, rtol=1e-4):
+    assert_allclose(np.asarray(found), expected, rtol=rtol, atol=1e-6)
 
 
-def is_aligned(found: Any, case: Case) -> None:
+def compared(wanted, rtol=1e-4, of=lambda found: found):
+    """Compare what a verb gives with plain NumPy on the factors."""
+    return lambda found, case: close(of(found), wanted(case), rtol)
+
+
+def mean_of(trace, case):
+    return Case(trace, case.data, "draws").means()
+
+
+def best(of):
+    """Compare the best column of each row."""
+    return compared(lambda case: of(case).max(axis=1), 1e-3, lambda found: found["mean"][:, 0])
+
+
+def is_aligned(found, case):
     assert "alignment" in found.children
     close(Case(found, case.data, case.group).means(), case.means(), 1e-3)
 
 
-def predicts_all(found: Any, case: Case) -> None:
+def predicts_all(found, case):
     close(found["mean"], case.expected)
     assert bool((found["lower"] <= found["upper"]).all())
 
 
-def expects_mean(found: Any, case: Case) -> None:
-    close(found, case.expected)
+expects_mean = compared(lambda case: case.expected)
+scores_draws = compared(
+    lambda c: c.means().sum(axis=(2, 3)), of=lambda found: found["value"][..., 0]
+)
+recommends_best = best(lambda case: case.means().mean(axis=(0, 1)))
+recommends_of_point = best(lambda case: case.trace["W"].values @ case.trace["H"].values)
+recommends_by_weight = best(lambda case: case.expected)
 
 
-def scores_draws(found: Any, case: Case) -> None:
-    close(found["value"].values[..., 0], case.means().sum(axis=(2, 3)))
-
-
-def recommends_best(found: Any, case: Case) -> None:
-    close(found["mean"].values[:, 0], case.means().mean(axis=(0, 1)).max(axis=1), 1e-3)
-
-
-def recommends_of_point(found: Any, case: Case) -> None:
-    mu = case.trace["W"].values @ case.trace["H"].values
-    close(found["mean"].values[:, 0], mu.max(axis=1), 1e-3)
-
-
-def recommends_by_weight(found: Any, case: Case) -> None:
-    close(found["mean"].values[:, 0], case.expected.max(axis=1), 1e-3)
-
-
-def covers(found: Any, case: Case) -> None:
+def covers(found, case):
     error = case.expected[cells_of(case)] - case.data[cells_of(case)]
     close(found["rmse"], np.sqrt(np.mean(error**2)))
 
 
-def has_densities(found: Any, case: Case) -> None:
-    mu = case.means()[(slice(None), slice(None), *cells_of(case))]
+def has_densities(found, case):
+    at = cells_of(case)
+    mu, model = case.means()[(slice(None), slice(None), *at)], case.tree.attrs["model"]
     close(found["posterior"]["mu"], mu)
-    v, model = case.data[cells_of(case)], case.tree.attrs["model"]
     if '"TweedieNMF"' in model or '"CP"' in model:
-        close(found["log_likelihood"]["V"], stats.poisson.logpmf(v, mu), 1e-3)
+        close(found["log_likelihood"]["V"], stats.poisson.logpmf(case.data[at], mu), 1e-3)
 
 
-def draws_observations(found: Any, case: Case) -> None:
+def draws_observations(found, case):
     assert found["posterior_predictive"]["V"].shape == (*case.means().shape[:2], 2)
 
 
-def explains(found: Any, case: Case) -> None:
+def explains(found, case):
     assert found.dims == ("chain", "draw", "view", "component")
     assert bool((found.sum("component") < 1).all())
 
 
-def is_view(found: Any, case: Case) -> None:
-    name = next(iter(dfac.factors(case.trace)))
+def is_view(found, case):
+    assert next(iter(dfac.factors(case.trace))) in found["posterior/W"].dims
     whole = case.means().reshape(*case.means().shape[:3], -1)  # along the first axis
-    posterior = found["posterior"].to_dataset()
-    assert name in posterior["W"].dims
-    close(Case(found, None, "draws").means(), whole)
+    close(mean_of(found, case), whole)
 
 
-def is_view_of_one(found: Any, case: Case) -> None:
-    unit = case.data["a"].mean()
-    close(Case(found, None, "draws").means(), unit * case.means()[..., :6])
+def is_view_of_one(found, case):
+    close(mean_of(found, case), case.data["a"].mean() * case.means()[..., :6])
 
 
-def has_factors(found: Any, case: Case) -> None:
+def has_factors(found, case):
     for factor, values in zip(found.values(), case.draws(), strict=True):
         close(factor, values)
 
 
-def has_joint_factors(found: Any, case: Case) -> None:
+def has_joint_factors(found, case):
     assert {name: own.shape[2] for name, own in found.items()} == {"rows": 8, "x": 6, "y": 5}
 
 
-def is_judged(found: Any, case: Case) -> None:
+def is_judged(found, case):
     assert set(found.lights) == {"predictions", "components", "log_density"}
     named = [name for name in found["functional"].values if name.startswith("mu[")]
-    draws = "posterior" in case.tree.children
-    assert bool(named) is draws
+    assert bool(named) is ("posterior" in case.tree.children)
     for name in named[:3] if case.group in ("draws", "tensor") else []:
         at = tuple(map(int, name[3:-1].split(",")))
         close(found["mean"].sel(functional=name), case.means()[(..., *at)].mean(), 1e-3)
 
 
-def has_bias(found: Any, case: Case) -> None:
+def has_bias(found, case):
     assert np.isfinite(found["bias"]).all()
     assert {"lp", "mu_mean", "mu_norm"} < set(found["functional"].values)
 
 
-def carries_shares(found: Any, case: Case) -> None:
+def carries_shares(found, case):
     """Of a tensor, by the product of the sums over all axes."""
     sums = reduce(np.multiply, (own.sum(axis=2) for own in case.draws()))
     if '"GaussianMF"' not in case.tree.attrs["model"]:
@@ -244,32 +236,37 @@ def carries_shares(found: Any, case: Case) -> None:
         assert shares[:, 1].mean() >= float(found["intensity"].max()) - 1e-4
 
 
-def is_new(found: Any, case: Case) -> None:
+def is_new(found, case):
     assert found.sizes[found.dims[2]] == 3
     assert {"chain", "draw", "component"} < set(found.dims)
 
 
-def is_any(found: Any, case: Case) -> None:
+def is_any(found, case):
     assert found is not None
 
 
-def cells_of(case: Case) -> tuple[Any, ...]:
+def plotted(case, name):
+    pytest.importorskip("matplotlib")
+    return dfac.plots.draw(case.trace, name)
+
+
+def cells_of(case):
     return (np.array([0, 3]), *(np.array([1, 0]) for _ in range(np.ndim(case.data) - 1)))
 
 
-def seen(case: Case) -> Any:
+def seen(case):
     return ([0, 3], [1, 0]) if isinstance(case.data, dict) else cells_of(case)
 
 
-def values_of(case: Case) -> Any:
+def values_of(case):
     return [3.0, 4.0] if isinstance(case.data, dict) else case.data[cells_of(case)]
 
 
-def new_rows(case: Case) -> Any:
+def new_rows(case):
     return (case.data["a"] if isinstance(case.data, dict) else case.data)[:3]
 
 
-def annotated(case: Case) -> Any:
+def annotated(case):
     anndata = pytest.importorskip("anndata")
     V = np.zeros((8, 6)) if np.ndim(case.data) != 2 else case.data
     adata = anndata.AnnData(V.astype(np.float32))
@@ -277,27 +274,19 @@ def annotated(case: Case) -> Any:
     return adata.obsm["dfac"]
 
 
-def first_name(case: Case) -> str:
-    return "a" if "coupled" in case.group else "axis_0"
-
-
-def drawn(case: Case, name: str) -> Any:
-    pytest.importorskip("matplotlib")
-    return dfac.plots.draw(case.trace, name)
-
-
 # -- the table --------------------------------------------------------------------------------
 
-Cell = Callable[[Any, Case], None] | str
 MATRIX = "one matrix, and this is"
 POINT = "point estimate"
 DRAWS = "kept moments only|kept none"
-REFUSED: dict[str, Cell] = {
-    "tensor": f"{MATRIX} a run of a tensor: pass view",
-    "coupled": f"{MATRIX} a run of several matrices: pass view",
-    "point": f"a trace has draws, and this is the {POINT}",
-    "point tensor": f"a trace has draws, and this is the {POINT}.* and is of a tensor",
-    "point coupled": f"a trace has draws, and this is the {POINT}.* and is of several matrices",
+OF_TENSOR, OF_SEVERAL = f"{MATRIX} a run of a tensor", f"{MATRIX} a run of several matrices"
+NO_DRAWS = f"a trace has draws, and this is the {POINT}"
+REFUSED = {
+    "tensor": f"{OF_TENSOR}: pass view",
+    "coupled": f"{OF_SEVERAL}: pass view",
+    "point": NO_DRAWS,
+    "point tensor": f"{NO_DRAWS}.* and is of a tensor",
+    "point coupled": f"{NO_DRAWS}.* and is of several matrices",
     "moments": DRAWS,
     "moments tensor": DRAWS,
 }
@@ -307,68 +296,65 @@ class Verb(NamedTuple):
     """A verb: how it is called, and what comes of it for each group, or kind, of runs."""
 
     call: Callable[[Case], Any]
-    cells: dict[str, Cell]
+    cells: dict[str, Any]
 
-    def cell(self, kind: str, group: str) -> Cell:
+    def cell(self, kind, group):
         return self.cells.get(kind) or self.cells.get(group) or REFUSED[group]
 
 
-def every(check: Cell) -> dict[str, Cell]:
-    return dict.fromkeys(("draws", "tensor", "coupled", "particles"), check)
+def every(check, *groups):
+    """The same for all runs with draws, or for groups that are named."""
+    return dict.fromkeys(groups or ("draws", "tensor", "coupled", "particles"), check)
 
 
 WEIGHTED = "these draws have weights|draws of equal weight"
 NO_STEP = "no bias of a finite step"
 SINGLE = "a run of one matrix; one of several"
 OF_POINT = f"result of one matrix, and this is the {POINT} of"
+POINTS = {"point tensor": f"{OF_POINT} a tensor", "point coupled": f"{OF_POINT} several matrices"}
+NO_BIAS = {"exact": NO_STEP, "particles": NO_STEP}
+BIAS = {"draws": 50, "tune": 10, "cells": 3, "executor": "serial", **QUIET}
+STEIN = "a Stein discrepancy is known from the posterior of a SILFNMF"
+ALL = (*every(""), *REFUSED)
+AGAIN = "made from a tensor that is not kept with it; pass the data again"
 VERBS = {
     "align": Verb(lambda c: dfac.align(c.trace), every(is_aligned)),
     "component_swaps": Verb(lambda c: dfac.component_swaps(c.trace), every(is_any)),
     "component_variability": Verb(
         lambda c: dfac.component_variability(c.trace),
-        every(is_any) | {"draws": carries_shares, "tensor": carries_shares},
+        every(is_any) | every(carries_shares, "draws", "tensor"),
     ),
     "discretization_bias": Verb(
-        lambda c: dfac.discretization_bias(
-            c.trace, c.data, draws=50, tune=10, cells=3, executor="serial", **QUIET
-        ),
-        every(has_bias) | {"exact": NO_STEP, "particles": NO_STEP},
+        lambda c: dfac.discretization_bias(c.trace, c.data, **BIAS), every(has_bias) | NO_BIAS
     ),
     "downstream": Verb(
         lambda c: dfac.downstream(c.trace, lambda W, H: float((W @ H).sum())),
-        {"draws": scores_draws, "particles": scores_draws},
+        every(scores_draws, "draws", "particles"),
     ),
     "expectation": Verb(
         lambda c: dfac.expectation(c.trace, lambda W, H: W @ H),
-        {"draws": expects_mean, "particles": expects_mean},
+        every(expects_mean, "draws", "particles"),
     ),
     "explained_variance": Verb(
         lambda c: dfac.explained_variance(c.trace), every(explains) | {"particles": WEIGHTED}
     ),
     "factors": Verb(
         lambda c: dfac.factors(c.trace),
-        {
-            "tensor": has_factors,
-            "coupled": has_joint_factors,
-            **dict.fromkeys(("draws", "particles", "moments"), SINGLE),
-        },
+        every(SINGLE, "draws", "particles", "moments")
+        | {"tensor": has_factors, "coupled": has_joint_factors},
     ),
     "held_out_coverage": Verb(
         lambda c: dfac.held_out_coverage(c.trace, seen(c), values_of(c)),
-        {
-            "draws": covers,
-            "tensor": covers,
-            "particles": covers,
-            **dict.fromkeys(("moments", "moments tensor"), "did not monitor these cells"),
-        },
+        every(covers, "draws", "tensor", "particles")
+        | every("did not monitor these cells", "moments", "moments tensor"),
     ),
     "log_likelihood": Verb(
         lambda c: dfac.log_likelihood(c.trace, seen(c), c.data),
-        {"draws": has_densities, "tensor": has_densities, "particles": WEIGHTED},
+        every(has_densities, "draws", "tensor") | {"particles": WEIGHTED},
     ),
     "posterior_predictive": Verb(
         lambda c: dfac.posterior_predictive(c.trace, seen(c)).load(),
-        {"draws": draws_observations, "tensor": draws_observations, "particles": WEIGHTED},
+        every(draws_observations, "draws", "tensor") | {"particles": WEIGHTED},
     ),
     "monitored": Verb(
         lambda c: dfac.monitored(c.trace),
@@ -376,80 +362,56 @@ VERBS = {
     ),
     "pairwise_distances": Verb(lambda c: dfac.pairwise_distances(c.trace), every(is_any)),
     "predict": Verb(
-        lambda c: dfac.predict(c.trace).load(),
-        {"draws": predicts_all, "tensor": predicts_all, "particles": predicts_all},
+        lambda c: dfac.predict(c.trace).load(), every(predicts_all, "draws", "tensor", "particles")
     ),
     "recommend": Verb(
         lambda c: dfac.recommend(c.trace, n=2),
-        {
-            "draws": recommends_best,
-            "particles": recommends_by_weight,
-            "point": recommends_of_point,
-            "point tensor": f"{OF_POINT} a tensor",
-            "point coupled": f"{OF_POINT} several matrices",
-        },
+        {"draws": recommends_best, "particles": recommends_by_weight}
+        | {"point": recommends_of_point}
+        | POINTS,
     ),
     "summarize": Verb(
         lambda c: dfac.summarize(c.trace),
-        {**every(is_judged), "moments": is_judged, "moments tensor": is_judged},
+        every(is_judged) | every(is_judged, "moments", "moments tensor"),
     ),
     "top_entries": Verb(lambda c: dfac.top_entries(c.trace), every(is_any)),
     "top_entries of H": Verb(
-        lambda c: dfac.top_entries(c.trace, factor="H"), {"draws": is_any, "particles": is_any}
+        lambda c: dfac.top_entries(c.trace, factor="H"), every(is_any, "draws", "particles")
     ),
     "to_anndata": Verb(
         annotated,
-        {
-            **dict.fromkeys(("draws", "particles", "point", "moments"), is_any),
-            "moments tensor": f"{MATRIX} a run of a tensor",
-            "point tensor": f"{OF_POINT} a tensor",
-            "point coupled": f"{OF_POINT} several matrices",
-        },
+        every(is_any, "draws", "particles", "point", "moments")
+        | {"moments tensor": OF_TENSOR}
+        | POINTS,
     ),
     "transform": Verb(
         lambda c: dfac.transform(c.trace, new_rows(c), **QUIET),
-        {
-            **dict.fromkeys(("draws", "particles", "point"), is_new),
-            "moments tensor": f"{MATRIX} a run of a tensor",
-            "point tensor": f"{OF_POINT} a tensor",
-            "point coupled": f"{OF_POINT} several matrices",
-        },
+        every(is_new, "draws", "particles", "point") | {"moments tensor": OF_TENSOR} | POINTS,
     ),
     "stein_discrepancy": Verb(
         lambda c: dfac.stein_discrepancy(c.trace, new_rows(c) * 0 + 1, CP, progressbar=False),
-        dict.fromkeys(
-            (*every(""), *REFUSED), "a Stein discrepancy is known from the posterior of a SILFNMF"
-        ),
+        every(STEIN, *ALL),
     ),
     "view": Verb(
-        lambda c: dfac.view(c.trace, first_name(c)),
-        {
-            "tensor": is_view,
-            "coupled": is_view_of_one,
-            "moments tensor": "an unfolding of a tensor is of draws",
-            **dict.fromkeys(("draws", "particles", "moments"), SINGLE),
-        },
+        lambda c: dfac.view(c.trace, "a" if "coupled" in c.group else "axis_0"),
+        every(SINGLE, "draws", "particles", "moments")
+        | {"tensor": is_view, "coupled": is_view_of_one}
+        | {"moments tensor": "an unfolding of a tensor is of draws"},
     ),
     "open_run": Verb(
         lambda c: dfac.open_run(c.trace),
-        {
-            **dict.fromkeys((*every(""), *REFUSED), "open_run takes the path of a run store"),
-            **dict.fromkeys(("store", "store of a pair", "CP, a store"), is_any),
-        },
+        every("open_run takes the path of a run store", *ALL)
+        | every(is_any, "store", "store of a pair", "CP, a store"),
     ),
     "resume": Verb(
         lambda c: dfac.resume(c.trace, progressbar=False),
-        {
-            **dict.fromkeys((*every(""), *REFUSED), "resume takes the path of the store"),
-            **dict.fromkeys(("store", "store of a pair"), is_any),
-            "CP, a store": "made from a tensor that is not kept with it; pass the data again",
-        },
+        every("resume takes the path of the store", *ALL)
+        | every(is_any, "store", "store of a pair")
+        | {"CP, a store": AGAIN},
     ),
-    "plots: shares": Verb(
-        lambda c: drawn(c, "shares"), dict.fromkeys((*every(""), *REFUSED), is_any)
-    ),
+    "plots: shares": Verb(lambda c: plotted(c, "shares"), every(is_any, *ALL)),
     "plots: trace": Verb(
-        lambda c: drawn(c, "trace"), {**every(is_any), "moments": is_any, "moments tensor": is_any}
+        lambda c: plotted(c, "trace"), every(is_any) | every(is_any, "moments", "moments tensor")
     ),
 }
 
@@ -457,16 +419,13 @@ VERBS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", VERBS)
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")
-def test_a_verb_is_right_or_says_what_it_takes(name: str, kind: str, runs: dict[str, Case]) -> None:
+def test_a_verb_is_right_or_says_what_it_takes(name, kind, runs):
     case, verb = runs[kind], VERBS[name]
     cell = verb.cell(kind, case.group)
+    assert set(KINDS) == set(runs)
     if callable(cell):
         cell(verb.call(case), case)
         return
     with pytest.raises((OptionError, ModelError, DaskfactorError), match=cell) as refused:
         verb.call(case)
     assert "\n" not in str(refused.value)
-
-
-def test_the_table_has_all_kinds(runs: dict[str, Case]) -> None:
-    assert set(KINDS) == set(runs)

@@ -19,10 +19,8 @@ class Point(NamedTuple):
 
 def part(x, y, c, b):
     """Kernel of one block, its gradient in x, and the trace of mixed second derivatives."""
-    gamma = (c**2) ** b
-    s = c**2 + float(((x - y) ** 2).sum())
-    value = s**b / (2 * gamma)
-    gradient = 2 * b * (x - y) * s ** (b - 1) / (2 * gamma)
+    gamma, s = (c**2) ** b, c**2 + float(((x - y) ** 2).sum())
+    value, gradient = s**b / (2 * gamma), 2 * b * (x - y) * s ** (b - 1) / (2 * gamma)
     r2 = s - c**2
     trace = -2 * b * x.size * s ** (b - 1) - 4 * b * (b - 1) * r2 * s ** (b - 2)
     return value, gradient, trace / (2 * gamma)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
@@ -15,6 +16,7 @@ from daskfactor.stein.ensemble import Ensemble, by_coordinates, whole_matrix
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.particles import Posterior
 from tests.models.laws import divergence
+from tests.refusals import refused
 
 SERIAL = SerialExecutor()
 
@@ -40,35 +42,35 @@ def start_of(X, K=3, seed=0):
 
 def total(X, W, H, objective):
     """The objective, written out; coordinate descent halves both of its terms alike."""
-    seen = ~np.isnan(X)
-    mu = W.astype(float) @ H.astype(float)
+    seen, mu = ~np.isnan(X), W.astype(float) @ H.astype(float)
     penalty = objective.rate_w * W.sum() + objective.rate_h * H.sum()
-    return float(divergence(X[seen], mu[seen], objective.beta).sum()) + (
-        objective.dispersion * float(penalty)
-    )
+    fit = divergence(X[seen], mu[seen], objective.beta).sum()
+    return float(fit + objective.dispersion * penalty)
+
+
+def opened(X, kind, blocks=3, **options):
+    """Blocks of a matrix, dense or by its entries."""
+    unstored = None if kind == "dense" else "zero"
+    given = X if kind == "dense" else sparse.csr_array(X)
+    return as_blocks(given, blocks, unstored=unstored, **options)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("rates", [(0.0, 0.0), (0.4, 0.1)])
 def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind, rates):
     X = np.floor(5 * positive())
-    shown = {name: rate for name, rate in zip(("rate_w", "rate_h"), rates, strict=True) if rate}
-    objective = divergence_of(dispersion=0.7, **shown)
-    given = X if kind == "dense" else sparse.csr_array(X)
-    unstored = None if kind == "dense" else "zero"
-    with as_blocks(given, 3, dtype="float64", unstored=unstored) as data:
+    shown = {"rate_w": rates[0], "rate_h": rates[1]} if rates[0] else {}
+    with opened(X, kind, dtype="float64") as data:
         whole = whole_matrix(data)
-    found = whole.toarray() if kind == "sparse" else whole
-    np.testing.assert_array_equal(found, X)
+    assert_array_equal(whole.toarray() if kind == "sparse" else whole, X)
     with silent():
+        objective = divergence_of(dispersion=0.7, **shown)
         W, H, n_iter = by_coordinates(whole, *start_of(X), objective, 20_000, 1e-12)
     assert n_iter > 1
     # At a minimum the gradient is zero where an entry is positive, and not negative elsewhere.
     residual = W @ H - X
-    for factor, gradient in (
-        (W, residual @ H.T + 0.7 * rates[0]),
-        (H, W.T @ residual + 0.7 * rates[1]),
-    ):
+    gradients = residual @ H.T + 0.7 * rates[0], W.T @ residual + 0.7 * rates[1]
+    for factor, gradient in zip((W, H), gradients, strict=True):
         assert np.abs(gradient[factor > 1e-3]).max() < 1e-3
         assert gradient.min() > -1e-3
 
@@ -77,18 +79,18 @@ def test_coordinate_descent_ends_at_a_minimum_of_the_objective(kind, rates):
 @pytest.mark.parametrize("gaps", [False, True])
 def test_updates_bring_the_objective_of_observed_entries_down(beta, gaps):
     X = positive() + 0.1
-    if gaps:
-        X = np.where(np.random.default_rng(1).random(X.shape) < 0.3, np.nan, X)
+    X = np.where(np.random.default_rng(1).random(X.shape) < 0.3 * gaps, np.nan, X)
     objective, values = divergence_of(beta), []
     with as_blocks(X, 2, dtype="float64") as data:
         posterior = Posterior(SERIAL, data, objective, IMQ())
+        values.append(
+            total(X, *prepare_starts(SERIAL, data, objective, "random", 1, 0)(0), objective)
+        )
         for steps in range(5, 35, 5):
             method = Ensemble("random", "multiplicative", max_iter=steps, tol=0.0)
             [one] = method.particles(posterior, range(1), 0)
             assert one.n_iter == steps
             values.append(total(X, one.W, one.H, objective))
-        begun = prepare_starts(SERIAL, data, objective, "random", 1, 0)(0)
-    values.insert(0, total(X, *begun, objective))
     assert (np.diff(values) <= 1e-9 * values[0]).all()
     assert values[-1] < 0.2 * values[0]
 
@@ -97,16 +99,12 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta, gaps):
 @pytest.mark.parametrize("options", [{"balance": True}, {"memory_limit": 1000}], ids=str)
 def test_whole_matrices_are_in_the_grids_order(kind, options):
     X = np.floor(5 * positive())
-    given = X if kind == "dense" else sparse.csr_array(X)
-    unstored = None if kind == "dense" else "zero"
-    with as_blocks(given, 3, unstored=unstored, **options) as data:
+    with opened(X, kind, **options) as data:
         whole = whole_matrix(data)
         if data.row_order is not None:
             X = X[data.row_order][:, data.col_order]
-    found = whole.toarray() if kind == "sparse" else whole
-    np.testing.assert_array_equal(found, X)
-    if kind == "sparse":
-        assert whole.has_sorted_indices
+    assert_array_equal(whole.toarray() if kind == "sparse" else whole, X)
+    assert kind == "dense" or whole.has_sorted_indices
 
 
 def particles(data, method, executor, numbers, **changes):
@@ -123,8 +121,8 @@ def test_a_particle_is_its_number_on_every_executor(start, optimizer):
         assert [one.number for one in whole] == list(range(7))
         for lanes, numbers in ((1, range(7)), (2, range(3, 7)), (3, range(6, 7))):
             for one in particles(data, method, LanesExecutor(lanes), numbers):
-                np.testing.assert_array_equal(one.W, whole[one.number].W)
-                np.testing.assert_array_equal(one.H, whole[one.number].H)
+                assert_array_equal(one.W, whole[one.number].W)
+                assert_array_equal(one.H, whole[one.number].H)
                 assert one.n_iter == whole[one.number].n_iter
                 assert one.seconds > 0
 
@@ -136,8 +134,8 @@ def test_starts_that_take_turns_are_the_same_as_side_by_side(monkeypatch):
         monkeypatch.setattr(ensemble, "SINGLE", 0)
         turns = particles(data, method, LanesExecutor(2), range(3), beta=1.0)
     for one, other in zip(tasks, turns, strict=True):
-        np.testing.assert_array_equal(one.W, other.W)
-        np.testing.assert_array_equal(one.H, other.H)
+        assert_array_equal(one.W, other.W)
+        assert_array_equal(one.H, other.H)
 
 
 @pytest.mark.parametrize("start", ["q_transform", "nndsvdar"])
@@ -156,54 +154,31 @@ def test_missing_entries_do_not_matter(start):
         assert fill_missing(SERIAL, data, SQUARES, 5) is None
 
 
-def chosen(optimizer, data, law):
-    return Ensemble(optimizer=optimizer).for_data(data, law).optimizer
-
-
-def test_the_optimizer_that_data_and_model_allow():
-    X = positive()
-    auto = "auto"
-    wanted = "coordinate_descent"
-    with as_blocks(X, 2) as data:
-        assert chosen(auto, data, SQUARES) == "coordinate_descent"
-        assert chosen(auto, data, divergence_of(1.0)) == "multiplicative"
-        assert chosen("multiplicative", data, SQUARES) == "multiplicative"
-        with pytest.raises(OptionError, match="beta=1"):
-            chosen(wanted, data, divergence_of(1.0))
-        with pytest.raises(OptionError, match="gamma priors"):
-            chosen(wanted, data, divergence_of(shape_h=2.0))
-    with as_blocks(X, 2, memory_limit=1000) as data:
-        assert not data.in_memory
-        assert chosen("auto", data, SQUARES) == "multiplicative"
-        assert chosen(wanted, data, SQUARES) == "coordinate_descent"
-    X[0, 0] = -1.0
-    with as_blocks(X, 2) as data:
-        assert chosen(auto, data, SQUARES) == "multiplicative"
-        with pytest.raises(OptionError, match="negative"):
-            chosen(wanted, data, SQUARES)
-    X[0, 0] = np.nan
-    with as_blocks(X, 2) as data:
-        assert chosen(auto, data, SQUARES) == "multiplicative"
-        with pytest.raises(OptionError, match="missing"):
-            chosen(wanted, data, SQUARES)
+COORDINATES = "coordinate_descent"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("entry", "options", "law", "expected", "refusal"),
     [
-        ({"start": "warm"}, 'start must be "'),
-        ({"optimizer": "adam"}, 'optimizer must be "auto"'),
-        ({"max_iter": 0}, "max_iter"),
-        ({"tol": -1.0}, "tol"),
-        ({"tol": float("nan")}, "tol"),
-        ({"transfer_rank": 0}, "transfer_rank"),
+        (None, {}, SQUARES, COORDINATES, None),
+        (None, {}, divergence_of(1.0), "multiplicative", "beta=1"),
+        (None, {}, divergence_of(shape_h=2.0), "multiplicative", "gamma priors"),
+        (None, {"memory_limit": 1000}, SQUARES, "multiplicative", None),
+        (-1.0, {}, SQUARES, "multiplicative", "negative"),
+        (np.nan, {}, SQUARES, "multiplicative", "missing"),
     ],
 )
-def test_options_that_are_refused(options, message):
-    with pytest.raises(OptionError, match=message):
-        Ensemble(**options)
+def test_the_optimizer_that_data_and_model_allow(entry, options, law, expected, refusal):
+    X = positive()
+    X[0, 0] = X[0, 0] if entry is None else entry
 
+    def chosen(optimizer):
+        return Ensemble(optimizer=optimizer).for_data(data, law).optimizer
 
-def test_one_start_cannot_make_many_particles():
-    with pytest.raises(OptionError, match="one and the same"):
-        Ensemble(start="nndsvd").check_count(2)
+    with as_blocks(X, 2, **options) as data:
+        assert data.in_memory is not bool(options)
+        assert (chosen("auto"), chosen("multiplicative")) == (expected, "multiplicative")
+        if refusal is None:
+            assert chosen(COORDINATES) == COORDINATES
+        else:
+            refused(OptionError, refusal, chosen, COORDINATES)

@@ -1,17 +1,18 @@
 """``stein_posterior``: particles, weights and results, in memory and in a store."""
 
 import json
-import warnings
 
 import numpy as np
 import pytest
 import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, OptionError, SamplingWarning, StoreError
 from daskfactor.stein.particles import on_simplex
-from tests.results.validation import validate
+from tests.refusals import refused
+from tests.results.runs import validate
 
 ROWS, COLUMNS = 24, 18
 
@@ -23,35 +24,32 @@ def values(seed=0):
 
 
 def gaps(share=0.2):
-    X = values()
-    X[np.random.default_rng(1).random(X.shape) < share] = np.nan
-    return X
+    return np.where(np.random.default_rng(1).random((ROWS, COLUMNS)) < share, np.nan, values())
 
 
 def counts():
     return sparse.csr_array(np.random.default_rng(2).poisson(4 * values()))
 
 
-READING = ("dtype", "balance", "allow_empty", "memory_limit")
-
-
 def posterior(V, model=None, method=None, **options):
-    model = dfac.SILFNMF(3) if model is None else model
     settings = {"particles": 5, "pilot": 2, "random_seed": 4, "progressbar": False, "blocks": 2}
-    if "store" in options or method is None:
-        method = method or dfac.Ensemble(max_iter=120)
     settings |= options
-    reading = {name: settings.pop(name) for name in READING if name in settings}
+    of_blocks = ("dtype", "balance", "allow_empty", "memory_limit")
+    reading = {name: settings.pop(name) for name in of_blocks if name in settings}
     if reading:
         blocks, unstored = settings.pop("blocks"), settings.pop("unstored", None)
         V = dfac.as_blocks(V, blocks, unstored=unstored, **reading)
+    model, method = model or dfac.SILFNMF(3), method or dfac.Ensemble(max_iter=120)
     return dfac.stein_posterior(V, model, method, **settings)
 
 
 def same(one, other, exact=True):
     for name in ("posterior/W", "posterior/H", "sample_stats/weight", "stein/stein_matrix"):
-        check = np.testing.assert_array_equal if exact else np.testing.assert_allclose
+        check = assert_array_equal if exact else assert_allclose
         check(one[name].values, other[name].values)
+
+
+LABELLED = xr.DataArray(values(), dims=("pixel", "band"), coords={"band": np.arange(18.0)})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,7 @@ def same(one, other, exact=True):
         (gaps(), {}),
         (counts(), {"unstored": "zero"}),
         (counts(), {"unstored": "missing", "balance": True}),
-        (xr.DataArray(values(), dims=("pixel", "band"), coords={"band": np.arange(18.0)}), {}),
+        (LABELLED, {}),
     ],
     ids=["dense", "gaps", "zeros", "ratings", "labelled"],
 )
@@ -69,11 +67,10 @@ def test_particles_of_every_kind_of_data(V, options):
     tree = posterior(V, **options)
     validate(tree)
     W, H = (tree["posterior"][name].values[0] for name in "WH")
-    assert W.shape == (5, ROWS, 3)
-    assert H.shape == (5, 3, COLUMNS)
-    np.testing.assert_allclose(W.sum(axis=1), 1.0, rtol=1e-5)
+    assert (W.shape, H.shape) == ((5, ROWS, 3), (5, 3, COLUMNS))
+    assert_allclose(W.sum(axis=1), 1.0, rtol=1e-5)
     assert min(W.min(), H.min()) >= 0
-    stats = tree["sample_stats"]
+    stats, stein = tree["sample_stats"], tree["stein"]
     assert stats["weight"].sum() == pytest.approx(1.0)
     model = dfac.SILFNMF.from_dict(json.loads(tree.attrs["model"]))
     assert model.threshold == tree["constant_data"]["threshold"]
@@ -81,20 +78,19 @@ def test_particles_of_every_kind_of_data(V, options):
     if options.get("unstored") == "missing":
         dense = np.where(dense == 0, np.nan, dense)
     f = [model.objective(dense, *pair) for pair in zip(W, H, strict=True)]
-    np.testing.assert_allclose(stats["objective"].values[0], f, rtol=1e-4)
-    made = json.loads(tree.attrs["sampler"])
-    complete = np.isfinite(dense).all()
+    assert_allclose(stats["objective"].values[0], f, rtol=1e-4)
+    made, complete = json.loads(tree.attrs["sampler"]), np.isfinite(dense).all()
     assert made["optimizer"] == ("coordinate_descent" if complete else "multiplicative")
     assert max(f) < 0.5 * np.nansum((dense - np.nanmean(dense)) ** 2)
     # What the verb says of its particles is what stein_discrepancy finds of them.
     given = {name: value for name, value in options.items() if name == "unstored"}
     judged = dfac.stein_discrepancy(tree, V, dfac.SILFNMF(3), progressbar=False, **given)
-    np.testing.assert_allclose(judged["stein_matrix"], tree["stein/stein_matrix"], rtol=1e-5)
-    assert float(judged["discrepancy_optimal"]) == pytest.approx(float(tree["stein/discrepancy"]))
-    assert tree["stein/discrepancy"] <= tree["stein/discrepancy_equal"]
+    assert_allclose(judged["stein_matrix"], stein["stein_matrix"], rtol=1e-5)
+    assert float(judged["discrepancy_optimal"]) == pytest.approx(float(stein["discrepancy"]))
+    assert stein["discrepancy"] <= stein["discrepancy_equal"]
     if isinstance(V, xr.DataArray):
         assert tree["posterior/W"].dims == ("chain", "draw", "pixel", "component")
-        np.testing.assert_array_equal(tree["posterior/H"]["band"], np.arange(18.0))
+        assert_array_equal(tree["posterior/H"]["band"], np.arange(18.0))
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
@@ -105,42 +101,23 @@ def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta):
     tree = posterior(V, model, method, dtype="float64", particles=3)
     validate(tree)
     assert "objective" not in tree["sample_stats"]
-    lp = tree["sample_stats"]["lp"].values[0]
-    point = dfac.optimize(
-        dfac.as_blocks(V, dtype="float64"),
-        model,
-        dfac.MultiplicativeUpdates(3000, 1e-9),
-        progressbar=False,
-    )
-    best = dfac.stein_discrepancy(
-        (point["W"].values[None], point["H"].values[None]),
-        V,
-        model,
-        kernel=dfac.IMQ(1.0, 1.0),
-        progressbar=False,
-    )
-    assert lp.max() > float(best["log_density"][0]) - 0.5
+    updates = dfac.MultiplicativeUpdates(3000, 1e-9)
+    point = dfac.optimize(dfac.as_blocks(V, dtype="float64"), model, updates, progressbar=False)
+    pair, kernel = (point["W"].values[None], point["H"].values[None]), dfac.IMQ(1.0, 1.0)
+    best = dfac.stein_discrepancy(pair, V, model, kernel=kernel, progressbar=False)
+    assert tree["sample_stats"]["lp"].max() > float(best["log_density"][0]) - 0.5
     assert tree.attrs["dispersion"] == 0.05
 
 
-@pytest.mark.parametrize("executor", ["serial", dfac.LanesExecutor(3)])
-def test_same_bits_from_every_executor(executor):
-    same(posterior(gaps(), executor=executor), posterior(gaps()))
-
-
 def test_a_threshold_as_given_needs_no_pilot():
-    phases = []
-
-    def listen(event):
-        phases.append(event.phase)
-
-    tree = posterior(values(), dfac.SILFNMF(3, threshold=50.0), callback=listen)
+    events, given = [], dfac.SILFNMF(3, threshold=50.0)
+    tree = posterior(values(), given, callback=lambda event: events.append(event.phase))
     assert tree["constant_data"]["threshold"] == 50.0
-    assert "pilot" not in phases
-    assert phases.count("particles") == 6
-    phases.clear()
-    auto = posterior(values(), callback=listen)
-    assert phases.count("pilot") == 2
+    assert "pilot" not in events
+    assert events.count("particles") == 6
+    events.clear()
+    auto = posterior(values(), callback=lambda event: events.append(event.phase))
+    assert events.count("pilot") == 2
     assert float(auto["constant_data"]["threshold"]) > auto["sample_stats"]["objective"].max()
 
 
@@ -162,87 +139,72 @@ def test_particles_that_are_all_the_same_are_weighed_too():
         assert np.ptp(tree["sample_stats/lp"].values) < 1e-6
 
 
-def test_a_likelihood_that_hardly_falls_is_told_of():
+def test_particles_and_likelihoods_that_are_not_good_enough_are_told_of():
     with pytest.warns(SamplingWarning, match="sharpness=2 hardly tells"):
         posterior(1e-3 * values())
     posterior(1e-3 * values(), dfac.SILFNMF(3, sharpness=1e9))
-
-
-def test_particles_that_are_not_good_enough_are_told_of():
     with pytest.warns(SamplingWarning, match="only 0 of 5"):
         posterior(values(), dfac.SILFNMF(3, threshold=1e-3, sharpness=1e6))
 
 
-def test_a_store_holds_what_memory_would(tmp_path):
-    stored = posterior(gaps(), store=tmp_path / "run.zarr")
-    same(stored, posterior(gaps()))
+def test_a_store_holds_what_memory_would(tmp_path, monkeypatch):
+    path = tmp_path / "run.zarr"
+    stored, kept = posterior(gaps(), store=path), posterior(gaps())
     validate(stored)
-    same(dfac.open_run(tmp_path / "run.zarr"), stored)
-    with pytest.raises(StoreError):
-        posterior(gaps(), store=tmp_path / "run.zarr")
-    same(dfac.resume(tmp_path / "run.zarr", progressbar=False), stored)
-    with pytest.raises(OptionError, match="weighted together"):
-        dfac.resume(tmp_path / "run.zarr", 10, progressbar=False)
+    for own in (kept, dfac.open_run(path), dfac.resume(path, progressbar=False)):
+        same(own, stored)
+    for executor in ("serial", dfac.LanesExecutor(3)):
+        same(posterior(gaps(), executor=executor), kept)
+    refused(StoreError, None, posterior, gaps(), store=path)
+    refused(OptionError, "weighted together", dfac.resume, path, 10, progressbar=False)
+    monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
+    refused(OptionError, "pass store=", posterior, values())
+    assert posterior(values(), store=tmp_path / "other.zarr")["posterior"].sizes["draw"] == 5
 
 
-class Stopped(Exception):
-    """What a test stops a run with."""
+def stop_at(done):
+    """Return a callback that stops a run after so many particles."""
+
+    def stop(event):
+        if (event.phase, event.done) == ("particles", done):
+            raise KeyboardInterrupt
+
+    return stop
 
 
 @pytest.mark.parametrize(("after", "data"), [(0, "given"), (1, "kept"), (3, "given"), (5, "kept")])
 def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path, after, data):
     V = gaps() if data == "kept" else counts()
     options = {} if data == "kept" else {"unstored": "zero", "balance": True}
-
-    def stop(event):
-        if (event.phase, event.done) == ("particles", after):
-            raise KeyboardInterrupt
-
-    path = tmp_path / "run.zarr"
+    path, events = tmp_path / "run.zarr", []
     with pytest.raises(KeyboardInterrupt):
-        posterior(V, store=path, callback=stop, executor="serial", **options)
+        posterior(V, store=path, callback=stop_at(after), executor="serial", **options)
     if after:
         part = dfac.open_run(path)
         assert part["posterior"].sizes["draw"] == after
         assert "weight" not in part["sample_stats"]
     again = {} if data == "kept" else {"V": V}
-    events = []
     whole = dfac.resume(path, progressbar=False, callback=events.append, **again)
-    assert [one.done for one in events if one.phase == "particles"] == (
-        list(range(after, 6)) if after < 5 else []
-    )
+    left = [one.done for one in events if one.phase == "particles"]
+    assert left == (list(range(after, 6)) if after < 5 else [])
     same(whole, posterior(V, **options))
 
 
+@pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")  # few steps go not far
 def test_a_chain_is_written_as_it_is_drawn(tmp_path):
-    model, path = dfac.SILFNMF(3, threshold=50.0), tmp_path / "run.zarr"
+    given, path = (values(), dfac.SILFNMF(3, threshold=50.0)), tmp_path / "run.zarr"
     method = dfac.SimplexHMC(draws=12, tune=4, steps=3)
-
-    def stop(event):
-        if (event.phase, event.done) == ("particles", 2):
-            raise KeyboardInterrupt
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)  # few steps do not get far
-        with pytest.raises(KeyboardInterrupt):
-            posterior(values(), model, method, store=path, callback=stop)
-        assert dfac.open_run(path)["posterior"].sizes["draw"] == 2
-        same(dfac.resume(path, progressbar=False), posterior(values(), model, method))
-
-
-def test_particles_that_memory_cannot_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr("daskfactor.stein.posterior.memory_budget", lambda limit: 1000)
-    with pytest.raises(OptionError, match="pass store="):
-        posterior(values())
-    assert posterior(values(), store=tmp_path / "run.zarr")["posterior"].sizes["draw"] == 5
+    with pytest.raises(KeyboardInterrupt):
+        posterior(*given, method, store=path, callback=stop_at(2))
+    assert dfac.open_run(path)["posterior"].sizes["draw"] == 2
+    same(dfac.resume(path, progressbar=False), posterior(*given, method))
 
 
 def test_an_error_before_the_first_particle_leaves_nothing(tmp_path):
     def fail(event):
-        if event.phase == "particles":
-            raise Stopped
+        assert event.phase != "particles"
 
-    with pytest.raises(Stopped):
+    with pytest.raises(AssertionError):
         posterior(values(), store=tmp_path / "run.zarr", callback=fail)
     assert not list(tmp_path.iterdir())
 
@@ -251,8 +213,12 @@ def test_dead_components_lie_on_the_simplex():
     W = np.array([[1.0, 0.0, 2.0], [3.0, 0.0, 2.0]], np.float32)
     H = np.arange(6, dtype=np.float32).reshape(3, 2)
     new_w, new_h = on_simplex(W, H)
-    np.testing.assert_allclose(new_w, [[0.25, 0.5, 0.5], [0.75, 0.5, 0.5]])
-    np.testing.assert_allclose(new_w @ new_h, W @ H)
+    assert_allclose(new_w, [[0.25, 0.5, 0.5], [0.75, 0.5, 0.5]])
+    assert_allclose(new_w @ new_h, W @ H)
+
+
+BY_COORDINATES = dfac.Ensemble(optimizer="coordinate_descent")
+FIXING = dfac.TweedieNMF(3, fixed_w=np.ones((ROWS, 1)))
 
 
 @pytest.mark.parametrize(
@@ -268,53 +234,38 @@ def test_dead_components_lie_on_the_simplex():
         (values(), None, {"method": "adam"}, OptionError, "method must be one of Ensemble"),
         (values(), None, {"kernel": "imq"}, OptionError, "kernel must be IMQ"),
         (values(), dfac.TweedieNMF(3), {"tangent": True}, OptionError, "tangent"),
-        (values(), dfac.TweedieNMF(3, fixed_w=np.ones((ROWS, 1))), {}, OptionError, "fixes some"),
+        (values(), FIXING, {}, OptionError, "fixes some"),
         (np.zeros((4, 3)), None, {}, DataError, "no entry is positive"),
         (values()[:, :0], None, {}, DataError, "empty"),
-        (
-            gaps(),
-            None,
-            {"method": dfac.Ensemble(optimizer="coordinate_descent")},
-            OptionError,
-            "missing",
-        ),
+        (gaps(), None, {"method": BY_COORDINATES}, OptionError, "missing"),
     ],
 )
+@pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_done_is_one_sentence(tmp_path, V, model, options, error, message):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(error, match=message) as caught:
-            posterior(V, model, store=tmp_path / "run.zarr", **options)
+    with pytest.raises(error, match=message) as caught:
+        posterior(V, model, store=tmp_path / "run.zarr", **options)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("store", [False, True])
-def test_one_factorization_in_two_orders_is_one_mode(tmp_path, store):
+def test_one_factorization_in_two_orders_is_one_mode(tmp_path):
     method = dfac.Ensemble(start="random", max_iter=2000, tol=1e-8)
-    V = counts()
-    options = {"unstored": "zero", "particles": 4, "balance": True}
-    if store:
-        options["store"] = tmp_path / "run.zarr"
-    tree = posterior(V, dfac.SILFNMF(2), method, dtype="float64", **options)
-    W = tree["posterior/W"].values[0]
-    other = posterior(
-        V, dfac.SILFNMF(2), method, dtype="float64", align=False, **(options | {"store": None})
-    ).load()
-    swapped = [
-        not np.allclose(mine, its, rtol=1e-9)
-        for mine, its in zip(W, other["posterior/W"].values[0], strict=True)
-    ]
-    assert any(swapped)
-    for mine, its, turned in zip(W, other["posterior/W"].values[0], swapped, strict=True):
-        np.testing.assert_allclose(mine, its[:, ::-1] if turned else its, rtol=1e-9)
-        angles = [np.linalg.norm(mine[:, k] - W[0][:, k]) for k in (0, 1)]
-        crossed = [np.linalg.norm(mine[:, k] - W[0][:, 1 - k]) for k in (0, 1)]
-        assert sum(angles) <= sum(crossed)
-    np.testing.assert_allclose(
-        np.einsum("mik,mkj->mij", W, tree["posterior/H"].values[0]),
-        np.einsum("mik,mkj->mij", other["posterior/W"].values[0], other["posterior/H"].values[0]),
+    options = {"unstored": "zero", "particles": 4, "balance": True, "dtype": "float64"}
+    aligned, stored, drawn = (
+        posterior(counts(), dfac.SILFNMF(2), method, **options, **own).load()
+        for own in ({}, {"store": tmp_path / "run.zarr"}, {"align": False})
     )
+    same(aligned, stored)
+    (W, H), (its_w, its_h) = (
+        [tree["posterior"][name].values[0] for name in "WH"] for tree in (aligned, drawn)
+    )
+    swapped = [not np.allclose(*pair, rtol=1e-9) for pair in zip(W, its_w, strict=True)]
+    assert any(swapped)
+    for mine, its, turned in zip(W, its_w, swapped, strict=True):
+        assert_allclose(mine, its[:, ::-1] if turned else its, rtol=1e-9)
+        apart = np.linalg.norm(mine[:, :, None] - W[0][:, None], axis=0)
+        assert np.trace(apart) <= np.trace(apart[::-1])
+    assert_allclose(W @ H, its_w @ its_h)
 
 
 @pytest.mark.parametrize(
@@ -322,17 +273,15 @@ def test_one_factorization_in_two_orders_is_one_mode(tmp_path, store):
     [dfac.SimplexHMC(draws=12, tune=10, steps=3), dfac.SVGD(steps=15), dfac.SteinDescent(steps=5)],
     ids=lambda method: method.name,
 )
+@pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")  # few steps go not far
 def test_other_methods_make_particles_too(tmp_path, method):
-    V = values()
-    model = dfac.SILFNMF(3, threshold=50.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)  # few steps do not get far
-        tree = posterior(V, model, method, store=tmp_path / "run.zarr")
-        same(tree, posterior(V, model, method, executor=dfac.LanesExecutor(2)))
+    given = values(), dfac.SILFNMF(3, threshold=50.0), method
+    tree = posterior(*given, store=tmp_path / "run.zarr")
+    same(tree, posterior(*given, executor=dfac.LanesExecutor(2)))
     validate(tree)
     assert json.loads(tree.attrs["sampler"]) == method.to_dict()
     W = tree["posterior/W"].values[0]
-    np.testing.assert_allclose(W.sum(axis=1), 1.0, rtol=1e-5)
+    assert_allclose(W.sum(axis=1), 1.0, rtol=1e-5)
     assert not np.allclose(W[0], W[1])
 
 
