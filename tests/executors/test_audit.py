@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.data.grid import NestedReshuffled, Reshuffled
 from daskfactor.errors import DaskfactorError
 from daskfactor.executors import SerialExecutor, state, threads
-from daskfactor.executors.plan import Op
 from daskfactor.executors.segment import SegmentRun, Transfers
-from daskfactor.executors.state import Evaluation, FactorBand
+from daskfactor.executors.state import FactorBand
 from daskfactor.inference import program
 from daskfactor.inference.program import Program
 from tests.executors.audit import WAYS, AuditExecutor, pickled
@@ -24,7 +22,7 @@ from tests.executors.mixer import HoardingMixer, Mixer, begin, bits, plan_of, ru
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def sampled(executor: Any) -> xr.DataTree:
+def sampled(executor):
     """A run that adapts, records moments, keeps draws and watches cells."""
     V = np.random.default_rng(0).poisson(2.0, (7, 6)).astype(np.float32)
     model, sampler = dfac.TweedieNMF(2, dispersion=1.0), dfac.PSGLD(warm_start=3)
@@ -43,11 +41,11 @@ def sampled(executor: Any) -> xr.DataTree:
 
 
 @cache
-def serial_run() -> xr.DataTree:
+def serial_run():
     return sampled("serial")
 
 
-def audit_sampler(way: str) -> None:
+def audit_sampler(way):
     """Raise unless a run passes the audit with the bits of the serial one."""
     serial, audited = serial_run(), sampled(AuditExecutor(1, (way,)))
     for group in serial.children:
@@ -55,7 +53,7 @@ def audit_sampler(way: str) -> None:
         assert one.identical(other), group
 
 
-def audit_mixer(way: str, mixer: Mixer | None = None, **options: Any) -> None:
+def audit_mixer(way, mixer=None, **options):
     """Raise unless a mixer passes the audit with the bits of the serial run."""
     audited = run(AuditExecutor(1, (way,)), 3, Reshuffled(), mixer or Mixer(), **options)
     serial = run(SerialExecutor(), 3, Reshuffled(), mixer, **options)
@@ -65,7 +63,7 @@ def audit_mixer(way: str, mixer: Mixer | None = None, **options: Any) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", [Mixer(), HoardingMixer()])
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 1), (2, 5), (3, 1), (3, 3), (4, 2)])
-def test_what_is_right_passes(factors: int, blocks: int, program: Mixer, way: str) -> None:
+def test_what_is_right_passes(factors, blocks, program, way):
     oracle = bits(run(SerialExecutor(), blocks, Reshuffled(), program, factors))
     for seed in range(3):
         found = run(AuditExecutor(seed, (way,)), blocks, Reshuffled(), program, factors)
@@ -74,14 +72,14 @@ def test_what_is_right_passes(factors: int, blocks: int, program: Mixer, way: st
 
 @pytest.mark.parametrize(("groups", "blocks"), [(2, 4), (3, 6), (1, 3)])
 @pytest.mark.parametrize("way", WAYS)
-def test_nested_orders_pass(groups: int, blocks: int, way: str) -> None:
+def test_nested_orders_pass(groups, blocks, way):
     schedule = NestedReshuffled(groups)
     found = run(AuditExecutor(0, (way,)), blocks, schedule, HoardingMixer())
     assert bits(found) == bits(run(SerialExecutor(), blocks, schedule, HoardingMixer()))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_sampler_passes(way: str) -> None:
+def test_a_sampler_passes(way):
     audit_sampler(way)
 
 
@@ -89,15 +87,15 @@ def test_a_sampler_passes(way: str) -> None:
 class Noted(Mixer):
     """Notes the order of its operations, in a list that all copies share."""
 
-    def move(self, op: Op, bands: tuple[FactorBand, ...]) -> None:
+    def move(self, op, bands):
         ORDERS.append((op.cycle, op.iteration, tuple(op.block)))
         super().move(op, bands)
 
 
-ORDERS: list[Any] = []
+ORDERS = []
 
 
-def test_orders_segments_and_ways_differ() -> None:
+def test_orders_segments_and_ways_differ():
     """The audit is more than the serial run: it uses what executors are free to do."""
     plan = plan_of(Reshuffled(), 4, 2, range(4))
     serial = [
@@ -110,7 +108,7 @@ def test_orders_segments_and_ways_differ() -> None:
     for seed in range(6):
         ORDERS.clear()
         executor = AuditExecutor(seed)
-        executor.run(plan, Noted(), begin(4), None)  # type: ignore[arg-type]
+        executor.run(plan, Noted(), begin(4), None)
         assert sorted(ORDERS) == sorted(serial)
         assert serial != ORDERS
         orders.add(tuple(ORDERS))
@@ -120,10 +118,10 @@ def test_orders_segments_and_ways_differ() -> None:
     assert len({len(own) for own in segments}) > 1
 
 
-def test_map_keeps_the_order_of_its_items() -> None:
-    seen: list[int] = []
+def test_map_keeps_the_order_of_its_items():
+    seen = []
 
-    def square(item: int, workspace: Any) -> int:
+    def square(item, workspace):
         seen.append(item)
         return item * item
 
@@ -134,31 +132,31 @@ def test_map_keeps_the_order_of_its_items() -> None:
 # -- planted faults ------------------------------------------------------------------------
 
 
-def undeclared_write(patch: pytest.MonkeyPatch) -> None:
+def undeclared_write(patch):
     writes = dfac.PSGLD.writes
     kept = lambda own, op: tuple(name for name in writes(own, op) if name != "metric")  # noqa: E731
     patch.setattr(dfac.PSGLD, "writes", kept)
 
 
-def undeclared_read(patch: pytest.MonkeyPatch) -> None:
+def undeclared_read(patch):
     patch.setattr(dfac.PSGLD, "reads", lambda own: ())
 
 
-def write_of_an_evaluation(patch: pytest.MonkeyPatch) -> None:
+def write_of_an_evaluation(patch):
     evaluate = Mixer.evaluate
 
-    def moves(own: Mixer, op: Op, data: Any, bands: Any, *rest: Any) -> Evaluation:
+    def moves(own, op, data, bands, *rest):
         bands[0].values += 1
         return evaluate(own, op, data, bands, *rest)
 
     patch.setattr(Mixer, "evaluate", moves)
 
 
-def stale_band(patch: pytest.MonkeyPatch) -> None:
+def stale_band(patch):
     """Workers of a ring work on the band that came a round before."""
     collect, seen = SegmentRun._collect, dict[Any, FactorBand]()
 
-    def late(own: SegmentRun, at: Any, due: int) -> FactorBand:
+    def late(own, at, due):
         band = collect(own, at, due)
         before, seen[at] = seen.get(at), pickled(band)
         return band if before is None else replace(band, values=before.values)
@@ -166,19 +164,19 @@ def stale_band(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SegmentRun, "_collect", late)
 
 
-def out_of_order(patch: pytest.MonkeyPatch) -> None:
+def out_of_order(patch):
     """Operations do not wait for their bands of columns."""
     patch.setattr(threads, "_at_round", lambda op, number: frozenset())
 
 
-def copies_that_share(patch: pytest.MonkeyPatch) -> None:
+def copies_that_share(patch):
     patch.setattr(FactorBand, "copy", replace)
 
 
-def draws_that_share(patch: pytest.MonkeyPatch) -> None:
+def draws_that_share(patch):
     finish = program.finish_band
 
-    def kept(band: FactorBand, *rest: Any) -> None:
+    def kept(band, *rest):
         before = len(band.draws)
         finish(band, *rest)
         band.draws[before:] = [band.values] * (len(band.draws) - before)
@@ -186,24 +184,24 @@ def draws_that_share(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(program, "finish_band", kept)
 
 
-def one_stream_for_all_factors(patch: pytest.MonkeyPatch) -> None:
+def one_stream_for_all_factors(patch):
     patch.setattr(program, "factor_word", lambda factor: 0)
 
 
-def one_stream_for_two_steps(patch: pytest.MonkeyPatch) -> None:
+def one_stream_for_two_steps(patch):
     address = Program.address
 
-    def again(own: Program, band: FactorBand, iteration: int, *rest: int) -> Any:
+    def again(own, band, iteration, *rest):
         return address(own, band, iteration // 2, *rest)
 
     patch.setattr(Program, "address", again)
 
 
-def moment_lost(patch: pytest.MonkeyPatch) -> None:
+def moment_lost(patch):
     """One of five additions to moments is left out, the count is not."""
     add, calls = program.accumulate_moments, [0]
 
-    def most(*arguments: Any) -> None:
+    def most(*arguments):
         calls[0] += 1
         if calls[0] % 5:
             add(*arguments)
@@ -211,11 +209,11 @@ def moment_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(program, "accumulate_moments", most)
 
 
-def moment_lost_on_the_way(patch: pytest.MonkeyPatch) -> None:
+def moment_lost_on_the_way(patch):
     """Arrays that no later round needs are left behind."""
     split = Transfers.split
 
-    def some(own: Transfers, band: FactorBand, after: int) -> Any:
+    def some(own, band, after):
         for due, part in split(own, band, after):
             if due < len(own.row_of) or len(part.values):
                 yield due, part
@@ -223,19 +221,19 @@ def moment_lost_on_the_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transfers, "split", some)
 
 
-def sum_of_the_cycle_before(patch: pytest.MonkeyPatch) -> None:
+def sum_of_the_cycle_before(patch):
     finish = program.finish_band
 
-    def late(band: FactorBand, own: Program, op: Op, factor: int) -> None:
+    def late(band, own, op, factor):
         finish(band, own, op._replace(cycle=op.cycle - 1), factor)
 
     patch.setattr(program, "finish_band", late)
 
 
-def fit_of_the_cycle_before(patch: pytest.MonkeyPatch) -> None:
+def fit_of_the_cycle_before(patch):
     evaluate = Program.evaluate
 
-    def late(own: Program, op: Op, *rest: Any) -> Evaluation:
+    def late(own, op, *rest):
         return evaluate(own, op._replace(cycle=op.cycle - 1), *rest)
 
     patch.setattr(Program, "evaluate", late)
@@ -244,15 +242,15 @@ def fit_of_the_cycle_before(patch: pytest.MonkeyPatch) -> None:
 class Fragile(np.ndarray[Any, Any]):
     """An array that is all zeros when it has been pickled."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return np.zeros, (self.shape, self.dtype.str)
 
 
-def does_not_survive_pickling(patch: pytest.MonkeyPatch) -> None:
+def does_not_survive_pickling(patch):
     """Operations make it: the state that they begin with has none."""
     move = HoardingMixer.move
 
-    def fragile(own: HoardingMixer, op: Op, bands: tuple[FactorBand, ...]) -> None:
+    def fragile(own, op, bands):
         move(own, op, bands)
         for band in bands:
             band.arrays["always"] = band.arrays["always"].view(Fragile)
@@ -260,11 +258,11 @@ def does_not_survive_pickling(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HoardingMixer, "move", fragile)
 
 
-def from_the_beginning_of_a_plan(patch: pytest.MonkeyPatch) -> None:
+def from_the_beginning_of_a_plan(patch):
     """Cycles are counted from the first that a program sees: a segment begins anew."""
     move = Mixer.move
 
-    def counted(own: Mixer, op: Op, bands: tuple[FactorBand, ...]) -> None:
+    def counted(own, op, bands):
         own.__dict__.setdefault("first", op.cycle)
         since = op.cycle - own.__dict__["first"]
         move(own, op._replace(iteration=op.iteration + since), bands)
@@ -272,10 +270,10 @@ def from_the_beginning_of_a_plan(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mixer, "move", counted)
 
 
-def draws_lost_between_segments(patch: pytest.MonkeyPatch) -> None:
+def draws_lost_between_segments(patch):
     joined = state._joined
 
-    def bare(before: FactorBand, *rest: Any) -> FactorBand:
+    def bare(before, *rest):
         return joined(replace(before, draws=[]), *rest)
 
     patch.setattr(state, "_joined", bare)
@@ -288,7 +286,7 @@ class Fault(NamedTuple):
     says: str
 
 
-def hoarding(way: str) -> None:
+def hoarding(way):
     audit_mixer(way, HoardingMixer())
 
 
@@ -322,7 +320,7 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("name", "way"), [(name, way) for name, fault in FAULTS.items() for way in fault.ways]
 )
-def test_planted_faults_are_found(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_are_found(name, way, monkeypatch):
     fault = FAULTS[name]
     serial_run()  # before there is a fault
     fault.plant(monkeypatch)

@@ -1,8 +1,6 @@
 """Workers of unequal speed: who gets how many bands, without a cluster."""
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ WORKERS = ["a", "b", "c", "d"]
 SPEEDS = st.sampled_from([0.1, 0.5, 0.7, 1.0, 1.3, 2.0])
 
 
-def time_of_round(counts: Any, threads: Any, speeds: Any) -> float:
+def time_of_round(counts, threads, speeds):
     return max(-(-n // t) / s for n, t, s in zip(counts, threads, speeds, strict=True))
 
 
@@ -25,9 +23,7 @@ def time_of_round(counts: Any, threads: Any, speeds: Any) -> float:
     st.lists(st.tuples(st.integers(1, 3), SPEEDS), min_size=1, max_size=4),
     st.sampled_from([None, 1]),
 )
-def test_no_other_shares_are_done_sooner(
-    blocks: int, workers: list[tuple[int, float]], lanes: int | None
-) -> None:
+def test_no_other_shares_are_done_sooner(blocks, workers, lanes):
     threads, speeds = zip(*workers, strict=True)
     counts = share_bands(blocks, threads, lanes, speeds)
     assert sum(counts) == blocks
@@ -46,13 +42,11 @@ def test_no_other_shares_are_done_sooner(
         (6, [1, 1, 1], [2, 2, 2]),
     ],
 )
-def test_slow_workers_get_fewer_bands(blocks: int, speeds: list[float], counts: list[int]) -> None:
+def test_slow_workers_get_fewer_bands(blocks, speeds, counts):
     assert share_bands(blocks, [1] * len(speeds), None, speeds) == counts
 
 
-def segments(
-    balance: Balance, count: int, blocks: int, speed: Callable[[int, str], float], workers: int = 2
-) -> list[tuple[dict[str, int], float]]:
+def segments(balance, count, blocks, speed, workers=2):
     """Shares of simulated segments, and the time of a round over that of a perfect division."""
     threads, found = dict.fromkeys(WORKERS[:workers], 1), []
     for number in range(count):
@@ -64,7 +58,7 @@ def segments(
     return found
 
 
-def test_a_straggler_costs_no_more_than_its_share() -> None:
+def test_a_straggler_costs_no_more_than_its_share():
     """At half speed of two: a third of the work, once two segments have been measured."""
     found = segments(Balance(), 6, 32, lambda number, address: 0.5 if address == "b" else 1.0)
     assert [shares["b"] for shares, _ in found] == [16, 16, 11, 11, 11, 11]
@@ -72,7 +66,7 @@ def test_a_straggler_costs_no_more_than_its_share() -> None:
     assert found[-1][1] < 1.04  # of the grain of bands: 22 / 32 of the work takes 22, not 21.3
 
 
-def test_a_worker_that_recovers_gets_its_bands_back() -> None:
+def test_a_worker_that_recovers_gets_its_bands_back():
     found = segments(
         Balance(), 30, 8, lambda number, a: 0.05 if a == "b" and 2 <= number < 6 else 1.0
     )
@@ -82,24 +76,24 @@ def test_a_worker_that_recovers_gets_its_bands_back() -> None:
     assert counts[-1] == 4
 
 
-def test_first_segments_and_noise_move_nothing() -> None:
+def test_first_segments_and_noise_move_nothing():
     rng = np.random.default_rng(0)
 
-    def speed(number: int, address: str) -> float:
+    def speed(number, address):
         return 0.1 if number == 0 and address == "a" else float(1 + 0.1 * rng.uniform(-1, 1))
 
     found = segments(Balance(), 50, 12, speed, workers=4)
     assert {tuple(shares.values()) for shares, _ in found} == {(3, 3, 3, 3)}
 
 
-def test_a_worker_that_joins_is_taken_to_be_like_the_others() -> None:
+def test_a_worker_that_joins_is_taken_to_be_like_the_others():
     balance = Balance()
     segments(balance, 4, 16, lambda number, address: 0.5 if address == "b" else 1.0)
     (shares, _), *_ = segments(balance, 1, 16, lambda number, address: 1.0, workers=3)
     assert shares == {"a": 7, "b": 4, "c": 5}
 
 
-def test_how_even_seconds_are() -> None:
+def test_how_even_seconds_are():
     assert evenness({"a": 2.0, "b": 4.0}, {"a": 1, "b": 2}) == 1.0
     assert evenness({"a": 3.0, "b": 1.0}, {"a": 1, "b": 1}) == pytest.approx(2 / 3)
     assert evenness({"a": 0.0}, {"a": 1}) == 1.0

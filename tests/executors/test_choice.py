@@ -2,7 +2,6 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from daskfactor.executors import block_seconds, choose_executor
 from daskfactor.progress import NOTE_WIDTH
 
 
-def workers(adaptive: bool = False) -> Any:
+def workers(adaptive=False):
     cluster = SimpleNamespace(_adaptive=object() if adaptive else None)
     return SimpleNamespace(nthreads=lambda: {"a": 2, "b": 2}, cluster=cluster)
 
@@ -28,17 +27,15 @@ def workers(adaptive: bool = False) -> Any:
         (True, 0.01, "tasks", "although a ring on a fixed cluster is faster"),
     ],
 )
-def test_by_the_block_and_the_cluster(
-    adaptive: bool, seconds: float, name: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_the_block_and_the_cluster(adaptive, seconds, name, reason, monkeypatch):
     monkeypatch.setattr(executors, "block_seconds", lambda data, width: seconds)
-    made = choose_executor(workers(adaptive), None, 10)  # type: ignore[arg-type]
+    made = choose_executor(workers(adaptive), None, 10)
     assert made.name == name
     assert re.search(reason, made.reason)
     assert len(f"{made.name}: {made.short}") <= NOTE_WIDTH  # else the progress bar cuts it off
 
 
-def test_the_estimate_grows_with_the_work() -> None:
+def test_the_estimate_grows_with_the_work():
     rng = np.random.default_rng(0)
     with as_blocks(rng.random((400, 200), dtype=np.float32), 2) as data:
         few, many = (block_seconds(data, width) for width in (10, 20))

@@ -2,34 +2,24 @@
 
 import itertools
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.data.grid import (
-    Bands,
-    Cyclic,
-    NestedReshuffled,
-    Proportional,
-    Reshuffled,
-    Schedule,
-)
+from daskfactor.data.grid import Bands, Cyclic, NestedReshuffled, Proportional, Reshuffled
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import SegmentLost, Work
-from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan, ops_by_row
+from daskfactor.executors.plan import Action, CycleOptions, build_plan, ops_by_row
 from daskfactor.executors.segment import plan_transfers
-from daskfactor.executors.state import ChainState, FactorBand, make_state, travellers
+from daskfactor.executors.state import make_state, travellers
 from daskfactor.executors.threads import BandScheduler, share_bands
 from tests.executors.audit import Network
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 
 
-def make_plan(
-    schedule: Schedule, blocks: int, cycles: int, seed: int = 0, factors: int = 2
-) -> tuple[Round, ...]:
+def make_plan(schedule, blocks, cycles, seed=0, factors=2):
     return build_plan(
         schedule,
         np.ones((blocks,) * factors, dtype=np.int64),
@@ -39,7 +29,7 @@ def make_plan(
     )
 
 
-def start(blocks: int, factors: int = 2) -> ChainState:
+def start(blocks, factors=2):
     rng = np.random.default_rng(blocks)
     lengths = [size * blocks for size in (2, 3, 1, 4)[:factors]]
     sides = [Bands.even(length, blocks) for length in lengths]
@@ -49,16 +39,14 @@ def start(blocks: int, factors: int = 2) -> ChainState:
 class Strict(HoardingMixer):
     """Notices arrays that travelled though an update does not touch them, and missing ones."""
 
-    def update(self, op: Op, data: Any, bands: tuple[FactorBand, ...], *rest: Any) -> None:
+    def update(self, op, data, bands, *rest):
         for band in bands[1:]:
             assert set(band.arrays) == set(self.touches(op))
         super().update(op, data, bands, *rest)
 
 
-def network_of(
-    plan: tuple[Round, ...], state: ChainState, counts: list[int], program: Mixer
-) -> Network:
-    return Network(Work(plan, program, None), state, counts)  # type: ignore[arg-type]
+def network_of(plan, state, counts, program):
+    return Network(Work(plan, program, None), state, counts)
 
 
 @pytest.mark.parametrize("factors", [2, 3, 4])
@@ -71,12 +59,12 @@ def network_of(
     seed=st.integers(0, 1000),
 )
 def test_any_plan_on_any_workers_leaves_the_oracles_bits(
-    factors: int, blocks: int, workers: int, kind: str, program: Mixer, seed: int
-) -> None:
+    factors, blocks, workers, kind, program, seed
+):
     if factors > 2:
         blocks, kind = min(blocks, 6 - factors), kind.replace("nested", "reshuffled")
     groups = next(g for g in (3, 2, 1) if blocks % g == 0)
-    schedule: Schedule = {
+    schedule = {
         "reshuffled": Reshuffled(),
         "cyclic": Cyclic(),
         "nested": NestedReshuffled(groups),
@@ -93,11 +81,11 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
     network = network_of(plan, states[0], counts, program)
     network.run(rng)
     plain = HoardingMixer() if isinstance(program, Strict) else program
-    oracle = SerialExecutor().run(plan, plain, states[1], None)  # type: ignore[arg-type]
+    oracle = SerialExecutor().run(plan, plain, states[1], None)
     assert bits(network.result()) == bits(oracle)
 
 
-def test_orders_give_back_every_operation() -> None:
+def test_orders_give_back_every_operation():
     plan = make_plan(NestedReshuffled(2), 4, 3)
     network = network_of(plan, start(4), [1, 2, 1], Mixer())
     own = network.workers[1].scheduler.ops
@@ -111,7 +99,7 @@ def test_orders_give_back_every_operation() -> None:
 
 
 @pytest.mark.parametrize("factors", [3, 4])
-def test_orders_know_where_bands_of_every_factor_go(factors: int) -> None:
+def test_orders_know_where_bands_of_every_factor_go(factors):
     plan = make_plan(Reshuffled(), 3, 1, factors=factors)
     network = network_of(plan, start(3, factors), [1, 2], Mixer())
     for worker in network.workers:
@@ -127,7 +115,7 @@ def test_orders_know_where_bands_of_every_factor_go(factors: int) -> None:
         assert worker._holder((factors - 1, 0), len(plan)) == worker.order.rank
 
 
-def test_arrays_travel_with_the_factor_that_has_them() -> None:
+def test_arrays_travel_with_the_factor_that_has_them():
     """Bands of one factor wait for an array that those of another never had."""
     plan, state = make_plan(Cyclic(), 3, 2, factors=3), start(3, 3)
     hoard(state)
@@ -144,7 +132,7 @@ def test_arrays_travel_with_the_factor_that_has_them() -> None:
     assert {each.constant for each in transfers} == {frozenset({"constant"})}
 
 
-def test_an_operation_waits_for_its_bands_of_all_factors() -> None:
+def test_an_operation_waits_for_its_bands_of_all_factors():
     ops = ops_by_row(make_plan(Cyclic(), 2, 1, factors=3))
     scheduler = BandScheduler(ops, 1, lambda band, number: False)
     assert scheduler._choose(0) is None
@@ -157,7 +145,7 @@ def test_an_operation_waits_for_its_bands_of_all_factors() -> None:
     assert scheduler._choose(0) is None  # its next round needs bands that have been through this
 
 
-def test_a_band_of_any_factor_that_must_leave_goes_first() -> None:
+def test_a_band_of_any_factor_that_must_leave_goes_first():
     ops = ops_by_row(make_plan(Cyclic(), 2, 1, factors=3))
     for leaving in (1, 2):
         wanted = leaving, ops[1][0].block[leaving]
@@ -169,7 +157,7 @@ def test_a_band_of_any_factor_that_must_leave_goes_first() -> None:
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 4), min_size=1, max_size=10))
-def test_bands_are_shared_out_evenly_and_completely(blocks: int, threads: list[int]) -> None:
+def test_bands_are_shared_out_evenly_and_completely(blocks, threads):
     counts = share_bands(blocks, threads, None)
     assert sum(counts) == blocks
     load = -(-blocks // sum(threads))
@@ -188,20 +176,18 @@ def test_bands_are_shared_out_evenly_and_completely(blocks: int, threads: list[i
         (2, [1, 1, 1], None, [1, 1, 0]),
     ],
 )
-def test_how_bands_are_shared_out(
-    blocks: int, threads: list[int], lanes: int | None, counts: list[int]
-) -> None:
+def test_how_bands_are_shared_out(blocks, threads, lanes, counts):
     assert sorted(share_bands(blocks, threads, lanes)) == sorted(counts)
 
 
 class Backwards(Cyclic):
     """Diagonals B - 1, …, 0: a column band's next row is the one after its last."""
 
-    def cycle(self, *arguments: Any) -> Any:
+    def cycle(self, *arguments):
         return super().cycle(*arguments)[::-1]
 
 
-def test_the_earliest_round_goes_first_and_then_the_band_that_must_leave() -> None:
+def test_the_earliest_round_goes_first_and_then_the_band_that_must_leave():
     plan = make_plan(Backwards(), 4, 1)  # round n: row r meets column (r + 3 - n) % 4
     network = network_of(plan, start(4), [2, 2], Mixer())
     worker, order = network.workers[0], []
@@ -215,7 +201,7 @@ def test_the_earliest_round_goes_first_and_then_the_band_that_must_leave() -> No
     assert order == [(0, 1, 0, [1]), (0, 0, 3, []), (1, 1, 3, [1])]
 
 
-def test_a_lane_keeps_its_rows_until_another_lags_behind() -> None:
+def test_a_lane_keeps_its_rows_until_another_lags_behind():
     """Both lanes prefer their own rows; a foreign one must be a round behind to be taken."""
     ops = ops_by_row(make_plan(Cyclic(), 4, 2))
     scheduler = BandScheduler(ops, 2)
@@ -229,7 +215,7 @@ def test_a_lane_keeps_its_rows_until_another_lags_behind() -> None:
     assert scheduler.position[2] == 1
 
 
-def test_a_second_copy_of_a_band_is_dropped() -> None:
+def test_a_second_copy_of_a_band_is_dropped():
     network = network_of(make_plan(Backwards(), 4, 1), start(4), [2, 2], Mixer())
     one, other = network.workers
     while not network.mail:
@@ -245,7 +231,7 @@ def test_a_second_copy_of_a_band_is_dropped() -> None:
     assert (parcel.at, parcel.due) not in other._waiting
 
 
-def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over() -> None:
+def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over():
     ops = ops_by_row(make_plan(Cyclic(), 1, 1))
     idle = BandScheduler(ops, 1, lambda col, number: False, 0.01)
     assert idle.take(0) is None

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 
 from daskfactor.data.grid import Bands, Block, Grid
-from daskfactor.executors.state import (
-    ChainState,
-    FactorBand,
-    empty_state,
-    make_state,
-    place_cells,
-)
+from daskfactor.executors.state import empty_state, make_state, place_cells
 
 
 @pytest.fixture
-def state() -> ChainState:
+def state():
     made = make_state(Grid.even((5, 4), 2), np.arange(10.0).reshape(5, 2), np.ones((4, 2)))
     for band in made.bands():
         band.counts["moments"] = 3
@@ -24,30 +18,30 @@ def state() -> ChainState:
     return made
 
 
-def moved(band: FactorBand, by: float = 0.0, times: float = 1.0) -> float:
+def moved(band, by=0.0, times=1.0):
     band.values[:] = times * (band.values + by)
     return float(band.values.sum())
 
 
-def test_a_function_meets_every_band_in_order(state: ChainState) -> None:
+def test_a_function_meets_every_band_in_order(state):
     assert state.each(moved) == [6.0, 39.0, 4.0, 4.0]
     assert state.each(moved, 0) == [6.0, 39.0]
     assert state.each(moved, 1) == [4.0, 4.0]
 
 
-def test_every_band_has_its_own_item_of_what_is_given(state: ChainState) -> None:
+def test_every_band_has_its_own_item_of_what_is_given(state):
     assert state.each(moved, 1, [1.0, 2.0], [1.0, 10.0]) == [8.0, 120.0]
     with pytest.raises(ValueError, match="shorter"):
         state.each(moved, None, [1.0, 2.0])
 
 
-def test_a_function_changes_bands_in_place(state: ChainState) -> None:
+def test_a_function_changes_bands_in_place(state):
     state.each(partial(moved, times=2.0), 0)
     np.testing.assert_array_equal(state.gather("rows"), 2.0 * np.arange(10.0).reshape(5, 2))
     np.testing.assert_array_equal(state.gather("columns"), np.ones((4, 2)))
 
 
-def test_a_state_tells_what_is_small(state: ChainState) -> None:
+def test_a_state_tells_what_is_small(state):
     assert state.counts == {"moments": 3}
     assert state.sums(7) == [6.0, 39.0, 4.0, 4.0]
     assert state.names(0) == frozenset()
@@ -60,7 +54,7 @@ def test_a_state_tells_what_is_small(state: ChainState) -> None:
     assert state.recorded == 1
 
 
-def test_a_state_has_any_number_of_factors() -> None:
+def test_a_state_has_any_number_of_factors():
     """The first two keep the names that they had when there were no others."""
     sides = [Bands.even(length, 2) for length in (5, 4, 3)]
     factors = [np.full((length, 2), length) for length in (5, 4, 3)]
@@ -71,7 +65,7 @@ def test_a_state_has_any_number_of_factors() -> None:
         assert [len(band.values) for band in state.bands(number)] == list(sides[number].sizes)
     assert len(state.bands()) == 6
     names = {f"0/{own}/{n}/values" for own in ("rows", "columns", "factor-2") for n in (0, 1)}
-    assert set(state.save(None, "0")) == names  # type: ignore[arg-type]
+    assert set(state.save(None, "0")) == names
     empty = empty_state(sides, 2, np.dtype(np.float32))
     assert [band.offset for band in empty.bands()] == [0, 2, 0, 2, 0, 1]
     with pytest.raises(ValueError, match="shorter"):
@@ -79,7 +73,7 @@ def test_a_state_has_any_number_of_factors() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(7, 5), (7, 5, 4), (4, 6, 5, 3)])
-def test_cells_are_placed_in_the_blocks_they_lie_in(lengths: tuple[int, ...]) -> None:
+def test_cells_are_placed_in_the_blocks_they_lie_in(lengths):
     sides, rng = [Bands.even(length, 3) for length in lengths], np.random.default_rng(0)
     at = [rng.integers(0, length, 40) for length in lengths]
     placed = place_cells(sides, at, np.dtype(np.float32))

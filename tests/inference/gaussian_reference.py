@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -16,8 +15,6 @@ from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.random import Stream, generator, noise_key
-
-Array = NDArray[np.float64]
 
 
 def exact_one_component(V, noise, precision_w, precision_h, level):
@@ -46,13 +43,13 @@ class Draws(NamedTuple):
     predict (T, I).
     """
 
-    noise: Array
-    precision: Array
-    column_bias_precision: Array
-    mean: Array
-    mu: Array
-    ridge: Array
-    predicted: Array
+    noise: np.ndarray
+    precision: np.ndarray
+    column_bias_precision: np.ndarray
+    mean: np.ndarray
+    mu: np.ndarray
+    ridge: np.ndarray
+    predicted: np.ndarray
 
 
 def gibbs(V, model, priors, sweeps, seed):

@@ -2,12 +2,10 @@
 
 import itertools
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
-from numpy.typing import NDArray
 
 import daskfactor as dfac
 from daskfactor.data.sources import outline
@@ -15,7 +13,6 @@ from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, best_sampler, known
 from tests.random_sparse import random_array
 
-Array = NDArray[Any]
 RUN = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
 MADE = {"executor": "serial", **RUN}
 
@@ -138,4 +135,4 @@ def test_a_cost_of_blocks_is_the_chosen_sampler_s_whatever_their_numbers_are():
 
 def test_another_word_is_refused():
     with pytest.raises(OptionError, match='"auto" or one of BlockHMC'):
-        dfac.sample(counts(4, 3, 4), dfac.TweedieNMF(1), "psgld")  # type: ignore[arg-type]
+        dfac.sample(counts(4, 3, 4), dfac.TweedieNMF(1), "psgld")

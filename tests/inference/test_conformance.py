@@ -3,13 +3,11 @@
 import json
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import xarray as xr
-from numpy.typing import NDArray
 from scipy import sparse
 
 import daskfactor as dfac
@@ -21,8 +19,6 @@ from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import LangevinSampler
 from daskfactor.inference.sghmc import SquaresSGHMC
 from tests.executors.audit import AuditExecutor
-
-Array = NDArray[Any]
 
 
 class Case(NamedTuple):
@@ -55,7 +51,7 @@ LOG_LINEAR = dfac.TweedieNMF(
 
 
 @pytest.fixture(autouse=True)
-def scales_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def scales_are_drawn(monkeypatch):
     """Short runs draw them, too."""
     for kind in (LangevinSampler, HMC, Gibbs, SquaresSGHMC):
         monkeypatch.setattr(kind, "rescales_every", 4)
@@ -160,11 +156,11 @@ CASES = {
 DRAWS, STOPPED, TUNE = 12, 8, 10
 
 
-def test_every_kind_of_sampler_has_a_case() -> None:
+def test_every_kind_of_sampler_has_a_case():
     assert {type(case.sampler).__name__ for case in CASES.values()} == set(known(Sampler))
 
 
-def counts() -> Array:
+def counts():
     rng = np.random.default_rng(0)
     V = rng.poisson(rng.gamma(2, 1, (7, 2)) @ rng.gamma(2, 1, (2, 6))).astype(np.float32)
     V[rng.random(V.shape) < 0.2] = np.nan
@@ -173,9 +169,9 @@ def counts() -> Array:
     return V
 
 
-def draw(name: str, V: Any = None, **options: Any) -> xr.DataTree:
+def draw(name, V=None, **options):
     case = CASES[name]
-    settings: dict[str, Any] = {
+    settings = {
         "draws": DRAWS,
         "tune": TUNE,
         "blocks": 2,
@@ -192,18 +188,18 @@ def draw(name: str, V: Any = None, **options: Any) -> xr.DataTree:
 
 
 @cache
-def serial(name: str) -> xr.DataTree:
+def serial(name):
     """Return the run that all tests of a case share."""
     return draw(name)
 
 
-def same(one: xr.DataTree, other: xr.DataTree) -> bool:
+def same(one, other):
     """Whether all groups hold the same bits."""
     assert set(one.children) == set(other.children)
     return all(plain(one[group]).identical(plain(other[group])) for group in one.children)
 
 
-def plain(group: xr.DataTree) -> xr.Dataset:
+def plain(group):
     """Values alone; a store also has the constants that a model does not use, as NaN."""
     values = group.to_dataset().drop_attrs().compute()
     if group.name != "constant_data":
@@ -227,7 +223,7 @@ stored = pytest.mark.parametrize(
 
 
 @main
-def test_names_dims_and_types(name: str) -> None:
+def test_names_dims_and_types(name):
     V = xr.DataArray(counts(), dims=("gene", "sample"))
     tree = draw(name, V, chains=2, draws=4)
     width = CASES[name].model.width
@@ -253,7 +249,7 @@ def test_names_dims_and_types(name: str) -> None:
 
 
 @each
-def test_signs_moments_and_monitored_cells(name: str) -> None:
+def test_signs_moments_and_monitored_cells(name):
     tree = serial(name)
     posterior, moments, watched = (
         tree[group] for group in ("posterior", "posterior_moments", "monitor")
@@ -273,7 +269,7 @@ def test_signs_moments_and_monitored_cells(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model is POISSON])
-def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
+def test_lp_is_the_log_posterior_density_of_the_draw(name):
     from tests.models.laws import log_density
 
     V = counts()
@@ -290,7 +286,7 @@ def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
 
 
 @each
-def test_the_audit_finds_nothing_and_the_same_bits(name: str) -> None:
+def test_the_audit_finds_nothing_and_the_same_bits(name):
     """So does whatever executor: `tests/executors/test_audit.py` shows what the audit finds."""
     assert same(draw(name, executor=AuditExecutor(len(name))), serial(name))
 
@@ -303,26 +299,24 @@ def test_the_audit_finds_nothing_and_the_same_bits(name: str) -> None:
         ("Gibbs log-linear", dfac.TasksExecutor("synchronous")),
     ],
 )
-def test_real_executors_give_the_same_bits(name: str, executor: Any) -> None:
+def test_real_executors_give_the_same_bits(name, executor):
     assert same(draw(name, executor=executor), serial(name))
     executor.close()
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_another_seed_gives_other_draws(name: str) -> None:
+def test_another_seed_gives_other_draws(name):
     one, other = (run["posterior"]["W"].values for run in (serial(name), draw(name, random_seed=6)))
     assert not np.any(one[..., :2] == other[..., :2])
 
 
 @stored
-def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, monkeypatch):
     """The unbroken run has one segment where these have many."""
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 4)
     monkeypatch.setattr("daskfactor.results.files.CHEAP", np.inf)  # save on slow machines, too
 
-    def press(event: dfac.RunEvent) -> None:
+    def press(event):
         if event.phase == "draw" and event.done > 5:
             raise KeyboardInterrupt
 
@@ -341,7 +335,7 @@ def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
     "name",
     [name for name in CASES if "plain" not in name and name != "PSGLD negative binomial weights"],
 )
-def test_sparse_input_whatever_is_not_stored(name: str) -> None:
+def test_sparse_input_whatever_is_not_stored(name):
     """What is stored where the rest is missing gives the posterior of the dense matrix."""
     V = counts()
     seen = ~np.isnan(V)
@@ -357,7 +351,7 @@ def test_sparse_input_whatever_is_not_stored(name: str) -> None:
 
 
 @each
-def test_bad_options_are_refused_in_one_sentence(name: str) -> None:
+def test_bad_options_are_refused_in_one_sentence(name):
     case = CASES[name]
     for options in case.refused:
         with pytest.raises(OptionError, match=r"got .|pass a number") as caught:
@@ -367,7 +361,7 @@ def test_bad_options_are_refused_in_one_sentence(name: str) -> None:
 
 
 @each
-def test_the_other_kind_of_model_is_refused(name: str) -> None:
+def test_the_other_kind_of_model_is_refused(name):
     case = CASES[name]
     with pytest.raises((OptionError, ModelError)):
         checked_sampler(case.model, type(case.sampler))
@@ -383,14 +377,14 @@ def test_the_other_kind_of_model_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [dfac.PSGLD, dfac.PSGRRLD, dfac.SGHMC])
-def test_kernels_compile_whatever_the_schedule(kind: type[Any]) -> None:
+def test_kernels_compile_whatever_the_schedule(kind):
     """The tiny matrix that they are compiled with has one block."""
     brief = kind(schedule=dfac.NestedReshuffled(2)).for_compilation()
     assert len(brief.schedule.cycle(1, np.ones(1), np.random.default_rng(0))) == 1
 
 
 @each
-def test_stored_and_read_back(name: str) -> None:
+def test_stored_and_read_back(name):
     sampler = CASES[name].sampler
     values = json.loads(json.dumps(sampler.to_dict()))
     again = algorithm_from_dict(Sampler, values, "a run was made by a sampler")
@@ -400,7 +394,7 @@ def test_stored_and_read_back(name: str) -> None:
 
 
 @each
-def test_what_a_cycle_takes_is_known(name: str) -> None:
+def test_what_a_cycle_takes_is_known(name):
     sampler = CASES[name].sampler
     work = sampler.work(4)
     assert work.moves >= 1

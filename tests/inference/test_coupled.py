@@ -2,7 +2,7 @@
 learnt of missing rows and dispersions, and what results of them go into."""
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anndata
 import mudata
@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import xarray as xr
-from numpy.typing import NDArray
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
@@ -21,7 +20,6 @@ from tests.executors.audit import AuditExecutor
 # Runs of a few cycles, of counts that share a factor with what does not go with them.
 pytestmark = pytest.mark.filterwarnings("ignore:around the means that")
 
-Array = NDArray[Any]
 RUN = {"draws": 6, "tune": 4, "random_seed": 7, "progressbar": False}
 SHORT = {"warm_start": 3}
 RNG = np.random.default_rng(21)
@@ -241,12 +239,12 @@ def test_monitors_that_are_refused_or_empty():
 class Problem(NamedTuple):
     """Three views; the second lacks half of the rows, and one component is of the first only."""
 
-    given: dict[str, Any]
-    full: dict[str, Array]
-    mean: dict[str, Array]
-    W: Array
-    seen: Array
-    rows: Array
+    given: dict
+    full: dict
+    mean: dict
+    W: np.ndarray
+    seen: np.ndarray
+    rows: np.ndarray
     trace: xr.DataTree
 
 

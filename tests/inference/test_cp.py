@@ -79,7 +79,7 @@ def test_dense_and_sparse_zeros_sample_the_same_posterior():
         model = dfac.CP(2, beta=beta, dispersion=1.0)
         sampler = dfac.PSGLD(warm_start=5)
         every = as_tensor(V, 2, dtype="float64")
-        few = as_tensor(sparse.COO(V), every.grid, dtype="float64", unstored="zero")  # type: ignore[arg-type]
+        few = as_tensor(sparse.COO(V), every.grid, dtype="float64", unstored="zero")
         assert few.row_order is None
         one, other = (dfac.sample(data, model, sampler, **settings) for data in (every, few))
         for name in "WH":
@@ -180,8 +180,8 @@ def test_chains_begin_with_a_result():
 
 def test_more_than_has_addresses_is_refused():
     with pytest.raises(ModelError, match=r"n_components must be below 16777216, got 16777216"):
-        Setting(None, dfac.CP(2**24), *[None] * 3)  # type: ignore[arg-type]
-    Setting(None, dfac.CP(2**24 - 1), *[None] * 3)  # type: ignore[arg-type]
+        Setting(None, dfac.CP(2**24), *[None] * 3)
+    Setting(None, dfac.CP(2**24 - 1), *[None] * 3)
     places = np.zeros((33, 1), np.int64)
     V = sparse.COO(places, np.ones(1), shape=(2,) * 33)
     with pytest.raises(DataError, match=r"33 axes, and a CP model takes at most 32; stack"):

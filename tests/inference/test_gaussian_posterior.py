@@ -1,10 +1,7 @@
 """The real-valued sampler against exact posteriors, and planted bugs that must not pass."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -15,7 +12,6 @@ from daskfactor.models.gaussian import GaussianMF
 from tests.inference.gaussian_reference import cell_moments, gibbs, moments_of_copies, run_chain
 
 pytestmark = pytest.mark.statistical
-Array = NDArray[Any]
 NAN = float("nan")
 
 

@@ -1,10 +1,7 @@
 """Samplers on passes over all the data: addresses, shares of entries, proposals."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
@@ -13,7 +10,6 @@ from daskfactor.inference.langevin import allotment
 from daskfactor.inference.multiplicative import balance
 from tests.inference.test_conformance import counts
 
-Array = NDArray[Any]
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)
 SETTINGS = {"draws": 8, "tune": 20, "random_seed": 3, "executor": "serial", "progressbar": False}
 

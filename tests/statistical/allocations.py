@@ -13,10 +13,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
-
-Array = NDArray[np.float64]
 
 
 class Priors(NamedTuple):
@@ -32,8 +29,8 @@ class Component(NamedTuple):
     """One component given its share of the counts."""
 
     log_evidence: float
-    mean: Array  # E w_i h_j
-    square: Array  # E (w_i h_j)²
+    mean: np.ndarray  # E w_i h_j
+    square: np.ndarray  # E (w_i h_j)²
     sum_w: float
 
 

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 from scipy import special
 
 from daskfactor import models
@@ -28,7 +27,6 @@ from tests import kept as on_disk
 from tests.models import laws
 from tests.models.laws import divergence, log_density, log_normalizer
 
-Array = NDArray[np.float64]
 NAN = float("nan")
 
 OUTER_NODES = {1: 121, 2: 81, 3: 45}  # nodes per column, by number of columns
@@ -67,7 +65,7 @@ class Case(NamedTuple):
     """A tiny problem whose posterior is known."""
 
     name: str
-    V: Array
+    V: np.ndarray
     beta: float
     dispersion: float = 1.0
     rate_w: float = 1.0
@@ -191,9 +189,6 @@ def _outer_grid(columns, rate, nodes):
     H = np.stack(np.meshgrid(*[scaled / rate] * columns, indexing="ij"), axis=-1)
     weights = np.stack(np.meshgrid(*[log_one] * columns, indexing="ij"), axis=-1)
     return H.reshape(-1, columns), weights.sum(axis=-1).ravel()
-
-
-Integrals = tuple[Array, Array, Array]  # log of the integral over w, E w, E w**2, at every h
 
 
 def _row_integrals(row, H, beta, phi, rate, numeric=False, shape=1.0):
@@ -415,10 +410,10 @@ LADDER = (np.arange(17) / 16) ** 4  # powers of the likelihood, prior to posteri
 class _Target(NamedTuple):
     """Log-density over x = log of (W, H), flattened along the last axis."""
 
-    V: Array
+    V: np.ndarray
     beta: float
     phi: float
-    rates: Array
+    rates: np.ndarray
     K: int
 
     def factors(self, x):

@@ -8,11 +8,9 @@ honest standard error, and any error in a conditional grows from round to round.
 Source: J. Geweke, "Getting it right", JASA 99, 2004.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -20,9 +18,6 @@ from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import make_state
 from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.program import prepare_state
-
-Rng = np.random.Generator
-Array = NDArray[np.float64]
 
 
 class Problem(NamedTuple):
@@ -82,9 +77,9 @@ def functions(W, H):
 class World(NamedTuple):
     """What a model is made of: its prior, the law of data given means, and what is compared."""
 
-    draw_prior: Callable[[Problem, Any, Rng], tuple[Array, Array]]
-    draw_data: Callable[[Array, Any, Rng], Array]
-    functions: Callable[[Array, Array], Array]
+    draw_prior: Any
+    draw_data: Any
+    functions: Any
 
 
 POISSON = World(draw_prior, draw_counts, functions)

@@ -15,7 +15,6 @@ Source: J. Geweke, "Getting it right", JASA 99, 2004.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -27,8 +26,6 @@ from daskfactor.inference.program import DISPERSION, RATE, SHIFT
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import PriorDraw
 
-Rng = np.random.Generator
-Array = NDArray[np.float64]
 TUNE = 60
 
 

@@ -7,12 +7,9 @@ whatever is made of them.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.statistical.exact import reference_posterior
 from tests.statistical.replicas import Draws, run_tracks
-
-Array = NDArray[np.float64]
 
 
 class Pair(NamedTuple):
@@ -28,10 +25,10 @@ class Bias(NamedTuple):
     Of E μ in posterior standard deviations; of Var μ as a share of it.
     """
 
-    mean: Array
-    mean_error: Array
-    variance: Array
-    variance_error: Array
+    mean: np.ndarray
+    mean_error: np.ndarray
+    variance: np.ndarray
+    variance_error: np.ndarray
 
     @property
     def mean_size(self):

@@ -12,10 +12,9 @@ Python whatever the copies, so many of them and few draws are cheapest: thousand
 sparse matrix, and in a dense one, whose work grows with the square, a few hundred.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -25,23 +24,21 @@ from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.tweedie import TweedieNMF
 from tests.statistical.exact import NEGATIVE_BINOMIAL
 
-Array = NDArray[Any]
-
 
 class Draws(NamedTuple):
     """Averages over the draws of one track, of μ and of μ² (copy, row, col), and E ΣW."""
 
-    mean: Array
-    square: Array
+    mean: np.ndarray
+    square: np.ndarray
     sum_w: float
 
 
 class Moments(NamedTuple):
     """Over draws and copies: E μ and Var μ per cell (NaN where missing), E ΣW; with errors."""
 
-    mean: Array
-    mean_error: Array
-    variance: Array
+    mean: np.ndarray
+    mean_error: np.ndarray
+    variance: np.ndarray
     sum_w: float
 
 

@@ -1,11 +1,9 @@
 """`BlockHMC` against exact posteriors, and planted bugs that must not pass."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.evidence.tempered import _sampled_fits
@@ -23,7 +21,6 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 SPIKES = BY_NAME["poisson-small"]._replace(name="spikes", shape_w=0.5, shape_h=0.5)
 CASES = [
     *(BY_NAME[name] for name in ("poisson-gaps", "poisson-two", "gaussian-skewed", "compound")),

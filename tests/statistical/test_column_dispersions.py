@@ -1,11 +1,9 @@
 """Dispersions of two columns against their exact posterior, by quadrature."""
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import special, stats
 
 import daskfactor as dfac
@@ -17,7 +15,6 @@ from daskfactor.models.rates import Common
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 V = np.array([[0, 1], [0, 2], [9, 4], [1, 2], [25, 3], [0, 1], [6, 3], [0, 2]], np.float64)
 """The first column varies far more than the second: a dispersion of the other one is plain."""
 W = np.array([0.5, 0.8, 2.0, 1.0, 1.0, 0.4, 1.5, 0.7])

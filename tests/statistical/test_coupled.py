@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import sparse, stats
 
 import daskfactor as dfac
@@ -18,7 +17,6 @@ from daskfactor.results.views import factors
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 COPIES = 400
 ERRORS = 5.0
 

@@ -8,12 +8,10 @@ copies of the problem share a run, as blocks on a diagonal whose other cells are
 import functools
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import sparse
-from numpy.typing import NDArray
 from scipy import special
 
 import daskfactor as dfac
@@ -25,7 +23,6 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 COPIES, EVIDENT, ERRORS = 400, 40, 5.0
 COUNTS = np.array([[[2, 0], [1, 3]], [[0, 1], [0, 2]]])
 VALUES = np.array([[[1.2, 0.1], [0.7, 2.0]], [[-0.3, 0.6], [0.2, 1.1]]])

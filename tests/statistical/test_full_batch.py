@@ -4,11 +4,8 @@ The tolerances are those of a correct sampler (see `Distance.passes`); a broken 
 each sampler must miss them.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import SGLD, LangevinDynamics
@@ -19,9 +16,6 @@ from tests.statistical.test_posteriors import NumpyPSGLD
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
-
-Array = NDArray[Any]
-
 
 OWN_CASES = {"poisson-gamma-prior": BY_NAME["poisson"]._replace(shape_w=2.0, shape_h=0.7)}
 
@@ -99,7 +93,7 @@ class HalfTheNoise(LangevinDynamics):
     """Langevin dynamics with a noise variance of ε."""
 
     noise_factor, prior_factor, divergence_term = 0.5, 1.0, 1.0
-    _mirror, _move = NumpyPSGLD._mirror, NumpyPSGLD._move  # type: ignore[assignment]
+    _mirror, _move = NumpyPSGLD._mirror, NumpyPSGLD._move
 
 
 class NotScaledUp(SGLD):

@@ -1,11 +1,9 @@
 """Gibbs sampling of real-valued models: closed posteriors, quadrature, Geweke, planted bugs."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -22,7 +20,6 @@ from tests.inference.gaussian_reference import gibbs, moments_of_copies
 from tests.statistical.geweke import Problem, World, scores
 
 pytestmark = pytest.mark.statistical
-Array = NDArray[Any]
 NAN = float("nan")
 HYPER = GaussianHyper(0.4, 1.3, 2.0, 1.5, (1.2, 0.6), (0.8, 1.7))
 
@@ -129,7 +126,7 @@ def one_side(kind, factor):
     frozen = [None, None]
     frozen[1 - factor] = np.ones(4, bool)
     sampler = kind()
-    program = Program(sampler, NORMAL, NO_FLOOR, HYPER, (3, 5), tuple(frozen))  # type: ignore[arg-type]
+    program = Program(sampler, NORMAL, NO_FLOOR, HYPER, (3, 5), tuple(frozen))
     with as_blocks(
         V if factor == ROWS else V.T.copy(), 2, dtype="float64", allow_empty=True
     ) as data:

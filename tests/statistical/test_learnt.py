@@ -1,11 +1,9 @@
 """Learnt rates and shapes against quadrature, and planted bugs that must not pass."""
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import special, stats
 
 import daskfactor as dfac
@@ -16,7 +14,6 @@ from daskfactor.results.diagnose import convergence
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 V = np.array([[4.0, 7.0], [2.0, 5.0], [0.0, 1.0]])
 """Counts of three rows: b of the hyperpriors follows from their mean."""
 

@@ -1,11 +1,9 @@
 """Links from covariates: conditionals of all that is drawn, and whole posteriors, another way."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -22,7 +20,6 @@ from tests.inference.gaussian_reference import gibbs
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
-Array = NDArray[Any]
 NAN = float("nan")
 
 

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import special
 
 import daskfactor as dfac
@@ -16,7 +14,6 @@ from tests.models.test_log_linear import NoJacobian
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 NAN = np.nan
 V = np.array([[6.0, 9.0], [0.0, 2.0], [NAN, NAN], [1.0, 0.0], [12.0, 8.0], [3.0, 4.0]])
 X = np.array([[1.0], [-0.2], [0.8], [0.1], [1.4], [0.9]])

@@ -1,11 +1,9 @@
 """Negative binomial counts against exact posteriors, of factors and of the dispersion."""
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import special, stats
 
 import daskfactor as dfac
@@ -19,9 +17,7 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 FIXED = Case("negative-binomial", np.array([[4.0], [0.0], [9.0]]), NEGATIVE_BINOMIAL, 0.7)
-
 
 SMALL_STEP = dfac.PSGLD(step=0.03)
 
@@ -94,7 +90,6 @@ def test_a_weight_says_how_often_a_cell_counts(weights):
 
 COPIES = 30
 TALL = np.array([[4.0, 0.0], [0.0, 3.0], [9.0, 2.0], [1.0, 8.0], [5.0, 5.0], [2.0, 0.0]])
-
 
 TWICE = np.array([[2.0, 1.0], [1.0, 0.5], [3.0, 1.0], [1.0, 2.0], [0.5, 1.0], [2.0, 2.0]])
 

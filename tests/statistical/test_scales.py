@@ -1,10 +1,7 @@
 """The scale that W and H of a component share: its conditional, and what it leaves invariant."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
@@ -17,7 +14,6 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 COPIES = 4000
 MODEL = dfac.TweedieNMF(COPIES, dispersion=1.0, rate_w=0.5, rate_h=3.0, shape_w=2.0, shape_h=0.8)
 """Components that know nothing of each other are so many copies of one."""

@@ -1,11 +1,9 @@
 """Hamiltonian Monte Carlo on the simplex against posteriors that are known exactly."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
@@ -17,11 +15,6 @@ from tests.stein.posed import stacked
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
-
-Array = NDArray[np.float64]
-Draws = tuple[Array, Array]
-Functions = Callable[[Array, Array], Array]
-"""Of W (n, I, K) and H (n, K, J): (n, functions)."""
 
 COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
 BATCHES = 25
@@ -40,8 +33,8 @@ def chain(V, model, draws, steps, seed=0):
 
 
 class Estimate(NamedTuple):
-    mean: Array
-    error: Array
+    mean: np.ndarray
+    error: np.ndarray
 
 
 def batched(values):

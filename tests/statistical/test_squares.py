@@ -1,11 +1,9 @@
 """`SGHMC` of non-negative models against exact posteriors, and planted bugs that must not pass."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor.data.grid import Proportional, Reshuffled
 from daskfactor.inference import sghmc
@@ -15,7 +13,6 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 SPIKES = BY_NAME["poisson-small"]._replace(name="spikes", shape_w=0.5, shape_h=0.5)
 SKEWED = BY_NAME["gaussian-skewed"]
 CASES = [

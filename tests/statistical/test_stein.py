@@ -9,7 +9,6 @@ import warnings
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
@@ -18,9 +17,6 @@ from daskfactor.stein.particles import Particles, Posterior
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
-
-Array = NDArray[np.float64]
-Draws = tuple[Array, Array]
 
 COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
 POISSON = dfac.TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0)
@@ -60,9 +56,6 @@ def simplex_draws(count, rng):
 def prior_draws(count, rng):
     W = rng.dirichlet(np.ones(2), count)
     return W[:, :, None], rng.exponential(1 / FLAT.rate, (count, 1, 2))
-
-
-Model = dfac.SILFNMF | dfac.TweedieNMF
 
 
 def kernel_matrix(draws, model, kernel, tangent=False):

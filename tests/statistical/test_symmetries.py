@@ -1,10 +1,7 @@
 """Draws of the sizes and levels that factors of a `GaussianMF` share leave its prior as it is."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors.state import make_state
@@ -14,7 +11,6 @@ from daskfactor.inference.symmetries import Prior, draw_level, draw_symmetries
 from daskfactor.models.rates import draw_scales
 
 pytestmark = pytest.mark.statistical
-Array = NDArray[Any]
 
 COPIES, ROWS_OF_W, ROWS_OF_H, K = 1500, 7, 3, 2
 MEAN, RIDGE = 1.5, 0.7

@@ -1,10 +1,7 @@
 """Uncertainties of cells against exact posteriors, and planted bugs that must not pass."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
@@ -21,7 +18,6 @@ from tests.statistical.replicas import run_copies
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
-Array = NDArray[Any]
 SIGMA = np.array([[0.4, 2.5, 1.0], [1.5, 0.6, 3.0]])
 CASE = BY_NAME["gaussian-gaps"]._replace(
     name="uneven", V=np.array([[1.2, np.nan, 2.9], [2.1, 3.0, 0.4]]), rate_w=1.0
