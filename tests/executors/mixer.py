@@ -85,12 +85,12 @@ def begin(blocks, factors=2, width=3):
     return state
 
 
-def plan_of(schedule, blocks, factors, cycles):
+def plan_of(schedule, blocks, factors, cycles, seed=3):
     return build_plan(
         schedule,
         np.ones((blocks,) * factors, dtype=np.int64),
         cycles,
-        lambda cycle: np.random.default_rng([3, cycle]),
+        lambda cycle: np.random.default_rng([seed, cycle]),
         lambda cycle: CycleOptions(record=True, keep=True, evaluate=cycle % 2 == 1),
     )
 

@@ -46,39 +46,42 @@ def copies(stand_in, monkeypatch):
     return asked
 
 
-def values_of(device, part, b):
-    """Cells of block b of a part, as they lie on the device."""
-    own = device.take(part.arrays["values"])[b]
-    return own[: part.rows.count[b], : part.cols.count[b]]
-
-
-def assert_there(device, placed, data, key):
-    part = placed.view(*key)
-    for b, block in enumerate(zip(*key, strict=True)):
-        np.testing.assert_array_equal(values_of(device, part, b), data.view(*block).block)
+def check(device, placed, data, *keys):
+    """Blocks of parts lie on the device as they are in the data."""
+    for key in keys:
+        part = placed.view(*key)
+        for b, block in enumerate(zip(*key, strict=True)):
+            own = device.take(part.arrays["values"])[b, : part.rows.count[b], : part.cols.count[b]]
+            np.testing.assert_array_equal(own, np.array(data.view(*block).block))
 
 
 # -- data ----------------------------------------------------------------------------------
 
 
 def test_parts_stay_while_they_fit(stand_in, copies):
-    data, _ = data_of()
+    data, V = data_of()
     placed = PlacedData(data, CUDA(memory_limit="1 MiB"))
-    for _ in range(3):
-        for key in KEYS:
-            assert_there(stand_in, placed, data, key)
+    check(stand_in, placed, data, *(KEYS * 3))
     assert len(copies) == 3
+    assert (placed.shape, placed.grid) == (V.shape, data.grid)
+    assert PlacedData(data, CUDA())._limit == int(0.75 * 2**33)  # of the free memory
 
 
-def test_parts_stream_where_they_do_not_fit(stand_in, copies):
-    """One has room: each comes again in every cycle, and is right every time."""
+@pytest.mark.parametrize("kept", [True, False])
+def test_parts_stream_where_they_do_not_fit(stand_in, copies, kept):
+    """One has room: each comes again in every cycle, and is right every time.
+
+    The stand-in copies as late as it may, from memory that must not be given back before.
+    """
     data, _ = data_of()
     placed = PlacedData(data, CUDA(memory_limit=1))
+    if not kept:
+        placed._most_pinned = 0
     for _ in range(2):
         for key, after in zip(KEYS, KEYS[1:] + KEYS[:1], strict=True):
-            assert_there(stand_in, placed, data, key)
+            check(stand_in, placed, data, key)
             placed.begin(after)
-            assert_there(stand_in, placed, data, key)  # it is not pushed out by the next one
+            check(stand_in, placed, data, key)  # it is not pushed out by the next one
     assert len(copies) == 7  # and is not copied a second time for that
     assert len(placed._parts) <= 2
 
@@ -90,96 +93,44 @@ def test_some_parts_stay_where_most_fit(stand_in, copies):
     keys = [(tuple(range(6)), tuple((np.arange(6) + shift) % 6)) for shift in range(6)]
     size = V.nbytes // 6
     placed = PlacedData(data, CUDA(memory_limit=4 * size + size // 2))
-    for _ in range(5):
-        for key in keys:
-            assert_there(stand_in, placed, data, key)
-            assert sum(own for _, own in placed._parts.values()) <= 4 * size
+    for key in keys * 5:
+        check(stand_in, placed, data, key)
+        assert sum(own for _, own in placed._parts.values()) <= 4 * size
     assert set(copies) == {size}
     assert len(copies) < 20  # of 30
 
 
-def test_a_part_that_was_begun_comes_once(stand_in, copies):
+def test_parts_that_were_begun_come_once(stand_in, copies):
     data, _ = data_of()
     placed = PlacedData(data, CUDA())
-    placed.begin(KEYS[1])
-    placed.begin(KEYS[1])
-    assert_there(stand_in, placed, data, KEYS[1])
-    placed.begin(KEYS[1])
-    assert len(copies) == 1
-
-
-def test_one_part_may_be_begun_after_another(stand_in, copies):
-    data, _ = data_of()
-    placed = PlacedData(data, CUDA())
-    for key in KEYS:
+    for key in (KEYS[1], KEYS[1], *KEYS):
         placed.begin(key)
-    for key in KEYS:
-        assert_there(stand_in, placed, data, key)
+    check(stand_in, placed, data, *KEYS)
+    placed.begin(KEYS[1])
     assert len(copies) == 3
 
 
 def test_copies_that_come_again_and_again_are_kept_ready(stand_in, monkeypatch):
     data, _ = data_of()
     made, pinned = [], stand_in.pinned
-
-    def counted(shape, dtype):
-        made.append(shape)
-        return pinned(shape, dtype)
-
-    monkeypatch.setattr(stand_in, "pinned", counted)
+    monkeypatch.setattr(stand_in, "pinned", lambda *own: made.append(own) or pinned(*own))
     placed = PlacedData(data, CUDA(memory_limit=1))
-    for _ in range(4):
-        for key in KEYS:
-            assert_there(stand_in, placed, data, key)
+    check(stand_in, placed, data, *(KEYS * 4))
     few = len(made)
-    for key in KEYS:
-        assert_there(stand_in, placed, data, key)
+    check(stand_in, placed, data, *KEYS)
     assert len(made) == few < 12
 
 
-def test_memory_that_is_not_kept_is_there_until_it_is_copied(stand_in):
-    """The stand-in copies as late as it may, from memory that must not be given back before."""
-    data, _ = data_of()
-    placed = PlacedData(data, CUDA(memory_limit=1))
-    placed._most_pinned = 0
-    for _ in range(2):
-        for key, after in zip(KEYS, KEYS[1:] + KEYS[:1], strict=True):
-            assert_there(stand_in, placed, data, key)
-            placed.begin(after)
-
-
 def test_blocks_of_a_scratch_file_do_not_overwrite_each_other(stand_in, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    V = np.random.default_rng(0).poisson(3.0, (300, 200)).astype(np.float32)
-    data = dfac.as_blocks(lazy(V), 3, memory_limit=1)
-    assert not data.in_memory
-    placed = PlacedData(data, CUDA())
-    for key in KEYS:
-        part = placed.view(*key)
-        for b, block in enumerate(zip(*key, strict=True)):
-            np.testing.assert_array_equal(
-                values_of(stand_in, part, b), data.view(*block).block.copy()
-            )
-    data.close()
-
-
-def lazy(V):
-    """The same numbers in a lazy array, which are not used in place."""
     import dask.array as da
 
-    return da.from_array(V, chunks=(100, 100))
-
-
-def test_data_answer_for_themselves(stand_in):
-    data, V = data_of()
-    placed = PlacedData(data, CUDA())
-    assert placed.shape == V.shape
-    assert placed.grid is data.grid
-
-
-def test_three_quarters_of_the_free_memory_are_for_data(stand_in):
-    data, _ = data_of()
-    assert PlacedData(data, CUDA())._limit == int(0.75 * 2**33)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    V = np.random.default_rng(0).poisson(3.0, (300, 200)).astype(np.float32)
+    lazy = da.from_array(V, chunks=(100, 100))  # which is not used in place
+    data = dfac.as_blocks(lazy, 3, memory_limit=1)
+    assert not data.in_memory
+    check(stand_in, PlacedData(data, CUDA()), data, *KEYS)
+    data.close()
 
 
 # -- states --------------------------------------------------------------------------------
@@ -338,7 +289,7 @@ def run_on(executor, program, cycles=2):
     return executor.run(plan, program, state, data, told.append), told, plan
 
 
-def test_a_plan_is_run_round_by_round(stand_in):
+def test_a_plan_is_run_round_by_round(stand_in, copies):
     """Three rounds in each of two cycles, and three that evaluate in the second."""
     executor = DeviceExecutor()
     state, told, plan = run_on(executor, Doubler())
@@ -349,6 +300,13 @@ def test_a_plan_is_run_round_by_round(stand_in):
     rounds = sum(part.ops[0].action == Action.EVALUATE for part in plan)
     assert len(state.evaluations) == rounds == 3
     assert executor.report.busy_seconds > 0
+    # The program says nothing of where it runs: processors do the same.
+    wanted = SerialExecutor().run(plan, Doubler(), begin(3), data_of()[0])
+    assert bits(state)[:4] == bits(wanted)[:4]
+    data, before = data_of()[0], len(copies)
+    for _ in range(2):  # data of the last plan stay
+        executor.run(plan, Doubler(), begin(3), data)
+    assert len(copies) == before + 3
     executor.close()
     assert executor.on_device
 
@@ -386,18 +344,6 @@ def test_an_error_of_a_program_names_the_blocks(stand_in):
     executor.close()
 
 
-def test_data_of_the_last_plan_stay(stand_in, copies):
-    executor, program = DeviceExecutor(), Doubler()
-    data, _ = data_of()
-    for _ in range(2):
-        executor.run(plan_of(Reshuffled(), 3, 2, range(1)), program, begin(3), data)
-    assert len(copies) == 3
-    other, _ = data_of()
-    executor.run(plan_of(Reshuffled(), 3, 2, range(1)), program, begin(3), other)
-    assert len(copies) == 6
-    executor.close()
-
-
 def test_rounds_are_known_by_their_blocks_in_the_order_of_rows():
     ops = [SimpleNamespace(block=Block(*own)) for own in ((2, 0), (0, 1), (1, 2))]
     assert key_of(ops) == ((0, 1, 2), (1, 2, 0))
@@ -421,12 +367,3 @@ def test_products_are_rounded_where_that_was_asked_for(stand_in, tf32):
 def test_a_limit_is_a_positive_number_of_bytes(limit):
     with pytest.raises(OptionError, match="memory_limit takes a positive number of bytes"):
         CUDA(memory_limit=limit)
-
-
-def test_processors_do_the_same(stand_in):
-    """The program above says nothing of where it runs."""
-    data, _ = data_of()
-    plan = plan_of(Reshuffled(), 3, 2, range(2))
-    wanted = SerialExecutor().run(plan, Doubler(), begin(3), data)
-    found, *_ = run_on(DeviceExecutor(), Doubler())
-    assert bits(found)[:4] == bits(wanted)[:4]

@@ -1,39 +1,134 @@
-"""Who does what in a ring, without a cluster: any plan, any workers, any order of arrival."""
+"""Plans, states and who does what in a ring, without a cluster."""
 
 import itertools
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.data.grid import Bands, Cyclic, NestedReshuffled, Proportional, Reshuffled
+from daskfactor.data.grid import (
+    Bands,
+    Block,
+    Cyclic,
+    Grid,
+    NestedReshuffled,
+    Passes,
+    Proportional,
+    Reshuffled,
+)
+from daskfactor.errors import GridError
 from daskfactor.executors import SerialExecutor
+from daskfactor.executors.balance import Balance, evenness
 from daskfactor.executors.base import SegmentLost, Work
-from daskfactor.executors.plan import Action, CycleOptions, build_plan, ops_by_row
+from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, ops_by_row, rows_met
 from daskfactor.executors.segment import plan_transfers
-from daskfactor.executors.state import make_state, travellers
+from daskfactor.executors.state import empty_state, make_state, place_cells, travellers
 from daskfactor.executors.threads import BandScheduler, share_bands
 from tests.executors.audit import Network
-from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
+from tests.executors.mixer import HoardingMixer, Mixer, begin, bits, hoard, plan_of
 
 
-def make_plan(schedule, blocks, cycles, seed=0, factors=2):
-    return build_plan(
-        schedule,
-        np.ones((blocks,) * factors, dtype=np.int64),
-        range(cycles),
-        lambda cycle: np.random.default_rng([seed, cycle]),
-        lambda cycle: CycleOptions(keep=True, evaluate=cycle % 2 == 1),
+def check_plan(plan, blocks):
+    """Assert that every round touches every band of every factor exactly once."""
+    everything = set(range(blocks))
+    for number, part in enumerate(plan):
+        touched = zip(*(op.block for op in part.ops), strict=True)
+        if len(part.ops) != blocks or any(set(bands) != everything for bands in touched):
+            raise AssertionError(f"round {number} is not free of conflicts: {part.ops}")
+
+
+def shuffle(cycle):
+    return np.random.default_rng([7, cycle])
+
+
+def checked_plan_of(schedule, blocks, cycles, factors=2, **options):
+    observed = np.ones((blocks,) * factors, dtype=np.int64)
+    return build_plan(schedule, observed, cycles, shuffle, lambda cycle: CycleOptions(**options))
+
+
+@given(st.integers(1, 8), st.sampled_from([Cyclic(), Reshuffled(), Proportional()]), st.booleans())
+def test_rounds_are_free_of_conflicts(blocks, schedule, evaluate):
+    plan = checked_plan_of(schedule, blocks, range(3), evaluate=evaluate)
+    check_plan(plan, blocks)
+    assert len(plan) == 3 * blocks * (2 if evaluate else 1)
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(1, 4),
+    st.sampled_from([Cyclic(), Reshuffled(), Proportional(), Passes()]),
+    st.booleans(),
+)
+def test_rounds_of_any_number_of_factors(factors, blocks, schedule, evaluate):
+    """Free of conflicts, every band once a round, every block once a cycle."""
+    plan = checked_plan_of(schedule, blocks, range(2), factors, evaluate=evaluate)
+    check_plan(plan, blocks)
+    every = sorted(itertools.product(range(blocks), repeat=factors))
+    visits = {0: list[Op](), 1: list[Op](), -1: list[Op]()}
+    for op in itertools.chain.from_iterable(part.ops for part in plan):
+        visits[op.cycle if op.action == Action.UPDATE else -1].append(op)
+    for cycle in (0, 1):
+        assert len(visits[cycle]) == blocks**factors
+        if not isinstance(schedule, Proportional):
+            assert sorted(op.block for op in visits[cycle]) == every
+        scale = 1.0 if isinstance(schedule, Passes) else blocks ** (factors - 1)
+        assert {op.scale for op in visits[cycle]} == {scale}
+    assert sorted(op.block for op in visits[-1]) == sorted(2 * evaluate * every)
+    for factor in range(1, factors):
+        met = rows_met(plan, factor)
+        for number, part in enumerate(plan):
+            assert [met[number, op.block[factor]] for op in part.ops] == list(range(blocks))
+
+
+@pytest.mark.parametrize(("groups", "blocks"), [(1, 4), (2, 4), (4, 4), (3, 6)])
+def test_nested_rounds_are_free_of_conflicts(groups, blocks):
+    check_plan(checked_plan_of(NestedReshuffled(groups), blocks, range(2), evaluate=True), blocks)
+
+
+def test_a_conflicting_round_is_found():
+    plan = checked_plan_of(Cyclic(), 3, range(1))
+    broken = (plan[0]._replace(ops=(plan[0].ops[0], plan[0].ops[0], plan[0].ops[2])),)
+    with pytest.raises(AssertionError, match=r"not free of conflicts"):
+        check_plan(broken, 3)
+
+
+def test_a_conflict_of_a_further_factor_is_found():
+    plan = checked_plan_of(Cyclic(), 3, range(1), 3)
+    ops = [op._replace(block=(*op.block[:2], min(op.block[2], 1))) for op in plan[0].ops]
+    with pytest.raises(AssertionError, match=r"not free of conflicts"):
+        check_plan([plan[0]._replace(ops=tuple(ops))], 3)
+
+
+def test_a_nested_order_is_for_matrices():
+    with pytest.raises(GridError, match=r"the two axes of a matrix, got 3 axes; use Reshuffled"):
+        checked_plan_of(NestedReshuffled(2), 4, range(1), 3)
+
+
+def test_a_plan_in_two_pieces_is_the_plan_in_one():
+    whole = checked_plan_of(Reshuffled(), 4, range(6), evaluate=True)
+    assert (
+        checked_plan_of(Reshuffled(), 4, range(2), evaluate=True)
+        + checked_plan_of(Reshuffled(), 4, range(2, 6), evaluate=True)
+        == whole
     )
 
 
-def start(blocks, factors=2):
-    rng = np.random.default_rng(blocks)
-    lengths = [size * blocks for size in (2, 3, 1, 4)[:factors]]
-    sides = [Bands.even(length, blocks) for length in lengths]
-    return make_state(sides, *(rng.random((length, 2)) for length in lengths))
+def test_iterations_number_the_parts_and_the_last_one_is_marked():
+    plan = checked_plan_of(Reshuffled(), 3, range(2, 4), evaluate=True)
+    updates = [part.ops[0] for part in plan if part.ops[0].action == Action.UPDATE]
+    assert [op.iteration for op in updates] == list(range(6, 12))
+    assert [op.last for op in updates] == [False, False, True] * 2
+    evaluations = [op for part in plan for op in part.ops if op.action == Action.EVALUATE]
+    assert sorted((op.cycle, op.block) for op in evaluations) == sorted(
+        (cycle, (row, col)) for cycle in (2, 3) for row in range(3) for col in range(3)
+    )
+
+
+def make_plan(schedule, blocks, cycles, seed=0, factors=2):
+    return plan_of(schedule, blocks, factors, range(cycles), seed)
 
 
 class Strict(HoardingMixer):
@@ -74,7 +169,7 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
     rng = np.random.default_rng(seed)
     cuts = np.sort(rng.choice(np.arange(1, blocks), min(workers, blocks) - 1, replace=False))
     counts = np.diff([0, *cuts, blocks]).tolist()
-    states = [start(blocks, factors), start(blocks, factors)]
+    states = [begin(blocks, factors), begin(blocks, factors)]
     if isinstance(program, HoardingMixer):
         for state in states:
             hoard(state)
@@ -87,7 +182,7 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
 
 def test_orders_give_back_every_operation():
     plan = make_plan(NestedReshuffled(2), 4, 3)
-    network = network_of(plan, start(4), [1, 2, 1], Mixer())
+    network = network_of(plan, begin(4), [1, 2, 1], Mixer())
     own = network.workers[1].scheduler.ops
     assert list(own) == [1, 2]
     for number, part in enumerate(plan):
@@ -101,7 +196,7 @@ def test_orders_give_back_every_operation():
 @pytest.mark.parametrize("factors", [3, 4])
 def test_orders_know_where_bands_of_every_factor_go(factors):
     plan = make_plan(Reshuffled(), 3, 1, factors=factors)
-    network = network_of(plan, start(3, factors), [1, 2], Mixer())
+    network = network_of(plan, begin(3, factors), [1, 2], Mixer())
     for worker in network.workers:
         own, transfers = worker.scheduler.ops, worker.order.transfers
         assert len(transfers) == factors - 1
@@ -117,7 +212,7 @@ def test_orders_know_where_bands_of_every_factor_go(factors):
 
 def test_arrays_travel_with_the_factor_that_has_them():
     """Bands of one factor wait for an array that those of another never had."""
-    plan, state = make_plan(Cyclic(), 3, 2, factors=3), start(3, 3)
+    plan, state = make_plan(Cyclic(), 3, 2, factors=3), begin(3, 3)
     hoard(state)
     names = [state.names(factor) for factor in range(3)]
     lean = [names[0], names[1] - {"last"}, names[2] - {"always"}]
@@ -189,7 +284,7 @@ class Backwards(Cyclic):
 
 def test_the_earliest_round_goes_first_and_then_the_band_that_must_leave():
     plan = make_plan(Backwards(), 4, 1)  # round n: row r meets column (r + 3 - n) % 4
-    network = network_of(plan, start(4), [2, 2], Mixer())
+    network = network_of(plan, begin(4), [2, 2], Mixer())
     worker, order = network.workers[0], []
     for _ in range(3):
         op = worker.scheduler.take(0) or pytest.fail("nothing to do")
@@ -216,7 +311,7 @@ def test_a_lane_keeps_its_rows_until_another_lags_behind():
 
 
 def test_a_second_copy_of_a_band_is_dropped():
-    network = network_of(make_plan(Backwards(), 4, 1), start(4), [2, 2], Mixer())
+    network = network_of(make_plan(Backwards(), 4, 1), begin(4), [2, 2], Mixer())
     one, other = network.workers
     while not network.mail:
         network.step(one)
@@ -245,3 +340,176 @@ def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over():
     thread.join(10)
     assert not thread.is_alive()
     assert str(waiting.failure) == "peer has gone"
+
+
+WORKERS = ["a", "b", "c", "d"]
+SPEEDS = st.sampled_from([0.1, 0.5, 0.7, 1.0, 1.3, 2.0])
+
+
+def time_of_round(counts, threads, speeds):
+    return max(-(-n // t) / s for n, t, s in zip(counts, threads, speeds, strict=True))
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(1, 3), SPEEDS), min_size=1, max_size=4),
+    st.sampled_from([None, 1]),
+)
+def test_no_other_shares_are_done_sooner(blocks, workers, lanes):
+    threads, speeds = zip(*workers, strict=True)
+    counts = share_bands(blocks, threads, lanes, speeds)
+    assert sum(counts) == blocks
+    every = itertools.product(range(blocks + 1), repeat=len(workers))
+    best = min(time_of_round(c, threads, speeds) for c in every if sum(c) == blocks)
+    assert time_of_round(counts, threads, speeds) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "speeds", "counts"),
+    [
+        (8, [1, 0.5], [5, 3]),
+        (16, [0.5, 1], [5, 11]),
+        (8, [1.02, 0.98], [4, 4]),
+        (4, [1, 0.1], [4, 0]),
+        (6, [1, 1, 1], [2, 2, 2]),
+    ],
+)
+def test_slow_workers_get_fewer_bands(blocks, speeds, counts):
+    assert share_bands(blocks, [1] * len(speeds), None, speeds) == counts
+
+
+def segments(balance, count, blocks, speed, workers=2):
+    """Shares of simulated segments, and the time of a round over that of a perfect division."""
+    threads, found = dict.fromkeys(WORKERS[:workers], 1), []
+    for number in range(count):
+        shares = dict(zip(threads, balance.share(blocks, threads, None), strict=True))
+        rates = {address: speed(number, address) for address in threads}
+        busy = {a: 10 * n / rates[a] for a, n in shares.items() if n}
+        balance.note({a: 10 * shares[a] for a in busy}, busy)
+        found.append((shares, max(busy.values()) / (10 * blocks / sum(rates.values()))))
+    return found
+
+
+def test_a_straggler_costs_no_more_than_its_share():
+    """At half speed of two: a third of the work, once two segments have been measured."""
+    found = segments(Balance(), 6, 32, lambda number, address: 0.5 if address == "b" else 1.0)
+    assert [shares["b"] for shares, _ in found] == [16, 16, 11, 11, 11, 11]
+    assert found[1][1] == pytest.approx(1.5)
+    assert found[-1][1] < 1.04  # of the grain of bands: 22 / 32 of the work takes 22, not 21.3
+
+
+def test_a_worker_that_recovers_gets_its_bands_back():
+    found = segments(
+        Balance(), 30, 8, lambda number, a: 0.05 if a == "b" and 2 <= number < 6 else 1.0
+    )
+    counts = [shares["b"] for shares, _ in found]
+    assert counts[:3] == [4, 4, 4]
+    assert 0 in counts[3:8]
+    assert counts[-1] == 4
+
+
+def test_first_segments_and_noise_move_nothing():
+    rng = np.random.default_rng(0)
+
+    def speed(number, address):
+        return 0.1 if number == 0 and address == "a" else float(1 + 0.1 * rng.uniform(-1, 1))
+
+    found = segments(Balance(), 50, 12, speed, workers=4)
+    assert {tuple(shares.values()) for shares, _ in found} == {(3, 3, 3, 3)}
+
+
+def test_a_worker_that_joins_is_taken_to_be_like_the_others():
+    balance = Balance()
+    segments(balance, 4, 16, lambda number, address: 0.5 if address == "b" else 1.0)
+    (shares, _), *_ = segments(balance, 1, 16, lambda number, address: 1.0, workers=3)
+    assert shares == {"a": 7, "b": 4, "c": 5}
+
+
+def test_how_even_seconds_are():
+    assert evenness({"a": 2.0, "b": 4.0}, {"a": 1, "b": 2}) == 1.0
+    assert evenness({"a": 3.0, "b": 1.0}, {"a": 1, "b": 1}) == pytest.approx(2 / 3)
+    assert evenness({"a": 0.0}, {"a": 1}) == 1.0
+
+
+@pytest.fixture
+def small():
+    made = make_state(Grid.even((5, 4), 2), np.arange(10.0).reshape(5, 2), np.ones((4, 2)))
+    for band in made.bands():
+        band.counts["moments"] = 3
+        band.sums[7] = float(band.values.sum())
+    return made
+
+
+def moved(band, by=0.0, times=1.0):
+    band.values[:] = times * (band.values + by)
+    return float(band.values.sum())
+
+
+def test_a_function_meets_every_band_in_order(small):
+    assert small.each(moved) == [6.0, 39.0, 4.0, 4.0]
+    assert small.each(moved, 0) == [6.0, 39.0]
+    assert small.each(moved, 1) == [4.0, 4.0]
+
+
+def test_every_band_has_its_own_item_of_what_is_given(small):
+    assert small.each(moved, 1, [1.0, 2.0], [1.0, 10.0]) == [8.0, 120.0]
+    with pytest.raises(ValueError, match="shorter"):
+        small.each(moved, None, [1.0, 2.0])
+
+
+def test_a_function_changes_bands_in_place(small):
+    small.each(partial(moved, times=2.0), 0)
+    np.testing.assert_array_equal(small.gather("rows"), 2.0 * np.arange(10.0).reshape(5, 2))
+    np.testing.assert_array_equal(small.gather("columns"), np.ones((4, 2)))
+
+
+def test_a_state_tells_what_is_small(small):
+    assert small.counts == {"moments": 3}
+    assert small.sums(7) == [6.0, 39.0, 4.0, 4.0]
+    assert small.names(0) == frozenset()
+    assert small.recorded == 0
+    for band in small.factors[0]:
+        band.arrays["mean"] = band.values.copy()
+        band.draws.append(band.values.copy())
+    assert small.names(0) == {"mean"}
+    assert small.names(1) == frozenset()
+    assert small.recorded == 1
+
+
+def test_a_state_has_any_number_of_factors():
+    """The first two keep the names that they had when there were no others."""
+    sides = [Bands.even(length, 2) for length in (5, 4, 3)]
+    factors = [np.full((length, 2), length) for length in (5, 4, 3)]
+    small = make_state(sides, *factors)
+    assert (small.n_factors, small.blocks) == (3, 2)
+    for number, (side, factor) in enumerate(zip(("rows", "columns", 2), factors, strict=True)):
+        np.testing.assert_array_equal(small.gather(side), factor)
+        assert [len(band.values) for band in small.bands(number)] == list(sides[number].sizes)
+    assert len(small.bands()) == 6
+    names = {f"0/{own}/{n}/values" for own in ("rows", "columns", "factor-2") for n in (0, 1)}
+    assert set(small.save(None, "0")) == names
+    empty = empty_state(sides, 2, np.dtype(np.float32))
+    assert [band.offset for band in empty.bands()] == [0, 2, 0, 2, 0, 1]
+    with pytest.raises(ValueError, match="shorter"):
+        make_state(sides, *factors[:2])
+
+
+@pytest.mark.parametrize("lengths", [(7, 5), (7, 5, 4), (4, 6, 5, 3)])
+def test_cells_are_placed_in_the_blocks_they_lie_in(lengths):
+    sides, rng = [Bands.even(length, 3) for length in lengths], np.random.default_rng(0)
+    at = [rng.integers(0, length, 40) for length in lengths]
+    placed = place_cells(sides, at, np.dtype(np.float32))
+    assert list(placed) == sorted(placed)
+    assert all(isinstance(block, Block) == (len(lengths) == 2) for block in placed)
+    for block, cells in placed.items():
+        firsts = [side.offsets[band] for side, band in zip(sides, block, strict=True)]
+        local = list(zip(*(own.tolist() for own in cells.at), strict=True))
+        assert local == sorted(local)
+        for own, first, place in zip(cells.at, firsts, at, strict=True):
+            np.testing.assert_array_equal(own + first, place[cells.where])
+        sizes = [side.sizes[band] for side, band in zip(sides, block, strict=True)]
+        assert all(
+            (own >= 0).all() and (own < n).all() for own, n in zip(cells.at, sizes, strict=True)
+        )
+    assert sorted(np.concatenate([own.where for own in placed.values()])) == list(range(40))
+    assert place_cells(sides, [own[:0] for own in at], np.dtype(np.float32)) == {}

@@ -13,8 +13,7 @@ from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.kernels import blockwise
 from tests.inference.gaussian_reference import block_copies, exact_one_component
-from tests.statistical.distance import BY_NAME, Biased, Distance
-from tests.statistical.replicas import run_copies
+from tests.statistical.distance import BY_NAME, Biased, Distance, distance
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -53,14 +52,14 @@ def exact_posterior(V, sigma):
 EXACT = exact_posterior(CASE.V, SIGMA)
 
 
-def found(sampler, sigma=SIGMA, **settings):
-    return run_copies(CASE, sampler, uncertainty=sigma, **settings)[0]
+def found(sampler, kind=Distance, sigma=SIGMA, **settings):
+    return distance(CASE, sampler, kind, EXACT, uncertainty=sigma, **settings)
 
 
 @pytest.mark.parametrize("dense", tiered([False, True], lambda dense: not dense))
 def test_rows_of_hamiltonian_paths(dense):
     copies = {"copies": 64, "draws": 600} if dense else {"copies": 512, "draws": 250}
-    result = Distance(found(BlockHMC(warm_start=5), tune=100, dense=dense, **copies), EXACT)
+    result = found(BlockHMC(warm_start=5), tune=100, dense=dense, **copies)
     assert result.error < 0.02
     assert result.passes, str(result)
 
@@ -85,7 +84,7 @@ class Near(Biased):
     ids=["psgld", "hmc"],
 )
 def test_other_samplers(sampler, settings):
-    result = Near(found(sampler, **settings), EXACT)
+    result = found(sampler, Near, **settings)
     assert result.error < 0.05
     assert result.passes, str(result)
 
@@ -119,7 +118,7 @@ def test_every_planted_bug_is_seen(bug, monkeypatch):
     else:
         sigma = np.ones_like(SIGMA)
     settings = {"copies": 512, "tune": 100, "draws": 250}
-    result = Distance(found(BlockHMC(warm_start=5), sigma, **settings), EXACT)
+    result = found(BlockHMC(warm_start=5), sigma=sigma, **settings)
     assert not result.passes, str(result)
 
 
@@ -134,7 +133,7 @@ def test_a_metric_that_forgets_the_weights_is_a_metric(monkeypatch):
 
     monkeypatch.setattr(blockwise, "gradient", forgetful)
     settings = {"copies": 1024, "tune": 500, "draws": 500}
-    result = Near(found(PSGLD(step=0.01, warm_start=5), **settings), EXACT)
+    result = found(PSGLD(step=0.01, warm_start=5), Near, **settings)
     assert result.passes, str(result)
 
 
