@@ -22,6 +22,7 @@ from daskfactor.executors.plan import Action
 from daskfactor.executors.state import Evaluation
 from daskfactor.kernels.steps import here
 from tests.executors.mixer import begin, bits, hoard, plan_of
+from tests.refusals import refused
 
 KEYS = [((0, 1, 2), ((np.arange(3) + shift) % 3).tolist()) for shift in range(3)]
 KEYS = [tuple(map(tuple, key)) for key in KEYS]
@@ -330,8 +331,7 @@ def test_a_full_device_is_one_sentence(stand_in):
         run_on(executor, Doubler(MemoryError("of this process")))
     with pytest.raises(MemoryError) as too_large:
         np.empty(2**60, np.uint8)
-    with pytest.raises(MemoryError, match="Unable to allocate"):
-        run_on(executor, Doubler(too_large.value))
+    refused(MemoryError, "Unable to allocate", run_on, executor, Doubler(too_large.value))
     executor.close()
 
 
@@ -365,5 +365,4 @@ def test_products_are_rounded_where_that_was_asked_for(stand_in, tf32):
 
 @pytest.mark.parametrize("limit", ["x", 0, -1, "-3 MiB", 1.5j, []])
 def test_a_limit_is_a_positive_number_of_bytes(limit):
-    with pytest.raises(OptionError, match="memory_limit takes a positive number of bytes"):
-        CUDA(memory_limit=limit)
+    refused(OptionError, "memory_limit takes a positive number of bytes", CUDA, memory_limit=limit)

@@ -29,6 +29,7 @@ from daskfactor.executors.state import make_state
 from daskfactor.executors.tasks import group_rounds
 from daskfactor.progress import NOTE_WIDTH
 from tests.executors.mixer import HoardingMixer, Mixer, begin, bits, plan_of, run
+from tests.refusals import refused
 
 EXECUTORS = {
     "serial": SerialExecutor,
@@ -195,8 +196,7 @@ def test_an_address_where_nobody_answers(mute, impatient):
 
 
 def test_certificates_that_are_missing(impatient):
-    with pytest.raises(OptionError, match=r"distributed\.comm\.tls"):
-        connect("tls://127.0.0.1:1")
+    refused(OptionError, r"distributed\.comm\.tls", connect, "tls://127.0.0.1:1")
 
 
 def versions_of(**versions):
@@ -220,8 +220,7 @@ def versions_told(**versions):
     ],
 )
 def test_workers_that_cannot_do_the_work(versions, sentence):
-    with pytest.raises(OptionError, match=sentence):
-        check_versions(versions_told(**versions))
+    refused(OptionError, sentence, check_versions, versions_told(**versions))
 
 
 def test_workers_that_may_do_it_otherwise():

@@ -10,6 +10,7 @@ from scipy import stats
 import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import DaskfactorError, OptionError
+from tests.refusals import refused
 
 MODEL = dfac.TweedieNMF(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
 SAMPLER = dfac.Gibbs(warm_start=2)
@@ -59,8 +60,7 @@ def test_few_draws_say_nothing():
     assert found["p"].isnull().all()
     assert found.verdict.startswith("Nothing can be said of")
     assert not found.attrs["calibrated"]
-    with pytest.raises(OptionError, match="calibrate with more"):
-        plots.calibration_plot(found)
+    refused(OptionError, "calibrate with more", plots.calibration_plot, found)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,7 @@ def test_dispersions_of_columns_are_drawn_around_what_they_share():
     scaled = (logs[:, 0] + 0.58) / np.sqrt(1.0 / 2.0 * (1.0 + 1.0 / 1.0))
     assert stats.kstest(scaled, "t", (4,)).pvalue > 1e-3
     assert np.corrcoef(stats.rankdata(logs, axis=0).T)[0, 1] == pytest.approx(0.5, abs=0.08)
-    with pytest.raises(OptionError, match="together=2 puts"):
-        calibrate(model, sampler=dfac.BlockHMC(), together=2)
+    refused(OptionError, "together=2 puts", calibrate, model, sampler=dfac.BlockHMC(), together=2)
 
 
 def test_links_are_drawn_with_what_they_add():
@@ -188,5 +187,4 @@ def test_the_plot_has_two_axes_for_each_quantity(tmp_path):
     assert len(figure.axes) == 2 * known
     assert figure.axes[0].get_title(loc="left").startswith(str(found["quantity"].values[0]))
     assert (tmp_path / "ranks.png").stat().st_size > 1000
-    with pytest.raises(OptionError, match="takes what calibrate returned"):
-        plots.calibration_plot(found[["ess"]])
+    refused(OptionError, "takes what calibrate returned", plots.calibration_plot, found[["ess"]])

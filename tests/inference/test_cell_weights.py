@@ -11,6 +11,7 @@ import zarr
 import daskfactor as dfac
 from daskfactor.data.convert import convert
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
+from tests.refusals import refused
 
 RNG = np.random.default_rng(6)
 V = RNG.gamma(2.0, 1.0, (24, 18)) @ np.eye(18)
@@ -116,8 +117,7 @@ def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path):
         with pytest.raises(DataError, match=r"as_blocks\(V, blocks=3, unstored=\"missing\", unc"):
             dfac.resume(store, 4, V=given, progressbar=False)
     other = dfac.as_blocks(values, 3, unstored="missing", uncertainty=stored(2 * SIGMA))
-    with pytest.raises(DataError, match="not those"):
-        dfac.resume(store, 4, V=other, progressbar=False)
+    refused(DataError, "not those", dfac.resume, store, 4, V=other, progressbar=False)
     data = dfac.as_blocks(values, 3, **options)
     found = dfac.resume(store, 4, V=data, progressbar=False)
     same(found, dfac.sample(data, NMF, **QUICK))
@@ -158,12 +158,9 @@ def test_what_takes_no_weights_says_so():
     counts = RNG.poisson(3.0, (12, 10))
     data = dfac.as_blocks(counts, 2, weights=np.full(counts.shape, 2.0))
     poisson = dfac.TweedieNMF(2)
-    with pytest.raises(OptionError, match="no weights of cells"):
-        dfac.sample(data, poisson, dfac.Gibbs(), **QUICK)
-    with pytest.raises(OptionError, match="no weights of cells"):
-        dfac.log_evidence(data, poisson, progressbar=False)
-    with pytest.raises(ModelError, match="take beta=2"):
-        dfac.sample(counts, poisson, uncertainty=1.0, **QUICK)
+    refused(OptionError, "no weights of cells", dfac.sample, data, poisson, dfac.Gibbs(), **QUICK)
+    refused(OptionError, "no weights of cells", dfac.log_evidence, data, poisson, progressbar=False)
+    refused(ModelError, "take beta=2", dfac.sample, counts, poisson, uncertainty=1.0, **QUICK)
 
 
 @pytest.mark.parametrize("model", [NMF, REAL], ids=["non-negative", "real"])
@@ -223,8 +220,7 @@ def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path):
     cells = dfac.monitored(trace)
     given = SIGMA[cells["row_index"], cells["column_index"]]
     np.testing.assert_allclose(dfac.monitored(run, uncertainty=given)["sd"], cells["sd"], rtol=1e-5)
-    with pytest.raises(DataError, match=r"of their shape, \(2, 3\)"):
-        dfac.predict(run, **some, uncertainty=SIGMA)
+    refused(DataError, r"of their shape, \(2, 3\)", dfac.predict, run, **some, uncertainty=SIGMA)
     with pytest.raises(OptionError, match="one dispersion for all"):
         dfac.predict(dfac.sample(V, NMF, **QUICK), uncertainty=SIGMA)
 
@@ -243,8 +239,7 @@ def test_uncertainties_that_a_run_did_not_keep_are_asked_for():
     data = dfac.as_blocks(stored(V), 3, unstored="missing", uncertainty=stored(SIGMA))
     trace = dfac.sample(data, NMF, monitor=(np.arange(3), np.arange(3)), **QUICK)
     for verb in (dfac.predict, dfac.monitored):
-        with pytest.raises(OptionError, match="pass them as uncertainty="):
-            verb(trace, of="observation")
+        refused(OptionError, "pass them as uncertainty=", verb, trace, of="observation")
         assert verb(trace).attrs["of"] == "mean"
         assert verb(trace, uncertainty=2.0).attrs["of"] == "observation"
 

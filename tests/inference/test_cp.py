@@ -12,6 +12,7 @@ from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.setting import Setting
 from tests.executors.audit import AuditExecutor
+from tests.refusals import refused
 
 SETTINGS = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
 SAMPLERS = [
@@ -160,10 +161,8 @@ def test_an_unfolding_takes_new_indices_of_its_axis():
     found = np.einsum("cdik,cdkf->if", new.values, drawn["H"].values) / 100
     error = np.mean((found - V[34:].reshape(6, -1)) ** 2)
     assert error < 1.3 * V[34:].mean(), "Poisson counts are off by their mean"
-    with pytest.raises(OptionError, match="no axis 'month'"):
-        dfac.view(trace, "month")
-    with pytest.raises(OptionError, match=r"pass view\(run, axis\)"):
-        dfac.transform(trace, V[34:].reshape(6, -1))
+    refused(OptionError, "no axis 'month'", dfac.view, trace, "month")
+    refused(OptionError, r"pass view\(run, axis\)", dfac.transform, trace, V[34:].reshape(6, -1))
 
 
 def test_chains_begin_with_a_result():

@@ -34,13 +34,11 @@ def test_results_name_the_device():
 def test_a_resume_on_another_device_is_warned_of_and_noted(tmp_path):
     store = tmp_path / "run.zarr"
     dfac.sample(V, dfac.TweedieNMF(2), draws=4, executor=OnGPU(), store=store, **QUICK)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         dfac.resume(store, progressbar=False)  # nothing is left to draw
         dfac.resume(store, draws=2, executor=OnGPU(), progressbar=False)
     with pytest.warns(SamplingWarning, match=r"goes on with processors: .* other bits"):
         trace = dfac.resume(store, draws=2, progressbar=False)
     assert trace.attrs["device"] == f"{OnGPU.device}; processors"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         dfac.resume(store, draws=2, progressbar=False)

@@ -22,6 +22,7 @@ from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
 from tests.executors.audit import AuditExecutor
+from tests.refusals import refused
 
 
 def counts(shape=(90, 70), rank=3, size=10.0, seed=0):
@@ -249,5 +250,4 @@ def test_empty_rows_of_real_valued_models_are_at_their_prior_mean():
     ],
 )
 def test_bad_options(options):
-    with pytest.raises(OptionError, match=next(iter(options))):
-        DSGD(**options)
+    refused(OptionError, next(iter(options)), DSGD, **options)

@@ -14,6 +14,7 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.setting import RunOptions, Setting
 from tests.executors.audit import AuditExecutor
+from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 5}
 
@@ -104,8 +105,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "scale", "error", "message"), REFUSED)
 def test_refusals(settings, scale, error, message):
-    with pytest.raises(error, match=message):
-        drawn(scale * counts(), model=dfac.TweedieNMF(3, **settings))
+    refused(error, message, drawn, scale * counts(), model=dfac.TweedieNMF(3, **settings))
 
 
 def test_tempered_posteriors_are_refused():
@@ -115,8 +115,7 @@ def test_tempered_posteriors_are_refused():
         setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=0.5)
         chain = sampler.chain(setting, 0)
         chain.start()
-        with pytest.raises(ModelError, match="use PSGLD"):
-            chain.advance(2)
+        refused(ModelError, "use PSGLD", chain.advance, 2)
         chain = sampler.chain(replace(setting, temperature=1.0), 0)
         chain.start()
         chain.advance(2)

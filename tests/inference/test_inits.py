@@ -15,6 +15,7 @@ from daskfactor.inference.passes import evaluate
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import FactorModel
 from tests.inference.rainfall import rainfall
+from tests.refusals import refused
 
 K = 3
 QUIET = {"progressbar": False, "executor": "serial", "random_seed": 0}
@@ -315,8 +316,7 @@ def test_a_store_is_a_start_also_of_the_run_that_takes_its_place(tmp_path):
 )
 def test_what_is_no_start_is_refused(asked, words):
     for verb in (dfac.sample, dfac.optimize):
-        with pytest.raises(OptionError, match=words):
-            verb(counts(), MODEL, **QUIET, **asked)
+        refused(OptionError, words, verb, counts(), MODEL, **QUIET, **asked)
 
 
 def test_real_valued_models_have_no_other_starts():
@@ -332,8 +332,7 @@ def test_results_of_other_data_or_models_are_refused(trace):
     rows = {"draws": 2, "tune": 2, "init": trace}
     with pytest.raises(OptionError, match=r"30 x 3 x 24 .* need 29 x 3 x 24"):
         dfac.sample(V[1:], MODEL, **QUIET, **rows)
-    with pytest.raises(OptionError, match="need 30 x 4 x 24"):
-        dfac.sample(V, dfac.TweedieNMF(4), **QUIET, **rows)
+    refused(OptionError, "need 30 x 4 x 24", dfac.sample, V, dfac.TweedieNMF(4), **QUIET, **rows)
     with pytest.raises(OptionError, match=r'starts=2 .* where init is "sample"'):
         dfac.sample(V, MODEL, starts=2, **QUIET, **rows)
     with pytest.raises(OptionError, match=r"components \['0', '1', '2'\], those of a GaussianMF"):

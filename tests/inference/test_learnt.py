@@ -14,6 +14,7 @@ from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.results.sink import Sink
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
+from tests.refusals import refused
 
 SETTINGS = {"random_seed": 5, "progressbar": False, "executor": "serial", "blocks": 2}
 
@@ -56,8 +57,7 @@ def test_moments_alone_come_with_the_rates_of_components():
     tree = draw(LEARNT, keep="moments")
     assert set(tree["posterior"].data_vars) == {"rate_h", "shape_w"}
     assert "lp" in str(dfac.summarize(tree)["functional"].values)
-    with pytest.raises(OptionError, match="kept moments only"):
-        dfac.align(tree)
+    refused(OptionError, "kept moments only", dfac.align, tree)
 
 
 def test_room_for_draws_counts_the_rates_of_rows(monkeypatch):
@@ -109,8 +109,7 @@ def test_the_metric_follows_the_rates(model):
     ],
 )
 def test_other_words_are_refused(settings, sentence):
-    with pytest.raises(ModelError, match=sentence):
-        dfac.TweedieNMF(2, **settings)
+    refused(ModelError, sentence, dfac.TweedieNMF, 2, **settings)
 
 
 @pytest.mark.parametrize("model", [LEARNT, SHARED])
@@ -122,8 +121,7 @@ def test_what_takes_settled_priors_says_so(model):
         lambda: dfac.log_evidence(V, model),
         lambda: dfac.stein_posterior(V, model),
     ):
-        with pytest.raises(ModelError, match=re.escape(f"this model learns {names}; pass numbers")):
-            call()
+        refused(ModelError, re.escape(f"this model learns {names}; pass numbers"), call)
 
 
 def test_hmc_takes_no_shapes_that_are_learnt():
@@ -197,8 +195,7 @@ def test_the_number_of_components_is_told_of_real_valued_factors():
     ],
 )
 def test_what_does_not_go_with_a_number_to_be_found(settings, sentence):
-    with pytest.raises(ModelError, match=sentence):
-        dfac.TweedieNMF("auto", **settings)
+    refused(ModelError, sentence, dfac.TweedieNMF, "auto", **settings)
 
 
 def test_the_cost_of_a_number_to_be_found_is_that_of_the_first_one():

@@ -12,8 +12,7 @@ from daskfactor.errors import OptionError
 
 pytestmark = pytest.mark.libraries
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # ArviZ announces its next version on import
+with warnings.catch_warnings(action="ignore"):  # ArviZ announces its next version on import
     import arviz as az
 
 MODEL = dfac.TweedieNMF(1, dispersion=1.0, rate_w=0.5, rate_h=0.5)
@@ -58,8 +57,7 @@ def given(tree):
 
 
 def test_loo_is_that_of_refits_where_pareto_k_is_small(tree, refitted):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells of large Pareto k
+    with warnings.catch_warnings(action="ignore"):  # it tells of large Pareto k
         result = az.loo(given(tree), pointwise=True)
     k = np.asarray(result.pareto_k)
     assert (k < 0.5).sum() >= 3
@@ -68,8 +66,7 @@ def test_loo_is_that_of_refits_where_pareto_k_is_small(tree, refitted):
 
 def test_reloo_refits_without_the_cell(V, tree, refitted):
     wrapper = dfac.sampling_wrapper(tree, V, MODEL, dfac.Gibbs(), **OPTIONS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of ArviZ 0.2x: untested
+    with warnings.catch_warnings(action="ignore"):  # of ArviZ 0.2x: untested
         first = az.loo(given(tree), pointwise=True)
         first.pareto_k[:] = [0.1, 0.9, 0.1, 0.1]
         result = az.reloo(wrapper, loo_orig=first, **KNOWN)

@@ -23,6 +23,7 @@ from daskfactor.inference.singular import (
 from daskfactor.models.tweedie import TweedieNMF
 from tests.executors.audit import AuditExecutor
 from tests.pairwise import pairwise
+from tests.refusals import refused
 
 SERIAL = SerialExecutor()
 
@@ -76,8 +77,7 @@ def test_missing_entries_are_filled_in(kind):
     with as_blocks(given, 3, dtype="float64", unstored=unstored) as data:
         fill = make_state(data.grid, W, np.ascontiguousarray(H.T))
         found = truncated_svd(SERIAL, data, 3, fill=fill)
-        with pytest.raises(OptionError, match="missing"):
-            truncated_svd(SERIAL, data, 3)
+        refused(OptionError, "missing", truncated_svd, SERIAL, data, 3)
     exact = whole_svd(np.where(np.isnan(X), W @ H, X), 3)
     np.testing.assert_allclose(product(found), product(exact), atol=1e-5)
 

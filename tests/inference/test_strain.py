@@ -35,8 +35,7 @@ def test_a_chain_far_below_its_start_is_told_of():
     [(dfac.PSGLD(), 1e-4), (dfac.PSGLD(transition="euler"), 0.1), (dfac.LangevinDynamics(), 1e-4)],
 )
 def test_a_chain_that_samples_is_not(sampler, dispersion):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         draw(sampler, dispersion)
 
 

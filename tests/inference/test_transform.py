@@ -12,6 +12,7 @@ from scipy import sparse, stats
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -229,8 +230,7 @@ def test_what_cannot_be_is_told_in_a_sentence(counts, trace):
     new = counts[24:]
 
     def refused(error, match, *given, **options):
-        with pytest.raises(error, match=match):
-            dfac.transform(*given, **QUIET | options)
+        refused(error, match, dfac.transform, *given, **QUIET | options)
 
     refused(OptionError, 'axis must be "row" or "column"', trace, new, "rows")
     refused(OptionError, "20 draws in each chain, got draws=50", trace, new, draws=50)
@@ -243,8 +243,7 @@ def test_what_cannot_be_is_told_in_a_sentence(counts, trace):
     with pytest.raises(OptionError, match="must be draws of new rows"):
         dfac.predict(trace, rows=dfac.transform(trace, new, draws=2, point=True, **QUIET))
     found = dfac.transform(trace, new, draws=2, **QUIET).assign_coords(draw=[1, 2])
-    with pytest.raises(OptionError, match="given another trace"):
-        dfac.predict(trace, rows=found)
+    refused(OptionError, "given another trace", dfac.predict, trace, rows=found)
 
 
 def test_rows_of_a_gaussian_model_are_drawn_from_their_normal_conditional():
@@ -372,8 +371,7 @@ def test_points_and_particles_are_taken_too(counts):
     H = many["posterior"]["H"].sel(draw=drawn["draw"])
     wanted = (xr.dot(drawn, H, dim="component") * drawn["weight"]).sum(("chain", "draw"))
     np.testing.assert_allclose(predicted, wanted, rtol=1e-5)
-    with pytest.raises(OptionError, match="particles have weights"):
-        dfac.transform(many, new, draws=2, **QUIET)
+    refused(OptionError, "particles have weights", dfac.transform, many, new, draws=2, **QUIET)
     aligned, means = dfac.align(many), []
     for own in ([1.0, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 1.0], [0.55, 0.1, 0.1, 0.55]):
         masses = weight.copy(data=np.reshape(own, weight.shape))
@@ -426,8 +424,7 @@ def test_places_of_maps_are_matched_by_the_labels_of_every_dimension(maps):
         (new.rename(lat="y"), "lon 1.0, y 10"),
         (new.drop_vars("lat"), "lat 0, lon 1.0"),
     ):
-        with pytest.raises(DataError, match=told):
-            of(other)
+        refused(DataError, told, of, other)
 
 
 def test_a_value_where_the_run_left_a_place_out_is_refused():
@@ -507,8 +504,7 @@ def test_new_rows_of_another_point_are_refused():
     again = dfac.optimize(V, dfac.TweedieNMF(2), **QUIET)
     new = dfac.transform(one, V[:2], draws=3, **QUIET)
     assert dfac.recommend(again, new, 2).identical(dfac.recommend(one, new, 2))
-    with pytest.raises(OptionError, match="given another trace"):
-        dfac.recommend(other, new, 2)
+    refused(OptionError, "given another trace", dfac.recommend, other, new, 2)
 
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
@@ -522,10 +518,8 @@ def test_new_rows_of_another_run_of_the_same_second_are_refused():
     assert dfac.predict(traces[0], rows=own).sizes["row"] == 2
     assert dfac.recommend(traces[0], own, 2, progressbar=False).sizes["row"] == 2
     for bad, words in ((other, "given another trace"), (turned, "not both aligned")):
-        with pytest.raises(OptionError, match=words):
-            dfac.predict(traces[0], rows=bad)
-        with pytest.raises(OptionError, match=words):
-            dfac.recommend(traces[0], bad, 2, progressbar=False)
+        refused(OptionError, words, dfac.predict, traces[0], rows=bad)
+        refused(OptionError, words, dfac.recommend, traces[0], bad, 2, progressbar=False)
 
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")

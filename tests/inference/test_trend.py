@@ -22,13 +22,13 @@ def test_a_run_without_tuning_from_a_random_start_is_told_to_tune(tmp_path):
     with pytest.warns(SamplingWarning, match=r"log density still rose by .* tune longer"):
         tree = dfac.sample(V, model, sampler, 100, 0, store=tmp_path / "run.zarr", **QUIET)
     assert "still rose" in dfac.summarize(tree).verdict
-    with warnings.catch_warnings():  # nothing is drawn, so there is nothing to say again
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(
+        action="error"
+    ):  # nothing is drawn, so there is nothing to say again
         dfac.resume(tmp_path / "run.zarr", progressbar=False)
 
 
 def test_a_run_at_rest_is_not():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         tree = dfac.sample(counts(3.0), dfac.TweedieNMF(3, dispersion=1.0), None, 300, 200, **QUIET)
     assert "log density still" not in dfac.summarize(tree).verdict

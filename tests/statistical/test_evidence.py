@@ -87,8 +87,7 @@ def test_short_runs_claim_what_they_miss_by(beta, dispersion):
     exact = one_component_by_quadrature(SMALL, beta, dispersion)
     model = dfac.TweedieNMF(1, beta=beta, dispersion=dispersion, rate_w=1.0, rate_h=1.0)
     method = dfac.ThermodynamicIntegration(draws=300)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)
+    with warnings.catch_warnings(action="ignore", category=SamplingWarning):
         data = stored(SMALL)
         found = [dfac.log_evidence(data, model, method, random_seed=n, **QUIET) for n in range(40)]
     z = np.array([abs(one.value - exact) / one.total_error for one in found])

@@ -136,8 +136,9 @@ CHAINS = {
 
 def discrepancy_at(name, factor, seed):
     V, model, kernel, blocks, step, thin = CHAINS[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)  # the large step is told of
+    with warnings.catch_warnings(
+        action="ignore", category=SamplingWarning
+    ):  # the large step is told of
         sampler = dfac.PSGLD(step=factor * step, transition="euler")  # of a bias that grows
         run = {"blocks": blocks, "progressbar": False, "executor": "serial"}
         trace = dfac.sample(V, model, sampler, 150, 200, thin=thin, random_seed=seed, **run)

@@ -29,8 +29,7 @@ def counts():
 
 
 def sample(sampler, draws, seed=0):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return dfac.sample(
             counts(), MODEL, sampler, draws, 200, random_seed=seed, blocks=2, **QUIET
         )
@@ -79,8 +78,7 @@ def test_coupled_chains_find_the_bias(measured):
 @pytest.mark.full
 def test_exact_draws_find_it_too(measured, monkeypatch):
     monkeypatch.setattr(dfac.PSGLD, "pair", lambda self: None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         found = dfac.discretization_bias(measured[0], draws=400, cells=4, **QUIET)
     assert found.attrs["method"] == "exact"
     assert away_from(found, measured)[0] < 5, str(found)
@@ -94,8 +92,7 @@ def test_a_pair_with_one_step_is_seen(measured, monkeypatch):
 
 def test_no_bias_is_told_where_the_step_is_small():
     tree = sample(dfac.PSGLD(step=0.03), 100)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         found = dfac.discretization_bias(tree, draws=200, **QUIET)
     assert found.verdict.startswith("No bias above 0.2")
 
@@ -108,8 +105,7 @@ def test_the_fine_chain_of_a_pair_has_the_bias_of_half_a_step(measured):
     true = (fine.mean() - exact.mean()) / exact.std()
     error = np.sqrt(sum(1 / effective_size(own) for own in (fine, exact)))
     assert abs(true) > 5 * error, "no bias to be found"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         found = dfac.discretization_bias(sample(pair, 300), draws=1000, cells=4, **QUIET)
     one = found.sel(functional="lp")
     away = abs(float(one["bias"]) - true) - 0.5 * abs(true)
