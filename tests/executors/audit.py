@@ -8,10 +8,7 @@ start goes next. Bands, tasks' results and programs are pickled wherever they ma
 
 import itertools
 import pickle
-import sys
-from contextlib import contextmanager
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 
@@ -23,14 +20,11 @@ from daskfactor.executors.state import CELLS, ChainState, Portion, bare, factor_
 from daskfactor.executors.store import Mode, Want, pack, unpack
 from daskfactor.executors.tasks import build_graph, group_rounds, join_ends, split_state
 from daskfactor.executors.threads import BandScheduler
-from daskfactor.inference.program import Program
 from daskfactor.kernels.steps import accumulate_moments
 from daskfactor.machine import single_threaded_blas
 
 WAYS = ("threads", "tasks", "ring")
 MOMENTS = ("mean", "m2")
-TWICE = {"Path.numbers"}
-"""Functions that ask for the same numbers at the beginning and at the end of a path."""
 
 
 class AuditError(DaskfactorError):
@@ -111,16 +105,12 @@ class Ledger:
         number = self.rounds.get(key_of(op))
         fail_if(number is None, f"the plan has no such operation: {op}")
         for at, band in zip(enumerate(op.block), bands, strict=True):
-            late = self.done[at] != number
-            fail_if(
-                late,
-                f"out of order: {named(at)} has been through {self.done[at]}, not {number} rounds",
-            )
+            done = self.done[at]
+            late = f"out of order: {named(at)} has been through {done}, not {number} rounds"
+            fail_if(done != number, late)
             for name, own in fingerprints(band).items():
-                stale = self.prints[at].get(name) != own
-                fail_if(
-                    stale, f"stale: {named(at)} has not the {name or 'values'!r} last left for it"
-                )
+                old = f"stale: {named(at)} has not the {name or 'values'!r} last left for it"
+                fail_if(self.prints[at].get(name) != own, old)
             fail_if(band.counts != self.counts[at], f"stale: counts of {named(at)}")
         stale = cells is not None and self.cells[op.block] != self.print_of(cells)
         fail_if(stale, f"stale: monitored cells of block {tuple(op.block)}")
@@ -165,8 +155,8 @@ def same_sums(one, other):
 class Audited:
     """A program whose operations see what they declare, and are checked."""
 
-    def __init__(self, program, ledger, streams):
-        self.program, self.ledger, self.streams = program, ledger, streams
+    def __init__(self, program, ledger):
+        self.program, self.ledger = program, ledger
         self.made = set()
 
     def __getattr__(self, name):
@@ -188,12 +178,10 @@ class Audited:
         before = [pickled(band) for band in shown]
         watched = None if cells is None else cells.count
         poison(workspace)
-        self.streams.op = op
         if op.action == Action.UPDATE:
             found = self.program.update(op, data, tuple(shown), workspace)
         else:
             found = self.program.evaluate(op, data, tuple(shown), cells, workspace)
-        self.streams.op = None
         for at, band, own, old in zip(enumerate(op.block), bands, shown, before, strict=True):
             self._check_arrays(op, at, band, own, old, names[1])
             self._check_records(op, at, own, old, names[1])
@@ -227,10 +215,8 @@ class Audited:
         still = op.action == Action.UPDATE or fingerprint(own.values) == fingerprint(old.values)
         fail_if(not still, f"undeclared write: an evaluation moved {who}")
         for name in set(own.arrays) | set(old.arrays):
-            was, now = (
-                None if (array := side.arrays.get(name)) is None else fingerprint(array)
-                for side in (old, own)
-            )
+            sides = old.arrays.get(name), own.arrays.get(name)
+            was, now = (None if array is None else fingerprint(array) for array in sides)
             if changes is None or name in changes or was == now:
                 continue
             new = was is None and name not in band.arrays and name not in self.ledger.known
@@ -243,9 +229,8 @@ class Audited:
         due = int(op.action == Action.UPDATE and op.last and op.wanted.keep)
         fail_if(len(draws) != due, f"{len(draws)} draws of {who}, {due} due")
         for draw in draws:
-            fail_if(
-                fingerprint(draw) != fingerprint(own.values), f"a draw is not what is left of {who}"
-            )
+            other = fingerprint(draw) != fingerprint(own.values)
+            fail_if(other, f"a draw is not what is left of {who}")
         self.ledger.draws[at] += map(fingerprint, draws)
         sums = {key: own.sums[key] for key in own.sums if key not in old.sums}
         kept = {key: own.sums.get(key) for key in old.sums}
@@ -276,38 +261,6 @@ def check_memory(at, band, workspace):
         for other, its in [*items[:n], *workspace._flat.items()]:
             shared = array.size and np.may_share_memory(array, its)
             fail_if(shared, f"shared: {name} and {other} of {named(at)} are the same memory")
-
-
-class Streams:
-    """The addresses of random numbers that operations ask for: none for two purposes."""
-
-    def __init__(self):
-        self.op = None
-        self.purposes = {}
-
-    @contextmanager
-    def watching(self):
-        """Note every address that programs make."""
-        make = Program.address
-
-        def address(program, band, iteration, *rest):
-            made = make(program, band, iteration, *rest)
-            if self.op is not None and not program.common:
-                caller = sys._getframe(1).f_code.co_qualname
-                self._note(program, made, rest, caller)
-            return made
-
-        with mock.patch.object(Program, "address", address):
-            yield
-
-    def _note(self, program, made, rest, caller):
-        op = self.op
-        assert op is not None
-        place = () if caller in TWICE else (op.iteration, tuple(op.block))
-        purpose = (op.cycle, *place, rest, caller)
-        key = (program.coarse, *map(int, made.key), *made[1:])
-        earlier = self.purposes.setdefault(key, purpose)
-        fail_if(earlier != purpose, f"a random stream for two purposes: {earlier} and {purpose}")
 
 
 class Here:
@@ -375,11 +328,8 @@ class Network:
     def run(self, rng, any_row=False):
         """Do all operations and deliver all parcels; ``any_row``: in any admissible order."""
         while any(worker.scheduler.remaining for worker in self.workers):
-            able = [
-                (worker, row if any_row else None)
-                for worker in self.workers
-                for row in ready_rows(worker.scheduler)
-            ]
+            each = [(own, row) for own in self.workers for row in ready_rows(own.scheduler)]
+            able = [(own, row if any_row else None) for own, row in each]
             assert able or self.mail, "nobody can go on"
             choice = int(rng.integers(len(able) + len(self.mail)))
             if choice < len(able):
@@ -411,31 +361,24 @@ def take_row(scheduler, row):
 
 class AuditExecutor(Executor):
     """Runs plans as an adversary would, and checks every operation.
-
-    Parameters
-    ----------
-    seed
-        Decides all that executors are free to decide.
-    ways
-        How bands may get from one operation to the next.
-    """
+    A seed decides all that executors may decide, among them the ways that bands go."""
 
     name = "audit"
 
     def __init__(self, seed=0, ways=WAYS):
         super().__init__()
-        self.rng, self.ways, self.streams = np.random.default_rng(seed), ways, Streams()
+        self.rng, self.ways = np.random.default_rng(seed), ways
         self.segments = []
 
     def _run(self, work, state):
         assert work.place is None, "a device's bands are not audited"
         done = 0
-        with single_threaded_blas(), self.streams.watching():
+        with single_threaded_blas():
             for plan in self._cut(work.plan):
                 given, state = state, pickled_state(state)
                 spoil(given, replace(work, plan=plan))
                 ledger = Ledger(plan, state)
-                program = Audited(unpack(pack(work.program)), ledger, self.streams)
+                program = Audited(unpack(pack(work.program)), ledger)
                 part = replace(work, plan=plan, program=program, on_done=lambda done: None)
                 way = self.ways[int(self.rng.integers(len(self.ways)))]
                 self.segments.append(way)
@@ -486,9 +429,8 @@ class AuditExecutor(Executor):
             ready = [key for key in waiting if all(own in results for own in needs(key))]
             key = ready[int(self.rng.integers(len(ready)))]
             function, *given = graph[key]
-            given = [
-                results[own] if isinstance(own, tuple) and own in results else own for own in given
-            ]
+            known = [isinstance(own, tuple) and own in results for own in given]
+            given = [results[own] if k else own for own, k in zip(given, known, strict=True)]
             before = [portion_print(own) for own in given]
             result = function(*given)
             changed = before != [portion_print(own) for own in given]

@@ -15,10 +15,8 @@ TURNS, SIGNS = (np.cos, np.sin, np.cos, np.sin), (1, -1, -1, 1)
 
 @dataclass(frozen=True)
 class Mixer:
-    """A program whose result depends on the order of every pair of operations with a band.
-
-    No two factors are mixed alike, so that bands in a wrong order show, too.
-    """
+    """A program whose result depends on the order of every pair of operations with a band. No two
+    factors are mixed alike, so that bands in a wrong order show, too."""
 
     fail_at: BlockAddress | None = None
 

@@ -8,16 +8,8 @@ import pytest
 import daskfactor as dfac
 from daskfactor.data.grid import Block, Reshuffled
 from daskfactor.errors import EngineError, OptionError
-from daskfactor.executors import SerialExecutor
-from daskfactor.executors.device import (
-    CUDA,
-    DeviceExecutor,
-    PlacedData,
-    PlacedState,
-    PlanNames,
-    key_of,
-    rejoined,
-)
+from daskfactor.executors import SerialExecutor, device
+from daskfactor.executors.device import CUDA, DeviceExecutor, PlacedData, PlacedState, PlanNames
 from daskfactor.executors.plan import Action
 from daskfactor.executors.state import Evaluation
 from daskfactor.kernels.steps import here
@@ -56,9 +48,6 @@ def check(device, placed, data, *keys):
             np.testing.assert_array_equal(own, np.array(data.view(*block).block))
 
 
-# -- data ----------------------------------------------------------------------------------
-
-
 def test_parts_stay_while_they_fit(stand_in, copies):
     data, V = data_of()
     placed = PlacedData(data, CUDA(memory_limit="1 MiB"))
@@ -70,10 +59,8 @@ def test_parts_stay_while_they_fit(stand_in, copies):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_parts_stream_where_they_do_not_fit(stand_in, copies, kept):
-    """One has room: each comes again in every cycle, and is right every time.
-
-    The stand-in copies as late as it may, from memory that must not be given back before.
-    """
+    """One has room: each comes again in every cycle, and is right every time. The stand-in copies
+    as late as it may, from memory that must not be given back before."""
     data, _ = data_of()
     placed = PlacedData(data, CUDA(memory_limit=1))
     if not kept:
@@ -134,9 +121,6 @@ def test_blocks_of_a_scratch_file_do_not_overwrite_each_other(stand_in, tmp_path
     data.close()
 
 
-# -- states --------------------------------------------------------------------------------
-
-
 def state_of():
     state = begin(3)
     hoard(state)
@@ -144,84 +128,61 @@ def state_of():
 
 
 def test_bands_are_joined_and_parted_again(stand_in):
+    """With arrays that come and go, and draws and sums before those of the plan."""
     state = state_of()
+    for band in state.bands():
+        band.draws.append(band.values + 10)
+        band.sums[0] = 1.0
     wanted = [state.gather(factor) for factor in (0, 1)]
+    before = [state.gather(factor, "always") for factor in (0, 1)]
+    offsets, first = [band.offset for band in state.bands()], state.gather_draws(0)
     placed = PlacedState(state, None)
     for own, whole in zip(placed.bands, wanted, strict=True):
         np.testing.assert_array_equal(here(own.values), whole)
         own.values *= np.float32(2)
         own.arrays["always"] += np.float32(1)
-    before = [state.gather(factor, "always") for factor in (0, 1)]
-    offsets = [band.offset for band in state.bands()]
+        del own.arrays["constant"]
+        own.arrays["fresh"] = own.values + np.float32(1)
+        own.counts["draws"] = 7
+        own.draws.append(own.values + np.float32(20))
+        own.sums |= {1: 5.0, (1, "of components"): np.arange(3.0)}
     placed.settle()
     for factor, whole in enumerate(wanted):
         np.testing.assert_array_equal(state.gather(factor), 2 * whole)
         np.testing.assert_array_equal(state.gather(factor, "always"), before[factor] + 1)
-    assert [band.offset for band in state.bands()] == offsets
-    assert all(type(own) is np.ndarray for band in state.bands() for own in band.arrays.values())
-
-
-def test_arrays_that_a_plan_does_not_touch_stay_what_they_are(stand_in):
-    state = state_of()
-    idle = [band.arrays["idle"] for band in state.bands()]
-    placed = PlacedState(state, PlanNames(frozenset({"always"}), frozenset({"always"}), False))
-    assert all(set(own.arrays) == {"always"} for own in placed.bands)
-    placed.settle()
-    assert all(band.arrays["idle"] is own for band, own in zip(state.bands(), idle, strict=True))
-    assert all(len(band.arrays) == 4 for band in state.bands())
-
-
-@pytest.mark.parametrize("still", [False, True])
-def test_what_a_plan_only_reads_does_not_come_back(stand_in, still):
-    state = state_of()
-    before = [(band.values, dict(band.arrays)) for band in state.bands()]
-    names = PlanNames(frozenset({"always", "last"}), frozenset({"last"}), still)
-    PlacedState(state, names).settle()
-    for band, (values, arrays) in zip(state.bands(), before, strict=True):
-        assert (band.values is values) is still
-        assert band.arrays["always"] is arrays["always"]
-        assert band.arrays["last"] is not arrays["last"]
-
-
-def test_bands_that_were_cut_from_a_factor_are_that_factor_again():
-    factor = np.arange(12.0).reshape(6, 2).copy()
-    cut = np.split(factor, [1, 4])
-    assert rejoined(cut) is factor
-    for parts in (cut[:2], cut[::-1], [cut[0], cut[1].copy(), cut[2]], [own[:, :1] for own in cut]):
-        np.testing.assert_array_equal(rejoined(parts), np.concatenate(parts))
-
-
-def test_arrays_come_and_go(stand_in):
-    state = state_of()
-    placed = PlacedState(state, None)
-    for band in placed.bands:
-        del band.arrays["constant"]
-        band.arrays["fresh"] = band.values + np.float32(1)
-        band.counts["draws"] = 7
-    placed.settle()
-    for band in state.bands():
+    for band, offset in zip(state.bands(), offsets, strict=True):
+        assert band.offset == offset
         assert set(band.arrays) == {"always", "last", "idle", "fresh"}
+        assert all(type(own) is np.ndarray for own in band.arrays.values())
         np.testing.assert_array_equal(band.arrays["fresh"], band.values + 1)
         assert band.counts == {"draws": 7}
-
-
-def test_draws_and_sums_come_back(stand_in):
-    state = state_of()
-    for band in state.bands():
-        band.draws.append(band.values + 10)
-        band.sums[0] = 1.0
-    first = state.gather_draws(0)
-    placed = PlacedState(state, None)
-    for band in placed.bands:
-        band.draws.append(band.values + np.float32(20))
-        band.sums |= {1: 5.0, (1, "of components"): np.arange(3.0)}
-    placed.settle()
     assert state.recorded == 2
     np.testing.assert_array_equal(state.gather_draws(0)[:1], first)
     np.testing.assert_array_equal(state.gather_draws(0)[1], state.gather(0) + 20)
     assert state.sums(0, 0) == [1.0, 1.0, 1.0]
     assert sum(state.sums(1, 0)) == 5.0
     np.testing.assert_array_equal(sum(state.sums((1, "of components"), 1)), np.arange(3.0))
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_what_a_plan_does_not_touch_or_only_reads_does_not_come_back(stand_in, still):
+    state = state_of()
+    before = [(band.values, dict(band.arrays)) for band in state.bands()]
+    names = frozenset({"always", "last"}), frozenset({"last"})
+    placed = PlacedState(state, PlanNames(*names, still))
+    assert all(set(own.arrays) == {"always", "last"} for own in placed.bands)
+    placed.settle()
+    for band, (values, arrays) in zip(state.bands(), before, strict=True):
+        assert (band.values is values) is still
+        assert [name for name in arrays if band.arrays[name] is not arrays[name]] == ["last"]
+
+
+def test_bands_that_were_cut_from_a_factor_are_that_factor_again():
+    factor = np.arange(12.0).reshape(6, 2).copy()
+    cut = np.split(factor, [1, 4])
+    assert device.rejoined(cut) is factor
+    for parts in (cut[:2], cut[::-1], [cut[0], cut[1].copy(), cut[2]], [own[:, :1] for own in cut]):
+        np.testing.assert_array_equal(device.rejoined(parts), np.concatenate(parts))
 
 
 def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
@@ -258,9 +219,6 @@ def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
         assert own.count == 5
         np.testing.assert_array_equal(own.mean, np.full_like(own.mean, 3))
         np.testing.assert_array_equal(own.m2, np.full_like(own.m2, 3))
-
-
-# -- plans ---------------------------------------------------------------------------------
 
 
 class Doubler:
@@ -312,41 +270,31 @@ def test_a_plan_is_run_round_by_round(stand_in, copies):
     assert executor.on_device
 
 
-def test_functions_of_bands_go_to_threads(stand_in):
-    executor = DeviceExecutor()
-    assert executor.map(lambda item, workspace: item + 1, [1, 2, 3]) == [2, 3, 4]
-    executor.close()
-
-
-def test_a_full_device_is_one_sentence(stand_in):
+def test_errors_name_the_blocks_and_a_full_device_is_one_sentence(stand_in):
     class OutOfMemoryError(MemoryError):
         """As CuPy has one, which other processes may not know."""
 
         __module__ = "cupy.cuda.memory"
 
     executor = DeviceExecutor()
-    with pytest.raises(EngineError, match=r"memory of the GPU is full \(no more\); pass fewer"):
-        run_on(executor, Doubler(OutOfMemoryError("no more")))
-    with pytest.raises(MemoryError, match="of this process"):
-        run_on(executor, Doubler(MemoryError("of this process")))
     with pytest.raises(MemoryError) as too_large:
         np.empty(2**60, np.uint8)
-    refused(MemoryError, "Unable to allocate", run_on, executor, Doubler(too_large.value))
-    executor.close()
-
-
-def test_an_error_of_a_program_names_the_blocks(stand_in):
-    executor = DeviceExecutor()
-    with pytest.raises(EngineError, match=r"row band .*0, 1, 2.*cycle 1.*ZeroDivisionError: odd"):
-        run_on(executor, Doubler(ZeroDivisionError("odd")))
+    for error, words, own in (
+        (EngineError, r"memory of the GPU is full \(no more\); pass", OutOfMemoryError("no more")),
+        (MemoryError, "of this process", MemoryError("of this process")),
+        (MemoryError, "Unable to allocate", too_large.value),
+        (EngineError, r"row band .*0, 1, 2.*cycle 1.*Error: odd", ZeroDivisionError("odd")),
+    ):
+        refused(error, words, run_on, executor, Doubler(own))
     state, *_ = run_on(executor, Doubler())  # and the executor still works
     np.testing.assert_array_equal(state.gather(0), begin(3).gather(0) * 64)
+    assert executor.map(lambda item, workspace: item + 1, [1, 2, 3]) == [2, 3, 4]
     executor.close()
 
 
 def test_rounds_are_known_by_their_blocks_in_the_order_of_rows():
     ops = [SimpleNamespace(block=Block(*own)) for own in ((2, 0), (0, 1), (1, 2))]
-    assert key_of(ops) == ((0, 1, 2), (1, 2, 0))
+    assert device.key_of(ops) == ((0, 1, 2), (1, 2, 0))
 
 
 @pytest.mark.parametrize("tf32", [False, True])

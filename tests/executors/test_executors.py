@@ -15,15 +15,7 @@ from daskfactor import executors
 from daskfactor.data.grid import Block, Cyclic, Grid, NestedReshuffled, Reshuffled
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, SamplingWarning
-from daskfactor.executors import (
-    SerialExecutor,
-    TasksExecutor,
-    ThreadsExecutor,
-    block_seconds,
-    choose_executor,
-    connection,
-    make_executor,
-)
+from daskfactor.executors import SerialExecutor, TasksExecutor, ThreadsExecutor, connection
 from daskfactor.executors.connection import check_versions, client_of, connect
 from daskfactor.executors.state import make_state
 from daskfactor.executors.tasks import group_rounds
@@ -75,7 +67,7 @@ def test_a_nested_schedule_makes_one_task_per_super_block():
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_an_error_names_the_block_and_reaches_the_caller(name):
+def test_an_error_names_the_block_and_the_executor_still_works_and_maps(name):
     executor = EXECUTORS[name]()
     with pytest.raises(EngineError, match=r"row band 1, column band 2.*cycle 1.*on purpose"):
         run(executor, 3, Reshuffled(), Mixer(fail_at=Block(1, 2)))
@@ -83,6 +75,11 @@ def test_an_error_names_the_block_and_reaches_the_caller(name):
         run(executor, 3, Reshuffled(), Mixer(fail_at=(1, 2, 0)), factors=3)
     again = run(executor, 3, Reshuffled())  # and the executor still works
     assert bits(again) == bits(run(SerialExecutor(), 3, Reshuffled()))
+    seen, plan = [], plan_of(Cyclic(), 3, 2, range(2))
+    executor.run(plan, Mixer(), begin(3), None, seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 27  # evaluations of the second cycle, too
+    assert executor.map(lambda item, work: item * item, range(20)) == [n * n for n in range(20)]
     executor.close()
 
 
@@ -91,21 +88,6 @@ def test_tasks_do_not_write_to_what_they_are_given():
     after = TasksExecutor().run(plan_of(Cyclic(), 2, 2, range(1)), Mixer(), state, None)
     assert np.all(state.gather("rows") == 1)
     assert np.all(after.gather("rows") != 1)
-
-
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_map_keeps_the_order_of_its_items(name):
-    executor = EXECUTORS[name]()
-    assert executor.map(lambda item, work: item * item, range(20)) == [n * n for n in range(20)]
-    executor.close()
-
-
-def test_progress_counts_every_operation():
-    for executor in (SerialExecutor(), ThreadsExecutor(2), TasksExecutor()):
-        seen = []
-        executor.run(plan_of(Cyclic(), 3, 2, range(2)), Mixer(), begin(3), None, seen.append)
-        assert seen == sorted(seen)
-        assert seen[-1] == 27  # evaluations of the second cycle, too
 
 
 def test_an_interrupt_stops_the_lanes():
@@ -123,18 +105,15 @@ def test_an_interrupt_stops_the_lanes():
     assert threading.active_count() <= before
 
 
-def test_an_unknown_executor_is_refused():
-    with pytest.raises(OptionError, match=r'"threads", "serial", "tasks", "ring" or .*got \'mpi\''):
-        make_executor("mpi")
-
-
-def test_the_old_word_for_threads_still_works():
+def test_executors_are_made_from_words_and_the_old_one_for_threads_still_works():
     assert dfac.LanesExecutor is ThreadsExecutor
     for word in ("threads", "lanes"):
-        executor = make_executor(word)
+        executor = executors.make_executor(word)
         assert isinstance(executor, ThreadsExecutor)
         assert executor.name == "threads"
         executor.close()
+    words = r'"threads", "serial", "tasks", "ring" or .*got \'mpi\''
+    refused(OptionError, words, executors.make_executor, "mpi")
 
 
 def workers(adaptive=False):
@@ -153,49 +132,37 @@ def workers(adaptive=False):
     ],
 )
 def test_by_the_block_and_the_cluster(adaptive, seconds, name, reason, monkeypatch):
+    block_seconds = executors.block_seconds
     monkeypatch.setattr(executors, "block_seconds", lambda data, width: seconds)
-    made = choose_executor(workers(adaptive), None, 10)
+    made = executors.choose_executor(workers(adaptive), None, 10)
     assert made.name == name
     assert re.search(reason, made.reason)
     assert len(f"{made.name}: {made.short}") <= NOTE_WIDTH  # else the progress bar cuts it off
-
-
-def test_the_estimate_grows_with_the_work():
-    rng = np.random.default_rng(0)
-    with as_blocks(rng.random((400, 200), dtype=np.float32), 2) as data:
+    V = np.random.default_rng(0).random((400, 200), dtype=np.float32)
+    with as_blocks(V, 2) as data:  # the estimate grows with the work
         few, many = (block_seconds(data, width) for width in (10, 20))
         assert many == pytest.approx(2 * few)
         assert 1e-6 < few < 1e-2
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(connection, "ANSWERS_WITHIN", 0.5)
-
-
-@pytest.mark.parametrize("text", ["nowhere://1", "local:0", "local:x", "host", "", "tcp://host"])
-def test_texts_that_name_no_cluster(text):
-    with pytest.raises(OptionError, match=f"such as tcp://host.* local:N.*{re.escape(text)}"):
-        client_of(None, text).__enter__()
-
-
-def test_one_cluster_at_a_time():
-    with pytest.raises(OptionError, match="leave one of them out"):
-        client_of("tcp://host:8786", "local:2").__enter__()
+def test_texts_that_name_no_cluster_and_two_clusters_at_a_time():
+    for text in ("nowhere://1", "local:0", "local:x", "host", "", "tcp://host"):
+        words = f"such as tcp://host.* local:N.*{re.escape(text)}"
+        refused(OptionError, words, client_of(None, text).__enter__)
+    words = "leave one of them out"
+    refused(OptionError, words, client_of("tcp://host:8786", "local:2").__enter__)
 
 
 @pytest.mark.parametrize("mute", [True, False])
-def test_an_address_where_nobody_answers(mute, impatient):
+def test_an_address_where_nobody_answers_or_without_certificates(mute, monkeypatch):
+    monkeypatch.setattr(connection, "ANSWERS_WITHIN", 0.5)
     with socket.socket() as taken:  # a peer that listens and says nothing, or nobody at all
         taken.bind(("127.0.0.1", 0))
         if mute:
             taken.listen()
-        with pytest.raises(OptionError, match=r"no Dask scheduler answers at tcp://.* 0\.5 s"):
-            connect(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        words, port = r"no Dask scheduler answers at tcp://.* 0\.5 s", taken.getsockname()[1]
+        refused(OptionError, words, connect, f"tcp://127.0.0.1:{port}")
     assert dask.config.get("scheduler", None) is None
-
-
-def test_certificates_that_are_missing(impatient):
     refused(OptionError, r"distributed\.comm\.tls", connect, "tls://127.0.0.1:1")
 
 
@@ -205,10 +172,8 @@ def versions_of(**versions):
 
 
 def versions_told(**versions):
-    return {
-        "client": versions_of(),
-        "workers": {"tcp://a:1": versions_of(), "tcp://b:1": versions_of(**versions)},
-    }
+    workers = {"tcp://a:1": versions_of(), "tcp://b:1": versions_of(**versions)}
+    return {"client": versions_of(), "workers": workers}
 
 
 @pytest.mark.parametrize(

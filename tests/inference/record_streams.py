@@ -25,13 +25,8 @@ philox.NUMBERS = langevin.NUMBERS = 4
 
 WARM = {"warm_start": 1}
 COUNTS = dfac.TweedieNMF(3, dispersion=1.0)
-LAWS = dfac.Coupled(
-    3,
-    relations={
-        "a": dfac.Relation("row", "left", law="poisson", dispersion=1.0),
-        "b": dfac.Relation("row", "right", law="normal", dispersion=1.0),
-    },
-)
+LAWS = {law: dfac.Relation("row", law, law=law, dispersion=1.0) for law in ("poisson", "normal")}
+VIEWS = dfac.Coupled(3, relations=LAWS)
 LANGEVIN = {
     "PSGLD": dfac.PSGLD(**WARM),
     "PSGLD exact": dfac.PSGLD(transition="cir", **WARM),
@@ -55,13 +50,16 @@ def counts(*shape):
 
 def runs():
     """Return data, model and sampler of every run by name."""
-    V, views = counts(4, 3), {"a": counts(4, 3), "b": counts(4, 2)}
+    V, views = counts(4, 3), {"poisson": counts(4, 3), "normal": counts(4, 2)}
     spiked = dfac.TweedieNMF(3, dispersion=1.0, shape_w=0.3, shape_h=0.3)
     steep = dfac.TweedieNMF(3, dispersion=1.0, shape_w=0.7, shape_h=0.7)
     learnt = dfac.TweedieNMF(3, dispersion=1.0, rate_w="row", rate_h="component")
     found = {}
     for name, own in (LANGEVIN | MORE | OF_A_MATRIX).items():
         found[f"matrix, {name}"] = V, COUNTS, own
+    for name in ("PSGLD", "SGHMC", "BlockHMC"):
+        model = dfac.NegativeBinomialNMF(3, dispersion="column")
+        found[f"dispersions, {name}"] = V, model, LANGEVIN[name]
     for name, own in REAL.items():
         found[f"real matrix, {name}"] = V, dfac.GaussianMF(3), own
     for name in ("PSGLD", "SGHMC", "BlockHMC", "Gibbs"):
@@ -74,7 +72,7 @@ def runs():
             tensor = counts(3, *[2] * (axes - 1))
             found[f"{axes} axes, {name}"] = tensor, dfac.CP(3, dispersion=1.0), own
     for name, own in (LANGEVIN | MORE).items():
-        found[f"coupled, {name}"] = views, LAWS, own
+        found[f"coupled, {name}"] = views, VIEWS, own
     return found
 
 
@@ -103,10 +101,8 @@ class Record:
 
     @staticmethod
     def user():
-        """Return the first function that is neither a kernel nor a maker of addresses.
-
-        The two draws of an entry that share a block have its first words and its last ones.
-        """
+        """Return the first function that is neither a kernel nor a maker of addresses. The two
+        draws of an entry that share a block have its first words and its last ones."""
         frame = sys._getframe(2)
         half = ""
         while frame is not None:
@@ -136,12 +132,9 @@ class Record:
 
 
 def meant(address, users):
-    """Tell what is used twice by design.
-
-    A path of `BlockHMC` takes the first of a block's numbers where it begins and the rest where
-    it ends; two draws of entries share a block; the coarse chain of a pair has the noise of the
-    fine one.
-    """
+    """Tell what is used twice by design. A path of `BlockHMC` takes the first of a block's numbers
+    where it begins and the rest where it ends; two draws of entries share a block; the coarse chain
+    of a pair has the noise of the fine one."""
     if users == ["Path.numbers"] * 2:
         chances = {program.factor_word(factor) + CHANCE for factor in range(8)}
         return address[-1] in chances
@@ -165,7 +158,15 @@ def without_a_byte():
     program.factor_word = chain.factor_word = tweedie_chain.factor_word = word
 
 
-FAULTS = {"": lambda: None, "without a byte": without_a_byte}
+def two_steps():
+    """Give every second iteration the streams of the one before."""
+    address = program.Program.address
+    program.Program.address = lambda own, band, iteration, *rest: address(
+        own, band, iteration // 2, *rest
+    )
+
+
+FAULTS = {"": lambda: None, "without a byte": without_a_byte, "two steps": two_steps}
 
 
 def recorded(V, model, sampler):
@@ -174,17 +175,8 @@ def recorded(V, model, sampler):
     kept = philox.rounds, random._sequence
     record.watch()
     try:
-        dfac.sample(
-            V,
-            model,
-            sampler,
-            draws=2,
-            tune=2,
-            blocks=2,
-            random_seed=1,
-            executor="serial",
-            progressbar=False,
-        )
+        options = {"draws": 2, "tune": 2, "blocks": 2, "random_seed": 1, "executor": "serial"}
+        dfac.sample(V, model, sampler, progressbar=False, **options)
     finally:
         philox.rounds = variates.rounds = kept[0]
         random._sequence = kept[1]

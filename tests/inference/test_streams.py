@@ -34,9 +34,6 @@ def noise_words():
     return [factor_word(n) + stream for n in range(MOST_FACTORS) for stream in (0, 2, 4, 6)]
 
 
-# -- the table of addresses -------------------------------------------------------------------
-
-
 def test_normal_numbers_of_factors_have_addresses_of_their_own():
     """So have the entries that samplers of matrices draw from blocks, up to 2**31 of these."""
     words = noise_words()
@@ -67,37 +64,19 @@ def test_numbers_by_rejection_have_addresses_of_their_own():
         assert found.max() < 2**32
 
 
-@numba.njit
-def openings(key, out):
-    start_entry(out[0], key, 7, 1, 11, 5)
-    start_entry(out[1], key, 8, 1, 11, 5)
-    start_entry(out[2], key, 7, 1, 12, 5)
-    start_cell(out[3], key, 7, 11, 5)
-    start_cell(out[4], key, 8, 11, 5)
-    start_cell(out[5], key, 7, 12, 5)
-    start_cell(out[6], key, 7, 11, 6)
-
-
-def test_iterations_rows_and_kinds_have_addresses_of_their_own():
+def test_iterations_rows_kinds_chains_and_purposes_have_addresses_of_their_own():
     """A stream is its key and its counter; those of entries and cells are not the normals'."""
     out = np.zeros((7, STREAM), np.uint64)
-    openings(KEY, out)
+    for own, (iteration, row) in zip(out, ((7, 11), (8, 11), (7, 12)), strict=False):
+        start_entry(own, KEY, iteration, 1, row, 5)
+    for own, address in zip(out[3:], ((7, 11, 5), (8, 11, 5), (7, 12, 5), (7, 11, 6)), strict=True):
+        start_cell(own, KEY, *address)
     assert len({tuple(own[[0, 1, 3, 4, 5]]) for own in out}) == len(out)
     assert len({0, int(ENTRY), int(CELL)}) == 3
-
-
-def test_chains_and_purposes_have_keys_of_their_own():
-    keys = [
-        noise_key(seed, chain, stream).tobytes()
-        for seed in (0, 1, 2**32, 2**64 - 1)
-        for chain in range(64)
-        for stream in Stream
-    ]
-    assert len(set(keys)) == len(keys)
+    seeds = (0, 1, 2**32, 2**64 - 1)
+    keys = {noise_key(s, c, own).tobytes() for s in seeds for c in range(64) for own in Stream}
+    assert len(keys) == 4 * 64 * len(Stream)
     assert len({int(stream) for stream in Stream}) == len(Stream.__members__)
-
-
-# -- what runs draw ---------------------------------------------------------------------------
 
 
 def record(out, *arguments):
@@ -138,15 +117,22 @@ def test_no_run_uses_a_stream_for_two_purposes(name, records):
             assert word in words or FIRST_STREAM <= word < FIRST_STREAM + 4
 
 
-def test_streams_that_coincide_are_found(tmp_path):
-    """The third factor of a tensor once had the numbers of the first one's components."""
-    name = "3 axes, PSGLD exact"
-    (found,) = record(tmp_path / "found.json", "without a byte", name).values()
-    (line,) = found["repeated"]
-    assert line.endswith(f"['PSGLD.block_step', 'PSGLD.block_step']: the last word is {2 * 256}")
+@pytest.mark.parametrize(
+    ("fault", "name", "end"),
+    [
+        # The third factor of a tensor once had the numbers of the first one's components.
+        (
+            *("without a byte", "3 axes, PSGLD exact"),
+            f"['PSGLD.block_step', 'PSGLD.block_step']: the last word is {2 * 256}",
+        ),
+        ("two steps", "matrix, LangevinDynamics", ""),
+    ],
+)
+def test_streams_that_coincide_are_found(fault, name, end, tmp_path):
+    (found,) = record(tmp_path / "found.json", fault, name).values()
+    assert found["repeated"]
+    assert found["repeated"][0].endswith(end)
 
-
-# -- generators of NumPy ----------------------------------------------------------------------
 
 APART = {
     ("ACCEPTANCE", "hmc", "simplex_hmc"): "a sampler of chains, or of particles",

@@ -36,11 +36,7 @@ INNER_NODES = 181
 @cache
 def _source():
     """Return what posteriors follow from besides their arguments: sources and versions."""
-    files = (
-        Path(__file__),
-        Path(laws.__file__),
-        *sorted(Path(models.__file__).parent.glob("*.py")),
-    )
+    files = Path(__file__), Path(laws.__file__), *sorted(Path(models.__file__).parent.glob("*.py"))
     versions = np.__version__, scipy.__version__, sys.version_info[:2]
     return repr((versions, [file.read_bytes() for file in files])).encode()
 
@@ -103,11 +99,8 @@ CASES = [
 
 
 def reference_posterior(case):
-    """Ground truth for a case, by whichever route is exact for it.
-
-    The keys are those of `exact_posterior`; the Monte Carlo route adds a standard
-    error ``<key>_se`` for each.
-    """
+    """Ground truth for a case, by whichever route is exact for it. The keys are those of
+    `exact_posterior`; the Monte Carlo route adds a standard error ``<key>_se`` for each."""
     settings = (case.beta, case.dispersion, case.rate_w, case.rate_h)
     if (case.shape_w, case.shape_h) != (1.0, 1.0):
         assert case.K == 1, "gamma priors are integrated over one component only"
@@ -118,13 +111,8 @@ def reference_posterior(case):
 
 def exact_posterior(V, beta, dispersion=1.0, rate_w=1.0, rate_h=1.0, K=1):
     """Posterior of ``mu = W H`` under exponential priors; NaN marks missing cells.
-
-    Returns
-    -------
-    dict
-        ``mean_mu``, ``var_mu`` (I, J), for missing cells too; ``sum_w``, the posterior
-        mean of the sum over W; ``log_evidence``.
-    """
+    ``mean_mu``, ``var_mu`` (I, J), for missing cells too; ``sum_w``, the posterior mean of the
+    sum over W; ``log_evidence``."""
     V = np.ascontiguousarray(V, dtype=np.float64)
     settings = (float(beta), float(dispersion), float(rate_w), float(rate_h))
     if K == 1:
@@ -140,9 +128,6 @@ def _read_only(result):
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
     return dict(result)
-
-
-# --- one component: quadrature --------------------------------------------------------------
 
 
 @kept
@@ -178,11 +163,9 @@ def _gamma_over_exponential(x, rate, shape):
 
 
 def _outer_grid(columns, rate, nodes):
-    """Tensor grid over H (n, J) and its log-weights, prior density included.
-
-    ``h = exp(t - exp(-t)) / rate`` makes both tails fall double-exponentially, so
-    that equal steps in t converge exponentially fast (Takahasi and Mori 1974).
-    """
+    """Tensor grid over H (n, J) and its log-weights, prior density included. ``h = exp(t - exp(-t))
+    / rate`` makes both tails fall double-exponentially, so that equal steps in t converge
+    exponentially fast (Takahasi and Mori 1974)."""
     t = np.linspace(-3.7, 3.9, nodes)
     scaled = np.exp(t - np.exp(-t))
     log_one = np.log(t[1] - t[0]) + t - np.exp(-t) + np.log1p(np.exp(-t)) - scaled
@@ -193,10 +176,8 @@ def _outer_grid(columns, rate, nodes):
 
 def _row_integrals(row, H, beta, phi, rate, numeric=False, shape=1.0):
     """Integrate one row's weight w out of exp(-sum_j d(v_j | w h_j) / phi) Gamma(w; shape, rate).
-
-    But for Poisson's, closed forms are those of exponential priors, so another shape is
-    integrated numerically.
-    """
+    But for Poisson's, closed forms are those of exponential priors, so another shape is integrated
+    numerically."""
     seen = ~np.isnan(row)
     v, H = row[seen], H[:, seen]
     if v.size == 0:
@@ -249,10 +230,8 @@ def _gamma_row(v, H, beta, phi, rate):
     slope = np.sum(v / H, axis=1) / phi
     argument = 2.0 * np.sqrt(rate * slope)
     small = np.minimum(argument, 1e5)
-    log_k = [
-        np.log(special.kve(order + extra, small)) + 0.5 * np.log(small / argument)
-        for extra in (0, 1, 2)
-    ]
+    half = 0.5 * np.log(small / argument)
+    log_k = [np.log(special.kve(order + extra, small)) + half for extra in (0, 1, 2)]
     log_scale = 0.5 * np.log(slope / rate)
     log_z = np.log(2.0 * rate) + order * log_scale + log_k[0] - argument
     log_z += np.sum(np.log(v / H) + 1.0, axis=1) / phi
@@ -279,9 +258,8 @@ def _numeric_row(v, H, beta, phi, rate, shape=1.0):
     """Trapezoid in log w for any beta: slow, and the check on the others."""
     x = np.linspace(np.log(300.0 / rate) - 46.0, np.log(300.0 / rate), 12 * INNER_NODES)
     w = np.exp(x)
-    misfit = sum(
-        _entry_misfit(value, h[:, None] * w, beta, phi) for value, h in zip(v, H.T, strict=True)
-    )
+    pairs = zip(v, H.T, strict=True)
+    misfit = sum(_entry_misfit(value, h[:, None] * w, beta, phi) for value, h in pairs)
     log_prior = np.log(rate) - rate * w + _gamma_over_exponential(w, rate, shape)
     log_z, first, second = _weighted(log_prior + x - misfit, w)
     return log_z + np.log(x[1] - x[0]), first, second
@@ -297,12 +275,8 @@ def _entry_misfit(v, mu, beta, phi):
 def _constant(v, beta, phi):
     if beta == NEGATIVE_BINOMIAL:
         size = 1.0 / phi
-        return np.asarray(
-            special.gammaln(v + size)
-            - special.gammaln(size)
-            - special.gammaln(v + 1.0)
-            + v * np.log(phi)
-        )
+        counted = special.gammaln(v + size) - special.gammaln(size) - special.gammaln(v + 1.0)
+        return np.asarray(counted + v * np.log(phi))
     return log_normalizer(v, phi, beta)
 
 
@@ -316,9 +290,6 @@ def _weighted(log_f, w):
 
 
 _CLOSED = {2.0: _gaussian_row, 1.0: _poisson_row, 0.5: _half_row, 0.0: _gamma_row}
-
-
-# --- two Poisson components: enumeration ----------------------------------------------------
 
 
 @kept
@@ -353,19 +324,14 @@ def _share(s, rate_w, rate_h):
     return _one_component(s.tobytes(), s.shape, 1.0, 1.0, rate_w, rate_h, nodes)
 
 
-# --- any model: tempered Monte Carlo --------------------------------------------------------
-
-
 def metropolis_posterior(
     V, beta, K, dispersion=1.0, rate_w=1.0, rate_h=1.0, replicates=16, particles=512, steps=120
 ):
-    """As `exact_posterior`, with a standard error under ``<key>_se``, for any K and beta.
-
-    Every replicate tempers its particles from the prior to the posterior (weights,
-    resampling, Metropolis moves in log space), which gives an unbiased evidence,
-    and then goes on with Metropolis moves for the moments. Nothing but the
-    log-density is used: no gradient, no step that a sampler under test shares.
-    """
+    """As `exact_posterior`, with a standard error under ``<key>_se``, for any K and beta. Every
+    replicate tempers its particles from the prior to the posterior (weights, resampling, Metropolis
+    moves in log space), which gives an unbiased evidence, and then goes on with Metropolis moves
+    for the moments. Nothing but the log-density is used: no gradient, no step that a sampler under
+    test shares."""
     V = np.ascontiguousarray(V, dtype=np.float64)
     settings = (float(beta), K, float(dispersion), float(rate_w), float(rate_h))
     return _read_only(_metropolis(V.tobytes(), V.shape, *settings, replicates, particles, steps))

@@ -20,10 +20,8 @@ class Pair(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """Distance from the exact posterior with its standard error, (row, col).
-
-    Of E μ in posterior standard deviations; of Var μ as a share of it.
-    """
+    """Distance from the exact posterior with its standard error, (row, col). Of E μ in posterior
+    standard deviations; of Var μ as a share of it."""
 
     mean: np.ndarray
     mean_error: np.ndarray
@@ -56,19 +54,14 @@ def together(first, second):
 
 
 def bias(parts, case):
-    """Bias of a combination of tracks, such as [(2, fine), (-1, coarse)].
-
-    Variances are combined as moments are; their error is that of E (μ - m)² about
-    the exact mean m.
-    """
+    """Bias of a combination of tracks, such as [(2, fine), (-1, coarse)]. Variances are combined as
+    moments are; their error is that of E (μ - m)² about the exact mean m."""
     exact = reference_posterior(case)
     m, v = exact["mean_mu"], exact["var_mu"]
     mean = sum(weight * draws.mean for weight, draws in parts)
     spread = sum(weight * (draws.square - 2 * m * draws.mean) for weight, draws in parts)
-    variance = sum(
-        weight * (draws.square.mean(axis=0) - draws.mean.mean(axis=0) ** 2)
-        for weight, draws in parts
-    )
+    each = [w * (own.square.mean(axis=0) - own.mean.mean(axis=0) ** 2) for w, own in parts]
+    variance = sum(each)
     root = np.sqrt(len(np.asarray(mean)))
     return Bias(
         (np.mean(mean, axis=0) - m) / np.sqrt(v),

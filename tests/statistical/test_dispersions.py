@@ -25,10 +25,8 @@ TWICE = np.array([[2.0, 1.0], [1.0, 0.5], [3.0, 1.0], [1.0, 2.0], [0.5, 1.0], [2
 
 @lru_cache
 def exact_dispersion(weighed=False):
-    """Mean and sd of log α given copies of a matrix: exp(-α) Z(α)^copies on a grid.
-
-    Z integrates over both entries of H, and over the entry of W of each row in turn.
-    """
+    """Mean and sd of log α given copies of a matrix: exp(-α) Z(α)^copies on a grid. Z integrates
+    over both entries of H, and over the entry of W of each row in turn."""
     y, x = np.linspace(-9.0, 3.8, 90), np.linspace(-4.0, 2.5, 66)
     prior = y - np.exp(y) + np.log(y[1] - y[0])  # of the logarithm of an Exponential(1) number
     log_mu = y[:, None] + y[None, :]

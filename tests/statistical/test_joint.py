@@ -154,9 +154,6 @@ def test_every_planted_bug_is_seen(name, monkeypatch):
     assert worst(case) > LIMIT
 
 
-# -- `calibrate`: pairs of each kind, of those above ---------------------------------------
-
-
 @pytest.fixture
 def calibrated(monkeypatch):
     """`calibrate` in double precision, for which kernels are compiled anyway."""
@@ -205,7 +202,7 @@ def test_exact_samplers_are_calibrated(name, calibrated):
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "bug", "pair", "replications"),
+    ("place", "name", "bug", "pair", "count"),
     tiered(
         [
             (block_hmc, "Path", NoTest, (RANKED, BOLD), 200),
@@ -216,11 +213,9 @@ def test_exact_samplers_are_calibrated(name, calibrated):
     ),
     ids=["no Metropolis test", "reflection without turning", "no Jacobian of the rates"],
 )
-def test_calibration_sees_planted_bugs(
-    place, name, bug, pair, replications, monkeypatch, calibrated
-):
+def test_calibration_sees_planted_bugs(place, name, bug, pair, count, monkeypatch, calibrated):
     monkeypatch.setattr(place, name, bug)
-    found = calibrated(*pair, replications=replications, blocks=1)
+    found = calibrated(*pair, replications=count, blocks=1)
     assert not found.attrs["calibrated"], str(found)
 
 

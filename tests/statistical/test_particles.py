@@ -19,12 +19,10 @@ pytestmark = pytest.mark.statistical
 MATRIX = AllocationModel.nmf(2)
 CHAIN, LETTERS = AllocationModel("r -> s -> i, r -> j", {"r": 1, "s": 2}), TOY[:, :3]
 TIED = AllocationModel.symmetric_nmf(2, concentration_shared=0.3)
-POSED = pytest.mark.parametrize(
-    ("model", "X"), [(MATRIX, TOY), (TIED, LETTERS), (CHAIN, TOY[:, 1:])]
-)
-KINDS = pytest.mark.parametrize(
-    ("name", "model", "X"), [(n, m, X) for n, m, _, X in CASES], ids=NAMES
-)
+SOME_DATA = [(MATRIX, TOY), (TIED, LETTERS), (CHAIN, TOY[:, 1:])]
+POSED = pytest.mark.parametrize(("model", "X"), SOME_DATA)
+EACH = [(name, model, X) for name, model, _, X in CASES]
+KINDS = pytest.mark.parametrize(("name", "model", "X"), EACH, ids=NAMES)
 FEW, MOVES, OF_TWO = 8, 4000, 16_000
 """Of eight particles that move, 4,000 batches have errors of 0.1 to 1.1 %; of fewer, 16,000."""
 ALIKE = {"tucker", "tables without hidden variables"}  # while tokens are few
@@ -48,9 +46,8 @@ def off(kind, compiled, **changes):
     found, plan = kind(compiled, **changes)
     exact = enumerate_evidence(compiled) - plan.placement.constant
     values = np.exp([batch.log_z - exact for batch in found])
-    if changes.get("resampling", "systematic") is not None and (
-        kind is moving or values.std() > 1e-9
-    ):
+    resamples = changes.get("resampling", "systematic") is not None
+    if resamples and (kind is moving or values.std() > 1e-9):
         assert sum(batch.resampled.sum() for batch in found) > len(found) // 20
     return abs(score(values))
 
@@ -105,10 +102,8 @@ def test_many_sweeps_are_unbiased():
     ),
 )
 def test_few_particles_are_unbiased(R, a, particles, least, scheme):
-    """Where the weights had a say in when particles move, these would be up to 8 % too small.
-
-    Few particles show it: the error of one that is taken for another falls with their number.
-    """
+    """Where the weights had a say in when particles move, these would be up to 8 % too small. Few
+    particles show it: the error of one that is taken for another falls with their number."""
     settings = {"particles": particles, "least": least, "resampling": scheme, "count": OF_TWO}
     assert off(moving, compiled_of(TOY, AllocationModel.nmf(R, concentration=a)), **settings) < 4
 

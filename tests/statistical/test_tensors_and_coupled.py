@@ -84,8 +84,7 @@ def exact_normal(v, phi):
         log_p = log_p + 0.5 * mean**2 / variance + np.log(sd) + log_tail
         pdf = np.exp(-0.5 * (mean / sd) ** 2 - 0.5 * math.log(2 * math.pi) - log_tail)
         a_means.append(mean + sd * pdf)
-    p = np.exp(log_p - log_p.max())
-    p /= p.sum()
+    p = special.softmax(log_p)
     found = [[[(p * a * own).sum() for own in row] for row in pairs] for a in a_means]
     return np.array(found)
 
@@ -103,10 +102,8 @@ def drawn(v, model, sampler, draws=300, tune=200):
     tensor = copied(v)
     settings = {"draws": draws, "tune": tune, "random_seed": 3, "progressbar": False}
     trace = dfac.sample(tensor, model, sampler, blocks=2, **settings)
-    own = [
-        f.values[0].astype(np.float64).reshape(draws, COPIES, 2, -1)
-        for f in factors(trace).values()
-    ]
+    values = [own.values[0].astype(np.float64) for own in factors(trace).values()]
+    own = [one.reshape(draws, COPIES, 2, -1) for one in values]
     return np.einsum("dcik,dcjk,dclk->cijl", *own) / draws
 
 
@@ -231,10 +228,8 @@ def log_density(relation, v, mu):
 
 
 def exact_pair(pair, rate=1.0):
-    """Posterior means of row factors, and of the means of both views: (3,), (2, 3).
-
-    On a grid of log h and log g, with w of every row on a grid of its own.
-    """
+    """Posterior means of row factors, and of the means of both views: (3,), (2, 3). On a grid of
+    log h and log g, with w of every row on a grid of its own."""
     columns = np.array(pair.first), np.array(pair.second)
     units = [float(np.mean(own)) for own in columns]
     nodes = np.linspace(-5.5, 2.5, 161)
@@ -253,8 +248,7 @@ def exact_pair(pair, rate=1.0):
         total = weight.sum(axis=2)
         rows.append(weight @ w / total)
         log_joint = log_joint + np.log(total) + top[..., 0]
-    p = np.exp(log_joint - log_joint.max())
-    p /= p.sum()
+    p = special.softmax(log_joint)
     means = np.array([(p * own).sum() for own in rows])
     mu = [[(p * own * one).sum() for own in rows] for one in (h[:, None], h[None, :])]
     return means, np.array(mu) * np.array(units)[:, None]

@@ -13,7 +13,7 @@ from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.kernels import blockwise
 from tests.inference.gaussian_reference import block_copies, exact_one_component
-from tests.statistical.distance import BY_NAME, Biased, Distance, distance
+from tests.statistical.replicas import BY_NAME, Biased, Distance, distance
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
@@ -120,21 +120,6 @@ def test_every_planted_bug_is_seen(bug, monkeypatch):
     settings = {"copies": 512, "tune": 100, "draws": 250}
     result = found(BlockHMC(warm_start=5), sigma=sigma, **settings)
     assert not result.passes, str(result)
-
-
-def test_a_metric_that_forgets_the_weights_is_a_metric(monkeypatch):
-    right = blockwise.gradient
-
-    def forgetful(view, *rest):
-        *others, curvatures = rest if len(rest) == 7 else (*rest, None)
-        if curvatures is not None:
-            right(view._replace(weights=None), *others, curvatures)
-        return right(view, *others)
-
-    monkeypatch.setattr(blockwise, "gradient", forgetful)
-    settings = {"copies": 1024, "tune": 500, "draws": 500}
-    result = found(PSGLD(step=0.01, warm_start=5), Near, **settings)
-    assert result.passes, str(result)
 
 
 @pytest.mark.parametrize(
