@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -200,12 +200,8 @@ def draws_lost_between_segments(joined):
     return lambda before, *rest: joined(replace(before, draws=[]), *rest)
 
 
-def audit_hoarding(way):
-    audit_mixer(way, HoardingMixer())
-
-
 PSGLD, NO_ROUND = dfac.PSGLD, lambda op, number: frozenset()
-SAMPLER, MIXER, HOARDING = audit_sampler, audit_mixer, audit_hoarding
+SAMPLER, MIXER, HOARDING = audit_sampler, audit_mixer, partial(audit_mixer, mixer=HoardingMixer())
 PIECES = ("tasks", "ring")
 """Ways that copy bands, or send parts of them."""
 FAULTS = [

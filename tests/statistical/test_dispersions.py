@@ -86,11 +86,6 @@ def test_draws_of_the_dispersion_have_its_exact_posterior(sampler, draws, weight
     assert abs(square.mean() - sd**2) < 5 * errors(square) + bias
 
 
-def held_law(chain):
-    """Another law than that of the present dispersion."""
-    return chain.model.likelihood.at(4.0)[0]
-
-
 def without_normalizer(rule, executor, dispersion):
     return 0.0
 
@@ -98,7 +93,7 @@ def without_normalizer(rule, executor, dispersion):
 @pytest.mark.parametrize(
     ("place", "name", "bug"),
     [
-        (TweedieChain, "law", property(held_law)),
+        (TweedieChain, "law", property(lambda chain: chain.model.likelihood.at(4.0)[0])),
         (LearntDispersion, "normalizer", without_normalizer),
     ],
     ids=["kernels keep the first dispersion", "no normaliser"],
@@ -192,42 +187,19 @@ def test_dispersions_of_columns_have_their_exact_posterior():
     assert agrees(found, wanted), (found.mean(axis=0) - wanted) / errors(found)
 
 
-def apart(self, x):
-    return self
-
-
-def other_law(likelihood, block, columns):
-    return likelihood.at(20.0)[0]
-
-
-def another_law(likelihood, block, columns):
-    return likelihood.at(columns.arrays[DISPERSION][::-1, 0].copy())[0]
-
-
-def normalizers_of_others(self, executor, dispersions):
-    return normalizers(self, executor, dispersions)[::-1]
-
-
-def fits_of_others(*arguments):
-    return fit_columns(*arguments)[::-1]
-
-
-def sum_of_all(*arguments):
-    found = fit_columns(*arguments)
-    return np.full_like(found, found.sum())
-
-
-def without(self, executor, dispersions):
-    return np.zeros_like(dispersions)
-
-
 BUGS = {
-    "columns do not share": (Common, "given", apart),
-    "kernels take another": (program, "law_of", other_law),
-    "kernels take that of another column": (program, "law_of", another_law),
-    "no normaliser": (ColumnDispersions, "normalizers", without),
-    "the normaliser of another column": (ColumnDispersions, "normalizers", normalizers_of_others),
-    "the fit of another column": (dispersion, "fit_columns", fits_of_others),
+    "columns do not share": (Common, "given", lambda self, x: self),
+    "kernels take another": (program, "law_of", lambda law, *_: law.at(20.0)[0]),
+    "kernels take that of another column": (
+        *(program, "law_of"),
+        lambda law, _, own: law.at(own.arrays[DISPERSION][::-1, 0].copy())[0],
+    ),
+    "no normaliser": (ColumnDispersions, "normalizers", lambda *own: np.zeros_like(own[-1])),
+    "the normaliser of another column": (
+        *(ColumnDispersions, "normalizers"),
+        lambda *given: normalizers(*given)[::-1],
+    ),
+    "the fit of another column": (dispersion, "fit_columns", lambda *own: fit_columns(*own)[::-1]),
     "they hardly move": (dispersion, "WIDTH", 0.02),
 }
 
@@ -244,6 +216,7 @@ def test_planted_bugs_of_columns_are_seen(monkeypatch, bug):
 
 
 def test_a_sum_over_all_columns_never_settles(monkeypatch):
-    monkeypatch.setattr(dispersion, "fit_columns", sum_of_all)
+    sums = lambda *given: np.full_like(V[0], fit_columns(*given).sum())  # noqa: E731
+    monkeypatch.setattr(dispersion, "fit_columns", sums)
     found, _ = compared(drawn_of_columns(DRAWS))
     assert not enough(found)

@@ -80,20 +80,6 @@ class OldNormalW(Unchanged):
         super()._gather(program, op, view, (rows, cols), factor)
 
 
-class SameNormals(Unchanged):
-    """W and H from the same random numbers."""
-
-    def _move(self, program, band, factor, cycle):
-        same = _SameAddress(**vars(program))
-        super()._move(same, band, factor, cycle)
-
-
-class _SameAddress(Program):
-    def address(self, band, iteration, factor):
-        del factor
-        return super().address(band, iteration, ROWS)
-
-
 class TransposedSolve(Unchanged):
     """x = mean + L^-1 z in place of L'^-1 z."""
 
@@ -286,26 +272,13 @@ def test_symmetries_leave_the_prior_as_it_is():
     assert worst_shift() < 4.5
 
 
-def without_volume(power, *rest):
-    return draw_scales(0.0 * power, *rest)
-
-
-def without_link(power, *rest):
-    """Entries of the link are not counted."""
-    return draw_scales(power - 1.0, *rest)
-
-
-def without_biases(own, other, *rest):
-    """What the other factor's biases say is left out."""
-    return draw_level(own, other._replace(cross=0 * other.cross), *rest)
-
-
 @pytest.mark.parametrize(
     ("name", "bug"),
     [
-        ("draw_scales", without_volume),
-        ("draw_scales", without_link),
-        ("draw_level", without_biases),
+        # Without the volume; without entries of the link; without the other factor's biases.
+        ("draw_scales", lambda power, *rest: draw_scales(0.0 * power, *rest)),
+        ("draw_scales", lambda power, *rest: draw_scales(power - 1.0, *rest)),
+        ("draw_level", lambda a, b, *rest: draw_level(a, b._replace(cross=0 * b.cross), *rest)),
     ],
 )
 def test_symmetries_see_every_planted_bug(name, bug, monkeypatch):

@@ -334,25 +334,11 @@ class ShapeForgotten(PSGLD):
         super()._move(replace(program, hyper=exponential), *rest)
 
 
-class NoPriorOfSquares(SquaresSGHMC):
-    def _move(self, program, *rest):
-        super()._move(replace(program, hyper=program.hyper._replace(rate_w=0.0)), *rest)
-
-
 class NoPriorShape(Gibbs):
     """Exponential priors taken for flat ones with half a count."""
 
     def _move(self, program, band, factor, cycle):
         gathered(band, ALLOCATED)[:] -= 0.5
-        super()._move(program, band, factor, cycle)
-
-
-class OneMore(Gibbs):
-    """S off by one in one entry of a row."""
-
-    def _move(self, program, band, factor, cycle):
-        if factor == 0:
-            gathered(band, ALLOCATED)[:, 0] += 1
         super()._move(program, band, factor, cycle)
 
 
@@ -444,12 +430,12 @@ BUGS = [
         (langevin, "_cir_step", no_count_of_the_prior),
     ),
     (SKEWED, HMC(), HMC_PATHS | {"kind": Biased}, (hmc, "leapfrog_drift", drift_without_turning)),
-    *((POISSON, own(**WARM), SWEEPS, None) for own in (NoPriorShape, NoPriorRate, OneMore)),
+    *((POISSON, own(**WARM), SWEEPS, None) for own in (NoPriorShape, NoPriorRate)),
     (POISSON, BOLD, PATHS, (block_hmc, "Path", NoTest)),
     (SKEWED, BlockHMC(**WARM), PATHS, (block_hmc, "leapfrog_drift", drift_without_turning)),
     (SKEWED, BlockHMC(**WARM), PATHS, (block_hmc, "Path", MovingMass)),
     (SPIKES, BlockHMC(**WARM), PATHS, (block_hmc, "Path", DensityOfTheta)),
-    *((POISSON, own(**WARM), FLIGHTS, None) for own in (NoPriorOfSquares, NoScaleOfSquares)),
+    (POISSON, NoScaleOfSquares(**WARM), FLIGHTS, None),
     (POISSON, SquaresSGHMC(**WARM), FLIGHTS, (sghmc, "kick_flight", not_across)),
     (POISSON, SquaresSGHMC(**WARM), FLIGHTS, (sghmc, "kick_flight", flight_without_turning)),
 ]

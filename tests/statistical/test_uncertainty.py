@@ -97,15 +97,7 @@ def unweighed_fit(*args):
         right_slope(view._replace(weights=None), *rest, (np.zeros_like(gradient), fits), work)
 
 
-right_slope = blockwise.slope
-
-
-def root_weights(given, rule, dtype):
-    """1 / sigma in place of 1 / sigma**2."""
-    return np.sqrt(right_weights(given, rule, dtype))
-
-
-right_weights = loading.weights_of
+right_slope, right_weights = blockwise.slope, loading.weights_of
 
 
 @pytest.mark.parametrize("bug", ["fit", "root", "none"])
@@ -114,7 +106,8 @@ def test_every_planted_bug_is_seen(bug, monkeypatch):
     if bug == "fit":
         monkeypatch.setattr(blockwise, "slope", unweighed_fit)
     elif bug == "root":
-        monkeypatch.setattr(loading, "weights_of", root_weights)
+        roots = lambda *given: np.sqrt(right_weights(*given))  # noqa: E731
+        monkeypatch.setattr(loading, "weights_of", roots)  # 1 / sigma in place of 1 / sigma**2
     else:
         sigma = np.ones_like(SIGMA)
     settings = {"copies": 512, "tune": 100, "draws": 250}
