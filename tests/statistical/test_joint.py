@@ -15,7 +15,7 @@ from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models import gamma_factors
 from tests.statistical.joint import Joint, scores
 from tests.statistical.test_dispersions import without_normalizer
-from tests.statistical.test_gaussian import OldNormalW, TransposedSolve
+from tests.statistical.test_gaussian import OldNormalW
 from tests.statistical.test_learnt import no_count, of_log
 from tests.statistical.test_posteriors import MovingMass, NoTest, drift_without_turning
 from tests.tiers import FULL, tiered
@@ -140,7 +140,6 @@ BUGS = {
     "H given the W before": (local(POISSON, OldW(**WARM)),),
     "W and H of the same numbers": (local(POISSON, SameNumbers(**WARM)),),
     "H given the normal W before": (local(NORMAL, OldNormalW()),),
-    "a solve with the wrong triangle": (local(NORMAL, TransposedSolve()),),
 }
 
 

@@ -386,12 +386,6 @@ def no_count_of_the_prior(*args):
     cir_step(*args[:4], (scale, step, rate, shape - 0.3), *args[5:])
 
 
-def not_across(*args):
-    """The momentum across is left out: entries are squares of numbers, not of vectors."""
-    args[2][:] = 0
-    kick_flight(*args)
-
-
 def flight_without_turning(theta, along, across, *rest):
     """The momentum of a vector keeps its parts along it and across it as it flies by."""
     kept = along.copy(), across.copy()
@@ -436,7 +430,6 @@ BUGS = [
     (SKEWED, BlockHMC(**WARM), PATHS, (block_hmc, "Path", MovingMass)),
     (SPIKES, BlockHMC(**WARM), PATHS, (block_hmc, "Path", DensityOfTheta)),
     (POISSON, NoScaleOfSquares(**WARM), FLIGHTS, None),
-    (POISSON, SquaresSGHMC(**WARM), FLIGHTS, (sghmc, "kick_flight", not_across)),
     (POISSON, SquaresSGHMC(**WARM), FLIGHTS, (sghmc, "kick_flight", flight_without_turning)),
 ]
 
