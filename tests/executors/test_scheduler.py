@@ -368,7 +368,7 @@ def test_a_worker_that_joins_is_taken_to_be_like_the_others():
     (shares, _), *_ = segments(balance, 1, 16, lambda number, address: 1.0, workers=3)
     assert shares == {"a": 7, "b": 4, "c": 5}
     assert evenness({"a": 2.0, "b": 4.0}, {"a": 1, "b": 2}) == 1.0
-    assert evenness({"a": 3.0, "b": 1.0}, {"a": 1, "b": 1}) == pytest.approx(2 / 3)
+    assert evenness({"a": 4.0, "b": 1.0, "c": 1.0}, dict.fromkeys("abc", 1)) == 0.5
     assert evenness({"a": 0.0}, {"a": 1}) == 1.0
 
 
