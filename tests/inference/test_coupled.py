@@ -162,7 +162,7 @@ def test_a_resumed_run_is_an_unbroken_one_bit_for_bit_and_needs_the_data(sampler
     lacking = {name: own for name, own in mixed().items() if name != "features"}
     for V, words in (
         (None, "made from several matrices that are not kept"),
-        (other, ""),
+        (other, None),
         (lacking, "features is in one only"),
     ):
         refused(DaskfactorError, words, dfac.resume, half, draws=2, V=V, progressbar=False)
@@ -400,7 +400,7 @@ def test_relations_are_written_in_several_ways():
         ({"rows": 3}, "rows of a relation is the name of a factor, got 3"),
     ):
         refused(ModelError, words, dfac.Relation, **own)
-        refused(ModelError, "", dfac.Coupled, 2, relations={"a": own})
+        refused(ModelError, None, dfac.Coupled, 2, relations={"a": own})
 
 
 def test_what_works_on_one_matrix_says_so():
@@ -420,7 +420,7 @@ def test_what_works_on_one_matrix_says_so():
     options = RUN | {"draws": 1, "tune": 1}
     words = "monitor names 'c', and the matrices are a, b"
     refused(OptionError, words, dfac.sample, data, model, monitor={"c": ([0], [0])}, **options)
-    refused(OptionError, "", dfac.sample, data, model, monitor={"a": ([24], [0])}, **options)
+    refused(OptionError, None, dfac.sample, data, model, monitor={"a": ([24], [0])}, **options)
     assert "monitor" not in dfac.sample(data, model, monitor={}, **options).children
 
 

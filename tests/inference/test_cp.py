@@ -177,10 +177,10 @@ def run(V=None, settings=None, sampler=None, **options):
             ({"sampler": own}, OptionError, "samples matrices")
             for own in (dfac.Gibbs(), dfac.SGLD(), dfac.HMC())
         ),
-        ({"settings": {"rate_w": "component"}}, ModelError, ""),
-        ({"settings": {"shape_w": "auto"}}, ModelError, ""),
-        ({"settings": {"factors": "abc"}}, ModelError, ""),
-        ({"settings": {"factors": ("a", 1, "b")}}, ModelError, ""),
+        ({"settings": {"rate_w": "component"}}, ModelError, None),
+        ({"settings": {"shape_w": "auto"}}, ModelError, None),
+        ({"settings": {"factors": "abc"}}, ModelError, None),
+        ({"settings": {"factors": ("a", 1, "b")}}, ModelError, None),
         ({"monitor": "missing"}, OptionError, "tuple of 3"),
         ({"monitor": ([0], [1])}, OptionError, "tuple of 3"),
         ({"monitor": ([0], [1], [99])}, OptionError, "from 0 to 8"),
