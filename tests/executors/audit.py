@@ -8,68 +8,48 @@ start goes next. Bands, tasks' results and programs are pickled wherever they ma
 
 import itertools
 import pickle
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from daskfactor.errors import DaskfactorError
-from daskfactor.executors.base import Executor, Work, local_workspace, perform
-from daskfactor.executors.plan import Action, Op, Round, ops_by_row
-from daskfactor.executors.segment import Parcel, SegmentRun, make_orders
-from daskfactor.executors.state import (
-    CELLS,
-    Band,
-    BlockCells,
-    ChainState,
-    Evaluation,
-    FactorBand,
-    Portion,
-    bare,
-    factor_name,
-    join_portions,
-)
-from daskfactor.executors.store import Key, Mode, Want, pack, unpack
+from daskfactor.executors.base import Executor, local_workspace, perform
+from daskfactor.executors.plan import Action, ops_by_row
+from daskfactor.executors.segment import SegmentRun, make_orders
+from daskfactor.executors.state import CELLS, ChainState, Portion, bare, factor_name, join_portions
+from daskfactor.executors.store import Mode, Want, pack, unpack
 from daskfactor.executors.tasks import build_graph, group_rounds, join_ends, split_state
 from daskfactor.executors.threads import BandScheduler
-from daskfactor.inference.program import Program
 from daskfactor.kernels.steps import accumulate_moments
-from daskfactor.kernels.views import Workspace
 from daskfactor.machine import single_threaded_blas
 
 WAYS = ("threads", "tasks", "ring")
 MOMENTS = ("mean", "m2")
-TWICE = {"Path.numbers"}
-"""Functions that ask for the same numbers at the beginning and at the end of a path."""
 
 
 class AuditError(DaskfactorError):
     """An operation, or what moves bands, breaks a rule that equal bits rest on."""
 
 
-def fail_if(wrong: Any, sentence: str) -> None:
+def fail_if(wrong, sentence):
     if wrong:
         raise AuditError(sentence)
 
 
-def fingerprint(array: Any) -> int:
+def fingerprint(array):
     return hash((array.dtype.str, array.shape, array.tobytes()))
 
 
-def fingerprints(band: FactorBand) -> dict[str, int]:
+def fingerprints(band):
     """Return what tells a band's values, under "", and its arrays."""
     return {name: fingerprint(a) for name, a in {"": band.values, **band.arrays}.items()}
 
 
-def pickled(value: Any) -> Any:
+def pickled(value):
     return pickle.loads(pickle.dumps(value, protocol=5))
 
 
-def pickled_state(state: ChainState) -> ChainState:
+def pickled_state(state):
     """Return a state each part of which has been pickled apart, as parts are sent."""
     factors = [list(map(pickled, bands)) for bands in state.factors]
     for band, own in zip(state.bands(), [band for bands in factors for band in bands], strict=True):
@@ -78,14 +58,14 @@ def pickled_state(state: ChainState) -> ChainState:
     return ChainState(factors, pickled(state.cells), pickled(state.evaluations))
 
 
-def poison(workspace: Workspace) -> None:
+def poison(workspace):
     """Fill buffers with NaN: nobody may count on what another operation left there."""
     for flat in workspace._flat.values():
         if flat.dtype.kind == "f":
             flat[:] = np.nan
 
 
-def spoil(state: ChainState, work: Work) -> None:
+def spoil(state, work):
     """Fill what a plan may change with NaN: the state was given away and must not be used again."""
     ops = [part.ops[0] for part in work.plan]
     declares = hasattr(work.program, "changes")
@@ -97,14 +77,14 @@ def spoil(state: ChainState, work: Work) -> None:
                 array[:] = np.nan
 
 
-def named(at: Band) -> str:
+def named(at):
     return f"{factor_name(at[0])} band {at[1]}"
 
 
 class Ledger:
     """What every band of a segment has to be, by the operations that were done on it."""
 
-    def __init__(self, plan: Sequence[Round], state: ChainState) -> None:
+    def __init__(self, plan, state):
         self.rounds = {key_of(op): n for n, part in enumerate(plan) for op in part.ops}
         self.total = len(plan)
         bands = {(f, n): band for f, own in enumerate(state.factors) for n, band in enumerate(own)}
@@ -117,29 +97,25 @@ class Ledger:
         self.known = frozenset().union(*(band.arrays for band in bands.values()))
 
     @staticmethod
-    def print_of(cells: BlockCells) -> Any:
+    def print_of(cells):
         return cells.count, fingerprint(cells.mean), fingerprint(cells.m2)
 
-    def begin(self, op: Op, bands: Sequence[FactorBand], cells: BlockCells | None) -> None:
+    def begin(self, op, bands, cells):
         """Check that an operation may start, and that it meets what was left for it."""
         number = self.rounds.get(key_of(op))
         fail_if(number is None, f"the plan has no such operation: {op}")
         for at, band in zip(enumerate(op.block), bands, strict=True):
-            late = self.done[at] != number
-            fail_if(
-                late,
-                f"out of order: {named(at)} has been through {self.done[at]}, not {number} rounds",
-            )
+            done = self.done[at]
+            late = f"out of order: {named(at)} has been through {done}, not {number} rounds"
+            fail_if(done != number, late)
             for name, own in fingerprints(band).items():
-                stale = self.prints[at].get(name) != own
-                fail_if(
-                    stale, f"stale: {named(at)} has not the {name or 'values'!r} last left for it"
-                )
+                old = f"stale: {named(at)} has not the {name or 'values'!r} last left for it"
+                fail_if(self.prints[at].get(name) != own, old)
             fail_if(band.counts != self.counts[at], f"stale: counts of {named(at)}")
         stale = cells is not None and self.cells[op.block] != self.print_of(cells)
         fail_if(stale, f"stale: monitored cells of block {tuple(op.block)}")
 
-    def end(self, op: Op, bands: Sequence[FactorBand], cells: BlockCells | None) -> None:
+    def end(self, op, bands, cells):
         """Note what an operation left."""
         for at, band in zip(enumerate(op.block), bands, strict=True):
             self.done[at] += 1
@@ -148,7 +124,7 @@ class Ledger:
         if cells is not None:
             self.cells[op.block] = self.print_of(cells)
 
-    def close(self, state: ChainState) -> None:
+    def close(self, state):
         """Check that a segment left what its operations did, and nothing else."""
         for f, own in enumerate(state.factors):
             for n, band in enumerate(own):
@@ -166,11 +142,11 @@ class Ledger:
         fail_if(cells != self.cells, "monitored cells at the end of the segment")
 
 
-def key_of(op: Op) -> tuple[Any, ...]:
+def key_of(op):
     return op.action, tuple(op.block), op.cycle, op.iteration
 
 
-def same_sums(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+def same_sums(one, other):
     return one.keys() == other.keys() and all(
         np.array_equal(own, other[key], equal_nan=True) for key, own in one.items()
     )
@@ -179,37 +155,33 @@ def same_sums(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
 class Audited:
     """A program whose operations see what they declare, and are checked."""
 
-    def __init__(self, program: Any, ledger: Ledger, streams: "Streams") -> None:
-        self.program, self.ledger, self.streams = program, ledger, streams
-        self.made: set[str] = set()
+    def __init__(self, program, ledger):
+        self.program, self.ledger = program, ledger
+        self.made = set()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.program, name)  # `touches` and `changes`, if it has them
 
-    def update(self, op: Op, data: Any, bands: Any, workspace: Workspace) -> None:
+    def update(self, op, data, bands, workspace):
         self._watch(op, data, bands, None, workspace)
 
-    def evaluate(
-        self, op: Op, data: Any, bands: Any, cells: BlockCells | None, workspace: Workspace
-    ) -> Evaluation:
-        found: Evaluation = self._watch(op, data, bands, cells, workspace)
+    def evaluate(self, op, data, bands, cells, workspace):
+        found = self._watch(op, data, bands, cells, workspace)
         at = (found.cycle, tuple(found.block))
         fail_if(at != (op.cycle, tuple(op.block)), f"a record of {at} was made in {op}")
         return found
 
-    def _watch(self, op: Op, data: Any, bands: Any, cells: Any, workspace: Workspace) -> Any:
+    def _watch(self, op, data, bands, cells, workspace):
         self.ledger.begin(op, bands, cells)
         names = self._names(op)
         shown = [self._shown(band, names[0]) for band in bands]
         before = [pickled(band) for band in shown]
         watched = None if cells is None else cells.count
         poison(workspace)
-        self.streams.op = op
         if op.action == Action.UPDATE:
             found = self.program.update(op, data, tuple(shown), workspace)
         else:
             found = self.program.evaluate(op, data, tuple(shown), cells, workspace)
-        self.streams.op = None
         for at, band, own, old in zip(enumerate(op.block), bands, shown, before, strict=True):
             self._check_arrays(op, at, band, own, old, names[1])
             self._check_records(op, at, own, old, names[1])
@@ -224,7 +196,7 @@ class Audited:
         self.ledger.end(op, bands, cells)
         return found
 
-    def _names(self, op: Op) -> tuple[Any, Any]:
+    def _names(self, op):
         """Return the arrays that an operation may read and write; None: all."""
         if not hasattr(self.program, "touches"):
             return None, None
@@ -232,40 +204,33 @@ class Audited:
         return set(self.program.touches(op)) | changes, changes
 
     @staticmethod
-    def _shown(band: FactorBand, names: Any) -> FactorBand:
+    def _shown(band, names):
         arrays = {k: a for k, a in band.arrays.items() if names is None or k in names}
         return replace(band, arrays=arrays)
 
-    def _check_arrays(
-        self, op: Op, at: Band, band: FactorBand, own: FactorBand, old: FactorBand, changes: Any
-    ) -> None:
+    def _check_arrays(self, op, at, band, own, old, changes):
         who = f"{named(at)} in {op.action.name.lower()} of {tuple(op.block)}, cycle {op.cycle}"
         kind = own.values.dtype, own.values.shape, own.offset
         fail_if(kind != (old.values.dtype, old.values.shape, old.offset), f"another kind of {who}")
         still = op.action == Action.UPDATE or fingerprint(own.values) == fingerprint(old.values)
         fail_if(not still, f"undeclared write: an evaluation moved {who}")
         for name in set(own.arrays) | set(old.arrays):
-            was, now = (
-                None if (array := side.arrays.get(name)) is None else fingerprint(array)
-                for side in (old, own)
-            )
+            sides = old.arrays.get(name), own.arrays.get(name)
+            was, now = (None if array is None else fingerprint(array) for array in sides)
             if changes is None or name in changes or was == now:
                 continue
             new = was is None and name not in band.arrays and name not in self.ledger.known
             fail_if(not new, f"undeclared write: {name!r} of {who}")
             self.made.add(name)
 
-    def _check_records(
-        self, op: Op, at: Band, own: FactorBand, old: FactorBand, changes: Any
-    ) -> None:
+    def _check_records(self, op, at, own, old, changes):
         who = f"{named(at)} in {tuple(op.block)}, cycle {op.cycle}"
         draws = own.draws[len(old.draws) :]
         due = int(op.action == Action.UPDATE and op.last and op.wanted.keep)
         fail_if(len(draws) != due, f"{len(draws)} draws of {who}, {due} due")
         for draw in draws:
-            fail_if(
-                fingerprint(draw) != fingerprint(own.values), f"a draw is not what is left of {who}"
-            )
+            other = fingerprint(draw) != fingerprint(own.values)
+            fail_if(other, f"a draw is not what is left of {who}")
         self.ledger.draws[at] += map(fingerprint, draws)
         sums = {key: own.sums[key] for key in own.sums if key not in old.sums}
         kept = {key: own.sums.get(key) for key in old.sums}
@@ -287,7 +252,7 @@ class Audited:
             fail_if(other, f"lost: a moment in {name!r} of {who}")
 
 
-def check_memory(at: Band, band: FactorBand, workspace: Workspace) -> None:
+def check_memory(at, band, workspace):
     """Check that no array of a band is another's memory, or a buffer."""
     own = {"values": band.values, **band.arrays}
     own |= {f"draw {n}": draw for n, draw in enumerate(band.draws)}
@@ -298,54 +263,22 @@ def check_memory(at: Band, band: FactorBand, workspace: Workspace) -> None:
             fail_if(shared, f"shared: {name} and {other} of {named(at)} are the same memory")
 
 
-class Streams:
-    """The addresses of random numbers that operations ask for: none for two purposes."""
-
-    def __init__(self) -> None:
-        self.op: Op | None = None
-        self.purposes: dict[Any, Any] = {}
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note every address that programs make."""
-        make = Program.address
-
-        def address(program: Program, band: FactorBand, iteration: int, *rest: int) -> Any:
-            made = make(program, band, iteration, *rest)
-            if self.op is not None and not program.common:
-                caller = sys._getframe(1).f_code.co_qualname
-                self._note(program, made, rest, caller)
-            return made
-
-        with mock.patch.object(Program, "address", address):
-            yield
-
-    def _note(self, program: Program, made: Any, rest: Any, caller: str) -> None:
-        op = self.op
-        assert op is not None
-        place = () if caller in TWICE else (op.iteration, tuple(op.block))
-        purpose = (op.cycle, *place, rest, caller)
-        key = (program.coarse, *map(int, made.key), *made[1:])
-        earlier = self.purposes.setdefault(key, purpose)
-        fail_if(earlier != purpose, f"a random stream for two purposes: {earlier} and {purpose}")
-
-
 class Here:
     """Says where the bands of a state are: all of them here."""
 
-    def __init__(self, state: ChainState) -> None:
+    def __init__(self, state):
         self.state, self.blocks, self.monitored = state, state.blocks, tuple(state.cells)
 
-    def names(self, factor: int) -> frozenset[str]:
+    def names(self, factor):
         return self.state.names(factor)
 
-    def want(self, key: Key, changes: bool) -> Want:
+    def want(self, key, changes):
         return Want(key, 0, (), Mode.COPY if changes else Mode.READ)
 
-    def found(self, wants: list[Want]) -> dict[Key, Any]:
+    def found(self, wants):
         return {want.key: self.value(want.key).copy() for want in wants}
 
-    def value(self, key: Key) -> Any:
+    def value(self, key):
         if key.factor == CELLS:
             return self.state.cells[key.number]
         band = self.state.factors[key.factor][key.number]
@@ -355,17 +288,17 @@ class Here:
 class Wire:
     """An exchange that leaves what is sent to the network."""
 
-    def __init__(self, network: "Network") -> None:
+    def __init__(self, network):
         self.network = network
 
-    def send(self, address: str, parcel: Parcel) -> None:
+    def send(self, address, parcel):
         self.network.mail.append((int(address), parcel))
 
 
 class Member(SegmentRun):
     """A worker of a ring to which all bands come as bytes, its own ones too."""
 
-    def arrive(self, parcel: Parcel) -> None:
+    def arrive(self, parcel):
         is_bytes = isinstance(parcel.band, bytes)
         raw = parcel.band if is_bytes else pickle.dumps(parcel.band, protocol=5)
         super().arrive(parcel._replace(band=raw))
@@ -374,14 +307,8 @@ class Member(SegmentRun):
 class Network:
     """Workers of a ring in one thread; a generator decides who moves and what arrives next."""
 
-    def __init__(
-        self,
-        work: Work,
-        state: ChainState,
-        counts: Sequence[int],
-        kind: type[SegmentRun] = SegmentRun,
-    ) -> None:
-        self.mail: list[tuple[int, Parcel]] = []
+    def __init__(self, work, state, counts, kind=SegmentRun):
+        self.mail = []
         self.state = state
         shares = {str(rank): count for rank, count in enumerate(counts)}
         here, lanes = Here(state), [1] * len(counts)
@@ -390,7 +317,7 @@ class Network:
         for worker in self.workers:
             worker.begin(here.found(worker.order.wants))
 
-    def step(self, worker: SegmentRun, row: int | None = None) -> None:
+    def step(self, worker, row=None):
         """Have a worker do an operation: that of a row, or the one that it would choose."""
         op = worker.scheduler.take(0) if row is None else take_row(worker.scheduler, row)
         assert op is not None
@@ -398,14 +325,11 @@ class Network:
         worker.scheduler.finish(op, *worker.operate(op))
         assert all(rank != worker.order.rank for rank, _ in self.mail[before:])
 
-    def run(self, rng: np.random.Generator, any_row: bool = False) -> None:
+    def run(self, rng, any_row=False):
         """Do all operations and deliver all parcels; ``any_row``: in any admissible order."""
         while any(worker.scheduler.remaining for worker in self.workers):
-            able: list[Any] = [
-                (worker, row if any_row else None)
-                for worker in self.workers
-                for row in ready_rows(worker.scheduler)
-            ]
+            each = [(own, row) for own in self.workers for row in ready_rows(own.scheduler)]
+            able = [(own, row if any_row else None) for own, row in each]
             assert able or self.mail, "nobody can go on"
             choice = int(rng.integers(len(able) + len(self.mail)))
             if choice < len(able):
@@ -416,11 +340,11 @@ class Network:
                 for _ in range(int(rng.integers(1, 3))):  # now and then twice
                     self.workers[rank].arrive(parcel)
 
-    def result(self) -> ChainState:
+    def result(self):
         return join_portions(self.state, [worker.result() for worker in self.workers])
 
 
-def ready_rows(scheduler: BandScheduler) -> list[int]:
+def ready_rows(scheduler):
     """Return the rows whose next operation has all of its bands."""
     return [
         row
@@ -429,7 +353,7 @@ def ready_rows(scheduler: BandScheduler) -> list[int]:
     ]
 
 
-def take_row(scheduler: BandScheduler, row: int) -> Op:
+def take_row(scheduler, row):
     """Take the next operation of a row, as `BandScheduler.take` does of the row it prefers."""
     scheduler._running.add(row)
     return scheduler.ops[row][scheduler.position[row]]
@@ -437,31 +361,24 @@ def take_row(scheduler: BandScheduler, row: int) -> Op:
 
 class AuditExecutor(Executor):
     """Runs plans as an adversary would, and checks every operation.
-
-    Parameters
-    ----------
-    seed
-        Decides all that executors are free to decide.
-    ways
-        How bands may get from one operation to the next.
-    """
+    A seed decides all that executors may decide, among them the ways that bands go."""
 
     name = "audit"
 
-    def __init__(self, seed: int = 0, ways: Sequence[str] = WAYS) -> None:
+    def __init__(self, seed=0, ways=WAYS):
         super().__init__()
-        self.rng, self.ways, self.streams = np.random.default_rng(seed), ways, Streams()
-        self.segments: list[str] = []
+        self.rng, self.ways = np.random.default_rng(seed), ways
+        self.segments = []
 
-    def _run(self, work: Work, state: ChainState) -> ChainState:
+    def _run(self, work, state):
         assert work.place is None, "a device's bands are not audited"
         done = 0
-        with single_threaded_blas(), self.streams.watching():
+        with single_threaded_blas():
             for plan in self._cut(work.plan):
                 given, state = state, pickled_state(state)
                 spoil(given, replace(work, plan=plan))
                 ledger = Ledger(plan, state)
-                program = Audited(unpack(pack(work.program)), ledger, self.streams)
+                program = Audited(unpack(pack(work.program)), ledger)
                 part = replace(work, plan=plan, program=program, on_done=lambda done: None)
                 way = self.ways[int(self.rng.integers(len(self.ways)))]
                 self.segments.append(way)
@@ -471,7 +388,7 @@ class AuditExecutor(Executor):
                 work.on_done(done)
         return state
 
-    def _cut(self, plan: Sequence[Round]) -> Iterator[Sequence[Round]]:
+    def _cut(self, plan):
         """Cut a plan between cycles, at random."""
         cycles = [part.ops[0].cycle for part in plan]
         starts = [n for n in range(1, len(plan)) if cycles[n] != cycles[n - 1]]
@@ -480,7 +397,7 @@ class AuditExecutor(Executor):
         for low, high in itertools.pairwise(edges):
             yield tuple(plan[low:high])
 
-    def _threads(self, work: Work, state: ChainState) -> ChainState:
+    def _threads(self, work, state):
         scheduler = BandScheduler(ops_by_row(work.plan), 1)
         while scheduler.remaining:
             ready = ready_rows(scheduler)
@@ -490,7 +407,7 @@ class AuditExecutor(Executor):
         state.settle(scheduler.evaluations)
         return state
 
-    def _ring(self, work: Work, state: ChainState) -> ChainState:
+    def _ring(self, work, state):
         blocks = state.blocks
         workers = int(self.rng.integers(1, blocks + 1))
         cuts = np.sort(self.rng.choice(np.arange(1, blocks), workers - 1, replace=False))
@@ -499,22 +416,21 @@ class AuditExecutor(Executor):
         network.run(self.rng, any_row=True)
         return network.result()
 
-    def _tasks(self, work: Work, state: ChainState) -> ChainState:
+    def _tasks(self, work, state):
         starts = split_state(state, work.plan[0].size)
         split = bool(self.rng.integers(2))
         graph, ends = build_graph(group_rounds(work.plan), work, starts, split=split)
-        results: dict[Any, Any] = {}
+        results = {}
 
-        def needs(key: Any) -> list[Any]:
+        def needs(key):
             return [own for own in graph[key] if isinstance(own, tuple) and own in graph]
 
         while waiting := [key for key in graph if key not in results]:
             ready = [key for key in waiting if all(own in results for own in needs(key))]
             key = ready[int(self.rng.integers(len(ready)))]
             function, *given = graph[key]
-            given = [
-                results[own] if isinstance(own, tuple) and own in results else own for own in given
-            ]
+            known = [isinstance(own, tuple) and own in results for own in given]
+            given = [results[own] if k else own for own, k in zip(given, known, strict=True)]
             before = [portion_print(own) for own in given]
             result = function(*given)
             changed = before != [portion_print(own) for own in given]
@@ -524,19 +440,19 @@ class AuditExecutor(Executor):
         found = [key if isinstance(key, Portion) else results[key] for key in keys]
         return join_ends(ends, state, found)[0]
 
-    def _map(self, function: Callable[..., Any], items: Sequence[Any], name: str) -> list[Any]:
-        results: dict[int, Any] = {}
+    def _map(self, function, items, name):
+        results = {}
         with single_threaded_blas():
             for number in self.rng.permutation(len(items)):
                 poison(local_workspace())
                 results[int(number)] = function(items[number], local_workspace())
         return [results[number] for number in range(len(items))]
 
-    def close(self) -> None:
+    def close(self):
         """Give nothing back."""
 
 
-def portion_print(value: Any) -> Any:
+def portion_print(value):
     """Return what tells a portion from what a task has made of it."""
     if not isinstance(value, Portion):
         return None

@@ -2,21 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from daskfactor.data.grid import Bands, BlockAddress, Schedule
-from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
-from daskfactor.executors.state import (
-    BlockCells,
-    ChainState,
-    Evaluation,
-    FactorBand,
-    make_state,
-    place_cells,
-)
-from daskfactor.kernels.views import Workspace
+from daskfactor.data.grid import Bands, BlockAddress
+from daskfactor.executors.plan import Action, CycleOptions, build_plan
+from daskfactor.executors.state import Evaluation, make_state, place_cells
 
 WEIGHTS, RATES = (0.37, 0.61, 0.83, 0.29), (1.7, 1.3, 1.1, 0.7)
 TURNS, SIGNS = (np.cos, np.sin, np.cos, np.sin), (1, -1, -1, 1)
@@ -24,37 +15,26 @@ TURNS, SIGNS = (np.cos, np.sin, np.cos, np.sin), (1, -1, -1, 1)
 
 @dataclass(frozen=True)
 class Mixer:
-    """A program whose result depends on the order of every pair of operations with a band.
-
-    No two factors are mixed alike, so that bands in a wrong order show, too.
-    """
+    """A program whose result depends on the order of every pair of operations with a band. No two
+    factors are mixed alike, so that bands in a wrong order show, too."""
 
     fail_at: BlockAddress | None = None
 
-    def update(
-        self, op: Op, data: Any, bands: tuple[FactorBand, ...], workspace: Workspace
-    ) -> None:
+    def update(self, op, data, bands, workspace):
         if op.block == self.fail_at and op.cycle == 1:
             raise ZeroDivisionError("on purpose")
         self.move(op, bands)
         for band in bands if op.last and op.wanted.keep else ():
             band.draws.append(band.values.copy())
 
-    def move(self, op: Op, bands: tuple[FactorBand, ...]) -> None:
+    def move(self, op, bands):
         """Mix the bands of a block."""
         weighed = sum(band.values.sum() * own for band, own in zip(bands, WEIGHTS, strict=False))
         total = np.float32(weighed + op.iteration)
         for band, rate, turn, sign in zip(bands, RATES, TURNS, SIGNS, strict=False):
             band.values[:] = turn(band.values * np.float32(rate) + sign * total)
 
-    def evaluate(
-        self,
-        op: Op,
-        data: Any,
-        bands: tuple[FactorBand, ...],
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
+    def evaluate(self, op, data, bands, cells, workspace):
         if cells is not None:
             cells.count += 1
             each = [band.values[at] for band, at in zip(bands, cells.at, strict=True)]
@@ -67,7 +47,7 @@ class Mixer:
 class HoardingMixer(Mixer):
     """A mixer with arrays of every kind: constant, of every update, of last ones, untouched."""
 
-    def move(self, op: Op, bands: tuple[FactorBand, ...]) -> None:
+    def move(self, op, bands):
         super().move(op, bands)
         for band in bands:
             band.values += band.arrays["constant"]
@@ -75,23 +55,23 @@ class HoardingMixer(Mixer):
             if op.last:
                 band.arrays["last"] += band.values * band.arrays["always"]
 
-    def touches(self, op: Op) -> tuple[str, ...]:
+    def touches(self, op):
         return ("constant", *self.changes(op)) if op.action == Action.UPDATE else ()
 
-    def changes(self, op: Op) -> tuple[str, ...]:
+    def changes(self, op):
         if op.action != Action.UPDATE:
             return ()
         return ("always", "last") if op.last else ("always",)
 
 
-def hoard(state: ChainState) -> None:
+def hoard(state):
     """Give bands what a `HoardingMixer` needs."""
     for number, band in enumerate(state.bands()):
         for name in ("constant", "always", "last", "idle"):
             band.arrays[name] = np.cos(band.values * (number + len(name)))
 
 
-def begin(blocks: int, factors: int = 2, width: int = 3) -> ChainState:
+def begin(blocks, factors=2, width=3):
     """A state with a few monitored cells."""
     rng = np.random.default_rng(blocks)
     lengths = (3 * blocks + 1, 2 * blocks + 2, blocks + 4, 2 * blocks + 1)[:factors]
@@ -103,23 +83,17 @@ def begin(blocks: int, factors: int = 2, width: int = 3) -> ChainState:
     return state
 
 
-def plan_of(schedule: Schedule, blocks: int, factors: int, cycles: range) -> tuple[Round, ...]:
+def plan_of(schedule, blocks, factors, cycles, seed=3):
     return build_plan(
         schedule,
         np.ones((blocks,) * factors, dtype=np.int64),
         cycles,
-        lambda cycle: np.random.default_rng([3, cycle]),
+        lambda cycle: np.random.default_rng([seed, cycle]),
         lambda cycle: CycleOptions(record=True, keep=True, evaluate=cycle % 2 == 1),
     )
 
 
-def run(
-    executor: Any,
-    blocks: int,
-    schedule: Schedule,
-    program: Mixer | None = None,
-    factors: int = 2,
-) -> ChainState:
+def run(executor, blocks, schedule, program=None, factors=2):
     state = begin(blocks, factors)
     if isinstance(program, HoardingMixer):
         hoard(state)
@@ -127,7 +101,7 @@ def run(
     return executor.run(plan, program or Mixer(), state, None)
 
 
-def bits(state: ChainState) -> list[Any]:
+def bits(state):
     cells = [(b, c.mean.tobytes(), c.count) for b, c in sorted(state.cells.items())]
     evaluations = [(e.cycle, e.block, e.values.tobytes()) for e in state.evaluations]
     factors = range(state.n_factors)

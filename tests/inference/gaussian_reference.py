@@ -3,28 +3,17 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor import as_blocks
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.state import ChainState, place_cells
-from daskfactor.inference.base import ConstantStep
-from daskfactor.inference.gaussian_chain import NO_FLOOR, GaussianChain, warm_start
-from daskfactor.inference.program import Fit, Program
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
-from daskfactor.models.gaussian import GaussianHyper, GaussianMF
-from daskfactor.random import Stream, generator, noise_key
-
-Array = NDArray[np.float64]
+from daskfactor.inference.sghmc import SGHMC
+from daskfactor.models.gaussian import GaussianMF
 
 
 def exact_one_component(V, noise, precision_w, precision_h, level):
-    """Posterior mean and variance of ``level + w_i h_j``: two columns, quadrature over H.
-
-    Given H the rows are independent and Gaussian. ``noise`` may be that of every cell.
-    """
+    """Posterior mean and variance of ``level + w_i h_j``: two columns, quadrature over H. Given H
+    the rows are independent and Gaussian. ``noise`` may be that of every cell."""
     nodes = np.linspace(-6, 6, 401) / np.sqrt(precision_h)
     h = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 2)
     residual, seen = np.nan_to_num(V - level), ~np.isnan(V)
@@ -40,26 +29,21 @@ def exact_one_component(V, noise, precision_w, precision_h, level):
 
 
 class Draws(NamedTuple):
-    """Draws of the Gibbs reference: noise (T,), precisions (T, K), mean, mu (T, I, J).
+    """Draws of the Gibbs reference: noise (T,), precisions (T, K), mean, mu (T, I, J). Of a model
+    with covariates of the rows also their ridge, and the row biases that they predict (T, I)."""
 
-    Of a model with covariates of the rows also their ridge, and the row biases that they
-    predict (T, I).
-    """
-
-    noise: Array
-    precision: Array
-    column_bias_precision: Array
-    mean: Array
-    mu: Array
-    ridge: Array
-    predicted: Array
+    noise: np.ndarray
+    precision: np.ndarray
+    column_bias_precision: np.ndarray
+    mean: np.ndarray
+    mu: np.ndarray
+    ridge: np.ndarray
+    predicted: np.ndarray
 
 
 def gibbs(V, model, priors, sweeps, seed):
-    """The whole model by Gibbs sampling in NumPy, everything ``"auto"``.
-
-    The link from covariates of the rows is drawn given all rows, those without data included.
-    """
+    """The whole model by Gibbs sampling in NumPy, everything ``"auto"``. The link from covariates
+    of the rows is drawn given all rows, those without data included."""
     rng = np.random.default_rng(seed)
     seen, filled = (~np.isnan(V)).astype(float), np.nan_to_num(V)
     (rows, cols), K = V.shape, model.n_components
@@ -122,71 +106,21 @@ def _regress(rng, residual, seen, X, precision, noise, prior_mean):
     return centre + np.linalg.solve(np.swapaxes(factor, 1, 2), z[..., None])[..., 0]
 
 
-def chain_of(model, data, priors, seed=0, number=0):
-    """A chain that has its first hyperparameters and no state."""
-    options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    chain = GaussianChain(
-        Setting(data, model, SGHMC().suited(model), options, SerialExecutor()), number
-    )
-    chain.hyper = chain.priors = priors
+def chain_of(data, model, sampler=None, *, tune=0, draws=1, number=0, cells=None):
+    """A chain that has not started."""
+    sampler = (sampler or SGHMC()).suited(model)
+    options = RunOptions(draws, tune, 1, 1, 0, "moments", 0, str(data.dtype))
+    return sampler.chain(Setting(data, model, sampler, options, SerialExecutor(), cells), number)
+
+
+def run_chain(*given, **run):
+    """A chain that has drawn."""
+    chain = chain_of(*given, **run)
+    chain.start()
+    for end in chain.setting.ends:
+        chain.advance(end)
+        chain.forget()
     return chain
-
-
-class Found(NamedTuple):
-    """What a chain left: its state, and the hyperparameters after every segment of draws."""
-
-    state: ChainState
-    hypers: list[GaussianHyper]
-    priors: GaussianHyper
-
-
-def run_chain(
-    data, model, *, tune, draws, every=5, seed=0, cells=None, executor=None, sampler=None, step=None
-):
-    """Segments of ``every`` cycles, hyperparameters drawn after each."""
-    executor, own = executor or SerialExecutor(), (sampler or SGHMC()).suited(model)
-    state, priors = warm_start(data, model, seed, 0, executor)
-    chain, hyper = chain_of(model, data, priors, seed), priors
-    key = noise_key(seed, 0)
-    blocks = data.grid.blocks
-    size = automatic_momentum_step(blocks, model.n_components)
-    if step is not None:
-        size = ConstantStep(step / blocks**2)
-    hypers = []
-    for begin in range(0, tune + draws, every):
-        end = begin + every
-        if begin == tune and cells is not None:
-            state.cells = place_cells(data.grid, cells, data.dtype)
-        recording = begin >= tune
-
-        def wanted(cycle, end=end, recording=recording):
-            return CycleOptions(record=recording, evaluate=recording or cycle == end - 1)
-
-        plan = build_plan(
-            own.schedule,
-            data.n_observed,
-            range(begin, end),
-            lambda cycle: generator(seed, 0, Stream.SCHEDULE, cycle),
-            wanted,
-        )
-        words = (int(key[0]), int(key[1]))
-        program = Program(own, model.likelihood, NO_FLOOR, hyper, words, step=size)
-        state = executor.run(plan, program, state, data)
-        residual = sum(float(e.values[1]) for e in state.evaluations if e.cycle == end - 1)
-        state.forget()
-        hyper = chain.draw_hyper(hyper, state, Fit(-residual / 2, residual), end, end <= tune)
-        if recording:
-            hypers.append(hyper)
-    return Found(state, hypers, priors)
-
-
-def cell_moments(state, count):
-    """Mean and population variance of every monitored cell, in the caller's order."""
-    mean, variance = np.zeros(count), np.zeros(count)
-    for cells in state.cells.values():
-        mean[cells.where] = cells.mean
-        variance[cells.where] = cells.m2 / cells.count
-    return mean, variance
 
 
 def block_copies(V, copies, uncertainty=None):
@@ -203,17 +137,16 @@ SMALL = np.array([[1.2, np.nan], [0.3, -0.9], [np.nan, 0.8]])
 
 
 def moments_of_copies(noise, sampler=None, copies=100, **run):
-    """Differences of means of every copy of `SMALL`, in posterior standard deviations.
-
-    With them the ratios of variances, over draws and copies, to the exact ones.
-    """
+    """Differences of means of every copy of `SMALL`, in posterior standard deviations. With them
+    the ratios of variances, over draws and copies, to the exact ones."""
     model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
     rows, cols = (index.ravel() for index in np.indices(SMALL.shape))
     each = np.arange(copies)[:, None]
     cells = (rows + SMALL.shape[0] * each).ravel(), (cols + SMALL.shape[1] * each).ravel()
     with block_copies(SMALL, copies) as data:
         mean, variance = exact_one_component(SMALL, noise, 1.0, 1.2, data.mean)
-        found = run_chain(data, model, every=50, cells=cells, sampler=sampler, **run)
-    got, within = (own.reshape(copies, -1) for own in cell_moments(found.state, cells[0].size))
+        track = run_chain(data, model, sampler, cells=cells, **run).tracks[0]
+    got, within = (track.gather_cells(name).reshape(copies, -1) for name in ("mean", "m2"))
     away = (got - mean.ravel()) / np.sqrt(variance.ravel())
-    return away, (within.mean(axis=0) + got.var(axis=0)) / variance.ravel()
+    spread = (within / track.cell_count).mean(axis=0) + got.var(axis=0)
+    return away, spread / variance.ravel()

@@ -95,6 +95,7 @@ def sparse_case(*shape, unstored="missing", form="csr", **options):
 
 
 SHORT, MOMENTS = {"draws": 8, "tune": 8}, {"keep": "moments"}
+MANY = {"draws": 150, "tune": 4}
 SHORTEST = {"draws": 2, "tune": 2}  # where reading takes most memory
 ONE = {"dispersion": 1.0}
 LARGE, COPIED = numpy_case(20_000, 1_000), (6_000, 4_000)
@@ -104,45 +105,38 @@ ENTRIES, SQUARE = sparse_case(60_000, 20_000, 3_000_000), (20_000, 20_000, 8_000
 LINKED = TweedieNMF(32, covariates_w=COVARIATES, **ONE)
 IN_SCRATCH = copied_case(*COPIED, memory_limit="32 MiB")
 AS_ZEROS = sparse_case(60_000, 20_000, 3_000_000, unstored="zero", form="csc")
-TALL = sparse_case(100_000, 20_000, 1_000_000)
+TALL, WIDE = sparse_case(100_000, 20_000, 1_000_000), numpy_case(500, 8_000)
+TRIPLES = sparse_case(20_000, 20_000, 4_000_000, form="coo")
+GAPS, FOUR = numpy_case(3_000, 2_000, missing=0.4), numpy_case(4_000, 1_000)
 CASES = {
     "dense, few draws": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS),
     "covariates": (sparse_case(100_000, 300, 400_000), LINKED, cheap(), SHORT | MOMENTS),
-    "dense, many draws": (SELDOM, TweedieNMF(64), cheap(), {"draws": 150, "tune": 4}),
-    "dense, many draws, store": (
-        *(SELDOM, TweedieNMF(64), cheap(), {"draws": 150, "tune": 4, "store": True}),
-    ),
-    "dense, wide, draws": (
-        *(numpy_case(500, 8_000), TweedieNMF(64), cheap(), {"draws": 100, "tune": 4}),
-    ),
+    "dense, many draws": (SELDOM, TweedieNMF(64), cheap(), MANY),
+    "dense, many draws, store": (SELDOM, TweedieNMF(64), cheap(), MANY | {"store": True}),
+    "dense, wide, draws": (WIDE, TweedieNMF(64), cheap(), MANY | {"draws": 100}),
     "copied into memory": (copied_case(*COPIED), TweedieNMF(8), cheap(), SHORTEST | MOMENTS),
     "scratch": (IN_SCRATCH, TweedieNMF(8), cheap(), SHORTEST | MOMENTS),
     "scratch, store": (IN_SCRATCH, TweedieNMF(8), cheap(), SHORTEST | {"store": True}),
     "sparse": (ENTRIES, TweedieNMF(32), cheap(), SHORT | MOMENTS),
     "sparse columns, zeros": (AS_ZEROS, TweedieNMF(8), cheap(), SHORT),
-    "sparse coo": (
-        *(sparse_case(20_000, 20_000, 4_000_000, form="coo"), TweedieNMF(4), cheap(), SHORT),
-    ),
+    "sparse coo": (TRIPLES, TweedieNMF(4), cheap(), SHORT),
     "two chains": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS | {"chains": 2}),
     "store, moments": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS | {"store": True}),
     "Richardson-Romberg": (LARGE, TweedieNMF(32, **ONE), PSGRRLD(warm_start=2), SHORT),
     "real-valued": (TALL, GaussianMF(32), None, SHORT | MOMENTS),
     "tasks": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS | {"executor": "tasks"}),
-    "monitored": (
-        *(numpy_case(3_000, 2_000, missing=0.4), TweedieNMF(8), cheap()),
-        SHORT | {"monitor": "missing"},
-    ),
+    "monitored": (GAPS, TweedieNMF(8), cheap(), SHORT | {"monitor": "missing"}),
     "reading csr": (sparse_case(20_000, 20_000, 12_000_000), TweedieNMF(2), cheap(), SHORT),
     "reading csc": (sparse_case(*SQUARE, form="csc"), TweedieNMF(2), cheap(), SHORT),
     "reading coo": (sparse_case(*SQUARE, form="coo"), TweedieNMF(2), cheap(), SHORT),
     "reading, balanced": (sparse_case(*SQUARE, balance=True), TweedieNMF(2), cheap(), SHORT),
     "reading into scratch": (
-        *(sparse_case(*SQUARE, memory_limit="8 MiB"), TweedieNMF(2), cheap(), SHORT),
+        sparse_case(*SQUARE, memory_limit="8 MiB"),
+        TweedieNMF(2),
+        cheap(),
+        SHORT,
     ),
-    "four chains, draws": (
-        *(numpy_case(4_000, 1_000), TweedieNMF(32), cheap()),
-        {"draws": 60, "tune": 4, "chains": 4},
-    ),
+    "four chains, draws": (FOUR, TweedieNMF(32), cheap(), MANY | {"draws": 60, "chains": 4}),
     "small": (numpy_case(200, 100), TweedieNMF(4), cheap(), {"draws": 100, "tune": 100}),
 }
 

@@ -1,15 +1,11 @@
 """Amounts of rain whose posterior has many modes."""
 
-from typing import Any
-
 import numpy as np
 
 
-def rainfall(weathers: int = 6, often: float = 0.15, patchy: float = 0.5) -> tuple[Any, Any]:
+def rainfall(weathers=6, often=0.15, patchy=0.5):
     """Return compound Poisson amounts at 60 stations on the wet days of a year, and their means.
-
-    Each kind of weather comes ``often``, and wets stations by gamma numbers of shape ``patchy``.
-    """
+    Each kind of weather comes ``often``, and wets stations by gamma numbers of shape ``patchy``."""
     rng = np.random.default_rng(5)
     W, H = rng.gamma(patchy, 1 / patchy, (60, weathers)), rng.gamma(1, 1, (weathers, 365))
     mu = W @ (H * (rng.random(H.shape) < often))

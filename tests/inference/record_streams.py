@@ -7,9 +7,7 @@ Python, so kernels have to be plain functions.
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,13 +25,8 @@ philox.NUMBERS = langevin.NUMBERS = 4
 
 WARM = {"warm_start": 1}
 COUNTS = dfac.TweedieNMF(3, dispersion=1.0)
-LAWS = dfac.Coupled(
-    3,
-    relations={
-        "a": dfac.Relation("row", "left", law="poisson", dispersion=1.0),
-        "b": dfac.Relation("row", "right", law="normal", dispersion=1.0),
-    },
-)
+LAWS = {law: dfac.Relation("row", law, law=law, dispersion=1.0) for law in ("poisson", "normal")}
+VIEWS = dfac.Coupled(3, relations=LAWS)
 LANGEVIN = {
     "PSGLD": dfac.PSGLD(**WARM),
     "PSGLD exact": dfac.PSGLD(transition="cir", **WARM),
@@ -42,10 +35,7 @@ LANGEVIN = {
     "SGHMC": dfac.SGHMC(**WARM),
     "BlockHMC": dfac.BlockHMC(steps=1, **WARM),
 }
-MORE = {
-    "SGLD": dfac.SGLD(**WARM),
-    "HMC": dfac.HMC(steps=1, **WARM),
-}
+MORE = {"SGLD": dfac.SGLD(**WARM), "HMC": dfac.HMC(steps=1, **WARM)}
 OF_A_MATRIX = {
     "SGLD of half": dfac.SGLD(0.01, subsample=0.5, **WARM),
     "PSGRRLD moments": dfac.PSGRRLD(transition="moments", **WARM),
@@ -54,19 +44,22 @@ OF_A_MATRIX = {
 REAL = {"Gibbs": dfac.Gibbs(), "SGHMC": dfac.SGHMC()}
 
 
-def counts(*shape: int) -> Any:
+def counts(*shape):
     return np.random.default_rng(0).poisson(3.0, shape).astype(np.float64)
 
 
-def runs() -> dict[str, tuple[Any, Any, Any]]:
+def runs():
     """Return data, model and sampler of every run by name."""
-    V, views = counts(4, 3), {"a": counts(4, 3), "b": counts(4, 2)}
+    V, views = counts(4, 3), {"poisson": counts(4, 3), "normal": counts(4, 2)}
     spiked = dfac.TweedieNMF(3, dispersion=1.0, shape_w=0.3, shape_h=0.3)
     steep = dfac.TweedieNMF(3, dispersion=1.0, shape_w=0.7, shape_h=0.7)
     learnt = dfac.TweedieNMF(3, dispersion=1.0, rate_w="row", rate_h="component")
-    found: dict[str, tuple[Any, Any, Any]] = {}
+    found = {}
     for name, own in (LANGEVIN | MORE | OF_A_MATRIX).items():
         found[f"matrix, {name}"] = V, COUNTS, own
+    for name in ("PSGLD", "SGHMC", "BlockHMC"):
+        model = dfac.NegativeBinomialNMF(3, dispersion="column")
+        found[f"dispersions, {name}"] = V, model, LANGEVIN[name]
     for name, own in REAL.items():
         found[f"real matrix, {name}"] = V, dfac.GaussianMF(3), own
     for name in ("PSGLD", "SGHMC", "BlockHMC", "Gibbs"):
@@ -79,27 +72,27 @@ def runs() -> dict[str, tuple[Any, Any, Any]]:
             tensor = counts(3, *[2] * (axes - 1))
             found[f"{axes} axes, {name}"] = tensor, dfac.CP(3, dispersion=1.0), own
     for name, own in (LANGEVIN | MORE).items():
-        found[f"coupled, {name}"] = views, LAWS, own
+        found[f"coupled, {name}"] = views, VIEWS, own
     return found
 
 
 class Record:
     """Counters of Philox blocks under their keys, addresses of generators, and who used them."""
 
-    def __init__(self) -> None:
-        self.blocks: dict[tuple[int, ...], list[str]] = defaultdict(list)
-        self.generators: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    def __init__(self):
+        self.blocks = defaultdict(list)
+        self.generators = defaultdict(set)
 
-    def watch(self) -> None:
+    def watch(self):
         """Note what every block and every generator is made for, from now on."""
         rounds, sequence = philox.rounds, random._sequence
 
-        def noted_rounds(words: Any, k0: Any, k1: Any) -> Any:
+        def noted_rounds(words, k0, k1):
             address = int(k0), int(k1), *map(int, words)
             self.blocks[address].append(self.user())
             return rounds(words, k0, k1)
 
-        def noted_sequence(*address: Any) -> Any:
+        def noted_sequence(*address):
             self.generators[tuple(map(int, address))].add(self.user())
             return sequence(*address)
 
@@ -107,12 +100,10 @@ class Record:
         random._sequence = noted_sequence
 
     @staticmethod
-    def user() -> str:
-        """Return the first function that is neither a kernel nor a maker of addresses.
-
-        The two draws of an entry that share a block have its first words and its last ones.
-        """
-        frame: Any = sys._getframe(2)
+    def user():
+        """Return the first function that is neither a kernel nor a maker of addresses. The two
+        draws of an entry that share a block have its first words and its last ones."""
+        frame = sys._getframe(2)
         half = ""
         while frame is not None:
             code, own = frame.f_code, frame.f_locals
@@ -127,7 +118,7 @@ class Record:
             frame = frame.f_back
         return "?"
 
-    def repeated(self) -> list[str]:
+    def repeated(self):
         """Return the blocks that were used more than once, but for those that are meant to be."""
         found = Counter[str]()
         for address, users in self.blocks.items():
@@ -135,18 +126,15 @@ class Record:
                 found[f"{sorted(users)}: the last word is {address[-1]}"] += 1
         return [f"{count} x {users}" for users, count in found.items()]
 
-    def shared(self) -> list[str]:
+    def shared(self):
         """Return the addresses of generators that several functions made."""
         return [f"{a}: {sorted(u)}" for a, u in self.generators.items() if len(u) > 1]
 
 
-def meant(address: tuple[int, ...], users: list[str]) -> bool:
-    """Tell what is used twice by design.
-
-    A path of `BlockHMC` takes the first of a block's numbers where it begins and the rest where
-    it ends; two draws of entries share a block; the coarse chain of a pair has the noise of the
-    fine one.
-    """
+def meant(address, users):
+    """Tell what is used twice by design. A path of `BlockHMC` takes the first of a block's numbers
+    where it begins and the rest where it ends; two draws of entries share a block; the coarse chain
+    of a pair has the noise of the fine one."""
     if users == ["Path.numbers"] * 2:
         chances = {program.factor_word(factor) + CHANCE for factor in range(8)}
         return address[-1] in chances
@@ -156,40 +144,39 @@ def meant(address: tuple[int, ...], users: list[str]) -> bool:
     )
 
 
-def without_a_byte() -> None:
+def without_a_byte():
     """Put the words back with which the third factor had streams of the first one's components."""
 
-    def word(factor: int) -> int:
+    def word(factor):
         return factor if factor < 2 else 256 * factor
 
-    def start(stream: Any, key: Any, iteration: int, factor: int, row: int, component: int) -> None:
+    def start(stream, key, iteration, factor, row, component):
         stream[0], stream[1], stream[2] = np.uint64(key[0]) ^ variates.ENTRY, key[1], 0
         stream[3], stream[4], stream[5], stream[7] = row, iteration, component * 256 + factor, 0
 
-    variates.start_entry = langevin.start_entry = start  # type: ignore[assignment]
+    variates.start_entry = langevin.start_entry = start
     program.factor_word = chain.factor_word = tweedie_chain.factor_word = word
 
 
-FAULTS: dict[str, Callable[[], None]] = {"": lambda: None, "without a byte": without_a_byte}
+def two_steps():
+    """Give every second iteration the streams of the one before."""
+    address = program.Program.address
+    program.Program.address = lambda own, band, iteration, *rest: address(
+        own, band, iteration // 2, *rest
+    )
 
 
-def recorded(V: Any, model: Any, sampler: Any) -> dict[str, Any]:
+FAULTS = {"": lambda: None, "without a byte": without_a_byte, "two steps": two_steps}
+
+
+def recorded(V, model, sampler):
     """Run a sampler and return what was used twice, and the last words of all counters."""
     record = Record()
     kept = philox.rounds, random._sequence
     record.watch()
     try:
-        dfac.sample(
-            V,
-            model,
-            sampler,
-            draws=2,
-            tune=2,
-            blocks=2,
-            random_seed=1,
-            executor="serial",
-            progressbar=False,
-        )
+        options = {"draws": 2, "tune": 2, "blocks": 2, "random_seed": 1, "executor": "serial"}
+        dfac.sample(V, model, sampler, progressbar=False, **options)
     finally:
         philox.rounds = variates.rounds = kept[0]
         random._sequence = kept[1]

@@ -11,6 +11,7 @@ import zarr
 import daskfactor as dfac
 from daskfactor.data.convert import convert
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
+from tests.refusals import refused
 
 RNG = np.random.default_rng(6)
 V = RNG.gamma(2.0, 1.0, (24, 18)) @ np.eye(18)
@@ -47,51 +48,41 @@ def stored(values):
 
 
 @EACH
-def test_the_same_bits_from_threads_and_from_scratch_files(model, sampler):
+def test_scratch_files_have_the_same_bits_and_stored_entries_the_same_posterior(model, sampler):
     data = dfac.as_blocks(V, 3, uncertainty=SIGMA)
     other = dfac.as_blocks(V, 3, uncertainty=SIGMA, memory_limit=0)
     first = dfac.sample(data, model, sampler, executor="serial", **QUICK)
-    second = dfac.sample(other, model, sampler, executor="threads", **QUICK)
-    same(first, second)
+    same(first, dfac.sample(other, model, sampler, executor="threads", **QUICK))
     assert first.attrs["dispersion"] == 1
     plain = dfac.sample(V, model, sampler, executor="serial", blocks=3, **QUICK)
     assert not np.array_equal(plain["posterior"]["W"], first["posterior"]["W"])
-
-
-@EACH
-def test_stored_entries_with_theirs_make_the_posterior_that_cells_make(model, sampler):
-    options = QUICK | {"draws": 1, "tune": 2, "thin": 1, "keep": "draws"}
-    if sampler.coarseness > 1:
-        options["draws"] = 2
-    made = [
-        dfac.as_blocks(V, 3, dtype="float64", uncertainty=SIGMA),
-        dfac.as_blocks(
-            stored(V), 3, dtype="float64", unstored="missing", uncertainty=stored(SIGMA)
-        ),
-    ]
     if sampler.name == "SGLD":
         return  # draws cells of other kinds of block
-    first, second = (dfac.sample(data, model, sampler, **options) for data in made)
-    one, other = (trace["posterior"]["W"].values for trace in (first, second))
+    few = {"draws": sampler.coarseness, "tune": 2, "thin": 1, "keep": "draws"}
+    reading = {"blocks": 3, "dtype": "float64"}
+    one, other = (
+        dfac.sample(data, model, sampler, **QUICK | few)["posterior"]["W"].values
+        for data in (
+            dfac.as_blocks(V, uncertainty=SIGMA, **reading),
+            dfac.as_blocks(stored(V), unstored="missing", uncertainty=stored(SIGMA), **reading),
+        )
+    )
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
 
 
 def forms(folder, form):
     """The same data and uncertainties, in memory or where they are read from again."""
-    if form == "array beside path":
-        zarr.create_array(str(folder / "v"), data=V, chunks=(8, 6))
-        return str(folder / "v"), {"uncertainty": SIGMA}
-    if form == "paths":
-        for name, values in (("v", V), ("sigma", SIGMA)):
-            zarr.create_array(str(folder / name), data=values, chunks=(8, 6))
-        return str(folder / "v"), {"uncertainty": str(folder / "sigma")}
-    if form == "stores":
-        for name, values in (("v", V), ("sigma", SIGMA)):
-            convert(stored(values), folder / name, unstored="missing", blocks=3, progressbar=False)
-        return str(folder / "v"), {"uncertainty": str(folder / "sigma")}
     if form == "sparse":
         return stored(V), {"uncertainty": stored(SIGMA), "unstored": "missing"}
-    return V, {"uncertainty": SIGMA}
+    if form == "memory":
+        return V, {"uncertainty": SIGMA}
+    for name, values in (("v", V), ("sigma", SIGMA)):
+        if form == "stores":
+            convert(stored(values), folder / name, unstored="missing", blocks=3, progressbar=False)
+        else:
+            zarr.create_array(str(folder / name), data=values, chunks=(8, 6))
+    beside = form == "array beside path"
+    return str(folder / "v"), {"uncertainty": SIGMA if beside else str(folder / "sigma")}
 
 
 @pytest.mark.parametrize("form", ["memory", "array beside path", "paths", "stores"])
@@ -116,8 +107,7 @@ def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path):
         with pytest.raises(DataError, match=r"as_blocks\(V, blocks=3, unstored=\"missing\", unc"):
             dfac.resume(store, 4, V=given, progressbar=False)
     other = dfac.as_blocks(values, 3, unstored="missing", uncertainty=stored(2 * SIGMA))
-    with pytest.raises(DataError, match="not those"):
-        dfac.resume(store, 4, V=other, progressbar=False)
+    refused(DataError, "not those", dfac.resume, store, 4, V=other, progressbar=False)
     data = dfac.as_blocks(values, 3, **options)
     found = dfac.resume(store, 4, V=data, progressbar=False)
     same(found, dfac.sample(data, NMF, **QUICK))
@@ -156,14 +146,12 @@ def test_descents_reach_their_end_under_uneven_uncertainties_or_warn(spread):
 
 def test_what_takes_no_weights_says_so():
     counts = RNG.poisson(3.0, (12, 10))
-    data = dfac.as_blocks(counts, 2, weights=np.full(counts.shape, 2.0))
-    poisson = dfac.TweedieNMF(2)
-    with pytest.raises(OptionError, match="no weights of cells"):
-        dfac.sample(data, poisson, dfac.Gibbs(), **QUICK)
-    with pytest.raises(OptionError, match="no weights of cells"):
-        dfac.log_evidence(data, poisson, progressbar=False)
-    with pytest.raises(ModelError, match="take beta=2"):
-        dfac.sample(counts, poisson, uncertainty=1.0, **QUICK)
+    weights, poisson = np.full(counts.shape, 2.0), dfac.TweedieNMF(2)
+    data = dfac.as_blocks(counts, 2, weights=weights)
+    refused(OptionError, "no weights of cells", dfac.sample, data, poisson, dfac.Gibbs(), **QUICK)
+    quiet = {"progressbar": False}
+    refused(OptionError, "no weights of cells", dfac.log_evidence, data, poisson, **quiet)
+    refused(ModelError, "take beta=2", dfac.sample, counts, poisson, uncertainty=1.0, **QUICK)
 
 
 @pytest.mark.parametrize("model", [NMF, REAL], ids=["non-negative", "real"])
@@ -177,9 +165,8 @@ def test_a_new_observation_has_the_uncertainty_of_its_cell(model):
     sampler = dfac.BlockHMC() if model is NMF else dfac.SGHMC()
     options = {"random_seed": 1, "progressbar": False, "monitor": "missing"}
     tune = 150 if model is NMF else 500
-    trace = dfac.sample(
-        truth.where(~hidden), model, sampler, 150, tune, uncertainty=sigma, **options
-    )
+    V = truth.where(~hidden)
+    trace = dfac.sample(V, model, sampler, 150, tune, uncertainty=sigma, **options)
     whole, cells = dfac.predict(trace).load(), dfac.monitored(trace)
     assert whole.attrs["of"] == cells.attrs["of"] == "observation"
     inside = (truth >= whole["lower"]) & (truth <= whole["upper"])
@@ -223,13 +210,12 @@ def test_uncertainties_of_predicted_cells_are_the_runs_own_or_given(tmp_path):
     cells = dfac.monitored(trace)
     given = SIGMA[cells["row_index"], cells["column_index"]]
     np.testing.assert_allclose(dfac.monitored(run, uncertainty=given)["sd"], cells["sd"], rtol=1e-5)
-    with pytest.raises(DataError, match=r"of their shape, \(2, 3\)"):
-        dfac.predict(run, **some, uncertainty=SIGMA)
+    refused(DataError, r"of their shape, \(2, 3\)", dfac.predict, run, **some, uncertainty=SIGMA)
     with pytest.raises(OptionError, match="one dispersion for all"):
         dfac.predict(dfac.sample(V, NMF, **QUICK), uncertainty=SIGMA)
 
 
-def test_cells_without_weight_are_predicted_without_a_bound():
+def test_cells_without_weight_are_predicted_without_a_bound_and_weights_are_counted():
     sigma = SIGMA.copy()
     sigma[2, 3] = np.inf
     trace = dfac.sample(V, NMF, uncertainty=sigma, **QUICK)
@@ -237,20 +223,16 @@ def test_cells_without_weight_are_predicted_without_a_bound():
     assert np.argwhere(np.isinf(found)).tolist() == [[2, 3]]
     assert np.isfinite(dfac.predict(trace, 2, 3, of="mean")["sd"])
     assert np.isfinite(dfac.predict(trace, 2, 3, uncertainty=1.0)["sd"])
+    twice = dfac.as_blocks(np.repeat(V, 2, axis=0), 1, dtype="float64")
+    data = dfac.as_blocks(V, 1, dtype="float64", weights=2.0)
+    assert data.effective == twice.effective == twice.total_observed  # in a dispersion
+    assert dfac.estimate_cost(V, NMF, uncertainty=SIGMA).data == 2 * dfac.estimate_cost(V, NMF).data
 
 
 def test_uncertainties_that_a_run_did_not_keep_are_asked_for():
     data = dfac.as_blocks(stored(V), 3, unstored="missing", uncertainty=stored(SIGMA))
     trace = dfac.sample(data, NMF, monitor=(np.arange(3), np.arange(3)), **QUICK)
     for verb in (dfac.predict, dfac.monitored):
-        with pytest.raises(OptionError, match="pass them as uncertainty="):
-            verb(trace, of="observation")
+        refused(OptionError, "pass them as uncertainty=", verb, trace, of="observation")
         assert verb(trace).attrs["of"] == "mean"
         assert verb(trace, uncertainty=2.0).attrs["of"] == "observation"
-
-
-def test_weights_count_observations_in_the_dispersion():
-    twice = dfac.as_blocks(np.repeat(V, 2, axis=0), 1, dtype="float64")
-    data = dfac.as_blocks(V, 1, dtype="float64", weights=2.0)
-    assert data.effective == twice.effective == twice.total_observed
-    assert dfac.estimate_cost(V, NMF, uncertainty=SIGMA).data == 2 * dfac.estimate_cost(V, NMF).data

@@ -2,14 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import xarray as xr
-from numpy.typing import NDArray
 from scipy import sparse
 
 import daskfactor as dfac
@@ -22,15 +21,12 @@ from daskfactor.inference.langevin import LangevinSampler
 from daskfactor.inference.sghmc import SquaresSGHMC
 from tests.executors.audit import AuditExecutor
 
-Array = NDArray[Any]
-
 
 class Case(NamedTuple):
-    """A sampler and its model; options of its class that it must refuse; weights of cells."""
+    """A sampler and its model; weights of cells."""
 
     sampler: Sampler
     model: Any
-    refused: tuple[dict[str, Any], ...] = ()
     weights: tuple[Any, Any] | None = None
 
 
@@ -43,19 +39,14 @@ LEARNT = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="component", sh
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 NORMAL = dfac.TweedieNMF(2, beta=2.0, dispersion=1.0)
 UNEVEN = np.linspace(0.2, 3.0, 7), np.array([1.0, 4.0, 0.5, 2.0, 0.1, 1.5])
-LINKED = dfac.GaussianMF(
-    2, covariates_w=np.arange(14.0).reshape(7, 2), covariates_h=sparse.eye_array(6, format="csr")
-)
-LOG_LINEAR = dfac.TweedieNMF(
-    2,
-    dispersion=1.0,
-    covariates_w=np.cos(np.arange(14.0)).reshape(7, 2),
-    covariates_h=sparse.eye_array(6, format="csr"),
-)
+EACH_COLUMN = sparse.eye_array(6, format="csr")
+LINKED = dfac.GaussianMF(2, covariates_w=np.arange(14.0).reshape(7, 2), covariates_h=EACH_COLUMN)
+COSINES = np.cos(np.arange(14.0)).reshape(7, 2)
+LOG_LINEAR = replace(POISSON, covariates_w=COSINES, covariates_h=EACH_COLUMN)
 
 
 @pytest.fixture(autouse=True)
-def scales_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def scales_are_drawn(monkeypatch):
     """Short runs draw them, too."""
     for kind in (LangevinSampler, HMC, Gibbs, SquaresSGHMC):
         monkeypatch.setattr(kind, "rescales_every", 4)
@@ -70,101 +61,76 @@ class OwnStep:
         return {"type": "OwnStep"}
 
 
-BAD_STEPS = (
-    *({"step": step} for step in (0.0, "large", -1)),
-    *({"step": step} for step in (lambda t: 0.1, OwnStep())),
-)
-BAD_WARM = ({"warm_start": -1}, {"warm_start": 2.5})
-BAD_METRICS = ({"preconditioner": "newton"}, {"preconditioner": "identity"})
-
+STEPS = (0.0, "large", -1, lambda t: 0.1, OwnStep())
+WARM_STARTS, METRICS = {"warm_start": (-1, 2.5)}, {"preconditioner": ("newton", "identity")}
+SUBSAMPLES, RATES = (0, -0.5, 1.5, True, "all", float("nan")), (0, 1, 1.5, "high", float("nan"))
+LANGEVIN = {"step": STEPS} | WARM_STARTS | METRICS
+REFUSED = {
+    dfac.PSGLD: LANGEVIN | {"schedule": ("cyclic",), "transition": ("exact",)},
+    dfac.PSGRRLD: {"step": STEPS, "transition": ("cir",)},
+    dfac.Gibbs: WARM_STARTS,
+    dfac.LangevinDynamics: LANGEVIN | {"transition": ("cir",)},
+    dfac.SGLD: LANGEVIN | {"subsample": SUBSAMPLES},
+    dfac.HMC: {"step": STEPS, "steps": (0, 2.5), "target_accept": RATES} | WARM_STARTS,
+    dfac.BlockHMC: {"step": STEPS, "steps": (0,), "target_accept": (1,)} | WARM_STARTS,
+    dfac.SGHMC: {"step": STEPS[:3], "friction": (0,), "schedule": ("cyclic",)} | WARM_STARTS,
+}
+"""Values of options that a sampler must refuse."""
+TWO = {"steps": 2, **WARM}
 CASES = {
-    "PSGLD": Case(
-        dfac.PSGLD(**WARM),
-        POISSON,
-        (*BAD_STEPS, *BAD_WARM, *BAD_METRICS, {"schedule": "cyclic"}, {"transition": "exact"}),
-    ),
+    "PSGLD": Case(dfac.PSGLD(**WARM), POISSON),
     "PSGLD plain": Case(dfac.PSGLD(step=1e-3, preconditioner="identity", **WARM), POISSON),
     "PSGLD euler": Case(dfac.PSGLD(transition="euler", **WARM), POISSON),
     "PSGLD exact": Case(dfac.PSGLD(transition="cir", **WARM), POISSON),
-    "PSGRRLD": Case(dfac.PSGRRLD(**WARM), POISSON, (*BAD_STEPS, {"transition": "cir"})),
+    "PSGRRLD": Case(dfac.PSGRRLD(**WARM), POISSON),
     "PSGRRLD moments": Case(dfac.PSGRRLD(transition="moments", **WARM), POISSON),
-    "Gibbs": Case(dfac.Gibbs(**WARM), POISSON, BAD_WARM),
+    "Gibbs": Case(dfac.Gibbs(**WARM), POISSON),
     "Gibbs real-valued": Case(dfac.Gibbs(), dfac.GaussianMF(2)),
     "Gibbs covariates": Case(dfac.Gibbs(), LINKED),
-    "LangevinDynamics": Case(
-        dfac.LangevinDynamics(**WARM),
-        POISSON,
-        (*BAD_STEPS, *BAD_WARM, *BAD_METRICS, {"transition": "cir"}),
-    ),
+    "LangevinDynamics": Case(dfac.LangevinDynamics(**WARM), POISSON),
     "LangevinDynamics moments": Case(dfac.LangevinDynamics(transition="moments", **WARM), POISSON),
     "SGLD moments": Case(dfac.SGLD(transition="moments", **WARM), POISSON),
     "LangevinDynamics plain": Case(
         dfac.LangevinDynamics(dfac.PolynomialStep(0.01, 0.6), "identity", **WARM), POISSON
     ),
-    "SGLD": Case(
-        dfac.SGLD(**WARM),
-        POISSON,
-        (
-            *BAD_STEPS,
-            *BAD_WARM,
-            *BAD_METRICS,
-            *({"subsample": share} for share in (0, -0.5, 1.5, True, "all", float("nan"))),
-        ),
-    ),
+    "SGLD": Case(dfac.SGLD(**WARM), POISSON),
     "SGLD of a third": Case(dfac.SGLD(0.01, subsample=0.3, **WARM), POISSON),
-    "HMC": Case(
-        dfac.HMC(steps=2, **WARM),
-        POISSON,
-        (
-            *BAD_STEPS,
-            *BAD_WARM,
-            {"steps": 0},
-            {"steps": 2.5},
-            *({"target_accept": rate} for rate in (0, 1, 1.5, "high", float("nan"))),
-        ),
-    ),
-    "BlockHMC": Case(
-        dfac.BlockHMC(steps=2, **WARM),
-        POISSON,
-        (*BAD_STEPS, *BAD_WARM, {"steps": 0}, {"target_accept": 1}),
-    ),
+    "HMC": Case(dfac.HMC(**TWO), POISSON),
+    "BlockHMC": Case(dfac.BlockHMC(**TWO), POISSON),
     "PSGLD negative binomial": Case(dfac.PSGLD(**WARM), OVERDISPERSED),
     "PSGRRLD negative binomial": Case(dfac.PSGRRLD(**WARM), OVERDISPERSED),
-    "HMC negative binomial": Case(dfac.HMC(steps=2, **WARM), OVERDISPERSED),
+    "HMC negative binomial": Case(dfac.HMC(**TWO), OVERDISPERSED),
     "PSGLD columns": Case(dfac.PSGLD(**WARM), BOTH_BY_COLUMN),
-    "BlockHMC columns": Case(dfac.BlockHMC(steps=2, **WARM), BY_COLUMN),
+    "BlockHMC columns": Case(dfac.BlockHMC(**TWO), BY_COLUMN),
     "PSGLD learnt": Case(dfac.PSGLD(**WARM), LEARNT),
     "Gibbs learnt": Case(dfac.Gibbs(**WARM), LEARNT),
-    "BlockHMC learnt": Case(dfac.BlockHMC(steps=2, **WARM), SHARED),
+    "BlockHMC learnt": Case(dfac.BlockHMC(**TWO), SHARED),
     "SGHMC covariates": Case(dfac.SGHMC(), LINKED),
     "PSGLD log-linear": Case(dfac.PSGLD(**WARM), LOG_LINEAR),
     "Gibbs log-linear": Case(dfac.Gibbs(**WARM), LOG_LINEAR),
-    "HMC log-linear": Case(dfac.HMC(steps=2, **WARM), LOG_LINEAR),
-    "BlockHMC log-linear": Case(dfac.BlockHMC(steps=2, **WARM), LOG_LINEAR),
-    "SGHMC": Case(
-        dfac.SGHMC(),
-        dfac.GaussianMF(2),
-        (*BAD_STEPS[:3], *BAD_WARM, {"friction": 0}, {"schedule": "cyclic"}),
-    ),
+    "HMC log-linear": Case(dfac.HMC(**TWO), LOG_LINEAR),
+    "BlockHMC log-linear": Case(dfac.BlockHMC(**TWO), LOG_LINEAR),
+    "SGHMC": Case(dfac.SGHMC(), dfac.GaussianMF(2)),
     "SGHMC squares": Case(dfac.SGHMC(friction=0.5, **WARM), POISSON),
     "SGHMC learnt": Case(dfac.SGHMC(**WARM), SHARED),
-    "PSGLD weights": Case(dfac.PSGLD(**WARM), POISSON, weights=UNEVEN),
-    "PSGLD negative binomial weights": Case(dfac.PSGLD(**WARM), OVERDISPERSED, weights=UNEVEN),
-    "SGLD weights": Case(dfac.SGLD(**WARM), NORMAL, weights=UNEVEN),
-    "BlockHMC weights": Case(dfac.BlockHMC(steps=2, **WARM), NORMAL, weights=UNEVEN),
-    "Gibbs weights": Case(dfac.Gibbs(), dfac.GaussianMF(2), weights=UNEVEN),
-    "SGHMC weights": Case(dfac.SGHMC(), dfac.GaussianMF(2), weights=UNEVEN),
+    "PSGLD weights": Case(dfac.PSGLD(**WARM), POISSON, UNEVEN),
+    "PSGLD negative binomial weights": Case(dfac.PSGLD(**WARM), OVERDISPERSED, UNEVEN),
+    "SGLD weights": Case(dfac.SGLD(**WARM), NORMAL, UNEVEN),
+    "BlockHMC weights": Case(dfac.BlockHMC(**TWO), NORMAL, UNEVEN),
+    "Gibbs weights": Case(dfac.Gibbs(), dfac.GaussianMF(2), UNEVEN),
+    "SGHMC weights": Case(dfac.SGHMC(), dfac.GaussianMF(2), UNEVEN),
     "SGHMC negative binomial": Case(dfac.SGHMC(**WARM), OVERDISPERSED),
 }
 
 DRAWS, STOPPED, TUNE = 12, 8, 10
 
 
-def test_every_kind_of_sampler_has_a_case() -> None:
-    assert {type(case.sampler).__name__ for case in CASES.values()} == set(known(Sampler))
+def test_every_kind_of_sampler_has_a_case():
+    names = {type(case.sampler).__name__ for case in CASES.values()}
+    assert names == set(known(Sampler)) == {kind.__name__ for kind in REFUSED}
 
 
-def counts() -> Array:
+def counts():
     rng = np.random.default_rng(0)
     V = rng.poisson(rng.gamma(2, 1, (7, 2)) @ rng.gamma(2, 1, (2, 6))).astype(np.float32)
     V[rng.random(V.shape) < 0.2] = np.nan
@@ -173,17 +139,10 @@ def counts() -> Array:
     return V
 
 
-def draw(name: str, V: Any = None, **options: Any) -> xr.DataTree:
+def draw(name, V=None, **options):
     case = CASES[name]
-    settings: dict[str, Any] = {
-        "draws": DRAWS,
-        "tune": TUNE,
-        "blocks": 2,
-        "random_seed": 5,
-        "executor": "serial",
-        "progressbar": False,
-        "monitor": "missing",
-    }
+    settings = {"draws": DRAWS, "tune": TUNE, "blocks": 2, "random_seed": 5, "monitor": "missing"}
+    settings |= {"executor": "serial", "progressbar": False}
     model = options.pop("model", case.model)
     V = counts() if V is None else V
     if case.weights is not None:
@@ -192,18 +151,18 @@ def draw(name: str, V: Any = None, **options: Any) -> xr.DataTree:
 
 
 @cache
-def serial(name: str) -> xr.DataTree:
+def serial(name):
     """Return the run that all tests of a case share."""
     return draw(name)
 
 
-def same(one: xr.DataTree, other: xr.DataTree) -> bool:
+def same(one, other):
     """Whether all groups hold the same bits."""
     assert set(one.children) == set(other.children)
     return all(plain(one[group]).identical(plain(other[group])) for group in one.children)
 
 
-def plain(group: xr.DataTree) -> xr.Dataset:
+def plain(group):
     """Values alone; a store also has the constants that a model does not use, as NaN."""
     values = group.to_dataset().drop_attrs().compute()
     if group.name != "constant_data":
@@ -227,7 +186,7 @@ stored = pytest.mark.parametrize(
 
 
 @main
-def test_names_dims_and_types(name: str) -> None:
+def test_names_dims_and_types(name):
     V = xr.DataArray(counts(), dims=("gene", "sample"))
     tree = draw(name, V, chains=2, draws=4)
     width = CASES[name].model.width
@@ -253,11 +212,10 @@ def test_names_dims_and_types(name: str) -> None:
 
 
 @each
-def test_signs_moments_and_monitored_cells(name: str) -> None:
+def test_signs_moments_and_monitored_cells(name):
     tree = serial(name)
-    posterior, moments, watched = (
-        tree[group] for group in ("posterior", "posterior_moments", "monitor")
-    )
+    names = "posterior", "posterior_moments", "monitor"
+    posterior, moments, watched = (tree[group] for group in names)
     W, H = posterior["W"].values, posterior["H"].values
     if CASES[name].model.nonnegative:
         assert W.min() >= 0
@@ -273,7 +231,7 @@ def test_signs_moments_and_monitored_cells(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model is POISSON])
-def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
+def test_lp_is_the_log_posterior_density_of_the_draw(name):
     from tests.models.laws import log_density
 
     V = counts()
@@ -290,7 +248,7 @@ def test_lp_is_the_log_posterior_density_of_the_draw(name: str) -> None:
 
 
 @each
-def test_the_audit_finds_nothing_and_the_same_bits(name: str) -> None:
+def test_the_audit_finds_nothing_and_the_same_bits(name):
     """So does whatever executor: `tests/executors/test_audit.py` shows what the audit finds."""
     assert same(draw(name, executor=AuditExecutor(len(name))), serial(name))
 
@@ -303,26 +261,24 @@ def test_the_audit_finds_nothing_and_the_same_bits(name: str) -> None:
         ("Gibbs log-linear", dfac.TasksExecutor("synchronous")),
     ],
 )
-def test_real_executors_give_the_same_bits(name: str, executor: Any) -> None:
+def test_real_executors_give_the_same_bits(name, executor):
     assert same(draw(name, executor=executor), serial(name))
     executor.close()
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_another_seed_gives_other_draws(name: str) -> None:
+def test_another_seed_gives_other_draws(name):
     one, other = (run["posterior"]["W"].values for run in (serial(name), draw(name, random_seed=6)))
     assert not np.any(one[..., :2] == other[..., :2])
 
 
 @stored
-def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, monkeypatch):
     """The unbroken run has one segment where these have many."""
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 4)
     monkeypatch.setattr("daskfactor.results.files.CHEAP", np.inf)  # save on slow machines, too
 
-    def press(event: dfac.RunEvent) -> None:
+    def press(event):
         if event.phase == "draw" and event.done > 5:
             raise KeyboardInterrupt
 
@@ -341,7 +297,7 @@ def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(
     "name",
     [name for name in CASES if "plain" not in name and name != "PSGLD negative binomial weights"],
 )
-def test_sparse_input_whatever_is_not_stored(name: str) -> None:
+def test_sparse_input_whatever_is_not_stored(name):
     """What is stored where the rest is missing gives the posterior of the dense matrix."""
     V = counts()
     seen = ~np.isnan(V)
@@ -356,18 +312,17 @@ def test_sparse_input_whatever_is_not_stored(name: str) -> None:
     assert means[0] > 1.05 * means[1]
 
 
-@each
-def test_bad_options_are_refused_in_one_sentence(name: str) -> None:
-    case = CASES[name]
-    for options in case.refused:
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_bad_options_are_refused_in_one_sentence(kind):
+    for option, value in ((name, one) for name, own in REFUSED[kind].items() for one in own):
         with pytest.raises(OptionError, match=r"got .|pass a number") as caught:
-            type(case.sampler)(**options)
+            kind(**{option: value})
         assert "\n" not in str(caught.value)
-        assert next(iter(options)) in str(caught.value) or "step" in str(caught.value)
+        assert option in str(caught.value) or "step" in str(caught.value)
 
 
 @each
-def test_the_other_kind_of_model_is_refused(name: str) -> None:
+def test_the_other_kind_of_model_is_refused(name):
     case = CASES[name]
     with pytest.raises((OptionError, ModelError)):
         checked_sampler(case.model, type(case.sampler))
@@ -377,35 +332,27 @@ def test_the_other_kind_of_model_is_refused(name: str) -> None:
     with pytest.raises(DaskfactorError, match=f"cannot be sampled by {case.sampler.name}") as error:
         checked_sampler(other, case.sampler)
     right = set(re.findall(r"(\w+)\(\)", str(error.value)))
-    assert (
-        right == {"SGHMC", "Gibbs"} if other is not POISSON else right > {"PSGLD", "Gibbs", "SGHMC"}
-    )
+    gaussian = {"SGHMC", "Gibbs"}
+    assert right == gaussian if other is not POISSON else right > {*gaussian, "PSGLD"}
 
 
 @pytest.mark.parametrize("kind", [dfac.PSGLD, dfac.PSGRRLD, dfac.SGHMC])
-def test_kernels_compile_whatever_the_schedule(kind: type[Any]) -> None:
+def test_kernels_compile_whatever_the_schedule(kind):
     """The tiny matrix that they are compiled with has one block."""
     brief = kind(schedule=dfac.NestedReshuffled(2)).for_compilation()
     assert len(brief.schedule.cycle(1, np.ones(1), np.random.default_rng(0))) == 1
 
 
 @each
-def test_stored_and_read_back(name: str) -> None:
+def test_a_sampler_is_stored_and_read_back_and_what_a_cycle_takes_is_known(name):
     sampler = CASES[name].sampler
     values = json.loads(json.dumps(sampler.to_dict()))
     again = algorithm_from_dict(Sampler, values, "a run was made by a sampler")
     assert again == sampler
     assert type(again) is type(sampler)
     assert hash(sampler) == hash(again)
-
-
-@each
-def test_what_a_cycle_takes_is_known(name: str) -> None:
-    sampler = CASES[name].sampler
     work = sampler.work(4)
-    assert work.moves >= 1
-    assert work.visits >= 1
+    assert min(work.moves, work.visits) >= 1
     assert work.passes > 0
     cost = dfac.estimate_cost(counts(), CASES[name].model, sampler, 10, 10)
-    assert cost.updates > 0
-    assert cost.peak > 0
+    assert min(cost.updates, cost.peak) > 0

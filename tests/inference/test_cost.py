@@ -1,5 +1,6 @@
-"""The estimate of a run's cost, against what runs take."""
+"""The estimate of a run's cost, against what runs take, and the sampler that is chosen."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -7,17 +8,20 @@ import sys
 import tracemalloc
 from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import xarray as xr
 import zarr
 
+import daskfactor as dfac
 from daskfactor.data.grid import NestedReshuffled
-from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataError, ModelError, OptionError
+from daskfactor.data.sources import as_blocks, outline
+from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.traffic import HOP
-from daskfactor.inference.base import checked_sampler
+from daskfactor.inference.base import Sampler, best_sampler, checked_sampler, known
 from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.cost import estimate_cost
 from daskfactor.inference.gibbs import GaussianGibbs, Gibbs
@@ -28,38 +32,19 @@ from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
+from tests.inference.measuring import CASES
 from tests.random_sparse import random_array
+from tests.refusals import refused
 from tests.tiers import FULL
 
 SLACK = 64 * 2**20
 """What the interpreter, numba and the C library may take besides."""
 QUICK = ("copied into memory", "scratch, store", "covariates")
-KINDS = (
-    "dense, few draws",
-    "dense, many draws",
-    "dense, many draws, store",
-    "dense, wide, draws",
-    "two chains",
-    "store, moments",
-    "Richardson-Romberg",
-    "monitored",
-    "tasks",
-    "four chains, draws",
-    "sparse columns, zeros",
-    "sparse coo",
-    "reading csr",
-    "reading csc",
-    "reading coo",
-    "reading, balanced",
-    "reading into scratch",
-    "real-valued",
-)
+LESS = ("scratch", "sparse", "small")
+KINDS = [name for name in CASES if name not in (*QUICK, *LESS)]
 SLOW = KINDS if FULL else KINDS[2::5]
-KERNELS = {
-    name: os.environ[name]
-    for name in ("DASKFACTOR_JIT_CACHE", "NUMBA_CACHE_DIR")
-    if name in os.environ
-}
+CACHES = {"DASKFACTOR_JIT_CACHE", "NUMBA_CACHE_DIR"}
+KERNELS = {name: os.environ[name] for name in CACHES & os.environ.keys()}
 PROCFS = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="memory is measured through /proc"
 )
@@ -133,37 +118,26 @@ class Counting(SerialExecutor):
     ("model", "sampler", "thin"),
     [
         (TweedieNMF(2), PSGLD(warm_start=1), 1),
-        (TweedieNMF(2), PSGLD(warm_start=1), 3),
+        (TweedieNMF(2), PSGLD(1e-3, preconditioner="identity", warm_start=1), 3),
         (TweedieNMF(2), PSGRRLD(warm_start=1), 1),
         (TweedieNMF(2), BlockHMC(steps=2, warm_start=1), 1),
-        (GaussianMF(2), None, 2),
+        (TweedieNMF(2), SGHMC(warm_start=1), 1),
+        (TweedieNMF(2), Gibbs(warm_start=1), 1),
+        (GaussianMF(2), SGHMC(), 2),
         (GaussianMF(2), Gibbs(), 2),
     ],
 )
-def test_operations_and_plans_are_those_of_a_run(model, sampler, thin, chains):
+def test_operations_plans_and_state_are_those_of_a_run(model, sampler, thin, chains):
     options = {"draws": 8, "tune": 12, "chains": chains, "blocks": 2, "thin": thin}
-    executor = Counting()
-    sample(matrix(), model, sampler, executor=executor, progressbar=False, **options)
-    cost = estimate_cost(matrix(), model, sampler, **options)
+    executor, V = Counting(), counts(60, 40, 3) if sampler == Gibbs(1) else matrix()
+    sample(V, model, sampler, executor=executor, progressbar=False, **options)
+    cost = estimate_cost(V, model, sampler, **options)
     assert executor.operations == cost.updates == cost.tasks["tasks"]
     assert executor.plans == cost.tasks["ring"]
     assert cost.tasks["lanes"] == 0
-
-
-@pytest.mark.parametrize(
-    ("model", "sampler"),
-    [
-        (TweedieNMF(2), PSGLD(warm_start=1)),
-        (TweedieNMF(2), PSGLD(1e-3, preconditioner="identity", warm_start=1)),
-        (GaussianMF(2), SGHMC()),
-        (TweedieNMF(2), SGHMC(warm_start=1)),
-        (TweedieNMF(2), Gibbs(warm_start=1)),
-        (TweedieNMF(2), BlockHMC(warm_start=1)),
-        (GaussianMF(2), Gibbs()),
-    ],
-)
-def test_state_is_what_a_chain_carries(model, sampler):
-    V, sampler = matrix(), checked_sampler(model, sampler)
+    if isinstance(sampler, PSGRRLD):
+        return  # two tracks
+    sampler = checked_sampler(model, sampler)
     with as_blocks(V, 2) as data:
         options = RunOptions(4, 4, 1, 1, 0, "draws", 1, "float32")
         chain = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
@@ -209,11 +183,12 @@ def test_results_are_as_large_as_said(tmp_path):
     assert cost.draws_kept == posterior.sizes["draw"]
 
 
-def test_nothing_large_is_made():
-    huge = zarr.create_array(
-        store={}, shape=(2_000_000, 1_000_000), chunks=(10_000, 10_000), dtype="f4"
-    )
-    estimate_cost(matrix(), TweedieNMF(2))
+def test_nothing_large_is_made_and_the_text_is_a_table():
+    shape = (2_000_000, 1_000_000)
+    huge = zarr.create_array(store={}, shape=shape, chunks=(10_000, 10_000), dtype="f4")
+    text = str(estimate_cost(matrix(), TweedieNMF(2)))
+    assert all(word in text for word in ("peak", "KiB", "blocks", "tasks (ring)", "segments"))
+    assert max(map(len, text.splitlines())) < 90
     tracemalloc.start()
     try:
         cost = estimate_cost(huge, TweedieNMF(100), memory_limit="1 GiB", blocks=64)
@@ -221,13 +196,11 @@ def test_nothing_large_is_made():
     finally:
         tracemalloc.stop()
     assert peak < 2**24
-    assert cost.data == 8 * 10**12
-    assert cost.data_memory == 0
-    assert cost.factors == 3_000_000 * 400
+    assert (cost.data, cost.data_memory, cost.factors) == (8 * 10**12, 0, 3_000_000 * 400)
     assert cost.peak > 12 * cost.factors
 
 
-def test_blocks_sources_and_stores_agree(tmp_path):
+def test_blocks_and_sources_agree_and_scratch_is_not_memory():
     V = random_array((300, 200), density=0.1, rng=np.random.default_rng(0), format="csr")
     V = (V * 10).astype(np.float32)
     options = {"blocks": 2, "unstored": "missing"}
@@ -239,12 +212,9 @@ def test_blocks_sources_and_stores_agree(tmp_path):
     assert guessed.data == pytest.approx(known.data, rel=0.02)
     assert guessed.block == pytest.approx(known.block, rel=0.1)
     assert (guessed.data_memory, known.data_memory) == (guessed.data, 0)
-
-
-def test_scratch_is_not_counted_as_memory():
     V = np.ones((2000, 1000))
-    inside = estimate_cost(V, TweedieNMF(2), memory_limit="1 GiB")
-    outside = estimate_cost(V, TweedieNMF(2), memory_limit="1 MiB")
+    limits = "1 GiB", "1 MiB"
+    inside, outside = (estimate_cost(V, TweedieNMF(2), memory_limit=own) for own in limits)
     assert (inside.data_memory, outside.data_memory) == (V.nbytes // 2, 0)
     assert outside.task > inside.task
     assert estimate_cost(V.astype("f4"), TweedieNMF(2)).data_memory == 0
@@ -257,6 +227,9 @@ def test_what_moves_what():
     assert two.state == 2 * base.state
     assert two.rollback == base.rollback
     assert estimate_cost(V, model, keep="moments").draws_kept == 0
+    real = estimate_cost(V, GaussianMF(4))
+    assert real.factors == 700 * 6 * 4
+    assert 4 * real.factors < real.state < 5 * real.factors
     assert estimate_cost(V, model, dtype="float64").factors == 2 * base.factors
     nested = PSGLD(schedule=NestedReshuffled(2))
     fewer = estimate_cost(V, model, nested, draws=40, tune=40, blocks=4)
@@ -283,47 +256,131 @@ def test_time_is_that_of_one_thread_and_of_the_messages_between_rounds():
     assert 0.9 * 64 / 8 < slow.cycle_seconds < 64 / 4
 
 
-def test_real_valued_models():
-    cost = estimate_cost(matrix(), GaussianMF(4))
-    assert cost.factors == 100 * 6 * 4
-    assert 4 * cost.factors < cost.state < 5 * cost.factors
-
-
-def test_reads_like_a_table():
-    text = str(estimate_cost(matrix(), TweedieNMF(2)))
-    assert all(word in text for word in ("peak", "KiB", "blocks", "tasks (ring)", "segments"))
-    assert max(map(len, text.splitlines())) < 90
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"draws": 0}, OptionError, "draws"),
-        ({"chains": 1.5}, OptionError, "chains"),
-        ({"executor": "fast"}, OptionError, "executor"),
-        ({"keep": "all"}, OptionError, "keep"),
-        ({"monitor": "all"}, OptionError, "monitor"),
-        ({"blocks": 100}, OptionError, "blocks"),
-        ({"workers": 0}, OptionError, "workers"),
-        ({"model": "nmf"}, OptionError, "model"),
-        ({"V": [1, 2]}, DataError, "list"),
-    ],
-)
-def test_bad_arguments(arguments, error, match):
-    with pytest.raises(error, match=match):
-        estimate_cost(**({"V": matrix(), "model": TweedieNMF(2)} | arguments))
-    assert issubclass(ModelError, ValueError)
-
-
-def test_a_sparse_input_that_does_not_count_its_entries():
-    import dask.array as da
-
+def test_bad_arguments():
+    bad = {"draws": 0, "chains": 1.5, "executor": "fast", "keep": "all", "monitor": "all"}
+    for name, value in (bad | {"blocks": 100, "workers": 0}).items():
+        refused(OptionError, name, estimate_cost, matrix(), TweedieNMF(2), **{name: value})
+    refused(OptionError, "model", estimate_cost, matrix(), "nmf")
+    refused(DataError, "list", estimate_cost, [1, 2], TweedieNMF(2))
+    words = "unexpected keyword argument 'draw'"
+    refused(TypeError, words, estimate_cost, matrix(), TweedieNMF(2), draw=5)
     blocks = da.from_array(np.eye(40, dtype="f4"), chunks=20).map_blocks(sp.csr_array)
-    with pytest.raises(OptionError, match="entries="):
-        estimate_cost(blocks, TweedieNMF(2))
+    refused(OptionError, "entries=", estimate_cost, blocks, TweedieNMF(2))
     assert estimate_cost(blocks, TweedieNMF(2), entries=40).data > 0
 
 
-def test_options_that_nobody_takes_are_named():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'draw'"):
-        estimate_cost(matrix(), TweedieNMF(2), draw=5)
+RUN = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
+MADE = {"executor": "serial", **RUN}
+
+
+def counts(rows, columns, mean):
+    return np.random.default_rng(rows).poisson(mean, (rows, columns)).astype(np.float32)
+
+
+def chosen(model, V, **options):
+    with dfac.as_blocks(V, allow_empty=True, **options) as data:
+        return best_sampler(model.sized(data.shape), data).name
+
+
+POISSON = {"beta": 1.0, "dispersion": 1.0}
+COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
+TABLE = [
+    ("quick and informed", dfac.TweedieNMF(3), counts(30, 40, 5), "BlockHMC"),
+    ("another law", dfac.TweedieNMF(3, beta=0.0), 1 + counts(30, 40, 5), "BlockHMC"),
+    ("large", dfac.TweedieNMF(3), counts(400, 300, 5), "SGHMC"),
+    ("few counts that may vary more", dfac.TweedieNMF(3), counts(60, 40, 0.05), "SGHMC"),
+    ("few Poisson counts", dfac.TweedieNMF(3, **POISSON), counts(60, 40, 0.05), "Gibbs"),
+    ("many Poisson counts", dfac.TweedieNMF(3, **POISSON), counts(60, 40, 5), "BlockHMC"),
+    ("few cells a row", dfac.TweedieNMF(6), counts(9, 8, 0.05), "BlockHMC"),
+    ("large and spiky", dfac.TweedieNMF(3, shape_w=0.3), counts(400, 300, 5), "BlockHMC"),
+    ("learnt shapes", dfac.TweedieNMF(3, shape_h="auto"), counts(400, 300, 5), "BlockHMC"),
+    ("huge and spiky", dfac.TweedieNMF(100, shape_w=0.3), counts(400, 300, 5), "PSGLD"),
+    ("relevance", dfac.TweedieNMF("auto"), counts(400, 300, 5), "SGHMC"),
+    ("overdispersed", dfac.NegativeBinomialNMF(3), counts(400, 300, 5), "SGHMC"),
+    ("few overdispersed counts", dfac.NegativeBinomialNMF(3), counts(60, 40, 0.05), "SGHMC"),
+    ("columns that vary", COLUMNS, counts(60, 40, 0.05), "SGHMC"),
+    ("many overdispersed counts", dfac.NegativeBinomialNMF(3), counts(60, 40, 5), "BlockHMC"),
+    ("real-valued", dfac.GaussianMF(3), counts(30, 40, 5), "SGHMC"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "V", "name"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
+)
+def test_what_is_chosen(model, V, name):
+    """On every grid, in every type, and from an outline alone."""
+    assert chosen(model, V) == name
+    assert chosen(model, V, blocks=1, dtype="float64") == name
+    asked = dict.fromkeys(("blocks", "unstored", "memory_limit", "entries"))
+    seen = outline(V, dtype=np.dtype(np.float32), balance=False, **asked)
+    assert best_sampler(model.sized(V.shape), seen).name == name
+
+
+@pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0])
+def test_tiny_data_are_drawn_exactly(beta):
+    """Whatever has a finite step is off there, if by little."""
+    for shape, K in itertools.product([(2, 2), (4, 4), (10, 8)], [1, 2, 3]):
+        model = dfac.TweedieNMF(K, beta=beta, dispersion=1.0)
+        assert chosen(model, 1 + counts(*shape, 2)) in ("BlockHMC", "Gibbs")
+
+
+def test_sparse_data_count_by_what_a_pass_visits():
+    """And rows have a price of their own."""
+    V = random_array((300, 400), density=0.05, rng=0, dtype=np.float32).tocsr()
+    assert chosen(dfac.TweedieNMF(5, beta=2.0), V, unstored="zero") == "BlockHMC"
+    assert chosen(dfac.NegativeBinomialNMF(5), V.ceil(), unstored="zero") == "SGHMC"
+    tall = random_array((30_000, 40), density=0.001, rng=0, dtype=np.float32).tocsr()
+    assert chosen(dfac.TweedieNMF(3, beta=2.0), tall, unstored="zero") == "SGHMC"
+    V = counts(60, 40, 0.05)  # Gibbs takes no weights of cells
+    assert chosen(dfac.TweedieNMF(3, **POISSON), V, weights=np.full(V.shape, 0.5)) != "Gibbs"
+
+
+def test_whatever_may_be_chosen_says_why():
+    claims = {
+        name: own
+        for name, kind in known(Sampler).items()
+        for own in (kind().suited(dfac.TweedieNMF(2)), kind().suited(dfac.GaussianMF(2)))
+        if own is not None and type(own).worth is not Sampler.worth
+    }
+    assert {"PSGLD", "SGHMC", "BlockHMC", "Gibbs"} <= set(claims)
+    assert not {"PSGRRLD", "HMC", "SGLD", "LangevinDynamics"} & set(claims)
+    assert all(own.merit for own in claims.values())
+
+
+@pytest.mark.parametrize("sampler", [{}, {"sampler": "auto"}, {"sampler": None}])
+def test_a_run_is_the_chosen_sampler_s_own_and_says_so(sampler):
+    V, model, told = counts(12, 10, 4), dfac.TweedieNMF(2), []
+    tree = dfac.sample(V, model, callback=told.append, **MADE, **sampler)
+    same = dfac.sample(V, model, dfac.BlockHMC(), **MADE)
+    xr.testing.assert_equal(tree["posterior"].to_dataset(), same["posterior"].to_dataset())
+    assert json.loads(tree.attrs["sampler"])["type"] == "BlockHMC"
+    assert tree.attrs["sampler_reason"] == dfac.BlockHMC.merit
+    assert same.attrs["sampler_reason"] == "as asked for"
+    assert f"BlockHMC: {dfac.BlockHMC.merit}" in [event.message for event in told]
+
+
+def test_resume_keeps_it(tmp_path, monkeypatch):
+    """Even where another would be chosen by then."""
+    V, model, path = counts(12, 10, 4), dfac.TweedieNMF(2), tmp_path / "run.zarr"
+    whole = dfac.sample(V, model, **MADE | {"draws": 12})
+    dfac.sample(V, model, store=path, **MADE)
+    monkeypatch.setattr(dfac.PSGLD, "worth", lambda *_: 1e9)
+    assert chosen(model, V) == "PSGLD"
+    more = dfac.resume(path, draws=6, progressbar=False)
+    for name in ("W", "H"):
+        np.testing.assert_array_equal(more["posterior"][name], whole["posterior"][name])
+
+
+def test_what_a_run_would_cost_is_the_chosen_sampler_s():
+    V, model = counts(400, 300, 5), dfac.TweedieNMF(3)
+    cost = dfac.estimate_cost(V, model)
+    assert cost == dfac.estimate_cost(V, model, dfac.SGHMC())
+    assert cost.state != dfac.estimate_cost(V, model, dfac.PSGLD()).state
+    model = dfac.TweedieNMF(3, **POISSON)
+    for scale, name in ((1, "Gibbs"), (0.5, "SGHMC")):  # of blocks, too
+        with dfac.as_blocks(counts(60, 40, 0.05) * scale, allow_empty=True) as data:
+            own = best_sampler(model, data)
+            assert own.name == name
+            assert dfac.estimate_cost(data, model) == dfac.estimate_cost(data, model, own)
+    words = '"auto" or one of BlockHMC'
+    refused(OptionError, words, dfac.sample, counts(4, 3, 4), dfac.TweedieNMF(1), "psgld")

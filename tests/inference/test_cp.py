@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import sparse
 import xarray as xr
+from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.setting import Setting
 from tests.executors.audit import AuditExecutor
+from tests.refusals import refused
 
 SETTINGS = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
 SAMPLERS = [
@@ -34,13 +36,9 @@ def truth(shape=(14, 12, 9), seed=0):
 
 
 def same(one, other):
-    names = "posterior", "posterior_moments", "monitor"
-    return all(
-        np.array_equal(one[g][v].values, other[g][v].values)
-        for g in names
-        if g in one.children
-        for v in one[g].data_vars
-    )
+    names = [g for g in ("posterior", "posterior_moments", "monitor") if g in one.children]
+    pairs = [(one[g][v].values, other[g][v].values) for g in names for v in one[g].data_vars]
+    return all(np.array_equal(*pair) for pair in pairs)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def test_dense_and_sparse_zeros_sample_the_same_posterior():
         model = dfac.CP(2, beta=beta, dispersion=1.0)
         sampler = dfac.PSGLD(warm_start=5)
         every = as_tensor(V, 2, dtype="float64")
-        few = as_tensor(sparse.COO(V), every.grid, dtype="float64", unstored="zero")  # type: ignore[arg-type]
+        few = as_tensor(sparse.COO(V), every.grid, dtype="float64", unstored="zero")
         assert few.row_order is None
         one, other = (dfac.sample(data, model, sampler, **settings) for data in (every, few))
         for name in "WH":
@@ -112,25 +110,21 @@ def test_what_is_predicted_is_what_draws_make():
     np.testing.assert_allclose(watched["mean"], points["mean"], rtol=1e-4)
     np.testing.assert_array_equal(watched["place"], at[1])
     densities = dfac.log_likelihood(trace, at, V=V.values[at], held_out=False)
-    from scipy import stats
-
-    phi = trace.attrs["dispersion"]
-    assert phi == 1.0
+    assert trace.attrs["dispersion"] == 1.0
     np.testing.assert_allclose(
         densities["log_likelihood"]["V"].values, stats.poisson.logpmf(V.values[at], seen), rtol=1e-4
     )
     shares = dfac.explained_variance(trace)
     level = mu.mean((2, 3, 4), keepdims=True)
     parts = np.einsum("cdik,cdjk,cdlk->cdkijl", *(own.values for own in factors.values()))
-    own = ((parts - parts.mean((3, 4, 5), keepdims=True)) * (mu - level)[:, :, None]).mean(
-        (3, 4, 5)
-    )
+    away = parts - parts.mean((3, 4, 5), keepdims=True)
+    own = (away * (mu - level)[:, :, None]).mean((3, 4, 5))
     noise = level.reshape(2, -1)  # of Poisson counts
     expected = own / (mu.var((2, 3, 4)) + noise)[..., None]
     np.testing.assert_allclose(shares.values[:, :, 0], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_alignment_changes_no_mean():
+def test_alignment_changes_no_mean_and_chains_begin_with_a_result():
     trace = dfac.sample(
         truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD(warm_start=5), chains=2, **SETTINGS
     )
@@ -142,14 +136,21 @@ def test_alignment_changes_no_mean():
     sums = [own.values.sum(2) for own in dfac.factors(dfac.align(trace)).values()]
     np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
     np.testing.assert_allclose(sums[0], sums[2], rtol=1e-4)
+    V, model, options = truth(), dfac.CP(3, dispersion=1.0), SETTINGS | {"tune": 0}
+    again = dfac.sample(V, model, dfac.PSGLD(warm_start=0), init=trace, **options)
+    last, first = (run["posterior"]["H"].values[0, at] for run, at in ((trace, -1), (again, 0)))
+    assert np.corrcoef(last.ravel(), first.ravel())[0, 1] > 0.9
+    point = dfac.optimize(V, model, random_seed=1, progressbar=False)
+    assert point["H"].shape == (3, 21)
+    assert "data" in str(dfac.estimate_cost(V, model, dfac.PSGLD()))
+    dfac.sample(V, model, dfac.PSGLD(), init=point, **SETTINGS)
 
 
 def test_an_unfolding_takes_new_indices_of_its_axis():
     V = truth((40, 12, 9))
     options = {**SETTINGS, "draws": 100, "tune": 100}
-    trace = dfac.sample(
-        V[:34], dfac.CP(2, factors=NAMES, dispersion=1.0), dfac.BlockHMC(), **options
-    )
+    model = dfac.CP(2, factors=NAMES, dispersion=1.0)
+    trace = dfac.sample(V[:34], model, dfac.BlockHMC(), **options)
     matrix = dfac.view(trace, "person")
     mu = np.einsum("cdik,cdjk,cdlk->cdijl", *(own.values for own in dfac.factors(trace).values()))
     drawn = matrix["posterior"]
@@ -160,32 +161,51 @@ def test_an_unfolding_takes_new_indices_of_its_axis():
     found = np.einsum("cdik,cdkf->if", new.values, drawn["H"].values) / 100
     error = np.mean((found - V[34:].reshape(6, -1)) ** 2)
     assert error < 1.3 * V[34:].mean(), "Poisson counts are off by their mean"
-    with pytest.raises(OptionError, match="no axis 'month'"):
-        dfac.view(trace, "month")
-    with pytest.raises(OptionError, match=r"pass view\(run, axis\)"):
-        dfac.transform(trace, V[34:].reshape(6, -1))
+    refused(OptionError, "no axis 'month'", dfac.view, trace, "month")
+    refused(OptionError, r"pass view\(run, axis\)", dfac.transform, trace, V[34:].reshape(6, -1))
 
 
-def test_chains_begin_with_a_result():
-    V, model = truth(), dfac.CP(2, dispersion=1.0)
-    begun = dfac.sample(V, model, dfac.PSGLD(warm_start=5), **SETTINGS)
-    again = dfac.sample(V, model, dfac.PSGLD(warm_start=0), init=begun, **{**SETTINGS, "tune": 0})
-    last = begun["posterior"].isel(draw=-1)["H"].values
-    first = again["posterior"].isel(draw=0)["H"].values
-    assert np.corrcoef(last.ravel(), first.ravel())[0, 1] > 0.9
-    point = dfac.optimize(V, model, random_seed=1, progressbar=False)
-    assert point["H"].shape == (2, 21)
-    dfac.sample(V, model, dfac.PSGLD(), init=point, **SETTINGS)
+def run(V=None, settings=None, sampler=None, **options):
+    model = dfac.CP(2, **settings or {"dispersion": 1.0})
+    return dfac.sample(truth() if V is None else V, model, sampler, **SETTINGS | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        *(
+            ({"sampler": own}, OptionError, "samples matrices")
+            for own in (dfac.Gibbs(), dfac.SGLD(), dfac.HMC())
+        ),
+        ({"settings": {"rate_w": "component"}}, ModelError, None),
+        ({"settings": {"shape_w": "auto"}}, ModelError, None),
+        ({"settings": {"factors": "abc"}}, ModelError, None),
+        ({"settings": {"factors": ("a", 1, "b")}}, ModelError, None),
+        ({"monitor": "missing"}, OptionError, "tuple of 3"),
+        ({"monitor": ([0], [1])}, OptionError, "tuple of 3"),
+        ({"monitor": ([0], [1], [99])}, OptionError, "from 0 to 8"),
+        ({"monitor": ([0], [1], [1, 2])}, OptionError, "as many places"),
+        ({"init": "random"}, OptionError, "init of a CP"),
+        ({"blocks": 99}, OptionError, "shortest axis"),
+        (
+            {"V": sparse.COO(truth()), "settings": {"beta": 0.5}, "unstored": "zero"},
+            ModelError,
+            "closed form",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_refused(options, error, words):
+    refused(error, words, run, **options)
 
 
 def test_more_than_has_addresses_is_refused():
-    with pytest.raises(ModelError, match=r"n_components must be below 16777216, got 16777216"):
-        Setting(None, dfac.CP(2**24), *[None] * 3)  # type: ignore[arg-type]
-    Setting(None, dfac.CP(2**24 - 1), *[None] * 3)  # type: ignore[arg-type]
-    places = np.zeros((33, 1), np.int64)
-    V = sparse.COO(places, np.ones(1), shape=(2,) * 33)
-    with pytest.raises(DataError, match=r"33 axes, and a CP model takes at most 32; stack"):
-        dfac.optimize(V, dfac.CP(1, dispersion=1.0), progressbar=False)
+    words = r"n_components must be below 16777216, got 16777216"
+    refused(ModelError, words, Setting, None, dfac.CP(2**24), *[None] * 3)
+    Setting(None, dfac.CP(2**24 - 1), *[None] * 3)
+    V = sparse.COO(np.zeros((33, 1), np.int64), np.ones(1), shape=(2,) * 33)
+    words = r"33 axes, and a CP model takes at most 32; stack"
+    refused(DataError, words, dfac.optimize, V, dfac.CP(1, dispersion=1.0), progressbar=False)
 
 
 def test_noise_of_factors_is_independent():
@@ -199,60 +219,13 @@ def test_noise_of_factors_is_independent():
         assert np.abs(np.mean(pairs, axis=0)).max() < 0.1
 
 
-@pytest.mark.parametrize(
-    "sampler", [dfac.Gibbs(), dfac.SGLD(), dfac.HMC()], ids=lambda own: own.name
-)
-def test_samplers_of_matrices_say_so(sampler):
-    with pytest.raises(OptionError, match="samples matrices"):
-        dfac.sample(truth(), dfac.CP(2, dispersion=1.0), sampler, **SETTINGS)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"rate_w": "component"}, {"shape_w": "auto"}, {"factors": "abc"}, {"factors": ("a", 1, "b")}],
-    ids=str,
-)
-def test_settings_of_a_model_are_checked(setting):
-    with pytest.raises(ModelError):
-        dfac.CP(2, **setting)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "words"),
-    [
-        ({"monitor": "missing"}, OptionError, "tuple of 3"),
-        ({"monitor": ([0], [1])}, OptionError, "tuple of 3"),
-        ({"monitor": ([0], [1], [99])}, OptionError, "from 0 to 8"),
-        ({"monitor": ([0], [1], [1, 2])}, OptionError, "as many places"),
-        ({"init": "random"}, OptionError, "init of a CP"),
-        ({"blocks": 99}, OptionError, "shortest axis"),
-    ],
-    ids=str,
-)
-def test_options_of_a_run_are_checked(settings, error, words):
-    with pytest.raises(error, match=words):
-        dfac.sample(truth(), dfac.CP(2, dispersion=1.0), dfac.PSGLD(), **SETTINGS, **settings)
-
-
-def test_zeros_without_a_closed_form_are_refused():
-    V = sparse.COO(truth())
-    with pytest.raises(ModelError, match="closed form"):
-        dfac.sample(V, dfac.CP(2, beta=0.5), unstored="zero", **SETTINGS)
-
-
-def test_costs_are_told_beforehand():
-    told = str(dfac.estimate_cost(truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD()))
-    assert "data" in told
-
-
 def test_intervals_of_cells_left_out_are_scored():
     held = dfac.hold_out(truth(), 0.1, random_seed=0)
     watching = dfac.sample(held.train, dfac.CP(3), monitor=held.cells, **SETTINGS)
     plain = dfac.sample(held.train, dfac.CP(3), **SETTINGS)
-    one, other = (
-        dfac.held_out_coverage(run, held.cells, held.values, levels=(0.5, 0.9))
-        for run in (watching, plain)
-    )
+    given = held.cells, held.values
+    runs = watching, plain
+    one, other = (dfac.held_out_coverage(run, *given, levels=(0.5, 0.9)) for run in runs)
     found = dfac.predict(plain, held.cells, interval=0.9)
     within = (held.values >= found["lower"].values) & (held.values <= found["upper"].values)
     assert other["inside"].values[1] == pytest.approx(within.mean())

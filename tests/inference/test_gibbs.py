@@ -1,4 +1,4 @@
-"""Gibbs through `sample`: executors, precisions, resuming, refusals, frozen components."""
+"""Gibbs through `sample`, and the pieces of the real-valued samplers."""
 
 import json
 from dataclasses import replace
@@ -9,11 +9,17 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
+from daskfactor import as_blocks, sample
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors import SerialExecutor
+from daskfactor.inference.gaussian_chain import HOLD, observation_weights, warm_start
 from daskfactor.inference.gibbs import Gibbs
+from daskfactor.inference.program import Fit
 from daskfactor.inference.setting import RunOptions, Setting
-from tests.executors.audit import AuditExecutor
+from daskfactor.inference.sghmc import automatic_momentum_step
+from daskfactor.models.gaussian import GaussianMF
+from tests.inference.gaussian_reference import chain_of, run_chain
+from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 5}
 
@@ -44,45 +50,18 @@ def same(one, other):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["counts", "real-valued"])
-def test_every_executor_draws_the_same_bits(kind, dtype):
-    V, options = counts(missing=0.1), {"dtype": dtype, "chains": 2}
-    if kind == "real-valued":
-        V, options = signed(), options | {"model": REAL}
-    one = drawn(V, executor="serial", **options)
-    same(one, drawn(V, executor=AuditExecutor(), **options))
-    W, H = factors(one)
-    assert W.dtype == dtype
-    if kind == "counts":
-        assert min(W.min(), H.min()) > 0
-        assert not (W[0] == W[1]).any()
-        assert not (W[:, 1:] == W[:, :-1]).any()
-
-
 def close(one, other):
     for a, b in zip(factors(one), factors(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_sparse_and_dense_inputs_agree():
-    """But for the rounding of the warm start."""
-    V = counts()
-    stored = drawn(sparse.csr_array(V), unstored="zero")
-    close(drawn(V), stored)
-
-
-def test_what_is_not_stored_may_be_missing():
-    V = counts()
-    V[V == 0] = np.nan
-    stored = sparse.csr_array(np.nan_to_num(V))
-    close(drawn(V), drawn(stored, unstored="missing"))
-
-
-def test_the_grid_changes_rounding_alone():
+def test_sparse_data_and_other_grids_change_rounding_alone():
     """S is drawn cell by cell and by cycle: another grid gives other sums of floats only."""
     V = counts()
+    close(drawn(V), drawn(sparse.csr_array(V), unstored="zero"))
     close(drawn(V, blocks=1), drawn(V, blocks=4))
+    V[V == 0] = np.nan
+    close(drawn(V), drawn(sparse.csr_array(np.nan_to_num(V)), unstored="missing"))
 
 
 def test_results_say_that_the_dispersion_is_one():
@@ -94,18 +73,17 @@ def test_results_say_that_the_dispersion_is_one():
     assert np.isfinite(lp).all()
 
 
-REFUSED = [
-    ({"beta": 2.0}, 1.0, ModelError, r"beta=1, and the model has beta=2; use PSGLD"),
-    ({"dispersion": 2.5}, 1.0, ModelError, r"dispersion=2\.5; leave it at"),
-    ({}, 0.5, DataError, r"whole numbers, got data with fractions"),
-    ({}, 2.0**31, DataError, r"up to 2\*\*31, got one of"),
-]
-
-
-@pytest.mark.parametrize(("settings", "scale", "error", "message"), REFUSED)
-def test_refusals(settings, scale, error, message):
-    with pytest.raises(error, match=message):
-        drawn(scale * counts(), model=dfac.TweedieNMF(3, **settings))
+@pytest.mark.parametrize(
+    ("settings", "scale", "error", "message"),
+    [
+        ({"beta": 2.0}, 1.0, ModelError, r"beta=1, and the model has beta=2; use PSGLD"),
+        ({"dispersion": 2.5}, 1.0, ModelError, r"dispersion=2\.5; leave it at"),
+        ({}, 0.5, DataError, r"whole numbers, got data with fractions"),
+        ({}, 2.0**31, DataError, r"up to 2\*\*31, got one of"),
+    ],
+)
+def test_what_is_refused(settings, scale, error, message):
+    refused(error, message, drawn, scale * counts(), model=dfac.TweedieNMF(3, **settings))
 
 
 def test_tempered_posteriors_are_refused():
@@ -115,22 +93,10 @@ def test_tempered_posteriors_are_refused():
         setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=0.5)
         chain = sampler.chain(setting, 0)
         chain.start()
-        with pytest.raises(ModelError, match="use PSGLD"):
-            chain.advance(2)
+        refused(ModelError, "use PSGLD", chain.advance, 2)
         chain = sampler.chain(replace(setting, temperature=1.0), 0)
         chain.start()
         chain.advance(2)
-
-
-def test_frozen_components_do_not_move():
-    V = counts()
-    rng = np.random.default_rng(2)
-    known = rng.gamma(1.0, size=(1, V.shape[1]))
-    trace = drawn(V, model=dfac.TweedieNMF(3, fixed_h=known))
-    W, H = factors(trace)
-    assert (H[0, :, 0] == known[0]).all()
-    assert not (H[0, 1:, 1:] == H[0, :-1, 1:]).any()
-    assert not (W[0, 1:] == W[0, :-1]).any()
 
 
 def test_empty_rows_come_from_the_prior():
@@ -141,8 +107,6 @@ def test_empty_rows_come_from_the_prior():
     free = factors(trace)[0][0, :, 3:]
     assert abs(free.mean() * 2.0 - 1) < 5 / np.sqrt(free.size)
 
-
-# -- real-valued models --------------------------------------------------------------------
 
 REAL = dfac.GaussianMF(3)
 
@@ -155,18 +119,15 @@ def signed(missing=0.3):
     return V
 
 
-def test_real_valued_gaps_are_entries_that_are_not_stored():
+def test_sparse_data_and_other_grids_change_rounding_alone_of_real_valued_draws():
     V = signed()
     seen = ~np.isnan(V)
     table = sparse.csr_array((V[seen], np.nonzero(seen)), shape=V.shape)
     close(drawn(V, model=REAL), drawn(table, unstored="missing", model=REAL))
     V = np.where(np.random.default_rng(1).random(V.shape) < 0.6, 0.0, signed(0.0))
     close(drawn(V, model=REAL), drawn(sparse.csr_array(V), unstored="zero", model=REAL))
-
-
-@pytest.mark.parametrize("missing", [0.0, 0.3])
-def test_the_grid_changes_rounding_alone_of_real_valued_draws(missing):
-    close(drawn(signed(missing), model=REAL, blocks=1), drawn(signed(missing), model=REAL))
+    for missing in (0.0, 0.3):
+        close(drawn(signed(missing), model=REAL, blocks=1), drawn(signed(missing), model=REAL))
 
 
 def test_real_valued_results_are_read_like_any_other(tmp_path):
@@ -184,3 +145,86 @@ def test_real_valued_results_are_read_like_any_other(tmp_path):
     assert np.sqrt(np.mean((found - held.values) ** 2)) < 0.5 * np.nanstd(V)
     summary = dfac.summarize(trace)
     assert float(summary["rhat"].sel(functional="lp")) < 1.2
+
+
+def small_data(blocks=2, **settings):
+    rng = np.random.default_rng(0)
+    V = rng.normal(size=(23, 17)) + rng.normal(size=17)
+    V[rng.random(V.shape) < 0.5] = np.nan
+    V[4] = np.nan
+    return as_blocks(V, blocks, allow_empty=True, **settings)
+
+
+def test_dense_and_sparse_input_give_the_same_chain():
+    with small_data(dtype="float64") as dense:
+        V = dense.to_numpy()
+        first = run_chain(dense, GaussianMF(3), tune=30, draws=10)
+    seen = ~np.isnan(V)
+    matrix = sparse.csr_array((V[seen], np.nonzero(seen)), shape=V.shape)
+    with as_blocks(matrix, 2, dtype="float64", unstored="missing", allow_empty=True) as data:
+        assert data.is_sparse
+        second = run_chain(data, GaussianMF(3), tune=30, draws=10)
+    assert first.hyper.noise == pytest.approx(second.hyper.noise, rel=1e-9)
+    one, other = (chain.tracks[0].state.gather("rows") for chain in (first, second))
+    np.testing.assert_allclose(one, other, rtol=1e-7)
+
+
+def test_what_is_fixed_stays_and_free_hyperparameters_move():
+    """Partner columns of the biases are, too."""
+    with small_data() as data:
+        chain = run_chain(data, GaussianMF(3), tune=30, draws=10)
+        hyper, state = chain.hyper, chain.tracks[0].state
+        np.testing.assert_array_equal(state.gather("rows")[:, 4], 1)
+        np.testing.assert_array_equal(state.gather("columns")[:, 3], 1)
+        assert hyper.precision_w == hyper.precision_h
+        assert hyper.noise != GaussianMF(3).start(data.mean, 1.0).noise
+        fixed = GaussianMF(3, noise=0.7, precision_w=2.0, biases=False)
+        chain = run_chain(data, fixed, tune=30, draws=10)
+        hyper, state = chain.hyper, chain.tracks[0].state
+        np.testing.assert_array_equal(state.gather("rows")[:, 3], 1)
+        np.testing.assert_array_equal(state.gather("columns")[:, 3], np.float32(data.mean))
+        assert (hyper.noise, hyper.precision_w) == (0.7, (2.0, 2.0, 2.0))
+        assert len(set(hyper.precision_h)) == 3
+
+
+def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first():
+    model = GaussianMF(3)
+    with small_data() as data:
+        state, priors = warm_start(data, model, 0, 0, SerialExecutor())
+        chain, other = (chain_of(data, model, number=number) for number in (0, 1))
+        for own in (chain, other):
+            own.hyper = own.priors = priors
+        fit = Fit(-50.0, 100.0)
+        held = chain.draw_hyper(priors, state, fit, HOLD - 1, True)
+        assert held._replace(ratio_w=1.0, ratio_h=1.0) == priors
+        assert held.ratio_w != 1.0
+        cycle = HOLD + 1  # at which W and H stay where they are
+        tuned = chain.draw_hyper(priors, state, fit, cycle, True)
+        drawn = chain.draw_hyper(priors, state, fit, cycle, False)
+        assert tuned._replace(ratio_w=1.0, ratio_h=1.0) == drawn
+        assert chain.draw_hyper(priors, state, fit, cycle + 5, False).noise != drawn.noise
+        assert other.draw_hyper(priors, state, fit, cycle, False).noise != drawn.noise
+
+
+def test_weights_grow_with_the_data_and_vanish_without():
+    weights = observation_weights(np.array([0, 1, 10, 1000]), 16)[:, 0]
+    assert weights[0] == 0
+    assert np.all(np.diff(weights) > 0)
+    assert weights[1] > 1
+    assert weights[3] < 1100
+
+
+def test_the_length_of_a_cycle_does_not_depend_on_the_number_of_blocks():
+    lengths = [blocks**2 * automatic_momentum_step(blocks, 8)(0) for blocks in (1, 2, 5)]
+    np.testing.assert_allclose(lengths, lengths[0])
+    assert automatic_momentum_step(2, 1)(0) < automatic_momentum_step(2, 2)(0)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-4])
+def test_a_fixed_noise_far_below_the_variance_is_no_divergence(noise):
+    rng = np.random.default_rng(0)
+    V = rng.normal(size=(40, 2)) @ rng.normal(size=(2, 30)) + noise**0.5 * rng.normal(size=(40, 30))
+    run = {"draws": 20, "tune": 200, "random_seed": 0, "blocks": 2, "progressbar": False}
+    trace = sample(V.astype(np.float32), GaussianMF(2, noise=noise), **run)
+    assert trace.attrs["divergences"] == 0
+    assert trace.attrs["dispersion"] == pytest.approx(noise)

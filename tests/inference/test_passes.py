@@ -1,19 +1,20 @@
-"""Samplers on passes over all the data: addresses, shares of entries, proposals."""
+"""Samplers on passes over all the data, and paths of rows: addresses, proposals, steps."""
 
-from typing import Any
+import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from scipy import stats
+from scipy import sparse, stats
 
 import daskfactor as dfac
-from daskfactor.executors.state import make_state
+from daskfactor.executors.state import FactorBand, make_state
+from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS
+from daskfactor.inference.hmc import DualAveraging
 from daskfactor.inference.langevin import allotment
 from daskfactor.inference.multiplicative import balance
 from tests.inference.test_conformance import counts
 
-Array = NDArray[Any]
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)
 SETTINGS = {"draws": 8, "tune": 20, "random_seed": 3, "executor": "serial", "progressbar": False}
 
@@ -44,6 +45,10 @@ def shares(iteration, entries=40, sizes=(30, 0, 50, 20)):
 
 def test_blocks_share_the_drawn_entries_as_a_multinomial_does():
     found = np.array([shares(iteration) for iteration in range(4000)])
+    allotment.cache_clear()
+    np.testing.assert_array_equal(found[7], shares(7))
+    others = [allotment((1, 3), 7, 40, np.array([30, 0, 50, 20]).tobytes()), shares(8), shares(9)]
+    assert any(np.any(other != found[7]) for other in others)
     assert np.all(found.sum(axis=1) == 40)
     assert not found[:, 1].any()  # nothing is observed there
     p = np.array([0.3, 0.0, 0.5, 0.2])
@@ -53,28 +58,8 @@ def test_blocks_share_the_drawn_entries_as_a_multinomial_does():
     times = np.bincount(found[:, 0], minlength=41)
     law = stats.binom(40, 0.3).pmf(np.arange(41)) * 4000
     often = law > 10
-    assert stats.chisquare(times[often], law[often] * times[often].sum() / law[often].sum())[1] > (
-        1e-4
-    )
-
-
-def test_the_counts_that_shares_go_by_are_one_object():
-    V = np.arange(30.0).reshape(5, 6)
-    V[0, 0] = np.nan
-    with dfac.as_blocks(V, blocks=2) as data:
-        assert data.observed_key is data.observed_key
-        found = np.frombuffer(data.observed_key, np.int64).reshape(2, 2)
-        np.testing.assert_array_equal(found, data.n_observed)
-
-
-def test_shares_are_a_function_of_their_address():
-    allotment.cache_clear()
-    first = shares(7).copy()
-    shares(8)
-    allotment.cache_clear()
-    np.testing.assert_array_equal(shares(7), first)
-    others = [allotment((1, 3), 7, 40, np.array([30, 0, 50, 20]).tobytes()), shares(8), shares(9)]
-    assert any(np.any(other != first) for other in others)
+    scaled = law[often] * times[often].sum() / law[often].sum()
+    assert stats.chisquare(times[often], scaled)[1] > 1e-4
 
 
 def test_sgld_takes_as_many_iterations_as_make_up_a_pass():
@@ -86,15 +71,6 @@ def test_sgld_takes_as_many_iterations_as_make_up_a_pass():
     tree = draw(stepping, tune=2)
     iterations = 4 * np.arange(3, 11)
     np.testing.assert_allclose(tree["sample_stats"]["step_size"][0], 0.01 / iterations)
-
-
-def test_a_fine_chain_takes_two_halves_of_every_coarse_step():
-    fine, coarse = dfac.PSGRRLD.tracks
-    sampler = dfac.PSGRRLD(dfac.PolynomialStep(0.5, 0.6))
-    whole = [sampler.step_for(coarse, 3, 2)(t) for t in range(6)]
-    halves = [sampler.step_for(fine, 3, 2)(t) for t in range(12)]
-    assert len(set(whole)) == 6
-    np.testing.assert_allclose(halves, np.repeat(whole, 2) / 2, rtol=1e-12)
 
 
 def test_balanced_factors_have_equal_sums_and_the_same_product():
@@ -115,26 +91,13 @@ def test_hmc_repeats_a_draw_that_it_rejects():
     tree = draw(dfac.HMC(0.6, steps=3, warm_start=3), draws=60)
     rate = tree["sample_stats"]["acceptance_rate"].values[0]
     assert np.all((rate >= 0) & (rate <= 1))
-    moved = [
-        np.any(np.diff(tree["posterior"][name].values[0], axis=0) != 0, axis=(1, 2))
-        for name in ("W", "H")
-    ]
+    draws = [tree["posterior"][name].values[0] for name in "WH"]
+    moved = [np.any(np.diff(own, axis=0) != 0, axis=(1, 2)) for own in draws]
     np.testing.assert_array_equal(moved[0], moved[1])
     assert 0 < np.mean(moved[0]) < 1
     assert np.mean(moved[0]) == pytest.approx(rate[1:].mean(), abs=0.2)
     lp = tree["sample_stats"]["lp"].values[0]
     np.testing.assert_array_equal(np.diff(lp) != 0, moved[0])
-
-
-def test_hmc_rejects_where_it_runs_away():
-    """No roll-back and no warning: a path that diverges is a proposal like any other."""
-    tree = draw(dfac.HMC(1e12, steps=3, warm_start=3))
-    assert not tree["sample_stats"]["acceptance_rate"].values.any()
-    W = tree["posterior"]["W"].values[0]
-    shares = W / W.sum(axis=1, keepdims=True)  # the scale alone is drawn
-    assert np.ptp(shares, axis=0).max() < 1e-6
-    assert tree.attrs["divergences"] == 0
-    assert not tree["sample_stats"]["diverging"].values.any()
 
 
 def test_hmc_learns_its_step_while_tuning_and_keeps_it():
@@ -152,6 +115,7 @@ def test_frozen_components_do_not_move():
         dfac.LangevinDynamics(warm_start=3),
         dfac.LangevinDynamics(1e-3, "identity", warm_start=3),
         dfac.SGLD(warm_start=3),
+        dfac.Gibbs(warm_start=3),
         dfac.HMC(steps=3, warm_start=3),
         dfac.BlockHMC(warm_start=3),
     ):
@@ -160,3 +124,108 @@ def test_frozen_components_do_not_move():
         np.testing.assert_array_equal(W[:, :, 0], np.broadcast_to(frozen.T, W[:, :, 0].shape))
         assert np.ptp(W[:, :, 1:], axis=0).min() > 0
         assert np.all(np.isfinite(tree["sample_stats"]["lp"]))
+
+
+def draw_of(V, sampler, model=None, **options):
+    reading = {"unstored": options.pop("unstored", None), "dtype": options.pop("dtype", "float64")}
+    data = dfac.as_blocks(V, options.pop("blocks", 2), **reading)
+    model = model or dfac.TweedieNMF(2, dispersion=1.0)
+    return dfac.sample(data, model, sampler, **SETTINGS | options)
+
+
+def test_zeros_that_are_not_stored_count_as_those_that_are():
+    """The kernels of beta = 2 are compared in tests/kernels/test_slope.py."""
+    V = np.random.default_rng(0).poisson(0.7, (11, 9)).astype(float)
+    V[0] = V[:, 0] = 1.0
+    model = dfac.TweedieNMF(2, dispersion=1.0)
+    sampler = dfac.BlockHMC(0.3, steps=2, warm_start=3)  # paths part soon
+    dense = draw_of(V, sampler, model, tune=2)["posterior"]
+    stored = draw_of(sparse.csr_array(V), sampler, model, tune=2, unstored="zero")["posterior"]
+    np.testing.assert_allclose(dense["W"], stored["W"], rtol=1e-9)
+    np.testing.assert_allclose(dense["H"], stored["H"], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("shape", "logarithms"), [(1.0, 0), (0.4, 0), (2.0, 0), (1.0, 1)])
+def test_masses_go_with_columns_that_are_multiplied(shape, logarithms):
+    """The mass of y = θ^p is in units of 1 / y²; that of log θ has no unit."""
+    told = {"dispersion": 1.0, "rate_w": 1.0, "rate_h": 1.0, "shape_w": shape, "shape_h": 1.0}
+    hyper = dfac.TweedieNMF(2, shape_w=shape).hyper_told(told, 1.0)
+    band = FactorBand(0, np.ones((3, 2)), {MASS: np.full((3, 2), 5.0)}, {LOGARITHMS: logarithms})
+    dfac.BlockHMC().resize(band, 0, np.array([2.0, 0.5]), hyper)
+    power = shape if shape < 1 else 1.0 - logarithms
+    np.testing.assert_array_equal(band.values, [[2.0, 0.5]] * 3)
+    y = np.array([2.0, 0.5]) ** power
+    np.testing.assert_allclose(band.arrays[MASS], [5.0 / y**2] * 3)
+
+
+def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own():
+    tree = draw_of(counts(), dfac.BlockHMC(steps=3, warm_start=20), draws=200, tune=200)
+    W, stats_ = tree["posterior"]["W"].values[0], tree["sample_stats"]
+    still = np.all(np.diff(W, axis=0) == 0, axis=2)
+    assert still.any(axis=0).sum() > 3
+    assert not np.any(still.all(axis=1))
+    rate = stats_["acceptance_rate"].values
+    assert rate.mean() == pytest.approx(0.8, abs=0.12)
+    assert 1 - still.mean() == pytest.approx(rate.mean(), abs=0.08)
+    assert np.ptp(stats_["step_size"].values) == 0  # kept after tuning
+
+
+@pytest.mark.parametrize("kind", [dfac.BlockHMC, dfac.HMC])
+def test_paths_that_run_away_go_back(kind):
+    """No roll-back and no warning: a path that diverges is a proposal like any other."""
+    tree = draw_of(counts(), kind(1e12, warm_start=3))
+    assert not tree["sample_stats"]["acceptance_rate"].values.any()
+    W, H = (tree["posterior"][name].values[0] for name in "WH")
+    for moved in (W / W.sum(axis=1, keepdims=True), H / H.sum(axis=2, keepdims=True)):
+        assert np.ptp(moved, axis=0).max() < 1e-6, "the scale alone is drawn"
+    assert tree.attrs["divergences"] == 0
+    assert not tree["sample_stats"]["diverging"].values.any()
+
+
+def test_nothing_of_a_path_is_left_in_a_checkpoint(tmp_path, monkeypatch):
+    from daskfactor.inference.chain import TrackRun
+
+    seen = []
+    right = TrackRun.snapshot
+
+    def watched(run, kept, chain):
+        seen.append(set(run.state.factors[0][0].arrays))
+        return right(run, kept, chain)
+
+    monkeypatch.setattr(TrackRun, "snapshot", watched)
+    draw_of(counts(), dfac.BlockHMC(warm_start=3), store=tmp_path / "run.zarr")
+    assert seen
+    assert all(STEPS in names and not names & set(PATH) for names in seen)
+
+
+def test_a_shape_so_small_that_numbers_vanish_is_drawn_from_exactly():
+    """Given H = 1 a row with count v is Gamma(a + v, 2); a third of those with v = 0 is lost."""
+    rows, shape = 3000, 0.01
+    V = (np.arange(rows) % 2).astype(np.float32)[:, None] * np.ones((1, 1))
+    model = dfac.TweedieNMF(
+        1, dispersion=1.0, shape_w=shape, rate_w=1.0, rate_h=1.0, fixed_h=np.ones((1, 1))
+    )
+    data = dfac.as_blocks(V, 1, allow_empty=True)
+    tree = dfac.sample(data, model, dfac.BlockHMC(), **SETTINGS | {"tune": 100, "draws": 40})
+    W = tree["posterior"]["W"].values[0, -1, :, 0].astype(float)
+    smallest = float(np.finfo(np.float32).tiny)
+    none, one = W[::2], W[1::2]
+    lost = stats.gamma.cdf(smallest, shape, scale=0.5)
+    assert 0.3 < lost < 0.5
+    assert np.mean(none <= smallest) == pytest.approx(lost, abs=5 * (0.25 / len(none)) ** 0.5)
+    kept = stats.gamma.cdf(none[none > smallest], shape, scale=0.5)
+    assert stats.kstest((kept - lost) / (1 - lost), "uniform").pvalue > 1e-3
+    assert stats.kstest(stats.gamma.cdf(one, 1 + shape, scale=0.5), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("target", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize("first", [1e-3, 1.0, 50.0])
+def test_averaging_finds_the_step(target, first):
+    """Where acceptance is exp(-ε) on average, with noise."""
+    rng = np.random.default_rng(0)
+    averaging = DualAveraging.at(first)
+    for _ in range(2000):
+        mean = math.exp(-math.exp(averaging.log_step))
+        averaging = averaging.after(mean + rng.normal(0, 0.1), target)
+    assert math.exp(-math.exp(averaging.log_average)) == pytest.approx(target, abs=0.03)
+    assert DualAveraging(**asdict(averaging)) == averaging  # plain numbers

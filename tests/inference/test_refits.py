@@ -9,11 +9,11 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # ArviZ announces its next version on import
+with warnings.catch_warnings(action="ignore"):  # ArviZ announces its next version on import
     import arviz as az
 
 MODEL = dfac.TweedieNMF(1, dispersion=1.0, rate_w=0.5, rate_h=0.5)
@@ -58,8 +58,7 @@ def given(tree):
 
 
 def test_loo_is_that_of_refits_where_pareto_k_is_small(tree, refitted):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells of large Pareto k
+    with warnings.catch_warnings(action="ignore"):  # it tells of large Pareto k
         result = az.loo(given(tree), pointwise=True)
     k = np.asarray(result.pareto_k)
     assert (k < 0.5).sum() >= 3
@@ -68,8 +67,7 @@ def test_loo_is_that_of_refits_where_pareto_k_is_small(tree, refitted):
 
 def test_reloo_refits_without_the_cell(V, tree, refitted):
     wrapper = dfac.sampling_wrapper(tree, V, MODEL, dfac.Gibbs(), **OPTIONS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of ArviZ 0.2x: untested
+    with warnings.catch_warnings(action="ignore"):  # of ArviZ 0.2x: untested
         first = az.loo(given(tree), pointwise=True)
         first.pareto_k[:] = [0.1, 0.9, 0.1, 0.1]
         result = az.reloo(wrapper, loo_orig=first, **KNOWN)
@@ -88,22 +86,18 @@ def test_kfold_of_single_cells_is_that_of_refits(V, tree, refitted):
     assert halves.elpd == pytest.approx(refitted.sum(), abs=0.3)
 
 
-def test_folds_of_a_sparse_matrix_say_what_entries_mean(V, tree):
-    with pytest.raises(OptionError, match='pass unstored="zero"'):
-        dfac.sampling_wrapper(tree, sparse.csr_array(V), MODEL, **OPTIONS)
+def test_folds_of_a_sparse_matrix_and_of_an_array_of_many_dimensions(V, tree):
+    words = 'pass unstored="zero"'
+    refused(OptionError, words, dfac.sampling_wrapper, tree, sparse.csr_array(V), MODEL, **OPTIONS)
     wrapper = dfac.sampling_wrapper(tree, sparse.csr_array(V), MODEL, unstored="zero", **OPTIONS)
     train, held = wrapper.sel_observations([1, 3])
     assert held.values.tolist() == V[CELLS][[1, 3]].tolist()
     assert np.isnan(train.toarray()).sum() == 2
-    with pytest.raises(OptionError, match=r"result of daskfactor\.log_likelihood"):
-        dfac.sampling_wrapper(None, V, MODEL)
-
-
-def test_refits_of_arrays_of_many_dimensions(tree):
+    words = r"result of daskfactor\.log_likelihood"
+    refused(OptionError, words, dfac.sampling_wrapper, None, V, MODEL)
     cube = xr.DataArray(np.arange(1.0, 301.0).reshape(20, 5, 3), dims=("time", "lat", "lon"))
-    wrapper = dfac.sampling_wrapper(
-        tree, cube, MODEL, dfac.Gibbs(), draws=2, tune=2, rows="time", blocks=1
-    )
+    run = {"draws": 2, "tune": 2, "rows": "time", "blocks": 1}
+    wrapper = dfac.sampling_wrapper(tree, cube, MODEL, dfac.Gibbs(), **run)
     train, held = wrapper.sel_observations([1])
     assert train.dims == ("time", "lat_lon")
     assert held.values == cube.values.reshape(20, 15)[CELLS[0][1], CELLS[1][1]]

@@ -23,6 +23,7 @@ from daskfactor.inference.singular import (
 from daskfactor.models.tweedie import TweedieNMF
 from tests.executors.audit import AuditExecutor
 from tests.pairwise import pairwise
+from tests.refusals import refused
 
 SERIAL = SerialExecutor()
 
@@ -65,19 +66,17 @@ def test_missing_entries_are_filled_in(kind):
     X = with_gaps(counts() + 1.0)
     rng = np.random.default_rng(3)
     W, H = rng.random((30, 2)), rng.random((2, 24))
-    given = X
-    unstored = None
+    given, unstored = X, None
     if kind == "unstored":
         rows, cols = np.nonzero(np.isfinite(X))
-        given = sparse.coo_array((X[rows, cols], (rows, cols)), shape=X.shape).tocsr()
+        given = sparse.csr_array((X[rows, cols], (rows, cols)), shape=X.shape)
         unstored = "missing"
     elif kind == "stored":
         given, unstored = sparse.csr_array(X), "zero"
     with as_blocks(given, 3, dtype="float64", unstored=unstored) as data:
         fill = make_state(data.grid, W, np.ascontiguousarray(H.T))
         found = truncated_svd(SERIAL, data, 3, fill=fill)
-        with pytest.raises(OptionError, match="missing"):
-            truncated_svd(SERIAL, data, 3)
+        refused(OptionError, "missing", truncated_svd, SERIAL, data, 3)
     exact = whole_svd(np.where(np.isnan(X), W @ H, X), 3)
     np.testing.assert_allclose(product(found), product(exact), atol=1e-5)
 
@@ -97,13 +96,10 @@ def bro_acar_kolda(X, found):
     for k in range(len(found.values)):
         others = [m for m in range(len(found.values)) if m != k]
         residual = X - (found.left[:, others] * found.values[others]) @ found.right[others]
-        s_left = s_right = 0.0
-        for j in range(X.shape[1]):
-            inner = found.left[:, k] @ residual[:, j]
-            s_left += np.sign(inner) * inner**2
-        for i in range(X.shape[0]):
-            inner = found.right[k] @ residual[i]
-            s_right += np.sign(inner) * inner**2
+        inner = [found.left[:, k] @ residual[:, j] for j in range(X.shape[1])]
+        s_left = sum(np.sign(own) * own**2 for own in inner)
+        inner = [found.right[k] @ residual[i] for i in range(X.shape[0])]
+        s_right = sum(np.sign(own) * own**2 for own in inner)
         if s_left * s_right < 0:
             if abs(s_left) < abs(s_right):
                 s_left = -s_left
@@ -127,10 +123,12 @@ def test_signs_are_those_of_bro_acar_and_kolda(seed):
 
 
 def test_data_without_singular_vectors():
-    with as_blocks(np.zeros((5, 4)) + 0.0, 1) as data, pytest.raises(DataError, match="zero"):
-        truncated_svd(SERIAL, data, 2)
-    with as_blocks(counts(), 1) as data, pytest.raises(OptionError, match="24 singular"):
-        truncated_svd(SERIAL, data, 25)
+    with as_blocks(np.zeros((5, 4)) + 0.0, 1) as data:
+        refused(DataError, "zero", truncated_svd, SERIAL, data, 2)
+    with as_blocks(counts(), 1) as data:
+        refused(OptionError, "24 singular", truncated_svd, SERIAL, data, 25)
+    with as_blocks(counts()[:3], 1) as data:
+        refused(OptionError, "has 3", prepare_starts, SERIAL, data, TweedieNMF(4), "nndsvd", 1, 0)
 
 
 def test_transfer_matrices_are_kept_and_begin_alike():
@@ -161,7 +159,7 @@ def test_transfer_carries_to_data_of_other_sizes(shape):
     assert max(errors["transfer"]) < 0.5 * min(errors["random"])
 
 
-def test_a_start_is_the_absolute_value_of_turned_halves():
+def test_a_start_is_the_absolute_value_of_turned_halves_of_any_number_of_components():
     X = low_rank()
     found = consistent_signs(whole_svd(X, 3))
     basis, weights = halves(found, 3)
@@ -169,33 +167,23 @@ def test_a_start_is_the_absolute_value_of_turned_halves():
     sizes = np.linalg.norm(basis, axis=0), np.linalg.norm(weights, axis=1)
     np.testing.assert_allclose(sizes[0], sizes[1])
     for turn in zip(*learn_transfer(3, 4), strict=True):
-        W, H = q_transform(found, [turn], 3, np.random.default_rng(0))
+        (W, H), more, fewer = (
+            q_transform(found, [turn], rank, np.random.default_rng(0)) for rank in (3, 7, 2)
+        )
         np.testing.assert_array_equal(W, np.abs(basis @ turn[0]))
         np.testing.assert_array_equal(H, np.abs(turn[1] @ weights))
-
-
-def test_more_and_fewer_components_than_the_transfer_rank():
-    X = low_rank()
-    found = consistent_signs(whole_svd(X, 3))
-    pair = tuple(one[0] for one in learn_transfer(3, 1))
-    W, H = q_transform(found, [pair], 3, np.random.default_rng(0))
-    more_w, more_h = q_transform(found, [pair], 7, np.random.default_rng(0))
-    np.testing.assert_array_equal(more_w[:, :3], W)
-    np.testing.assert_array_equal(more_h[:3], H)
-    extra = more_w[:, 3:] @ more_h[3:]
-    assert 0 < extra.max() < 0.01 * (W @ H).mean()
-    fewer_w, fewer_h = q_transform(found, [pair], 2, np.random.default_rng(0))
-    np.testing.assert_array_equal(fewer_w, W[:, :2])
-    np.testing.assert_array_equal(fewer_h, H[:2])
+        for mine, its in ((more[0][:, :3], W), (more[1][:3], H), (fewer[0], W[:, :2])):
+            np.testing.assert_array_equal(mine, its)
+        np.testing.assert_array_equal(fewer[1], H[:2])
+        assert 0 < (more[0][:, 3:] @ more[1][3:]).max() < 0.01 * (W @ H).mean()
 
 
 @pytest.mark.parametrize(("width", "count"), [(3, 4), (7, 4), (7, 1), (12, 9)])
 def test_components_of_several_transfers(width, count):
     X = low_rank()
     with as_blocks(X, 2, dtype="float64") as data:
-        made = prepare_starts(
-            SERIAL, data, TweedieNMF(width), "q_transform", count, 0, stacked=True
-        )
+        model = TweedieNMF(width)
+        made = prepare_starts(SERIAL, data, model, "q_transform", count, 0, stacked=True)
         own = prepare_starts(SERIAL, data, TweedieNMF(3), "q_transform", count, 0)
         starts = [made(number) for number in range(count)]
         for number, (W, H) in enumerate(starts):
@@ -254,8 +242,3 @@ def test_starts_scale_with_the_data():
                 scaled_w, scaled_h = prepare_starts(SERIAL, data, TweedieNMF(4), kind, 2, 0)(1)
             np.testing.assert_allclose(scaled_w, np.sqrt(factor) * W, rtol=1e-4)
             np.testing.assert_allclose(scaled_h, np.sqrt(factor) * H, rtol=1e-4)
-
-
-def test_too_many_components_for_nndsvd():
-    with as_blocks(counts()[:3], 1) as data, pytest.raises(OptionError, match="has 3"):
-        prepare_starts(SERIAL, data, TweedieNMF(4), "nndsvd", 1, 0)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numba
 import numpy as np
@@ -29,16 +28,13 @@ SCRIPT = Path(__file__).with_name("record_streams.py")
 PURPOSES = (0, ACROSS, CHANCE, WITHIN, OF_RATES)
 
 
-def noise_words() -> list[int]:
+def noise_words():
     """Return the words of the noise of all factors, for every purpose that there is or may be."""
     assert set(PURPOSES) <= {0, 2, 4, 6}
     return [factor_word(n) + stream for n in range(MOST_FACTORS) for stream in (0, 2, 4, 6)]
 
 
-# -- the table of addresses -------------------------------------------------------------------
-
-
-def test_normal_numbers_of_factors_have_addresses_of_their_own() -> None:
+def test_normal_numbers_of_factors_have_addresses_of_their_own():
     """So have the entries that samplers of matrices draw from blocks, up to 2**31 of these."""
     words = noise_words()
     assert len(set(words)) == len(words)
@@ -49,7 +45,7 @@ def test_normal_numbers_of_factors_have_addresses_of_their_own() -> None:
 
 
 @numba.njit
-def entry_counters(key: Any, words: Any, components: Any, out: Any) -> None:
+def entry_counters(key, words, components, out):
     stream = np.empty(STREAM, np.uint64)
     for n in range(words.size):
         for k in range(components.size):
@@ -57,7 +53,7 @@ def entry_counters(key: Any, words: Any, components: Any, out: Any) -> None:
             out[n, k] = stream[5]
 
 
-def test_numbers_by_rejection_have_addresses_of_their_own() -> None:
+def test_numbers_by_rejection_have_addresses_of_their_own():
     """Of every factor, purpose and component; the last word of the counter tells them apart."""
     few, many = noise_words()[:32], np.arange(2**16)  # eight factors
     ends = np.unique([*range(2**9), *(2 ** np.arange(24) - 1), *range(2**24 - 2**9, 2**24)])
@@ -68,40 +64,22 @@ def test_numbers_by_rejection_have_addresses_of_their_own() -> None:
         assert found.max() < 2**32
 
 
-@numba.njit
-def openings(key: Any, out: Any) -> None:
-    start_entry(out[0], key, 7, 1, 11, 5)
-    start_entry(out[1], key, 8, 1, 11, 5)
-    start_entry(out[2], key, 7, 1, 12, 5)
-    start_cell(out[3], key, 7, 11, 5)
-    start_cell(out[4], key, 8, 11, 5)
-    start_cell(out[5], key, 7, 12, 5)
-    start_cell(out[6], key, 7, 11, 6)
-
-
-def test_iterations_rows_and_kinds_have_addresses_of_their_own() -> None:
+def test_iterations_rows_kinds_chains_and_purposes_have_addresses_of_their_own():
     """A stream is its key and its counter; those of entries and cells are not the normals'."""
     out = np.zeros((7, STREAM), np.uint64)
-    openings(KEY, out)
+    for own, (iteration, row) in zip(out, ((7, 11), (8, 11), (7, 12)), strict=False):
+        start_entry(own, KEY, iteration, 1, row, 5)
+    for own, address in zip(out[3:], ((7, 11, 5), (8, 11, 5), (7, 12, 5), (7, 11, 6)), strict=True):
+        start_cell(own, KEY, *address)
     assert len({tuple(own[[0, 1, 3, 4, 5]]) for own in out}) == len(out)
     assert len({0, int(ENTRY), int(CELL)}) == 3
-
-
-def test_chains_and_purposes_have_keys_of_their_own() -> None:
-    keys = [
-        noise_key(seed, chain, stream).tobytes()
-        for seed in (0, 1, 2**32, 2**64 - 1)
-        for chain in range(64)
-        for stream in Stream
-    ]
-    assert len(set(keys)) == len(keys)
+    seeds = (0, 1, 2**32, 2**64 - 1)
+    keys = {noise_key(s, c, own).tobytes() for s in seeds for c in range(64) for own in Stream}
+    assert len(keys) == 4 * 64 * len(Stream)
     assert len({int(stream) for stream in Stream}) == len(Stream.__members__)
 
 
-# -- what runs draw ---------------------------------------------------------------------------
-
-
-def record(out: Path, *arguments: str) -> dict[str, Any]:
+def record(out, *arguments):
     """Return what runs drew in a process without the compiler."""
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -113,17 +91,16 @@ def record(out: Path, *arguments: str) -> dict[str, Any]:
         command, check=False, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    return json.loads(out.read_text())
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def records(tmp_path_factory):
     return record(tmp_path_factory.mktemp("streams") / "found.json", "")
 
 
 @pytest.mark.parametrize("name", runs())
-def test_no_run_uses_a_stream_for_two_purposes(name: str, records: dict[str, Any]) -> None:
+def test_no_run_uses_a_stream_for_two_purposes(name, records):
     """And none has an address that the table above does not know."""
     found = records[name]
     assert found["blocks"] > 20
@@ -140,17 +117,23 @@ def test_no_run_uses_a_stream_for_two_purposes(name: str, records: dict[str, Any
             assert word in words or FIRST_STREAM <= word < FIRST_STREAM + 4
 
 
-def test_streams_that_coincide_are_found(tmp_path: Path) -> None:
-    """The third factor of a tensor once had the numbers of the first one's components."""
-    name = "3 axes, PSGLD exact"
-    (found,) = record(tmp_path / "found.json", "without a byte", name).values()
-    (line,) = found["repeated"]
-    assert line.endswith(f"['PSGLD.block_step', 'PSGLD.block_step']: the last word is {2 * 256}")
+@pytest.mark.parametrize(
+    ("fault", "name", "end"),
+    [
+        # The third factor of a tensor once had the numbers of the first one's components.
+        (
+            *("without a byte", "3 axes, PSGLD exact"),
+            f"['PSGLD.block_step', 'PSGLD.block_step']: the last word is {2 * 256}",
+        ),
+        ("two steps", "matrix, LangevinDynamics", ""),
+    ],
+)
+def test_streams_that_coincide_are_found(fault, name, end, tmp_path):
+    (found,) = record(tmp_path / "found.json", fault, name).values()
+    assert found["repeated"]
+    assert found["repeated"][0].endswith(end)
 
 
-# -- generators of NumPy ----------------------------------------------------------------------
-
-Use = tuple[str, str, tuple[str, ...]]
 APART = {
     ("ACCEPTANCE", "hmc", "simplex_hmc"): "a sampler of chains, or of particles",
     ("HYPER", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
@@ -175,13 +158,13 @@ APART = {
 """Files whose generators may have one address, and why no run has both."""
 
 
-def generators() -> list[Use]:
+def generators():
     """Return purpose, file and the rest of the address of every generator or key in the package."""
     package = Path(daskfactor.__file__).parent
-    found: list[Use] = []
+    found = []
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            parts: list[ast.expr] = []
+            parts = []
             if isinstance(node, ast.Call):
                 parts = node.args
             elif isinstance(node, ast.Tuple):
@@ -193,13 +176,13 @@ def generators() -> list[Use]:
     return found
 
 
-def lengths(address: tuple[str, ...]) -> tuple[float, float]:
+def lengths(address):
     """Return how many numbers an address has, at least and at most."""
     starred = sum(own.startswith("*") for own in address)
     return len(address) - starred, math.inf if starred else len(address)
 
 
-def may_be_equal(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def may_be_equal(one, other):
     """Tell whether two addresses may be the same: not where lengths or whole numbers differ."""
     least, most = zip(*map(lengths, (one, other)), strict=True)
     if max(least) > min(most):
@@ -208,7 +191,7 @@ def may_be_equal(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return all(a == b for a, b in pairs)
 
 
-def test_generators_that_may_have_one_address_are_never_in_one_run() -> None:
+def test_generators_that_may_have_one_address_are_never_in_one_run():
     uses = generators()
     assert len(uses) > 25
     assert {purpose for purpose, _, _ in uses} <= set(Stream.__members__)

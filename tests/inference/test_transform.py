@@ -12,6 +12,7 @@ from scipy import sparse, stats
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -30,12 +31,15 @@ def point(model, H, **attrs):
     )
 
 
-def mean_and_sd(found):
-    """Mean and sd of equal rows, and what these may be off by; rows are independent."""
+def compare(found, wanted):
+    """Hold mean and sd of equal rows to the exact ones; rows are independent."""
     values = found.values.astype(float)[0]
-    own = values.mean(axis=0), values.std(axis=0)
-    errors = [each.std(axis=0) / len(each) ** 0.5 for each in own]
-    return own[0].mean(axis=0), own[1].mean(axis=0), *errors
+    mean, sd = values.mean(axis=0), values.std(axis=0)
+    of_mean, of_sd = (own.std(axis=0) / len(own) ** 0.5 for own in (mean, sd))
+    assert np.all(np.abs(mean.mean(axis=0) - wanted[0]) < 5 * of_mean)
+    # The sd of few draws is smaller by as much as their mean varies.
+    lost = np.sqrt(wanted[1] ** 2 - values.mean(axis=0).var(axis=0))
+    assert np.all(np.abs(sd.mean(axis=0) - lost) < 5 * of_sd)
 
 
 def by_quadrature(model, H, v, shape, phi=1.0):
@@ -59,26 +63,18 @@ def by_quadrature(model, H, v, shape, phi=1.0):
 LAWS = [(2.0, 1.0), (2.0, 0.6), (1.0, 3.0), (0.5, 1.0), (0.0, 0.6), (0.0, 1.0)]
 
 
-@pytest.mark.parametrize(("beta", "shape"), LAWS)
-def test_a_row_is_drawn_from_its_conditional(beta, shape):
-    assert_conditional(beta, shape)
-
-
-@pytest.mark.parametrize(("beta", "shape"), LAWS[1:4])
-def test_a_row_is_drawn_from_its_conditional_on_a_device(beta, shape, stand_in):
-    assert_conditional(beta, shape, device="cuda")
-
-
-def assert_conditional(beta, shape, **place):
+@pytest.mark.parametrize(
+    ("beta", "shape", "device"),
+    [*((*law, None) for law in LAWS), *((*law, "cuda") for law in LAWS[1:4])],
+)
+def test_a_row_is_drawn_from_its_conditional(beta, shape, device, request):
+    if device:
+        request.getfixturevalue("stand_in")
     model = dfac.TweedieNMF(1, beta=beta, shape_w=shape)
     H, v = [[1.0, 0.5, 2.0]], np.array([1.0, 2.0, 3.0])
     given = point(model, H, shape_w=shape, dispersion=0.5)
-    found = dfac.transform(given, np.tile(v, (ROWS, 1)), draws=DRAWS, **QUIET, **place)
-    mean, sd, of_mean, of_sd = mean_and_sd(found)
-    wanted = by_quadrature(model, H, v, shape, 0.5)
-    assert abs(mean - wanted[0]) < 5 * of_mean
-    # The sd of few draws is smaller by as much as their mean varies.
-    assert abs(sd - np.sqrt(wanted[1] ** 2 - found.mean("draw").values.var())) < 5 * of_sd
+    found = dfac.transform(given, np.tile(v, (ROWS, 1)), draws=DRAWS, device=device, **QUIET)
+    compare(found, by_quadrature(model, H, v, shape, 0.5))
 
 
 @pytest.mark.parametrize("name", ["w", "h"])
@@ -95,11 +91,7 @@ def test_two_components_and_columns_too(name):
         found = found.transpose("chain", "draw", "column", "component")
     else:
         found = dfac.transform(given, V, draws=DRAWS, **QUIET)
-    mean, sd, of_mean, of_sd = mean_and_sd(found)
-    wanted = by_quadrature(model, H, v, 1.0)
-    assert np.all(np.abs(mean - wanted[0]) < 5 * of_mean)
-    lost = found.mean("draw").values[0].var(axis=0)
-    assert np.all(np.abs(sd - np.sqrt(wanted[1] ** 2 - lost)) < 5 * of_sd)
+    compare(found, by_quadrature(model, H, v, 1.0))
 
 
 def test_empty_rows_are_drawn_from_the_prior():
@@ -177,38 +169,37 @@ def test_columns_are_matched_by_label(counts, trace):
     found = dfac.transform(trace, new, draws=2, **QUIET)
     bare = dfac.transform(trace, new.values, draws=2, **QUIET)
     np.testing.assert_array_equal(found.values, bare.values)
+    np.testing.assert_array_equal(found, dfac.transform(trace, new.T, draws=2, **QUIET))
     assert bare.dims[2] == "cell"
     means = [dfac.transform(trace, own, point=True, **QUIET) for own in (new, new[:, ::-1])]
     np.testing.assert_allclose(means[0], means[1], rtol=0.1, atol=0.05)  # rounding parts paths
-    with pytest.raises(DataError, match=r"1 of the 7 columns .* not among .*'x'"):
-        dfac.transform(trace, new.assign_coords(gene=list("abcdefx")), **QUIET)
-    with pytest.raises(DataError, match=r"lack 2 of the run's 7 columns, the first of them 'a'"):
-        dfac.transform(trace, new[:, 2:], **QUIET)
-    with pytest.raises(DataError, match="the run has 7 columns, and the new rows have 5"):
-        dfac.transform(trace, new.values[:, 2:], **QUIET)
-    with pytest.raises(DataError, match="the run has 24 rows, and the new columns have 6"):
-        dfac.transform(trace, new.values, "column", **QUIET)
+    for other, words in (
+        (new.assign_coords(gene=list("abcdefx")), r"1 of the 7 columns .* not among .*'x'"),
+        (new[:, 2:], r"lack 2 of the run's 7 columns, the first of them 'a'"),
+        (new.values[:, 2:], "the run has 7 columns, and the new rows have 5"),
+    ):
+        refused(DataError, words, dfac.transform, trace, other, **QUIET)
+    words = "the run has 24 rows, and the new columns have 6"
+    refused(DataError, words, dfac.transform, trace, new.values, "column", **QUIET)
 
 
-@pytest.mark.parametrize("executor", ["serial", "tasks"])
-def test_draws_have_the_same_bits_from_every_executor(counts, trace, executor):
-    V = np.tile(counts.values, (3, 1))
-    usual = dfac.transform(trace, V, draws=3, blocks=3, **QUIET)
-    found = dfac.transform(trace, V, draws=3, blocks=3, executor=executor, **QUIET)
-    np.testing.assert_array_equal(usual, found)
-
-
-def test_a_store_sparse_data_and_pieces_give_the_same_draws(counts, trace, path):
+def test_executors_stores_sparse_data_and_pieces_draw_the_same(counts, trace, path, monkeypatch):
     V = counts[24:].values.copy()
     V[1, 2] = V[4] = np.nan
-    usual = dfac.transform(trace, V, draws=3, **QUIET)
-    np.testing.assert_array_equal(usual, dfac.transform(path, V, draws=3, **QUIET))
+    options = {"draws": 3, "blocks": 3, **QUIET}
+    usual = dfac.transform(trace, V, **options)
     rows, columns = np.nonzero(~np.isnan(V))
     stored = sparse.csr_array((V[rows, columns], (rows, columns)), shape=V.shape)
-    found = dfac.transform(trace, stored, draws=3, unstored="missing", **QUIET)
-    np.testing.assert_array_equal(usual, found)
-    parts = [dfac.transform(trace, V[at : at + 3], draws=3, first=at, **QUIET) for at in (0, 3)]
-    np.testing.assert_array_equal(np.concatenate(parts, axis=2), usual)
+    parts = [dfac.transform(trace, V[at : at + 3], first=at, **options) for at in (0, 3)]
+    for other in (
+        *(dfac.transform(trace, V, executor=own, **options) for own in ("serial", "tasks")),
+        dfac.transform(path, V, **options),
+        dfac.transform(trace, stored, unstored="missing", **options),
+        np.concatenate(parts, axis=2),
+    ):
+        np.testing.assert_array_equal(usual, other)
+    monkeypatch.setattr("daskfactor.inference.new_rows.PART", 14)  # of a band
+    np.testing.assert_array_equal(usual, dfac.transform(trace, V, **options))
 
 
 def test_a_mean_depends_on_nothing_but_its_row(counts, trace):
@@ -225,26 +216,32 @@ def test_a_mean_depends_on_nothing_but_its_row(counts, trace):
     assert float((abs(mean - drawn.mean(("chain", "draw"))) / sd).max()) < 5 / 40**0.5
 
 
-def test_what_cannot_be_is_told_in_a_sentence(counts, trace):
+def test_what_cannot_be_is_told_in_a_sentence(counts, trace, monkeypatch):
     new = counts[24:]
-
-    def refused(error, match, *given, **options):
-        with pytest.raises(error, match=match):
-            dfac.transform(*given, **QUIET | options)
-
-    refused(OptionError, 'axis must be "row" or "column"', trace, new, "rows")
-    refused(OptionError, "20 draws in each chain, got draws=50", trace, new, draws=50)
-    refused(DataError, "negative", trace, -new)
-    refused(OptionError, "a trace is the result of daskfactor.sample", new, trace)
-    refused(ModelError, "has no covariates_w", trace, new, covariates=np.ones((6, 1)))
-    refused(ModelError, "has no fixed_w", trace, new, fixed=np.ones((6, 1)))
     moments = dfac.sample(counts[:24], dfac.TweedieNMF(2), draws=2, tune=2, keep="moments", **QUIET)
-    refused(OptionError, "moments only, but a new row needs its draws", moments, new)
-    with pytest.raises(OptionError, match="must be draws of new rows"):
-        dfac.predict(trace, rows=dfac.transform(trace, new, draws=2, point=True, **QUIET))
-    found = dfac.transform(trace, new, draws=2, **QUIET).assign_coords(draw=[1, 2])
-    with pytest.raises(OptionError, match="given another trace"):
-        dfac.predict(trace, rows=found)
+    ones, empty = np.ones((6, 1)), np.full((2, 3), np.nan)
+    alone = point(dfac.TweedieNMF(1), [[1.0, 0.5, 2.0]])
+    for error, words, given, options in (
+        (OptionError, 'axis must be "row" or "column"', (trace, new, "rows"), {}),
+        (OptionError, "20 draws in each chain, got draws=50", (trace, new), {"draws": 50}),
+        (DataError, "negative", (trace, -new), {}),
+        (OptionError, "a trace is the result of daskfactor.sample", (new, trace), {}),
+        (ModelError, "has no covariates_w", (trace, new), {"covariates": ones}),
+        (ModelError, "has no fixed_w", (trace, new), {"fixed": ones}),
+        (OptionError, "moments only, but a new row needs its draws", (moments, new), {}),
+        (DataError, "all 2 x 3 entries are missing", (alone, empty), {}),
+    ):
+        refused(error, words, dfac.transform, *given, **QUIET | options)
+    found = dfac.transform(trace, new, draws=2, **QUIET)
+    mean = dfac.transform(trace, new, draws=2, point=True, **QUIET)
+    refused(OptionError, "must be draws of new rows", dfac.predict, trace, rows=mean)
+    other = found.assign_coords(draw=[1, 2])
+    refused(OptionError, "given another trace", dfac.predict, trace, rows=other)
+    monkeypatch.setattr("daskfactor.inference.transform.available_memory", lambda: 1000)
+    monkeypatch.setattr("daskfactor.inference.session.available_memory", lambda: 1000)
+    words = r"40 draws of 9 new rows take .*first= says where"
+    refused(OptionError, words, dfac.transform, trace, np.ones((9, 7)), **QUIET)
+    assert dfac.transform(trace, np.ones((9, 7)), point=True, **QUIET).shape == (9, 2)
 
 
 def test_rows_of_a_gaussian_model_are_drawn_from_their_normal_conditional():
@@ -290,20 +287,6 @@ def test_rows_of_a_store_take_the_room_of_their_draws_and_little_more(tmp_path):
         tracemalloc.stop()
     assert found.nbytes > 6 * 2**20
     assert most < found.nbytes + 3 * 2**20
-
-
-def test_parts_of_a_band_are_drawn_as_the_whole(counts, trace, monkeypatch):
-    whole = dfac.transform(trace, counts[24:], draws=2, **QUIET)
-    monkeypatch.setattr("daskfactor.inference.new_rows.PART", 14)
-    np.testing.assert_array_equal(whole, dfac.transform(trace, counts[24:], draws=2, **QUIET))
-
-
-def test_draws_that_memory_cannot_hold_are_refused(trace, monkeypatch):
-    monkeypatch.setattr("daskfactor.inference.transform.available_memory", lambda: 1000)
-    monkeypatch.setattr("daskfactor.inference.session.available_memory", lambda: 1000)
-    with pytest.raises(OptionError, match=r"40 draws of 9 new rows take .*first= says where"):
-        dfac.transform(trace, np.ones((9, 7)), **QUIET)
-    assert dfac.transform(trace, np.ones((9, 7)), point=True, **QUIET).shape == (9, 2)
 
 
 def prior_of(model, row=np.nan, **options):
@@ -372,8 +355,7 @@ def test_points_and_particles_are_taken_too(counts):
     H = many["posterior"]["H"].sel(draw=drawn["draw"])
     wanted = (xr.dot(drawn, H, dim="component") * drawn["weight"]).sum(("chain", "draw"))
     np.testing.assert_allclose(predicted, wanted, rtol=1e-5)
-    with pytest.raises(OptionError, match="particles have weights"):
-        dfac.transform(many, new, draws=2, **QUIET)
+    refused(OptionError, "particles have weights", dfac.transform, many, new, draws=2, **QUIET)
     aligned, means = dfac.align(many), []
     for own in ([1.0, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 1.0], [0.55, 0.1, 0.1, 0.55]):
         masses = weight.copy(data=np.reshape(own, weight.shape))
@@ -381,12 +363,6 @@ def test_points_and_particles_are_taken_too(counts):
         means.append(dfac.transform(aligned, new, point=True, progressbar=False).values)
     np.testing.assert_allclose((means[0] + means[1]) / 2, means[2], rtol=1e-9)
     assert abs(means[0] - means[1]).max() > 0.01
-
-
-def test_dimensions_in_the_other_order_are_turned(counts, trace):
-    new = counts[24:]
-    found = dfac.transform(trace, new, draws=2, **QUIET)
-    np.testing.assert_array_equal(found, dfac.transform(trace, new.T, draws=2, **QUIET))
 
 
 def test_a_table_of_ratings_may_lack_columns(trace, counts):
@@ -426,8 +402,7 @@ def test_places_of_maps_are_matched_by_the_labels_of_every_dimension(maps):
         (new.rename(lat="y"), "lon 1.0, y 10"),
         (new.drop_vars("lat"), "lat 0, lon 1.0"),
     ):
-        with pytest.raises(DataError, match=told):
-            of(other)
+        refused(DataError, told, of, other)
 
 
 def test_a_value_where_the_run_left_a_place_out_is_refused():
@@ -490,30 +465,19 @@ def test_keys_that_count_from_zero_are_matched_as_others_are():
 def test_columns_of_a_frame_are_matched_by_all_levels_of_their_labels():
     columns = pd.MultiIndex.from_product([["a", "b"], [1, 2, 3]], names=["site", "year"])
     frame = pd.DataFrame(np.random.default_rng(3).normal(4, 1, (12, 6)), columns=columns)
-    trace = dfac.sample(frame, dfac.GaussianMF(2), draws=4, tune=4, **QUIET)
-    right = dfac.transform(trace, frame[:3], point=True, **QUIET).values
-    turned = frame.iloc[:3, ::-1]
-    found = dfac.transform(trace, turned, point=True, **QUIET).values
+    trace, of = dfac.sample(frame, dfac.GaussianMF(2), draws=4, tune=4, **QUIET), {"point": True}
+    right = dfac.transform(trace, frame[:3], **of, **QUIET).values
+    found = dfac.transform(trace, frame.iloc[:3, ::-1], **of, **QUIET).values
     np.testing.assert_allclose(found, right, atol=1e-10)
-    with pytest.raises(DataError, match="first of them site c, year 1"):
-        dfac.transform(trace, frame.rename(columns={"b": "c"})[:3], **QUIET)
-    with pytest.raises(DataError, match="labels of the weights's columns are not those of V"):
-        dfac.as_blocks(frame, weights=(frame**2).iloc[:, ::-1])
-
-
-def test_new_rows_of_another_point_are_refused():
-    V = np.random.default_rng(1).gamma(2.0, 1.0, (12, 6))
-    one, other = (dfac.optimize(own, dfac.TweedieNMF(2), **QUIET) for own in (V, V[::-1] + 1))
-    again = dfac.optimize(V, dfac.TweedieNMF(2), **QUIET)
-    new = dfac.transform(one, V[:2], draws=3, **QUIET)
-    assert dfac.recommend(again, new, 2).identical(dfac.recommend(one, new, 2))
-    with pytest.raises(OptionError, match="given another trace"):
-        dfac.recommend(other, new, 2)
+    other = frame.rename(columns={"b": "c"})[:3]
+    refused(DataError, "first of them site c, year 1", dfac.transform, trace, other, **QUIET)
+    words = "labels of the weights's columns are not those of V"
+    refused(DataError, words, dfac.as_blocks, frame, weights=(frame**2).iloc[:, ::-1])
 
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
-def test_new_rows_of_another_run_of_the_same_second_are_refused():
-    V = np.random.default_rng(1).normal(4, 1, (12, 6))
+def test_new_rows_of_another_run_of_the_same_second_or_point_are_refused():
+    V, words = np.random.default_rng(1).normal(4, 1, (12, 6)), "given another trace"
     traces = [dfac.sample(own, dfac.GaussianMF(2), draws=6, tune=4, **QUIET) for own in (V, 10 * V)]
     for trace in traces:
         trace.attrs["created_at"] = traces[0].attrs["created_at"]
@@ -521,11 +485,13 @@ def test_new_rows_of_another_run_of_the_same_second_are_refused():
     turned = dfac.transform(dfac.align(traces[0]), V[:2], **QUIET)
     assert dfac.predict(traces[0], rows=own).sizes["row"] == 2
     assert dfac.recommend(traces[0], own, 2, progressbar=False).sizes["row"] == 2
-    for bad, words in ((other, "given another trace"), (turned, "not both aligned")):
-        with pytest.raises(OptionError, match=words):
-            dfac.predict(traces[0], rows=bad)
-        with pytest.raises(OptionError, match=words):
-            dfac.recommend(traces[0], bad, 2, progressbar=False)
+    for bad, told in ((other, words), (turned, "not both aligned")):
+        refused(OptionError, told, dfac.predict, traces[0], rows=bad)
+        refused(OptionError, told, dfac.recommend, traces[0], bad, 2, progressbar=False)
+    one, again, other = (dfac.optimize(own, dfac.GaussianMF(2), **QUIET) for own in (V, V, 1 - V))
+    new = dfac.transform(one, V[:2], draws=3, **QUIET)
+    assert dfac.recommend(again, new, 2).identical(dfac.recommend(one, new, 2))
+    refused(OptionError, words, dfac.recommend, other, new, 2)
 
 
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.DaskfactorWarning")
@@ -538,9 +504,3 @@ def test_rows_need_uncertainties_or_weights_where_the_run_had_some(kind):
         dfac.transform(trace, V[:2], **QUIET)
     found = dfac.transform(trace, V[:2], **{kind: told[kind][:2]}, **QUIET)
     assert found.sizes["row"] == 2
-
-
-def test_rows_that_are_all_empty_are_refused():
-    given = point(dfac.TweedieNMF(1), [[1.0, 0.5, 2.0]])
-    with pytest.raises(DataError, match="all 2 x 3 entries are missing"):
-        dfac.transform(given, np.full((2, 3), np.nan), **QUIET)

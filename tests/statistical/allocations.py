@@ -13,10 +13,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
-
-Array = NDArray[np.float64]
 
 
 class Priors(NamedTuple):
@@ -32,8 +29,8 @@ class Component(NamedTuple):
     """One component given its share of the counts."""
 
     log_evidence: float
-    mean: Array  # E w_i h_j
-    square: Array  # E (w_i h_j)²
+    mean: np.ndarray  # E w_i h_j
+    square: np.ndarray  # E (w_i h_j)²
     sum_w: float
 
 
@@ -54,16 +51,13 @@ def component(s, priors):
     a, b = priors.shape_w + s.sum(axis=1), priors.shape_h + s.sum(axis=0)
     mass, A, AB, AB2 = _sizes(a.sum(), b.sum(), priors)
     log = mass - special.gammaln(s + 1).sum()
-    for own, rate, shape in (
-        (a, priors.rate_w, priors.shape_w),
-        (b, priors.rate_h, priors.shape_h),
-    ):
+    sides = (a, priors.rate_w, priors.shape_w), (b, priors.rate_h, priors.shape_h)
+    for own, rate, shape in sides:
         log += special.gammaln(own).sum() - special.gammaln(own.sum())
         log += own.size * (shape * np.log(rate) - special.gammaln(shape))
     first = np.outer(a / a.sum(), b / b.sum())
-    second = np.outer(
-        a * (a + 1) / (a.sum() * (a.sum() + 1)), b * (b + 1) / (b.sum() * (b.sum() + 1))
-    )
+    squares = [own * (own + 1) / (own.sum() * (own.sum() + 1)) for own in (a, b)]
+    second = np.outer(*squares)
     return Component(float(log), AB * first, AB2 * second, A)
 
 

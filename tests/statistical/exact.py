@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 from scipy import special
 
 from daskfactor import models
@@ -28,7 +27,6 @@ from tests import kept as on_disk
 from tests.models import laws
 from tests.models.laws import divergence, log_density, log_normalizer
 
-Array = NDArray[np.float64]
 NAN = float("nan")
 
 OUTER_NODES = {1: 121, 2: 81, 3: 45}  # nodes per column, by number of columns
@@ -38,11 +36,7 @@ INNER_NODES = 181
 @cache
 def _source():
     """Return what posteriors follow from besides their arguments: sources and versions."""
-    files = (
-        Path(__file__),
-        Path(laws.__file__),
-        *sorted(Path(models.__file__).parent.glob("*.py")),
-    )
+    files = Path(__file__), Path(laws.__file__), *sorted(Path(models.__file__).parent.glob("*.py"))
     versions = np.__version__, scipy.__version__, sys.version_info[:2]
     return repr((versions, [file.read_bytes() for file in files])).encode()
 
@@ -67,7 +61,7 @@ class Case(NamedTuple):
     """A tiny problem whose posterior is known."""
 
     name: str
-    V: Array
+    V: np.ndarray
     beta: float
     dispersion: float = 1.0
     rate_w: float = 1.0
@@ -105,11 +99,8 @@ CASES = [
 
 
 def reference_posterior(case):
-    """Ground truth for a case, by whichever route is exact for it.
-
-    The keys are those of `exact_posterior`; the Monte Carlo route adds a standard
-    error ``<key>_se`` for each.
-    """
+    """Ground truth for a case, by whichever route is exact for it. The keys are those of
+    `exact_posterior`; the Monte Carlo route adds a standard error ``<key>_se`` for each."""
     settings = (case.beta, case.dispersion, case.rate_w, case.rate_h)
     if (case.shape_w, case.shape_h) != (1.0, 1.0):
         assert case.K == 1, "gamma priors are integrated over one component only"
@@ -120,13 +111,8 @@ def reference_posterior(case):
 
 def exact_posterior(V, beta, dispersion=1.0, rate_w=1.0, rate_h=1.0, K=1):
     """Posterior of ``mu = W H`` under exponential priors; NaN marks missing cells.
-
-    Returns
-    -------
-    dict
-        ``mean_mu``, ``var_mu`` (I, J), for missing cells too; ``sum_w``, the posterior
-        mean of the sum over W; ``log_evidence``.
-    """
+    ``mean_mu``, ``var_mu`` (I, J), for missing cells too; ``sum_w``, the posterior mean of the
+    sum over W; ``log_evidence``."""
     V = np.ascontiguousarray(V, dtype=np.float64)
     settings = (float(beta), float(dispersion), float(rate_w), float(rate_h))
     if K == 1:
@@ -142,9 +128,6 @@ def _read_only(result):
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
     return dict(result)
-
-
-# --- one component: quadrature --------------------------------------------------------------
 
 
 @kept
@@ -180,11 +163,9 @@ def _gamma_over_exponential(x, rate, shape):
 
 
 def _outer_grid(columns, rate, nodes):
-    """Tensor grid over H (n, J) and its log-weights, prior density included.
-
-    ``h = exp(t - exp(-t)) / rate`` makes both tails fall double-exponentially, so
-    that equal steps in t converge exponentially fast (Takahasi and Mori 1974).
-    """
+    """Tensor grid over H (n, J) and its log-weights, prior density included. ``h = exp(t - exp(-t))
+    / rate`` makes both tails fall double-exponentially, so that equal steps in t converge
+    exponentially fast (Takahasi and Mori 1974)."""
     t = np.linspace(-3.7, 3.9, nodes)
     scaled = np.exp(t - np.exp(-t))
     log_one = np.log(t[1] - t[0]) + t - np.exp(-t) + np.log1p(np.exp(-t)) - scaled
@@ -193,15 +174,10 @@ def _outer_grid(columns, rate, nodes):
     return H.reshape(-1, columns), weights.sum(axis=-1).ravel()
 
 
-Integrals = tuple[Array, Array, Array]  # log of the integral over w, E w, E w**2, at every h
-
-
 def _row_integrals(row, H, beta, phi, rate, numeric=False, shape=1.0):
     """Integrate one row's weight w out of exp(-sum_j d(v_j | w h_j) / phi) Gamma(w; shape, rate).
-
-    But for Poisson's, closed forms are those of exponential priors, so another shape is
-    integrated numerically.
-    """
+    But for Poisson's, closed forms are those of exponential priors, so another shape is integrated
+    numerically."""
     seen = ~np.isnan(row)
     v, H = row[seen], H[:, seen]
     if v.size == 0:
@@ -254,10 +230,8 @@ def _gamma_row(v, H, beta, phi, rate):
     slope = np.sum(v / H, axis=1) / phi
     argument = 2.0 * np.sqrt(rate * slope)
     small = np.minimum(argument, 1e5)
-    log_k = [
-        np.log(special.kve(order + extra, small)) + 0.5 * np.log(small / argument)
-        for extra in (0, 1, 2)
-    ]
+    half = 0.5 * np.log(small / argument)
+    log_k = [np.log(special.kve(order + extra, small)) + half for extra in (0, 1, 2)]
     log_scale = 0.5 * np.log(slope / rate)
     log_z = np.log(2.0 * rate) + order * log_scale + log_k[0] - argument
     log_z += np.sum(np.log(v / H) + 1.0, axis=1) / phi
@@ -284,9 +258,8 @@ def _numeric_row(v, H, beta, phi, rate, shape=1.0):
     """Trapezoid in log w for any beta: slow, and the check on the others."""
     x = np.linspace(np.log(300.0 / rate) - 46.0, np.log(300.0 / rate), 12 * INNER_NODES)
     w = np.exp(x)
-    misfit = sum(
-        _entry_misfit(value, h[:, None] * w, beta, phi) for value, h in zip(v, H.T, strict=True)
-    )
+    pairs = zip(v, H.T, strict=True)
+    misfit = sum(_entry_misfit(value, h[:, None] * w, beta, phi) for value, h in pairs)
     log_prior = np.log(rate) - rate * w + _gamma_over_exponential(w, rate, shape)
     log_z, first, second = _weighted(log_prior + x - misfit, w)
     return log_z + np.log(x[1] - x[0]), first, second
@@ -302,12 +275,8 @@ def _entry_misfit(v, mu, beta, phi):
 def _constant(v, beta, phi):
     if beta == NEGATIVE_BINOMIAL:
         size = 1.0 / phi
-        return np.asarray(
-            special.gammaln(v + size)
-            - special.gammaln(size)
-            - special.gammaln(v + 1.0)
-            + v * np.log(phi)
-        )
+        counted = special.gammaln(v + size) - special.gammaln(size) - special.gammaln(v + 1.0)
+        return np.asarray(counted + v * np.log(phi))
     return log_normalizer(v, phi, beta)
 
 
@@ -321,9 +290,6 @@ def _weighted(log_f, w):
 
 
 _CLOSED = {2.0: _gaussian_row, 1.0: _poisson_row, 0.5: _half_row, 0.0: _gamma_row}
-
-
-# --- two Poisson components: enumeration ----------------------------------------------------
 
 
 @kept
@@ -358,19 +324,14 @@ def _share(s, rate_w, rate_h):
     return _one_component(s.tobytes(), s.shape, 1.0, 1.0, rate_w, rate_h, nodes)
 
 
-# --- any model: tempered Monte Carlo --------------------------------------------------------
-
-
 def metropolis_posterior(
     V, beta, K, dispersion=1.0, rate_w=1.0, rate_h=1.0, replicates=16, particles=512, steps=120
 ):
-    """As `exact_posterior`, with a standard error under ``<key>_se``, for any K and beta.
-
-    Every replicate tempers its particles from the prior to the posterior (weights,
-    resampling, Metropolis moves in log space), which gives an unbiased evidence,
-    and then goes on with Metropolis moves for the moments. Nothing but the
-    log-density is used: no gradient, no step that a sampler under test shares.
-    """
+    """As `exact_posterior`, with a standard error under ``<key>_se``, for any K and beta. Every
+    replicate tempers its particles from the prior to the posterior (weights, resampling, Metropolis
+    moves in log space), which gives an unbiased evidence, and then goes on with Metropolis moves
+    for the moments. Nothing but the log-density is used: no gradient, no step that a sampler under
+    test shares."""
     V = np.ascontiguousarray(V, dtype=np.float64)
     settings = (float(beta), K, float(dispersion), float(rate_w), float(rate_h))
     return _read_only(_metropolis(V.tobytes(), V.shape, *settings, replicates, particles, steps))
@@ -415,10 +376,10 @@ LADDER = (np.arange(17) / 16) ** 4  # powers of the likelihood, prior to posteri
 class _Target(NamedTuple):
     """Log-density over x = log of (W, H), flattened along the last axis."""
 
-    V: Array
+    V: np.ndarray
     beta: float
     phi: float
-    rates: Array
+    rates: np.ndarray
     K: int
 
     def factors(self, x):

@@ -1,13 +1,12 @@
 """Geweke's joint test of whole chains, with all that a model learns.
 
 W, H and hyperparameters are drawn from the prior; then data given them, and a cycle of the chain
-given the data, in turn: everything stays on the prior. Unlike `tests.statistical.geweke`, which
-runs block operations alone, this advances a chain as `sample` does, from checkpoint to checkpoint,
-each with new data. Masses and steps are learnt before, on data of their own.
+given the data, in turn: everything stays on the prior. A chain goes on as `sample` lets it, from
+checkpoint to checkpoint, each with new data. Masses and steps are learnt before, on other data.
 
 Where nothing is shared by all rows and columns many problems are one matrix; else a chain has one
-problem, and there are many chains. Either way problems are independent, so the mean of any
-function over rounds has an honest standard error, and errors grow from round to round.
+problem, and there are many chains. Problems are independent, so the mean of any function over
+rounds has an honest standard error, and errors grow from round to round.
 
 Source: J. Geweke, "Getting it right", JASA 99, 2004.
 """
@@ -15,7 +14,6 @@ Source: J. Geweke, "Getting it right", JASA 99, 2004.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -27,17 +25,13 @@ from daskfactor.inference.program import DISPERSION, RATE, SHIFT
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.settings import PriorDraw
 
-Rng = np.random.Generator
-Array = NDArray[np.float64]
 TUNE = 60
 
 
 class Joint(NamedTuple):
-    """What is tested: a model and a sampler, on problems of a shape, and for how long.
-
-    ``copies`` problems are in one matrix; ``chains`` of these. ``temperature`` may be 1, under
-    which a sampler moves as under any other, and the posterior is the same.
-    """
+    """What is tested: a model and a sampler, on problems of a shape, and for how long. ``copies``
+    problems are in one matrix; ``chains`` of these. ``temperature`` may be 1, under which a sampler
+    moves as under any other, and the posterior is the same."""
 
     model: Any
     sampler: Sampler
@@ -82,13 +76,21 @@ def chain_at(case, true, number, rng):
     return sampler.chain(Setting(*run, temperature=case.temperature), number)
 
 
+def spread(bands, values, name=None):
+    """Give each band its rows of values, or of an array of that name."""
+    for band in bands:
+        own = values[band.offset : band.offset + len(band.values)]
+        if name is None:
+            band.values[:] = own
+        else:
+            band.arrays[name] = own.copy()
+
+
 def put(chain, true, moments):
     """Set a chain's state and hyperparameters."""
     model, state, learnt = chain.setting.model, chain.tracks[0].state, true.learnt
-    factors = true.W, true.H.T
-    for bands, values in zip(state.factors, factors, strict=True):
-        for band in bands:
-            band.values[:] = values[band.offset : band.offset + len(band.values)]
+    for bands, values in zip(state.factors, (true.W, true.H.T), strict=True):
+        spread(bands, values)
     if not model.nonnegative:
         put_gaussian(chain, true)
         return
@@ -99,13 +101,9 @@ def put(chain, true, moments):
         if of == "component":
             rates[side] = tuple(map(float, own))
         elif of is not None:
-            for band in bands:
-                here = slice(band.offset, band.offset + len(band.values))
-                band.arrays[RATE] = own[here, None].copy()
+            spread(bands, own[:, None], RATE)
     if np.ndim(true.dispersion):
-        for band in state.factors[1]:
-            here = slice(band.offset, band.offset + len(band.values))
-            band.arrays[DISPERSION] = true.dispersion[here, None].copy()
+        spread(state.factors[1], true.dispersion[:, None], DISPERSION)
     typical = float(np.exp(np.mean(np.log(true.dispersion))))
     chain.hyper = type(chain.hyper)(typical, *rates, *shapes)
 
@@ -126,9 +124,7 @@ def put_gaussian(chain, true):
     for bands, name, own in zip(state.factors, LINKS, model.covariates, strict=True):
         if own is not None:
             chain.links = chain.links | {name: learnt[name]}
-            shift = own.predicted(learnt[name])
-            for band in bands:
-                band.arrays[SHIFT] = shift[band.offset : band.offset + len(band.values)]
+            spread(bands, own.predicted(learnt[name]), SHIFT)
 
 
 def here(chain, true):
@@ -208,10 +204,7 @@ def functions(case, true):
     found["w mu"] = w[:, 0, 0] * m[:, 0, 0]
     for name, own in true.learnt.items():
         values = np.asarray(own, np.float64)
-        if name in LINKS:
-            values = np.arctan(values**2)
-        else:
-            values = np.log(values)
+        values = np.arctan(values**2) if name in LINKS else np.log(values)
         values = values.reshape(-1, copies)
         of = np.nanmean(values, axis=0)
         found |= {name: of, f"{name}^2": np.nanmean(values**2, axis=0)}

@@ -1,14 +1,11 @@
 """Counts that are what a Poisson model says, and counts that vary more."""
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 SHAPE, K = (60, 40), 3
 
 
-def means(rng: np.random.Generator, shape: float, mean: float) -> NDArray[Any]:
+def means(rng, shape, mean):
     """Draw the means of a matrix."""
     (rows, columns), mu = SHAPE, np.zeros(1)
     while not mu.mean():
@@ -16,7 +13,7 @@ def means(rng: np.random.Generator, shape: float, mean: float) -> NDArray[Any]:
     return mu * mean / mu.mean()
 
 
-def counts(rng: np.random.Generator, mu: NDArray[Any], ratio: float = 1.0) -> NDArray[Any]:
+def counts(rng, mu, ratio=1.0):
     """Draw counts that vary ``ratio`` times as much as Poisson counts; some are positive."""
     V = np.zeros(1)
     while not V.any():

@@ -7,12 +7,9 @@ whatever is made of them.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.statistical.exact import reference_posterior
 from tests.statistical.replicas import Draws, run_tracks
-
-Array = NDArray[np.float64]
 
 
 class Pair(NamedTuple):
@@ -23,15 +20,13 @@ class Pair(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """Distance from the exact posterior with its standard error, (row, col).
+    """Distance from the exact posterior with its standard error, (row, col). Of E μ in posterior
+    standard deviations; of Var μ as a share of it."""
 
-    Of E μ in posterior standard deviations; of Var μ as a share of it.
-    """
-
-    mean: Array
-    mean_error: Array
-    variance: Array
-    variance_error: Array
+    mean: np.ndarray
+    mean_error: np.ndarray
+    variance: np.ndarray
+    variance_error: np.ndarray
 
     @property
     def mean_size(self):
@@ -59,19 +54,14 @@ def together(first, second):
 
 
 def bias(parts, case):
-    """Bias of a combination of tracks, such as [(2, fine), (-1, coarse)].
-
-    Variances are combined as moments are; their error is that of E (μ - m)² about
-    the exact mean m.
-    """
+    """Bias of a combination of tracks, such as [(2, fine), (-1, coarse)]. Variances are combined as
+    moments are; their error is that of E (μ - m)² about the exact mean m."""
     exact = reference_posterior(case)
     m, v = exact["mean_mu"], exact["var_mu"]
     mean = sum(weight * draws.mean for weight, draws in parts)
     spread = sum(weight * (draws.square - 2 * m * draws.mean) for weight, draws in parts)
-    variance = sum(
-        weight * (draws.square.mean(axis=0) - draws.mean.mean(axis=0) ** 2)
-        for weight, draws in parts
-    )
+    each = [w * (own.square.mean(axis=0) - own.mean.mean(axis=0) ** 2) for w, own in parts]
+    variance = sum(each)
     root = np.sqrt(len(np.asarray(mean)))
     return Bias(
         (np.mean(mean, axis=0) - m) / np.sqrt(v),

@@ -1,21 +1,16 @@
-"""Many independent copies of a tiny problem in one matrix.
+"""Many independent copies of a tiny problem in one matrix, and how far they are from exact.
 
-A matrix with the copies on its diagonal and nothing observed elsewhere has a
-posterior that is the product of the copies' own, because a row and a column
-only meet in the likelihood where an entry is observed. Rows are ordered so that
-row r of every copy comes before row r + 1 of any, and columns likewise, so that
-the grid's bands cut through every copy as they would through a single one. One
-run of the real sampler then gives as many chains as there are copies.
-
-What is known of a posterior grows with copies times draws. A cycle costs the same
-Python whatever the copies, so many of them and few draws are cheapest: thousands in a
-sparse matrix, and in a dense one, whose work grows with the square, a few hundred.
+A matrix with the copies on its diagonal and nothing observed elsewhere has a posterior that is the
+product of the copies' own. Row r of every copy comes before row r + 1 of any, and columns likewise,
+so that the grid's bands cut through every copy as they would through a single one. One run of the
+real sampler then gives as many chains as there are copies. A cycle costs the same Python whatever
+the copies, so many of them and few draws are cheapest: thousands in a sparse matrix, and in a dense
+one, whose work grows with the square, a few hundred.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
@@ -23,25 +18,24 @@ from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.tweedie import TweedieNMF
-from tests.statistical.exact import NEGATIVE_BINOMIAL
-
-Array = NDArray[Any]
+from tests.statistical.allocations import Priors, posterior
+from tests.statistical.exact import CASES, NEGATIVE_BINOMIAL, reference_posterior
 
 
 class Draws(NamedTuple):
     """Averages over the draws of one track, of μ and of μ² (copy, row, col), and E ΣW."""
 
-    mean: Array
-    square: Array
+    mean: np.ndarray
+    square: np.ndarray
     sum_w: float
 
 
 class Moments(NamedTuple):
     """Over draws and copies: E μ and Var μ per cell (NaN where missing), E ΣW; with errors."""
 
-    mean: Array
-    mean_error: Array
-    variance: Array
+    mean: np.ndarray
+    mean_error: np.ndarray
+    variance: np.ndarray
     sum_w: float
 
 
@@ -69,12 +63,9 @@ def cells_of(shape, copies):
 def run_tracks(
     case, sampler, *, copies, tune, draws, seed=0, blocks=None, dense=False, executor=None, **cells
 ):
-    """What every copy gave, for each of the sampler's tracks (fine, coarse).
-
-    ``blocks`` are bands a side, by default as many as cut through every row or column;
-    ``draws`` count the fine track's; ``cells`` are the ``uncertainty`` or the ``weights`` of
-    the cells of a copy.
-    """
+    """What every copy gave, for each of the sampler's tracks (fine, coarse). ``blocks`` are bands a
+    side, by default as many as cut through every row or column; ``draws`` count the fine track's;
+    ``cells`` are the ``uncertainty`` or the ``weights`` of the cells of a copy."""
     copied = replicate if dense else replicate_sparse
     V = copied(case.V, copies)
     options = {"unstored": None if dense else "missing", "dtype": "float64"}
@@ -114,9 +105,59 @@ def run_copies(case, sampler, **settings):
 def moments(draws):
     """Of the copies together; their spread is the error."""
     mean = draws.mean.mean(axis=0)
-    return Moments(
-        mean,
-        draws.mean.std(axis=0) / np.sqrt(len(draws.mean)),
-        draws.square.mean(axis=0) - mean**2,
-        draws.sum_w,
-    )
+    error = draws.mean.std(axis=0) / np.sqrt(len(draws.mean))
+    return Moments(mean, error, draws.square.mean(axis=0) - mean**2, draws.sum_w)
+
+
+BY_NAME = {case.name: case for case in CASES}
+BY_NAME["spikes"] = BY_NAME["poisson-small"]._replace(name="spikes", shape_w=0.5, shape_h=0.5)
+
+
+class Distance:
+    """Differences in posterior standard deviations, and ratios to what is exact."""
+
+    # The tolerances of an exact sampler: there is no step to blame.
+    most_off, ratios_between, most_sum, most_error = 0.05, (0.93, 1.07), 0.02, 0.02
+
+    def __init__(self, got, exact):
+        sd = np.sqrt(exact["var_mu"])
+        self.rms = float(np.sqrt(np.mean(((got.mean - exact["mean_mu"]) / sd) ** 2)))
+        self.error = float(np.max(got.mean_error / sd))
+        self.ratios = got.variance / exact["var_mu"]
+        self.sum_w = got.sum_w / exact["sum_w"]
+
+    @property
+    def passes(self):
+        low, high = self.ratios_between
+        return (
+            self.rms < self.most_off
+            and bool(np.all((self.ratios >= low) & (self.ratios <= high)))
+            and abs(self.sum_w - 1) < self.most_sum
+        )
+
+    def __str__(self):
+        return (
+            f"rms {self.rms:.4f} sd (Monte Carlo {self.error:.4f}), variance ratios "
+            f"{np.round(self.ratios, 3).ravel()}, ΣW {self.sum_w:.4f}"
+        )
+
+
+class Biased(Distance):
+    """With the tolerances of a sampler that takes steps, on one or two components."""
+
+    most_off, ratios_between, most_sum, most_error = 0.10, (0.90, 1.12), 0.03, 0.03
+
+
+class Rejecting(Biased):
+    """With those of a sampler all of whose copies are taken or rejected together."""
+
+    most_off = 0.05
+
+
+def distance(case, sampler, kind=Distance, exact=None, **settings):
+    """The distance of a run; counts under gamma priors are quickest by allocations."""
+    priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)
+    if exact is None:
+        by_allocations = case.beta == 1 and priors[2:] != (1, 1)
+        exact = posterior(case.V, case.K, priors) if by_allocations else reference_posterior(case)
+    return kind(run_copies(case, sampler, **settings)[0], exact)

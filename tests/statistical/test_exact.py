@@ -1,61 +1,46 @@
 """The ground truth itself: published values, converged grids, and routes that agree."""
 
+import operator
+
 import numpy as np
 import pytest
 from scipy import integrate, special
 
 from tests.statistical import exact
-from tests.statistical.exact import (
-    CASES,
-    exact_posterior,
-    metropolis_posterior,
-    reference_posterior,
-)
+from tests.statistical.exact import CASES, exact_posterior, reference_posterior
 from tests.tiers import tiered
 
 ONE = [case for case in CASES if case.K == 1]
 TWO = [case for case in CASES if case.K == 2]
 EXACT_TWO = [case for case in TWO if case.beta == 1.0]
 KEYS = ("mean_mu", "var_mu", "sum_w", "log_evidence")
-
-
-def name(case):
-    return case.name
+NAME = operator.attrgetter("name")
 
 
 def quadrature(case, **settings):
     shape = (case.V.shape[0], case.V.shape[1])
-    return exact._one_component(
-        case.V.tobytes(), shape, case.beta, case.dispersion, case.rate_w, case.rate_h, **settings
-    )
+    given = case.beta, case.dispersion, case.rate_w, case.rate_h
+    return exact._one_component(case.V.tobytes(), shape, *given, **settings)
 
 
 def assert_same(got, wanted, tolerance):
     for key in KEYS:
-        np.testing.assert_allclose(
-            got[key], wanted[key], rtol=tolerance, atol=tolerance, err_msg=key
-        )
+        given = got[key], wanted[key]
+        np.testing.assert_allclose(*given, rtol=tolerance, atol=tolerance, err_msg=key)
 
 
-def test_published_poisson_posterior():
-    got = exact_posterior(np.array([[4.0, 7.0], [2.0, 5.0]]), 1.0)
+def test_published_posteriors_and_evidences():
+    V = np.array([[4.0, 7.0], [2.0, 5.0]])
+    got = exact_posterior(V, 1.0)
     np.testing.assert_allclose(got["mean_mu"], [[3.3199, 6.1655], [2.2132, 4.1103]], atol=5e-5)
     np.testing.assert_allclose(got["var_mu"], [[2.0515, 4.4742], [1.1352, 2.7148]], atol=5e-5)
     assert got["sum_w"] == pytest.approx(4.1911, abs=5e-5)
     assert got["log_evidence"] == pytest.approx(-12.46773, abs=5e-6)
-
-
-def test_published_gaussian_posterior():
-    got = exact_posterior(np.array([[4.0, 7.0], [2.0, 5.0]]), 2.0)
+    got = exact_posterior(V, 2.0)
     np.testing.assert_allclose(got["mean_mu"], [[3.3836, 6.8136], [2.1977, 4.4461]], atol=5e-5)
-
-
-def test_published_poisson_evidence():
-    X = np.array([[2.0, 1.0], [0.0, 3.0]])
-    one = exact_posterior(X, 1.0)["log_evidence"]
-    assert one == pytest.approx(-8.525465119275, abs=1e-10)
-    two = exact_posterior(X, 1.0, K=2)["log_evidence"]
-    assert two == pytest.approx(-7.504036700896, abs=1e-10)
+    for K, published in ((1, -8.525465119275), (2, -7.504036700896)):
+        got = exact_posterior(np.array([[2.0, 1.0], [0.0, 3.0]]), 1.0, K=K)
+        assert got["log_evidence"] == pytest.approx(published, abs=1e-10)
 
 
 def tricomi_evidence(s, rate_w, rate_h):
@@ -82,7 +67,7 @@ def test_quadrature_meets_the_closed_evidence(X, rates):
 
 
 @pytest.mark.parametrize(
-    "case", tiered(ONE, lambda case: case.V.shape[1] == 2 or case.name == "poisson-gaps"), ids=name
+    "case", tiered(ONE, lambda case: case.V.shape[1] == 2 or case.name == "poisson-gaps"), ids=NAME
 )
 def test_quadrature_has_converged(case):
     columns = case.V.shape[1]
@@ -104,13 +89,12 @@ def test_closed_row_integrals_meet_the_plain_sum(beta, shape, row):
         np.testing.assert_allclose(got[likely], wanted[likely], rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("case", [c for c in ONE if c.V.shape == (2, 2)], ids=name)
+@pytest.mark.parametrize("case", [c for c in ONE if c.V.shape == (2, 2)], ids=NAME)
 def test_posterior_of_the_transpose_is_the_transpose(case):
     """W is integrated out in closed form and H on a grid, so this swaps the two routes."""
     got = reference_posterior(case)
-    swapped = exact_posterior(
-        case.V.T, case.beta, case.dispersion, rate_w=case.rate_h, rate_h=case.rate_w
-    )
+    rates = {"rate_w": case.rate_h, "rate_h": case.rate_w}
+    swapped = exact_posterior(case.V.T, case.beta, case.dispersion, **rates)
     for key in ("mean_mu", "var_mu"):
         np.testing.assert_allclose(got[key], swapped[key].T, rtol=1e-8)
     assert got["log_evidence"] == pytest.approx(swapped["log_evidence"], abs=1e-9)
@@ -131,33 +115,18 @@ def test_enumeration_has_converged(monkeypatch):
     assert_same(coarse, fine, 1e-7)
 
 
+MET = ("gaussian-skewed", "poisson-two")
+MORE = ("poisson-tall", "compound-gaps", "gamma-gaps", "poisson-two-gaps")
+
+
 @pytest.mark.statistical
-@pytest.mark.parametrize(
-    "case",
-    tiered(
-        [
-            case
-            for case in ONE + EXACT_TWO
-            if case.name
-            in {
-                "poisson-tall",
-                "gaussian-skewed",
-                "compound-gaps",
-                "gamma-gaps",
-                "poisson-two",
-                "poisson-two-gaps",
-            }
-        ],
-        lambda case: case.name in ("gaussian-skewed", "poisson-two"),
-    ),
-    ids=name,
-)
-def test_monte_carlo_meets_the_exact_routes(case):
+@pytest.mark.parametrize("name", tiered(MET + MORE, MET.__contains__))
+def test_monte_carlo_meets_the_exact_routes(name):
     """Independent code for the same posterior: within five standard errors, and those small."""
+    (case,) = (case for case in CASES if case.name == name)
     wanted = reference_posterior(case)
-    got = metropolis_posterior(
-        case.V, case.beta, case.K, case.dispersion, case.rate_w, case.rate_h, steps=60
-    )
+    settings = case.dispersion, case.rate_w, case.rate_h
+    got = exact.metropolis_posterior(case.V, case.beta, case.K, *settings, steps=60)
     for key in KEYS:
         z = (np.asarray(got[key]) - wanted[key]) / got[key + "_se"]
         assert np.max(np.abs(z)) < 5.0, (key, z)
@@ -169,7 +138,7 @@ def test_monte_carlo_meets_the_exact_routes(case):
 @pytest.mark.parametrize(
     "case",
     tiered([c for c in TWO if c.beta != 1.0], lambda case: case.name == "compound-two"),
-    ids=name,
+    ids=NAME,
 )
 def test_monte_carlo_cases_are_precise_enough(case):
     """Their errors must be small beside the 0.1 posterior sd that samplers are held to."""

@@ -1,18 +1,24 @@
-"""Geweke's joint test of every pair of a model and an exact sampler, and planted bugs."""
+"""Geweke's joint test and `calibrate`, of pairs of a model and an exact sampler; planted bugs."""
+
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 import daskfactor as dfac
-from daskfactor.inference import block_hmc
+from daskfactor.data.sources import as_blocks
+from daskfactor.inference import block_hmc, calibration
 from daskfactor.inference.dispersion import LearntDispersion
+from daskfactor.inference.gibbs import RATES, gathered
+from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models import gamma_factors
 from tests.statistical.joint import Joint, scores
-from tests.statistical.test_block_hmc import MovingMass, NoTest
-from tests.statistical.test_full_batch import drift_without_turning
+from tests.statistical.test_dispersions import without_normalizer
+from tests.statistical.test_gaussian import OldNormalW
 from tests.statistical.test_learnt import no_count, of_log
-from tests.statistical.test_negative_binomial import without_normalizer
-from tests.tiers import FULL
+from tests.statistical.test_posteriors import MovingMass, NoTest, drift_without_turning
+from tests.tiers import FULL, tiered
 
 pytestmark = pytest.mark.statistical
 
@@ -26,22 +32,17 @@ WARM = {"warm_start": 5}
 GIBBS, BLOCK_HMC, HMC = dfac.Gibbs(**WARM), dfac.BlockHMC(**WARM), dfac.HMC(**WARM)
 BOLD = dfac.BlockHMC(step=1.1, **WARM)
 
-RATES = {"rate_w": 1.0, "rate_h": 0.8}
-POISSON = dfac.TweedieNMF(2, dispersion=1.0, **RATES)
+RATES_OF = {"rate_w": 1.0, "rate_h": 0.8}
+POISSON = dfac.TweedieNMF(2, dispersion=1.0, **RATES_OF)
 BY_ROW = dfac.TweedieNMF(2, dispersion=1.0, rate_w="row", rate_h="column")
 SHARED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", rate_h="component")
 SHAPED = dfac.TweedieNMF(2, dispersion=1.0, rate_w="component", shape_w="auto", shape_h="auto")
-COUNTS = dfac.NegativeBinomialNMF(1, **RATES)
-OF_COLUMNS = dfac.NegativeBinomialNMF(1, dispersion="column", **RATES)
-FROZEN = dfac.TweedieNMF(
-    2,
-    dispersion=1.0,
-    rate_w="row",
-    rate_h=0.8,
-    shape_h=0.6,
-    fixed_w=np.random.default_rng(2).gamma(2.0, 0.5, (2 * COPIES, 1)),
-)
+COUNTS = dfac.NegativeBinomialNMF(1, **RATES_OF)
+OF_COLUMNS = dfac.NegativeBinomialNMF(1, dispersion="column", **RATES_OF)
+FIXED_W = np.random.default_rng(2).gamma(2.0, 0.5, (2 * COPIES, 1))
+FROZEN = replace(POISSON, rate_w="row", shape_h=0.6, fixed_w=FIXED_W)
 LINKED = dfac.GaussianMF(1, covariates_w=ROWS_X, covariates_h=COLUMNS_X)
+NORMAL = dfac.GaussianMF(2, noise=0.4, precision_w=1.2, precision_h=0.8, biases=False)
 
 
 def local(model, sampler, **settings):
@@ -53,11 +54,11 @@ def shared(model, sampler, **settings):
 
 
 def power(beta, phi, **shapes):
-    return dfac.TweedieNMF(1, beta=beta, dispersion=phi, **RATES, **shapes)
+    return dfac.TweedieNMF(1, beta=beta, dispersion=phi, **RATES_OF, **shapes)
 
 
 CASES = {
-    "Gibbs": local(dfac.TweedieNMF(2, dispersion=1.0, shape_w=0.6, **RATES), GIBBS),
+    "Gibbs": local(replace(POISSON, shape_w=0.6), GIBBS),
     "Gibbs, rates of rows and columns": local(BY_ROW, GIBBS),
     "Gibbs, rates of components": shared(SHARED, GIBBS),
     "Gibbs, frozen": local(FROZEN, GIBBS),
@@ -72,14 +73,13 @@ CASES = {
     "BlockHMC, rates of components": shared(SHARED, BLOCK_HMC),
     "BlockHMC, frozen": local(FROZEN, BLOCK_HMC),
     "BlockHMC, shapes": shared(SHAPED, BLOCK_HMC),
-    "BlockHMC, negative binomial": local(
-        dfac.NegativeBinomialNMF(1, dispersion=0.5, **RATES), BLOCK_HMC
-    ),
+    "BlockHMC, negative binomial": local(replace(COUNTS, dispersion=0.5), BLOCK_HMC),
     "BlockHMC, its dispersion": shared(COUNTS, BLOCK_HMC),
     "BlockHMC, dispersions of columns": shared(OF_COLUMNS, BLOCK_HMC),
     "HMC, rates of rows and columns": shared(BY_ROW, HMC),
     "HMC, rates of components": shared(SHARED, HMC),
     "HMC, its dispersion": shared(COUNTS, HMC),
+    "Gibbs, normal": local(NORMAL, dfac.Gibbs()),
     "Gibbs, real-valued": shared(dfac.GaussianMF(2), dfac.Gibbs(), shape=(5, 6)),
     "Gibbs, covariates": shared(
         LINKED, dfac.Gibbs(), shape=(5, 6), gaps=tuple((4, col) for col in range(6))
@@ -98,28 +98,162 @@ def test_the_prior_stays_as_it_is(name):
     assert max(map(abs, z.values())) < LIMIT, z
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "bug", "case"),
-    [
-        (block_hmc, "Path", NoTest, local(POISSON, BOLD)),
-        (block_hmc, "leapfrog_drift", drift_without_turning, local(POISSON, BLOCK_HMC)),
-        (block_hmc, "Path", MovingMass, local(POISSON, BLOCK_HMC)),
-        (gamma_factors, "_weights", no_count, local(BY_ROW, BLOCK_HMC)),
-        (gamma_factors, "_weights", no_count, shared(SHARED, BLOCK_HMC)),
-        (gamma_factors, "draw_positive", of_log, shared(SHAPED, BLOCK_HMC)),
-        (LearntDispersion, "normalizer", without_normalizer, shared(COUNTS, BLOCK_HMC)),
-    ],
-    ids=[
-        "no Metropolis test",
-        "reflection without turning",
-        "a metric that moves",
-        "no Jacobian of the rates of rows",
-        "no Jacobian of the rates of components",
-        "the density of the logarithm of a shape",
-        "no normaliser of the dispersion",
-    ],
-)
-def test_every_planted_bug_is_seen(place, name, bug, case, monkeypatch):
+class OldW(dfac.Gibbs):
+    """The rates of H from the W that S was drawn with."""
+
+    def block_step(self, program, op, data, bands, work):
+        rows, cols = bands
+        share = np.zeros(cols.values.shape)
+        add_rates(data.view(*op.block), False, rows.values, share)
+        first = op.iteration % (2 * data.grid.blocks) < data.grid.blocks
+        gathered(cols, RATES)[:] += share if first else -share
+        super().block_step(program, op, data, bands, work)
+
+
+class SameNumbers(dfac.Gibbs):
+    """W and H from the same random numbers."""
+
+    def _move(self, program, band, factor, cycle):
+        prior = program.hyper.prior(factor)
+        hyper = program.hyper._replace(rate_w=prior[0], shape_w=prior[1])
+        super()._move(replace(program, hyper=hyper, frozen=(None, None)), band, 0, cycle)
+
+
+BUGS = {
+    "no Metropolis test": (block_hmc, "Path", NoTest, local(POISSON, BOLD)),
+    "reflection without turning": (
+        *(block_hmc, "leapfrog_drift", drift_without_turning, local(POISSON, BLOCK_HMC)),
+    ),
+    "a metric that moves": (block_hmc, "Path", MovingMass, local(POISSON, BLOCK_HMC)),
+    "no Jacobian of the rates of rows": (
+        *(gamma_factors, "_weights", no_count, local(BY_ROW, BLOCK_HMC)),
+    ),
+    "no Jacobian of the rates of components": (
+        *(gamma_factors, "_weights", no_count, shared(SHARED, BLOCK_HMC)),
+    ),
+    "the density of the logarithm of a shape": (
+        *(gamma_factors, "draw_positive", of_log, shared(SHAPED, BLOCK_HMC)),
+    ),
+    "no normaliser of the dispersion": (
+        *(LearntDispersion, "normalizer", without_normalizer, shared(COUNTS, BLOCK_HMC)),
+    ),
+    "H given the W before": (local(POISSON, OldW(**WARM)),),
+    "W and H of the same numbers": (local(POISSON, SameNumbers(**WARM)),),
+    "H given the normal W before": (local(NORMAL, OldNormalW()),),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_every_planted_bug_is_seen(name, monkeypatch):
     """Each fails where the right sampler passes, in the test above."""
-    monkeypatch.setattr(place, name, bug)
+    *patch, case = BUGS[name]
+    if patch:
+        monkeypatch.setattr(*patch)
     assert worst(case) > LIMIT
+
+
+@pytest.fixture
+def calibrated(monkeypatch):
+    """`calibrate` in double precision, for which kernels are compiled anyway."""
+    monkeypatch.setattr(calibration, "as_blocks", partial(as_blocks, dtype="float64"))
+    settings = {"replications": 300, "draws": 250, "tune": 150, "random_seed": 3}
+    quiet = settings | {"progressbar": False, "executor": "serial"}
+    return lambda model, sampler, **own: dfac.calibrate(model, (4, 3), sampler, **quiet | own)
+
+
+RANKED = dfac.TweedieNMF(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
+NOISY = dfac.TweedieNMF(1, beta=2.0, dispersion=4.0, rate_w=1.0, rate_h=0.5)
+"""Data that say little, so that many entries come near zero."""
+EACH = {"replications": 200, "blocks": 1}
+"""Where a model has numbers that all rows and columns share every replication is a run: dear."""
+OF_MEAN_4 = {"moments": (4.0, 1.0)}
+REAL = dfac.GaussianMF(1, noise=0.5, precision_w=1.0, precision_h=2.0, biases=False)
+PAIRS = {
+    "Gibbs": (RANKED, GIBBS, {"missing": 0.3}),
+    "Gibbs, rates of rows": (BY_ROW, GIBBS, OF_MEAN_4),
+    "BlockHMC": (RANKED, BLOCK_HMC, {"blocks": 2}),
+    "BlockHMC, normal": (replace(NOISY, dispersion=1.0), BLOCK_HMC, {"missing": 0.3}),
+    "Gibbs, real-valued": (REAL, dfac.Gibbs(), {"missing": 0.2}),
+    "BlockHMC, noisy": (NOISY, BLOCK_HMC, {"replications": 800}),
+    "BlockHMC, shapes": (
+        replace(SHAPED, n_components=1, shape_w=1.0),
+        BLOCK_HMC,
+        OF_MEAN_4 | EACH | {"draws": 500},
+    ),
+    "BlockHMC, dispersions of columns": (OF_COLUMNS, BLOCK_HMC, EACH),
+    "HMC": (RANKED, HMC, {"together": 10, "replications": 200, "draws": 400}),
+    "HMC, its dispersion": (COUNTS, HMC, EACH | {"draws": 400}),
+    "Gibbs, all sampled": (dfac.GaussianMF(1), dfac.Gibbs(), EACH),
+}
+
+
+@pytest.mark.parametrize("name", tiered(PAIRS, [*PAIRS][:5].__contains__))
+def test_exact_samplers_are_calibrated(name, calibrated):
+    model, sampler, options = PAIRS[name]
+    found = calibrated(model, sampler, **options)
+    assert found.attrs["calibrated"], str(found)
+    assert found.sizes["replication"] == options.get("replications", 300)
+    # Sizes of W and H mix slowly where replications share one matrix, and with it its scale.
+    sizes = ("w_", "h_", "w[", "h[")
+    names = [own for own in found["quantity"].values if not own.startswith(sizes)]
+    assert np.isfinite(found["p"].sel(quantity=names)).all(), "too few draws to say anything"
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "bug", "pair", "count"),
+    tiered(
+        [
+            (block_hmc, "Path", NoTest, (RANKED, BOLD), 200),
+            (block_hmc, "leapfrog_drift", drift_without_turning, (NOISY, BLOCK_HMC), 800),
+            (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
+        ],
+        lambda own: own[2] in (NoTest, no_count),
+    ),
+    ids=["no Metropolis test", "reflection without turning", "no Jacobian of the rates"],
+)
+def test_calibration_sees_planted_bugs(place, name, bug, pair, count, monkeypatch, calibrated):
+    monkeypatch.setattr(place, name, bug)
+    found = calibrated(*pair, replications=count, blocks=1)
+    assert not found.attrs["calibrated"], str(found)
+
+
+class Hot(dfac.BlockHMC):
+    """The likelihood to the power 1 / 1.3."""
+
+    def block_step(self, program, *rest):
+        hyper = program.hyper._replace(dispersion=1.3 * program.hyper.dispersion)
+        super().block_step(replace(program, hyper=hyper), *rest)
+
+
+def test_a_temperature_is_seen(calibrated):
+    found = calibrated(RANKED, Hot(**WARM), replications=400)
+    assert not found.attrs["calibrated"], str(found)
+    assert found["quantity"][0] == "log_likelihood"
+    assert found["shift"][0] > 5
+    assert "NOT CALIBRATED" in found.verdict
+    assert "lie too low" in found.verdict
+
+
+class OtherRate(dfac.TweedieNMF):
+    """Factors whose rate is not the model's."""
+
+    def draw_prior(self, *rest):
+        true = super().draw_prior(*rest)
+        return true._replace(W=true.W / 1.1)
+
+
+def test_a_rate_that_is_off_by_a_tenth_is_seen(calibrated):
+    """By the sums of W and of H, which nothing else holds in place."""
+    wrong = OtherRate(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
+    for model, right in ((RANKED, True), (wrong, False)):
+        found = calibrated(model, GIBBS, replications=2000, draws=150)
+        assert found.attrs["calibrated"] == right, str(found)
+
+
+def test_a_step_that_is_too_large_and_too_short_a_run_are_seen(calibrated):
+    found = calibrated(RANKED, dfac.PSGLD(step=0.5, **WARM), replications=400)
+    assert not found.attrs["calibrated"], str(found)
+    assert "half the step" in found.verdict
+    # Draws from the start, which is a mode.
+    found = calibrated(RANKED, dfac.Gibbs(warm_start=100), tune=0, draws=12)
+    assert not found.attrs["calibrated"], str(found)

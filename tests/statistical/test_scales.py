@@ -1,23 +1,18 @@
 """The scale that W and H of a component share: its conditional, and what it leaves invariant."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import stats
 
 import daskfactor as dfac
-from daskfactor.executors import SerialExecutor
 from daskfactor.inference import tweedie_chain
-from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.rates import draw_scales
 from daskfactor.results.diagnose import effective_size
+from tests.inference.gaussian_reference import chain_of
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 COPIES = 4000
 MODEL = dfac.TweedieNMF(COPIES, dispersion=1.0, rate_w=0.5, rate_h=3.0, shape_w=2.0, shape_h=0.8)
 """Components that know nothing of each other are so many copies of one."""
@@ -32,9 +27,7 @@ def test_scales_follow_a_generalised_inverse_gaussian_law(power, rise, fall):
     scales = draw_scales(power, np.full(7, rise), np.full(7, fall), uniform)
     law = stats.geninvgauss(power, 2 * np.sqrt(rise * fall), scale=np.sqrt(fall / rise))
     np.testing.assert_allclose(law.cdf(scales), uniform, atol=1e-4)
-
-
-def test_tall_data_have_their_scale_where_the_prior_puts_it():
+    # Tall data have their scale where the prior puts it.
     scales = draw_scales(2969.0, np.full(3, 2000.0), np.full(3, 15.0), np.array([0.1, 0.5, 0.9]))
     wanted = 2969.0 / 2000.0 * np.exp(np.array([-1.2816, 0.0, 1.2816]) / np.sqrt(2969.0))
     np.testing.assert_allclose(scales, wanted, rtol=0.01)
@@ -43,9 +36,7 @@ def test_tall_data_have_their_scale_where_the_prior_puts_it():
 def moved(rng):
     """Factors of 3 x 2 data from their priors, (length, COPIES), and where the move takes them."""
     with dfac.as_blocks(np.ones((3, 2)), 1, dtype="float64") as data:
-        options, sampler = RunOptions(1, 0, 1, 1, 0, "moments", 0, "float64"), dfac.Gibbs(0)
-        setting = Setting(data, MODEL, sampler, options, SerialExecutor())
-        made = sampler.chain(setting, 0)
+        made = chain_of(data, MODEL, dfac.Gibbs(0))
         made.start()
         run = made.tracks[0]
         before = []
@@ -92,18 +83,12 @@ def test_another_volume_is_seen(volume, monkeypatch):
     assert worst_shift() > 5
 
 
-def chain_of(data, model, sampler, draws, tune):
-    options = RunOptions(draws, tune, 1, 1, 0, "moments", 0, "float64")
-    made = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
-    made.start()
-    return made
-
-
 def test_the_metric_stays_when_scales_move():
     V = np.random.default_rng(5).poisson(1.0, (20, 15)).astype(float)
     with dfac.as_blocks(V, 2, dtype="float64") as data:
         model = dfac.TweedieNMF(2, dispersion=1.0)
-        made = chain_of(data, model, dfac.PSGLD(0.5, transition="euler"), 200, 100)
+        made = chain_of(data, model, dfac.PSGLD(0.5, transition="euler"), tune=100, draws=200)
+        made.start()
         made.advance(100)
         state = made.tracks[0].state
         before = [band.arrays["metric"].copy() for band in state.bands()]
@@ -113,11 +98,8 @@ def test_the_metric_stays_when_scales_move():
 
 
 def without_counts(rate):
-    """Mean and variance of ΣW ΣH, and the mean of ΣW, of one component of 2 x 2 zeros.
-
-    With x = ΣW and y = ΣH it is p(x, y) ∝ x y exp(-λ (x + y) - x y): y is a gamma number
-    given x.
-    """
+    """Mean and variance of ΣW ΣH, and the mean of ΣW, of one component of 2 x 2 zeros. With x = ΣW
+    and y = ΣH it is p(x, y) ∝ x y exp(-λ (x + y) - x y): y is a gamma number given x."""
     t = np.linspace(-14.0, 7.0, 4001)
     x = np.exp(t)
     weight = np.exp(2.0 * t - rate * x) / (rate + x) ** 2
@@ -128,18 +110,17 @@ def without_counts(rate):
 
 @pytest.mark.parametrize("rate", tiered([1.0, 0.3], lambda own: own == 1.0))
 def test_steps_and_moves_of_the_scale_leave_small_posteriors_invariant(rate):
-    """Poisson zeros make a matrix of many components as many problems of one.
-
-    2,000 of them, whose draws are correlated over about 40 cycles, have errors of .006 sd and 2 %
-    of the variance; a metric that follows the scale shifts means by .12 to .20 sd and takes 12
-    to 17 % off the variance.
-    """
+    """Poisson zeros make a matrix of many components as many problems of one. 2,000 of them, whose
+    draws are correlated over about 40 cycles, have errors of .006 sd and 2 % of the variance; a
+    metric that follows the scale shifts means by .12 to .20 sd and takes 12 to 17 % off the
+    variance."""
     K = 2000
     mean, variance, sum_w = without_counts(rate)
     model = dfac.TweedieNMF(K, beta=1, dispersion=1.0, rate_w=rate, rate_h=rate)
     with dfac.as_blocks(np.zeros((2, 2)), 1, dtype="float64", allow_empty=True) as data:
         data.mean = K * mean / 4.0  # says where a chain has run away
-        made, found = chain_of(data, model, dfac.PSGLD(step=0.05), 1000, 200), []
+        made, found = chain_of(data, model, dfac.PSGLD(step=0.05), tune=200, draws=1000), []
+        made.start()
         for end in range(20, 1220, 20):
             made.advance(end)
             made.forget()

@@ -1,45 +1,35 @@
-"""Stein discrepancies of draws whose distribution is known.
+"""Stein discrepancies of draws whose distribution is known, and paths on the simplex."""
 
-Counts that no row or column lacks make the density vanish at the boundary for K = 1, so
-that the expected kernel is exactly zero under the posterior: a wrong sign of the score, a
-missing term or a wrong trace all show.
-"""
-
-import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from scipy import stats
 
 import daskfactor as dfac
-from daskfactor.errors import SamplingWarning
 from daskfactor.executors import SerialExecutor
+from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.particles import Particles, Posterior
+from daskfactor.stein.simplex_hmc import SimplexHMC
+from tests.stein.posed import stacked
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[np.float64]
-Draws = tuple[Array, Array]
-
 COUNTS = np.array([[4.0, 7.0], [2.0, 5.0]])
 POISSON = dfac.TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0)
 KERNEL = dfac.IMQ(2.0, 3.0)
-
 SIMPLEX = dfac.SILFNMF(1, beta=1.0, threshold=1e-9, sharpness=1.0, rate=0.5)
 """All but a Poisson likelihood: the loss is its divergence."""
 SIMPLEX_KERNEL = dfac.IMQ(0.2, 4.0)
-
 FLAT = dfac.SILFNMF(1, threshold=1e9, rate=0.5)
 """The prior."""
 
 
 def posterior_draws(count, rng):
-    """Independent draws from `POISSON`'s posterior.
-
-    With t = ΣH: H/t ~ Dirichlet(1 + column sums), W | t ~ Gamma(1 + row sums, 1 + t), and
-    p(t) ∝ t^(n + J - 1) e^(-t) (1 + t)^(-(I + n)), by inversion on a grid.
-    """
+    """Independent draws from `POISSON`'s posterior. With t = ΣH: H/t ~ Dirichlet(1 + column sums),
+    W | t ~ Gamma(1 + row sums, 1 + t), and p(t) ∝ t^(n + J - 1) e^(-t) (1 + t)^(-(I + n)), by
+    inversion on a grid."""
     (rows, cols), n = COUNTS.shape, COUNTS.sum()
     grid = np.linspace(1e-6, 60.0, 200_001)
     log = (n + cols - 1) * np.log(grid) - grid - (rows + n) * np.log1p(grid)
@@ -62,9 +52,6 @@ def prior_draws(count, rng):
     return W[:, :, None], rng.exponential(1 / FLAT.rate, (count, 1, 2))
 
 
-Model = dfac.SILFNMF | dfac.TweedieNMF
-
-
 def kernel_matrix(draws, model, kernel, tangent=False):
     with dfac.as_blocks(COUNTS, 1, dtype="float64") as data:
         posterior = Posterior(SerialExecutor(), data, model, kernel, tangent)
@@ -85,24 +72,18 @@ def test_expected_kernel_is_zero_under_the_posterior():
     mean, error = expected_kernel(posterior_draws, POISSON, KERNEL)
     assert error < 0.01
     assert abs(mean) < 5 * error
-
-
-def test_along_the_simplex_it_is_zero_too():
     mean, error = expected_kernel(simplex_draws, SIMPLEX, SIMPLEX_KERNEL, tangent=True)
     assert error < 0.05
     assert abs(mean) < 5 * error
 
 
-def test_scores_in_all_of_space_do_not_know_of_the_simplex():
-    """The paper's own, whose discrepancy of the posterior from itself is not zero."""
+def test_expected_kernel_is_not_zero_off_the_simplex_or_with_a_density_at_the_boundary():
+    """The paper's own scores, in all of space, do not know of the simplex."""
     mean, error = expected_kernel(simplex_draws, SIMPLEX, SIMPLEX_KERNEL)
     assert mean > 50 * error
-
-
-@pytest.mark.parametrize("tangent", [False, True])
-def test_it_is_not_zero_where_the_density_is_positive_at_the_boundary(tangent):
-    mean, error = expected_kernel(prior_draws, FLAT, SIMPLEX_KERNEL, tangent)
-    assert mean > 5 * error
+    for tangent in (False, True):
+        mean, error = expected_kernel(prior_draws, FLAT, SIMPLEX_KERNEL, tangent)
+        assert mean > 5 * error
 
 
 SHIFTS = {
@@ -127,38 +108,149 @@ def test_exact_draws_are_nearer_than_shifted_ones(shift):
     assert np.mean(gains) > 5 * np.std(gains, ddof=1) / np.sqrt(20)
 
 
-THREE = dfac.TweedieNMF(3, dispersion=1.0)
-THREE_KERNEL = dfac.IMQ(4.0, 4.5)
+BATCHES = 25
 
 
-def more_counts():
-    rng = np.random.default_rng(0)
-    return rng.poisson(rng.gamma(1, 2, (60, 3)) @ rng.gamma(1, 2, (3, 40))).astype(np.float64)
+def chain_of(V, model, draws, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    K = model.n_components
+    W = rng.dirichlet(np.ones(len(V)), (1, K)).swapaxes(1, 2)
+    H = rng.exponential(V.mean(), (1, K, V.shape[1]))
+    with dfac.as_blocks(V, 1, dtype="float64") as data:
+        posterior = Posterior(SerialExecutor(), data, model, IMQ())
+        options = SimplexHMC(draws=draws, tune=150, steps=steps)
+        made = stacked(options.chain(posterior, (W, H), draws, seed))
+    return made.W, made.H
 
 
-CHAINS = {
-    "two by two": (COUNTS, POISSON, KERNEL, 1, 0.05, 20),
-    "three components": (more_counts(), THREE, THREE_KERNEL, 2, 0.2, 5),
-}
-"""Data, model, kernel, blocks, the automatic step, and how far apart draws are."""
+class Estimate(NamedTuple):
+    mean: np.ndarray
+    error: np.ndarray
 
 
-def discrepancy_at(name, factor, seed):
-    V, model, kernel, blocks, step, thin = CHAINS[name]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SamplingWarning)  # the large step is told of
-        sampler = dfac.PSGLD(step=factor * step, transition="euler")  # of a bias that grows
-        run = {"blocks": blocks, "progressbar": False, "executor": "serial"}
-        trace = dfac.sample(V, model, sampler, 150, 200, thin=thin, random_seed=seed, **run)
-    found = dfac.stein_discrepancy(trace, V, model, kernel=kernel, **run)
-    return float(found["discrepancy"])
+def batched(values):
+    """Means (functions,) and their standard errors from means of consecutive draws."""
+    used = values[: len(values) // BATCHES * BATCHES]
+    means = used.reshape(BATCHES, -1, values.shape[1]).mean(axis=1)
+    return Estimate(values.mean(axis=0), means.std(axis=0, ddof=1) / np.sqrt(BATCHES))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", CHAINS)
-def test_draws_with_a_step_ten_times_too_large_are_ranked_worse(name):
-    """Chains of 150 draws, 8 seeds: by five standard errors, and in every pair."""
-    pairs = np.array([[discrepancy_at(name, by, seed) for by in (1, 10)] for seed in range(8)])
-    gains = np.log(pairs[:, 1] / pairs[:, 0])
-    assert gains.min() > 0
-    assert gains.mean() > 5 * gains.std(ddof=1) / np.sqrt(8)
+def check(values, exact, exact_error=0.0):
+    """By five standard errors, each of which is small beside the spread of the draws."""
+    found = batched(values)
+    assert np.all(found.error < 0.1 * values.std(axis=0)), found.error / values.std(axis=0)
+    z = (found.mean - exact) / np.hypot(found.error, exact_error)
+    assert np.abs(z).max() < 5, z
+
+
+def distance(values, law):
+    """Kolmogorov and Smirnov's distance of draws that hang together, times √(effective size)."""
+    error = batched(values[:, None]).error[0]
+    effective = min(len(values), (values.std() / error) ** 2)
+    return float(stats.kstest(values, law.cdf).statistic * np.sqrt(effective))
+
+
+def moments(W, H):
+    """Of all columns alike: entries of W and H, squares, logs, a product within a column."""
+    each = [own.mean(axis=(1, 2)) for own in (W**2, W**3, np.log(W))]
+    each += [W[:, 0].mean(axis=1), W[:, -1].mean(axis=1)]
+    each += [own.mean(axis=(1, 2)) for own in (H, H**2, np.log(H))]
+    return np.stack(each, axis=1)
+
+
+def test_a_flat_likelihood_leaves_the_prior():
+    """Columns Dirichlet(1), entries Exponential(rate): moments and whole distributions."""
+    rows, K, rate = 4, 5, 0.5
+    V = np.random.default_rng(1).gamma(1.0, size=(rows, 3))
+    W, H = chain_of(V, dfac.SILFNMF(K, threshold=1e9, rate=rate), 900, 14)
+    np.testing.assert_allclose(W.sum(axis=1), 1.0, rtol=1e-12)
+    harmonic = sum(1 / i for i in range(1, rows))
+    exact = [2 / (rows * (rows + 1)), 6 / (rows * (rows + 1) * (rows + 2)), -harmonic]
+    exact += [1 / rows, 1 / rows, 1 / rate, 2 / rate**2, -np.euler_gamma - np.log(rate)]
+    check(moments(W, H), np.array(exact))
+    for i, k in ((0, 0), (3, 4)):
+        assert distance(W[:, i, k], stats.beta(1, rows - 1)) < 2.2
+        assert distance(H[:, k, i // 2], stats.expon(scale=1 / rate)) < 2.2
+
+
+def test_a_dirichlet_posterior():
+    """One component under a Poisson likelihood: W a Dirichlet, H gamma variables."""
+    model = dfac.SILFNMF(1, beta=1.0, threshold=1e-9, sharpness=1.0, rate=0.5)
+    W, H = chain_of(COUNTS, model, 900, 8)
+    by_row, by_column = 1 + COUNTS.sum(axis=1), 1 + COUNTS.sum(axis=0)
+    w = stats.beta(by_row[0], by_row[1])
+    laws = [stats.gamma(a, scale=1 / 1.5) for a in by_column]
+    values = np.stack([W[:, 0, 0], H[:, 0, 0], H[:, 0, 1]], axis=1)
+    check(values, np.array([w.mean(), *(law.mean() for law in laws)]))
+    spread = np.array([w.var(), *(law.var() for law in laws)])
+    check((values - values.mean(axis=0)) ** 2, spread)
+    for own, law in zip(values.T, [w, *laws], strict=True):
+        assert distance(own, law) < 2.2
+
+
+def functions_of_one(w, a, b):
+    """Of W = (w, 1 - w) and H = (a, b), along a last axis."""
+    return np.stack([w, w**2, a, a**2, b, b**2, w * a, a * b, w * (1 - w) * b], axis=-1)
+
+
+def test_the_loss_by_quadrature():
+    """2 x 2 under ‖V - WH‖², where the loss bends and the boundaries of W and H are near."""
+    V = np.array([[1.4, 0.2], [0.3, 0.6]])
+    model = dfac.SILFNMF(1, threshold=0.8, smoothness=0.6, sharpness=3.0, rate=0.7)
+    w = (np.arange(80) + 0.5) / 80
+    h = (np.arange(120) + 0.5) * 6.0 / 120
+    grid = np.stack(np.meshgrid(w, h, h, indexing="ij"), axis=-1)
+    at, a, b = np.moveaxis(grid, -1, 0)
+    f = (V[0, 0] - at * a) ** 2 + (V[0, 1] - at * b) ** 2
+    f += (V[1, 0] - (1 - at) * a) ** 2 + (V[1, 1] - (1 - at) * b) ** 2
+    mass = np.exp(model.log_likelihood(f) - model.rate * (a + b))
+    mass /= mass.sum()
+    assert mass[:, -1].sum() + mass[:, :, -1].sum() < 1e-4
+    slopes = model.slope(f) / -model.sharpness
+    assert 0.3 < (mass * ((slopes > 0) & (slopes < 1))).sum() < 0.9
+    exact = (mass[..., None] * functions_of_one(at, a, b)).sum(axis=(0, 1, 2))
+    W, H = chain_of(V, model, 1500, 8, seed=2)
+    check(functions_of_one(W[:, 0, 0], H[:, 0, 0], H[:, 0, 1]), exact, 1e-4)
+
+
+def functions_of_two(W, H):
+    """That do not tell components apart."""
+    mu = W @ H
+    return np.concatenate(
+        [
+            mu.reshape(len(mu), -1),
+            H.sum(axis=(1, 2))[:, None],
+            (W[:, :, 0] * W[:, :, 1]),
+            (W[:, 0] * H.sum(axis=2)).sum(axis=1)[:, None] ** 2,
+        ],
+        axis=1,
+    )
+
+
+@pytest.mark.parametrize("beta", tiered([2.0, 1.0], lambda own: own == 2.0))
+def test_two_components_by_weighted_draws_of_the_prior(beta):
+    V = np.array([[1.0, 0.3], [0.4, 2.0], [0.2, 0.6]])
+    model = dfac.SILFNMF(2, beta=beta, threshold=0.7, smoothness=0.7, sharpness=2.5)
+    rng, n = np.random.default_rng(0), 200_000
+    W = rng.dirichlet(np.ones(3), (n, 2)).swapaxes(1, 2)
+    H = rng.exponential(1.0, (n, 2, 2))
+    mu = W @ H
+    d = ((V - mu) ** 2) if beta == 2.0 else V * np.log(V / mu) - V + mu
+    mass = np.exp(model.log_likelihood(d.sum(axis=(1, 2))))
+    mass /= mass.sum()
+    assert 1 / (mass**2).sum() > 10_000
+    values = functions_of_two(W, H)
+    exact = mass @ values
+    error = np.sqrt((mass**2) @ (values - exact) ** 2)
+    check(functions_of_two(*chain_of(V, model, 1200, 8, seed=1)), exact, error)
+
+
+def test_the_orthant():
+    """Poisson counts and exponential priors: E μ and Var μ by quadrature."""
+    model = dfac.TweedieNMF(1, dispersion=1.0, rate_w=1.0, rate_h=1.0)
+    W, H = chain_of(COUNTS, model, 1200, 8)
+    mean = np.array([[3.3199, 6.1655], [2.2132, 4.1103]])
+    variance = np.array([[2.0515, 4.4742], [1.1352, 2.7148]])
+    mu = (W @ H).reshape(len(W), -1)
+    check(mu, mean.ravel())
+    check((mu - mean.ravel()) ** 2, variance.ravel())

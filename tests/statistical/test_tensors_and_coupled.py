@@ -1,31 +1,26 @@
-"""CP models of 2 x 2 x 2 tensors against their exact posterior, and planted bugs.
-
-Two components of counts by enumeration: given which component each count is of, sums of factors
-and their shares are independent. One component under a normal law by quadrature. Hundreds of
-copies of the problem share a run, as blocks on a diagonal whose other cells are missing.
-"""
+"""CP models and coupled matrices against exact posteriors, and planted bugs."""
 
 import functools
 import itertools
 import math
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import sparse
-from numpy.typing import NDArray
-from scipy import special
+from scipy import special, stats
+from scipy.sparse import block_diag, csr_array
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence import tempered
 from daskfactor.kernels import factorwise
+from daskfactor.models.coupled import JointLaw
 from daskfactor.results.views import factors
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.statistical
 
-Array = NDArray[Any]
 COPIES, EVIDENT, ERRORS = 400, 40, 5.0
 COUNTS = np.array([[[2, 0], [1, 3]], [[0, 1], [0, 2]]])
 VALUES = np.array([[[1.2, 0.1], [0.7, 2.0]], [[-0.3, 0.6], [0.2, 1.1]]])
@@ -89,8 +84,7 @@ def exact_normal(v, phi):
         log_p = log_p + 0.5 * mean**2 / variance + np.log(sd) + log_tail
         pdf = np.exp(-0.5 * (mean / sd) ** 2 - 0.5 * math.log(2 * math.pi) - log_tail)
         a_means.append(mean + sd * pdf)
-    p = np.exp(log_p - log_p.max())
-    p /= p.sum()
+    p = special.softmax(log_p)
     found = [[[(p * a * own).sum() for own in row] for row in pairs] for a in a_means]
     return np.array(found)
 
@@ -108,10 +102,8 @@ def drawn(v, model, sampler, draws=300, tune=200):
     tensor = copied(v)
     settings = {"draws": draws, "tune": tune, "random_seed": 3, "progressbar": False}
     trace = dfac.sample(tensor, model, sampler, blocks=2, **settings)
-    own = [
-        f.values[0].astype(np.float64).reshape(draws, COPIES, 2, -1)
-        for f in factors(trace).values()
-    ]
+    values = [own.values[0].astype(np.float64) for own in factors(trace).values()]
+    own = [one.reshape(draws, COPIES, 2, -1) for one in values]
     return np.einsum("dcik,dcjk,dclk->cijl", *own) / draws
 
 
@@ -135,14 +127,14 @@ def test_the_enumeration_is_the_integral_of_one_component():
     assert math.exp(log_sums(3) - log_sums(2)) == pytest.approx(sums[1] / sums[0], rel=1e-4)
 
 
-def test_two_components_of_counts():
-    distance, error = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0])
-    assert error < 0.03
-    assert distance < ERRORS
-
-
-def test_one_component_under_a_normal_law():
-    distance, error = off(drawn(VALUES, ONE, dfac.BlockHMC()), exact_normal(VALUES, PHI))
+@pytest.mark.parametrize("components", [2, 1])
+def test_exact_posteriors_of_tensors(components):
+    """Of two components of counts, and of one under a normal law."""
+    if components == 2:
+        found, true = drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0]
+    else:
+        found, true = drawn(VALUES, ONE, dfac.BlockHMC()), exact_normal(VALUES, PHI)
+    distance, error = off(found, true)
     assert error < 0.03
     assert distance < ERRORS
 
@@ -200,3 +192,119 @@ def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch):
     monkeypatch.setattr(factorwise, "slope", wrong)
     distance, _ = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0])
     assert distance > ERRORS
+
+
+class Views(NamedTuple):
+    """Two columns of data of the same rows, and their laws."""
+
+    name: str
+    first: list[float]
+    second: list[float]
+    relations: dict[str, dfac.Relation]
+
+
+POISSON = dfac.Relation(law="poisson", dispersion=1.0)
+NORMAL = dfac.Relation(law="normal", dispersion=0.7)
+HALF = dfac.Relation(law="poisson", dispersion=1.0, weight=0.5)
+COUNTED = dfac.Relation(law="negative binomial", dispersion=0.4)
+GAMMA = dfac.Relation(law="gamma", dispersion=0.3)
+VIEWS = [
+    Views("poisson-normal", [4, 1, 9], [1.5, 0.4, 2.6], {"a": POISSON, "b": NORMAL}),
+    Views("weighted-overdispersed", [2, 0, 5], [7, 3, 30], {"a": HALF, "b": COUNTED}),
+    Views("gamma-normal", [2.5, 0.3, 1.2], [3.5, 0.1, -0.6], {"a": GAMMA, "b": NORMAL}),
+]
+
+
+def log_density(relation, v, mu):
+    """Log-densities by SciPy's own distributions."""
+    phi = float(relation.dispersion)
+    law = {
+        "poisson": lambda: stats.poisson.logpmf(v, mu),
+        "normal": lambda: stats.norm.logpdf(v, mu, np.sqrt(phi)),
+        "gamma": lambda: stats.gamma.logpdf(v, 1 / phi, scale=phi * mu),
+        "negative binomial": lambda: stats.nbinom.logpmf(v, 1 / phi, 1 / (1 + phi * mu)),
+    }[relation.law]
+    return relation.weight * law()
+
+
+def exact_pair(pair, rate=1.0):
+    """Posterior means of row factors, and of the means of both views: (3,), (2, 3). On a grid of
+    log h and log g, with w of every row on a grid of its own."""
+    columns = np.array(pair.first), np.array(pair.second)
+    units = [float(np.mean(own)) for own in columns]
+    nodes = np.linspace(-5.5, 2.5, 161)
+    h = np.exp(nodes)
+    w = np.exp(np.linspace(-8.0, 3.0, 301))
+    log_joint = -rate * h[:, None] - rate * h[None, :] + nodes[:, None] + nodes[None, :]
+    rows = []
+    for i in range(3):
+        terms = []
+        for view, name in enumerate("ab"):
+            mu = units[view] * w[None, :] * h[:, None]
+            terms.append(log_density(pair.relations[name], columns[view][i], mu))
+        inner = terms[0][:, None, :] + terms[1][None, :, :] - rate * w + np.log(w)  # (h, g, w)
+        top = inner.max(axis=2, keepdims=True)
+        weight = np.exp(inner - top)
+        total = weight.sum(axis=2)
+        rows.append(weight @ w / total)
+        log_joint = log_joint + np.log(total) + top[..., 0]
+    p = special.softmax(log_joint)
+    means = np.array([(p * own).sum() for own in rows])
+    mu = [[(p * own * one).sum() for own in rows] for one in (h[:, None], h[None, :])]
+    return means, np.array(mu) * np.array(units)[:, None]
+
+
+def drawn_pair(pair, sampler, draws, tune=150):
+    """Means over the draws of every copy: (copies, 3), (copies, 2, 3)."""
+    data = {
+        name: csr_array(block_diag([np.array(own)[:, None]] * COPIES))
+        for name, own in (("a", pair.first), ("b", pair.second))
+    }
+    for own in data.values():
+        assert own.nnz == 3 * COPIES, "a zero that is not stored would be missing"
+    model = dfac.Coupled(1, relations=pair.relations, rate_w=1.0, rate_h=1.0)
+    settings = {"draws": draws, "tune": tune, "random_seed": 5, "progressbar": False}
+    trace = dfac.sample(data, model, sampler, unstored="missing", blocks=4, **settings)
+    own = {name: values.values[0, ..., 0] for name, values in factors(trace).items()}
+    W = own["row"].reshape(draws, COPIES, 3).astype(np.float64)
+    units = [np.mean(pair.first), np.mean(pair.second)]
+    mu = [unit * W * own[name][:, :, None] for name, unit in zip("ab", units, strict=True)]
+    return W.mean(axis=0), np.stack([one.mean(axis=0) for one in mu], axis=1)
+
+
+def worst(pair, sampler, draws=300):
+    """The same as `off`, of row factors and of the means of both views."""
+    pairs = zip(drawn_pair(pair, sampler, draws), exact_pair(pair), strict=True)
+    return np.max([off(found, true) for found, true in pairs], axis=0)
+
+
+def test_quadrature_of_one_view_is_that_of_a_matrix_alone():
+    """With the second view's weight near nothing the first is a gamma-Poisson problem."""
+    vague = dfac.Relation(law="normal", dispersion=1e8)
+    pair = Views("alone", [4, 1, 9], [1.5, 0.4, 2.6], {"a": POISSON, "b": vague})
+    means, mu = exact_pair(pair)
+    # By hand: given h, w_i ~ Gamma(v_i + 1, 1 + u h); p(h) ∝ h^Σv e^-h (1 + u h)^-(Σv + 3)
+    h, v, u = np.exp(np.linspace(-12, 5, 20001)), np.array(pair.first), np.mean(pair.first)
+    p = h ** (v.sum() + 1) * np.exp(-h) * (1 + u * h) ** -(v.sum() + 3.0)
+    p /= p.sum()
+    w = (v[:, None] + 1) / (1 + u * h)
+    np.testing.assert_allclose(means, (p * w).sum(axis=1), rtol=2e-3)
+    np.testing.assert_allclose(mu[0], u * (p * w * h).sum(axis=1), rtol=2e-3)
+
+
+@pytest.mark.parametrize("pair", VIEWS, ids=lambda pair: pair.name)
+def test_exact_posteriors_of_coupled_matrices(pair):
+    size, error = worst(pair, dfac.BlockHMC(warm_start=5))
+    assert error < 0.02, "too few draws for the tolerance to mean anything"
+    assert size < ERRORS
+
+
+@pytest.mark.parametrize("bug", ["share", "turned"])
+def test_planted_bugs_are_seen(bug, monkeypatch):
+    if bug == "share":
+        monkeypatch.setattr(JointLaw, "parts", property(lambda law: law.laws))
+    else:
+        own = JointLaw.of
+        monkeypatch.setattr(JointLaw, "of", lambda law, block: own(law, (block[0], 0)))
+    size, _ = worst(VIEWS[0], dfac.BlockHMC(warm_start=5))
+    assert size > 2 * ERRORS

@@ -1,0 +1,431 @@
+"""Real-valued models: conditionals, exact posteriors, symmetries, links; planted bugs."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from daskfactor import as_blocks
+from daskfactor.executors import SerialExecutor
+from daskfactor.executors.plan import CycleOptions, build_plan
+from daskfactor.executors.state import FactorBand, make_state
+from daskfactor.inference import program as programs
+from daskfactor.inference import symmetries
+from daskfactor.inference.gaussian_chain import NO_FLOOR, GaussianChain, column_table
+from daskfactor.inference.gibbs import GaussianGibbs
+from daskfactor.inference.links import LINKS, telling
+from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, prepare_state
+from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.sghmc import SGHMC
+from daskfactor.inference.symmetries import Prior, draw_level, draw_symmetries
+from daskfactor.kernels.langevin import sums_of_squares
+from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from daskfactor.models.rates import draw_scales
+from daskfactor.models.tweedie_law import NORMAL
+from tests.inference.gaussian_reference import gibbs, moments_of_copies
+
+pytestmark = pytest.mark.statistical
+
+NAN = float("nan")
+HYPER = GaussianHyper(0.4, 1.3, 2.0, 1.5, (1.2, 0.6), (0.8, 1.7))
+
+
+class WrongNoise(GaussianGibbs):
+    """Standard deviation in place of variance."""
+
+    def _move(self, program, band, factor, cycle):
+        hyper = program.hyper._replace(noise=program.hyper.noise**0.5)
+        super()._move(replace(program, hyper=hyper), band, factor, cycle)
+
+
+class NoPriorMean(GaussianGibbs):
+    def _columns(self, program, values, factor):
+        columns = super()._columns(program, values, factor).copy()
+        columns[0] = 0
+        return columns
+
+
+class NoBiasTakenOff(GaussianGibbs):
+    """What does not move is left in the data."""
+
+    def _move(self, program, band, factor, cycle):
+        held = band.values.copy()
+        still = super()._columns(program, held, factor)[3] == 0
+        band.values[:, still] = 0
+        super()._move(program, band, factor, cycle)
+        band.values[:, still] = held[:, still]
+
+
+class OldNormalW(GaussianGibbs):
+    """H drawn given the W that W was drawn beside."""
+
+    def suited(self, model):
+        return self
+
+    def block_step(self, program, op, data, bands, work):
+        if op.iteration % (2 * data.grid.blocks) == 0 and op.block.row == op.block.col:
+            bands[ROWS].arrays["old"] = bands[ROWS].values.copy()
+        super().block_step(program, op, data, bands, work)
+
+    def _gather(self, program, op, view, bands, factor):
+        rows, cols = bands
+        if factor == COLUMNS:
+            rows = FactorBand(rows.offset, rows.arrays["old"])
+        super()._gather(program, op, view, (rows, cols), factor)
+
+
+ROW = np.array([1.2, NAN, -0.7, 0.4, 2.0])
+EACH_SIDE = 20_000
+
+
+def conditional(factor):
+    """The other factor, packed, what a row begins with, and its exact mean and covariance."""
+    own, partner = column_table(HYPER, 4)[factor], column_table(HYPER, 4)[1 - factor]
+    rng = np.random.default_rng(2)
+    other = np.where(partner[3] > 0, rng.normal(partner[0], 1.0, (5, 4)), 1.0)
+    start, free = np.where(own[3] > 0, 9.0, 1.0), own[3] > 0
+    seen = ~np.isnan(ROW)
+    X = other[seen][:, free]
+    residual = ROW[seen] - other[seen][:, ~free] @ start[~free]
+    covariance = np.linalg.inv(X.T @ X / HYPER.noise + np.diag(own[1, free]))
+    mean = covariance @ (X.T @ residual / HYPER.noise + (own[0] * own[1])[free])
+    return other, start, mean, covariance
+
+
+def one_side(kind, factor):
+    """The largest z of means and covariances of rows (columns) that all have the same data."""
+    other, start, mean, covariance = conditional(factor)
+    own, V = np.tile(start, (EACH_SIDE, 1)), np.tile(ROW, (EACH_SIDE, 1))
+    factors = (own, other) if factor == ROWS else (other, own)
+    frozen = [None, None]
+    frozen[1 - factor] = np.ones(4, bool)
+    sampler = kind()
+    program = Program(sampler, NORMAL, NO_FLOOR, HYPER, (3, 5), tuple(frozen))
+    data = V if factor == ROWS else V.T.copy()
+    with as_blocks(data, 2, dtype="float64", allow_empty=True) as data:
+        state = make_state(data.grid, *(each.copy() for each in factors))
+        prepare_state(state)
+        options = np.random.default_rng, lambda _: CycleOptions()
+        plan = build_plan(sampler.schedule, data.n_observed, range(1), *options)
+        state = SerialExecutor().run(plan, program, state, data)
+    sides = state.gather("rows"), state.gather("columns")
+    np.testing.assert_array_equal(sides[1 - factor], other)
+    free = column_table(HYPER, 4)[factor][3] > 0
+    np.testing.assert_array_equal(sides[factor][:, ~free], 1.0)
+    drawn, variances = sides[factor][:, free], np.diag(covariance)
+    z_mean = (drawn.mean(axis=0) - mean) / np.sqrt(variances / EACH_SIDE)
+    error = np.sqrt((np.outer(variances, variances) + covariance**2) / EACH_SIDE)
+    z_covariance = (np.cov(drawn.T) - covariance) / error
+    return float(max(np.abs(z_mean).max(), np.abs(z_covariance).max()))
+
+
+@pytest.mark.parametrize("factor", [ROWS, COLUMNS])
+def test_a_frozen_factor_leaves_normal_posteriors(factor):
+    assert one_side(GaussianGibbs, factor) < 4.5
+
+
+@pytest.mark.parametrize("bug", [WrongNoise, NoPriorMean, NoBiasTakenOff])
+def test_one_side_sees_every_planted_bug(bug):
+    assert one_side(bug, COLUMNS) > 4.5
+
+
+def errors_of(noise, sampler=None, draws=2000):
+    """Error of the means in posterior standard deviations, and the ratios of variances."""
+    away, ratios = moments_of_copies(noise, sampler, tune=200, draws=draws)
+    return float(np.sqrt(np.mean(away.mean(axis=0) ** 2))), ratios
+
+
+def passes(away, ratios):
+    return away < 0.10 and bool(np.all((ratios > 0.90) & (ratios < 1.12)))
+
+
+def test_gibbs_against_quadrature():
+    away, ratios = moments_of_copies(0.3, GaussianGibbs(), tune=50, draws=500)
+    error = away.std(axis=0) / np.sqrt(len(away))
+    assert error.max() < 0.02
+    assert np.abs(away.mean(axis=0) / error).max() < 4.5
+    assert np.abs(ratios - 1).max() < 0.05
+
+
+@pytest.mark.parametrize("noise", [1.0, 0.3])
+def test_momentum_against_quadrature(noise):
+    away, ratios = errors_of(noise)
+    assert passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
+
+
+class NoScale(SGHMC):
+    def block_step(self, program, op, *rest):
+        super().block_step(program, op._replace(scale=1.0), *rest)
+
+
+class HotMomentum(SGHMC):
+    """The momentum a twentieth too large after every cycle."""
+
+    def block_step(self, program, op, data, bands, work):
+        super().block_step(program, op, data, bands, work)
+        if op.last:
+            for band in bands:
+                band.arrays["momentum"] *= 1.05
+
+
+class NoPriorOnColumns(SGHMC):
+    def _move(self, program, op, band, gradient, factor):
+        if factor == COLUMNS:
+            table = column_table(program.hyper, band.values.shape[1])[factor]
+            columns = table.astype(band.values.dtype)
+            gradient = gradient + columns[1] * (band.values - columns[0])
+        super()._move(program, op, band, gradient, factor)
+
+
+@pytest.mark.parametrize("bug", [NoScale, HotMomentum, NoPriorOnColumns])
+def test_quadrature_sees_every_planted_bug(bug):
+    away, ratios = errors_of(0.3, bug(), 1000)
+    assert not passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
+
+
+COPIES, ROWS_OF_W, ROWS_OF_H, RANK = 1500, 7, 3, 2
+MEAN, RIDGE = 1.5, 0.7
+LINKED = np.random.default_rng(1).normal(size=(ROWS_OF_W, 2))
+TABLES = (
+    np.array([[0.0, 0.0, 0.0, 0.0], [1.3, 0.6, 2.0, 1.0], [0, 0, 0, 0], [1, 1, 1, 0]]),
+    np.array([[0.0, 0.0, 0.0, MEAN], [0.8, 1.7, 1.0, 1.5], [0, 0, 0, 0], [1, 1, 0, 1]]),
+)
+"""Prior means and precisions of W, biases of rows and ones, and of H, ones and biases."""
+
+
+def prior_draw(rng):
+    """W, with a link to LINKED in its first RANK columns, H as rows, and the link."""
+    W, H = (
+        rng.normal(table[0], 1 / np.sqrt(table[1]), (n, RANK + 2))
+        for table, n in zip(TABLES, (ROWS_OF_W, ROWS_OF_H), strict=True)
+    )
+    link = np.zeros((2, RANK + 2))
+    link[:, :RANK] = rng.normal(size=(2, RANK)) / np.sqrt(RIDGE * TABLES[ROWS][1, :RANK])
+    W += LINKED @ link
+    W[:, RANK + 1], H[:, RANK] = 1.0, 1.0
+    return W, H, link
+
+
+def sizes_and_levels(W, H, link, mean):
+    """Sizes and levels of what the prior is known of."""
+    rest = W - LINKED @ link
+    biases = W[:, RANK].mean(), (H[:, RANK + 1] - mean).mean()
+    levels = *rest[:, :RANK].mean(axis=0), *H[:, :RANK].mean(axis=0), *biases
+    squares = [np.square(own[:, :RANK]).sum(axis=0) for own in (rest, H, link)]
+    return np.concatenate([levels, np.square(levels), *np.log(squares)])
+
+
+def moved(grid, rng):
+    """Functions of a draw of the prior, and of where the draws along symmetries take it."""
+    W, H, link = prior_draw(rng)
+    state = make_state(grid, W.copy(), H.copy())
+    (first,), (second,) = state.factors
+    first.arrays[SHIFT] = LINKED @ link
+    both = (TABLES[ROWS], RANK, (link, RIDGE)), (TABLES[COLUMNS], RANK + 1, None)
+    priors = tuple(Prior([slice(None)], *own) for own in both)
+    scale, shift = draw_symmetries(state, priors, RANK, rng)
+    sizes = np.concatenate([scale, np.ones(2)])
+    np.testing.assert_allclose(first.values @ second.values.T, W @ H.T, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(first.arrays[SHIFT], LINKED @ (link * sizes))
+    assert (np.abs(first.values[:, : RANK + 1] - W[:, : RANK + 1]) > 1e-9).all()
+    after = sizes_and_levels(first.values, second.values, link * sizes, MEAN - shift)
+    return sizes_and_levels(W, H, link, MEAN), after
+
+
+def worst_shift():
+    """The largest z of any mean, of draws that were moved against draws that were not."""
+    rng = np.random.default_rng(3)
+    with as_blocks(np.ones((ROWS_OF_W, ROWS_OF_H)), 1, dtype="float64") as data:
+        pairs = [moved(data.grid, rng) for _ in range(COPIES)]
+    before, after = (np.array(own) for own in zip(*pairs, strict=True))
+    assert np.corrcoef(before[:, 0], after[:, 0])[0, 1] < 0.9, "hardly moved"
+    change = after - before
+    return float(np.abs(change.mean(axis=0) / change.std(axis=0)).max() * np.sqrt(COPIES))
+
+
+def test_symmetries_leave_the_prior_as_it_is():
+    assert worst_shift() < 4.5
+
+
+@pytest.mark.parametrize(
+    ("name", "bug"),
+    [
+        # Without the volume; without entries of the link; without the other factor's biases.
+        ("draw_scales", lambda power, *rest: draw_scales(0.0 * power, *rest)),
+        ("draw_scales", lambda power, *rest: draw_scales(power - 1.0, *rest)),
+        ("draw_level", lambda a, b, *rest: draw_level(a, b._replace(cross=0 * b.cross), *rest)),
+    ],
+)
+def test_symmetries_see_every_planted_bug(name, bug, monkeypatch):
+    monkeypatch.setattr(symmetries, name, bug)
+    assert worst_shift() > 4.5
+
+
+def chain_at(kind, data, model, sampler, tune=0):
+    options = RunOptions(1, tune, 1, 1, 0, "moments", 0, str(data.dtype))
+    return kind(Setting(data, model, sampler, options, SerialExecutor()), 0)
+
+
+ROWS_X = np.random.default_rng(0).normal(size=(9, 2))
+COLUMNS_X = np.eye(7)[:, :3]
+MODEL = GaussianMF(2, noise=1.0, covariates_w=ROWS_X, covariates_h=COLUMNS_X)
+PRIORS = GaussianHyper(1.0, 0.0, 2.0, 0.5, (1.5, 1.5), (1.5, 1.5), 1, 1, 1.4, 0.6)
+NAMES = ("link_precision_w", "link_precision_h")
+
+
+class ResidualsForgotten(GaussianChain):
+    """Precisions from the squares of entries around the means of all rows."""
+
+    def _sums(self, hyper, state, factor, centre):
+        total, count = super()._sums(hyper, state, factor, centre)
+        told = telling(self.setting, factor)
+        return total + sum(state.each(partial(forgotten, centre=centre), factor, told)), count
+
+
+def forgotten(band, rows, centre):
+    away = np.zeros((2, len(centre)))
+    sums_of_squares(np.ascontiguousarray(band.values[rows]), centre, away[0])
+    sums_of_squares(programs.unshifted(band)[rows], centre, away[1])
+    return np.asarray(away[0] - away[1])
+
+
+class LinkForgotten(GaussianChain):
+    """Precisions as if the link's prior did not have them."""
+
+    def _sums(self, hyper, state, factor, centre):
+        linked, self.linked = self.linked, []
+        found = super()._sums(hyper, state, factor, centre)
+        self.linked = linked
+        return found
+
+
+class EmptyRowsStay(GaussianChain):
+    """Rows without data left where the former link had put them."""
+
+    def _draw_unobserved(self, *_):
+        pass
+
+
+def hyper_of_prior(rng):
+    names = ("row_bias_precision", "column_bias_precision", *NAMES)
+    drawn = {name: rng.exponential(getattr(PRIORS, name)) for name in names}
+    both = tuple(rng.exponential(PRIORS.precision_w))
+    return PRIORS._replace(precision_w=both, precision_h=both, **drawn)
+
+
+def prior_of(hyper, links, rng):
+    """Packed factors, given the links."""
+    made = []
+    for factor, covariates in enumerate((ROWS_X, COLUMNS_X)):
+        mean, precision, _, free = column_table(hyper, MODEL.width)[factor]
+        drawn = rng.normal(mean + covariates @ links[factor], 1 / np.sqrt(precision))
+        made.append(np.where(free > 0, drawn, 1.0))
+    return made
+
+
+def told(hyper, links, factors):
+    """Functions of one state, each of finite variance under the prior."""
+    found = [np.log(getattr(hyper, name)) for name in NAMES]
+    found += [np.log(hyper.precision_w[0]), np.log(hyper.row_bias_precision)]
+    found += [np.log(hyper.column_bias_precision)]
+    for factor, covariates in enumerate((ROWS_X, COLUMNS_X)):
+        mean, precision, _, free = column_table(hyper, MODEL.width)[factor]
+        free = free > 0
+        scaled = links[factor] * np.sqrt(precision * getattr(hyper, NAMES[factor]))
+        away = (factors[factor] - mean - covariates @ links[factor]) * np.sqrt(precision)
+        found += [scaled[0, 0], (scaled[:, free] ** 2).mean(), (away[:, free] ** 2).mean()]
+        found += [away[-1, 0] ** 2, away[-1, 2 + factor], np.tanh(scaled[0, 0]) * away[0, 0]]
+    return [float(value) for value in found]
+
+
+def joint(kind, rounds=4000):
+    """Largest z: hyperparameters given factors and factors given these in turn, and the prior. The
+    level, whose prior is flat, wanders about, and nothing that is told depends on it."""
+    rng = np.random.default_rng(4)
+    V = np.ones((9, 7))
+    V[-2:], V[:, -1] = NAN, NAN
+    found = []
+    with as_blocks(V, 2, dtype="float64", allow_empty=True) as data:
+        chain = chain_at(kind, data, MODEL, GaussianGibbs())
+        chain.priors = PRIORS
+        hyper = hyper_of_prior(rng)
+        links = [np.zeros((2, 4)), np.zeros((3, 4))]
+        for cycle in range(rounds):
+            state = make_state(data.grid, *prior_of(hyper, links, rng))
+            prepare_state(state)
+            hyper = chain.draw_hyper(hyper, state, programs.Fit(0.0, 0.0), cycle, False)
+            links = [chain.links[name] for name in LINKS]
+            factors = [state.gather(side) for side in ("rows", "columns")]
+            found.append(told(hyper, links, factors))
+    after = np.array(found)[rounds // 10 :]
+    fresh = []
+    for _ in range(rounds):
+        hyper = hyper_of_prior(rng)
+        links = []
+        for factor, count in enumerate((2, 3)):
+            _, precision, _, free = column_table(hyper, MODEL.width)[factor]
+            scale = free / np.sqrt(precision * getattr(hyper, NAMES[factor]))
+            links.append(rng.normal(size=(count, 4)) * scale)
+        fresh.append(told(hyper, links, prior_of(hyper, links, rng)))
+    before = np.array(fresh)
+    batches = np.array([part.mean(axis=0) for part in np.array_split(after, 30)])
+    error = np.sqrt(batches.var(axis=0, ddof=1) / 30 + before.var(axis=0) / rounds)
+    return float(np.abs((after.mean(axis=0) - before.mean(axis=0)) / error).max())
+
+
+def test_hyperparameters_and_factors_in_turn_stay_on_their_prior():
+    assert joint(GaussianChain) < 5.0
+
+
+@pytest.mark.parametrize("bug", [ResidualsForgotten, LinkForgotten, EmptyRowsStay])
+def test_links_see_every_planted_bug(bug):
+    assert joint(bug, 1500) > 5.0
+
+
+def rows_and_covariates():
+    """Data whose rows follow from two covariates in part; two rows have none."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(12, 2))
+    W = X @ rng.normal(size=(2, 2)) + 0.4 * rng.normal(size=(12, 2))
+    V = 1 + 0.7 * rng.normal(size=9) + W[:, :1] @ rng.normal(size=(1, 9)) + W[:, 1:]
+    V += 0.5 * rng.normal(size=V.shape)
+    V[rng.random(V.shape) < 0.3] = NAN
+    V[5], V[11] = NAN, NAN
+    return V, X
+
+
+def z_of_means(one, other):
+    """Difference of the means of two chains' columns over its standard error, from batches."""
+    parts = [np.array([p.mean(axis=0) for p in np.array_split(own, 20)]) for own in (one, other)]
+    error = np.sqrt(sum(part.var(axis=0, ddof=1) for part in parts) / 20)
+    return np.asarray((parts[0].mean(axis=0) - parts[1].mean(axis=0)) / error)
+
+
+@pytest.mark.parametrize("sampler", [GaussianGibbs(), SGHMC()], ids=lambda own: own.name)
+def test_everything_sampled_against_another_gibbs_sampler(sampler):
+    V, X = rows_and_covariates()
+    model, every = GaussianMF(1, covariates_w=X), sampler.learns_every or 1
+    sampler = sampler.suited(model) or sampler
+    tune, draws = 100 * every, 1500 * every
+    with as_blocks(V, 1, dtype="float64", allow_empty=True) as data:
+        chain = chain_at(GaussianChain, data, model, sampler, tune)
+        chain.start()
+        found = []
+        for cycle in range(every, tune + draws, every):
+            chain.advance(cycle)
+            if cycle >= tune:
+                W, H = (chain.tracks[0].state.gather(side) for side in ("rows", "columns"))
+                mu, hyper = W @ H.T, chain.hyper
+                level = X @ chain.links["link_w"][:, 1]
+                precisions = *hyper.precision_w, hyper.column_bias_precision, hyper.link_precision_w
+                numbers = [*np.log([hyper.noise, *precisions]), hyper.mean]
+                found.append([*mu[5], *mu[5] ** 2, *mu[0, :2], *level[:4], *numbers])
+            chain.forget()
+        exact = gibbs(V, model, chain.priors, 4000, 1)
+    precisions = exact.precision, exact.column_bias_precision, exact.ridge
+    numbers = np.c_[np.log(np.c_[exact.noise, *precisions]), exact.mean]
+    cold = exact.mu[:, 5]
+    wanted = np.c_[cold, cold**2, exact.mu[:, 0, :2], exact.predicted[:, :4], numbers]
+    z = z_of_means(np.array(found), wanted)
+    assert np.abs(z).max() < 5.0, np.round(z, 1)
