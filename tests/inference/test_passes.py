@@ -134,7 +134,7 @@ def draw_of(V, sampler, model=None, **options):
 
 
 def test_zeros_that_are_not_stored_count_as_those_that_are():
-    """The kernels of beta = 2 are compared in tests/kernels/test_slope.py."""
+    """The kernels of beta = 2 are compared in tests/kernels/test_blocks.py."""
     V = np.random.default_rng(0).poisson(0.7, (11, 9)).astype(float)
     V[0] = V[:, 0] = 1.0
     model = dfac.TweedieNMF(2, dispersion=1.0)

@@ -256,6 +256,7 @@ def test_symmetries_leave_the_prior_as_it_is():
         ("draw_scales", lambda power, *rest: draw_scales(power - 1.0, *rest)),
         ("draw_level", lambda a, b, *rest: draw_level(a, b._replace(cross=0 * b.cross), *rest)),
     ],
+    ids=("volume", "link", "biases"),
 )
 def test_symmetries_see_every_planted_bug(name, bug, monkeypatch):
     monkeypatch.setattr(symmetries, name, bug)
