@@ -18,6 +18,7 @@ from typing import IO, Any, Final, Self
 import google_crc32c
 import numpy as np
 import zarr
+from zarr.abc.store import Store
 from zarr.codecs import Crc32cCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, WrapperStore
@@ -79,6 +80,10 @@ class DurableStore(LocalStore):
     def with_read_only(self, read_only: bool = False) -> Self:
         """Give the store itself: it is only ever opened for writing."""
         return self
+
+    async def _open(self, *, mode: Any = None) -> None:
+        """Begin; the folder is that of a run, and is not made anew where that has been removed."""
+        await Store._open(self)
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write one value, atomically."""

@@ -404,6 +404,7 @@ def finish_a_chunk(store):
     store.checkpoint({}, {"draws": [DRAWS, 4]})
 
 
+@pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize(
     "write",
     [
@@ -415,9 +416,12 @@ def finish_a_chunk(store):
     ],
     ids=["draws", "checkpoint", "moments", "attributes", "end"],
 )
-def test_a_store_that_is_removed_while_it_is_written_is_told(path, write):
+def test_a_store_that_is_removed_while_it_is_written_is_told(path, write, reopened):
     store = RunStore.create(path, make_spec())
     fill(store, make_spec(), draws=4)
+    if reopened:
+        store.close()
+        store = RunStore.open(path)
     shutil.rmtree(path)
     with pytest.raises(StoreError, match=r"run\.zarr was removed or moved") as caught, store:
         write(store)
