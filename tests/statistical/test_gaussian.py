@@ -251,12 +251,12 @@ def test_symmetries_leave_the_prior_as_it_is():
 @pytest.mark.parametrize(
     ("name", "bug"),
     [
-        # Without the volume; without entries of the link; without the other factor's biases.
+        # Left out: the volume, entries of the link, what the other factor's biases say.
         ("draw_scales", lambda power, *rest: draw_scales(0.0 * power, *rest)),
         ("draw_scales", lambda power, *rest: draw_scales(power - 1.0, *rest)),
         ("draw_level", lambda a, b, *rest: draw_level(a, b._replace(cross=0 * b.cross), *rest)),
     ],
-    ids=("volume", "link", "biases"),
+    ids=["volume", "link", "biases"],
 )
 def test_symmetries_see_every_planted_bug(name, bug, monkeypatch):
     monkeypatch.setattr(symmetries, name, bug)
