@@ -48,15 +48,15 @@ def dense_kernels(likelihood: Likelihood) -> BlockKernels:
     (T, n) and two lines (2, n). Compilation takes about half a second for each kernel and dtype.
     """
     # Kernels that do the same with a tile share what does it: each is compiled for itself.
-    residuals, deviances = tile_terms(likelihood, True, False), _deviances(likelihood)
+    residuals, fitted = tile_terms(likelihood, True, False), _fitted(likelihood)
     ratios = tile_terms(likelihood, False, True)
     return BlockKernels(
         gradient=_gradient(residuals, False),
         gradient_curvature=_gradient(tile_terms(likelihood, True, True), True),
         multiplicative_rows=_multiplicative(ratios, True),
         multiplicative_cols=_multiplicative(ratios, False),
-        slope_rows=_slope(residuals, deviances, True),
-        slope_cols=_slope(residuals, deviances, False),
+        slope_rows=_slope(residuals, fitted, True),
+        slope_cols=_slope(residuals, fitted, False),
         evaluate=_evaluation(likelihood),
     )
 
@@ -154,29 +154,26 @@ def _multiplicative(terms: Kernel, by_rows: bool) -> Kernel:
     return multiplicative
 
 
-def _deviances(likelihood: Likelihood) -> Kernel:
-    deviance = entry_kernels(likelihood).deviance
+def _fitted(likelihood: Likelihood) -> Kernel:
+    weight, _, _, deviance, _ = entry_kernels(likelihood)
 
     @jit
-    def deviances(block: Window, row: int, tile: Array, out: Array, law: Law, spare: Array) -> None:
-        """Set ``out`` to the deviances of a tile of means, 0 where v is missing."""
+    def fitted(block: Window, row: int, tile: Array, out: Array, law: Law, spare: Array) -> None:
+        """Set ``out`` to the deviances of a tile of means, and tile to (v - mu) w."""
         first, second, third, weights = block
         real = tile.dtype.type
         for i in range(tile.shape[0]):
-            data, line, found = (
-                written_row(first, second, third, row + i, spare[0]),
-                tile[i],
-                out[i],
-            )
+            data, line, lost = written_row(first, second, third, row + i, spare[0]), tile[i], out[i]
             q = weight_row(first, second, weights, row + i, spare[1])
             for j in range(line.size):
                 floor, numbers = law_at(law, j)
                 v, mu = real(data[j]), floored(line[j], floor)
                 seen = v == v
-                d = deviance(v if seen else mu, mu, *numbers)
-                found[j] = weighed(d, q, j, seen)
+                slope = weighed((v - mu) * weight(v, mu, *numbers), q, j, seen)
+                line[j] = slope if seen else real(0)
+                lost[j] = weighed(deviance(v if seen else mu, mu, *numbers), q, j, seen)
 
-    return deviances
+    return fitted
 
 
 @jit
@@ -194,7 +191,7 @@ def _take_off(tile: Array, by_rows: bool, out: Array) -> None:
                 out[j] -= np.float64(line[j])
 
 
-def _slope(terms: Kernel, deviances: Kernel, by_rows: bool) -> Kernel:
+def _slope(terms: Kernel, fitted: Kernel, by_rows: bool) -> Kernel:
     @jit
     def slope(
         block: Window,
@@ -211,9 +208,10 @@ def _slope(terms: Kernel, deviances: Kernel, by_rows: bool) -> Kernel:
             w, r, d = W[begin:end], tile[: end - begin], tile2[: end - begin]
             matmul_nt(w, H, r)
             if fits.size:
-                deviances(block, begin, r, d, law, line)
+                fitted(block, begin, r, d, law, line)
                 _take_off(d, by_rows, fits[begin:end] if by_rows else fits)
-            terms(block, begin, r, d, 1.0, law, line)
+            else:
+                terms(block, begin, r, d, 1.0, law, line)
             if by_rows:
                 add_matmul_nn(r, H, gradient[begin:end])
             else:
