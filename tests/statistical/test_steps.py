@@ -93,6 +93,18 @@ def test_no_bias_is_told_where_the_step_is_small():
     assert found.verdict.startswith("No bias above 0.2")
 
 
+@pytest.mark.full
+def test_the_fine_chain_of_a_pair_has_the_bias_of_half_a_step(measured):
+    """Which it says it has; what is taken off means is tested below."""
+    pair = dfac.PSGRRLD(step=0.5, warm_start=20)
+    fine = series(sample(pair, 5000, 1))
+    with warnings.catch_warnings(action="ignore"):
+        found = dfac.discretization_bias(sample(pair, 300), draws=1000, cells=4, **QUIET)
+    away, size = away_from(found, (None, fine, measured[2]))
+    assert size > 0.2, "no bias to be found"
+    assert away < 5, str(found)
+
+
 CASE = next(case for case in CASES if case.name == "poisson")
 LARGE, SMALL = 0.2, 0.1
 COPIES = 3000
