@@ -6,18 +6,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xarray as xr
-from scipy import sparse
+from scipy import sparse, stats
 
 import daskfactor as dfac
 from daskfactor import as_blocks, sample
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.gaussian_chain import HOLD, observation_weights, warm_start
+from daskfactor.inference.gaussian_chain import (
+    HOLD,
+    GaussianChain,
+    column_table,
+    log_prior_constant,
+    observation_weights,
+    quadratic_form,
+    warm_start,
+)
 from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.program import Fit
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import automatic_momentum_step
-from daskfactor.models.gaussian import GaussianMF
+from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
+from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from tests.inference.gaussian_reference import chain_of, run_chain
 from tests.refusals import refused
 
@@ -204,6 +212,34 @@ def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first():
         assert tuned._replace(ratio_w=1.0, ratio_h=1.0) == drawn
         assert chain.draw_hyper(priors, state, fit, cycle + 5, False).noise != drawn.noise
         assert other.draw_hyper(priors, state, fit, cycle, False).noise != drawn.noise
+
+
+def test_log_densities_are_scipys():
+    """Biases among them, whose mean results do not have."""
+    model, hyper = GaussianMF(2), GaussianHyper(0.5, 1.2, 2.0, 3.0, (1.5, 0.7), (4.0, 2.5))
+    with small_data(dtype="float64") as data:
+        state, _ = warm_start(data, model, 0, 0, SerialExecutor())
+        for band in state.bands():
+            band.values[:, 2:] += np.random.default_rng(1).normal(size=band.values[:, 2:].shape)
+        W, H = state.gather("rows"), state.gather("columns")
+        expected = (
+            stats.norm(0, 1 / np.sqrt([1.5, 0.7])).logpdf(W[:, :2]).sum()
+            + stats.norm(0, 1 / np.sqrt([4.0, 2.5])).logpdf(H[:, :2]).sum()
+            + stats.norm(0, 1 / np.sqrt(2.0)).logpdf(W[:, 2]).sum()
+            + stats.norm(1.2, 1 / np.sqrt(3.0)).logpdf(H[:, 3]).sum()
+        )
+        tables = column_table(hyper, model.width)
+        pairs = zip(state.factors, tables, strict=True)
+        own = sum(quadratic_form(band.values, table) for bands, table in pairs for band in bands)
+        assert log_prior_constant(model, hyper, data.shape) + own == pytest.approx(expected)
+        V = data.to_numpy()
+        residual = (V - W @ H.T)[~np.isnan(V)]
+        fit = Fit(-0.5 * float(residual @ residual), float(residual @ residual))
+        options = RunOptions(1, 0, 1, 1, 0, "moments", 0, "float64")
+        chain = GaussianChain(Setting(data, model, SGHMC(), options, SerialExecutor()), 0)
+        chain.hyper = hyper
+        density = stats.norm(0, np.sqrt(0.5)).logpdf(residual).sum()
+        assert chain._lp(fit) == pytest.approx(density)
 
 
 def test_weights_grow_with_the_data_and_vanish_without():
