@@ -1,7 +1,7 @@
 """Fingerprints of many short runs: whether a change of the code left every draw the same bits.
 
 Every case is one small problem through the public verbs: samplers, models, kinds of data,
-executors, stores, evidences, particles, files and readers of results, with fixed seeds.
+evidences, particles, files and readers of results, with fixed seeds, on one thread.
 
     python -m tests.fingerprints write OLD.json [--only TEXT]
     python -m tests.fingerprints compare OLD.json NEW.json [--ignore-settings]
@@ -9,8 +9,7 @@ executors, stores, evidences, particles, files and readers of results, with fixe
 
 ``write`` records, for every case, a hash of each array (values, dtype, shape, dims; coordinates are
 arrays of their own) and three sums of it, and what results say of themselves: settings,
-hyperparameters, divergences, kinds of warnings. Cases with one ``twin`` must have equal
-arrays, whatever executor or store they went through, or whether they were resumed.
+hyperparameters, divergences, kinds of warnings.
 
 ``compare`` says which cases have equal bits, which agree to rounding (every sum within 1e-4 of the
 sum of absolute values, 1e-9 in double precision), and which are different, missing or new.
@@ -27,7 +26,7 @@ import platform
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cache, partial
@@ -52,8 +51,6 @@ SINGLE, DOUBLE = 1e-4, 1e-9
 VOLATILE = {"blas", "cpu", "created_at", "executor", "executor_reason", "location", "nbytes"}
 VOLATILE |= {"inference_library_version", "sampling_time", "seconds", "trace_id", "utilisation"}
 """Names of variables and attributes that depend on time, place or machine."""
-APART = ("observed_data/", "constant_data/")
-"""Groups that a store has more of than a result in memory."""
 ROWS, COLUMNS, K = 40, 30, 3
 
 
@@ -139,11 +136,10 @@ def fingerprint(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A run by name; cases with one ``twin`` must have equal arrays; a ``refusal`` must raise."""
+    """A run by name; a ``refusal`` must raise."""
 
     name: str
     make: Make
-    twin: str = ""
     tolerance: float = SINGLE
     refusal: bool = False
 
@@ -151,7 +147,7 @@ class Case:
 # -- data and runs -------------------------------------------------------------------------------
 
 STACK = ExitStack()
-"""Closes the folder and the cluster of the cases."""
+"""Closes the folder of the cases."""
 
 
 @cache
@@ -163,17 +159,6 @@ def root() -> str:
 def folder() -> Path:
     """Make a folder of its own for a case."""
     return Path(tempfile.mkdtemp(dir=root()))
-
-
-@cache
-def client() -> Any:
-    """Return a client of two workers in this process."""
-    from distributed import Client, LocalCluster
-
-    size: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": 0}
-    size |= {"processes": False, "dashboard_address": None, "silence_logs": 50}
-    cluster = STACK.enter_context(LocalCluster(**size))
-    return STACK.enter_context(Client(cluster, set_as_default=False))
 
 
 @cache
@@ -247,14 +232,6 @@ SAMPLERS |= {f"PSGLD {name}": dfac.PSGLD(transition=name, **WARM) for name in ("
 SAMPLERS |= {"Gibbs": dfac.Gibbs(**WARM), "HMC": dfac.HMC(steps=3, **WARM)}
 SAMPLERS |= {"BlockHMC": dfac.BlockHMC(steps=2), "SGHMC": dfac.SGHMC(), "Gibbs real": dfac.Gibbs()}
 REAL = ("SGHMC", "Gibbs real")
-EXECUTORS: dict[str, Callable[[], dict[str, Any]]] = {
-    "serial": lambda: {"executor": "serial"},
-    "auto": lambda: {"executor": "auto"},
-    "three threads": lambda: {"executor": dfac.ThreadsExecutor(3)},
-    "tasks": lambda: {"executor": "tasks"},
-    "cluster tasks": lambda: {"executor": "tasks", "client": client()},
-    "cluster ring": lambda: {"executor": "ring", "client": client()},
-}
 FIXED: dict[str, Any] = {"random_seed": 5, "executor": "serial", "progressbar": False}
 METHODS = {"updates": dfac.MultiplicativeUpdates(max_iter=70), "descent": dfac.DSGD(max_iter=15)}
 TOY = np.array([[2, 1, 1, 0], [0, 0, 1, 2], [0, 0, 1, 1]])
@@ -317,33 +294,6 @@ def converted(kind: str, unstored: str, export: bool) -> Any:
         return draw(store, POISSON)
     dfac.export(store, place / "again.npz")
     return sparse.load_npz(place / "again.npz")
-
-
-def stop_at(phase: str, done: float) -> Callable[[dfac.RunEvent], None]:
-    """Return a listener that interrupts a run."""
-
-    def listen(event: dfac.RunEvent) -> None:
-        if event.phase == phase and event.done > done:
-            raise KeyboardInterrupt
-
-    return listen
-
-
-def in_store(name: str, given: str, stop: bool, more: int, by: str) -> Any:
-    """Draw into a store, stop the run or extend it, finish it, and read it from there."""
-    path, own = folder() / "run.zarr", {"draws": 8 - more, "tune": 20}
-    if stop:
-        own["callback"] = stop_at("tune", 10)
-    with suppress(KeyboardInterrupt):
-        drawn_by(name, given, store=path, **own)
-        if stop:
-            raise RuntimeError("the run ended before it was interrupted")
-    if stop or more:
-        again = EXECUTORS[by]() | {"progressbar": False} | ({"draws": more} if more else {})
-        if given != "gaps":  # sparse data are not kept with a run
-            again["V"] = INPUTS[given][0](signed() if name in REAL else counts())
-        dfac.resume(path, **again)
-    return dfac.open_run(path).load()
 
 
 @cache
@@ -423,9 +373,9 @@ def input_cases() -> Iterator[Case]:
     dense |= {"xarray": xr.DataArray(V, dims=("row", "column"))}
     for label, data in dense.items():
         make = partial(draw, data, POISSON, monitor="missing")
-        yield Case(f"input/dense/{label}", make, "input dense")
+        yield Case(f"input/dense/{label}", make)
     scratch = partial(draw, V, POISSON, memory_limit=1000, monitor="missing")
-    yield Case("input/dense/scratch file", scratch, "input dense")
+    yield Case("input/dense/scratch file", scratch)
     chunked = da.from_array(V, chunks=(17, 11))
     yield Case("input/dask", partial(draw, chunked, POISSON, monitor="missing"))
     yield Case("input/labels", partial(draw, labelled(), POISSON, monitor="missing"))
@@ -434,11 +384,11 @@ def input_cases() -> Iterator[Case]:
     for unstored in ("zero", "missing"):
         for kind in (sparse.csr_array, sparse.csc_array, sparse.coo_array, sparse.csr_matrix):
             make = partial(draw, kind(stored), POISSON, unstored=unstored)
-            yield Case(f"input/{unstored}/{kind.__name__}", make, f"input {unstored}")
+            yield Case(f"input/{unstored}/{kind.__name__}", make)
         for file in ("csv", "npz", "parquet"):
             for export in (True, False):
                 make = partial(converted, file, unstored, export)
-                yield Case(f"convert/{file}/{unstored}/{export}", make, f"{unstored} {export}")
+                yield Case(f"convert/{file}/{unstored}/{export}", make)
     variations: dict[str, dict[str, Any]] = {
         "chains": {"chains": 2},
         "no tuning": {"tune": 0},
@@ -450,41 +400,6 @@ def input_cases() -> Iterator[Case]:
     for name in ("PSGLD", "PSGRRLD", "Gibbs", "HMC", "SGHMC"):
         for label, options in variations.items():
             yield Case(f"option/{label}/{name}", partial(drawn_by, name, **options))
-
-
-def run_cases() -> Iterator[Case]:
-    """Everything that runs on executors, on several of them; and stores, resumed and extended."""
-    few, nested = counts()[:12, :9], dfac.PSGLD(schedule=dfac.NestedReshuffled(2), **WARM)
-    ladder = dfac.ThermodynamicIntegration(temperatures=4, draws=20, tune=10)
-    smc = dfac.SequentialMonteCarlo(particles=16, islands=4, target=1e9, moves=0)
-    urns, threshold = dfac.AllocationModel.nmf(2), dfac.SILFNMF(K, threshold=100.0)
-    names = [name for name in SAMPLERS if "plain" not in name]
-    runs: dict[str, Callable[..., Any]] = {name: partial(drawn_by, name) for name in names}
-    for name in ("PSGLD", "PSGRRLD", "Gibbs", "SGLD"):
-        runs[f"{name}/zeros balanced"] = partial(drawn_by, name, "zeros balanced")
-    runs |= {name: partial(point, counts(), POISSON, method) for name, method in METHODS.items()}
-    runs |= {
-        "chains": partial(drawn_by, "PSGLD", chains=2),
-        "nested": partial(draw, counts(), POISSON, nested, blocks=4),
-        "TI": partial(evidence, few, TWO, ladder),
-        "SMC": partial(evidence, TOY, urns, smc),
-        "VB": partial(evidence, TOY, urns, dfac.VariationalBayes(starts=4)),
-        "Ensemble": partial(modes, with_gaps(positive()), SILF),
-        "SimplexHMC": partial(modes, positive(), SILF, dfac.SimplexHMC(draws=6, tune=4, steps=2)),
-        "discrepancy": partial(discrepancy, positive(), threshold),
-    }
-    for name, run in runs.items():
-        for label, options in EXECUTORS.items():
-            make = lambda run=run, options=options: run(**options())  # noqa: E731
-            yield Case(f"executor/{name}/{label}", make, f"executor/{name}")
-    ways = {"stored": (False, 0, "serial"), "stopped": (True, 0, "serial")}
-    ways |= {"extended": (False, 4, "serial"), "by a ring": (False, 4, "cluster ring")}
-    for name in names:
-        for given in ("gaps", "ratings balanced"):
-            twin = f"store/{name}/{given}"
-            yield Case(f"{twin}/memory", partial(drawn_by, name, given, draws=8, tune=20), twin)
-            for label, settings in ways.items():
-                yield Case(f"{twin}/{label}", partial(in_store, name, given, *settings), twin)
 
 
 def other_cases() -> Iterator[Case]:
@@ -511,6 +426,7 @@ def other_cases() -> Iterator[Case]:
         for label, model in {"silf": SILF, "Tweedie": dfac.TweedieNMF(K, beta=2.0)}.items():
             make = partial(modes, positive(), model, mover)
             yield Case(f"particles/{type(mover).__name__}/{label}", make)
+    yield Case("discrepancy", partial(discrepancy, positive(), dfac.SILFNMF(K, threshold=100.0)))
     few = counts()[:12, :9]
     ladder = partial(dfac.ThermodynamicIntegration, temperatures=4, draws=20, tune=10)
     samplers = {"exact": {}, "PSGLD": {"sampler": SAMPLERS["PSGLD"]}, "rule": {"rule": "trapezoid"}}
@@ -562,7 +478,7 @@ def other_cases() -> Iterator[Case]:
 
 def all_cases() -> list[Case]:
     """Return every case, in the order in which they run."""
-    groups = (sampler_cases, input_cases, other_cases, run_cases)
+    groups = (sampler_cases, input_cases, other_cases)
     cases = [case for group in groups for case in group()]
     assert len({case.name for case in cases}) == len(cases), "names of cases must differ"
     return cases
@@ -590,24 +506,6 @@ def failed(entry: Mapping[str, Any]) -> bool:
     return "error" in entry and not entry.get("refusal", False)
 
 
-def unlike_twins(cases: Sequence[Case], found: Mapping[str, Any]) -> list[str]:
-    """Return sentences about cases that should have had equal arrays and have not."""
-
-    def hashes(name: str) -> dict[str, str]:
-        arrays = {n: e for n, e in found[name]["entries"].items() if "setting" not in e}
-        return {n: e["hash"] for n, e in arrays.items() if "@" not in n and not n.startswith(APART)}
-
-    first: dict[str, str] = {}
-    said = []
-    for case in cases:
-        if case.twin and "error" not in found[case.name]:
-            leader = first.setdefault(case.twin, case.name)
-            one, other = hashes(leader), hashes(case.name)
-            if differing := sorted(n for n in one | other if one.get(n) != other.get(n)):
-                said.append(f"{case.name} is not {leader}: {', '.join(differing)}")
-    return said
-
-
 def write(path: Path, only: str) -> int:
     """Run the cases that were asked for and write their fingerprints."""
     cases = [case for case in all_cases() if only in case.name]
@@ -619,16 +517,14 @@ def write(path: Path, only: str) -> int:
             if failed(found[case.name]) or number % 50 == 0:
                 error = found[case.name].get("error", "")[:200]
                 print(f"[{number}/{len(cases)}] {case.name} {error}", file=sys.stderr, flush=True)
-    unlike, errors = unlike_twins(cases, found), sum(map(failed, found.values()))
-    for line in unlike:
-        print(f"NOT ALIKE: {line}", file=sys.stderr)
+    errors = sum(map(failed, found.values()))
     libraries = ("numpy", "scipy", "numba", "scikit-learn", "xarray", "dask")
     machine = {"processor": platform.machine(), "python": platform.python_version()}
     machine |= {name: version(name) for name in libraries}
-    record = {"only": only, "machine": machine, "unlike": unlike, "cases": found}
+    record = {"only": only, "machine": machine, "cases": found}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(cases)} cases, {errors} failed, {len(unlike)} not alike")
-    return 1 if unlike or errors else 0
+    print(f"{len(cases)} cases, {errors} failed")
+    return 1 if errors else 0
 
 
 # -- compare -------------------------------------------------------------------------------
@@ -705,8 +601,6 @@ def compare(old_path: Path, new_path: Path, settings: bool) -> int:
             if one.kind == kind:
                 size = f" {one.deviation:.1e}" if one.deviation else ""
                 print(f"{kind:<10} {name}{size}  {one.detail[:400]}".rstrip())
-    for line in new["unlike"]:
-        print(f"not alike  {line[:400]}")
     numbers = {kind: sum(one.kind == kind for one in verdicts.values()) for kind in ORDER}
     print(", ".join(f"{count} {kind}" for kind, count in numbers.items()))
     print(f"{sum(map(failed, new['cases'].values()))} cases failed")
