@@ -177,7 +177,7 @@ def _fitted(likelihood: Likelihood) -> Kernel:
 
 
 @jit
-def _take_off(tile: Array, by_rows: bool, out: Array) -> None:
+def _take_off_sums(tile: Array, by_rows: bool, out: Array) -> None:
     """Subtract the sums of a tile's rows, or of its columns."""
     for i in range(tile.shape[0]):
         line = tile[i]
@@ -209,7 +209,7 @@ def _slope(terms: Kernel, fitted: Kernel, by_rows: bool) -> Kernel:
             matmul_nt(w, H, r)
             if fits.size:
                 fitted(block, begin, r, d, law, line)
-                _take_off(d, by_rows, fits[begin:end] if by_rows else fits)
+                _take_off_sums(d, by_rows, fits[begin:end] if by_rows else fits)
             else:
                 terms(block, begin, r, d, 1.0, law, line)
             if by_rows:

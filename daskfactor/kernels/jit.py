@@ -46,8 +46,8 @@ def _compiled(function: F, **options: Any) -> F:
             [types.unliteral(each) for each in args],
             {name: types.unliteral(each) for name, each in named.items()},
         )
-    if CACHE and JIT_ENABLED:
-        made._cache = KernelCache(made, CACHE)
+        if CACHE:
+            made._cache = KernelCache(made, CACHE)
     return cast("F", made)
 
 

@@ -470,7 +470,7 @@ def _multiplicative(
 
 
 @jit
-def _take_off(share: float, own: Array, part: Array, gradient: Array, fits: Array) -> None:
+def take_off(share: float, own: Array, part: Array, gradient: Array, fits: Array) -> None:
     """``gradient -= part`` and, if there are any, ``fits -= share`` of its product with ``own``."""
     for i in range(part.shape[0]):
         total = 0.0
@@ -502,7 +502,7 @@ def _slope(likelihood: Likelihood, zeros: bool, K: int, weights: bool, by_rows: 
             mine, other = (W, H) if by_rows else (H, W)
             _clear(part)
             zero_part(1.0, mine, other, part, gram, sums)
-            _take_off(share, mine, part, gradient, fits)
+            take_off(share, mine, part, gradient, fits)
         real, last = W.dtype.type, indices.size - 1
         w, g = stack_array(K, W.dtype), stack_array(K, W.dtype)
         for i in range(W.shape[0]):

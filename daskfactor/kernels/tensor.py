@@ -29,7 +29,7 @@ from daskfactor.kernels.rows import (
     multiply_rows,
     scale_row,
 )
-from daskfactor.kernels.sparse import AHEAD, column_sums, entry_rules, wide_gram
+from daskfactor.kernels.sparse import AHEAD, column_sums, entry_rules, take_off, wide_gram
 from daskfactor.kernels.views import Kernel, Law
 from daskfactor.models.likelihood import Likelihood
 
@@ -376,18 +376,6 @@ def _multiplicative(likelihood: Likelihood, zeros: bool, N: int, K: int, factor:
     return multiplicative
 
 
-@jit
-def _take_off(own: Array, part: Array, share: float, out: Array, fits: Array) -> None:
-    """``out -= part`` and, if there are any, ``fits -= share`` of its product with ``own``."""
-    for i in range(part.shape[0]):
-        total = 0.0
-        for k in range(part.shape[1]):
-            out[i, k] -= part[i, k]
-            total += np.float64(own[i, k]) * np.float64(part[i, k])
-        if fits.size:
-            fits[i] -= share * total
-
-
 def _slope(likelihood: Likelihood, zeros: bool, N: int, K: int, factor: int) -> Kernel:
     step, _, fit = entry_rules(likelihood, zeros)
     zero, others = zero_parts(likelihood.zeros if zeros else None, N), _others(N, K, factor)
@@ -403,7 +391,7 @@ def _slope(likelihood: Likelihood, zeros: bool, N: int, K: int, factor: int) -> 
             zero.prepare(factors, sums, wide)
             part[:, :] = 0
             zero.add(factor, 1.0, factors[factor], part, gram, sums)
-            _take_off(factors[factor], part, share, G, fits)
+            take_off(share, factors[factor], part, G, fits)
         first, fitted = factors[0], fits.size > 0
         real, last = first.dtype.type, values.size - 1
         ahead = stack_array(room, first.dtype)
