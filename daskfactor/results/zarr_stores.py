@@ -18,7 +18,6 @@ from typing import IO, Any, Final, Self
 import google_crc32c
 import numpy as np
 import zarr
-from zarr.abc.store import Store
 from zarr.codecs import Crc32cCodec
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, WrapperStore
@@ -64,6 +63,9 @@ class DurableStore(LocalStore):
         super().__init__(root)
         self._making = making or scratch_folder(root)
         self._unflushed: set[Path] = set()
+        # A store that is not open makes its folder when it is first used. Here the folder is that
+        # of a run, and is not to be made anew where that has been removed.
+        self._is_open = True
 
     def follow(self, root: Path) -> None:
         """Move to the folder that the store has now, with all arrays that are open."""
@@ -80,10 +82,6 @@ class DurableStore(LocalStore):
     def with_read_only(self, read_only: bool = False) -> Self:
         """Give the store itself: it is only ever opened for writing."""
         return self
-
-    async def _open(self, *, mode: Any = None) -> None:
-        """Begin; the folder is that of a run, and is not made anew where that has been removed."""
-        await Store._open(self)
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write one value, atomically."""
