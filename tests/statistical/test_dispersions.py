@@ -90,6 +90,7 @@ def without_normalizer(rule, executor, dispersion):
     return 0.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("place", "name", "bug"),
     [
@@ -204,6 +205,7 @@ BUGS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_of_columns_are_seen(monkeypatch, bug):
@@ -215,6 +217,7 @@ def test_planted_bugs_of_columns_are_seen(monkeypatch, bug):
     assert not agrees(found, wanted)
 
 
+@pytest.mark.full
 def test_a_sum_over_all_columns_never_settles(monkeypatch):
     sums = lambda *given: np.full_like(V[0], fit_columns(*given).sum())  # noqa: E731
     monkeypatch.setattr(dispersion, "fit_columns", sums)

@@ -223,6 +223,7 @@ class DensityOfThetaInLogs(Path):
         return np.asarray(super().energy() + np.log(self.band.values).sum(axis=1))
 
 
+@pytest.mark.full
 def test_what_hardly_reaches_small_entries_is_seen(monkeypatch):
     """And the right paths pass, of as many copies."""
     case, t = BY_NAME["poisson-gaps"], 0.03

@@ -125,6 +125,7 @@ def test_a_frozen_factor_leaves_normal_posteriors(factor):
     assert one_side(GaussianGibbs, factor) < 4.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", [WrongNoise, NoPriorMean, NoBiasTakenOff])
 def test_one_side_sees_every_planted_bug(bug):
     assert one_side(bug, COLUMNS) > 4.5
@@ -178,6 +179,7 @@ class NoPriorOnColumns(SGHMC):
         super()._move(program, op, band, gradient, factor)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", [NoScale, HotMomentum, NoPriorOnColumns])
 def test_quadrature_sees_every_planted_bug(bug):
     away, ratios = errors_of(0.3, bug(), 1000)
@@ -248,6 +250,7 @@ def test_symmetries_leave_the_prior_as_it_is():
     assert worst_shift() < 4.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "bug"),
     [
@@ -379,6 +382,7 @@ def test_hyperparameters_and_factors_in_turn_stay_on_their_prior():
     assert joint(GaussianChain) < 5.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", [ResidualsForgotten, LinkForgotten, EmptyRowsStay])
 def test_links_see_every_planted_bug(bug):
     assert joint(bug, 1500) > 5.0

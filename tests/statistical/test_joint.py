@@ -143,6 +143,7 @@ BUGS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", BUGS)
 def test_every_planted_bug_is_seen(name, monkeypatch):
     """Each fails where the right sampler passes, in the test above."""
@@ -199,16 +200,14 @@ def test_exact_samplers_are_calibrated(name, calibrated):
     assert np.isfinite(found["p"].sel(quantity=names)).all(), "too few draws to say anything"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("place", "name", "bug", "pair", "count"),
-    tiered(
-        [
-            (block_hmc, "Path", NoTest, (RANKED, BOLD), 200),
-            (block_hmc, "leapfrog_drift", drift_without_turning, (NOISY, BLOCK_HMC), 800),
-            (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
-        ],
-        lambda own: own[2] in (NoTest, no_count),
-    ),
+    [
+        (block_hmc, "Path", NoTest, (RANKED, BOLD), 200),
+        (block_hmc, "leapfrog_drift", drift_without_turning, (NOISY, BLOCK_HMC), 800),
+        (gamma_factors, "_weights", no_count, (BY_ROW, GIBBS), 400),
+    ],
     ids=["no Metropolis test", "reflection without turning", "no Jacobian of the rates"],
 )
 def test_calibration_sees_planted_bugs(place, name, bug, pair, count, monkeypatch, calibrated):
@@ -225,6 +224,7 @@ class Hot(dfac.BlockHMC):
         super().block_step(replace(program, hyper=hyper), *rest)
 
 
+@pytest.mark.full
 def test_a_temperature_is_seen(calibrated):
     found = calibrated(RANKED, Hot(**WARM), replications=400)
     assert not found.attrs["calibrated"], str(found)
@@ -242,6 +242,7 @@ class OtherRate(dfac.TweedieNMF):
         return true._replace(W=true.W / 1.1)
 
 
+@pytest.mark.full
 def test_a_rate_that_is_off_by_a_tenth_is_seen(calibrated):
     """By the sums of W and of H, which nothing else holds in place."""
     wrong = OtherRate(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
@@ -250,6 +251,7 @@ def test_a_rate_that_is_off_by_a_tenth_is_seen(calibrated):
         assert found.attrs["calibrated"] == right, str(found)
 
 
+@pytest.mark.full
 def test_a_step_that_is_too_large_and_too_short_a_run_are_seen(calibrated):
     found = calibrated(RANKED, dfac.PSGLD(step=0.5, **WARM), replications=400)
     assert not found.attrs["calibrated"], str(found)

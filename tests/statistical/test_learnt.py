@@ -126,6 +126,7 @@ def of_log(density, shape, rng):
     return draw_positive(lambda a: density(a) - 2.0 * np.log(a), shape, rng)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("law", "name", "bug"),
     [
@@ -254,11 +255,13 @@ def test_exact_posteriors_of_links(model, sampler):
     assert z_of_links(model, sampler) < 5
 
 
+@pytest.mark.full
 def test_a_wrong_jacobian_is_seen(monkeypatch):
     monkeypatch.setattr(priors, "LinkLaw", NoJacobian)
     assert z_of_links(DRAWN, dfac.Gibbs(), 1000) > 5
 
 
+@pytest.mark.full
 def test_rates_of_a_former_link_are_seen(monkeypatch):
     monkeypatch.setattr(priors, "_tell_rows", lambda *given: None)
     assert z_of_links(FIXED, dfac.Gibbs(), 200) > 5

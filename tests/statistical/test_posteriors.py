@@ -395,6 +395,7 @@ def flight_without_turning(theta, along, across, *rest):
     along[:], across[:] = kept[0] + np.clip(push, -1, 1), kept[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", ["metric", "plain"])
 def test_the_numpy_sampler_passes_unbroken(step):
     options = {"step": 0.01, "preconditioner": "identity"} if step == "plain" else {}
@@ -406,13 +407,12 @@ STEPS = {"kind": Biased, "copies": 1024, "tune": 500, "draws": 200}
 PATHS, FLIGHTS = ({"copies": copies, "tune": 100, "draws": 250} for copies in (512, 2048))
 SWEEPS = {"copies": 1024, "tune": 100, "draws": 100}
 BOLD = BlockHMC(step=1.1, **WARM)
-FULL = pytest.mark.full
 BUGS = [
     *((SKEWED, own(), STEPS, None) for own in (HalfTheNoise, PriorScaled, NoPrior)),
     *((SKEWED, own(), STEPS, None) for own in (NoDivergenceTerm, NoScale)),
     (SKEWED, plain(0.01, Projection), STEPS, None),
     *(
-        pytest.param(SKEWED, plain(0.01, own), STEPS, None, marks=FULL)
+        (SKEWED, plain(0.01, own), STEPS, None)
         for own in (HalfTheNoise, PriorScaled, NoPrior, NoScale)
     ),
     (BY_NAME["gaussian"], HalfTheNoiseOfAll(), STEPS | {"draws": 30}, None),
@@ -434,6 +434,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("case", "sampler", "settings", "patch"), BUGS)
 def test_every_planted_bug_is_seen(case, sampler, settings, patch, monkeypatch):
     if patch is not None:
@@ -450,6 +451,7 @@ class WrongScale(Proportional):
         return tuple(part._replace(scale=float(blocks)) for part in parts)
 
 
+@pytest.mark.full
 def test_the_wrong_scale_for_the_order_is_seen(monkeypatch):
     monkeypatch.setitem(SCHEDULES, "WrongScale", WrongScale)
     right, wrong = (
@@ -459,6 +461,7 @@ def test_the_wrong_scale_for_the_order_is_seen(monkeypatch):
     assert wrong.rms > max(0.05, 2 * right.rms)
 
 
+@pytest.mark.full
 def test_the_wrong_sign_of_the_curvature_is_seen(monkeypatch):
     """The term of (v + r) / (r + mu) in the slope, kernels made anew from it."""
 

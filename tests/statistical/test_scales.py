@@ -70,9 +70,8 @@ def test_the_priors_are_invariant():
     assert worst_shift() < 5
 
 
-@pytest.mark.parametrize(
-    "volume", tiered([-1.0, 1.0], lambda own: own == -1.0), ids=["of the priors alone", "twice"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("volume", [-1.0, 1.0], ids=["of the priors alone", "twice"])
 def test_another_volume_is_seen(volume, monkeypatch):
     """c^(I - J) left out, or taken twice."""
 
@@ -176,14 +175,15 @@ def times_to_forget(model, sampler):
     return {name: len(own) / float(effective_size(own[None])) for name, own in found.items()}
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", tiered(MIXED, {"BlockHMC", "SGHMC", "Gibbs, biases"}.__contains__))
 def test_sizes_and_levels_of_factors_are_forgotten(name):
     """Held by the priors alone, they took hundreds of draws of most of these samplers."""
     times = times_to_forget(*MIXED[name])
     assert max(times.values()) < 60, times
 
 
-@pytest.mark.parametrize("name", tiered(["BlockHMC", "SGHMC"], lambda own: own == "SGHMC"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["BlockHMC", "SGHMC"])
 def test_a_sampler_that_does_not_draw_the_scale_is_seen(name, monkeypatch):
     model, sampler = MIXED[name]
     monkeypatch.setattr(type(sampler.suited(model)), "rescales_every", None)

@@ -80,6 +80,7 @@ def test_exact_draws_find_it_too(measured, monkeypatch):
     assert away_from(found, measured)[0] < 5, str(found)
 
 
+@pytest.mark.full
 def test_a_pair_with_one_step_is_seen(measured, monkeypatch):
     monkeypatch.setattr(langevin, "half_step", lambda base, iteration: base(iteration // 2))
     found = dfac.discretization_bias(measured[0], draws=1000, cells=4, **QUIET)

@@ -167,6 +167,7 @@ def test_the_evidence_of_counts(n_components):
     assert abs(found.value - exact) < ERRORS * found.total_error
 
 
+@pytest.mark.full
 def test_an_evidence_whose_chains_forget_the_temperature_is_seen(monkeypatch):
     """Chains of low temperatures are those of twice that."""
     right = tempered._sampled_fits
@@ -181,6 +182,7 @@ def test_an_evidence_whose_chains_forget_the_temperature_is_seen(monkeypatch):
     assert abs(found.value - EVIDENT * log_of_one(COUNTS)) > ERRORS * found.total_error
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:the log density still")  # it does, of the wrong posterior
 def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch):
     right = factorwise.slope
@@ -299,6 +301,7 @@ def test_exact_posteriors_of_coupled_matrices(pair):
     assert size < ERRORS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", ["share", "turned"])
 def test_planted_bugs_are_seen(bug, monkeypatch):
     if bug == "share":

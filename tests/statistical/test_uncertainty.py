@@ -100,6 +100,7 @@ def unweighed_fit(*args):
 right_slope, right_weights = blockwise.slope, loading.weights_of
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", ["fit", "root", "none"])
 def test_every_planted_bug_is_seen(bug, monkeypatch):
     sigma = SIGMA
