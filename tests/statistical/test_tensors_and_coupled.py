@@ -3,19 +3,23 @@
 import functools
 import itertools
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import sparse
 from scipy import special, stats
-from scipy.sparse import block_diag, csr_array
+from scipy.sparse import csr_array
 
 import daskfactor as dfac
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence import tempered
+from daskfactor.inference import calibration
 from daskfactor.kernels import factorwise
 from daskfactor.models.coupled import JointLaw
+from daskfactor.results.schema import BIASED
 from daskfactor.results.views import factors
 from tests.tiers import tiered
 
@@ -89,21 +93,29 @@ def exact_normal(v, phi):
     return np.array(found)
 
 
+def on_diagonal(v):
+    """Put problems (copies, 2, 2, 2) on a diagonal, whose other cells are missing."""
+    at = np.array(list(np.ndindex(v.shape[1:])))
+    places = np.concatenate([at + 2 * copy for copy in range(len(v))]).T
+    values = v.ravel().astype(np.float64)
+    return sparse.COO(places, values, (2 * len(v),) * 3, fill_value=np.nan)
+
+
 def copied(v, copies=COPIES):
-    """Put copies of a problem on a diagonal, whose other cells are missing."""
-    at = np.array(list(np.ndindex(v.shape)))
-    places = np.concatenate([at + 2 * copy for copy in range(copies)]).T
-    values = np.tile(v.ravel(), copies).astype(np.float64)
-    return sparse.COO(places, values, (2 * copies,) * 3, fill_value=np.nan)
+    return np.broadcast_to(v, (copies, *v.shape))
+
+
+def factor_draws(v, model, sampler, draws=300, tune=200):
+    """Draws of the factors of every problem: (draws, copies, 2, components) each."""
+    settings = {"draws": draws, "tune": tune, "random_seed": 3, "progressbar": False}
+    trace = dfac.sample(on_diagonal(v), model, sampler, blocks=2, **settings)
+    values = [own.values[0].astype(np.float64) for own in factors(trace).values()]
+    return [one.reshape(draws, len(v), 2, -1) for one in values]
 
 
 def drawn(v, model, sampler, draws=300, tune=200):
     """Means of mu over the draws of every copy: (copies, 2, 2, 2)."""
-    tensor = copied(v)
-    settings = {"draws": draws, "tune": tune, "random_seed": 3, "progressbar": False}
-    trace = dfac.sample(tensor, model, sampler, blocks=2, **settings)
-    values = [own.values[0].astype(np.float64) for own in factors(trace).values()]
-    own = [one.reshape(draws, COPIES, 2, -1) for one in values]
+    own = factor_draws(copied(v), model, sampler, draws, tune)
     return np.einsum("dcik,dcjk,dclk->cijl", *own) / draws
 
 
@@ -139,6 +151,37 @@ def test_exact_posteriors_of_tensors(components):
     assert distance < ERRORS
 
 
+PROBLEMS = 300
+
+
+def calibration_of(true, draws, names):
+    """Judge ranks of true numbers (problems, ...) among their draws (draws, problems, ...)."""
+    pairs = zip(names, zip(true, draws, strict=True), strict=True)
+    values = {name: np.concatenate([own, one[None]]) for name, (one, own) in pairs}
+    return calibration._judge(values, {BIASED: 0})
+
+
+@pytest.mark.parametrize("sampler", [dfac.BlockHMC(), dfac.SGHMC()], ids=lambda own: own.name)
+@pytest.mark.parametrize("rate", [1.0, pytest.param(0.5, marks=pytest.mark.full)])
+def test_true_factors_of_tensors_have_uniform_ranks(sampler, rate):
+    rng = np.random.default_rng(8)
+    true = [rng.exponential(1 / rate, (PROBLEMS, 2, 2)) for _ in "abc"]
+    v = rng.poisson(np.einsum("cik,cjk,clk->cijl", *true))
+    model = replace(TWO, rate_w=rate, rate_h=rate)
+    draws = factor_draws(v, model, sampler, draws=1500, tune=400)
+
+    def numbers(own):
+        """Sums and largest entries of factors, which no order of components changes; one mean."""
+        first = np.prod([one[..., 0, :] for one in own], axis=0).sum(axis=-1)
+        sides = (-2, -1)
+        return [*(one.sum(axis=sides) for one in own), *(one.max(axis=sides) for one in own), first]
+
+    names = [f"{kind} of {name}" for kind in ("sum", "largest") for name in "abc"]
+    found = calibration_of(numbers(true), numbers(draws), [*names, "mu"])
+    assert found.attrs["calibrated"], str(found)
+    assert np.isfinite(found["p"]).all(), "too few draws to say anything"
+
+
 @pytest.mark.parametrize(
     "sampler",
     [dfac.PSGLD(step=0.1), dfac.SGHMC(), dfac.LangevinDynamics(step=0.1)],
@@ -156,7 +199,7 @@ def log_evidence(n_components):
     method = dfac.ThermodynamicIntegration(draws=400, tune=100)
     model = dfac.CP(n_components, dispersion=1.0, rate_w=1.0, rate_h=1.0)
     options = {"random_seed": 5, "progressbar": False, "blocks": 1}
-    return dfac.log_evidence(copied(COUNTS, EVIDENT), model, method, **options)
+    return dfac.log_evidence(on_diagonal(copied(COUNTS, EVIDENT)), model, method, **options)
 
 
 @pytest.mark.parametrize("n_components", tiered([1, 2], lambda own: own == 2))
@@ -256,21 +299,29 @@ def exact_pair(pair, rate=1.0):
     return means, np.array(mu) * np.array(units)[:, None]
 
 
-def drawn_pair(pair, sampler, draws, tune=150):
-    """Means over the draws of every copy: (copies, 3), (copies, 2, 3)."""
+def view_draws(columns, relations, sampler, draws, tune=150):
+    """Draws of the rows' and the views' factors, (draws, problems, 3) and (draws, problems) each.
+
+    ``columns`` are those of every problem, (problems, 3) for each view.
+    """
+    rows = np.arange(columns[0].size)
     data = {
-        name: csr_array(block_diag([np.array(own)[:, None]] * COPIES))
-        for name, own in (("a", pair.first), ("b", pair.second))
+        name: csr_array((own.ravel().astype(float), (rows, rows // 3)), (rows.size, len(own)))
+        for name, own in zip("ab", columns, strict=True)
     }
-    for own in data.values():
-        assert own.nnz == 3 * COPIES, "a zero that is not stored would be missing"
-    model = dfac.Coupled(1, relations=pair.relations, rate_w=1.0, rate_h=1.0)
+    model = dfac.Coupled(1, relations=relations, rate_w=1.0, rate_h=1.0)
     settings = {"draws": draws, "tune": tune, "random_seed": 5, "progressbar": False}
     trace = dfac.sample(data, model, sampler, unstored="missing", blocks=4, **settings)
-    own = {name: values.values[0, ..., 0] for name, values in factors(trace).items()}
-    W = own["row"].reshape(draws, COPIES, 3).astype(np.float64)
-    units = [np.mean(pair.first), np.mean(pair.second)]
-    mu = [unit * W * own[name][:, :, None] for name, unit in zip("ab", units, strict=True)]
+    found = factors(trace)
+    W, *others = (found[name].values[0, ..., 0].astype(np.float64) for name in ("row", "a", "b"))
+    return W.reshape(draws, -1, 3), *others
+
+
+def drawn_pair(pair, sampler, draws, tune=150):
+    """Means over the draws of every copy: (copies, 3), (copies, 2, 3)."""
+    columns = [np.tile(own, (COPIES, 1)) for own in (pair.first, pair.second)]
+    W, *others = view_draws(columns, pair.relations, sampler, draws, tune)
+    mu = [own.mean() * W * h[:, :, None] for own, h in zip(columns, others, strict=True)]
     return W.mean(axis=0), np.stack([one.mean(axis=0) for one in mu], axis=1)
 
 
@@ -299,6 +350,23 @@ def test_exact_posteriors_of_coupled_matrices(pair):
     size, error = worst(pair, dfac.BlockHMC(warm_start=5))
     assert error < 0.02, "too few draws for the tolerance to mean anything"
     assert size < ERRORS
+
+
+@pytest.mark.parametrize("sampler", [dfac.BlockHMC(), dfac.SGHMC()], ids=lambda own: own.name)
+def test_true_factors_of_coupled_matrices_have_uniform_ranks(sampler, monkeypatch):
+    """In units of 1: the mean of the data would make the prior depend on them."""
+    monkeypatch.setattr(BlockedData, "level", 1.0)
+    rng = np.random.default_rng(9)
+    true = [rng.exponential(size=(PROBLEMS, 3)), *rng.exponential(size=(2, PROBLEMS))]
+    means = [true[0] * own[:, None] for own in true[1:]]
+    columns = [rng.poisson(means[0]), rng.normal(means[1], np.sqrt(0.7))]
+    draws = view_draws(columns, VIEWS[0].relations, sampler, draws=1500, tune=400)
+    found = calibration_of(
+        *([own[0].sum(axis=-1), own[0][..., 0], *own[1:]] for own in (true, draws)),
+        ["sum of rows", "first row", "a", "b"],
+    )
+    assert found.attrs["calibrated"], str(found)
+    assert np.isfinite(found["p"]).all(), "too few draws to say anything"
 
 
 @pytest.mark.full
