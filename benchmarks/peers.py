@@ -7,6 +7,7 @@ ratings=FILE`` (GroupLens' ratings.csv, or .npz with ``user``, ``item``, ``half_
 """
 
 import csv
+import inspect
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from scipy import sparse, special
 from sklearn.decomposition import NMF
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, ROOT, Array, Figure, Run, line, race
+from benchmarks.harness import QUIET, Array, Figure, Run, line, race
 from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DaskfactorError
 from daskfactor.kernels import factorwise
@@ -590,7 +591,10 @@ def coupling(run: Run) -> Iterator[Figure]:
 
 
 def of_esat(given: str, K: int, seeds: int) -> None:
-    """Fit by ESAT's LS-NMF to convergence and bootstrap the best fit; a process of its own."""
+    """Fit by ESAT's LS-NMF to convergence and bootstrap the best fit, where nothing of ours is."""
+    import time
+
+    import numpy as np
     from esat.error.bootstrap import Bootstrap
     from esat.model.sa import SA
 
@@ -633,8 +637,8 @@ def esat(V: Array, sigma: Array, K: int, seeds: int, run: Run) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         given = f"{folder}/given.npz"
         np.savez(given, V=V, sigma=sigma)
-        code = f"from benchmarks.peers import of_esat; of_esat({given!r}, {K}, {seeds})"
-        subprocess.run([python, "-c", code], check=True, capture_output=True, cwd=ROOT)
+        code = f"{inspect.getsource(of_esat)}\nof_esat({given!r}, {K}, {seeds})"
+        subprocess.run([python, "-c", code], check=True, capture_output=True)
         with np.load(given) as found:
             return dict(found)
 
