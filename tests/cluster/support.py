@@ -21,9 +21,14 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.ring import RingExecutor
 from tests.executors.mixer import Mixer, begin, plan_of
+from tests.tiers import tiered
 
 EXECUTORS = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 named = pytest.mark.parametrize("name", EXECUTORS)
+quick_ring, quick_tasks = (
+    pytest.mark.parametrize("name", tiered(EXECUTORS, own.__eq__)) for own in EXECUTORS
+)
+"""Tests that take long run on one of the two in the quick tier, and on both in the full one."""
 IMPATIENT = Patience(start=30.0, stall=60.0, workers=30.0, grace=10.0)
 
 SHORT = {

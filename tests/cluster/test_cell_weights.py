@@ -48,7 +48,13 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any
     }
 
 
-@pytest.mark.parametrize("place", ["memory", "zarr", "zarr with cells that vanish", "store"])
+@pytest.mark.parametrize(
+    "place",
+    tiered(
+        ["memory", "zarr", "zarr with cells that vanish", "store"],
+        lambda place: place not in ("memory", "zarr"),
+    ),
+)
 def test_the_draws_of_one_process(place, client, places):
     values, sigma = places[place]
     arguments = (values, NMF, dfac.PSGLD(warm_start=3), 8, 6)
@@ -65,12 +71,15 @@ def test_the_draws_of_one_process(place, client, places):
 
 @pytest.mark.parametrize(
     ("model", "sampler"),
-    [
-        (NMF, dfac.BlockHMC(steps=2, warm_start=3)),
-        (dfac.GaussianMF(3), dfac.SGHMC(warm_start=3)),
-        (dfac.GaussianMF(3), dfac.Gibbs()),
-        (dfac.NegativeBinomialNMF(3), dfac.PSGLD(warm_start=3)),
-    ],
+    tiered(
+        [
+            (NMF, dfac.BlockHMC(steps=2, warm_start=3)),
+            (dfac.GaussianMF(3), dfac.SGHMC(warm_start=3)),
+            (dfac.GaussianMF(3), dfac.Gibbs()),
+            (dfac.NegativeBinomialNMF(3), dfac.PSGLD(warm_start=3)),
+        ],
+        lambda case: case[1].name in ("BlockHMC", "Gibbs"),
+    ),
     ids=["BlockHMC", "SGHMC", "Gibbs", "negative binomial"],
 )
 def test_what_bands_gather_by_weight_travels_with_them(model, sampler, client):
@@ -80,7 +89,8 @@ def test_what_bands_gather_by_weight_travels_with_them(model, sampler, client):
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
 
 
-@pytest.mark.parametrize("place", tiered(["zarr", "store"], lambda place: place == "store"))
+@pytest.mark.full  # tests/cluster/test_sample.py has a run without weights
+@pytest.mark.parametrize("place", ["zarr", "store"])
 def test_a_worker_dies_and_the_run_goes_on_from_its_store(place, client, tmp_path, places):
     values, sigma = places[place]
     arguments = (values, NMF, dfac.PSGLD(warm_start=3), 30, 15)

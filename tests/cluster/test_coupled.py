@@ -9,6 +9,7 @@ import xarray as xr
 
 import daskfactor as dfac
 from tests.cluster.test_sample import same
+from tests.tiers import tiered
 
 pytestmark = [
     pytest.mark.cluster,
@@ -55,7 +56,7 @@ def mixed():
     }
 
 
-@pytest.mark.parametrize("executor", ["ring", "tasks"])
+@pytest.mark.parametrize("executor", tiered(["ring", "tasks"], "ring".__eq__))
 def test_the_draws_of_one_process(executor, client, tmp_path):
     """With a store; and half of them from a run that is resumed there."""
     draws, tune = (8, 6) if executor == "ring" else (4, 3)  # each operation is a task of dask
@@ -80,7 +81,10 @@ def test_the_draws_of_one_process(executor, client, tmp_path):
 
 @pytest.mark.parametrize(
     "sampler",
-    [dfac.SGHMC(warm_start=3), dfac.BlockHMC(steps=2, warm_start=3)],
+    tiered(
+        [dfac.SGHMC(warm_start=3), dfac.BlockHMC(steps=2, warm_start=3)],
+        lambda own: own.name == "BlockHMC",
+    ),
     ids=lambda own: own.name,
 )
 def test_what_bands_gather_travels_with_them(sampler, client):

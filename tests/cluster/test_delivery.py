@@ -24,6 +24,7 @@ from daskfactor.results.zarr_stores import DurableStore
 from tests.cluster import dying
 from tests.cluster.support import cluster
 from tests.results.runs import make_spec
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
@@ -49,8 +50,13 @@ def equal(found, wanted):
         assert found[group].to_dataset().equals(wanted[group].to_dataset())
 
 
-@pytest.mark.parametrize("balance", [False, True])
-@pytest.mark.parametrize("name", ["ring", "tasks"])
+@pytest.mark.parametrize(
+    ("name", "balance"),
+    tiered(
+        [("ring", True), ("tasks", False), ("ring", False), ("tasks", True)],
+        lambda case: case[1] == (case[0] == "ring"),
+    ),
+)
 def test_workers_write_what_the_client_never_sees(name, balance, elsewhere, tmp_path, monkeypatch):
     settings = {"monitor": None, "keep": "draws", "blocks": None, "unstored": None}
 
@@ -160,7 +166,7 @@ def test_a_full_disk_under_a_worker_is_told(here, tmp_path, monkeypatch):
         sampled(executor="ring", client=here, store=store)
 
 
-@pytest.mark.parametrize("name", ["ring", "tasks"])
+@pytest.mark.parametrize("name", tiered(["ring", "tasks"], "ring".__eq__))
 def test_a_worker_that_was_given_up_writes_nothing_more(name, tmp_path, monkeypatch):
     """Stopped before it writes moments, it continues when the run without it has written all."""
     gate, late, finish, write = threading.Event(), [], RunStore.finish, Writer.write

@@ -14,6 +14,7 @@ from daskfactor.kernels.cuda import device
 from tests.cluster.support import cluster
 from tests.cluster.test_sample import SETTINGS, counts, same
 from tests.kernels.cuda import fake
+from tests.tiers import tiered
 
 pytestmark = [
     pytest.mark.cluster,
@@ -57,7 +58,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", tiered(RUNS, {"rates", "sparse"}.__contains__))
 def test_workers_give_the_draws_of_one_gpu(name, client, stand_in):
     values, model, sampler = RUNS[name]
     V = dfac.as_blocks(values(), blocks=4, unstored="zero" if name == "sparse" else None)

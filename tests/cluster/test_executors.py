@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from contextlib import nullcontext
+from itertools import product
 from types import SimpleNamespace
 
 import dask
@@ -38,14 +39,21 @@ from tests.cluster.support import (
     oracle,
 )
 from tests.executors.mixer import Mixer, bits
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
 SCHEDULES = [Reshuffled(), Cyclic(), Proportional(), NestedReshuffled(2)]
 
 
-@pytest.mark.parametrize("blocks", [2, 4, 8])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    ("schedule", "blocks"),
+    tiered(
+        product(SCHEDULES, [2, 4, 8]),
+        lambda case: case[1] == (4 if isinstance(case[0], NestedReshuffled | Cyclic) else 8),
+    ),
+    ids=str,
+)
 def test_the_oracles_bits(executor, schedule, blocks):
     options = {"schedule": schedule, "blocks": blocks, "cycles": 2}
     assert bits(chain(executor, **options)) == bits(oracle(**options))

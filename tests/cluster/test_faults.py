@@ -33,6 +33,8 @@ from tests.cluster.support import (
     cluster,
     named,
     oracle,
+    quick_ring,
+    quick_tasks,
     wait_at_gate,
 )
 from tests.executors.mixer import bits
@@ -45,7 +47,7 @@ KILLS = 6 if FULL else 3
 """Workers that a long run loses; each takes about a second."""
 
 
-QUICK = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
+QUICK = {("overdue", "ring", "local")}
 """Of `tests.cluster.faults`, what the quick tier runs; the tests above have the other faults."""
 MATRIX = tiered(
     product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, STORES),
@@ -80,7 +82,7 @@ def test_dask_computes_again_what_a_killed_worker_held(tmp_path: Path) -> None:
         executor.close()
 
 
-@named
+@quick_tasks
 def test_remaining_workers_go_on_without_the_killed_one(name: str, tmp_path: Path) -> None:
     with cluster(0, processes=True) as client, bare_worker(client), bare_worker(client):
         client.wait_for_workers(2, timeout=60)
@@ -92,7 +94,7 @@ def test_remaining_workers_go_on_without_the_killed_one(name: str, tmp_path: Pat
         executor.close()
 
 
-@named
+@quick_tasks
 def test_a_worker_that_joins_is_used_and_changes_nothing(name: str) -> None:
     with cluster(0, processes=True) as client, bare_worker(client) as first:
         client.wait_for_workers(1, timeout=60)
@@ -112,7 +114,7 @@ def test_a_worker_that_joins_is_used_and_changes_nothing(name: str) -> None:
         executor.close()
 
 
-@named
+@quick_ring
 def test_workers_that_go_politely(name: str) -> None:
     """Retired within a segment, as spot instances are that get a notice, and between two."""
     with cluster(3, processes=True) as client:
@@ -139,7 +141,7 @@ def test_workers_that_go_politely(name: str) -> None:
         executor.close()
 
 
-@named
+@quick_ring
 def test_a_cluster_that_grows_and_shrinks_by_itself(name: str) -> None:
     """From no worker at all; it shrinks between segments, when nothing is to do."""
     with cluster(0, processes=True) as client:
@@ -179,6 +181,7 @@ def test_a_cluster_whose_workers_were_retired_is_taken_for_adaptive() -> None:
         assert is_adaptive(other)
 
 
+@pytest.mark.full
 def test_many_kills_in_one_run(tmp_path: Path) -> None:
     """Operations at random kill their own worker; nannies start new ones meanwhile."""
     rng = random.Random(7)
@@ -241,7 +244,7 @@ def test_a_map_is_run_again_when_its_worker_dies(tmp_path: Path) -> None:
         executor.close()
 
 
-@named
+@quick_tasks
 def test_a_segment_that_is_always_lost_ends_with_a_clear_error(name: str, tmp_path: Path) -> None:
     class Fatal:
         def update(self, op: Any, *_: Any) -> None:

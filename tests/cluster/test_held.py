@@ -24,7 +24,17 @@ from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.executors.store import HOLD, PLUGIN, BandStore, Key, Mode, Want
 from tests.cluster import dying
-from tests.cluster.support import EXECUTORS, IMPATIENT, Killer, chain, cluster, named, oracle
+from tests.cluster.support import (
+    EXECUTORS,
+    IMPATIENT,
+    Killer,
+    chain,
+    cluster,
+    named,
+    oracle,
+    quick_ring,
+    quick_tasks,
+)
 from tests.cluster.test_faults import kill_one
 from tests.cluster.test_runs import same
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
@@ -246,7 +256,7 @@ class Continued:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-@named
+@quick_tasks
 def test_what_no_state_has_any_more_is_dropped(name, here):
     executor = EXECUTORS[name](here, patience=IMPATIENT)
     local = oracle(segments=1)
@@ -261,7 +271,7 @@ def test_what_no_state_has_any_more_is_dropped(name, here):
     settled(here, 0)
 
 
-@named
+@quick_ring
 def test_bands_go_with_a_client_that_dies(name, elsewhere):
     """The scheduler notices, and has the workers release its keys."""
     with Client(elsewhere.scheduler.address, set_as_default=False) as own:
@@ -293,7 +303,7 @@ class Saving:
 
 
 @pytest.mark.parametrize("factors", tiered([2, 3], lambda factors: factors == 3))
-@named
+@quick_ring
 def test_lost_bands_are_told(name, factors, tmp_path):
     spots = frozenset(spot[: 1 + factors] for spot in [(5, 2, 1, 0), (9, 1, 3, 3)])
     with cluster(2, processes=True) as client:

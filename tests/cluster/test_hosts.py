@@ -19,7 +19,16 @@ import daskfactor as dfac
 from daskfactor.errors import EngineError
 from tests.cluster import dying
 from tests.cluster.hosts import Bed, HostedCluster, later, refusal
-from tests.cluster.support import EXECUTORS, IMPATIENT, SHORT, Slow, chain, named, oracle
+from tests.cluster.support import (
+    EXECUTORS,
+    IMPATIENT,
+    SHORT,
+    Slow,
+    chain,
+    named,
+    oracle,
+    quick_ring,
+)
 from tests.cluster.test_runs import same
 from tests.executors.mixer import bits
 from tests.tiers import tiered
@@ -83,6 +92,7 @@ def test_the_oracles_bits_at_any_rate(name, rate, rig):
     assert rig.bed.hosts["worker0"].sent() > before
 
 
+@pytest.mark.full
 @named
 def test_a_link_that_blinks_costs_nothing(name, rig):
     host = rig.bed.hosts["worker1"]
@@ -90,6 +100,7 @@ def test_a_link_that_blinks_costs_nothing(name, rig):
     assert report.lost_segments == 0
 
 
+@pytest.mark.full
 @named
 def test_a_worker_that_is_stopped_is_waited_for(name, rig):
     process = rig.cluster.workers["worker1"]
@@ -106,7 +117,7 @@ def test_a_worker_that_is_stopped_is_waited_for(name, rig):
     assert report.lost_segments == 0
 
 
-@named
+@quick_ring
 def test_workers_die_and_others_join(name):
     """One is killed within a segment; another host joins within it."""
     with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
