@@ -1,7 +1,8 @@
 """Two tiers of tests: the quick one runs for every change, the full one has everything.
 
 ``DASKFACTOR_TIER=full`` asks for the full tier. A test marked ``full`` repeats at length what a
-quicker test covers; the quick tier leaves it out, and one line at the end says how many it left.
+quicker test covers; of one marked ``quick("a", "b")`` only the cases with these ids are quick. The
+quick tier leaves the others out, and one line at the end says how many it left.
 """
 
 import os
@@ -47,13 +48,36 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave tests of the full tier out of the quick one."""
-    if FULL:
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    _check_ids(items)
+    left_out = [] if FULL else [item for item in items if not _is_quick(item)]
     if left_out:
         config.stash[_COUNT] = len(left_out)
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        items[:] = [item for item in items if _is_quick(item)]
+
+
+def _id(item: Any) -> str:
+    """Return the id of a case among those of its test."""
+    spec = getattr(item, "callspec", None)
+    return "" if spec is None else str(spec.id)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    chosen = item.get_closest_marker("quick")
+    return not item.get_closest_marker("full") and (chosen is None or _id(item) in chosen.args)
+
+
+def _check_ids(items: Iterable[pytest.Item]) -> None:
+    """Refuse a ``quick`` case that a test has not, where all of its cases were collected."""
+    seen = dict[str, tuple[tuple[str, ...], set[str]]]()
+    for item in items:
+        if mark := item.get_closest_marker("quick"):
+            name = item.nodeid.partition("[")[0]
+            seen.setdefault(name, (mark.args, set()))[1].add(_id(item))
+    for name, (wanted, found) in seen.items():
+        unknown = {*wanted} - found
+        if unknown and len(found) > 1:
+            raise pytest.UsageError(f"{name} has no cases {', '.join(sorted(unknown))}")
 
 
 @pytest.hookimpl(wrapper=True)
