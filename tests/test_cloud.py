@@ -92,6 +92,7 @@ def test_commands_take_urls(s3, tmp_path):
     assert "exists and holds a run (draws per chain: 25 of 25)" in plain(again.output)
 
 
+@pytest.mark.full
 def test_a_run_waits_for_a_server_and_stops_when_credentials_expire(
     s3, tmp_path, whole, monkeypatch
 ):

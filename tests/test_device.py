@@ -157,6 +157,7 @@ def test_entries_that_are_not_stored_may_be_missing(stand_in):
     assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
 
 
+@pytest.mark.quick("csr_array")
 @pytest.mark.parametrize("form", [np.array, sparse.csr_array])
 def test_cells_may_have_weights(stand_in, form):
     weights = np.random.default_rng(2).gamma(2.0, size=(60, 41))

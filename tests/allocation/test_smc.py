@@ -62,6 +62,7 @@ def test_one_component_has_no_error():
     assert found.log_evidence == pytest.approx(exact, abs=1e-8)
 
 
+@pytest.mark.quick("nmf-own", "still")
 @pytest.mark.parametrize(
     ("model", "method", "order"),
     [(THREE, FAR, "shared"), (THREE, MOVED, "own"), (TIED, MOVED, "shared")],

@@ -63,6 +63,7 @@ def test_what_cannot_be_written_is_told(folder):
     assert "--output is a .nc or .zarr file" in done.stderr
 
 
+@pytest.mark.full
 def test_new_rows_of_a_weighted_run_bring_theirs(folder):
     matrix, run = str(folder / "new.csv"), str(folder / "weighed.zarr")
     pd.read_csv(matrix, index_col=0).map(lambda value: 0.5).to_csv(folder / "sigma.csv")

@@ -57,6 +57,7 @@ def test_what_bands_gather_travels_with_them(sampler, client):
     assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
 
 
+@pytest.mark.full
 def test_the_executor_is_chosen_for_tensors_too(client):
     """By the time of a block's update, of an array in the client's memory."""
     V = np.random.default_rng(0).poisson(3.0, (10, 6, 8)).astype(float)

@@ -78,6 +78,7 @@ def test_workers_write_what_the_client_never_sees(name, balance, elsewhere, tmp_
         equal(more, sampled(data, **settings | {"draws": 7}))
 
 
+@pytest.mark.quick("one track")
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatch):
     sampler, runs = SAMPLERS[kind], {}

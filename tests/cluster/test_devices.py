@@ -70,6 +70,7 @@ def test_workers_give_the_draws_of_one_gpu(name, client, stand_in):
     assert all(count > 1 for count in client.run(launched).values())
 
 
+@pytest.mark.full
 def test_data_beyond_the_limit_of_a_worker_stream(client, stand_in):
     run = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 8, 8)
     there = {"client": client, **SETTINGS}

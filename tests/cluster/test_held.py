@@ -323,6 +323,7 @@ def test_lost_bands_are_told(name, factors, tmp_path):
         executor.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_run_goes_back_to_its_last_checkpoint(stored, tmp_path):
     """On the disk of the client if it has no store; the bits are those of a run without losses."""

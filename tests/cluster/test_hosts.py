@@ -117,6 +117,7 @@ def test_a_worker_that_is_stopped_is_waited_for(name, rig):
     assert report.lost_segments == 0
 
 
+@pytest.mark.full
 @quick_ring
 def test_workers_die_and_others_join(name):
     """One is killed within a segment; another host joins within it."""

@@ -72,6 +72,7 @@ def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path):
     same(found, alone)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "workers"), tiered([("ring", 3), ("tasks", 1)], lambda case: case[0] == "ring")

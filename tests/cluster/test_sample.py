@@ -31,6 +31,7 @@ def same(one, other):
     return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
 
 
+@pytest.mark.quick("{'rate_w': 'row', 'rate_h': 'component'}-ring", "{}-tasks")
 @pytest.mark.libraries
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 @pytest.mark.parametrize("rates", [{}, {"rate_w": "row", "rate_h": "component"}], ids=str)
@@ -43,6 +44,7 @@ def test_the_draws_of_one_process(executor, rates, client):
     assert same(there, here)
 
 
+@pytest.mark.quick("ring")
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 def test_the_starts_of_one_process(executor, client, monkeypatch):
     for name in ("inits.SHORT", "starts.SHORT", "singular.FILL_ITERATIONS"):
@@ -56,6 +58,7 @@ def test_the_starts_of_one_process(executor, client, monkeypatch):
         )
 
 
+@pytest.mark.quick("BlockHMC", "SGHMC")
 @pytest.mark.parametrize(
     "sampler",
     [

@@ -42,6 +42,7 @@ def test_particles_in_a_store_are_read_by_workers(client, tmp_path, monkeypatch)
     assert there.identical(here)
 
 
+@pytest.mark.full
 def test_particles_made_by_workers_are_those_made_here(client):
     V = np.random.default_rng(0).gamma(2.0, size=(24, 20))
     gaps = np.where(V > 5.0, np.nan, V)

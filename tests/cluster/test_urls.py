@@ -31,6 +31,7 @@ def client(_object_store: Any) -> Iterator[Client]:
             yield client
 
 
+@pytest.mark.quick("zarr", "icechunk")
 @pytest.mark.parametrize("kind", ["blocks", "zarr", "icechunk"])
 def test_the_draws_of_one_process(kind, client, s3):
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}/v"
@@ -64,6 +65,7 @@ def without_credentials():
         os.environ.pop(name)
 
 
+@pytest.mark.quick("data-tasks")
 @pytest.mark.parametrize(("what", "executor"), [("data", "tasks"), ("run", "ring")])
 def test_a_worker_without_credentials_is_named(what, executor, client):
     pytest.importorskip("icechunk")

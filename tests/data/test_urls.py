@@ -228,6 +228,7 @@ def test_trouble_is_one_sentence(folder, monkeypatch):
         dfac.as_blocks(f"{folder}/v.zarr")
 
 
+@pytest.mark.full
 def test_a_server_that_stumbles_is_asked_again(folder, s3):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=4, **QUIET)
     rng = np.random.default_rng(0)

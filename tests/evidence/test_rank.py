@@ -213,6 +213,7 @@ def test_every_executor_gives_the_same_evidence(tensor):
     assert one == two
 
 
+@pytest.mark.full
 @guessed
 def test_ranks_are_compared(tensor):
     ranks = dfac.select_rank(tensor, dfac.CP(1), [1, 2], LADDER, **QUIET)

@@ -79,6 +79,7 @@ def test_trace_tells_how_it_was_made():
     assert "nats" in str(found)
 
 
+@pytest.mark.quick("sampler0", "sampler3")
 @pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.PSGRRLD(), dfac.BlockHMC(), dfac.SGHMC()])
 def test_samplers_of_the_package_walk_the_ladder(sampler):
     ladder = {"temperatures": 4, "draws": 200, "tune": 40, "every": 4}

@@ -47,6 +47,7 @@ def stored(values):
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
 
 
+@pytest.mark.quick("PSGLD", "BlockHMC")
 @EACH
 def test_scratch_files_have_the_same_bits_and_stored_entries_the_same_posterior(model, sampler):
     data = dfac.as_blocks(V, 3, uncertainty=SIGMA)
@@ -85,6 +86,7 @@ def forms(folder, form):
     return str(folder / "v"), {"uncertainty": SIGMA if beside else str(folder / "sigma")}
 
 
+@pytest.mark.quick("stores", "paths")
 @pytest.mark.parametrize("form", ["memory", "array beside path", "paths", "stores"])
 def test_a_run_finds_its_weights_again(form, tmp_path):
     values, options = forms(tmp_path, form)

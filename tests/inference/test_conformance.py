@@ -20,6 +20,7 @@ from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import LangevinSampler
 from daskfactor.inference.sghmc import SquaresSGHMC
 from tests.executors.audit import AuditExecutor
+from tests.tiers import tiered
 
 
 class Case(NamedTuple):
@@ -272,6 +273,17 @@ def test_another_seed_gives_other_draws(name):
     assert not np.any(one[..., :2] == other[..., :2])
 
 
+@pytest.mark.quick(
+    "PSGLD",
+    "PSGRRLD",
+    "Gibbs",
+    "HMC",
+    "BlockHMC",
+    "SGHMC",
+    "BlockHMC columns",
+    "Gibbs learnt",
+    "SGHMC covariates",
+)
 @stored
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, monkeypatch):
     """The unbroken run has one segment where these have many."""
@@ -295,7 +307,10 @@ def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, mo
 @pytest.mark.parametrize(
     # The negative binomial law with weights is compiled for tests/kernels/test_cell_weights.py.
     "name",
-    [name for name in CASES if "plain" not in name and name != "PSGLD negative binomial weights"],
+    tiered(
+        (name for name in CASES if "plain" not in name and "binomial weights" not in name),
+        lambda name: "columns" not in name and "weights" not in name,
+    ),
 )
 def test_sparse_input_whatever_is_not_stored(name):
     """What is stored where the rest is missing gives the posterior of the dense matrix."""

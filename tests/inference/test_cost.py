@@ -93,6 +93,7 @@ def test_a_run_stays_below_its_estimate_and_not_far(quick, name):
     check(quick[name])
 
 
+@pytest.mark.full
 @PROCFS
 @pytest.mark.slow
 @pytest.mark.timeout(1600)

@@ -150,6 +150,7 @@ def test_gibbs_and_dsgd_refuse_and_multiplicative_updates_fit():
     assert np.isfinite(begun["sample_stats"]["lp"]).all()
 
 
+@pytest.mark.quick("PSGLD")
 @pytest.mark.parametrize(
     "sampler", [dfac.PSGLD(**SHORT), dfac.BlockHMC(steps=2, **SHORT)], ids=lambda own: own.name
 )

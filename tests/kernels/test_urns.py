@@ -240,6 +240,7 @@ def test_pieces_of_work(monkeypatch):
             np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.full
 def test_states_beyond_a_byte():
     compiled = compiled_of(crowded(12, 5), AllocationModel.nmf(300))
     plan = moving_plan(compiled, 3, keep=True, least=ALMOST)
@@ -407,6 +408,7 @@ def test_slots_of_two_bytes():
     assert dense.log_z == light.log_z
 
 
+@pytest.mark.full
 def test_rows_of_many_tokens():
     """Tables of two and four bytes."""
     for total, kind in ((200, np.uint8), (40_000, np.uint16), (100_000, np.uint32)):

@@ -21,6 +21,7 @@ from daskfactor.results.components import components_of
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
 from tests.refusals import refused
 from tests.results.particle_tree import particle_tree
+from tests.tiers import tiered
 
 WAVES = xr.Variable("column", np.linspace(400.0, 2500.0, SHAPE[1]), {"units": "nm"})
 DATES = xr.Variable("row", np.arange("2026-01-01", "2026-01-13", dtype="datetime64[D]"))
@@ -204,7 +205,7 @@ def test_shares_have_a_bar_for_a_component_and_a_dot_for_a_chain():
 
 
 @pytest.mark.parametrize("name", sorted(plots.FIGURES))
-@pytest.mark.parametrize("look", ["default", "dark_background"])
+@pytest.mark.parametrize("look", tiered(["default", "dark_background"], "default".__eq__))
 def test_every_figure_has_the_ground_of_the_style(name, look):
     options = {"curves": {"factor": "W"}, "maps": {"image_shape": (7, 1)}}
     with style.context(look):

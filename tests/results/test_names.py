@@ -96,6 +96,7 @@ def ordinary():
     return memory_tree(spec_of("gene", "day"))
 
 
+@pytest.mark.quick("cell-mean")
 @pytest.mark.parametrize(("row", "column"), [("chain", "W"), ("cell", "mean"), ("row_index", "")])
 def test_no_name_is_in_the_way_of_readings(tmp_path, row, column, ordinary):
     spec = spec_of(row, column)
@@ -134,6 +135,7 @@ def usual():
     return dfac.sample(with_a_gap("a", "b"), TWO, **QUICK)
 
 
+@pytest.mark.quick("..")
 @pytest.mark.parametrize("name", ["mean", "..", "x" * 300])
 def test_runs_take_any_name(tmp_path, name, usual):
     V, path = with_a_gap(name, "day"), tmp_path / "run.zarr"

@@ -219,6 +219,7 @@ def test_a_writer_that_was_taken_for_dead_stops_and_harms_nobody(place, monkeypa
     holds(place, 2)
 
 
+@pytest.mark.full
 def test_errors_at_random_and_slowness_change_nothing(s3, place):
     rng, spec = random.Random(0), make_spec()
     answers = [None] * 8 + [(500, "InternalError"), (503, "SlowDown")]
@@ -463,6 +464,7 @@ def test_what_old_commits_hold_does_not_pile_up(tmp_path, monkeypatch):
     assert_array_equal(open_run(url)["posterior"]["W"].values[0], factors(0, 0, 40)[0])
 
 
+@pytest.mark.full
 def test_readers_have_a_while_before_what_they_opened_expires(place, monkeypatch):
     monkeypatch.setenv(urls.PATIENCE, "60")
     with RunStore.create(place, growing_spec(20)) as store:

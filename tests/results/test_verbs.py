@@ -17,6 +17,7 @@ from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError, SamplingWarning
+from tests.tiers import tiered
 
 QUIET = {"progressbar": False, "random_seed": 0}
 RUN = {"draws": 12, "tune": 8, "chains": 2, **QUIET}
@@ -430,7 +431,10 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+RARE = {"CP of four axes", "CP, a pair", "CP, one chain", "store of a pair"}
+
+
+@pytest.mark.parametrize("kind", tiered(KINDS, lambda kind: kind not in RARE))
 @pytest.mark.parametrize("name", VERBS)
 @pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")
 def test_a_verb_is_right_or_says_what_it_takes(name, kind, case_of):

@@ -69,6 +69,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.quick("BlockHMC")
 @pytest.mark.parametrize(
     ("sampler", "draws", "weights"),
     tiered(
@@ -182,6 +183,7 @@ def agrees(found, wanted):
     return bool(np.all(np.abs(found.mean(axis=0) - wanted) < 5 * errors(found)))
 
 
+@pytest.mark.full
 def test_dispersions_of_columns_have_their_exact_posterior():
     found, wanted = compared(drawn_of_columns(DRAWS))
     assert enough(found)

@@ -194,6 +194,7 @@ def off_by(case, t, copies=400):
     return miss / deviation, standard_error(own) / copies / deviation
 
 
+@pytest.mark.quick("poisson-gaps-0.03")
 @pytest.mark.parametrize(
     ("case", "t"),
     tiered(

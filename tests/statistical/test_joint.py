@@ -92,6 +92,19 @@ def worst(case):
     return max(map(abs, scores(case).values()))
 
 
+@pytest.mark.quick(
+    "Gibbs, rates of rows and columns",
+    "Gibbs, shapes",
+    "Gibbs, normal",
+    "Gibbs, real-valued",
+    "Gibbs, frozen",
+    "BlockHMC",
+    "BlockHMC, frozen",
+    "BlockHMC, bold",
+    "BlockHMC, rates of components",
+    "BlockHMC, negative binomial",
+    "HMC, rates of components",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_the_prior_stays_as_it_is(name):
     z = scores(CASES[name])

@@ -111,6 +111,7 @@ SHARED = model(rate_w="component", rate_h="component")
 SHAPED = model(rate_w="row", rate_h=0.8, shape_w="auto")
 
 
+@pytest.mark.quick("shape")
 @pytest.mark.parametrize("law", [BY_ROW, SHARED, SHAPED], ids=["rows", "shared", "shape"])
 def test_exact_posteriors(law):
     assert z_scores(law) < 5
@@ -246,6 +247,7 @@ def z_of_links(model, sampler, draws=1500):
     return largest(series, exact_links(model))
 
 
+@pytest.mark.quick("drawn")
 @pytest.mark.parametrize(
     ("model", "sampler"),
     [(DRAWN, dfac.Gibbs()), (FIXED, dfac.BlockHMC(steps=3))],

@@ -161,6 +161,23 @@ EXACT = [
 ]
 
 
+@pytest.mark.quick(
+    "PSGLD-gaussian",
+    "PSGLD-poisson-gaps",
+    "PSGLD drawn-poisson-gaps",
+    "PSGLD of gamma priors-steep",
+    "PSGLD exact-gamma",
+    "PSGLD-counts",
+    "LangevinDynamics-poisson-two",
+    "SGLD-poisson",
+    "HMC-gaussian",
+    "Gibbs-poisson-two",
+    "BlockHMC-spikes",
+    "BlockHMC-gaussian-skewed",
+    "BlockHMC dense-poisson",
+    "SGHMC-gamma",
+    "SGHMC-spikes",
+)
 @pytest.mark.parametrize(("case", "sampler", "kind", "settings"), EXACT)
 def test_exact_posteriors(case, sampler, kind, settings):
     found = distance(case, sampler, kind, **settings)
@@ -168,6 +185,7 @@ def test_exact_posteriors(case, sampler, kind, settings):
     assert found.passes, str(found)
 
 
+@pytest.mark.quick("poisson-gaps", "gamma-tall")
 @pytest.mark.parametrize(
     "name", ["poisson-gaps", "gaussian-gaps", "compound", "gamma-tall", "poisson-two-gaps"]
 )

@@ -230,6 +230,7 @@ def test_one_level_or_two_meet_the_exact_posterior(schedule):
     assert spread < 0.05
 
 
+@pytest.mark.full
 def test_two_levels_add_no_bias_where_a_fixed_order_does():
     """At a step with a visible bias: .018, .018 and .145 sd in longer runs."""
     one, two, fixed = (distance(s, 0.2) for s in (Reshuffled(), NestedReshuffled(2), Cyclic()))

@@ -139,6 +139,7 @@ def test_the_enumeration_is_the_integral_of_one_component():
     assert math.exp(log_sums(3) - log_sums(2)) == pytest.approx(sums[1] / sums[0], rel=1e-4)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("components", [2, 1])
 def test_exact_posteriors_of_tensors(components):
     """Of two components of counts, and of one under a normal law."""
@@ -161,6 +162,7 @@ def calibration_of(true, draws, names):
     return calibration._judge(values, {BIASED: 0})
 
 
+@pytest.mark.quick("1.0-SGHMC")
 @pytest.mark.parametrize("sampler", [dfac.BlockHMC(), dfac.SGHMC()], ids=lambda own: own.name)
 @pytest.mark.parametrize("rate", [1.0, pytest.param(0.5, marks=pytest.mark.full)])
 def test_true_factors_of_tensors_have_uniform_ranks(sampler, rate):
@@ -182,6 +184,7 @@ def test_true_factors_of_tensors_have_uniform_ranks(sampler, rate):
     assert np.isfinite(found["p"]).all(), "too few draws to say anything"
 
 
+@pytest.mark.quick("PSGLD")
 @pytest.mark.parametrize(
     "sampler",
     [dfac.PSGLD(step=0.1), dfac.SGHMC(), dfac.LangevinDynamics(step=0.1)],
@@ -345,6 +348,7 @@ def test_quadrature_of_one_view_is_that_of_a_matrix_alone():
     np.testing.assert_allclose(mu[0], u * (p * w * h).sum(axis=1), rtol=2e-3)
 
 
+@pytest.mark.quick("weighted-overdispersed")
 @pytest.mark.parametrize("pair", VIEWS, ids=lambda pair: pair.name)
 def test_exact_posteriors_of_coupled_matrices(pair):
     size, error = worst(pair, dfac.BlockHMC(warm_start=5))
@@ -352,6 +356,7 @@ def test_exact_posteriors_of_coupled_matrices(pair):
     assert size < ERRORS
 
 
+@pytest.mark.quick("SGHMC")
 @pytest.mark.parametrize("sampler", [dfac.BlockHMC(), dfac.SGHMC()], ids=lambda own: own.name)
 def test_true_factors_of_coupled_matrices_have_uniform_ranks(sampler, monkeypatch):
     """In units of 1: the mean of the data would make the prior depend on them."""

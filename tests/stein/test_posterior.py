@@ -93,6 +93,7 @@ def test_particles_of_every_kind_of_data(V, options):
         assert_array_equal(tree["posterior/H"]["band"], np.arange(18.0))
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
 def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta):
     V = values() + 0.1
