@@ -10,8 +10,6 @@ import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
 from daskfactor.models import covariates as module
 
-pytestmark = pytest.mark.libraries
-
 QUICK = {"draws": 6, "tune": 24, "random_seed": 3, "progressbar": False}
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(40, 3)), RNG.normal(size=(30, 2))

@@ -23,8 +23,6 @@ from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DaskfactorWarning, StoreError
 from daskfactor.results.predict import with_new
 
-pytestmark = pytest.mark.libraries
-
 SHORT = {"draws": 30, "tune": 30, "random_state": 0}
 rng = np.random.default_rng(1)
 W, H = rng.gamma(1, 2, (60, 2)), rng.gamma(1, 2, (2, 12))

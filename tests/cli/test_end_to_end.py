@@ -14,8 +14,6 @@ import xarray as xr
 import daskfactor
 from tests.cli.shell import call, plain, succeed
 
-pytestmark = pytest.mark.libraries
-
 ROWS, COLUMNS = 24, 20
 
 

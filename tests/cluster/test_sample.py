@@ -32,7 +32,6 @@ def same(one, other):
 
 
 @pytest.mark.quick("{'rate_w': 'row', 'rate_h': 'component'}-ring", "{}-tasks")
-@pytest.mark.libraries
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 @pytest.mark.parametrize("rates", [{}, {"rate_w": "row", "rate_h": "component"}], ids=str)
 def test_the_draws_of_one_process(executor, rates, client):

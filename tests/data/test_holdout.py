@@ -15,8 +15,6 @@ from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DataError, OptionError
 from tests.random_sparse import random_array
 
-pytestmark = pytest.mark.libraries
-
 
 def ratings(seed=0, shape=(30, 20)):
     rng = np.random.default_rng(seed)
@@ -181,6 +179,7 @@ def test_every_cell_is_held_out_as_often_as_any_other(share, unstored):
         assert abs(times[part].sum() - cells * taken) < 4 * deviation
 
 
+@pytest.mark.libraries
 @pytest.mark.parametrize("unstored", ["missing", "zero"])
 def test_annotated_data_keep_their_names(unstored):
     X = sparse.csr_matrix(np.random.default_rng(0).poisson(1.0, (30, 20)).astype(np.float32))
@@ -197,6 +196,7 @@ def test_annotated_data_keep_their_names(unstored):
     assert list(trace["posterior"]["H"]["var"].values) == genes
 
 
+@pytest.mark.libraries
 def test_of_annotated_data_in_a_file_comes_an_array(tmp_path):
     anndata.AnnData(ratings()).write_h5ad(tmp_path / "a.h5ad")
     adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")

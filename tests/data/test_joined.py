@@ -22,8 +22,6 @@ from daskfactor.data.joined import JoinedData, join
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.kernels.views import BlockView, SparseBlock
 
-pytestmark = pytest.mark.libraries
-
 RNG = np.random.default_rng(12)
 COUNTS = RNG.poisson(1.5, (24, 9)).astype("f4")
 GAPPY = np.where(RNG.random((24, 7)) < 0.3, np.nan, RNG.normal(4, 2, (24, 7))).astype("f4")
@@ -52,6 +50,7 @@ def known(values, kind):
     return np.where(values == 0, np.nan, values) if kind == "missing" else values
 
 
+@pytest.mark.libraries
 def test_views_of_three_kinds_stand_side_by_side_in_their_units():
     stored = {"counts": "zero", "rated": "missing"}
     with join(MIXED, unstored=stored, blocks=5, dtype="float64") as data:

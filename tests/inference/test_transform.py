@@ -14,8 +14,6 @@ import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
 from tests.refusals import refused
 
-pytestmark = pytest.mark.libraries
-
 QUIET = {"progressbar": False, "random_seed": 5}
 ROWS, DRAWS = 80, 20
 

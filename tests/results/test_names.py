@@ -29,7 +29,6 @@ OURS = sorted(
 )
 PAIRS = [*itertools.pairwise(OURS), (OURS[-1], OURS[0])]
 pytestmark = [
-    pytest.mark.libraries,
     pytest.mark.filterwarnings("ignore:the results have names of their own:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*have no observed entry and are left out"),
 ]

@@ -20,8 +20,6 @@ from tests.refusals import refused
 from tests.results.particle_tree import particle_tree
 from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, make_spec, memory_tree
 
-pytestmark = pytest.mark.libraries
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces its next version on import
     import arviz as az
@@ -352,6 +350,7 @@ def test_attributes_of_groups():
     assert "sample_dims" not in found["observed_data"].attrs
 
 
+@pytest.mark.libraries
 def test_arviz_takes_the_groups(counts):
     short = counts.isel(draw=slice(500))
     # Alike enough that no cell alone would move them.

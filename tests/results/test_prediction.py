@@ -30,8 +30,6 @@ from tests.results.runs import (
     tree_of,
 )
 
-pytestmark = pytest.mark.libraries
-
 
 def all_mu(n=DRAWS, salt=0):
     """mu of every draw of every chain, (chains * n, I, J), by the plainest loop."""

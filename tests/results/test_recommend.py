@@ -22,8 +22,6 @@ from tests.pairwise import pairwise
 from tests.random_sparse import random_array
 from tests.refusals import refused
 
-pytestmark = pytest.mark.libraries
-
 I, J, K, CHAINS, DRAWS = 60, 90, 3, 2, 14  # noqa: E741, the papers' own letters
 ITEMS = [f"film {j}" for j in range(J)]
 
