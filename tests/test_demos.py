@@ -3,6 +3,7 @@ import pytest
 
 from daskfactor import demos
 from daskfactor.errors import OptionError
+from tests.refusals import refused
 
 
 def test_faces_are_the_bytes_that_the_package_ships():
@@ -36,8 +37,7 @@ def test_erase_takes_the_share_it_was_told_and_only_that():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
 def test_erase_refuses_impossible_shares(share):
-    with pytest.raises(OptionError, match="strictly between 0 and 1"):
-        demos.erase(small(), share, 0)
+    refused(OptionError, "strictly between 0 and 1", demos.erase, small(), share, 0)
 
 
 def test_relative_error_counts_observed_cells_as_exact():
@@ -108,5 +108,4 @@ def test_digits_are_pixels_by_pictures():
 
 def test_missing_faces_tell_what_to_install(monkeypatch):
     monkeypatch.setattr(demos.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[examples\]'"):
-        demos.load_faces()
+    refused(OptionError, r"pip install 'daskfactor\[examples\]'", demos.load_faces)

@@ -22,6 +22,7 @@ import daskfactor as dfac
 from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DaskfactorWarning, StoreError
 from daskfactor.results.predict import with_new
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -159,8 +160,7 @@ def test_estimators_with_a_store_are_pickled(tmp_path):
 
 
 def test_weights_reach_the_data(fitted):
-    with pytest.raises(ValueError, match="the weight at row 0"):
-        fresh().fit(COUNTS, weights=-np.ones(COUNTS.shape))
+    refused(ValueError, "the weight at row 0", fresh().fit, COUNTS, weights=-np.ones(COUNTS.shape))
 
 
 def fresh():
@@ -182,20 +182,15 @@ def fresh():
 )
 def test_parameters_that_cannot_be_used_are_named_at_the_fit(made, said):
     estimator = dfac.BayesianNMF(**SHORT | made)
-    with pytest.raises(ValueError, match=said):
-        estimator.fit(sparse.csr_array(COUNTS))
+    refused(ValueError, said, estimator.fit, sparse.csr_array(COUNTS))
 
 
 def test_what_is_not_fitted_says_so(fitted):
     for method in ("transform", "sample_transform", "inverse_transform", "score"):
-        with pytest.raises(NotFittedError, match="is not fitted yet"):
-            getattr(fresh(), method)(COUNTS)
-    with pytest.raises(ValueError, match="Negative values in data"):
-        fresh().fit(-COUNTS)
-    with pytest.raises(ValueError, match="infinity"):
-        fresh().fit(np.where(COUNTS == 0, np.inf, COUNTS))
-    with pytest.raises(ValueError, match="takes \\(n_samples, 2\\)"):
-        fitted.inverse_transform(COUNTS)
+        refused(NotFittedError, "is not fitted yet", getattr(fresh(), method), COUNTS)
+    refused(ValueError, "Negative values in data", fresh().fit, -COUNTS)
+    refused(ValueError, "infinity", fresh().fit, np.where(COUNTS == 0, np.inf, COUNTS))
+    refused(ValueError, "takes \\(n_samples, 2\\)", fitted.inverse_transform, COUNTS)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
@@ -219,8 +214,7 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
     flat = {kind: np.ones_like(COUNTS)}
     assert not np.allclose(found, own.transform(COUNTS, **flat), rtol=1e-3)
     for method in (own.transform, own.score, own.sample_transform):
-        with pytest.raises(ValueError, match=f"pass {kind}="):
-            method(COUNTS)
+        refused(ValueError, f"pass {kind}=", method, COUNTS)
     held = hold_out(COUNTS, 0.2, random_seed=0)
     drawn = dfac.transform(own.trace_, held.train, **told, random_seed=0, progressbar=False)
     tree, _ = with_new(own.trace_, "W", drawn)
@@ -256,16 +250,14 @@ def test_draws_of_another_run_are_never_taken_for_those_of_the_fit(tmp_path):
     trace = dfac.open_run(store)
     dfac.BayesianNMF(2, store=store, overwrite=True, **SHORT).fit(COUNTS + 1)
     for read in (lambda: trace["posterior"]["W"].values, lambda: first.transform(COUNTS)):
-        with pytest.raises(StoreError, match="another run has taken the place of this one"):
-            read()
+        refused(StoreError, "another run has taken the place of this one", read)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
 def test_clones_say_that_one_store_is_not_for_all_of_them(tmp_path):
     estimator = dfac.BayesianNMF(2, store=tmp_path / "run.zarr", **SHORT)
     search = GridSearchCV(estimator, {"n_components": [1, 2]}, cv=2)
-    with pytest.raises(ValueError, match=r"is a clone, and store=.* pass store=None"):
-        search.fit(COUNTS)
+    refused(ValueError, r"is a clone, and store=.* pass store=None", search.fit, COUNTS)
     assert list(tmp_path.iterdir()) == []
     clone(estimator).set_params(store=tmp_path / "other.zarr").fit(COUNTS)
     scores = search.set_params(estimator__store=None).fit(COUNTS).cv_results_["mean_test_score"]

@@ -21,6 +21,7 @@ from daskfactor.publish import Publication, publishing, recover
 from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
 from tests.cli.shell import call, plain
+from tests.refusals import refused
 from tests.results.runs import ATTRS, factors, fill, make_spec
 from tests.results.writer import SERVER, start
 
@@ -163,8 +164,7 @@ def test_what_appears_meanwhile_is_kept(tmp_path, folder, there):
     with Publication(target) as publication:
         make(publication.draft, "new", folder)
         make(target, "of another", there)
-        with pytest.raises(StoreError, match="exists already"):
-            publication.publish()
+        refused(StoreError, "exists already", publication.publish)
     assert word_at(target) == "of another"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
@@ -179,8 +179,7 @@ def test_a_name_that_cannot_be_reserved_leaves_nothing(tmp_path, monkeypatch, st
         return real(path, *args)
 
     monkeypatch.setattr(os, step, full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
-        Publication(tmp_path / "x")
+    refused(OSError, r"No space left on device: '.*/x'", Publication, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 
@@ -190,8 +189,7 @@ def test_one_process_makes_a_name_at_a_time(tmp_path):
         Publication(target)
     process, pipe = start(reserve_and_wait, str(target))
     assert pipe.recv() == "reserved"
-    with pytest.raises(StoreError, match=rf"x is being written by process {process.pid} on"):
-        Publication(target)
+    refused(StoreError, rf"x is being written by process {process.pid} on", Publication, target)
     process.kill()
     process.join()
     with publishing(target) as draft:
@@ -298,13 +296,11 @@ def test_a_run_stays_until_the_one_that_replaces_it_has_a_checkpoint(tmp_path, m
     monkeypatch.setattr(RunStore, "checkpoint", fail)
     options = QUICK | {"store": path, "overwrite": True, "random_seed": 2}
     fatal = 0
-    with pytest.raises(error):
-        dfac.sample(V, dfac.TweedieNMF(2), **options)
+    refused(error, None, dfac.sample, V, dfac.TweedieNMF(2), **options)
     np.testing.assert_array_equal(dfac.open_run(path)["posterior"]["W"], before["posterior"]["W"])
     assert [one.name for one in tmp_path.iterdir()] == ["run.zarr"]
     fatal = 1
-    with pytest.raises(error):
-        dfac.sample(V, dfac.TweedieNMF(2), **options)
+    refused(error, None, dfac.sample, V, dfac.TweedieNMF(2), **options)
     fatal = -1
     resumed = dfac.resume(path, progressbar=False)
     whole = dfac.sample(V, dfac.TweedieNMF(2), **QUICK | {"random_seed": 2})

@@ -297,8 +297,7 @@ def test_an_interruption_or_another_folder_leaves_what_was_there(store, tmp_path
     for what in ("daskfactor.results.annotation._write_elements", "shutil.rmtree"):
         with monkeypatch.context() as patch:
             patch.setattr(what, interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                annotate_file(store, path, path, overwrite=True)
+            refused(KeyboardInterrupt, None, annotate_file, store, path, path, overwrite=True)
         assert_array_equal(anndata.read_zarr(path).layers["counts"], COUNTS)
     succeed("annotate", store, path, "-o", path, "--overwrite")
     assert [own.name for own in tmp_path.iterdir()] == ["a.zarr"]

@@ -194,8 +194,7 @@ def interrupted(path, kind):
     run = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
     if kind == "particles":
         run = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
-    with pytest.raises(KeyboardInterrupt):
-        run(store=path, callback=stop, **QUIET)
+    refused(KeyboardInterrupt, None, run, store=path, callback=stop, **QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -315,8 +314,7 @@ def test_impossible_documents_are_refused(stores, tmp_path, name, everywhere):
     if everywhere and name in ("options", "run"):
         pytest.skip("there is nothing to repeat")
     path = edited(stores["chains"], tmp_path / "run.zarr", IMPOSSIBLE[name], everywhere)
-    with pytest.raises(StoreFormatError):
-        dfac.resume(path, progressbar=False)
+    refused(StoreFormatError, None, dfac.resume, path, progressbar=False)
 
 
 @pytest.mark.parametrize("name", ["run", "data", "model", "sampler", "init", "draws"])
@@ -344,8 +342,7 @@ PARTICLES = {
 @pytest.mark.parametrize("name", PARTICLES)
 def test_documents_of_particles_are_checked(stores, tmp_path, name, everywhere):
     path = edited(stores["particles"], tmp_path / "run.zarr", PARTICLES[name], everywhere)
-    with pytest.raises(StoreFormatError):
-        dfac.resume(path, progressbar=False)
+    refused(StoreFormatError, None, dfac.resume, path, progressbar=False)
 
 
 def test_what_nobody_changed_goes_on(stores, tmp_path):

@@ -241,8 +241,7 @@ def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
 )
 def test_checkpoints_that_cannot_be_kept_are_refused(path, arrays, meta):
     with RunStore.create(path, make_spec()) as store:
-        with pytest.raises(OptionError):
-            store.checkpoint(arrays, meta)
+        refused(OptionError, None, store.checkpoint, arrays, meta)
         assert store.committed.draws == (0, 0)
         refused(StoreFormatError, "holds no checkpoint", store.load_checkpoint)
 
@@ -250,8 +249,7 @@ def test_checkpoints_that_cannot_be_kept_are_refused(path, arrays, meta):
 def test_moments_cut_short_are_not_shown(path):
     with RunStore.open(store_run(path)) as store:
         assert "posterior_moments" in open_run(path).children
-        with pytest.raises(TypeError):
-            put_moments(store, MOMENTS, 0, {"W_mean": object()}, 5)
+        refused(TypeError, None, put_moments, store, MOMENTS, 0, {"W_mean": object()}, 5)
         assert open_run(path)["posterior_moments"]["count"].values.tolist() == [0, DRAWS]
 
 

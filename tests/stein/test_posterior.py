@@ -194,8 +194,7 @@ def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path, after, data):
 def test_a_chain_is_written_as_it_is_drawn(tmp_path):
     given, path = (values(), dfac.SILFNMF(3, threshold=50.0)), tmp_path / "run.zarr"
     method = dfac.SimplexHMC(draws=12, tune=4, steps=3)
-    with pytest.raises(KeyboardInterrupt):
-        posterior(*given, method, store=path, callback=stop_at(2))
+    refused(KeyboardInterrupt, None, posterior, *given, method, store=path, callback=stop_at(2))
     assert dfac.open_run(path)["posterior"].sizes["draw"] == 2
     same(dfac.resume(path, progressbar=False), posterior(*given, method))
 
@@ -204,8 +203,7 @@ def test_an_error_before_the_first_particle_leaves_nothing(tmp_path):
     def fail(event):
         assert event.phase != "particles"
 
-    with pytest.raises(AssertionError):
-        posterior(values(), store=tmp_path / "run.zarr", callback=fail)
+    refused(AssertionError, None, posterior, values(), store=tmp_path / "run.zarr", callback=fail)
     assert not list(tmp_path.iterdir())
 
 
