@@ -18,11 +18,11 @@ def test_cases(case): pass
 
 
 @pytest.fixture
-def run(tmp_path: Path):
+def run(tmp_path):
     (tmp_path / "test_suite.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full: of the full tier\n")
 
-    def run(tier: str, *options: str) -> subprocess.CompletedProcess[str]:
+    def run(tier, *options):
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-v", *options],
             cwd=tmp_path,
@@ -36,7 +36,7 @@ def run(tmp_path: Path):
     return run
 
 
-def test_the_quick_tier_leaves_marked_tests_out(run) -> None:
+def test_the_quick_tier_leaves_marked_tests_out(run):
     """Worker processes collect the tests, and this one tells of them."""
     quick = run("", "-n", "1")
     assert quick.returncode == 0, quick.stdout
@@ -44,14 +44,14 @@ def test_the_quick_tier_leaves_marked_tests_out(run) -> None:
     assert "2 passed" in quick.stdout
 
 
-def test_the_full_tier_has_all(run) -> None:
+def test_the_full_tier_has_all(run):
     full = run("full", "-p", "no:xdist")
     assert full.returncode == 0, full.stdout
     assert "4 passed" in full.stdout
     assert "left out" not in full.stdout
 
 
-def test_another_tier_is_refused(run) -> None:
+def test_another_tier_is_refused(run):
     refused = run("all")
     assert refused.returncode == 4
     assert "DASKFACTOR_TIER is 'all'. Use 'quick', which is the default, or 'full'" in (
