@@ -140,10 +140,8 @@ def test_what_comparisons_refuse():
 def tilted(weight, degrees=30.0):
     """Two particles: one component tilted between them, one that stays."""
     tilt = np.radians(degrees)
-    W = [
-        [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]],
-        [[np.cos(tilt), 0.0], [np.sin(tilt), 0.0], [0.0, 1.0]],
-    ]
+    straight, other = [[1.0, 0.0], [0.0, 0.0]], [[np.cos(tilt), 0.0], [np.sin(tilt), 0.0]]
+    W = [[*straight, [0.0, 1.0]], [*other, [0.0, 1.0]]]
     H = [[[3.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]]
     return fake_particles(W, H, weight)
 
@@ -242,10 +240,8 @@ def test_distances_of_two_particles_by_hand():
 def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatch):
     rng = np.random.default_rng(4)
     W, H = rng.gamma(0.7, size=(2, 3, 8, 3)), rng.gamma(0.7, size=(2, 3, 3, 6))
-    tree, flat = (
-        fake_particles(W, H),
-        list(zip(W.reshape(6, 8, 3), H.reshape(6, 3, 6), strict=True)),
-    )
+    flat = list(zip(W.reshape(6, 8, 3), H.reshape(6, 3, 6), strict=True))
+    tree = fake_particles(W, H)
 
     def angles(x, y):
         cosines = (x / np.linalg.norm(x, axis=0)).T @ (y / np.linalg.norm(y, axis=0))
@@ -445,13 +441,10 @@ def test_a_point_has_no_interval():
     refused(OptionError, "no factors W and H", components_of, point[["W"]])
 
 
-@pytest.mark.parametrize(
-    ("attrs", "expected"),
-    [
+def test_what_a_quantity_is_called():
+    for attrs, expected in (
         ({}, "a name"),
         ({"long_name": "radiance", "units": "W m-2"}, "radiance [W m-2]"),
         ({"standard_name": "air_pressure", "units": "1"}, "air pressure"),
-    ],
-)
-def test_what_a_quantity_is_called(attrs, expected):
-    assert told_quantity(attrs, "a_name") == expected
+    ):
+        assert told_quantity(attrs, "a_name") == expected
