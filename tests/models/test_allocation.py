@@ -27,14 +27,8 @@ SYMMETRIC = AllocationModel.symmetric_nmf(2, concentration_shared=0.5)
 ODD = AllocationModel(
     "r -> s -> i; a, r -> i", {"s": 3, "r": 2}, {"i": 3, "a": 2}, 2.0, rate=0.5, shape=4.0
 )
-ALL = [
-    NMF,
-    SYMMETRIC,
-    ODD,
-    AllocationModel.cp(2, order=4),
-    AllocationModel.tucker((2, 3, 4)),
-    AllocationModel.topics(5),
-]
+ALL = [NMF, SYMMETRIC, ODD, AllocationModel.cp(2, order=4)]
+ALL += [AllocationModel.tucker((2, 3, 4)), AllocationModel.topics(5)]
 
 
 def test_constructors():
@@ -122,9 +116,11 @@ def test_other_ranks_and_thinned_data():
     refused(ModelError, r"must be in \(0, 1\], got 0", NMF.with_thinning, 0)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+PAIR = {("i", "j"): 1.0}
+
+
+def test_errors():
+    for settings, message in (
         ({"hidden": {}}, "the size of at least one hidden variable"),
         ({"hidden": 3}, "the size of at least one hidden variable"),
         ({"hidden": {"x": 2}}, "hidden has 'x', which is not in the graph; its variables are"),
@@ -141,7 +137,7 @@ def test_other_ranks_and_thinned_data():
         ({"concentration": 0}, "concentration must be a positive, finite number from .* got 0"),
         *(({"concentration": x}, r"from 1e-100 to 1e\+100") for x in (1e-310, 1e-101, 1e101)),
         (
-            {"graph": "r -> i, s -> j", "hidden": {"r": 2, "s": 3}, "tied": {("i", "j"): 1.0}},
+            {"graph": "r -> i, s -> j", "hidden": {"r": 2, "s": 3}, "tied": PAIR},
             "'r' has size 2 and 's' has size 3",
         ),
         ({"concentration": "auto"}, "concentration must be a positive, finite number"),
@@ -156,19 +152,14 @@ def test_other_ranks_and_thinned_data():
         ({"tied": {("i", "i"): 1.0}}, "twice; name each once"),
         ({"tied": {("r", "i"): 1.0}}, "need equally many parents, got r: 0, i: 1"),
         ({"tied": {("i", "j"): None}}, "pseudo-count of the tied variables .* got None"),
+        ({"tied": PAIR, "concentration": {"r": 1, "i": 1}}, "has 'i', whose table is tied"),
         (
-            {"tied": {("i", "j"): 1.0}, "concentration": {"r": 1, "i": 1}},
-            "concentration has 'i', whose table is tied",
-        ),
-        (
-            {"tied": {("i", "j"): 1.0}, "observed": {"i": 2, "j": 3}},
+            {"tied": PAIR, "observed": {"i": 2, "j": 3}},
             "draw from one table, but 'i' has size 2 and 'j' has size 3",
         ),
-    ],
-)
-def test_errors(settings, message):
-    given = {"graph": "r -> i, r -> j", "hidden": {"r": 2}} | settings
-    refused(ModelError, message, AllocationModel, **given)
+    ):
+        given = {"graph": "r -> i, r -> j", "hidden": {"r": 2}} | settings
+        refused(ModelError, message, AllocationModel, **given)
 
 
 def test_shapes():
@@ -211,9 +202,8 @@ def test_an_edge_that_is_said_twice_is_one_edge():
     assert Graph.parse("r -> i, r -> i -> j") == Graph.parse("r->i->j")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_texts_that_are_no_graph():
+    for text, message in (
         ("", "the graph is empty; write edges"),
         (" ,;\n", "the graph is empty"),
         ("r -> r", "an edge from 'r' to itself"),
@@ -224,10 +214,8 @@ def test_an_edge_that_is_said_twice_is_one_edge():
         ("r - i", "has 'r - i' in 'r - i'"),
         ("(r, s) -> i", r"has '\(r' in '\(r'"),
         (3, "must be a text, got 3"),
-    ],
-)
-def test_texts_that_are_no_graph(text, message):
-    refused(ModelError, message, Graph.parse, text)
+    ):
+        refused(ModelError, message, Graph.parse, text)
 
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -268,9 +256,7 @@ def test_evidence_is_the_integral_over_the_sum():
     integral = logsumexp(prior + MODEL.log_likelihood(x, total)) + np.log(total[1] - total[0])
     assert MODEL.log_evidence(x) == pytest.approx(integral, abs=1e-8)
 
-
-def test_likelihood_is_a_product():
-    x = np.array([0.3, -1.0, 2.0])
+    x = np.array([0.3, -1.0, 2.0])  # the likelihood is a product
     expected = stats.norm(1.1, 1.5).logpdf(x).sum()
     np.testing.assert_allclose(MODEL.log_likelihood(x, [1.1]), [expected])
 
@@ -282,9 +268,8 @@ def test_it_is_stored_and_checked():
     refused(DataError, "finite", MODEL.log_evidence, [1.0, np.nan])
 
 
-@pytest.mark.parametrize(
-    ("x", "said"),
-    [
+def test_what_is_no_vector_of_numbers():
+    for x, said in (
         (sparse.COO(np.arange(3.0)), "real numbers, got COO of dtype float64; .* with .todense()"),
         (sp.csr_matrix(np.eye(3)), "real numbers, got csr_matrix of dtype float64; .* .toarray()"),
         (np.array([1 + 2j]), "real numbers, got ndarray of dtype complex128"),
@@ -294,8 +279,6 @@ def test_it_is_stored_and_checked():
         (None, "real numbers, got NoneType"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), "1 of 2 are masked or not finite"),
         ([], r"at least one observation, got shape \(0,\)"),
-    ],
-)
-def test_what_is_no_vector_of_numbers(x, said):
-    for verb in (dfac.log_evidence, dfac.select_rank):
-        refused(DataError, said, verb, x, MODEL, progressbar=False)
+    ):
+        for verb in (dfac.log_evidence, dfac.select_rank):
+            refused(DataError, said, verb, x, MODEL, progressbar=False)
