@@ -20,7 +20,7 @@ from daskfactor.plots.canvas import new_figure, save
 from daskfactor.publish import Publication, publishing, recover
 from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
-from tests.cli.shell import call, plain
+from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 from tests.results.runs import ATTRS, factors, fill, make_spec
 from tests.results.writer import SERVER, start
@@ -260,10 +260,8 @@ def test_a_kill_while_a_run_is_replaced_leaves_the_old_or_the_new_run(
 
 def held_by(reservation):
     """Locks that a reservation has not given up."""
-    if reservation is None:
-        return []
-    publication = reservation._publication
-    found = [reservation._replaced, publication and publication._lock]
+    publication = reservation and reservation._publication
+    found = [reservation and reservation._replaced, publication and publication._lock]
     return [lock for lock in found if lock is not None]
 
 
@@ -473,40 +471,31 @@ def test_commands_replace_nothing_that_is_there_unless_told_to(place, tmp_path, 
     for file in ("v.npy", "run.zarr"):
         Path(file).symlink_to(place / file)
 
-    def invoke(*more):
-        return call(*WRITERS[name], "-o", name, *more)
-
-    folder = name.endswith(".zarr")
-    if folder:
+    if name.endswith(".zarr"):
         zarr.create_group(name, attributes={"mark": "precious"})
     else:
         Path(name).write_text("precious")
-    refused = invoke()
-    assert refused.exit_code == 4
-    told = f"{name} exists already; give another name, or allow --overwrite"
-    assert told in plain(refused.output)
-    if folder:
-        assert zarr.open_group(name, mode="r").attrs["mark"] == "precious"
-    else:
-        assert Path(name).read_text() == "precious"
-    replaced = invoke("--overwrite")
-    assert replaced.exit_code == 0, replaced.output
-    if folder:
-        assert "mark" not in zarr.open_group(name, mode="r").attrs
-    else:
-        assert Path(name).read_bytes() != b"precious"
+
+    def is_kept():
+        if name.endswith(".zarr"):
+            return zarr.open_group(name, mode="r").attrs.get("mark") == "precious"
+        return Path(name).read_bytes() == b"precious"
+
+    command = (*WRITERS[name], "-o", name)
+    fails(4, f"{name} exists already; give another name, or allow --overwrite", *command)
+    assert is_kept()
+    succeed(*command, "--overwrite")
+    assert not is_kept()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "run.zarr", "v.npy"])
 
 
-@pytest.mark.parametrize("there", ["run.zarr", "thesis.zarr"])
-def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(place, tmp_path, there):
+def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(place, tmp_path):
     (tmp_path / "thesis.zarr").mkdir()
     (tmp_path / "thesis.zarr" / "text").write_text("precious")
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
-    command = ["predict", str(place / "run.zarr"), "-o", str(tmp_path / there), "--overwrite"]
-    result = call(*command)
-    assert result.exit_code == 4
-    assert "is a folder that is not replaced" in plain(result.output)
+    for there in ("run.zarr", "thesis.zarr"):
+        command = ("predict", place / "run.zarr", "-o", tmp_path / there, "--overwrite")
+        fails(4, "is a folder that is not replaced", *command)
     assert (tmp_path / "thesis.zarr" / "text").read_text() == "precious"
     assert dfac.open_run(tmp_path / "run.zarr")["posterior"].sizes["draw"] == 6
 
@@ -515,9 +504,9 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     def full(*_, **options):
         raise OSError(28, "No space left on device")
 
+    figure, match = new_figure(1, 1), r"a picture to .*x\.png, the disk is full; .* try again"
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(StoreError, match=r"a picture to .*x\.png, the disk is full; .* try again"):
-        save(new_figure(1, 1), tmp_path / "x.png")
+    refused(StoreError, match, save, figure, tmp_path / "x.png")
 
 
 def test_pages_and_pictures_are_kept_in_python_too(place, tmp_path):
