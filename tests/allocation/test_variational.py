@@ -175,8 +175,7 @@ def test_events_and_ends():
     assert list(cut.iterations) == [1] * 4
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"starts": 0}, {"max_iterations": 1.5}, {"tolerance": 0}, {"tolerance": "small"}]
-)
-def test_bad_settings(wrong):
-    refused(OptionError, next(iter(wrong)), VariationalBayes, **wrong)
+def test_bad_settings():
+    wrong = ("starts", 0), ("max_iterations", 1.5), ("tolerance", 0), ("tolerance", "small")
+    for name, value in wrong:
+        refused(OptionError, name, VariationalBayes, **{name: value})
