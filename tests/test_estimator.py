@@ -167,9 +167,8 @@ def fresh():
     return dfac.BayesianNMF(model=FACTORS, **SHORT)
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
+def test_parameters_that_cannot_be_used_are_named_at_the_fit():
+    for made, said in (
         ({"beta_loss": "huber"}, "beta_loss must be a number or one of 'frobenius'"),
         ({"beta_loss": 1.5}, "beta"),
         ({"n_components": 0}, "n_components"),
@@ -178,11 +177,11 @@ def fresh():
         ({"model": FACTORS, "n_components": 3}, "leave out"),
         ({"draws": 0}, "draws"),
         ({"unstored": "nothing"}, "unstored"),
-    ],
-)
-def test_parameters_that_cannot_be_used_are_named_at_the_fit(made, said):
-    estimator = dfac.BayesianNMF(**SHORT | made)
-    refused(ValueError, said, estimator.fit, sparse.csr_array(COUNTS))
+    ):
+        refused(ValueError, said, dfac.BayesianNMF(**SHORT | made).fit, sparse.csr_array(COUNTS))
+    # What unstored means is checked for dense data as well.
+    match = 'unstored must be "zero" or "missing", got \'x\''
+    refused(ValueError, match, dfac.BayesianNMF(2, unstored="x", **SHORT).fit, COUNTS)
 
 
 def test_what_is_not_fitted_says_so(fitted):
@@ -225,11 +224,6 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
     assert own.score(COUNTS, **told) == pytest.approx(each.mean(), rel=1e-5)
 
 
-def test_what_unstored_means_is_checked_for_dense_data_as_well():
-    with pytest.raises(ValueError, match='unstored must be "zero" or "missing", got \'x\''):
-        dfac.BayesianNMF(2, unstored="x", **SHORT).fit(COUNTS)
-
-
 # -- with a store --------------------------------------------------------------------------
 
 
@@ -237,8 +231,8 @@ def test_no_fit_replaces_the_run_of_another_estimator(tmp_path):
     store = tmp_path / "run.zarr"
     first = dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS)
     expected = first.transform(COUNTS)
-    with pytest.raises(StoreError, match=r"exists and holds a run .* overwrite=True"):
-        dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS + 1)
+    match = r"exists and holds a run .* overwrite=True"
+    refused(StoreError, match, dfac.BayesianNMF(2, store=store, **SHORT).fit, COUNTS + 1)
     assert np.array_equal(first.transform(COUNTS), expected)
     again = copy(first).fit(COUNTS + 1)  # the run of its own last fit
     assert dfac.open_run(store).attrs["trace_id"] == again.trace_.attrs["trace_id"]
