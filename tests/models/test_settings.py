@@ -27,20 +27,12 @@ NAN = np.nan
 FIXED = np.array([[1.0, NAN, 2.0], [0.0, NAN, 5.0]])
 X = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 0.0]])
 positive = st.one_of(st.just("auto"), st.floats(1e-6, 1e6))
-counts = st.integers(1, 500)
+counts, betas = st.integers(1, 500), st.one_of(st.floats(-3, 1), st.floats(2, 4))
+rates = dict.fromkeys(("dispersion", "rate_w", "rate_h"), positive)
+precisions = dict.fromkeys(("noise", "precision_w", "precision_h"), positive)
 MODELS = st.one_of(
-    st.builds(
-        TweedieNMF,
-        counts,
-        beta=st.one_of(st.floats(-3, 1), st.floats(2, 4)),
-        **dict.fromkeys(("dispersion", "rate_w", "rate_h"), positive),
-    ),
-    st.builds(
-        GaussianMF,
-        counts,
-        biases=st.booleans(),
-        **dict.fromkeys(("noise", "precision_w", "precision_h"), positive),
-    ),
+    st.builds(TweedieNMF, counts, beta=betas, **rates),
+    st.builds(GaussianMF, counts, biases=st.booleans(), **precisions),
     st.builds(NegativeBinomialNMF, counts, dispersion=positive, shape_w=st.floats(0.1, 9)),
 )
 
@@ -73,14 +65,12 @@ def test_settings_are_keywords_and_frozen():
 
 
 POSITIVE = 'must be a positive number or "auto"'
+COUNTED = 'n_components.* at least 1 or "auto", got'
 BAD = [
-    *(
-        (TweedieNMF, {"n_components": one}, 'n_components.* at least 1 or "auto", got')
-        for one in (0, -1, 2.0, "3", None, True)
-    ),
+    *((TweedieNMF, {"n_components": one}, COUNTED) for one in (0, -1, 2.0, "3", None, True)),
     *(
         (TweedieNMF, {name: one}, f"{name} must be a positive")
-        for name in ("dispersion", "rate_w", "rate_h")
+        for name in rates
         for one in (0.0, -1.0, NAN, np.inf, "automatic", None, True)
     ),
     (TweedieNMF, {"rate_w": "small"}, f"rate_w {POSITIVE}"),
@@ -104,9 +94,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings", "message"), BAD)
-def test_bad_settings(kind, settings, message):
-    refused(ModelError, message, kind, **{"n_components": 2} | settings)
+def test_bad_settings():
+    for kind, settings, message in BAD:
+        refused(ModelError, message, kind, **{"n_components": 2} | settings)
 
 
 def test_stored_models_that_cannot_be_read():
@@ -136,25 +126,22 @@ def test_models_of_older_stores_have_what_was_meant_then():
         assert type(model).from_dict(old) == model
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "values", "shown"),
-    [
+def test_models_with_arrays_stay_values():
+    for kind, name, values, shown in (
         (TweedieNMF, "fixed_w", FIXED, "FixedComponents([0, 2], length=2)"),
         (GaussianMF, "covariates_h", X, "Covariates(shape=(2, 3))"),
-    ],
-)
-def test_models_with_arrays_stay_values(kind, name, values, shown):
-    given_ = values.copy()
-    one, same, other = (kind(3, **{name: own}) for own in (given_, values, 2 * values))
-    given_[:] = 7.0
-    assert one == same
-    assert hash(one) == hash(same)
-    assert one != other
-    assert one != kind(3)
-    assert pickle.loads(pickle.dumps(one)) == one
-    again = replace(one, n_components=5) if kind is TweedieNMF else one.with_components(5)
-    assert getattr(again, name) == getattr(one, name)
-    assert shown in repr(one)
+    ):
+        given_ = values.copy()
+        one, same, other = (kind(3, **{name: own}) for own in (given_, values, 2 * values))
+        given_[:] = 7.0
+        assert one == same
+        assert hash(one) == hash(same)
+        assert one != other
+        assert one != kind(3)
+        assert pickle.loads(pickle.dumps(one)) == one
+        again = replace(one, n_components=5) if kind is TweedieNMF else one.with_components(5)
+        assert getattr(again, name) == getattr(one, name)
+        assert shown in repr(one)
 
 
 MISFITS = [
@@ -292,9 +279,8 @@ def test_only_the_numbers_of_frozen_components_are_stored():
         again.fixed[0].put(np.zeros((2, 3)), slice(None))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_bad_values_of_frozen_components():
+    for values, message in (
         (np.ones((4, 3)), r"fixed_w has 3 components \(rows, F\), the model 2"),
         ([[1.0, -2.0]], "must hold finite values of at least 0, got -2"),
         ([[1.0, np.inf]], "must hold finite values of at least 0, got inf"),
@@ -303,14 +289,12 @@ def test_only_the_numbers_of_frozen_components_are_stored():
         ([1.0, 2.0], r"two dimensions, \(rows, F\), got shape \(2,\)"),
         (np.ones((3, 0)), r"got shape \(3, 0\)"),
         ("abc", "array of non-negative numbers"),
-    ],
-)
-def test_bad_values_of_frozen_components(values, message):
-    refused(ModelError, message, TweedieNMF, 2, fixed_w=values)
-    if np.ndim(values) == 2:
-        turned = message.replace("fixed_w", "fixed_h").replace(r"\(rows, F\)", r"\(F, columns\)")
-        turned = turned.replace(r"\(3, 0\)", r"\(0, 3\)")
-        refused(ModelError, turned, TweedieNMF, 2, fixed_h=np.transpose(values))
+    ):
+        refused(ModelError, message, TweedieNMF, 2, fixed_w=values)
+        if np.ndim(values) == 2:
+            turned = message.replace("fixed_w", "fixed_h").replace(r"\(rows, F", r"\(F, columns")
+            turned = turned.replace(r"\(3, 0\)", r"\(0, 3\)")
+            refused(ModelError, turned, TweedieNMF, 2, fixed_h=np.transpose(values))
 
 
 @pytest.mark.parametrize("shapes", [(1.0, 1.0), (2.0, 0.5)])
@@ -372,9 +356,8 @@ def test_only_the_shape_of_covariates_is_stored_with_the_settings(values):
     assert model.n_covariates == 3
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_bad_values_of_covariates():
+    for values, message in (
         ([[1.0, NAN]], "1 of its entries are NaN, infinite or masked"),
         ([[1.0, np.inf]], "1 of its entries are NaN"),
         (np.ma.array(X, mask=X == 0), "3 of its entries are NaN"),
@@ -385,11 +368,10 @@ def test_only_the_shape_of_covariates_is_stored_with_the_settings(values):
         ([["male"], ["female"]], "encode categories as columns of 0 and 1"),
         ([[1.0, 2.0], [3.0]], "got list of dtype object"),
         ("abc", "got str of dtype object"),
-    ],
-)
-def test_bad_values_of_covariates(values, message):
-    assert "\n" not in refused(ModelError, message, GaussianMF, 2, covariates_w=values)
-    refused(ModelError, message.replace("rows", "columns"), GaussianMF, 2, covariates_h=values)
+    ):
+        assert "\n" not in refused(ModelError, message, GaussianMF, 2, covariates_w=values)
+        turned = message.replace("rows", "columns")
+        refused(ModelError, turned, GaussianMF, 2, covariates_h=values)
 
 
 def test_the_scale_of_covariates_is_that_of_their_link():
