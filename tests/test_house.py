@@ -183,3 +183,12 @@ def test_a_run_in_memory_loads_no_library_that_it_does_not_need():
     loaded = set(done.stdout.split())
     assert {"numba", "xarray"} <= loaded
     assert not SLOW_TO_LOAD & loaded
+
+
+@pytest.mark.libraries
+def test_the_package_shows_its_public_names_and_nothing_else():
+    names = dir(daskfactor)
+    assert {"sample", "PSGLD", "TweedieNMF", "open_run", "plots"} <= set(names)
+    assert not {"Any", "import_module", "TYPE_CHECKING", "lazy_loader"} & set(names)
+    assert all(getattr(daskfactor, name) is not None for name in names)
+    assert names == sorted(daskfactor.__all__)

@@ -39,14 +39,8 @@ def test_folder_is_the_users_or_the_sessions(tmp_path, monkeypatch):
 
 
 def test_names_follow_from_every_part():
-    names = {
-        kept.named("a", "b", "c"),
-        kept.named("a", "b", b"d"),
-        kept.named("a", "bc"),
-        kept.named("a", "b", "c", ""),
-        kept.named("b", "b", "c"),
-    }
-    assert len(names) == 5
+    parts = ("a", "b", "c"), ("a", "b", b"d"), ("a", "bc"), ("a", "b", "c", ""), ("b", "b", "c")
+    assert len({kept.named(*own) for own in parts}) == 5
     assert kept.named("a", "b", "c") == kept.named("a", b"b", "c")
 
 

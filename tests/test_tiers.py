@@ -23,15 +23,10 @@ def run(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full: of the full tier\n")
 
     def run(tier, *options):
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-v", *options],
-            cwd=tmp_path,
-            env=os.environ
-            | {"DASKFACTOR_TIER": tier, "PYTHONPATH": str(Path(__file__).parents[1])},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-v", *options]
+        own = {"DASKFACTOR_TIER": tier, "PYTHONPATH": str(Path(__file__).parents[1])}
+        options = {"cwd": tmp_path, "env": os.environ | own, "capture_output": True, "text": True}
+        return subprocess.run(command, check=False, **options)
 
     return run
 
@@ -44,16 +39,12 @@ def test_the_quick_tier_leaves_marked_tests_out(run):
     assert "2 passed" in quick.stdout
 
 
-def test_the_full_tier_has_all(run):
+def test_the_full_tier_has_all_and_another_one_is_refused(run):
     full = run("full", "-p", "no:xdist")
     assert full.returncode == 0, full.stdout
     assert "4 passed" in full.stdout
     assert "left out" not in full.stdout
-
-
-def test_another_tier_is_refused(run):
     refused = run("all")
     assert refused.returncode == 4
-    assert "DASKFACTOR_TIER is 'all'. Use 'quick', which is the default, or 'full'" in (
-        refused.stdout + refused.stderr
-    )
+    match = "DASKFACTOR_TIER is 'all'. Use 'quick', which is the default, or 'full'"
+    assert match in refused.stdout + refused.stderr
