@@ -6,6 +6,7 @@ import pickle
 import random
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -152,8 +153,8 @@ def test_of_two_runs_that_begin_at_one_url_the_first_commit_wins(url):
 
 
 def test_one_writer_at_a_time(url):
+    match = "is being written by this process"
     with RunStore.create(url, make_spec()) as store:
-        match = "is being written by this process"
         refused(StoreError, match, RunStore.open, url)
         refused(StoreError, match, RunStore.create, url, make_spec(), overwrite=True)
         put(store, 0, 1)
@@ -313,12 +314,9 @@ def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
 
 
 def test_what_is_missing_is_said_at_once(place, monkeypatch):
-    def create(url):
-        RunStore.create(url, make_spec())
-
+    create, match = partial(RunStore.create, spec=make_spec()), "there is no such bucket; create it"
     for opener in (open_run, create):
-        match = "there is no such bucket; create it or check the URL"
-        refused(StoreError, match, opener, "s3://nowhere/run")
+        refused(StoreError, f"{match} or check the URL", opener, "s3://nowhere/run")
     with monkeypatch.context() as patch:
         for name in SECRETS:
             patch.delenv(name)
@@ -376,10 +374,8 @@ def test_a_checkpoint_sends_what_there_is_and_memory_sends_nothing(s3, place):
 @pytest.mark.parametrize("kind", ["path", "s3"])
 def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kind):
     where = str(tmp_path / "run.zarr") if kind == "path" else s3.url(tmp_path.name)
-    with (
-        RunStore.create(where, make_spec()) as store,
-        SERVER.Pool(2, take, (dict(os.environ),)) as pool,
-    ):
+    environment = (dict(os.environ),)
+    with RunStore.create(where, make_spec()) as store, SERVER.Pool(2, take, environment) as pool:
         for chain in (0, 1):
             store.write_stats(chain, 0, stats(chain, 0, 4))
         parts = pool.starmap(write_half, [(store.checkpoints.writer(), chain) for chain in (0, 1)])
