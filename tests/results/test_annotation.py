@@ -190,8 +190,8 @@ def test_repeated_names_are_matched_where_their_order_says_it():
 
 def test_names_that_do_not_match_are_refused(trace):
     other = anndata.AnnData(COUNTS, pd.DataFrame(index=[f"x{i}" for i in range(24)]))
-    with pytest.raises(DataError, match=r"none of the 24 names .* for obs \('cell 0', ...\) is"):
-        dfac.to_anndata(trace, other)
+    match = r"none of the 24 names .* for obs \('cell 0', ...\) is"
+    refused(DataError, match, dfac.to_anndata, trace, other)
     refused(DataError, "with observations as rows", dfac.to_anndata, trace, annotated().T)
     match = "to_anndata writes into an AnnData object, got"
     for wrong in (COUNTS, "a.h5ad", annotated().raw):

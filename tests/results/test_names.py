@@ -190,7 +190,7 @@ def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
     refused(OptionError, match, dfac.report, V, "page.html")
 
 
-MAPPED = {"draws": 6, "tune": 4, "random_seed": 0, "progressbar": False}
+MAPPED = QUICK | {"draws": 6, "tune": 4}
 
 
 @pytest.fixture(scope="module")

@@ -328,8 +328,6 @@ def test_a_store_is_read_by_its_path_under_the_names_of_the_data(tmp_path):
 
 PLAIN_W = np.eye(6, 3) + np.eye(6, 3, -3) + 0.01
 PLAIN_H = np.eye(3, 5) + 0.01
-
-
 TWEEDIE = json.dumps({"type": "TweedieNMF", "n_components": 3, "beta": 1.0})
 
 

@@ -83,9 +83,9 @@ def test_the_best_are_those_of_all_cells(by, signed, weighted):
     assert found.attrs["looked_at"] < I * J or by != "mean"
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_figures_are_those_of_predict(weighted):
-    trace = made(weights=masses() if weighted else None)
+@pytest.mark.parametrize("weights", [None, masses()], ids=["equal", "weighted"])
+def test_figures_are_those_of_predict(weights):
+    trace = made(weights=weights)
     found = dfac.recommend(trace, [3, 8], n=4, interval=0.8)
     for at, user in enumerate((3, 8)):
         cells = dfac.predict(trace, [user], found["item"].values[at], of="mean", interval=0.8)
@@ -189,14 +189,12 @@ def test_what_was_seen_is_left_out(kind, tmp_path):
     found = dfac.recommend(trace, n=6, exclude=excluded(kind, tmp_path))
     assert_array_equal(found["position"], best_of(score, 6))
     some = dfac.recommend(trace, [40, 7], 6, columns=ITEMS[10:70], exclude=excluded(kind, tmp_path))
-    own = score[[40, 7], 10:70]
-    assert_array_equal(some["position"], best_of(own, 6) + 10)
+    assert_array_equal(some["position"], best_of(score[[40, 7], 10:70], 6) + 10)
 
 
 def test_a_row_with_few_columns_left():
     left = np.zeros((I, J))
-    left[0, 2:] = 1
-    left[1, :] = 1
+    left[0, 2:], left[1] = 1, 1
     found = dfac.recommend(made(), slice(0, 3), 4, exclude=sparse.csr_array(left))
     assert (found["position"].values[0, 2:] == -1).all()
     assert (found["item"].values[1] == "").all()

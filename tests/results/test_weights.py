@@ -232,9 +232,8 @@ def test_chains_with_weights_are_one_set_of_draws(chains, block, monkeypatch):
     W, H = (tree["posterior"][name].values.astype("f8") for name in "WH")
     mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])
     for trace in (tree, tree.chunk({"draw": 3})):
-        is_naive(
-            dfac.predict(trace, interval=0.8, of="mean").load(), mu, weights.ravel(), 2e-4, 1e-5
-        )
+        predicted = dfac.predict(trace, interval=0.8, of="mean").load()
+        is_naive(predicted, mu, weights.ravel(), 2e-4, 1e-5)
     own, found = weights[1] / weights[1].sum(), dfac.expectation(tree, lambda W, H: W @ H, 1)
     assert_allclose(found, np.tensordot(own, mu[DRAWS:], 1), rtol=1e-5)
     # Other labels' order, and a part of the draws.
@@ -246,8 +245,8 @@ def test_a_chain_without_weight_has_no_expectation(chains):
     tree, _ = chains
     tree["sample_stats/weight"].values[0] = 0.0
     assert np.isfinite(dfac.expectation(tree, lambda W, H: H)).all()
-    with pytest.raises(OptionError, match="no draw of chain 0 has any weight"):
-        dfac.expectation(tree, lambda W, H: H, 0)
+    match = "no draw of chain 0 has any weight"
+    refused(OptionError, match, dfac.expectation, tree, lambda W, H: H, 0)
     aligned = dfac.align(tree)
     assert aligned["posterior_moments/count"].values.tolist() == [0, 9]
     assert np.isnan(aligned["alignment/share_by_chain"].values[0]).all()
