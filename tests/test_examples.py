@@ -169,14 +169,9 @@ def test_every_example_has_a_small_size_and_a_check_here():
 @pytest.mark.parametrize("name", CHECKS)
 def test_it_runs(name, tmp_path):
     options, check = CHECKS[name]
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *options.split(), "--picture", "picture.png"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = [sys.executable, EXAMPLES / name, *options.split(), "--picture", "picture.png"]
+    told = {"capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run(command, check=False, cwd=tmp_path, **told)
     assert done.returncode == 0, done.stderr
     check(done.stdout)
     assert (tmp_path / "picture.png").stat().st_size > 10_000
