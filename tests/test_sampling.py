@@ -410,9 +410,8 @@ def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_impossible_samplers_are_refused():
+    for make, message in (
         (lambda: dfac.PSGLD(step=-1.0), r"positive finite number, got -1"),
         (lambda: dfac.PSGLD(step="fast"), r"got 'fast'"),
         (lambda: dfac.PSGLD(preconditioner="adam"), r"got 'adam'"),
@@ -426,10 +425,8 @@ def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
         (lambda: dfac.PolynomialStep(1.0, 0.2), r"in \(0.5, 1\]"),
         (lambda: dfac.MultiplicativeUpdates(0), r"max_iter"),
         (lambda: dfac.MultiplicativeUpdates(5, float("nan")), r"tol"),
-    ],
-)
-def test_impossible_samplers_are_refused(make, message):
-    refused(OptionError, message, make)
+    ):
+        refused(OptionError, message, make)
 
 
 def test_only_a_path_goes_on(tmp_path):

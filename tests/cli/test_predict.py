@@ -57,34 +57,28 @@ def test_positions():
         refused(OptionError, "--rows", positions, text, 10, "--rows")
 
 
-@pytest.mark.parametrize(
-    ("text", "labels", "by_label", "expected"),
-    [
+def test_labels_beside_positions():
+    for text, labels, by_label, expected in (
         ("bob,0:2", ["al", "bob", "cy"], False, [1, 0, 1]),
         ('"a, b",2', ["al", "a, b", "2"], False, [1, 2]),
         ("2", ["2", "bob", "cy"], False, [2]),
         ("2", ["2", "bob", "cy"], True, [0]),
         ("20,30", [10, 20, 30], True, [1, 2]),
         ("x", ["x", "y", "x"], False, [0, 2]),
-    ],
-)
-def test_labels_beside_positions(text, labels, by_label, expected):
-    index = pd.Index(labels, name="user")
-    assert positions(text, 3, "--rows", index, by_label) == expected
+    ):
+        index = pd.Index(labels, name="user")
+        assert positions(text, 3, "--rows", index, by_label) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "labels", "message"),
-    [
+def test_unknown_labels_are_refused():
+    for text, labels, message in (
         ("bop", ["al", "bob"], "no label 'bop' among the 2 of 'user'; did you mean 'bob'"),
         ("x7", [7, 8], "no label 'x7' among"),
         ("7", None, "--by-label needs labels"),
-    ],
-)
-def test_unknown_labels_are_refused(text, labels, message):
-    index = None if labels is None else pd.Index(labels, name="user")
-    by_label = labels != ["al", "bob"]
-    refused(OptionError, message, positions, text, 2, "--rows", index, by_label=by_label)
+    ):
+        index = None if labels is None else pd.Index(labels, name="user")
+        by_label = labels != ["al", "bob"]
+        refused(OptionError, message, positions, text, 2, "--rows", index, by_label=by_label)
 
 
 def test_csv_on_stdout_has_a_line_for_every_cell(calls):

@@ -76,15 +76,12 @@ def test_allocation_model(asked, matrix):
     assert asked[1][3] == daskfactor.VariationalBayes()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_options_of_the_other_model(asked, matrix):
+    for wrong in (
         ["--concentration", "2"],
         ["--bound"],
         ["--model", "allocation", "--beta", "1"],
         ["--model", "allocation", "--held-out", "0.1"],
-    ],
-)
-def test_options_of_the_other_model(asked, matrix, wrong):
-    fails(3, "belongs to --model", "select-rank", matrix, "--ranks", "1", "-q", *wrong)
-    assert not asked
+    ):
+        fails(3, "belongs to --model", "select-rank", matrix, "--ranks", "1", "-q", *wrong)
+        assert not asked
