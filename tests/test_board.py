@@ -37,16 +37,10 @@ def every_line():
     return harness.LINES
 
 
-def test_the_page_is_what_the_board_gives(every_line):
+def test_the_page_is_what_the_board_gives_and_has_every_line(every_line):
     command = "run  python -m benchmarks.page"
     assert page.PAGE.read_text(encoding="utf-8") == page.render(harness.load_board()), command
-
-
-def test_the_board_has_no_line_that_no_command_prints(every_line):
     assert set(harness.load_board()["lines"]) <= set(every_line)
-
-
-def test_every_line_is_on_the_page(every_line):
     text = page.PAGE.read_text(encoding="utf-8")
     assert set(TABLES) == set(page.TITLES)
     for name, one in every_line.items():

@@ -76,10 +76,6 @@ def test_so_are_counts(kind):
     assert 0.75 < float(inside.mean()) <= 1.0
 
 
-def test_only_a_model_with_covariates_takes_empty_rows():
-    refused(DataError, "have no observed entry", dfac.sample, V, dfac.GaussianMF(2), **QUICK)
-
-
 def test_links_are_in_the_results_under_their_labels(tmp_path):
     named = xr.DataArray(X, {"trait": ["age", "income", "size"]}, ("person", "trait"))
     model = dfac.GaussianMF(2, covariates_w=named, covariates_h=Y)
@@ -246,7 +242,8 @@ def test_an_alignment_takes_links_along():
         np.testing.assert_array_equal(aligned["posterior"][name].values, moved)
 
 
-def test_what_is_not_for_covariates_says_so(tmp_path):
+def test_what_is_not_for_covariates_or_for_these_alone_says_so(tmp_path):
+    refused(DataError, "have no observed entry", dfac.sample, V, dfac.GaussianMF(2), **QUICK)
     path = tmp_path / "run.zarr"
     match = "covariates_w must have one row for each of the data's 39"
     refused(ModelError, match, dfac.sample, V[:-1], MODEL, store=path)

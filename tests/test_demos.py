@@ -40,7 +40,7 @@ def test_erase_takes_the_share_it_was_told_and_only_that():
         refused(OptionError, "strictly between 0 and 1", demos.erase, small(), share, 0)
 
 
-def test_relative_error_counts_observed_cells_as_exact_and_coverage_ends():
+def test_errors_coverage_and_means_of_rows():
     truth = np.array([[3.0, 4.0], [0.0, 0.0]])
     erased = np.array([[True, False], [False, False]])
     estimate = np.array([[1.0, 99.0], [99.0, 99.0]])
@@ -48,9 +48,6 @@ def test_relative_error_counts_observed_cells_as_exact_and_coverage_ends():
     assert demos.relative_error(truth, truth, erased) == 0.0
     truth = np.array([1.0, 2.0, 3.0, 4.0])
     assert demos.coverage(truth, np.full(4, 2.0), np.full(4, 3.0)) == 0.5  # both ends count
-
-
-def test_row_means_leave_erased_cells_out():
     observed = np.array([[1.0, np.nan, 3.0], [np.nan, np.nan, np.nan]])
     np.testing.assert_array_equal(demos.row_means(observed)[:, 0], [2.0, 0.0])
 

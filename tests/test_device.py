@@ -153,9 +153,11 @@ def test_frozen_components_stay_there(stand_in, sampler):
     assert (found["posterior"]["W"].values[..., :2] == given).all()
 
 
-def test_entries_that_are_not_stored_may_be_missing(stand_in):
+def test_entries_that_are_not_stored_may_be_missing_and_chains_run_after_each_other(stand_in):
     data = blocks(sparse.csr_array(full()), "float64", unstored="missing")
     assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
+    data = blocks(counts(), "float64")
+    assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD(), chains=2))
 
 
 @pytest.mark.parametrize("form", [np.array, sparse.csr_array])
@@ -166,11 +168,6 @@ def test_cells_may_have_weights(stand_in, form):
     data = blocks(form(V), "float64", weights=weights)
     assert data.weights is not None
     assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
-
-
-def test_chains_run_after_each_other(stand_in):
-    data = blocks(counts(), "float64")
-    assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD(), chains=2))
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
@@ -390,16 +387,13 @@ def test_new_rows_are_those_of_processors(stand_in, name, point):
     assert_new_rows(name, point)
 
 
-def test_new_rows_in_single_precision(stand_in):
+def test_new_rows_in_single_precision_and_new_columns(stand_in):
     assert_new_rows("counts", point=False, tolerance=1e-3, dtype="float32")
-
-
-def test_new_columns_are_those_of_processors(stand_in):
     found, wanted = transformed(counts()[:, :15], dfac.TweedieNMF(3), "column")
     np.testing.assert_allclose(found.values, wanted.values, atol=1e-7 * wanted.values.max())
 
 
-def test_new_rows_that_do_not_run_there_are_refused(stand_in):
+def test_new_rows_and_optimizers_that_do_not_run_there_are_refused(stand_in):
     for model, what in (
         (dfac.GaussianMF(3), "of a GaussianMF are drawn by Gibbs, which does not run on a GPU"),
         (dfac.TweedieNMF(3, covariates_w=np.ones((60, 1))), "models with covariates"),
@@ -408,6 +402,8 @@ def test_new_rows_that_do_not_run_there_are_refused(stand_in):
         given = None if model.covariates[0] is None else np.ones((20, 1))
         options = {"covariates": given, "device": "cuda", "progressbar": False}
         refused(OptionError, what, dfac.transform, trace, some(), **options)
+    given, match = (full(), dfac.TweedieNMF(3), dfac.DSGD()), "DSGD does not run on a GPU"
+    refused(OptionError, match, dfac.optimize, *given, device="cuda", progressbar=False)
 
 
 def test_new_rows_on_a_full_device_are_one_sentence(stand_in, monkeypatch):
@@ -499,11 +495,6 @@ REFUSED = [
 @pytest.mark.parametrize(("message", "given", "options"), REFUSED)
 def test_what_does_not_run_there_is_refused(stand_in, message, given, options):
     refused_there(message, *given, **options)
-
-
-def test_optimizers_without_kernels_are_refused(stand_in):
-    given, match = (full(), dfac.TweedieNMF(3), dfac.DSGD()), "DSGD does not run on a GPU"
-    refused(OptionError, match, dfac.optimize, *given, device="cuda", progressbar=False)
 
 
 # -- a real one ----------------------------------------------------------------------------

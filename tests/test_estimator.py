@@ -63,12 +63,8 @@ def test_a_fit_holds_means_and_deviations_of_its_draws(fitted):
     back = fitted.inverse_transform(fitted.transform(COUNTS))
     assert np.corrcoef(back.ravel(), (W @ H.mean(0)).ravel())[0, 1] > 0.5
     assert np.abs(back - COUNTS).mean() < 1.2 * np.sqrt(COUNTS).mean()
-
-
-def test_the_largest_component_is_the_first(fitted):
-    W = fitted.trace_["posterior"]["W"].mean(("chain", "draw")).values[:, :2]
-    size = W.sum(0) * fitted.components_.sum(1)
-    assert (np.diff(size) <= 0).all()
+    mean = fitted.trace_["posterior"]["W"].mean(("chain", "draw")).values[:, :2]
+    assert (np.diff(mean.sum(0) * fitted.components_.sum(1)) <= 0).all()  # the largest comes first
 
 
 def test_a_point_is_the_mean_of_draws_of_new_rows(fitted):
@@ -80,15 +76,12 @@ def test_a_point_is_the_mean_of_draws_of_new_rows(fitted):
     assert (np.abs(point - draws.mean(0)) < 5 * error).all()
 
 
-def test_rows_do_not_know_of_each_other(fitted):
+def test_rows_do_not_know_of_each_other_and_may_be_sparse(fitted):
     found = fitted.transform(COUNTS)
     np.testing.assert_allclose(fitted.transform(COUNTS[::-1])[::-1], found, rtol=1e-9)
     np.testing.assert_allclose(fitted.transform(COUNTS[7:8]), found[7:8], rtol=1e-9)
-
-
-def test_sparse_rows_have_the_means_of_dense_ones(fitted):
-    found, sd = fitted.transform(COUNTS), fitted.sample_transform(COUNTS).std(0)
-    apart = (fitted.transform(sparse.csr_array(COUNTS)) - found) / sd
+    apart = fitted.transform(sparse.csr_array(COUNTS)) - found
+    apart /= fitted.sample_transform(COUNTS).std(0)
     # Rounding leads paths apart: two means over 30 draws, or less that count.
     assert np.sqrt((apart**2).mean()) < 0.4
 
@@ -122,12 +115,9 @@ def test_a_score_is_the_density_of_entries_held_out(fitted):
     assert found == pytest.approx(direct.mean(), abs=1e-4)
 
 
-def test_a_search_finds_the_number_of_components():
+def test_a_search_and_auto_find_the_number_of_components():
     search = GridSearchCV(dfac.BayesianNMF(**SHORT), {"n_components": [1, 2]}, cv=2).fit(COUNTS)
     assert search.best_params_ == {"n_components": 2}
-
-
-def test_components_are_counted_for_auto():
     found = dfac.BayesianNMF(draws=60, tune=60, random_state=0).fit(COUNTS)
     assert found.components_.shape == (found.n_components_, 12)
     assert 2 <= found.n_components_ <= 4
@@ -159,10 +149,6 @@ def test_estimators_with_a_store_are_pickled(tmp_path):
     np.testing.assert_array_equal(again.transform(COUNTS[:3]), made.transform(COUNTS[:3]))
 
 
-def test_weights_reach_the_data(fitted):
-    refused(ValueError, "the weight at row 0", fresh().fit, COUNTS, weights=-np.ones(COUNTS.shape))
-
-
 def fresh():
     return dfac.BayesianNMF(model=FACTORS, **SHORT)
 
@@ -188,6 +174,7 @@ def test_what_is_not_fitted_says_so(fitted):
     for method in ("transform", "sample_transform", "inverse_transform", "score"):
         refused(NotFittedError, "is not fitted yet", getattr(fresh(), method), COUNTS)
     refused(ValueError, "Negative values in data", fresh().fit, -COUNTS)
+    refused(ValueError, "the weight at row 0", fresh().fit, COUNTS, weights=-np.ones(COUNTS.shape))
     refused(ValueError, "infinity", fresh().fit, np.where(COUNTS == 0, np.inf, COUNTS))
     refused(ValueError, "takes \\(n_samples, 2\\)", fitted.inverse_transform, COUNTS)
 

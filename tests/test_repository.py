@@ -32,12 +32,14 @@ def citation():
 # -- versions ------------------------------------------------------------------------------
 
 
-def test_the_citation_is_of_this_version():
+def test_the_citation_is_of_this_version_which_has_types():
     found, told = citation(), project()
     assert found["version"] == told["version"] == daskfactor.__version__
     assert found["license"] == told["license"]
     assert found["authors"] == told["authors"]
     assert {"cff-version", "message", "title"} <= set(found)
+    assert (resources.files("daskfactor") / "py.typed").is_file()
+    assert "Typing :: Typed" in told["classifiers"]
 
 
 def pythons(classifiers):
@@ -93,14 +95,6 @@ def test_the_workflow_has_the_pythons_of_ci():
         assert set(versions) <= {tried()[0], newest()}
         for path in re.findall(r"bash (\S+)", " ".join(commands)):
             assert (ROOT / path).is_file()
-
-
-# -- types ---------------------------------------------------------------------------------
-
-
-def test_type_checkers_are_told_that_there_are_types():
-    assert (resources.files("daskfactor") / "py.typed").is_file()
-    assert "Typing :: Typed" in project()["classifiers"]
 
 
 # -- pages ---------------------------------------------------------------------------------

@@ -309,18 +309,14 @@ def test_a_hopeless_step_ends_in_one_clear_error():
         refused(DivergenceError, match, dfac.sample, counts(), TWO, sampler, **QUICK)
 
 
-def test_events_tell_of_the_run():
+def test_events_and_attributes_tell_of_the_run():
     seen = []
-    dfac.sample(counts(), TWO, **QUICK, callback=seen.append)
+    tree = dfac.sample(counts(), TWO, **QUICK, monitor="missing", callback=seen.append)
     phases = list(dict.fromkeys(event.phase for event in seen))
     assert [p for p in phases if p != "compile"] == ["load", "warm start", "tune", "draw"]
     last = seen[-1]
     assert last.done == last.total == 6
     assert np.isfinite(last.log_likelihood)
-
-
-def test_attributes_describe_the_run():
-    tree = dfac.sample(counts(), TWO, **QUICK, monitor="missing")
     assert tree.attrs["inference_library"] == "daskfactor"
     assert json.loads(tree.attrs["model"])["n_components"] == 2
     assert json.loads(tree.attrs["sampler"])["type"] == "BlockHMC"

@@ -201,12 +201,9 @@ BAD = [
 ]
 
 
-def test_bad_counts_are_refused():
+def test_bad_counts_and_what_does_not_fit_are_refused(tmp_path):
     for data, message in BAD:
         refused(DataError, message, as_counts, data, NMF)
-
-
-def test_what_does_not_fit(tmp_path):
     zarr.create_group(tmp_path / "g.zarr").create_array("inside", data=X)
     convert(sp.csr_array(X), tmp_path / "s.zarr", unstored="missing", progressbar=False)
     for error, match, data, model in (

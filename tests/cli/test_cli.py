@@ -69,6 +69,9 @@ def of_fit(matrix, *more):
     return "fit", matrix, "--store", "run.zarr", "-k", 3, *more
 
 
+COMMANDS = ("demo", "fit", "resume", "predict", "info", "plot", "convert")
+
+
 def test_help_is_fast_because_it_imports_nothing_heavy():
     code = (
         "import sys; from daskfactor.cli.main import app\n"
@@ -80,16 +83,13 @@ def test_help_is_fast_because_it_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "fit", "resume", "predict", "info", "plot", "convert"):
+    for command in COMMANDS:
         assert f" {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "resume", "predict", "info", "plot", "convert"])
-def test_every_command_has_help_with_an_example(command):
-    assert f"daskfactor {command} " in succeed(command, "--help")
-
-
-def test_version():
+def test_every_command_has_help_with_an_example_and_all_a_version():
+    for command in COMMANDS:
+        assert f"daskfactor {command} " in succeed(command, "--help")
     assert succeed("--version").split()[0] == "daskfactor"
 
 

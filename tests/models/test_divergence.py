@@ -107,16 +107,12 @@ def test_the_scalar_functions_of_an_entry_are_those_of_the_law(beta):
             assert value + left_out == pytest.approx(-float(law.deviance(v, mu)))
 
 
-@pytest.mark.parametrize("bad", [1.5, 1.0001, 1.9999, np.nan, np.inf, "one", None])
-def test_beta_without_a_law_is_refused(bad):
-    refused(ModelError, "beta", Tweedie, bad)
-    refused(ModelError, "beta", divergence, 1.0, 1.0, bad)
-
-
-@pytest.mark.parametrize("phi", [0.0, -1.0, np.nan, np.inf])
-def test_dispersion_must_be_positive(phi):
-    for function in (log_density, lambda v, mu, phi, beta: variance(mu, phi, beta)):
-        refused(ModelError, "dispersion", function, 1.0, 1.0, phi, 1.0)
+def test_beta_without_a_law_and_dispersions_that_are_not_positive_are_refused():
+    for bad in (1.5, 1.0001, 1.9999, np.nan, np.inf, "one", None):
+        refused(ModelError, "beta", divergence, 1.0, 1.0, bad)
+    for phi in (0.0, -1.0, np.nan, np.inf):
+        refused(ModelError, "dispersion", log_density, 1.0, 1.0, phi, 1.0)
+        refused(ModelError, "dispersion", variance, 1.0, phi, 1.0)
 
 
 # --- densities ------------------------------------------------------------------------------

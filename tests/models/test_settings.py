@@ -48,7 +48,7 @@ def test_models_survive_json_and_pickle(model):
         assert GaussianHyper.from_dict(json.loads(json.dumps(hyper.to_dict()))) == hyper
 
 
-def test_numpy_numbers_become_plain_ones():
+def test_numpy_numbers_become_plain_ones_and_stay():
     model = TweedieNMF(np.int64(3), beta=np.float32(0.5), rate_w=np.float64(2.0))
     assert json.dumps(model.to_dict())
     assert model == TweedieNMF(3, beta=0.5, rate_w=2.0)
@@ -56,12 +56,8 @@ def test_numpy_numbers_become_plain_ones():
     silf = SILFNMF(4, beta=1, threshold=np.float32(0.5), smoothness=0.2)
     assert SILFNMF.from_dict(silf.to_dict()) == silf
     assert type(silf.to_dict()["threshold"]) is float
-
-
-def test_settings_are_keywords_and_frozen():
-    refused(TypeError, None, TweedieNMF, 3, 1.0)
-    with pytest.raises(AttributeError):
-        TweedieNMF(3).beta = 0.5
+    refused(TypeError, None, TweedieNMF, 3, 1.0)  # settings are keywords, and frozen
+    refused(AttributeError, None, setattr, model, "beta", 0.25)
 
 
 POSITIVE = 'must be a positive number or "auto"'
@@ -184,16 +180,13 @@ def test_data_that_a_law_can_and_cannot_produce():
     GaussianMF(2).check_values(-5.0, 7.0)
 
 
-def test_log_prior_is_that_of_scipy():
+def test_log_prior_is_that_of_scipy_and_sums_in_double_precision():
     rng = np.random.default_rng(0)
     W, H = rng.exponential(size=(4, 2)), rng.exponential(size=(2, 3))
     wanted = stats.expon.logpdf(W, scale=1 / 0.7).sum() + stats.expon.logpdf(H, scale=1 / 3).sum()
     assert TweedieNMF(2).log_prior(W, H, 0.7, 3.0) == pytest.approx(wanted)
     assert TweedieNMF(2).log_prior(W, H.T, 0.7, 3.0) == pytest.approx(wanted)
     assert TweedieNMF(2).log_prior(W, -H, 0.7, 3.0) == -np.inf
-
-
-def test_log_prior_sums_in_double_precision():
     many = np.full(3_000_001, 0.1, dtype=np.float32)
     wanted = -float(np.float32(0.1)) * many.size
     assert gamma_log_density(many, 1.0) == pytest.approx(wanted, rel=1e-12)
@@ -219,9 +212,6 @@ def test_fixed_settings_win():
     refused(ModelError, "dispersion", TweedieNMF(2).resolve, 8.0, 0.0)
     for mean in (0.0, -2.0, NAN, np.inf):
         refused(DataError, "mean", TweedieNMF(2).auto_rate, mean)
-
-
-def test_numbers_of_the_negative_binomial_law():
     assert NegativeBinomialNMF(2, dispersion=0.2).likelihood.numbers == (0.2,)
     assert [own.name for own in NegativeBinomialNMF(2).learnt] == ["dispersion"]
     assert NegativeBinomialNMF(2, dispersion=0.2).learnt == ()
