@@ -89,14 +89,12 @@ def assert_same(found, wanted, tolerance=TOLERANCE["float64"]):
         for name, values in wanted[group].data_vars.items():
             if values.dtype.kind != "f" or "seconds" in str(name):
                 continue
-            own, exact = found[group][name].values, values.values
+            own, exact, told = found[group][name].values, values.values, {"err_msg": str(name)}
             assert own.shape == exact.shape
             assert own.dtype == exact.dtype
-            np.testing.assert_array_equal(np.isnan(own), np.isnan(exact), err_msg=str(name))
+            np.testing.assert_array_equal(np.isnan(own), np.isnan(exact), **told)
             largest = np.nanmax(np.abs(exact), initial=1e-30)
-            np.testing.assert_allclose(
-                own / largest, exact / largest, atol=tolerance, rtol=0, err_msg=str(name)
-            )
+            np.testing.assert_allclose(own, exact, atol=tolerance * largest, rtol=0, **told)
 
 
 def both(data, model, sampler="auto", **options):

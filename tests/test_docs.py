@@ -103,9 +103,8 @@ def test_numpydoc_finds_nothing_that_pyproject_asks_for():
 
 def headed(docstring, section):
     """Names that a section of a docstring describes."""
-    text = re.search(
-        rf"^{section}\n-+\n(.*?)(?=^\S[^\n]*\n-{{3,}}$|\Z)", docstring, re.MULTILINE | re.DOTALL
-    )
+    pattern = rf"^{section}\n-+\n(.*?)(?=^\S[^\n]*\n-{{3,}}$|\Z)"
+    text = re.search(pattern, docstring, re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^(\S.*)$", text[1], re.MULTILINE) if text else []
     return {name.strip().lstrip("*") for line in lines for name in line.split(" : ")[0].split(",")}
 

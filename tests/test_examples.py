@@ -61,9 +61,8 @@ def larger_dictionary_wins(printed):
 
 @example("allocation.py", "--ranks 3 --tensors 1 --sizes 100 10000 --total 2000")
 def finds_the_rank_that_the_bound_misses(printed):
-    assert (
-        "the exact evidence is largest at rank 2, that of particles at 2, the bound at 1" in printed
-    )
+    ranks = "the exact evidence is largest at rank 2, that of particles at 2, the bound at 1"
+    assert ranks in printed
     assert "right or tied within their errors in 1 of 1" in printed
 
 
@@ -124,9 +123,8 @@ def finds_materials_within_their_spread(printed):
     rows = re.findall(r"^([ABCD]) +(.*)$", printed, re.M)
     assert [name for name, _ in rows] == list("ABCD")
     for _, row in rows:
-        spread, _, _, _, _, known, known_sd, low, high, error = (
-            float(one) for one in re.findall(r"\d+\.\d", row)
-        )
+        numbers = map(float, re.findall(r"\d+\.\d", row))
+        spread, _, _, _, _, known, known_sd, low, high, error = numbers
         assert 5.0 < spread < 45.0
         assert low < known < high
         assert known < spread + 2 * known_sd
@@ -142,9 +140,8 @@ def tells_what_only_one_measurement_shows(printed):
     assert all(own[0] > 3 for own in shares)  # RNA shows all programs
     assert [own[1] > 5 for own in shares] == [True] * 3 + [False] * 2  # proteins three of them
     assert sorted(own[2] > 3 for own in shares) == [False] + [True] * 4
-    own, plain = (
-        float(re.findall(rf"{words} cells: ([\d.]+)", printed)[0]) for words in ("such", "all")
-    )
+    of = (re.findall(rf"{words} cells: ([\d.]+)", printed)[0] for words in ("such", "all"))
+    own, plain = map(float, of)
     assert own < 0.5 * plain
     covers(printed)
 

@@ -104,9 +104,8 @@ def test_a_point_estimate_under_a_known_factor_is_the_mode():
 
 
 def test_lp_counts_the_free_entries_under_their_gamma_priors():
-    model = dfac.TweedieNMF(
-        3, rate_w=0.7, rate_h=0.4, shape_w=2.5, shape_h=0.8, fixed_w=PART, dispersion=1.0
-    )
+    prior = {"rate_w": 0.7, "rate_h": 0.4, "shape_w": 2.5, "shape_h": 0.8}
+    model = dfac.TweedieNMF(3, **prior, fixed_w=PART, dispersion=1.0)
     tree = dfac.sample(COUNTS, model, dfac.PSGLD(), **QUICK, blocks=3)
     assert (tree.attrs["shape_w"], tree.attrs["shape_h"]) == (2.5, 0.8)
     W, H = tree["posterior"]["W"].values[0], tree["posterior"]["H"].values[0]

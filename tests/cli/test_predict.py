@@ -179,10 +179,9 @@ def test_figures_and_reports_tell_of_letters_in_one_line(tmp_path):
     rows = ["\x1b[31mred", "\u6f22\u5b57", "nul\0x", "\x9b1m", *"efgh"]
     V = np.random.default_rng(0).poisson(3.0, (8, 5)) + 0.0
     data = xr.DataArray(V, {"row": rows}, ("row", "column"))
-    store, quiet = str(tmp_path / "run.zarr"), {"progressbar": False, "random_seed": 0}
-    daskfactor.sample(
-        data, daskfactor.TweedieNMF(1, dispersion=1.0), draws=8, tune=4, store=store, **quiet
-    )
+    model, store = daskfactor.TweedieNMF(1, dispersion=1.0), str(tmp_path / "run.zarr")
+    options = {"draws": 8, "tune": 4, "store": store, "progressbar": False, "random_seed": 0}
+    daskfactor.sample(data, model, **options)
     for command, file in (("plot", "a.png"), ("report", "a.html")):
         done = call(command, store, "-o", str(tmp_path / file))
         assert done.exit_code == 0, done.output

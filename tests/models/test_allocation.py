@@ -66,9 +66,8 @@ def test_models_are_values(model):
 
 
 def test_mappings_of_a_model_do_not_change():
-    model = AllocationModel(
-        "r -> i, r -> j", {"r": 2}, {"i": 3, "j": 3}, {"r": 1.0}, tied={("i", "j"): 0.5}
-    )
+    sizes = {"i": 3, "j": 3}
+    model = AllocationModel("r -> i, r -> j", {"r": 2}, sizes, {"r": 1.0}, tied={("i", "j"): 0.5})
     before = hash(model)
     for name in ("hidden", "observed", "concentration", "tied"):
         found = getattr(model, name)

@@ -169,9 +169,7 @@ PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
         ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* take .* GiB of memory"),
     ],
 )
-def test_a_store_of_somebody_else_executes_nothing_and_takes_bounded_memory(
-    tmp_path, node, changed, says
-):
+def test_a_store_of_somebody_else_does_nothing_and_takes_little(tmp_path, node, changed, says):
     RunStore.create(tmp_path / "run.zarr", make_spec()).close()
     rewrite(tmp_path / "run.zarr", lambda own: own[INDEX]["metadata"][node].update(changed))
     for opener in (open_run, RunStore.open):
@@ -218,9 +216,7 @@ def edited(source, target, change, everywhere=False):
 
     def rewritten(document):
         attrs = document["attributes"]
-        values = {
-            name: json.loads(attrs[name]) for name in ("run", "data", "init") if name in attrs
-        }
+        values = {name: json.loads(attrs[name]) for name in attrs.keys() & {"run", "data", "init"}}
         change(values)
         attrs |= {name: json.dumps(own) for name, own in values.items()}
         if everywhere:  # nothing contradicts it

@@ -222,9 +222,8 @@ def test_cells_by_position_label_and_mask(how):
     found = dfac.log_likelihood(memory_tree(make_spec(observed=V)), forms.get(how, CELLS))
     group = found["log_likelihood"]
     order = np.lexsort((COLUMNS, ROWS)) if how == "mask" else np.arange(4)
-    for name, values in zip(
-        ("row_index", "column_index", "gene"), (*CELLS, labels()[0]), strict=True
-    ):
+    told = {"row_index": ROWS, "column_index": COLUMNS, "gene": labels()[0]}
+    for name, values in told.items():
         assert group[name].values.tolist() == values[order].tolist()
     assert group["weight"].dims == ("cell",)
     assert found["observed_data"]["V"].values.tolist() == V[CELLS][order].tolist()

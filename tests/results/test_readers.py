@@ -189,9 +189,7 @@ FUNCTIONS = {
 
 
 @pairwise(name=[*FUNCTIONS], coarse=[True, False], chain=[None, 1])
-def test_expectation_is_the_mean_over_draws_extrapolated(
-    tmp_path, name, coarse, chain, monkeypatch
-):
+def test_expectation_is_an_extrapolated_mean(tmp_path, name, coarse, chain, monkeypatch):
     spec, function = make_spec(has_coarse=coarse), FUNCTIONS[name]
     expected = _naive(spec, function, range(CHAINS) if chain is None else [chain])
     # Three draws at a time, so that the blocks do not divide the run.

@@ -63,9 +63,8 @@ def test_predictions_go_by_error_and_rhat():
 
 def test_moments_of_chains_are_judged_by_their_differences():
     noise, var = np.random.default_rng(0).normal(size=(2, 4, 200)), np.ones((4, 200))
-    near, far = (
-        of_moments(own, var, np.full(4, 500), FOUR) for own in (noise[0] * 0.1, noise[1] * 1.5)
-    )
+    means, counts = (noise[0] * 0.1, noise[1] * 1.5), np.full(4, 500)
+    near, far = (of_moments(own, var, counts, FOUR) for own in means)
     assert (near.status, far.status) == ("green", "red")
     assert near.numbers["error"] == pytest.approx(0.05, rel=0.1)  # .1 / sqrt(4)
     alone = of_moments(var[:1], var[:1], np.full(1, 500), ONE)
@@ -216,9 +215,8 @@ def test_halves_of_a_chain_stand_for_chains():
     assert found[0] < 0.5 < 0.99 < found[1:].min()
 
 
-NUMBERS = st.one_of(
-    st.floats(0.0, 2.0), st.sampled_from([math.inf, math.nan, 1.0, 1e-300, 1e200, 1e308])
-)
+EXTREME = st.sampled_from([math.inf, math.nan, 1.0, 1e-300, 1e200, 1e308])
+NUMBERS = st.one_of(st.floats(0.0, 2.0), EXTREME)
 LENGTHS, FLAG = st.integers(1, 10**6), st.booleans()
 LONG = {"draws": LENGTHS, "tune": LENGTHS.map(lambda n: n - 1)}
 FLAGS = dict.fromkeys(("by_hand", "asked_for", "explained"), FLAG)

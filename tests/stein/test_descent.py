@@ -261,10 +261,9 @@ def begun(case, blocks=2):
 @pytest.mark.parametrize("name", ["silf, in the transition", "silf, counts", "gamma priors"])
 def test_gradients_in_the_coordinates(name):
     own, spot, direction = begun(BY_NAME[name])
-    places = (
-        [x + h * d for x, d in zip(spot.place, direction, strict=True)] for h in (1e-6, -1e-6)
-    )
-    ends = [simplex_hmc.look(own, tuple(place)).log_density for place in places]
+    pairs = list(zip(spot.place, direction, strict=True))
+    places = (tuple(x + h * d for x, d in pairs) for h in (1e-6, -1e-6))
+    ends = [simplex_hmc.look(own, place).log_density for place in places]
     slope = sum((g * d).sum() for g, d in zip(spot.gradient, direction, strict=True))
     assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)
 

@@ -22,10 +22,8 @@ ABOVE = BY_NAME["silf, above"]
 
 
 def run(problem=ABOVE, count=5, **settings):
-    pair = problem.particles(count)
-    return dfac.stein_discrepancy(
-        pair, problem.V, problem.model, blocks=2, **(QUIET | problem.options | settings)
-    )
+    given, options = (problem.particles(count), problem.V, problem.model), QUIET | problem.options
+    return dfac.stein_discrepancy(*given, blocks=2, **options | settings)
 
 
 def counts():
