@@ -36,12 +36,9 @@ def in_segments(verb, *given, **options):
 
 
 def bits(tree):
-    return {
-        f"{group}/{name}": variable.values.tobytes()
-        for group in tree.children
-        for name, variable in tree[group].data_vars.items()
-        if group != "observed_data"
-    }
+    pairs = [(group, name) for group, node in tree.children.items() for name in node.data_vars]
+    kept = (pair for pair in pairs if pair[0] != "observed_data")
+    return {f"{group}/{name}": tree[group][name].values.tobytes() for group, name in kept}
 
 
 def begin_and_die(url, pipe):

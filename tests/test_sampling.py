@@ -49,10 +49,8 @@ def assert_same(one, other, but=()):
     """The same groups and, bit for bit, the same values."""
     assert set(one.children) - set(but) == set(other.children) - set(but)
     for group in set(one.children) - set(but):
-        xr.testing.assert_identical(
-            one[group].to_dataset().compute().drop_attrs(),
-            other[group].to_dataset().compute().drop_attrs(),
-        )
+        both = (own[group].to_dataset().compute().drop_attrs() for own in (one, other))
+        xr.testing.assert_identical(*both)
 
 
 MIXED = dfac.PSGLD(step=dfac.PolynomialStep(0.1, 0.6), schedule=dfac.Proportional())
@@ -61,15 +59,11 @@ SAMPLERS = {"plain": dfac.PSGLD(step=1e-4, preconditioner="identity"), "mixed": 
 """Those that no case of tests/inference/test_conformance.py has."""
 
 
-@pytest.mark.parametrize(
-    ("sampler", "shape", "blocks"),
-    [
-        (SAMPLERS["plain"], (7, 31), 1),
-        (MIXED, (23, 17), 4),
-        (NESTED, (23, 17), 4),
-        (dfac.PSGRRLD(), (5, 5), 5),
-    ],
-)
+GRIDS = [(MIXED, (23, 17), 4), (NESTED, (23, 17), 4)]
+GRIDS += [(SAMPLERS["plain"], (7, 31), 1), (dfac.PSGRRLD(), (5, 5), 5)]
+
+
+@pytest.mark.parametrize(("sampler", "shape", "blocks"), GRIDS)
 def test_every_executor_draws_the_same_bits(sampler, shape, blocks):
     options = QUICK | {"blocks": blocks, "monitor": "missing"}
     V, model = counts(*shape), dfac.TweedieNMF(3)
@@ -78,11 +72,10 @@ def test_every_executor_draws_the_same_bits(sampler, shape, blocks):
         assert_same(one, dfac.sample(V, model, sampler, executor=executor, **options))
 
 
-@pytest.mark.parametrize(
-    ("beta", "dtype"),
-    [(beta, "float32") for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)]
-    + [(beta, "float64") for beta in (1.0, 0.3)],
-)
+LAWS = [(beta, "float32") for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)]
+
+
+@pytest.mark.parametrize(("beta", "dtype"), [*LAWS, (1.0, "float64"), (0.3, "float64")])
 def test_every_law_and_precision_runs_and_stays_positive(beta, dtype):
     V = dfac.as_blocks(counts() + 1, dtype=dtype)
     sampler = dfac.BlockHMC() if dtype == "float32" else dfac.PSGLD()
@@ -213,11 +206,8 @@ def test_predictions_of_draws_and_of_streamed_cells_agree():
     for sampler in (dfac.PSGLD(), dfac.PSGRRLD()):
         tree = dfac.sample(counts(), TWO, sampler, monitor="missing", **QUICK | {"draws": 20})
         streamed = dfac.monitored(tree)
-        cells = {
-            "rows": xr.DataArray(streamed["row_index"].values, dims="cell"),
-            "columns": xr.DataArray(streamed["column_index"].values, dims="cell"),
-        }
-        drawn = dfac.predict(tree, **cells)
+        at = (streamed[name].values for name in ("row_index", "column_index"))
+        drawn = dfac.predict(tree, *(xr.DataArray(own, dims="cell") for own in at))
         for name in ("mean", "sd", "lower", "upper"):
             np.testing.assert_allclose(streamed[name], drawn[name], rtol=2e-2, atol=1.01)
         np.testing.assert_allclose(streamed["mean"], drawn["mean"], rtol=1e-4)

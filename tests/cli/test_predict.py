@@ -19,15 +19,9 @@ from tests.refusals import refused
 def predictions(rows, columns):
     shape = (len(rows), len(columns))
     mean = np.arange(np.prod(shape), dtype=float).reshape(shape)
-    return xr.Dataset(
-        {
-            "mean": (("row", "column"), mean),
-            "sd": (("row", "column"), mean / 10),
-            "lower": (("row", "column"), mean - 1),
-            "upper": (("row", "column"), mean + 1),
-        },
-        coords={"row": [f"r{i}" for i in rows], "column": columns},
-    )
+    found = {"mean": mean, "sd": mean / 10, "lower": mean - 1, "upper": mean + 1}
+    values = {name: (("row", "column"), own) for name, own in found.items()}
+    return xr.Dataset(values, {"row": [f"r{i}" for i in rows], "column": columns})
 
 
 @pytest.fixture
@@ -119,14 +113,10 @@ def test_outputs_that_cannot_be_written_are_refused_in_one_way(calls, tmp_path):
 
 
 def test_rows_of_one_label_are_told_apart_by_their_positions(tmp_path):
-    V = xr.DataArray(
-        np.random.default_rng(0).poisson(3.0, (8, 6)),
-        dims=("row", "column"),
-        coords={"row": list("aabbccdd")},
-    )
-    store = tmp_path / "run.zarr"
-    model = daskfactor.TweedieNMF(2)
-    trace = daskfactor.sample(V, model, draws=4, tune=4, store=store, random_seed=0)
+    values, store = np.random.default_rng(0).poisson(3.0, (8, 6)), tmp_path / "run.zarr"
+    V = xr.DataArray(values, {"row": list("aabbccdd")}, ("row", "column"))
+    model, options = daskfactor.TweedieNMF(2), {"draws": 4, "tune": 4, "random_seed": 0}
+    trace = daskfactor.sample(V, model, store=store, **options)
     text = succeed("predict", store, "--rows", "3,2", "--columns", "5")
     lines = list(csv.reader(io.StringIO(text)))
     whole = daskfactor.predict(trace)["mean"].values

@@ -16,14 +16,9 @@ from daskfactor.results.trace import check_weights
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4
 
-ATTRS = {
-    "model": json.dumps({"type": "TweedieNMF", "n_components": K, "beta": 1.0}),
-    "sampler": json.dumps({"type": "PSGLD"}),
-    "dispersion": 1.0,
-    "rate_w": 2.0,
-    "rate_h": 3.0,
-    "random_seed": 0,
-}
+MODEL = {"type": "TweedieNMF", "n_components": K, "beta": 1.0}
+ATTRS = {"model": json.dumps(MODEL), "sampler": json.dumps({"type": "PSGLD"}), "random_seed": 0}
+ATTRS |= {"dispersion": 1.0, "rate_w": 2.0, "rate_h": 3.0}
 
 
 def make_spec(**changes):
@@ -48,11 +43,8 @@ def factors(chain, start, n, *, salt=0):
 
 def stats(chain, start, n):
     index = np.arange(start, start + n)
-    return {
-        "lp": -100.0 * (chain + 1) + np.sin(7.0 * index),
-        "step_size": 0.1 / (1.0 + index),
-        "diverging": index % 5 == 4,
-    }
+    lp = -100.0 * (chain + 1) + np.sin(7.0 * index)
+    return {"lp": lp, "step_size": 0.1 / (1.0 + index), "diverging": index % 5 == 4}
 
 
 def moments(chain):

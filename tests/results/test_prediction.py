@@ -291,10 +291,8 @@ def test_monitored_cells_pool_within_and_between_chains(trace):
 
 def test_monitored_chains_of_unequal_length_are_weighted():
     spec = make_spec(chains=3)
-    mean, var = (
-        np.tile(np.array(own)[:, None], spec.n_monitor)
-        for own in ([1.0, 4.0, np.nan], [2.0, 3.0, np.nan])
-    )
+    columns = np.array([[1.0, 4.0, np.nan], [2.0, 3.0, np.nan]])[:, :, None]
+    mean, var = np.tile(columns, spec.n_monitor)
     values = {"mean": mean, "var": var, "count": np.array([1, 3, 0])}
     found = monitored(tree_of(spec, {"monitor": values}), of="mean")
     assert_allclose(found["mean"], 13 / 4)
@@ -306,10 +304,8 @@ def test_monitored_interval_of_the_mean_is_gamma_or_normal():
     values = {"mean": np.full((CHAINS, 3), 2.0), "var": np.tile([0.0, 4.0, 4.0], (CHAINS, 1))}
     values["count"] = np.full(CHAINS, 9)
     real = {**ATTRS, "model": json.dumps({"type": "GaussianMF", "n_components": 2})}
-    positive, normal = (
-        monitored(tree_of(make_spec(attrs=own), {"monitor": values}), of="mean", interval=0.9)
-        for own in (ATTRS, real)
-    )
+    trees = (tree_of(make_spec(attrs=own), {"monitor": values}) for own in (ATTRS, real))
+    positive, normal = (monitored(tree, of="mean", interval=0.9) for tree in trees)
     # Gamma with shape 1 is exponential: quantiles -m log(1 - p).
     assert_allclose(positive["lower"], [2, -2 * np.log(0.95), -2 * np.log(0.95)])
     assert_allclose(positive["upper"], [2, -2 * np.log(0.05), -2 * np.log(0.05)])

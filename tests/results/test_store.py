@@ -126,10 +126,8 @@ def test_the_plan_is_read_back(path):
     for name in ("chains", "draws", "warmup_draws"):
         assert getattr(found, name) == getattr(spec, name)
     assert_array_equal(found.cells, [spec.monitor_rows, spec.monitor_columns])
-    xr.testing.assert_equal(
-        plain(path)["posterior"].to_dataset()[["gene", "day", "weight"]],
-        spec.labels.reset_coords("weight").set_coords("weight"),
-    )
+    labels = plain(path)["posterior"].to_dataset()[["gene", "day", "weight"]]
+    xr.testing.assert_equal(labels, spec.labels.reset_coords("weight").set_coords("weight"))
     assert {name: found.attrs[name] for name in spec.attrs} == spec.attrs
 
 

@@ -27,10 +27,8 @@ POISSON = Problem("two by two", UNIT, COUNTS, COUNTS)
 def kernel_value(theta, other):
     """Equation 7, written out."""
     blocks = (KERNEL.scale_w, KERNEL.power_w), (KERNEL.scale_h, KERNEL.power_h)
-    return sum(
-        (c**2 + ((x - y) ** 2).sum()) ** b / (2 * c ** (2 * b))
-        for x, y, (c, b) in zip(theta, other, blocks, strict=True)
-    )
+    parts = zip(theta, other, blocks, strict=True)
+    return sum((c**2 + ((x - y) ** 2).sum()) ** b / (2 * c ** (2 * b)) for x, y, (c, b) in parts)
 
 
 CASES = [("silf, in the transition", True), ("gaussian", False), ("frozen", False)]
@@ -120,10 +118,8 @@ def test_what_is_made():
 
 def test_particles_of_a_seed():
     """The same from the same seed, from whichever on; others from another."""
-    one, again, other = (
-        list(SVGD(3).particles(placed(ABOVE, 1)[0], numbers, seed))
-        for numbers, seed in ((range(4), 0), (range(2, 4), 0), (range(4), 1))
-    )
+    posterior, asked = placed(ABOVE, 1)[0], ((range(4), 0), (range(2, 4), 0), (range(4), 1))
+    one, again, other = (list(SVGD(3).particles(posterior, *own)) for own in asked)
     assert [own.number for own in again] == [2, 3]
     for mine, its in zip(one[2:], again, strict=True):
         assert_array_equal(mine.H, its.H)
