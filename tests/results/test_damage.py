@@ -118,8 +118,7 @@ def test_damage_is_told_by_lazy_readings_too(tmp_path):
     ):
         refused(StoreFormatError, match, read, *given)
     chunk.unlink()
-    match = "posterior/W/c/0/0/0/0 is missing"
-    refused(StoreFormatError, match, dfac.predict(path).load)
+    refused(StoreFormatError, "posterior/W/c/0/0/0/0 is missing", dfac.predict(path).load)
 
 
 def as_of_version_one(path):

@@ -186,8 +186,7 @@ def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
     part, match = trace["posterior"].to_dataset(), "has draws; pass the whole trace"
     refused(OptionError, match, dfac.transform, part, V, **quiet)
     refused(OptionError, match, dfac.recommend, part)
-    match = r"a trace is the result of .* got DataArray"
-    refused(OptionError, match, dfac.report, V, "page.html")
+    refused(OptionError, r"a trace is the result of .* got DataArray", dfac.report, V, "page.html")
 
 
 MAPPED = QUICK | {"draws": 6, "tune": 4}

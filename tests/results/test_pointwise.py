@@ -159,8 +159,7 @@ def test_a_cell_of_weight_w_is_w_observations():
     assert_allclose(density(bare, weights=2.0), 2 * one)
     refused(OptionError, "pass them as weights=", density, bare)
     refused(DataError, "one for each of the 4 cells", density, bare, weights=-1.0)
-    match = "weights are for runs"
-    refused(OptionError, match, density, run(tweedie(2.0)), VALUES, weights=2.0)
+    refused(OptionError, "weights are for runs", density, run(tweedie(2.0)), VALUES, weights=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -267,14 +266,12 @@ def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed():
     refused(OptionError, match, density, tree, V, cells=(np.r_[ROWS, 1], np.r_[COLUMNS, 1]))
     match = "held_out=False, but the run has not seen"
     refused(OptionError, match, density, tree, values, held_out=False)
-    match = "held_out=True, but the run has seen"
-    refused(OptionError, match, density, seeing(V), held_out=True)
+    refused(OptionError, "held_out=True, but the run has seen", density, seeing(V), held_out=True)
 
 
 def test_what_nothing_tells_is_asked_for():
     bare, values = seeing(None, n_observed=31), V[CELLS]
-    match = r"pass held_out=True if they were left out"
-    refused(OptionError, match, density, bare, values)
+    refused(OptionError, r"pass held_out=True if they were left out", density, bare, values)
     refused(OptionError, r"pass held_out=True", density, bare, V)  # more entries than the run had
     refused(OptionError, "True or False", density, bare, values, held_out=1)
     density(bare, values, held_out=False)

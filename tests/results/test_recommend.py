@@ -258,8 +258,7 @@ def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():
             assert 11 in found
             one = dfac.recommend(trace, rows=[2], columns=[0, 11], n=2, exclude=exclude)
             assert_array_equal(one["position"].values, [[11, -1]])
-        match = "none of the columns of exclude"
-        refused(DataError, match, dfac.recommend, trace, exclude=other)
+        refused(DataError, "none of the columns of exclude", dfac.recommend, trace, exclude=other)
     table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
     table = dfac.as_blocks(table, table=True, unstored="missing")
     match = r"none of the columns of exclude .* it has 'a', ..., the"

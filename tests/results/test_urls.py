@@ -170,14 +170,12 @@ def create_and_wait(url, pipe):
 def test_a_writer_that_was_killed_is_followed_at_once_here_and_later_elsewhere(place, monkeypatch):
     process, pipe = start(create_and_wait, place)
     assert pipe.recv() == "open"
-    match = rf"is being written by process {process.pid} on"
-    refused(StoreError, match, RunStore.open, place)
+    refused(StoreError, rf"is being written by process {process.pid} on", RunStore.open, place)
     process.kill()
     process.join()
     other = RunStore.open(place)
     monkeypatch.setattr(repository.socket, "gethostname", lambda: "another")
-    match = r"by process \d+ on .*try again in [56]\d seconds"
-    refused(StoreError, match, RunStore.open, place)
+    refused(StoreError, r"by process \d+ on .*try again in [56]\d seconds", RunStore.open, place)
     monkeypatch.setattr(repository.time, "time", lambda now=time.time: now() + 65)
     RunStore.open(place).close()
     other._place._fenced = True
