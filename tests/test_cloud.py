@@ -59,8 +59,7 @@ def whole():
 
 def test_the_same_draws_in_an_object_store(s3, tmp_path, whole):
     found = bits(begin(s3.url(tmp_path.name)))
-    local = bits(begin(tmp_path / "run.zarr"))
-    assert found == local
+    assert found == bits(begin(tmp_path / "run.zarr"))
     assert {name: found[name] for name in whole} == whole
 
 
@@ -70,10 +69,9 @@ def test_a_client_that_was_killed_is_resumed_to_the_same_bits(s3, tmp_path, whol
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert 0 < dfac.open_run(url)["posterior"].sizes["draw"] < 60
-    tree = go_on(url)
-    assert {name: bits(tree)[name] for name in whole} == whole
-    longer = bits(go_on(url, draws=10))
-    assert longer["posterior/W"] == bits(begin(draws=70))["posterior/W"]
+    found = bits(go_on(url))
+    assert {name: found[name] for name in whole} == whole
+    assert bits(go_on(url, draws=10))["posterior/W"] == bits(begin(draws=70))["posterior/W"]
 
 
 def test_commands_take_urls(s3, tmp_path):

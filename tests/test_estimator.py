@@ -129,8 +129,7 @@ def test_frames_give_and_take_names():
     found = make_pipeline(FunctionTransformer(feature_names_out="one-to-one"), fresh())
     out = found.set_output(transform="pandas").fit_transform(frame)
     assert list(out.columns) == ["bayesiannmf0", "bayesiannmf1"]
-    own = found[-1].trace_["posterior"]["H"]
-    assert list(own["column"].values) == list(frame.columns)
+    assert list(found[-1].trace_["posterior"]["H"]["column"].values) == list(frame.columns)
     with pytest.raises(ValueError, match="feature names should match"):
         found[-1].transform(frame[frame.columns[::-1]])
 

@@ -18,8 +18,7 @@ def test_limits_in_words_and_numbers_or_half_of_what_is_free(monkeypatch):
 
 def test_a_control_group_counts_with_those_above_it(tmp_path, monkeypatch):
     (tmp_path / "cgroup").write_text("12:cpu:/other\n0::/outer/inner\n")
-    free = SimpleNamespace(available=800 * 1024)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800 * 1024))
     monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     assert machine.available_memory() == 800 * 1024

@@ -90,8 +90,7 @@ def test_every_law_and_precision_runs_and_stays_positive(beta, dtype):
 def test_an_unseeded_run_can_be_repeated_from_its_attributes():
     tree = dfac.sample(counts(), TWO, **QUICK | {"random_seed": None})
     seed = int(tree.attrs["random_seed"])
-    again = dfac.sample(counts(), TWO, **QUICK | {"random_seed": seed})
-    assert_same(tree, again)
+    assert_same(tree, dfac.sample(counts(), TWO, **QUICK | {"random_seed": seed}))
 
 
 @pytest.mark.libraries
@@ -124,8 +123,7 @@ def test_labels_come_back_on_the_factors():
     assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "gene")
     assert list(tree["posterior"]["W"]["patient"].values) == list("abcdef")
     assert list(tree["posterior"]["age"].values) == list(range(6))
-    predicted = dfac.predict(tree, rows="b", columns=[20, 40])
-    assert predicted["mean"].sizes == {"gene": 2}
+    assert dfac.predict(tree, rows="b", columns=[20, 40])["mean"].sizes == {"gene": 2}
 
 
 def test_draws_are_one_a_cycle_after_tuning_and_thinned():
@@ -143,8 +141,7 @@ def test_what_is_kept(keep, draws, monkeypatch):
     tree = dfac.sample(counts(), TWO, **settings, keep=keep)
     full = dfac.sample(counts(), TWO, **settings, keep="draws")
     assert tree["posterior_moments"]["count"].values.tolist() == [20]
-    means = (own["posterior_moments"]["W_mean"] for own in (tree, full))
-    np.testing.assert_array_equal(*means)
+    np.testing.assert_array_equal(*(own["posterior_moments"]["W_mean"] for own in (tree, full)))
     if draws is None:
         assert "posterior" not in tree.children
     else:

@@ -231,13 +231,11 @@ def test_what_memory_cannot_hold_is_refused(toy, monkeypatch):
 
 
 def test_pooled():
-    rng = np.random.default_rng(0)
-    logs = rng.normal(scale=0.1, size=400) - 1e4
+    logs = np.random.default_rng(0).normal(scale=0.1, size=400) - 1e4
     value, error = pooled(logs)
     assert value == pytest.approx(-1e4 + 0.005, abs=4 * error)
     assert error == pytest.approx(0.1 / 20, rel=0.15)
-    wide = np.array([-10.0, -5.0, 0.0])
-    assert pooled(wide)[1] > 0.9  # one batch has it all
+    assert pooled(np.array([-10.0, -5.0, 0.0]))[1] > 0.9  # one batch has it all
     assert pooled(np.array([-3.0, -3.0])) == (-3.0, 0.0)
 
 

@@ -220,8 +220,7 @@ def test_states_are_merged():
 
 def test_states_are_told_apart_by_every_count_however_many_there_are():
     """More counts than fit into one number of 64 bits, and rows that differ in one of them."""
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, 4, (300, 200)).astype(np.int32)
+    rows = np.random.default_rng(0).integers(0, 4, (300, 200)).astype(np.int32)
     rows = np.concatenate([rows, rows, rows])
     rows[300:600, 0] += 1
     rows[600:, 150] += 5

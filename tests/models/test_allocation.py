@@ -48,8 +48,7 @@ def test_constructors():
 
 def test_one_concentration_is_contracted_to_every_table():
     model = AllocationModel("r -> i, i -> j, r -> j", {"r": 2}, concentration=3.0)
-    counts = model.pseudo_counts((4, 5))
-    assert counts == pytest.approx({"r": 3 / 2, "i": 3 / 8, "j": 3 / 40})
+    assert model.pseudo_counts((4, 5)) == pytest.approx({"r": 3 / 2, "i": 3 / 8, "j": 3 / 40})
     assert model.total_shape == 3.0
     assert ODD.total_shape == 4.0
     assert AllocationModel.topics(2).total_shape == 1.0
@@ -86,8 +85,7 @@ def test_mappings_of_a_model_do_not_change():
 
 def test_the_order_of_the_data_is_a_part_of_the_model():
     one = AllocationModel("r -> i, r -> j", {"r": 2}, {"i": 3, "j": 4})
-    other = AllocationModel("r -> i, r -> j", {"r": 2}, {"j": 4, "i": 3})
-    assert one != other
+    assert one != AllocationModel("r -> i, r -> j", {"r": 2}, {"j": 4, "i": 3})
     assert one == AllocationModel("r->i,r->j", {"r": 2}, {"i": 3, "j": 4})
     assert repr(NMF) == "AllocationModel('r -> i, r -> j', hidden={'r': 3}, observed=('i', 'j'))"
 

@@ -230,6 +230,5 @@ def test_all_figures_that_fit_come_with_a_reason_for_others():
 def test_a_cell_shows_a_figure_that_pyplot_does_not_know():
     import matplotlib.pyplot as plt
 
-    figure = plots.shares(point(20))
-    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert plots.shares(point(20))._repr_png_().startswith(b"\x89PNG")
     assert plt.get_fignums() == []

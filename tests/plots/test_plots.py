@@ -32,8 +32,7 @@ def test_faces_panel_shares_one_gray_scale_and_gives_sd_its_own():
     erased = np.where(original > 100, np.nan, original)
     figure = plots.faces_panel(original, erased, original, original / 50, labels=list("abc"))
     axes = np.array(figure.axes[:12]).reshape(4, 3)
-    limits = {ax.images[0].get_clim() for ax in axes[:3].ravel()}
-    assert limits == {(0.0, original.max())}
+    assert {ax.images[0].get_clim() for ax in axes[:3].ravel()} == {(0.0, original.max())}
     assert axes[3, 0].images[0].get_clim()[1] < original.max() / 40
     assert [ax.get_title() for ax in axes[0]] == ["a", "b", "c"]
     assert_array_equal(axes[1, 2].images[0].get_array().mask, np.isnan(erased[2]))
@@ -60,8 +59,7 @@ def test_what_figures_refuse():
 def test_trace_plot_draws_every_chain_in_both_panels_and_marks_divergences():
     tree = fake_run(chains=2, draws=20, warmup=5)
     whole, zoom = plots.trace_plot(tree).axes
-    lp = tree["sample_stats/lp"].values
-    assert_array_equal(whole.lines[0].get_ydata(), lp[0])
+    assert_array_equal(whole.lines[0].get_ydata(), tree["sample_stats/lp"].values[0])
     assert (len(whole.lines), whole.lines[2].get_xdata()[-1]) == (4, tree.attrs["tune"])
     (mark,) = [line for line in zoom.lines if line.get_marker() == "|"]
     assert list(mark.get_xdata()) == [tree["sample_stats/draw"].values[3]]
@@ -214,8 +212,7 @@ def test_masses_in_descending_order_above_their_objectives():
     top, bottom = weights_plot(tree).axes
     assert [bar.get_height() for bar in top.patches] == [0.5, 0.25, 0.15, 0.1, 0.0]
     assert [tick.get_text() for tick in bottom.get_xticklabels()] == ["5", "21", "13", "3", "8"]
-    dots = bottom.collections[0].get_offsets()
-    assert dots[:, 1].tolist() == [91.0, 94.0, 93.0, 90.0, 92.0]
+    assert bottom.collections[0].get_offsets()[:, 1].tolist() == [91.0, 94.0, 93.0, 90.0, 92.0]
     assert {tuple(line.get_ydata()) for line in bottom.lines} == {(110.0, 110.0)}
     assert "2.9 particles" in top.get_title(loc="left")
     # Masses of a sampler are equal, and lie above the log density.

@@ -58,8 +58,7 @@ def fill_particles(
         sink.write_stats(0, m, stats)
         sink.checkpoint({}, {"draws": end})
     if done is None:
-        rng = np.random.default_rng(5)
-        root = rng.normal(size=(count, count))
+        root = np.random.default_rng(5).normal(size=(count, count))
         sink.write_weights(
             weight=WEIGHTS if weights is None else np.asarray(weights),
             lp=-100.0 + np.cos(2.0 * np.arange(count)) if lp is None else np.asarray(lp),

@@ -178,8 +178,7 @@ def test_a_reference_gives_the_names():
 
 def test_the_coarse_chain_follows_the_fine_one():
     tree, _ = shuffled()
-    coarse = tree["posterior"].to_dataset().isel(draw=slice(1, None, 2))
-    tree["posterior_coarse"] = coarse
+    tree["posterior_coarse"] = tree["posterior"].to_dataset().isel(draw=slice(1, None, 2))
     aligned = dfac.align(tree)
     fine = aligned["posterior"].to_dataset().isel(draw=slice(1, None, 2))
     xr.testing.assert_allclose(aligned["posterior_coarse"].to_dataset(), fine)

@@ -258,8 +258,7 @@ def test_factors_of_new_observations_are_written_on_their_side():
     assert not adata.varm
     weighed = new.assign_coords(weight=(dims[:2], weight))
     dfac.to_anndata(weighed.transpose("obs", ...), adata)
-    mean = np.tensordot(weight / weight.sum(), draws, 2)
-    assert_allclose(adata.obsm["dfac"], mean)
+    assert_allclose(adata.obsm["dfac"], np.tensordot(weight / weight.sum(), draws, 2))
     dfac.to_anndata(new.mean(("chain", "draw")).rename("W"), adata, "point")
     assert_allclose(adata.obsm["point"], draws.mean((0, 1)))
     assert "point_sd" not in adata.obsm

@@ -327,8 +327,7 @@ def test_readers_refuse_descriptions_that_are_none(stores, tmp_path, name, value
 
 
 def test_what_nobody_changed_goes_on(stores, tmp_path):
-    older = put("run", "options", "pace")
-    path = edited(stores["chains"], tmp_path / "run.zarr", older)
+    path = edited(stores["chains"], tmp_path / "run.zarr", put("run", "options", "pace"))
     whole = dfac.sample(V, dfac.TweedieNMF(2), SAMPLER, **QUIET, **LENGTHS)
     found = dfac.resume(path, progressbar=False)
     xr.testing.assert_equal(found["posterior"].to_dataset(), whole["posterior"].to_dataset())

@@ -423,8 +423,7 @@ def test_moments_of_chains_are_never_mixed():
     tree = fake_run(keep="moments")
     found = components_of(tree)
     assert (found.chain, found.present) == (0, None)
-    alone = components_of(tree.isel(chain=[0]))
-    assert_array_equal(found.H.mean, alone.H.mean)
+    assert_array_equal(found.H.mean, components_of(tree.isel(chain=[0])).H.mean)
     refused(OptionError, "from 0 to 1, got 2", components_of, tree, chain=2)
 
 

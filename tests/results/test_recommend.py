@@ -104,8 +104,7 @@ def stack_of(values, file, step=10**6):
 @pytest.fixture
 def searched():
     """The search under other sizes of blocks, groups of draws and rooms in memory."""
-    rng = np.random.default_rng(3)
-    W, H = rng.gamma(1, 1, (2, 12, 70, 2)).astype("f4")
+    W, H = np.random.default_rng(3).gamma(1, 1, (2, 12, 70, 2)).astype("f4")
     H[:, 11] = H[:, 4]  # equal scores: the first one is better
     weights, levels = np.full(12, 1 / 12), (0.05, 0.95)
     none = np.zeros(71, np.int64), np.zeros(0, np.int64)

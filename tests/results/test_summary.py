@@ -155,8 +155,7 @@ def test_chains_with_other_components_are_seen_and_named():
         table = found.to_dataframe().query("kind == 'aligned'")
         assert_array_equal(table["chains_with"], having)
         assert found.components.numbers["least_chains"] == 1
-        shares = found["share"].dropna("functional").values
-        assert sorted(shares.tolist()) == [0.5, 1.0, 1.0]
+        assert sorted(found["share"].dropna("functional").values.tolist()) == [0.5, 1.0, 1.0]
 
 
 def test_moments_alone_give_the_density_alone():
@@ -195,8 +194,7 @@ def test_what_a_finite_step_hides_is_told_of_those_who_have_one(sampler):
     V, model = np.random.default_rng(0).poisson(3.0, (8, 6)).astype("f4"), dfac.TweedieNMF(2)
     trace = dfac.sample(V, model, sampler, 8, 4, random_seed=0, progressbar=False)
     for one in (trace, trace.copy()):
-        told = "bias of a finite step" in dfac.summarize(one).verdict
-        assert told is (sampler in BIASED)
+        assert ("bias of a finite step" in dfac.summarize(one).verdict) is (sampler in BIASED)
         del one.attrs["biased"]  # as of 0.1.0
 
 

@@ -396,8 +396,7 @@ WAITS = {
 @pytest.mark.parametrize("where", WAITS)
 def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch, where):
     now = 0.0
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("daskfactor.results.files.time", clock)
+    monkeypatch.setattr("daskfactor.results.files.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.chdir(tmp_path)
     with RunStore.create(where, make_spec()) as store:
         for wait, cost in WAITS[where]:

@@ -249,8 +249,7 @@ def test_a_chain_without_weight_has_no_expectation(chains):
     aligned = dfac.align(tree)
     assert aligned["posterior_moments/count"].values.tolist() == [0, 9]
     assert np.isnan(aligned["alignment/share_by_chain"].values[0]).all()
-    again = dfac.align(tree, aligned)
-    assert np.isfinite(again["alignment/share"]).all()
+    assert np.isfinite(dfac.align(tree, aligned)["alignment/share"]).all()
 
 
 def test_weights_are_masses_of_the_draws_that_are_there():
@@ -273,8 +272,7 @@ def test_weights_that_are_none_are_refused(bad):
     wrong = stats["weight"].copy(data=[[bad, *WEIGHTS[1:]]])
     tree["sample_stats"] = xr.DataTree(stats.assign(weight=wrong))
     refused(StoreFormatError, "finite and at least 0", dfac.predict, tree)
-    moved = stats.assign_coords(draw=np.arange(M) + 50)
-    tree["sample_stats"] = xr.DataTree(moved)
+    tree["sample_stats"] = xr.DataTree(stats.assign_coords(draw=np.arange(M) + 50))
     refused(StoreFormatError, "different labels", dfac.predict, tree)
 
 

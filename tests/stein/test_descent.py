@@ -363,8 +363,7 @@ def test_components_that_are_constants_stay():
 
 
 def test_tuning_finds_the_acceptance_that_is_wanted():
-    given = placed(BY_NAME["gaussian, missing, permuted"], 1)
-    walk = SimplexHMC(150, 150, 5).walk(*given, 0)
+    walk = SimplexHMC(150, 150, 5).walk(*placed(BY_NAME["gaussian, missing, permuted"], 1), 0)
     rates = [probability for _, probability, _ in walk]
     assert 0.65 < np.mean(rates[150:]) < 0.95
 

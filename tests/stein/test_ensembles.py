@@ -143,8 +143,7 @@ def test_missing_entries_do_not_matter(start):
     gaps = np.random.default_rng(4).random(X.shape) < 0.3
     method = Ensemble(start=start, max_iter=100)
     with as_blocks(np.where(gaps, np.nan, X), 2) as data:
-        fill = fill_missing(SERIAL, data, SQUARES, 5)
-        assert fill is not None
+        assert fill_missing(SERIAL, data, SQUARES, 5) is not None
         found = particles(data, method, SERIAL, range(3))
     for one in found:
         error = np.abs(one.W @ one.H - X)[gaps].mean() / X[gaps].mean()

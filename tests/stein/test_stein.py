@@ -132,8 +132,7 @@ def test_gradient_and_trace_are_derivatives(c, b):
     assert_allclose(2 * kernel.slope(r2) * (x - y), gradient, rtol=1e-6, atol=1e-9 / c)
     signs = (1, 1), (1, -1), (-1, 1), (-1, -1)
     corners = [s * t * direct(x + s * e, y + t * e, c, b) for e in steps for s, t in signs]
-    trace = sum(corners) / (4 * h**2)
-    assert kernel.trace(r2, 5) == pytest.approx(trace, rel=1e-5)
+    assert kernel.trace(r2, 5) == pytest.approx(sum(corners) / (4 * h**2), rel=1e-5)
 
 
 def test_median_scales():
