@@ -130,9 +130,6 @@ def test_the_command_lists_its_lines():
     assert "kernels.dense" not in done.stdout
 
 
-# -- GPUs ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_GPUS)
 def test_every_line_of_a_gpu_is_measured(name, stand_in, monkeypatch):

@@ -210,9 +210,6 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
     assert own.score(COUNTS, **told) == pytest.approx(each.mean(), rel=1e-5)
 
 
-# -- with a store --------------------------------------------------------------------------
-
-
 def test_no_fit_replaces_the_run_of_another_estimator(tmp_path):
     store = tmp_path / "run.zarr"
     first = dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS)

@@ -52,13 +52,12 @@ class Death:
 
     def deadly(self, real):
         def call(*args, **options):
-            if self.dead or (self.before and self.left == 0):
-                self.dead = True
-                raise Killed
-            found = real(*args, **options)
-            self.left -= 1
-            if not self.before and self.left < 0:
-                self.dead = True
+            self.dead |= self.before and self.left == 0
+            if not self.dead:
+                found = real(*args, **options)
+                self.left -= 1
+                self.dead |= not self.before and self.left < 0
+            if self.dead:
                 raise Killed
             return found
 
@@ -87,9 +86,7 @@ def make(path, word, folder):
 @pytest.mark.parametrize("kind", ["file", "folder", "folder without exchange"])
 @pytest.mark.parametrize("old", ["old", None])
 def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, kind, old, before):
-    folder, seen = kind != "file", []
-    locks = []
-    hold = publish.Lock.__init__
+    folder, seen, locks, hold = kind != "file", [], [], publish.Lock.__init__
 
     def held(self, *args):
         locks.append(self)

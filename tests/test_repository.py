@@ -29,9 +29,6 @@ def citation():
     return dict(yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8")))
 
 
-# -- versions ------------------------------------------------------------------------------
-
-
 def test_the_citation_is_of_this_version_which_has_types():
     found, told = citation(), project()
     assert found["version"] == told["version"] == daskfactor.__version__
@@ -95,9 +92,6 @@ def test_the_workflow_has_the_pythons_of_ci():
         assert set(versions) <= {tried()[0], newest()}
         for path in re.findall(r"bash (\S+)", " ".join(commands)):
             assert (ROOT / path).is_file()
-
-
-# -- pages ---------------------------------------------------------------------------------
 
 
 def anchors(page):

@@ -1,11 +1,14 @@
-"""The quick tier leaves out what is marked ``full``, and says so."""
+"""Tools of tests: the quick tier says what it leaves out; rows that stand for a full product."""
 
 import os
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
+
+from tests.pairwise import covering
 
 SUITE = """
 import pytest
@@ -48,3 +51,14 @@ def test_the_full_tier_has_all_and_another_one_is_refused(run):
     assert refused.returncode == 4
     match = "DASKFACTOR_TIER is 'all'. Use 'quick', which is the default, or 'full'"
     assert match in refused.stdout + refused.stderr
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 3, 4), (3, 2, 2, 2, 3), (4, 4, 4, 4)])
+def test_every_two_values_share_a_row_and_rows_are_few(sizes):
+    axes = [range(10 * n, 10 * n + size) for n, size in enumerate(sizes)]
+    rows = covering(*axes)
+    for i, j in combinations(range(len(sizes)), 2):
+        assert {(row[i], row[j]) for row in rows} == set(product(axes[i], axes[j]))
+    first, second = sorted(sizes)[-2:]
+    assert first * second <= len(rows) <= 1.6 * first * second
+    assert covering(*axes) == rows

@@ -67,9 +67,6 @@ def test_predict_and_plot_take_what_the_model_has(stores, tmp_path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-# -- the command ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def matrix(tmp_path):
     rng = np.random.default_rng(0)
