@@ -92,6 +92,11 @@ def test_links_are_in_the_results_under_their_labels(tmp_path):
     assert (draws["link_precision_w"] > 0).all()
 
 
+def is_refused(data, covariates, message):
+    model = dfac.GaussianMF(2, covariates_w=covariates)
+    refused(ModelError, message, dfac.sample, data, model, **QUICK)
+
+
 def test_covariates_are_found_by_the_labels_of_the_data(tmp_path):
     people, days = [f"p{i}" for i in range(40)], np.arange("2020-01", "2022-07", dtype="M8[M]")
     data = xr.DataArray(V, {"person": people, "day": days.astype("M8[ns]")}, ("person", "day"))
@@ -110,12 +115,9 @@ def test_covariates_are_found_by_the_labels_of_the_data(tmp_path):
     by_position = dfac.sample(V, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
     again = dfac.sample(data, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
     np.testing.assert_array_equal(again["posterior"]["W"], by_position["posterior"]["W"])
-    for wrong, message in (
-        (more.drop("p7"), r"covariates_w lacks 1 of the data's 40 rows, the first of them 'p7'"),
-        (pd.concat([more, more[-2:]]), r"more than one row labelled 'p1'"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
+    match = r"covariates_w lacks 1 of the data's 40 rows, the first of them 'p7'"
+    is_refused(data, more.drop("p7"), match)
+    is_refused(data, pd.concat([more, more[-2:]]), r"more than one row labelled 'p1'")
 
 
 def test_covariates_of_stacked_dimensions_are_found_by_the_labels_of_each():
@@ -134,12 +136,9 @@ def test_covariates_of_stacked_dimensions_are_found_by_the_labels_of_each():
     for given in (frame[::-1], stacked):
         model = dfac.GaussianMF(2, covariates_w=given).sized(data.shape, data.labels.keys)
         np.testing.assert_array_equal(model.covariates_w.values, wanted)
-    for wrong, message in (
-        (frame[1:], "lacks 1 of the data's 34 rows, the first of them depth 0, site a"),
-        (frame.set_axis([f"p{i}" for i in range(40)]), "lacks 34 of .* begin with 'p0'"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
+    is_refused(data, frame[1:], "lacks 1 of the data's 34 rows, the first of them depth 0, site a")
+    others = frame.set_axis([f"p{i}" for i in range(40)])
+    is_refused(data, others, "lacks 34 of .* begin with 'p0'")
 
 
 @pytest.mark.parametrize("sampler", [dfac.SGHMC(), dfac.Gibbs()], ids=lambda own: own.name)

@@ -87,13 +87,9 @@ def test_only_models_ask_for_the_class_of_a_model():
     names = models()
     assert {"TweedieNMF", "GaussianMF", "SILFNMF", "AllocationModel"} <= names
     assert class_checks(ast.parse("isinstance(x, A | TweedieNMF)"), names) == [1]
-    found = [
-        f"{name}:{line}"
-        for name, path in MODULES.items()
-        if not name.startswith("daskfactor.models")
-        for line in class_checks(parsed(path), names)
-    ]
-    assert found == []
+    for name, path in MODULES.items():
+        lines = class_checks(parsed(path), names)
+        assert not lines or name.startswith("daskfactor.models"), (name, lines)
 
 
 def named(tree):
@@ -157,13 +153,9 @@ def test_only_executors_touch_the_bands_of_a_state():
     """They may lie in other processes: `ChainState.each` goes there."""
     assert touched_bands(ast.parse(TOUCHING)) == [2, 4, 4, 6, 7]
     above = tuple(f"daskfactor.{folder}." for folder in ("inference", "evidence", "stein"))
-    found = [
-        f"{name}:{line}"
-        for name, path in MODULES.items()
-        if name.startswith(above)
-        for line in touched_bands(parsed(path))
-    ]
-    assert found == []
+    for name, path in MODULES.items():
+        lines = touched_bands(parsed(path))
+        assert not lines or not name.startswith(above), (name, lines)
 
 
 FIRST_ANSWER = """
