@@ -12,64 +12,47 @@ COMPONENTS = 3
 def fake_run(chains=2, draws=20, warmup=5, keep="draws"):
     rng = np.random.default_rng(7)
     rows, columns = SHAPE
-    row_names = [f"r{i}" for i in range(rows)]
-    chain = np.arange(chains)
     w = rng.gamma(2.0, 1.0, (chains, draws, rows, COMPONENTS))
     h = rng.gamma(2.0, 1.0, (chains, draws, COMPONENTS, columns))
-    names = {"chain": chain, "row": row_names, "column": np.arange(columns)}
-    # The cycle numbers of the draws: they follow the warm-up's.
-    cycles = {"draw": np.arange(warmup, warmup + draws)}
-    lp = -1000.0 + rng.standard_normal((chains, draws))
+    # The cycle numbers of the draws follow the warm-up's.
+    names = {"row": [f"r{i}" for i in range(rows)], "column": np.arange(columns)}
+    names["draw"] = np.arange(warmup, warmup + draws)
+    tree = drawn_tree(w, h, lp=-1000.0 + rng.standard_normal((chains, draws)), **names)
+    if keep != "draws":
+        del tree["posterior"]
+
+    def put(group, coords, **values):
+        """Add a group of variables, each with names of its dimensions behind the chain's."""
+        found = {name: (("chain", *dims.split()), own) for name, (dims, own) in values.items()}
+        kept = tree[group].to_dataset() if group in tree.children else xr.Dataset()
+        tree[group] = xr.DataTree(kept.assign(found).assign_coords(chain=range(chains), **coords))
+
     diverging = np.zeros((chains, draws), dtype=bool)
     diverging[0, 3] = True
-    groups = {
-        "posterior_moments": xr.Dataset(
-            {
-                "W_mean": (("chain", "row", "component"), w.mean(1)),
-                "W_var": (("chain", "row", "component"), w.var(1)),
-                "H_mean": (("chain", "component", "column"), h.mean(1)),
-                "H_var": (("chain", "component", "column"), h.var(1)),
-                "count": (("chain",), np.full(chains, draws)),
-            },
-            coords=names,
-        ),
-        "sample_stats": xr.Dataset(
-            {
-                "lp": (("chain", "draw"), lp),
-                "step_size": (("chain", "draw"), np.full((chains, draws), 0.125)),
-                "diverging": (("chain", "draw"), diverging),
-            },
-            coords={"chain": chain, **cycles},
-        ),
-        "warmup_sample_stats": xr.Dataset(
-            {
-                "lp": (("chain", "warmup_draw"), -1500.0 + rng.random((chains, warmup))),
-                "step_size": (("chain", "warmup_draw"), np.full((chains, warmup), 0.125)),
-            },
-            coords={"chain": chain, "warmup_draw": np.arange(warmup)},
-        ),
-        "monitor": xr.Dataset(
-            {
-                "mean": (("chain", "cell"), np.array([[4.0, 6.0], [6.0, 6.0]])[:chains]),
-                "var": (("chain", "cell"), np.array([[1.0, 2.0], [1.0, 2.0]])[:chains]),
-                "count": (("chain",), np.full(chains, draws)),
-            },
-            coords={
-                "chain": chain,
-                "row_index": ("cell", [0, 11]),
-                "column_index": ("cell", [1, 6]),
-            },
-        ),
-    }
-    if keep == "draws":
-        groups["posterior"] = xr.Dataset(
-            {
-                "W": (("chain", "draw", "row", "component"), w),
-                "H": (("chain", "draw", "component", "column"), h),
-            },
-            coords={**names, **cycles},
-        )
-    tree = xr.DataTree.from_dict(groups)
+    steps = np.full((chains, draws), 0.125)
+    put("sample_stats", {}, step_size=("draw", steps), diverging=("draw", diverging))
+    put(
+        "posterior_moments",
+        {name: names[name] for name in ("row", "column")},
+        W_mean=("row component", w.mean(1)),
+        W_var=("row component", w.var(1)),
+        H_mean=("component column", h.mean(1)),
+        H_var=("component column", h.var(1)),
+        count=("", np.full(chains, draws)),
+    )
+    put(
+        "warmup_sample_stats",
+        {"warmup_draw": np.arange(warmup)},
+        lp=("warmup_draw", -1500.0 + rng.random((chains, warmup))),
+        step_size=("warmup_draw", np.full((chains, warmup), 0.125)),
+    )
+    put(
+        "monitor",
+        {"row_index": ("cell", [0, 11]), "column_index": ("cell", [1, 6])},
+        mean=("cell", np.array([[4.0, 6.0], [6.0, 6.0]])[:chains]),
+        var=("cell", np.array([[1.0, 2.0], [1.0, 2.0]])[:chains]),
+        count=("", np.full(chains, draws)),
+    )
     tree.attrs = {
         "inference_library": "daskfactor",
         "inference_library_version": "0.1.0",
@@ -78,19 +61,10 @@ def fake_run(chains=2, draws=20, warmup=5, keep="draws"):
         "model": json.dumps({"name": "TweedieNMF", "n_components": COMPONENTS, "beta": 1.0}),
         "sampler": json.dumps({"name": "PSGLD", "step": "auto"}),
         "data": json.dumps({"shape": SHAPE, "dims": ["row", "column"], "n_observed": 63}),
-        "keep": keep,
-        "draws": draws,
-        "tune": warmup,
-        "thin": 1,
-        "chains": chains,
-        "dtype": "float32",
-        "executor": "lanes",
-        "sampling_time": 1.25,
-        "dispersion": 1.5,
-        "rate_w": 0.5,
-        "rate_h": 0.5,
-        "format_version": 1,
     }
+    tree.attrs |= {"keep": keep, "draws": draws, "tune": warmup, "thin": 1, "chains": chains}
+    tree.attrs |= {"dtype": "float32", "executor": "lanes", "sampling_time": 1.25}
+    tree.attrs |= {"dispersion": 1.5, "rate_w": 0.5, "rate_h": 0.5, "format_version": 1}
     return tree
 
 

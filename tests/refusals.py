@@ -4,6 +4,7 @@ import pytest
 
 
 def refused(error, match, call, /, *args, **options):
-    """Check that a call raises an error with these words; with any words if they are None."""
-    with pytest.raises(error, match=match):
+    """Check that a call raises an error with these words, any if they are None; return its text."""
+    with pytest.raises(error, match=match) as found:
         call(*args, **options)
+    return str(found.value)

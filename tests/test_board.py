@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,57 +17,37 @@ from daskfactor.kernels import philox
 from daskfactor.kernels.cuda import device, steps
 
 ROOT = Path(__file__).parents[1]
-WHERE: dict[str, Any] = {"machine": {"cores": 2}, "versions": {"numpy": "2"}}
-TINY = gpu.Sizes(
-    dense=(64, 40, 5),
-    sparse=(200, 60, 5),
-    components=(3,),
-    part=4,
-    cycles=2,
-    iterations=32,
-    pixels=46,
-    streamed=(96, 64, 4),
-    numbers=20_000,
-    draws=6,
-    ratings=20_000,
-    rating_draws=6,
-    updates=16,
-    new=(24, 12, 2),
-    new_draws=2,
-    repeats=1,
-)
+WHERE = {"machine": {"cores": 2}, "versions": {"numpy": "2"}}
+SHAPES = {"dense": (64, 40, 5), "sparse": (200, 60, 5), "streamed": (96, 64, 4), "new": (24, 12, 2)}
+RUNS = {"cycles": 2, "iterations": 32, "draws": 6, "rating_draws": 6, "updates": 16, "new_draws": 2}
+SIZES = {"components": (3,), "part": 4, "pixels": 46, "numbers": 20_000, "ratings": 20_000}
+TINY = gpu.Sizes(**SHAPES, **RUNS, **SIZES, repeats=1)
 OF_GPUS = [name for name in harness.LINES if name.startswith("gpu.")]
 
 
-def made(name: str, measure: Any, **options: Any) -> Line:
-    usual: dict[str, Any] = {"peer": "", "goal": "", "needs": (), "minutes": 0.1, "long": False}
+def made(name, measure, **options):
+    usual = {"peer": "", "goal": "", "needs": (), "minutes": 0.1, "long": False}
     return Line(f"table.{name}", name, measure=measure, **(usual | options))
 
 
 @pytest.fixture(scope="module")
-def every_line() -> dict[str, Line]:
+def every_line():
     for table in TABLES:
         importlib.import_module(f"benchmarks.{table}")
     return harness.LINES
 
 
-def test_the_page_is_what_the_board_gives(every_line: dict[str, Line]) -> None:
+def test_the_page_is_what_the_board_gives_and_has_every_line(every_line):
     command = "run  python -m benchmarks.page"
     assert page.PAGE.read_text(encoding="utf-8") == page.render(harness.load_board()), command
-
-
-def test_the_board_has_no_line_that_no_command_prints(every_line: dict[str, Line]) -> None:
     assert set(harness.load_board()["lines"]) <= set(every_line)
-
-
-def test_every_line_is_on_the_page(every_line: dict[str, Line]) -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     assert set(TABLES) == set(page.TITLES)
     for name, one in every_line.items():
         assert one.work in text, name
 
 
-def test_a_figure_that_is_measured_again_is_written_anew(every_line: dict[str, Line]) -> None:
+def test_a_figure_that_is_measured_again_is_written_anew(every_line):
     board = harness.load_board(Path("nowhere"))
     one = every_line["near_end.new_machine"]
     line = made("new_machine", lambda run: Figure(12.345), goal="<= 12")
@@ -79,38 +58,21 @@ def test_a_figure_that_is_measured_again_is_written_anew(every_line: dict[str, L
     assert "≤ 12, not met" in text
 
 
-@pytest.mark.parametrize(
-    ("figure", "ratio"),
-    [
-        (Figure(2.0, "s", 6.0), 3.0),
-        (Figure(6.0, "draws/s", 2.0, better="more"), 3.0),
-        (Figure(2.0), None),
-    ],
-)
-def test_a_ratio_of_more_than_one_is_better(figure: Figure, ratio: float | None) -> None:
-    assert figure.ratio == ratio
+def test_a_ratio_of_more_than_one_is_better():
+    assert Figure(2.0, "s", 6.0).ratio == 3.0
+    assert Figure(6.0, "draws/s", 2.0, better="more").ratio == 3.0
+    assert Figure(2.0).ratio is None
 
 
-@pytest.mark.parametrize(
-    ("goal", "reached"),
-    [("", None), ("<= 2", True), ("<= 1.9", False), (">= 2.1", False), ("ratio >= 3", True)],
-)
-def test_goals_are_of_ours_or_of_the_ratio(goal: str, reached: bool | None) -> None:
-    assert Figure(2.0, "s", 6.0).reaches(goal) is reached
-
-
-def test_a_goal_of_a_ratio_needs_a_peer() -> None:
+def test_goals_are_of_ours_or_of_the_ratio_which_needs_a_peer(every_line):
+    goals = {"": None, "<= 2": True, "<= 1.9": False, ">= 2.1": False, "ratio >= 3": True}
+    assert {goal: Figure(2.0, "s", 6.0).reaches(goal) for goal in goals} == goals
     assert Figure(2.0).reaches("ratio >= 1") is None
+    for one in every_line.values():  # all can be read
+        assert (Figure(1.0, "s", 1.0).reaches(one.goal) is None) is (not one.goal)
 
 
-def test_goals_of_lines_can_be_read(every_line: dict[str, Line]) -> None:
-    for one in every_line.values():
-        assert Figure(1.0, "s", 1.0).reaches(one.goal) in (
-            (None,) if not one.goal else (True, False)
-        )
-
-
-def test_a_run_of_some_lines_leaves_the_others(tmp_path: Path) -> None:
+def test_a_run_of_some_lines_leaves_the_others(tmp_path):
     path = tmp_path / "board.json"
     board = harness.load_board(path)
     harness.merge(board, "table.kept", [{"ours": 1.0}], WHERE)
@@ -130,13 +92,11 @@ def test_a_run_of_some_lines_leaves_the_others(tmp_path: Path) -> None:
     assert set(found["machines"]) == {"2"}
 
 
-def test_a_line_that_fails_does_not_end_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(run: Run) -> Figure:
+def test_a_line_that_fails_does_not_end_the_others(tmp_path, capsys):
+    def broken(run):
         raise RuntimeError("out of order")
 
-    def absent(run: Run) -> Figure:
+    def absent(run):
         raise harness.Skip("there is no moon")
 
     lines = [made("broken", broken), made("absent", absent), made("good", lambda run: Figure(1.0))]
@@ -148,12 +108,10 @@ def test_a_line_that_fails_does_not_end_the_others(
     assert list(json.loads(path.read_text())["lines"]) == ["table.good"]
 
 
-def test_a_peer_that_is_not_installed_is_said_to_be_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_peer_that_is_not_installed_is_said_to_be_missing(monkeypatch, capsys):
     monkeypatch.setitem(harness.PEERS, "no_such_peer", "pip install no-such-peer")
 
-    def alone(run: Run) -> Figure:
+    def alone(run):
         return Figure(1.0, "s", 2.0 if run.has("no_such_peer") else None)
 
     lines = [made("alone", alone, goal="ratio >= 4"), made("all", alone, needs=("no_such_peer",))]
@@ -165,36 +123,31 @@ def test_a_peer_that_is_not_installed_is_said_to_be_missing(
     assert "NOT MET" not in told
 
 
-def test_the_command_lists_its_lines() -> None:
+def test_the_command_lists_its_lines():
     command = [sys.executable, "-m", "benchmarks", "--list", "--only", "near_end"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert "near_end.select_rank" in done.stdout
     assert "kernels.dense" not in done.stdout
 
 
-# -- GPUs ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_GPUS)
-def test_every_line_of_a_gpu_is_measured(
-    name: str, stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_line_of_a_gpu_is_measured(name, stand_in, monkeypatch):
     monkeypatch.setitem(gpu.SIZES, "quick", TINY)
     entries = harness.measure(harness.LINES[name], Run(size="quick"))
     assert entries
     assert all(np.isfinite(entry["ours"]) for entry in entries)
 
 
-def test_bits_that_differ_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_that_differ_are_counted(monkeypatch):
     class Here:
-        def empty(self, shape: Any, dtype: Any) -> Any:
+        def empty(self, shape, dtype):
             return np.empty(shape, dtype)
 
-        def take(self, array: Any) -> Any:
+        def take(self, array):
             return array
 
-    def off_by_two(out: Any, *address: Any) -> None:
+    def off_by_two(out, *address):
         philox.fill_normals(out, *address)
         out.view(np.int32)[0, :3] += 2
 
@@ -202,10 +155,8 @@ def test_bits_that_differ_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.differences(Here(), "float32", 640) == {0: 637, 2: 3}  # type: ignore[arg-type]
 
 
-def test_without_a_gpu_its_lines_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def none() -> None:
+def test_without_a_gpu_its_lines_are_left_out(monkeypatch, capsys):
+    def none():
         raise OptionError("there is no GPU")
 
     monkeypatch.setattr(device, "current", none)

@@ -9,6 +9,7 @@ from scipy import sparse, stats
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
 from daskfactor.models import covariates as module
+from tests.refusals import refused
 
 QUICK = {"draws": 6, "tune": 24, "random_seed": 3, "progressbar": False}
 RNG = np.random.default_rng(0)
@@ -50,17 +51,13 @@ def test_rows_and_columns_without_data_are_predicted_from_their_covariates(sampl
     assert 0.75 < float(inside.mean()) < 1.0
 
 
-@pytest.mark.parametrize(
-    ("model", "sampler"),
-    [
-        (dfac.TweedieNMF, dfac.Gibbs()),
-        (dfac.TweedieNMF, dfac.PSGLD()),
-        (dfac.TweedieNMF, dfac.SGHMC()),
-        (dfac.NegativeBinomialNMF, dfac.PSGLD()),
-    ],
-    ids=("Gibbs", "PSGLD", "SGHMC", "negative binomial"),
-)
-def test_so_are_counts(model, sampler):
+OF_COUNTS = {own.name: (dfac.TweedieNMF, own) for own in (dfac.Gibbs(), dfac.PSGLD(), dfac.SGHMC())}
+OF_COUNTS |= {"negative binomial": (dfac.NegativeBinomialNMF, dfac.PSGLD())}
+
+
+@pytest.mark.parametrize("kind", OF_COUNTS)
+def test_so_are_counts(kind):
+    model, sampler = OF_COUNTS[kind]
     settings = QUICK | {"draws": 150, "tune": 150}
     options = {"dispersion": 0.05 if model is dfac.NegativeBinomialNMF else 1.0}
     linked = model(2, covariates_w=X, covariates_h=Y, **options)
@@ -77,11 +74,6 @@ def test_so_are_counts(model, sampler):
     assert 0.75 < float(inside.mean()) <= 1.0
 
 
-def test_only_a_model_with_covariates_takes_empty_rows():
-    with pytest.raises(DataError, match="have no observed entry"):
-        dfac.sample(V, dfac.GaussianMF(2), **QUICK)
-
-
 def test_links_are_in_the_results_under_their_labels(tmp_path):
     named = xr.DataArray(X, {"trait": ["age", "income", "size"]}, ("person", "trait"))
     model = dfac.GaussianMF(2, covariates_w=named, covariates_h=Y)
@@ -96,6 +88,11 @@ def test_links_are_in_the_results_under_their_labels(tmp_path):
     moments = dfac.sample(V, model, **QUICK, keep="moments")
     xr.testing.assert_equal(moments["posterior_moments"].to_dataset(), means.to_dataset().compute())
     assert (draws["link_precision_w"] > 0).all()
+
+
+def is_refused(data, covariates, message):
+    model = dfac.GaussianMF(2, covariates_w=covariates)
+    refused(ModelError, message, dfac.sample, data, model, **QUICK)
 
 
 def test_covariates_are_found_by_the_labels_of_the_data(tmp_path):
@@ -116,41 +113,30 @@ def test_covariates_are_found_by_the_labels_of_the_data(tmp_path):
     by_position = dfac.sample(V, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
     again = dfac.sample(data, dfac.GaussianMF(2, covariates_w=pd.DataFrame(X)), **QUICK)
     np.testing.assert_array_equal(again["posterior"]["W"], by_position["posterior"]["W"])
-    for wrong, message in (
-        (more.drop("p7"), r"covariates_w lacks 1 of the data's 40 rows, the first of them 'p7'"),
-        (pd.concat([more, more[-2:]]), r"more than one row labelled 'p1'"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
+    match = r"covariates_w lacks 1 of the data's 40 rows, the first of them 'p7'"
+    is_refused(data, more.drop("p7"), match)
+    is_refused(data, pd.concat([more, more[-2:]]), r"more than one row labelled 'p1'")
 
 
 def test_covariates_of_stacked_dimensions_are_found_by_the_labels_of_each():
     places = pd.MultiIndex.from_product([range(8), list("abcde")], names=["depth", "site"])
-    maps = xr.DataArray(V.reshape(8, 5, 30), {"site": list("abcde")}, ("depth", "site", "day"))
+    sites = {"site": list("abcde")}
+    maps = xr.DataArray(V.reshape(8, 5, 30), sites, ("depth", "site", "day"))
     with pytest.warns(DataWarning, match="6 of 40 places"):  # those without data are no rows
         data = dfac.as_blocks(maps, rows=["depth", "site"], allow_empty=True)
     known = data.labels.keys[0]
     frame = pd.DataFrame(X, index=places)
-    stacked = (
-        xr.DataArray(
-            X.reshape(8, 5, 3),
-            {"site": list("abcde"), "depth": range(8)},
-            ("depth", "site", "trait"),
-        )
-        .stack(place=("site", "depth"))
-        .T
-    )
+    depths = sites | {"depth": range(8)}
+    stacked = xr.DataArray(X.reshape(8, 5, 3), depths, ("depth", "site", "trait"))
+    stacked = stacked.stack(place=("site", "depth")).T
     of = zip(known["depth"], known["site"], strict=True)
     wanted = X[[list(places).index(place) for place in of]]
     for given in (frame[::-1], stacked):
         model = dfac.GaussianMF(2, covariates_w=given).sized(data.shape, data.labels.keys)
         np.testing.assert_array_equal(model.covariates_w.values, wanted)
-    for wrong, message in (
-        (frame[1:], "lacks 1 of the data's 34 rows, the first of them depth 0, site a"),
-        (frame.set_axis([f"p{i}" for i in range(40)]), "lacks 34 of .* begin with 'p0'"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            dfac.sample(data, dfac.GaussianMF(2, covariates_w=wrong), **QUICK)
+    is_refused(data, frame[1:], "lacks 1 of the data's 34 rows, the first of them depth 0, site a")
+    others = frame.set_axis([f"p{i}" for i in range(40)])
+    is_refused(data, others, "lacks 34 of .* begin with 'p0'")
 
 
 @pytest.mark.parametrize("sampler", [dfac.SGHMC(), dfac.Gibbs()], ids=lambda own: own.name)
@@ -253,19 +239,18 @@ def test_an_alignment_takes_links_along():
         np.testing.assert_array_equal(aligned["posterior"][name].values, moved)
 
 
-def test_what_is_not_for_covariates_says_so(tmp_path):
+def test_what_is_not_for_covariates_or_for_these_alone_says_so(tmp_path):
+    refused(DataError, "have no observed entry", dfac.sample, V, dfac.GaussianMF(2), **QUICK)
     path = tmp_path / "run.zarr"
-    with pytest.raises(
-        ModelError, match="covariates_w must have one row for each of the data's 39"
-    ):
-        dfac.sample(V[:-1], MODEL, store=path)
+    match = "covariates_w must have one row for each of the data's 39"
+    refused(ModelError, match, dfac.sample, V[:-1], MODEL, store=path)
     assert not path.exists()
-    with pytest.raises(OptionError, match="DSGD learns no link to covariates"):
-        dfac.optimize(V, MODEL, progressbar=False)
-    with pytest.raises(ModelError, match=r"learns rate_w and .* for rates, and leave covariates"):
-        dfac.optimize(COUNTS, RATES, progressbar=False)
-    with pytest.raises(ModelError, match="covariates_h say what the rates of columns are"):
-        dfac.TweedieNMF(2, covariates_h=Y, rate_h="column")
+    match = "DSGD learns no link to covariates"
+    refused(OptionError, match, dfac.optimize, V, MODEL, progressbar=False)
+    match = r"learns rate_w and .* for rates, and leave covariates"
+    refused(ModelError, match, dfac.optimize, COUNTS, RATES, progressbar=False)
+    match = "covariates_h say what the rates of columns are"
+    refused(ModelError, match, dfac.TweedieNMF, 2, covariates_h=Y, rate_h="column")
     trace = dfac.sample(COUNTS, RATES, dfac.PSGLD(), **QUICK)
-    with pytest.raises(ModelError, match=r"compare with Gibbs\(\) or BlockHMC\(\)"):
-        dfac.discretization_bias(trace, COUNTS)
+    match = r"compare with Gibbs\(\) or BlockHMC\(\)"
+    refused(ModelError, match, dfac.discretization_bias, trace, COUNTS)

@@ -3,9 +3,10 @@ import pytest
 
 from daskfactor import demos
 from daskfactor.errors import OptionError
+from tests.refusals import refused
 
 
-def test_faces_are_the_bytes_that_the_package_ships():
+def test_faces_are_the_bytes_that_the_package_ships_and_digits_are_pixels_by_pictures():
     images = demos.load_faces()
     assert images.truth.shape == (10304, 400)
     assert images.labels[10] == "s2/1"
@@ -15,6 +16,9 @@ def test_faces_are_the_bytes_that_the_package_ships():
         content = (demos.faces_folder() / f"s{person}" / f"{pose}.pgm").read_bytes()
         pixels = np.frombuffer(content[-10304:], np.uint8)
         np.testing.assert_array_equal(images.truth[:, column], pixels)
+    digits = demos.load_digits()
+    assert digits.truth.shape == (64, 1797)
+    assert digits.truth.max() == digits.white
 
 
 def small(count=6):
@@ -32,30 +36,20 @@ def test_erase_takes_the_share_it_was_told_and_only_that():
     np.testing.assert_array_equal(gone, np.isnan(demos.erase(images, 0.3, 5).values))
     assert observed.dims == ("pixel", "digit")
     assert observed.pixel_row.values[9] == 1
+    for share in (0.0, 1.0, -0.1, float("nan")):
+        refused(OptionError, "strictly between 0 and 1", demos.erase, small(), share, 0)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_erase_refuses_impossible_shares(share):
-    with pytest.raises(OptionError, match="strictly between 0 and 1"):
-        demos.erase(small(), share, 0)
-
-
-def test_relative_error_counts_observed_cells_as_exact():
+def test_errors_coverage_and_means_of_rows():
     truth = np.array([[3.0, 4.0], [0.0, 0.0]])
     erased = np.array([[True, False], [False, False]])
     estimate = np.array([[1.0, 99.0], [99.0, 99.0]])
     assert demos.relative_error(truth, estimate, erased) == pytest.approx(2 / 5)
     assert demos.relative_error(truth, truth, erased) == 0.0
-
-
-def test_row_means_leave_erased_cells_out():
+    truth = np.array([1.0, 2.0, 3.0, 4.0])
+    assert demos.coverage(truth, np.full(4, 2.0), np.full(4, 3.0)) == 0.5  # both ends count
     observed = np.array([[1.0, np.nan, 3.0], [np.nan, np.nan, np.nan]])
     np.testing.assert_array_equal(demos.row_means(observed)[:, 0], [2.0, 0.0])
-
-
-def test_coverage_counts_both_ends():
-    truth = np.array([1.0, 2.0, 3.0, 4.0])
-    assert demos.coverage(truth, np.full(4, 2.0), np.full(4, 3.0)) == 0.5
 
 
 def test_on_grid_changes_the_named_cells_and_nothing_else():
@@ -73,9 +67,8 @@ def test_a_whole_demo_beats_the_row_mean_and_its_intervals_hold(tmp_path):
     errors = {score.method: score.error for score in evaluation.scores}
     assert errors["posterior mean"] < 0.85 * errors["row mean"] < errors["zero fill"]
     assert 0.85 < evaluation.coverage < 0.95
-    np.testing.assert_array_equal(
-        np.isfinite(evaluation.sd), demos.cells_to_watch(part, evaluation.erased)
-    )
+    watched = demos.cells_to_watch(part, evaluation.erased)
+    np.testing.assert_array_equal(np.isfinite(evaluation.sd), watched)
     assert demos.picture(evaluation).axes
 
 
@@ -100,13 +93,6 @@ def test_the_picture_shows_truth_where_it_was_observed():
     assert restored[7, 7] == images.truth[63, 0]
 
 
-def test_digits_are_pixels_by_pictures():
-    images = demos.load_digits()
-    assert images.truth.shape == (64, 1797)
-    assert images.truth.max() == images.white
-
-
 def test_missing_faces_tell_what_to_install(monkeypatch):
     monkeypatch.setattr(demos.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[examples\]'"):
-        demos.load_faces()
+    refused(OptionError, r"pip install 'daskfactor\[examples\]'", demos.load_faces)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import dask.array as da
@@ -19,7 +20,9 @@ from daskfactor.inference.setting import DEVICE_PACE, Setting, plan_run
 from daskfactor.kernels import philox
 from daskfactor.kernels.cuda import device as module
 from daskfactor.kernels.cuda import steps
+from daskfactor.kernels.cuda.device import Device
 from tests.random_sparse import random_array
+from tests.refusals import refused
 from tests.statistical.exact import CASES, reference_posterior
 from tests.statistical.replicas import run_copies
 
@@ -62,10 +65,8 @@ MODELS = {
 }
 RUNS = [(name, dfac.PSGLD()) for name in MODELS if name != "signed"]
 RUNS += [("sparse prior", dfac.PSGLD(transition="cir"))]
-RUNS += [
-    ("counts", dfac.PSGLD(transition="euler")),
-    ("counts", dfac.PSGLD(1e-5, preconditioner="identity")),
-]
+RUNS += [("counts", dfac.PSGLD(transition="euler"))]
+RUNS += [("counts", dfac.PSGLD(1e-5, preconditioner="identity"))]
 RUNS += [("counts", dfac.PSGRRLD()), ("sparse", dfac.PSGRRLD())]
 RUNS += [("counts", dfac.SGHMC()), ("sparse", dfac.SGHMC()), ("signed", dfac.SGHMC())]
 RUNS += [("counts", dfac.LangevinDynamics())]
@@ -88,14 +89,12 @@ def assert_same(found, wanted, tolerance=TOLERANCE["float64"]):
         for name, values in wanted[group].data_vars.items():
             if values.dtype.kind != "f" or "seconds" in str(name):
                 continue
-            own, exact = found[group][name].values, values.values
+            own, exact, told = found[group][name].values, values.values, {"err_msg": str(name)}
             assert own.shape == exact.shape
             assert own.dtype == exact.dtype
-            np.testing.assert_array_equal(np.isnan(own), np.isnan(exact), err_msg=str(name))
+            np.testing.assert_array_equal(np.isnan(own), np.isnan(exact), **told)
             largest = np.nanmax(np.abs(exact), initial=1e-30)
-            np.testing.assert_allclose(
-                own / largest, exact / largest, atol=tolerance, rtol=0, err_msg=str(name)
-            )
+            np.testing.assert_allclose(own, exact, atol=tolerance * largest, rtol=0, **told)
 
 
 def both(data, model, sampler="auto", **options):
@@ -152,9 +151,11 @@ def test_frozen_components_stay_there(stand_in, sampler):
     assert (found["posterior"]["W"].values[..., :2] == given).all()
 
 
-def test_entries_that_are_not_stored_may_be_missing(stand_in):
+def test_entries_that_are_not_stored_may_be_missing_and_chains_run_after_each_other(stand_in):
     data = blocks(sparse.csr_array(full()), "float64", unstored="missing")
     assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
+    data = blocks(counts(), "float64")
+    assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD(), chains=2))
 
 
 @pytest.mark.quick("csr_array")
@@ -168,11 +169,6 @@ def test_cells_may_have_weights(stand_in, form):
     assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD()))
 
 
-def test_chains_run_after_each_other(stand_in):
-    data = blocks(counts(), "float64")
-    assert_same(*both(data, dfac.TweedieNMF(3), dfac.PSGLD(), chains=2))
-
-
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_data_that_do_not_fit_give_the_same_draws(stand_in, form):
     data = blocks(counts() if form == "dense" else sparse.csr_array(full()))
@@ -181,9 +177,7 @@ def test_data_that_do_not_fit_give_the_same_draws(stand_in, form):
         for limit in ("1 GiB", 1)
     )
     for name in ("W", "H"):
-        np.testing.assert_array_equal(
-            one["posterior"][name].values, other["posterior"][name].values
-        )
+        np.testing.assert_array_equal(one["posterior"][name], other["posterior"][name])
 
 
 def test_data_in_a_scratch_file_give_the_same_draws(stand_in, tmp_path, monkeypatch):
@@ -221,12 +215,10 @@ def test_a_stored_run_goes_on_there_and_here(stand_in, tmp_path):
         here = dfac.resume(tmp_path / "here", draws=3, V=data, **options)
     whole = dfac.sample(data, model, sampler, **RUN)
     assert there["posterior"]["W"].shape == (1, 6, 60, 3)
-    for own in (there, here):
-        for name in ("W", "H"):
-            exact = whole["posterior"][name].values
-            np.testing.assert_allclose(
-                own["posterior"][name].values, exact, atol=1e-9 * exact.max()
-            )
+    for name in ("W", "H"):
+        exact = whole["posterior"][name].values
+        for own in (there, here):
+            np.testing.assert_allclose(own["posterior"][name], exact, atol=1e-9 * exact.max())
 
 
 @pytest.mark.parametrize("name", ["counts", "signed", "sparse prior", "overdispersed", "normal"])
@@ -246,6 +238,81 @@ def test_an_automatic_sampler_may_be_another_one_there():
     model = dfac.TweedieNMF(3, dispersion=1.0)
     best = [best_sampler(model, data, device).name for device in (False, True)]
     assert best == ["Gibbs", "SGHMC"]
+
+
+# -- kernels of samplers -------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(stand_in, monkeypatch):
+    """How often each kernel ran on the device."""
+    found, launch = Counter(), Device.launch
+
+    def noted(self, source, name, *rest):
+        found[name] += 1
+        launch(self, source, name, *rest)
+
+    monkeypatch.setattr(Device, "launch", noted)
+    return found
+
+
+def check_there(launched, case, sampler, tolerance, dtype="float64", **options):
+    """Draws there are those of processors, which run no kernel of the device."""
+    V, model, reading = case
+    data = dfac.as_blocks(V, 4, dtype=dtype, **reading)
+    wanted = dfac.sample(data, model, sampler, **RUN | options)
+    assert not launched
+    found = dfac.sample(data, model, sampler, device="cuda", **RUN | options)
+    assert_same(found, wanted, tolerance)
+
+
+LONGER = {"tune": 10, "draws": 10}
+STORED = sparse.csr_array(counts(missing=0))
+ZERO, MISSING = {"unstored": "zero"}, {"unstored": "missing"}
+PATHS = {
+    "counts": (counts(), dfac.TweedieNMF(3), {}),
+    "shapes below 1": (counts(), dfac.TweedieNMF(3, shape_w=0.3, shape_h=0.5), {}),
+    "shapes above 1": (counts(), dfac.TweedieNMF(3, shape_w=1.5), {}),
+    "a shape to learn": (counts(), dfac.TweedieNMF(3, shape_w="auto"), {}),
+    "rates": (counts() + 1, dfac.TweedieNMF(3, beta=0.5, rate_w="row", rate_h="component"), {}),
+    "dispersions": (counts(), dfac.NegativeBinomialNMF(3, dispersion="column"), {}),
+    "sparse": (STORED, dfac.TweedieNMF(3), ZERO),
+    "sparse, linear": (STORED, dfac.TweedieNMF(3, beta=2.0, dispersion=1.0), ZERO),
+    "ratings": (STORED, dfac.TweedieNMF(3, dispersion=1.0), MISSING),
+}
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_dispersions_of_columns(launched, kind):
+    given = (counts(), {}) if kind == "dense" else (STORED, MISSING)
+    case = given[0], dfac.NegativeBinomialNMF(3, dispersion="column"), given[1]
+    check_there(launched, case, dfac.PSGLD(), 2e-5, "float32", **LONGER)
+    assert launched[f"{kind}_col_fits"]
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_paths_of_rows(launched, name):
+    """Decisions are those of processors: one that was not would move a whole row.
+
+    Few cycles, as rounding grows by a factor in each while steps are learnt.
+    """
+    check_there(launched, PATHS[name], dfac.BlockHMC(), 1e-7, tune=3, draws=4)
+    # Both factors at the ends and between them: kicks of every round's last visit alone.
+    assert launched["leapfrog_kick"] > launched["leapfrog_drift"] == 7 * 2 * 4
+
+
+@pytest.mark.parametrize("name", ["counts", "rates", "sparse", "sparse, linear", "ratings"])
+def test_entries_that_are_drawn(launched, name):
+    check_there(launched, PATHS[name], dfac.SGLD(), 1e-6, **LONGER)
+    assert launched["draw_entries"]
+
+
+def test_kernels_of_samplers_in_single_precision(launched):
+    case = counts(), dfac.TweedieNMF(3, dispersion=1.0), {}
+    check_there(launched, case, dfac.BlockHMC(), 1e-4, "float32", tune=2, draws=2)
+    launched.clear()
+    sampler = dfac.SGLD(subsample=0.3, transition="moments")
+    check_there(launched, PATHS["counts"], sampler, 1e-4, "float32", tune=4, draws=4)
 
 
 # -- new rows ------------------------------------------------------------------------------
@@ -276,6 +343,7 @@ def stored():
 
 
 FIXED = np.random.default_rng(0).gamma(1.0, size=(60, 1))
+FROZEN = dfac.TweedieNMF(3, fixed_w=FIXED, dispersion=1.0)
 EACH = np.random.default_rng(1).gamma(2.0, size=(20, 41))
 SIGMA, WEIGHT = {"uncertainty": EACH}, {"weights": EACH}
 NEW = {
@@ -286,11 +354,7 @@ NEW = {
     "peaked prior": (some, lambda: dfac.TweedieNMF(3, shape_w=2.0), {}),
     "rates": (some, lambda: dfac.TweedieNMF(3, rate_w="row"), {}),
     "peaked rates": (some, lambda: dfac.TweedieNMF(3, rate_w="row", shape_w=2.0), {}),
-    "frozen": (
-        some,
-        lambda: dfac.TweedieNMF(3, fixed_w=FIXED, dispersion=1.0),
-        {"fixed": FIXED[:20]},
-    ),
+    "frozen": (some, lambda: FROZEN, {"fixed": FIXED[:20]}),
     "overdispersed": (some, lambda: dfac.NegativeBinomialNMF(3), {}),
     "of columns": (some, lambda: dfac.NegativeBinomialNMF(3, dispersion="column"), {}),
     "uncertain": (some, lambda: dfac.TweedieNMF(3, beta=2.0), SIGMA),
@@ -322,24 +386,23 @@ def test_new_rows_are_those_of_processors(stand_in, name, point):
     assert_new_rows(name, point)
 
 
-def test_new_rows_in_single_precision(stand_in):
+def test_new_rows_in_single_precision_and_new_columns(stand_in):
     assert_new_rows("counts", point=False, tolerance=1e-3, dtype="float32")
-
-
-def test_new_columns_are_those_of_processors(stand_in):
     found, wanted = transformed(counts()[:, :15], dfac.TweedieNMF(3), "column")
     np.testing.assert_allclose(found.values, wanted.values, atol=1e-7 * wanted.values.max())
 
 
-def test_new_rows_that_do_not_run_there_are_refused(stand_in):
+def test_new_rows_and_optimizers_that_do_not_run_there_are_refused(stand_in):
     for model, what in (
         (dfac.GaussianMF(3), "of a GaussianMF are drawn by Gibbs, which does not run on a GPU"),
         (dfac.TweedieNMF(3, covariates_w=np.ones((60, 1))), "models with covariates"),
     ):
         trace = dfac.sample(full(), model, **RUN)
         given = None if model.covariates[0] is None else np.ones((20, 1))
-        with pytest.raises(OptionError, match=what):
-            dfac.transform(trace, some(), covariates=given, device="cuda", progressbar=False)
+        options = {"covariates": given, "device": "cuda", "progressbar": False}
+        refused(OptionError, what, dfac.transform, trace, some(), **options)
+    given, match = (full(), dfac.TweedieNMF(3), dfac.DSGD()), "DSGD does not run on a GPU"
+    refused(OptionError, match, dfac.optimize, *given, device="cuda", progressbar=False)
 
 
 def test_new_rows_on_a_full_device_are_one_sentence(stand_in, monkeypatch):
@@ -351,8 +414,8 @@ def test_new_rows_on_a_full_device_are_one_sentence(stand_in, monkeypatch):
 
     trace = dfac.sample(full(), dfac.TweedieNMF(3), **RUN)
     monkeypatch.setattr(new_rows, "entries_on_device", full_up)
-    with pytest.raises(EngineError, match=r"the GPU is full \(no more\); pass blocks=1"):
-        dfac.transform(trace, some(), device="cuda", progressbar=False)
+    match, options = r"the GPU is full \(no more\); pass blocks=1", {"progressbar": False}
+    refused(EngineError, match, dfac.transform, trace, some(), device="cuda", **options)
 
 
 EXACT = ("poisson-gaps", "gaussian-gaps", "compound")
@@ -381,18 +444,16 @@ def test_draws_are_from_the_exact_posterior(stand_in, name):
 RELATIONS = {"a": dfac.Relation("cells", "genes"), "b": dfac.Relation("cells", "places")}
 
 
-def refused(match, V=None, model=None, sampler="auto", **options):
+def refused_there(match, V=None, model=None, sampler="auto", **options):
+    given = (blocks(counts()) if V is None else V, model or dfac.TweedieNMF(3), sampler)
     options = RUN | {"device": "cuda"} | options
-    data = blocks(counts()) if V is None else V
-    with pytest.raises(OptionError, match=match) as found:
-        dfac.sample(data, model or dfac.TweedieNMF(3), sampler, **options)
-    assert "\n" not in str(found.value)
+    assert "\n" not in refused(OptionError, match, dfac.sample, *given, **options)
 
 
 def test_no_cupy_is_one_sentence(monkeypatch):
     module._opened.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy", None)
-    refused(r'needs CuPy, which cannot be imported here \(.*pip install "daskfactor\[cuda\]"')
+    refused_there(r'needs CuPy, which cannot be imported here \(.*pip install "daskfactor\[cuda\]"')
 
 
 class CUDARuntimeError(RuntimeError):
@@ -410,7 +471,8 @@ def test_no_gpu_is_one_sentence(monkeypatch, raises):
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
     module._opened.cache_clear()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    refused("needs an NVIDIA GPU with its driver, and CUDA says: (cudaErrorNo|there is none)")
+    match = "needs an NVIDIA GPU with its driver, and CUDA says: (cudaErrorNo|there is none)"
+    refused_there(match)
 
 
 DEVICES = 'device takes None for processors, "cuda" for an NVIDIA GPU'
@@ -431,12 +493,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("message", "given", "options"), REFUSED)
 def test_what_does_not_run_there_is_refused(stand_in, message, given, options):
-    refused(message, *given, **options)
-
-
-def test_optimizers_without_kernels_are_refused(stand_in):
-    with pytest.raises(OptionError, match="DSGD does not run on a GPU"):
-        dfac.optimize(full(), dfac.TweedieNMF(3), dfac.DSGD(), device="cuda", progressbar=False)
+    refused_there(message, *given, **options)
 
 
 # -- a real one ----------------------------------------------------------------------------

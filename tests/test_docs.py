@@ -42,12 +42,9 @@ def summarized(page):
             yield f"{module[1]}.{name}" if module else name
 
 
-def test_every_public_name_is_on_one_page():
+def test_every_public_name_is_on_one_page_and_every_page_in_the_navigation():
     listed = [name for page in PAGES.glob("*.md") for name in summarized(page.read_text("utf-8"))]
     assert sorted(listed) == sorted(NAMES)
-
-
-def test_every_page_is_in_the_navigation():
     index = (PAGES / "index.md").read_text("utf-8")
     pages = {path.stem for path in PAGES.glob("*.md")} - {"index"}
     assert set(re.findall(r"^(\w+)$", index, re.MULTILINE)) == pages
@@ -93,34 +90,21 @@ def test_examples_that_are_missing_or_wrong_are_found():
 # -- sections --------------------------------------------------------------------------------
 
 
-def chosen():
-    """The checks of numpydoc that pyproject.toml asks for."""
-    from numpydoc.validate import ERROR_MSGS
+def test_numpydoc_finds_nothing_that_pyproject_asks_for():
+    from numpydoc.validate import ERROR_MSGS, validate
 
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
-    checks = tools["numpydoc_validation"]["checks"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    checks = project["tool"]["numpydoc_validation"]["checks"]
     assert checks[0] == "all"
     assert set(checks[1:]) < set(ERROR_MSGS)
-    return set(ERROR_MSGS) - set(checks)
-
-
-def violations(name):
-    """What numpydoc finds in the docstring of a name, a line each."""
-    from numpydoc.validate import validate
-
-    errors = validate(name)["errors"]
-    return [f"{name}: {code} {text}" for code, text in errors if code in chosen()]
-
-
-def test_numpydoc_finds_nothing():
-    assert [line for name in NAMES for line in violations(name)] == []
+    errors = [(name, *error) for name in NAMES for error in validate(name)["errors"]]
+    assert [error for error in errors if error[1] not in checks] == []
 
 
 def headed(docstring, section):
     """Names that a section of a docstring describes."""
-    text = re.search(
-        rf"^{section}\n-+\n(.*?)(?=^\S[^\n]*\n-{{3,}}$|\Z)", docstring, re.MULTILINE | re.DOTALL
-    )
+    pattern = rf"^{section}\n-+\n(.*?)(?=^\S[^\n]*\n-{{3,}}$|\Z)"
+    text = re.search(pattern, docstring, re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^(\S.*)$", text[1], re.MULTILINE) if text else []
     return {name.strip().lstrip("*") for line in lines for name in line.split(" : ")[0].split(",")}
 
@@ -146,8 +130,6 @@ def undocumented(own):
 def test_every_parameter_is_described():
     assert {name: one for name in NAMES if (one := undocumented(found(name)))} == {}
 
-
-def test_parameters_that_are_not_described_are_found():
     def documented(one, two):
         """Add.
 
@@ -171,18 +153,15 @@ def test_parameters_that_are_not_described_are_found():
 # -- the built site --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def checker(monkeypatch):
+def test_what_is_wrong_with_a_site_is_found(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import check
 
-    yield check
-    sys.modules.pop("check")
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
+    (tmp_path / "here.png").touch()
+    (tmp_path / "other.html").write_text('<h1 id="there">')
+    fine = '<a href="https://elsewhere.example">, <a href="other.html#there">, <img src="here.png">'
+    for wrong in (
+        "",
         '<script src="https://elsewhere.example/a.js"></script>',
         '<link rel="stylesheet" href="//elsewhere.example/a.css">',
         '<img src="here.png" srcset="http://elsewhere.example/b.png 2x">',
@@ -193,19 +172,10 @@ def checker(monkeypatch):
         '<a href="gone.html">',
         '<a href="#gone">',
         '<a href="other.html#gone">',
-    ],
-)
-def test_what_is_wrong_with_a_site_is_found(page, checker, tmp_path):
-    (tmp_path / "here.png").touch()
-    (tmp_path / "other.html").write_text('<h1 id="there">')
-    fine = '<a href="https://elsewhere.example">, <a href="other.html#there">, <img src="here.png">'
+    ):
+        (tmp_path / "index.html").write_text(fine + wrong)
+        assert len(check.check(tmp_path)) == bool(wrong), wrong
     (tmp_path / "index.html").write_text(fine)
-    assert checker.check(tmp_path) == []
-    (tmp_path / "index.html").write_text(fine + page)
-    assert len(checker.check(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("text", ["@font-face { src: url(//elsewhere.example/f.woff2) }"])
-def test_what_styles_load_is_found(text, checker, tmp_path):
-    (tmp_path / "own.css").write_text(text)
-    assert len(checker.check(tmp_path)) == 1
+    (tmp_path / "own.css").write_text("@font-face { src: url(//elsewhere.example/f.woff2) }")
+    assert len(check.check(tmp_path)) == 1
+    sys.modules.pop("check")

@@ -22,6 +22,7 @@ import daskfactor as dfac
 from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DaskfactorWarning, StoreError
 from daskfactor.results.predict import with_new
+from tests.refusals import refused
 
 SHORT = {"draws": 30, "tune": 30, "random_state": 0}
 rng = np.random.default_rng(1)
@@ -60,12 +61,8 @@ def test_a_fit_holds_means_and_deviations_of_its_draws(fitted):
     back = fitted.inverse_transform(fitted.transform(COUNTS))
     assert np.corrcoef(back.ravel(), (W @ H.mean(0)).ravel())[0, 1] > 0.5
     assert np.abs(back - COUNTS).mean() < 1.2 * np.sqrt(COUNTS).mean()
-
-
-def test_the_largest_component_is_the_first(fitted):
-    W = fitted.trace_["posterior"]["W"].mean(("chain", "draw")).values[:, :2]
-    size = W.sum(0) * fitted.components_.sum(1)
-    assert (np.diff(size) <= 0).all()
+    mean = fitted.trace_["posterior"]["W"].mean(("chain", "draw")).values[:, :2]
+    assert (np.diff(mean.sum(0) * fitted.components_.sum(1)) <= 0).all()  # the largest comes first
 
 
 def test_a_point_is_the_mean_of_draws_of_new_rows(fitted):
@@ -77,15 +74,12 @@ def test_a_point_is_the_mean_of_draws_of_new_rows(fitted):
     assert (np.abs(point - draws.mean(0)) < 5 * error).all()
 
 
-def test_rows_do_not_know_of_each_other(fitted):
+def test_rows_do_not_know_of_each_other_and_may_be_sparse(fitted):
     found = fitted.transform(COUNTS)
     np.testing.assert_allclose(fitted.transform(COUNTS[::-1])[::-1], found, rtol=1e-9)
     np.testing.assert_allclose(fitted.transform(COUNTS[7:8]), found[7:8], rtol=1e-9)
-
-
-def test_sparse_rows_have_the_means_of_dense_ones(fitted):
-    found, sd = fitted.transform(COUNTS), fitted.sample_transform(COUNTS).std(0)
-    apart = (fitted.transform(sparse.csr_array(COUNTS)) - found) / sd
+    apart = fitted.transform(sparse.csr_array(COUNTS)) - found
+    apart /= fitted.sample_transform(COUNTS).std(0)
     # Rounding leads paths apart: two means over 30 draws, or less that count.
     assert np.sqrt((apart**2).mean()) < 0.4
 
@@ -119,12 +113,9 @@ def test_a_score_is_the_density_of_entries_held_out(fitted):
     assert found == pytest.approx(direct.mean(), abs=1e-4)
 
 
-def test_a_search_finds_the_number_of_components():
+def test_a_search_and_auto_find_the_number_of_components():
     search = GridSearchCV(dfac.BayesianNMF(**SHORT), {"n_components": [1, 2]}, cv=2).fit(COUNTS)
     assert search.best_params_ == {"n_components": 2}
-
-
-def test_components_are_counted_for_auto():
     found = dfac.BayesianNMF(draws=60, tune=60, random_state=0).fit(COUNTS)
     assert found.components_.shape == (found.n_components_, 12)
     assert 2 <= found.n_components_ <= 4
@@ -136,8 +127,7 @@ def test_frames_give_and_take_names():
     found = make_pipeline(FunctionTransformer(feature_names_out="one-to-one"), fresh())
     out = found.set_output(transform="pandas").fit_transform(frame)
     assert list(out.columns) == ["bayesiannmf0", "bayesiannmf1"]
-    own = found[-1].trace_["posterior"]["H"]
-    assert list(own["column"].values) == list(frame.columns)
+    assert list(found[-1].trace_["posterior"]["H"]["column"].values) == list(frame.columns)
     with pytest.raises(ValueError, match="feature names should match"):
         found[-1].transform(frame[frame.columns[::-1]])
 
@@ -156,18 +146,12 @@ def test_estimators_with_a_store_are_pickled(tmp_path):
     np.testing.assert_array_equal(again.transform(COUNTS[:3]), made.transform(COUNTS[:3]))
 
 
-def test_weights_reach_the_data(fitted):
-    with pytest.raises(ValueError, match="the weight at row 0"):
-        fresh().fit(COUNTS, weights=-np.ones(COUNTS.shape))
-
-
 def fresh():
     return dfac.BayesianNMF(model=FACTORS, **SHORT)
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
+def test_parameters_that_cannot_be_used_are_named_at_the_fit():
+    for made, said in (
         ({"beta_loss": "huber"}, "beta_loss must be a number or one of 'frobenius'"),
         ({"beta_loss": 1.5}, "beta"),
         ({"n_components": 0}, "n_components"),
@@ -176,24 +160,20 @@ def fresh():
         ({"model": FACTORS, "n_components": 3}, "leave out"),
         ({"draws": 0}, "draws"),
         ({"unstored": "nothing"}, "unstored"),
-    ],
-)
-def test_parameters_that_cannot_be_used_are_named_at_the_fit(made, said):
-    estimator = dfac.BayesianNMF(**SHORT | made)
-    with pytest.raises(ValueError, match=said):
-        estimator.fit(sparse.csr_array(COUNTS))
+    ):
+        refused(ValueError, said, dfac.BayesianNMF(**SHORT | made).fit, sparse.csr_array(COUNTS))
+    # What unstored means is checked for dense data as well.
+    match = 'unstored must be "zero" or "missing", got \'x\''
+    refused(ValueError, match, dfac.BayesianNMF(2, unstored="x", **SHORT).fit, COUNTS)
 
 
 def test_what_is_not_fitted_says_so(fitted):
     for method in ("transform", "sample_transform", "inverse_transform", "score"):
-        with pytest.raises(NotFittedError, match="is not fitted yet"):
-            getattr(fresh(), method)(COUNTS)
-    with pytest.raises(ValueError, match="Negative values in data"):
-        fresh().fit(-COUNTS)
-    with pytest.raises(ValueError, match="infinity"):
-        fresh().fit(np.where(COUNTS == 0, np.inf, COUNTS))
-    with pytest.raises(ValueError, match="takes \\(n_samples, 2\\)"):
-        fitted.inverse_transform(COUNTS)
+        refused(NotFittedError, "is not fitted yet", getattr(fresh(), method), COUNTS)
+    refused(ValueError, "Negative values in data", fresh().fit, -COUNTS)
+    refused(ValueError, "the weight at row 0", fresh().fit, COUNTS, weights=-np.ones(COUNTS.shape))
+    refused(ValueError, "infinity", fresh().fit, np.where(COUNTS == 0, np.inf, COUNTS))
+    refused(ValueError, "takes \\(n_samples, 2\\)", fitted.inverse_transform, COUNTS)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
@@ -217,8 +197,7 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
     flat = {kind: np.ones_like(COUNTS)}
     assert not np.allclose(found, own.transform(COUNTS, **flat), rtol=1e-3)
     for method in (own.transform, own.score, own.sample_transform):
-        with pytest.raises(ValueError, match=f"pass {kind}="):
-            method(COUNTS)
+        refused(ValueError, f"pass {kind}=", method, COUNTS)
     held = hold_out(COUNTS, 0.2, random_seed=0)
     drawn = dfac.transform(own.trace_, held.train, **told, random_seed=0, progressbar=False)
     tree, _ = with_new(own.trace_, "W", drawn)
@@ -229,20 +208,12 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
     assert own.score(COUNTS, **told) == pytest.approx(each.mean(), rel=1e-5)
 
 
-def test_what_unstored_means_is_checked_for_dense_data_as_well():
-    with pytest.raises(ValueError, match='unstored must be "zero" or "missing", got \'x\''):
-        dfac.BayesianNMF(2, unstored="x", **SHORT).fit(COUNTS)
-
-
-# -- with a store --------------------------------------------------------------------------
-
-
 def test_no_fit_replaces_the_run_of_another_estimator(tmp_path):
     store = tmp_path / "run.zarr"
     first = dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS)
     expected = first.transform(COUNTS)
-    with pytest.raises(StoreError, match=r"exists and holds a run .* overwrite=True"):
-        dfac.BayesianNMF(2, store=store, **SHORT).fit(COUNTS + 1)
+    match = r"exists and holds a run .* overwrite=True"
+    refused(StoreError, match, dfac.BayesianNMF(2, store=store, **SHORT).fit, COUNTS + 1)
     assert np.array_equal(first.transform(COUNTS), expected)
     again = copy(first).fit(COUNTS + 1)  # the run of its own last fit
     assert dfac.open_run(store).attrs["trace_id"] == again.trace_.attrs["trace_id"]
@@ -254,16 +225,14 @@ def test_draws_of_another_run_are_never_taken_for_those_of_the_fit(tmp_path):
     trace = dfac.open_run(store)
     dfac.BayesianNMF(2, store=store, overwrite=True, **SHORT).fit(COUNTS + 1)
     for read in (lambda: trace["posterior"]["W"].values, lambda: first.transform(COUNTS)):
-        with pytest.raises(StoreError, match="another run has taken the place of this one"):
-            read()
+        refused(StoreError, "another run has taken the place of this one", read)
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
 def test_clones_say_that_one_store_is_not_for_all_of_them(tmp_path):
     estimator = dfac.BayesianNMF(2, store=tmp_path / "run.zarr", **SHORT)
     search = GridSearchCV(estimator, {"n_components": [1, 2]}, cv=2)
-    with pytest.raises(ValueError, match=r"is a clone, and store=.* pass store=None"):
-        search.fit(COUNTS)
+    refused(ValueError, r"is a clone, and store=.* pass store=None", search.fit, COUNTS)
     assert list(tmp_path.iterdir()) == []
     clone(estimator).set_params(store=tmp_path / "other.zarr").fit(COUNTS)
     scores = search.set_params(estimator__store=None).fit(COUNTS).cv_results_["mean_test_score"]

@@ -10,6 +10,7 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import ModelError
 from tests.models.laws import log_density
+from tests.refusals import refused
 
 QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
 SAMPLERS = {
@@ -31,6 +32,12 @@ def single(values):
     return np.asarray(values, dtype=np.float32)
 
 
+def assert_same(one, other):
+    """Draws have the same bits."""
+    one, other = (own["posterior"].to_dataset().compute() for own in (one, other))
+    xr.testing.assert_equal(one, other)
+
+
 def check(tree):
     """What is frozen has its bits, what is free has moved."""
     W, H = tree["W"].values, tree["H"].values
@@ -50,7 +57,7 @@ def test_draws_hold_the_frozen_values(name):
     check(tree["posterior"])
     for executor in ("serial", "tasks") if name == "metric" else ("serial",):
         other = dfac.sample(V, MODEL, SAMPLERS[name], executor=executor, **QUICK, blocks=3)
-        xr.testing.assert_equal(tree["posterior"].to_dataset(), other["posterior"].to_dataset())
+        assert_same(tree, other)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -97,9 +104,8 @@ def test_a_point_estimate_under_a_known_factor_is_the_mode():
 
 
 def test_lp_counts_the_free_entries_under_their_gamma_priors():
-    model = dfac.TweedieNMF(
-        3, rate_w=0.7, rate_h=0.4, shape_w=2.5, shape_h=0.8, fixed_w=PART, dispersion=1.0
-    )
+    prior = {"rate_w": 0.7, "rate_h": 0.4, "shape_w": 2.5, "shape_h": 0.8}
+    model = dfac.TweedieNMF(3, **prior, fixed_w=PART, dispersion=1.0)
     tree = dfac.sample(COUNTS, model, dfac.PSGLD(), **QUICK, blocks=3)
     assert (tree.attrs["shape_w"], tree.attrs["shape_h"]) == (2.5, 0.8)
     W, H = tree["posterior"]["W"].values[0], tree["posterior"]["H"].values[0]
@@ -114,13 +120,10 @@ def test_lp_counts_the_free_entries_under_their_gamma_priors():
 
 @pytest.mark.parametrize("name", ["metric", "plain", "cir"])
 def test_a_stopped_run_goes_on(name, tmp_path):
-    whole = dfac.sample(COUNTS, MODEL, SAMPLERS[name], **{**QUICK, "draws": 9})
-    path = tmp_path / "run.zarr"
-    dfac.sample(COUNTS, MODEL, SAMPLERS[name], store=path, **QUICK)
+    given, path = (COUNTS, MODEL, SAMPLERS[name]), tmp_path / "run.zarr"
+    dfac.sample(*given, store=path, **QUICK)
     tree = dfac.resume(path, draws=3, progressbar=False)
-    xr.testing.assert_equal(
-        whole["posterior"].to_dataset(), tree["posterior"].to_dataset().compute()
-    )
+    assert_same(tree, dfac.sample(*given, **QUICK | {"draws": 9}))
     assert '"fixed_w": [1]' in tree.attrs["model"]
 
 
@@ -130,19 +133,15 @@ def test_a_run_stopped_in_its_warm_start_begins_again(tmp_path):
             raise KeyboardInterrupt
 
     path = tmp_path / "run.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        dfac.sample(COUNTS, MODEL, store=path, callback=press, **QUICK)
+    stopped = {"store": path, "callback": press} | QUICK
+    refused(KeyboardInterrupt, None, dfac.sample, COUNTS, MODEL, **stopped)
     tree = dfac.resume(path, progressbar=False)
     check(tree["posterior"].to_dataset().compute())
-    whole = dfac.sample(COUNTS, MODEL, **QUICK)
-    xr.testing.assert_equal(
-        whole["posterior"].to_dataset(), tree["posterior"].to_dataset().compute()
-    )
+    assert_same(tree, dfac.sample(COUNTS, MODEL, **QUICK))
 
 
 def test_values_of_other_data_are_refused_before_anything_is_written(tmp_path):
     path = tmp_path / "run.zarr"
     for verb in (lambda V: dfac.sample(V, MODEL, store=path), lambda V: dfac.optimize(V, MODEL)):
-        with pytest.raises(ModelError, match="data's 22 rows"):
-            verb(COUNTS[:-1])
+        refused(ModelError, "data's 22 rows", verb, COUNTS[:-1])
     assert not path.exists()

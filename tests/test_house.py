@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 import daskfactor
 from daskfactor.evidence.base import EvidenceMethod
@@ -15,11 +18,10 @@ from daskfactor.inference.multiplicative import Optimizer
 from daskfactor.stein.ensemble import ParticleMethod
 
 ROOT = Path(daskfactor.__file__).parent
+PATHS = {path.relative_to(ROOT.parent): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = {
-    ".".join(("daskfactor", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
-        ".__init__"
-    ): path
-    for path in sorted(ROOT.rglob("*.py"))
+    ".".join(own.with_suffix("").parts).removesuffix(".__init__"): path
+    for own, path in PATHS.items()
 }
 
 
@@ -45,39 +47,16 @@ def imports_at_load(tree):
 
 
 def circles(graph):
-    """Strongly connected components of more than one node (Tarjan 1972)."""
-    index = {}
-    low = {}
-    stack = []
-    found = []
-
-    def visit(node):
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(graph[node]):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            at = stack.index(node)
-            component = stack[at:]
-            del stack[at:]
-            if len(component) > 1 or node in graph[node]:
-                found.append(sorted(component))
-
-    for node in sorted(graph):
-        if node not in index:
-            visit(node)
-    return found
-
-
-def test_a_circle_is_found_where_there_is_one():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    """Groups of modules that lead to each other, or one to itself, by imports."""
+    names = sorted(graph)
+    edges = csr_array([[other in graph[name] for other in names] for name in names])
+    count, group = connected_components(edges, connection="strong")
+    found = [[names[at] for at in np.flatnonzero(group == n)] for n in range(count)]
+    return [own for own in found if len(own) > 1 or own[0] in graph[own[0]]]
 
 
 def test_no_modules_import_each_other_in_a_circle():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
     graph = {name: imports_at_load(parsed(path)) - {name} for name, path in MODULES.items()}
     assert sum(map(len, graph.values())) > 100  # the imports were read
     assert circles(graph) == []
@@ -108,13 +87,9 @@ def test_only_models_ask_for_the_class_of_a_model():
     names = models()
     assert {"TweedieNMF", "GaussianMF", "SILFNMF", "AllocationModel"} <= names
     assert class_checks(ast.parse("isinstance(x, A | TweedieNMF)"), names) == [1]
-    found = [
-        f"{name}:{line}"
-        for name, path in MODULES.items()
-        if not name.startswith("daskfactor.models")
-        for line in class_checks(parsed(path), names)
-    ]
-    assert found == []
+    for name, path in MODULES.items():
+        lines = class_checks(parsed(path), names)
+        assert not lines or name.startswith("daskfactor.models"), (name, lines)
 
 
 def named(tree):
@@ -124,25 +99,17 @@ def named(tree):
             if getattr(node, place, None) is not None:
                 setattr(node, place, None)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    texts = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    return names | {text for text in texts if re.fullmatch(r"\w+", text)}
+    values = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    return names | {own for own in values if isinstance(own, str) and re.fullmatch(r"\w+", own)}
 
 
 def test_no_list_of_algorithms_but_the_registry():
     """The stub of public names is the one list; a default may name a single algorithm."""
     algorithms = {name: kind.__module__ for name, kind in known(Sampler).items()}
     assert {"PSGLD", "Gibbs", "SGHMC"} <= set(algorithms)
-    lists = {}
     for name, path in MODULES.items():
         others = {kind for kind, home in algorithms.items() if home != name}
-        meant = named(parsed(path)) & others
-        if len(meant) > 1:
-            lists[name] = sorted(meant)
-    assert lists == {}
+        assert len(named(parsed(path)) & others) < 2, name
 
 
 @pytest.mark.parametrize("base", [Sampler, Optimizer, EvidenceMethod, ParticleMethod])
@@ -171,8 +138,7 @@ def touched_bands(tree):
     return sorted(found)
 
 
-def test_bands_of_a_state_that_are_touched_are_found():
-    text = """
+TOUCHING = """
 for band in chain.tracks[0].state.rows:
     data.grid.rows, cells.cols, own.grid.cols.offsets
 one, other = self.state.bands(), fill.cols[0]
@@ -181,19 +147,15 @@ run().rows
 for band in run.state.factors[1]:
     band.factors
 """
-    assert touched_bands(ast.parse(text)) == [2, 4, 4, 6, 7]
 
 
 def test_only_executors_touch_the_bands_of_a_state():
     """They may lie in other processes: `ChainState.each` goes there."""
+    assert touched_bands(ast.parse(TOUCHING)) == [2, 4, 4, 6, 7]
     above = tuple(f"daskfactor.{folder}." for folder in ("inference", "evidence", "stein"))
-    found = [
-        f"{name}:{line}"
-        for name, path in MODULES.items()
-        if name.startswith(above)
-        for line in touched_bands(parsed(path))
-    ]
-    assert found == []
+    for name, path in MODULES.items():
+        lines = touched_bands(parsed(path))
+        assert not lines or not name.startswith(above), (name, lines)
 
 
 FIRST_ANSWER = """
@@ -213,3 +175,12 @@ def test_a_run_in_memory_loads_no_library_that_it_does_not_need():
     loaded = set(done.stdout.split())
     assert {"numba", "xarray"} <= loaded
     assert not SLOW_TO_LOAD & loaded
+
+
+@pytest.mark.libraries
+def test_the_package_shows_its_public_names_and_nothing_else():
+    names = dir(daskfactor)
+    assert {"sample", "PSGLD", "TweedieNMF", "open_run", "plots"} <= set(names)
+    assert not {"Any", "import_module", "TYPE_CHECKING", "lazy_loader"} & set(names)
+    assert all(getattr(daskfactor, name) is not None for name in names)
+    assert names == sorted(daskfactor.__all__)

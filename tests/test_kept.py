@@ -14,14 +14,12 @@ from tests.statistical import exact
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(kept.FOLDER, str(tmp_path))
     return tmp_path
 
 
-def test_folder_is_the_users_or_the_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_is_the_users_or_the_sessions(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in (kept.FOLDER, kept.KERNELS):
         monkeypatch.delenv(name)
@@ -40,23 +38,17 @@ def test_folder_is_the_users_or_the_sessions(
     assert os.environ[kept.KERNELS] == str(own / "kernels")  # as it was asked for
 
 
-def test_names_follow_from_every_part() -> None:
-    names = {
-        kept.named("a", "b", "c"),
-        kept.named("a", "b", b"d"),
-        kept.named("a", "bc"),
-        kept.named("a", "b", "c", ""),
-        kept.named("b", "b", "c"),
-    }
-    assert len(names) == 5
+def test_names_follow_from_every_part():
+    parts = ("a", "b", "c"), ("a", "b", b"d"), ("a", "bc"), ("a", "b", "c", ""), ("b", "b", "c")
+    assert len({kept.named(*own) for own in parts}) == 5
     assert kept.named("a", "b", "c") == kept.named("a", b"b", "c")
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None])
-def test_a_damaged_file_is_made_again(damage: bytes | None) -> None:
+def test_a_damaged_file_is_made_again(damage):
     made = []
 
-    def make() -> bytes:
+    def make():
         made.append(1)
         return b"content"
 
@@ -71,7 +63,7 @@ def test_a_damaged_file_is_made_again(damage: bytes | None) -> None:
     assert list(file.parent.iterdir()) == [file]  # nor anything begun
 
 
-def test_files_that_nobody_uses_go() -> None:
+def test_files_that_nobody_uses_go():
     old, used = kept.named("things", "old"), kept.named("things", "used")
     for file in (old, used):
         kept.write(file, b"content")
@@ -81,10 +73,10 @@ def test_files_that_nobody_uses_go() -> None:
     assert (old.exists(), used.exists()) == (False, True)
 
 
-def test_a_posterior_is_kept_for_its_sources_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_posterior_is_kept_for_its_sources_and_arguments(monkeypatch):
     calls = []
 
-    def find(a: float, b: float) -> dict[str, float]:
+    def find(a, b):
         calls.append((a, b))
         return {"sum": a + b}
 
@@ -101,8 +93,8 @@ KERNEL = 'extern "C" __global__ void put(double *out) { out[0] = %s; }'
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiles kernels by g++")
-def test_libraries_are_kept_for_their_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def result(constant: str) -> float:
+def test_libraries_are_kept_for_their_text(folder, monkeypatch):
+    def result(constant):
         fake.compiled.cache_clear()  # as in another process
         library, _ = fake.compiled(KERNEL % constant, ())
         out = ctypes.c_double()

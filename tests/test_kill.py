@@ -16,13 +16,8 @@ TRIALS = 8 if FULL else 4
 @pytest.mark.slow
 def test_killed_runs_end_in_the_bits_of_an_unbroken_one(tmp_path):
     script = Path(__file__).with_name("killing.py")
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", script, tmp_path, str(TRIALS)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", script, tmp_path, str(TRIALS)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == 0, result.stderr
     trials = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(trials) == TRIALS

@@ -7,13 +7,10 @@ import psutil
 from daskfactor import machine
 
 
-def test_limits_in_words_and_numbers():
+def test_limits_in_words_and_numbers_or_half_of_what_is_free(monkeypatch):
     assert machine.memory_budget("2 GiB") == 2**31
     assert machine.memory_budget("1.5 MB") == 1_500_000
     assert machine.memory_budget(12) == 12
-
-
-def test_the_default_is_half_of_what_is_free(monkeypatch):
     assert machine.available_memory() > 0
     monkeypatch.setattr(machine, "available_memory", lambda: 1001)
     assert machine.memory_budget(None) == 500
@@ -21,8 +18,7 @@ def test_the_default_is_half_of_what_is_free(monkeypatch):
 
 def test_a_control_group_counts_with_those_above_it(tmp_path, monkeypatch):
     (tmp_path / "cgroup").write_text("12:cpu:/other\n0::/outer/inner\n")
-    free = SimpleNamespace(available=800 * 1024)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800 * 1024))
     monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     assert machine.available_memory() == 800 * 1024

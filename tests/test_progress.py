@@ -36,6 +36,9 @@ def test_a_message_of_the_full_width_is_shown_whole(screen):
     assert message in line_of(screen, "load")
     assert "50 %" in line_of(screen, "draw")
     assert "log-likelihood -1.23457e+06" in line_of(screen, "draw")
+    with progress_bar(False) as on_event:
+        on_event(RunEvent("load", 0, 1))
+    assert on_event is progress.ignore
 
 
 def test_entries_are_counted_in_millions_and_a_whole_may_be_unknown(screen):
@@ -51,9 +54,3 @@ def test_entries_are_counted_in_millions_and_a_whole_may_be_unknown(screen):
     assert "M entries/s" in line_of(screen, "keys")
     assert "100 %" in line_of(screen, "keys")
     assert "50 %" in line_of(screen, "entries ")
-
-
-def test_nothing_is_shown_when_nobody_asked():
-    with progress_bar(False) as on_event:
-        on_event(RunEvent("load", 0, 1))
-    assert on_event is progress.ignore

@@ -20,7 +20,8 @@ from daskfactor.plots.canvas import new_figure, save
 from daskfactor.publish import Publication, publishing, recover
 from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
-from tests.cli.shell import call, plain
+from tests.cli.shell import fails, succeed
+from tests.refusals import refused
 from tests.results.runs import ATTRS, factors, fill, make_spec
 from tests.results.writer import SERVER, start
 
@@ -51,13 +52,12 @@ class Death:
 
     def deadly(self, real):
         def call(*args, **options):
-            if self.dead or (self.before and self.left == 0):
-                self.dead = True
-                raise Killed
-            found = real(*args, **options)
-            self.left -= 1
-            if not self.before and self.left < 0:
-                self.dead = True
+            self.dead |= self.before and self.left == 0
+            if not self.dead:
+                found = real(*args, **options)
+                self.left -= 1
+                self.dead |= not self.before and self.left < 0
+            if self.dead:
                 raise Killed
             return found
 
@@ -86,9 +86,7 @@ def make(path, word, folder):
 @pytest.mark.parametrize("kind", ["file", "folder", "folder without exchange"])
 @pytest.mark.parametrize("old", ["old", None])
 def test_a_kill_at_any_step_leaves_the_old_or_the_new_one(tmp_path, monkeypatch, kind, old, before):
-    folder, seen = kind != "file", []
-    locks = []
-    hold = publish.Lock.__init__
+    folder, seen, locks, hold = kind != "file", [], [], publish.Lock.__init__
 
     def held(self, *args):
         locks.append(self)
@@ -163,8 +161,7 @@ def test_what_appears_meanwhile_is_kept(tmp_path, folder, there):
     with Publication(target) as publication:
         make(publication.draft, "new", folder)
         make(target, "of another", there)
-        with pytest.raises(StoreError, match="exists already"):
-            publication.publish()
+        refused(StoreError, "exists already", publication.publish)
     assert word_at(target) == "of another"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
@@ -179,8 +176,7 @@ def test_a_name_that_cannot_be_reserved_leaves_nothing(tmp_path, monkeypatch, st
         return real(path, *args)
 
     monkeypatch.setattr(os, step, full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
-        Publication(tmp_path / "x")
+    refused(OSError, r"No space left on device: '.*/x'", Publication, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 
@@ -190,8 +186,7 @@ def test_one_process_makes_a_name_at_a_time(tmp_path):
         Publication(target)
     process, pipe = start(reserve_and_wait, str(target))
     assert pipe.recv() == "reserved"
-    with pytest.raises(StoreError, match=rf"x is being written by process {process.pid} on"):
-        Publication(target)
+    refused(StoreError, rf"x is being written by process {process.pid} on", Publication, target)
     process.kill()
     process.join()
     with publishing(target) as draft:
@@ -227,9 +222,7 @@ def test_what_a_link_points_at_is_replaced_and_not_the_link(tmp_path):
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_a_kill_while_a_run_is_replaced_leaves_the_old_or_the_new_run(
-    tmp_path, monkeypatch, exchange
-):
+def test_a_kill_while_a_run_is_replaced_leaves_one_of_both(tmp_path, monkeypatch, exchange):
     if not exchange:
         monkeypatch.setattr(publish, "_exchange", lambda one, other: False)
     path, seen, fatal = tmp_path / "run.zarr", [], 0
@@ -247,10 +240,9 @@ def test_a_kill_while_a_run_is_replaced_leaves_the_old_or_the_new_run(
         place = store._place
         for lock in (place._lock, *held_by(place._reservation)):
             lock.release()  # as the system does
-        draws = dfac.open_run(path)["posterior"].sizes["draw"]
-        np.testing.assert_array_equal(
-            dfac.open_run(path)["posterior"]["W"][0], factors(int(draws == 5), 0, draws)[0]
-        )
+        W = dfac.open_run(path)["posterior"]["W"]
+        draws = W.sizes["draw"]
+        np.testing.assert_array_equal(W[0], factors(int(draws == 5), 0, draws)[0])
         seen.append(draws)
         if not death.dead:
             break
@@ -262,10 +254,8 @@ def test_a_kill_while_a_run_is_replaced_leaves_the_old_or_the_new_run(
 
 def held_by(reservation):
     """Locks that a reservation has not given up."""
-    if reservation is None:
-        return []
-    publication = reservation._publication
-    found = [reservation._replaced, publication and publication._lock]
+    publication = reservation and reservation._publication
+    found = [reservation and reservation._replaced, publication and publication._lock]
     return [lock for lock in found if lock is not None]
 
 
@@ -298,13 +288,11 @@ def test_a_run_stays_until_the_one_that_replaces_it_has_a_checkpoint(tmp_path, m
     monkeypatch.setattr(RunStore, "checkpoint", fail)
     options = QUICK | {"store": path, "overwrite": True, "random_seed": 2}
     fatal = 0
-    with pytest.raises(error):
-        dfac.sample(V, dfac.TweedieNMF(2), **options)
+    refused(error, None, dfac.sample, V, dfac.TweedieNMF(2), **options)
     np.testing.assert_array_equal(dfac.open_run(path)["posterior"]["W"], before["posterior"]["W"])
     assert [one.name for one in tmp_path.iterdir()] == ["run.zarr"]
     fatal = 1
-    with pytest.raises(error):
-        dfac.sample(V, dfac.TweedieNMF(2), **options)
+    refused(error, None, dfac.sample, V, dfac.TweedieNMF(2), **options)
     fatal = -1
     resumed = dfac.resume(path, progressbar=False)
     whole = dfac.sample(V, dfac.TweedieNMF(2), **QUICK | {"random_seed": 2})
@@ -477,40 +465,31 @@ def test_commands_replace_nothing_that_is_there_unless_told_to(place, tmp_path, 
     for file in ("v.npy", "run.zarr"):
         Path(file).symlink_to(place / file)
 
-    def invoke(*more):
-        return call(*WRITERS[name], "-o", name, *more)
-
-    folder = name.endswith(".zarr")
-    if folder:
+    if name.endswith(".zarr"):
         zarr.create_group(name, attributes={"mark": "precious"})
     else:
         Path(name).write_text("precious")
-    refused = invoke()
-    assert refused.exit_code == 4
-    told = f"{name} exists already; give another name, or allow --overwrite"
-    assert told in plain(refused.output)
-    if folder:
-        assert zarr.open_group(name, mode="r").attrs["mark"] == "precious"
-    else:
-        assert Path(name).read_text() == "precious"
-    replaced = invoke("--overwrite")
-    assert replaced.exit_code == 0, replaced.output
-    if folder:
-        assert "mark" not in zarr.open_group(name, mode="r").attrs
-    else:
-        assert Path(name).read_bytes() != b"precious"
+
+    def is_kept():
+        if name.endswith(".zarr"):
+            return zarr.open_group(name, mode="r").attrs.get("mark") == "precious"
+        return Path(name).read_bytes() == b"precious"
+
+    command = (*WRITERS[name], "-o", name)
+    fails(4, f"{name} exists already; give another name, or allow --overwrite", *command)
+    assert is_kept()
+    succeed(*command, "--overwrite")
+    assert not is_kept()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "run.zarr", "v.npy"])
 
 
-@pytest.mark.parametrize("there", ["run.zarr", "thesis.zarr"])
-def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(place, tmp_path, there):
+def test_a_result_replaces_neither_a_run_nor_a_folder_of_somebody(place, tmp_path):
     (tmp_path / "thesis.zarr").mkdir()
     (tmp_path / "thesis.zarr" / "text").write_text("precious")
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "run.zarr", **QUICK)
-    command = ["predict", str(place / "run.zarr"), "-o", str(tmp_path / there), "--overwrite"]
-    result = call(*command)
-    assert result.exit_code == 4
-    assert "is a folder that is not replaced" in plain(result.output)
+    for there in ("run.zarr", "thesis.zarr"):
+        command = ("predict", place / "run.zarr", "-o", tmp_path / there, "--overwrite")
+        fails(4, "is a folder that is not replaced", *command)
     assert (tmp_path / "thesis.zarr" / "text").read_text() == "precious"
     assert dfac.open_run(tmp_path / "run.zarr")["posterior"].sizes["draw"] == 6
 
@@ -519,9 +498,9 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
     def full(*_, **options):
         raise OSError(28, "No space left on device")
 
+    figure, match = new_figure(1, 1), r"a picture to .*x\.png, the disk is full; .* try again"
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(StoreError, match=r"a picture to .*x\.png, the disk is full; .* try again"):
-        save(new_figure(1, 1), tmp_path / "x.png")
+    refused(StoreError, match, save, figure, tmp_path / "x.png")
 
 
 def test_pages_and_pictures_are_kept_in_python_too(place, tmp_path):

@@ -29,23 +29,19 @@ def citation():
     return dict(yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8")))
 
 
-# -- versions ------------------------------------------------------------------------------
-
-
-def test_the_citation_is_of_this_version():
+def test_the_citation_is_of_this_version_which_has_types():
     found, told = citation(), project()
     assert found["version"] == told["version"] == daskfactor.__version__
     assert found["license"] == told["license"]
     assert found["authors"] == told["authors"]
     assert {"cff-version", "message", "title"} <= set(found)
+    assert (resources.files("daskfactor") / "py.typed").is_file()
+    assert "Typing :: Typed" in told["classifiers"]
 
 
 def pythons(classifiers):
-    """Minor versions of Python among classifiers, or in the first column of a table."""
-    named = (
-        re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", one) for one in classifiers
-    )
-    return [match[1] for match in named if match]
+    """Minor versions of Python among classifiers."""
+    return re.findall(r"^Programming Language :: Python :: (3\.\d+)$", "\n".join(classifiers), re.M)
 
 
 def tried():
@@ -71,25 +67,18 @@ def contradictions(told, table, requires, newest):
 
 def newest():
     """The Python that .ci/run tries beside the oldest one."""
-    match = re.search(r"^newest=(\S+)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
-    assert match
-    return match[1]
+    (found,) = re.findall(r"^newest=(\S+)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.M)
+    return found
 
 
-def test_contradictions_are_found():
+def test_pythons_are_those_that_were_tried():
     told = ["3.11", "3.13"]
     assert contradictions(told, told, ">=3.11", "3.13") == []
     assert contradictions([*told, "3.14"], told, ">=3.11", "3.13")
     assert contradictions(told, told, ">=3.12", "3.13")
     assert contradictions(told, told, ">=3.11", "3.14")
-
-
-def test_pythons_are_those_that_were_tried():
-    told = project()
-    assert (
-        contradictions(pythons(told["classifiers"]), tried(), told["requires-python"], newest())
-        == []
-    )
+    own, requires = pythons(project()["classifiers"]), project()["requires-python"]
+    assert contradictions(own, tried(), requires, newest()) == []
 
 
 def test_the_workflow_has_the_pythons_of_ci():
@@ -103,17 +92,6 @@ def test_the_workflow_has_the_pythons_of_ci():
         assert set(versions) <= {tried()[0], newest()}
         for path in re.findall(r"bash (\S+)", " ".join(commands)):
             assert (ROOT / path).is_file()
-
-
-# -- types ---------------------------------------------------------------------------------
-
-
-def test_type_checkers_are_told_that_there_are_types():
-    assert (resources.files("daskfactor") / "py.typed").is_file()
-    assert "Typing :: Typed" in project()["classifiers"]
-
-
-# -- pages ---------------------------------------------------------------------------------
 
 
 def anchors(page):

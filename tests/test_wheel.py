@@ -1,5 +1,6 @@
 """What is handed out: the archive of sources has all that tests need, the wheel all that runs."""
 
+import itertools
 import subprocess
 import sys
 import tarfile
@@ -7,7 +8,6 @@ import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -18,22 +18,10 @@ BUILT = {"__pycache__", "_build", "generated", "gallery", "jupyter_execute", ".g
 """Folders that are made and never handed out."""
 
 
-class Built(NamedTuple):
-    """Names of files in an archive of sources, and a wheel that was built from it."""
-
-    sources: list[str]
-    wheel: Path
-
-
 def build(kind, root, into):
     """Build an archive with the backend alone, which needs no network."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", into],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", into]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (found,) = into.iterdir()
     return found
@@ -41,26 +29,21 @@ def build(kind, root, into):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
+    """Names of files in an archive of sources, and files by name in a wheel built from it."""
     folder = tmp_path_factory.mktemp("built")
     archive = build("sdist", ROOT, folder / "sdist")
     with tarfile.open(archive) as tar:
         tar.extractall(folder / "sources", filter="data")
     (sources,) = (folder / "sources").iterdir()
-    names = [str(own.relative_to(sources)) for own in sources.rglob("*") if own.is_file()]
-    return Built(sorted(names), build("wheel", sources, folder / "wheel"))
-
-
-def inside(wheel):
-    """Names of the files of a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.namelist()
+    names = {str(own.relative_to(sources)) for own in sources.rglob("*") if own.is_file()}
+    with zipfile.ZipFile(build("wheel", sources, folder / "wheel")) as wheel:
+        return names, {name: wheel.read(name) for name in wheel.namelist()}
 
 
 def read(wheel, name):
     """A text among the wheel's metadata."""
-    with zipfile.ZipFile(wheel) as archive:
-        (found,) = (one for one in archive.namelist() if one.endswith(f".dist-info/{name}"))
-        return archive.read(found).decode()
+    (found,) = (own for one, own in wheel.items() if one.endswith(f".dist-info/{name}"))
+    return found.decode()
 
 
 def kept(folder, suffixes=()):
@@ -73,20 +56,16 @@ def kept(folder, suffixes=()):
     }
 
 
-def package():
-    """Files of the package."""
-    return kept("daskfactor")
-
-
 def test_the_wheel_is_the_package_and_nothing_else(built):
-    names = {name for name in inside(built.wheel) if ".dist-info/" not in name}
-    assert names == package()
+    names = {name for name in built[1] if ".dist-info/" not in name}
+    assert names == kept("daskfactor")
     assert {"daskfactor/py.typed", "daskfactor/__init__.pyi"} <= names
 
 
 def test_the_wheel_says_what_the_project_says(built):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    told = Parser().parsestr(read(built.wheel, "METADATA"))
+    _, wheel = built
+    told = Parser().parsestr(read(wheel, "METADATA"))
     assert told["Name"] == "daskfactor"
     assert told["Version"] == daskfactor.__version__
     assert told["Requires-Python"] == project["requires-python"]
@@ -95,23 +74,20 @@ def test_the_wheel_says_what_the_project_says(built):
     own = [one for one in told.get_all("Requires-Dist", []) if "extra ==" not in one]
     assert len(own) == len(project["dependencies"])
     assert str(told.get_payload()).startswith("# daskfactor")
-    assert "daskfactor = daskfactor.cli.main:app" in read(built.wheel, "entry_points.txt")
-    assert "Root-Is-Purelib: true" in read(built.wheel, "WHEEL")
-    assert any(name.endswith("licenses/LICENSE") for name in inside(built.wheel))
+    assert "daskfactor = daskfactor.cli.main:app" in read(wheel, "entry_points.txt")
+    assert "Root-Is-Purelib: true" in read(wheel, "WHEEL")
+    assert any(name.endswith("licenses/LICENSE") for name in wheel)
 
 
-def test_the_archive_of_sources_has_what_tests_and_pages_need(built):
-    names = set(built.sources)
-    assert package() <= names
+def test_the_archive_of_sources_has_what_tests_and_pages_need_and_nothing_built(built):
+    names, _ = built
+    assert kept("daskfactor") <= names
     for folder in (".ci", ".github", "benchmarks", "docs", "examples", "tests"):
         needed = kept(folder, ("", ".md", ".py", ".yml"))
         assert needed, folder
         assert needed <= names, folder
     pages = ("CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "README", "SECURITY")
     assert {f"{page}.md" for page in pages} | {"CITATION.cff", "LICENSE", "pyproject.toml"} <= names
-
-
-def test_nothing_that_was_built_is_handed_out(built):
-    for name in [*built.sources, *inside(built.wheel)]:
+    for name in itertools.chain(*built):
         assert not BUILT & set(Path(name).parts), name
         assert Path(name).suffix not in (".pyc", ".zarr", ".so"), name

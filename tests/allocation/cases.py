@@ -149,75 +149,64 @@ def tensor(shape, seed, total):
     return np.bincount(cells, minlength=prod(shape)).reshape(shape)
 
 
-def _cases():
-    shared, lengths = {"r": 1.0, "t": 0.3}, {"d": 0.6, "r": 0.4, "w": 0.2}
-    two = {"r": 2}
-    yield (
-        "cp",
+SHARED, LENGTHS = {"r": 1.0, "t": 0.3}, {"d": 0.6, "r": 0.4, "w": 0.2}
+TWO = {"r": 2}
+CORE = "r1 r2|r1 r3|r1,r2 i|r1 j|r2 k|r3"
+LOOSE = "i j|i k|j r l|r n", "i:2 j:2 k:2 r:2 l:2 n:2"
+MODELS = {
+    "cp": (
         AllocationModel.cp(2, order=3, concentration=1.5, rate=0.7),
         network("r i|r j|r k|r", "r:2 i:2 j:2 k:2", "r", a=1.5, b=0.7),
         tensor((2, 2, 2), 0, 7),
-    )
-    yield (
-        "symmetric",
+    ),
+    "symmetric": (
         AllocationModel.symmetric_nmf(2, concentration_shared=0.3, concentration=2.0),
-        network("r i|r j|r", "r:2 i:3 j:3", "r", a=2.0, alpha=shared, tied="ij"),
+        network("r i|r j|r", "r:2 i:3 j:3", "r", a=2.0, alpha=SHARED, tied="ij"),
         np.array([[2, 1, 0], [1, 1, 0], [0, 0, 2]]),
-    )
-    yield (
-        "chain",
-        AllocationModel("r -> s -> i, r -> j", two | {"s": 2}),
+    ),
+    "chain": (
+        AllocationModel("r -> s -> i, r -> j", TWO | {"s": 2}),
         network("r s|r i|s j|r", "r:2 s:2 i:2 j:3", "r s"),
         tensor((2, 3), 1, 5),
-    )
-    yield (
-        "collider",
+    ),
+    "collider": (
         AllocationModel("r -> i, s -> i, s -> j", {"s": 3, "r": 2}, ["j", "i"], 0.8),
         network("r s i|r,s j|s", "r:2 s:3 i:2 j:3", "r s", "j i", a=0.8),
         tensor((3, 2), 2, 5),
-    )
-    yield (
-        "observed parents",
-        AllocationModel("d -> i, r -> i, d -> j, r -> j, i -> j", two, ["i", "j", "d"]),
+    ),
+    "observed parents": (
+        AllocationModel("d -> i, r -> i, d -> j, r -> j, i -> j", TWO, ["i", "j", "d"]),
         network("d r i|d,r j|d,r,i", "r:2 i:2 j:2 d:3", "r", "i j d"),
         tensor((2, 2, 3), 3, 7),
-    )
-    yield (
-        "topics",
+    ),
+    "topics": (
         AllocationModel.topics(3, document=0.4, word=0.2, length=0.6, rate=2.0, shape=1.7),
-        network("d r|d w|r", "d:3 r:3 w:4", "r", a=1.7, b=2.0, alpha=lengths),
+        network("d r|d w|r", "d:3 r:3 w:4", "r", a=1.7, b=2.0, alpha=LENGTHS),
         tensor((3, 4), 4, 6),
-    )
-    core = "r1 r2|r1 r3|r1,r2 i|r1 j|r2 k|r3"
-    yield (
-        "tucker",
+    ),
+    "tucker": (
         AllocationModel.tucker((2, 2, 2), concentration=3.0),
-        network(core, "r1:2 r2:2 r3:2 i:2 j:2 k:3", "r1 r2 r3", a=3.0),
+        network(CORE, "r1:2 r2:2 r3:2 i:2 j:2 k:3", "r1 r2 r3", a=3.0),
         tensor((2, 2, 3), 5, 4),
-    )
-    yield (
-        "tied hidden and observed",
+    ),
+    "tied hidden and observed": (
         AllocationModel("s -> i -> j, s -> k", {"s": 3}, concentration=0.9, tied={("i", "j"): 0.5}),
         network("s i|s j|i k|s", "s:3 i:3 j:3 k:2", "s", a=0.9, alpha={"t": 0.5}, tied="ij"),
         tensor((3, 3, 2), 6, 6),
-    )
-    yield (
-        "tied hidden roots",
-        AllocationModel("r; s; r -> i; s -> i", two | {"s": 2}, tied={("r", "s"): 0.4}),
+    ),
+    "tied hidden roots": (
+        AllocationModel("r; s; r -> i; s -> i", TWO | {"s": 2}, tied={("r", "s"): 0.4}),
         network("r s i|r,s", "r:2 s:2 i:3", "r s", alpha={"t": 0.4}, tied="rs"),
         np.array([2, 1, 2]),
-    )
-    loose = "i j|i k|j r l|r n", "i:2 j:2 k:2 r:2 l:2 n:2"
-    yield (
-        "tables without hidden variables",
-        AllocationModel("i -> j -> k, r -> l, n", two, tied={("j", "k"): 0.7}),
-        network(*loose, "r", alpha={"t": 0.7}, tied="jk"),
+    ),
+    "tables without hidden variables": (
+        AllocationModel("i -> j -> k, r -> l, n", TWO, tied={("j", "k"): 0.7}),
+        network(*LOOSE, "r", alpha={"t": 0.7}, tied="jk"),
         tensor((2, 2, 2, 2, 2), 7, 6),
-    )
-
-
-CASES = list(_cases())
-NAMES = [name for name, *_ in CASES]
+    ),
+}
+CASES = [(name, *case) for name, case in MODELS.items()]
+NAMES = list(MODELS)
 
 
 @st.composite

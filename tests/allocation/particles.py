@@ -18,17 +18,14 @@ from tests.allocation.cases import CASES, TOY
 
 def problems(total):
     """Small models and data of every kind; the largest have `total` tokens."""
+    symmetric = AllocationModel.symmetric_nmf(5, concentration_shared=0.1)
     return [
         *[(name, model, X) for name, model, _, X in CASES],
         ("one component", AllocationModel.nmf(1), TOY),
         ("many components", AllocationModel.nmf(11), crowded(total)),
         ("order 4", AllocationModel.cp(5, order=4), np.ones((2, 3, 2, 2), int)),
         ("one row", AllocationModel.topics(6), crowded(total, 1)),
-        (
-            "symmetric, larger",
-            AllocationModel.symmetric_nmf(5, concentration_shared=0.1),
-            crowded(total, 2),
-        ),
+        ("symmetric, larger", symmetric, crowded(total, 2)),
     ]
 
 
@@ -69,16 +66,8 @@ def compiled_of(X, model):
 
 
 def plan_of(compiled, particles, light=None, **changes):
-    settings = {
-        "placement": place_counts(compiled, light),
-        "particles": particles,
-        "resampling": "systematic",
-        "least": 0.5,
-        "own": False,
-        "keep": False,
-        "seed": 1,
-        "round": 0,
-    }
+    settings = {"placement": place_counts(compiled, light), "particles": particles, "seed": 1}
+    settings |= {"resampling": "systematic", "least": 0.5, "own": False, "keep": False, "round": 0}
     return BatchPlan(**settings | changes)
 
 

@@ -50,7 +50,7 @@ def test_default_finds_the_toy():
         assert error <= 4 * found.standard_error + 1e-9
 
 
-def test_one_component_has_no_error():
+def test_one_component_or_one_token_has_no_error():
     compiled = compiled_of(blocks(400), AllocationModel.nmf(1))
     found = run_smc(compiled, FAR, 0, in_turn, ignore)
     assert found.standard_error < 1e-12
@@ -60,6 +60,9 @@ def test_one_component_has_no_error():
     assert_allclose(found.mean_counts, counts)
     exact = compiled.log_factor + compiled.constant + log_f(compiled, counts)
     assert found.log_evidence == pytest.approx(exact, abs=1e-8)
+    compiled = compiled_of(np.array([[0, 1], [0, 0]]), MATRIX)
+    found = run_smc(compiled, FAR, 0, in_turn, ignore)
+    assert found.log_evidence == pytest.approx(enumerate_evidence(compiled), abs=1e-10)
 
 
 @pytest.mark.quick("nmf-own", "still")
@@ -121,12 +124,6 @@ def test_edges_and_the_schedule_of_moves(tokens):
         assert ends[0] == edges[1]
 
 
-def test_one_token():
-    compiled = compiled_of(np.array([[0, 1], [0, 0]]), MATRIX)
-    found = run_smc(compiled, FAR, 0, in_turn, ignore)
-    assert found.log_evidence == pytest.approx(enumerate_evidence(compiled), abs=1e-10)
-
-
 def test_particles_double_while_batches_disagree():
     compiled = compiled_of(blocks(60, size=6), AllocationModel.nmf(2, concentration=8.0))
     start = replace(FAR, particles=1, target=1e9, max_particles=2**13)
@@ -138,9 +135,9 @@ def test_particles_double_while_batches_disagree():
     assert len(found.batch_log_z) == 4
 
 
-@pytest.mark.parametrize(
-    ("spread", "particles", "grows"),
-    [
+def test_particles_that_move_grow_by_the_spread_of_batches(toy):
+    """And not at all where that leads nowhere."""
+    for spread, particles, grows in (
         (0.9, 64, 1),  # trusted
         (1.1, 64, 2),
         (2.3, 64, 4),
@@ -148,16 +145,13 @@ def test_particles_double_while_batches_disagree():
         (3.0, 1024, 2),  # no room for more
         (6.0, 2048, 1),
         (17.0, 64, 1),  # would need ten times too many
-    ],
-)
-def test_particles_that_move_grow_by_the_spread_of_batches(toy, spread, particles, grows):
-    """And not at all where that leads nowhere."""
-    plan = plan_of(toy, particles, 0, moves=1)
-    batch = run_batch(plan, 0, Workspace())
-    offsets = np.array([1, -1] * 4) * spread * np.sqrt(7 / 8)
-    found = smc._spread([batch._replace(log_z=own) for own in offsets])
-    assert found == pytest.approx(spread)
-    assert smc._growth(found, 8, plan, SequentialMonteCarlo().max_particles) == grows
+    ):
+        plan = plan_of(toy, particles, 0, moves=1)
+        batch = run_batch(plan, 0, Workspace())
+        offsets = np.array([1, -1] * 4) * spread * np.sqrt(7 / 8)
+        found = smc._spread([batch._replace(log_z=own) for own in offsets])
+        assert found == pytest.approx(spread)
+        assert smc._growth(found, 8, plan, SequentialMonteCarlo().max_particles) == grows
 
 
 def test_moves_are_better_than_none_and_rounds_grow():
@@ -203,24 +197,20 @@ def test_warnings_of_batches_that_disagree(toy):
     said = r"differ by .*; it may take \d+0 particles to change that; raise max_particles beyond 16"
     with pytest.warns(SamplingWarning, match=said):
         run_smc(compiled, replace(MOVED, **few), 1, in_turn, ignore)
-    assert estimated_seconds(plan_of(compiled, 16, 0, moves=2), 64) > 20 * estimated_seconds(
-        plan_of(compiled, 16), 64
-    )
+    still, moved = plan_of(compiled, 16), plan_of(compiled, 16, 0, moves=2)
+    assert estimated_seconds(moved, 64) > 20 * estimated_seconds(still, 64)
     with pytest.warns(SamplingWarning, match="standard error is .*, not 1e-06; raise"):
         run_smc(toy, replace(FAR, target=1e-6), 1, in_turn, ignore)
 
 
-@pytest.mark.parametrize(
-    ("method", "plan", "said"),
-    [
+def test_long_runs_are_foretold(toy, monkeypatch):
+    for method, plan, said in (
         (FAR, {}, r"9 tokens times 64 particles .* thin=0.1 would keep"),
         (MOVED, {"light": 0, "moves": 2}, r"moves=0 takes less and is less exact; thin=0.1 "),
-    ],
-)
-def test_long_runs_are_foretold(toy, monkeypatch, method, plan, said):
-    monkeypatch.setattr(smc, "LONG", estimated_seconds(plan_of(toy, 16, **plan), 64) / 10)
-    with pytest.warns(SamplingWarning, match=said):
-        run_smc(toy, replace(method, target=1e9), 1, in_turn, ignore)
+    ):
+        monkeypatch.setattr(smc, "LONG", estimated_seconds(plan_of(toy, 16, **plan), 64) / 10)
+        with pytest.warns(SamplingWarning, match=said):
+            run_smc(toy, replace(method, target=1e9), 1, in_turn, ignore)
 
 
 def test_events(toy):
@@ -242,13 +232,11 @@ def test_what_memory_cannot_hold_is_refused(toy, monkeypatch):
 
 
 def test_pooled():
-    rng = np.random.default_rng(0)
-    logs = rng.normal(scale=0.1, size=400) - 1e4
+    logs = np.random.default_rng(0).normal(scale=0.1, size=400) - 1e4
     value, error = pooled(logs)
     assert value == pytest.approx(-1e4 + 0.005, abs=4 * error)
     assert error == pytest.approx(0.1 / 20, rel=0.15)
-    wide = np.array([-10.0, -5.0, 0.0])
-    assert pooled(wide)[1] > 0.9  # one batch has it all
+    assert pooled(np.array([-10.0, -5.0, 0.0]))[1] > 0.9  # one batch has it all
     assert pooled(np.array([-3.0, -3.0])) == (-3.0, 0.0)
 
 
@@ -294,15 +282,10 @@ def allocated(compiled, states):
     return counts
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        AllocationModel.nmf(3),
-        AllocationModel.topics(3),
-        AllocationModel.symmetric_nmf(3, concentration_shared=0.5),
-        AllocationModel.tucker((2, 3)),
-    ],
-)
+MODELS = [THREE, TIED, AllocationModel.topics(3), AllocationModel.tucker((2, 3))]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_any_renumbering_is_undone(model):
     compiled, sizes = compiled_of(X, model), tuple(model.hidden.values())
     states = np.random.default_rng(1).integers(0, compiled.states, compiled.values.size)

@@ -17,6 +17,14 @@ def succeed(*arguments):
     return result.stdout
 
 
+def fails(code, words, *arguments):
+    """Run a command that has to end with a code and with words on standard error; return these."""
+    result = call(*arguments)
+    assert result.exit_code == code, result.output
+    assert words in plain(result.stderr)
+    return result.stderr
+
+
 def plain(text):
     """Return a text on one line."""
     return " ".join(text.split())

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 import daskfactor
-from tests.cli.shell import call, plain, succeed
+from tests.cli.shell import fails, plain, succeed
 
 ROWS, COLUMNS = 24, 20
 
@@ -36,9 +36,7 @@ OPTIONS = ("-k", 2, "--draws", 12, "--tune", 10, "--blocks", 2, "--seed", 4, "--
 def test_fit_info_resume_predict_plot(table):
     fitted = json.loads(succeed("fit", table, "--store", "run.zarr", *OPTIONS, "--json"))
     assert fitted["data"]["shape"] == [ROWS, COLUMNS]
-    assert fitted["data"]["n_observed"] == sum(
-        (i + j) % 7 != 0 for i in range(ROWS) for j in range(COLUMNS)
-    )
+    assert fitted["data"]["n_observed"] == (np.add(*np.indices((ROWS, COLUMNS))) % 7 > 0).sum()
     assert (fitted["draws_done"], fitted["draws_kept"]) == (12, 12)
     assert json.loads(succeed("info", "run.zarr", "--json"))["lp_mean"] == fitted["lp_mean"]
 
@@ -46,9 +44,8 @@ def test_fit_info_resume_predict_plot(table):
 
     text = succeed("predict", "run.zarr", "--rows", "0,3", "--columns", "7:9")
     lines = list(csv.reader(io.StringIO(text)))
-    assert [tuple(line[:2]) for line in lines[1:]] == [
-        *itertools.product(("g0", "g3"), ("c7", "c8"))
-    ]
+    pairs = itertools.product(("g0", "g3"), ("c7", "c8"))
+    assert [tuple(line[:2]) for line in lines[1:]] == list(pairs)
     mean, _, lower, upper = np.array([line[2:] for line in lines[1:]], dtype=float).T
     assert (lower <= mean).all()
     assert (mean <= upper).all()
@@ -63,9 +60,7 @@ def test_the_number_of_components_may_be_left_to_the_run(table):
     assert 1 <= low <= middle <= high <= ROWS
     assert f"the data support {middle} (5 to 95 %" in plain(succeed("info", "run.zarr"))
     for text in ("0", "many", "2.5"):
-        refused = call("fit", table, "--store", "x.zarr", "-k", text)
-        assert refused.exit_code == 2
-        assert "is neither a whole number" in plain(refused.output)
+        fails(2, "is neither a whole number", "fit", table, "--store", "x.zarr", "-k", text)
 
 
 def test_a_run_begins_where_another_ended(table):
@@ -75,9 +70,8 @@ def test_a_run_begins_where_another_ended(table):
     kinds = [json.loads(daskfactor.open_run(path).attrs["init"]) for path in paths]
     assert kinds[0] == {"kind": "auto", "starts": 2, "drawn": []}
     assert kinds[1] == {"kind": "sample", "starts": 1, "drawn": [[0, 11]]}
-    refused = call("fit", table, "--store", "x.zarr", *OPTIONS, "--init", "elsewhere")
-    assert refused.exit_code == 3
-    assert "or the path of a run's store, got 'elsewhere'" in plain(refused.output)
+    match = "or the path of a run's store, got 'elsewhere'"
+    fails(3, match, "fit", table, "--store", "x.zarr", *OPTIONS, "--init", "elsewhere")
 
 
 def test_long_tables_are_fitted_and_asked_for_by_label(tmp_path, monkeypatch):
@@ -92,15 +86,14 @@ def test_long_tables_are_fitted_and_asked_for_by_label(tmp_path, monkeypatch):
     assert fitted["data"]["shape"] == [9, 6]
     found = list(csv.reader(io.StringIO(succeed("predict", "run.zarr", "--rows", "u3,u1"))))
     assert [line[0] for line in found[1:]] == ["u3"] * 6 + ["u1"] * 6
-    near = call("predict", "run.zarr", "--rows", "U33")
-    assert "did you mean 'u3'" in plain(near.stderr)
+    fails(3, "did you mean 'u3'", "predict", "run.zarr", "--rows", "U33")
     (tmp_path / "w.csv").write_text("a,b,c\n1,2,3\n2,1,4\n")
-    refused = call("fit", "w.csv", *options, "w.zarr")
-    assert "say which: pass --rows a, --columns b, --values c (or --table)" in plain(refused.stderr)
+    match = "say which: pass --rows a, --columns b, --values c (or --table)"
+    fails(3, match, "fit", "w.csv", *options, "w.zarr")
     matrix = json.loads(succeed("fit", "w.csv", *options, "w.zarr", "--matrix", "--json"))
     assert matrix["data"]["shape"] == [2, 3]
-    refused = call("fit", "w.csv", *options, "x.zarr", "--count", "--values", "c")
-    assert "--count and --values exclude each other" in refused.stderr
+    match = "--count and --values exclude each other"
+    fails(3, match, "fit", "w.csv", *options, "x.zarr", "--count", "--values", "c")
 
 
 @pytest.mark.filterwarnings("ignore:.*is taken for a table")
@@ -127,21 +120,18 @@ def test_the_best_columns_are_written_under_their_labels(tmp_path, monkeypatch):
     report = succeed("recommend", "run.zarr", "-o", "top.parquet", "--json", *columns)
     assert json.loads(report)["sizes"] == {"user": 1, "rank": 10}
     assert set(pd.read_parquet("top.parquet")["film"]) == {20, 70, -1}
-    near = call("recommend", "run.zarr", "--rows", "u33")
-    assert "did you mean 'u3'" in plain(near.stderr)
+    fails(3, "did you mean 'u3'", "recommend", "run.zarr", "--rows", "u33")
 
 
 def test_errors_leave_no_store_behind(table, tmp_path):
     (tmp_path / "bad.csv").write_text("1,2\n-3,4\n")
-    result = call("fit", "bad.csv", "--store", "bad.zarr", "-k", 1)
-    assert result.exit_code == 3
-    assert result.stderr.splitlines()[-1].startswith("error: ")
+    told = fails(3, "", "fit", "bad.csv", "--store", "bad.zarr", "-k", 1)
+    assert told.splitlines()[-1].startswith("error: ")
     assert not (tmp_path / "bad.zarr").exists()
-    succeed("fit", table, "--store", "run.zarr", *OPTIONS)
-    again = call("fit", table, "--store", "run.zarr", *OPTIONS)
-    assert again.exit_code == 4, again.output
-    assert call("info", "none.zarr").exit_code == 4
-    assert call("info", table).exit_code == 4
+    fit = ("fit", table, "--store", "run.zarr", *OPTIONS)
+    succeed(*fit)
+    for command in (fit, ("info", "none.zarr"), ("info", table)):
+        fails(4, "", *command)
 
 
 def test_predictions_of_unlabelled_cells_carry_their_positions(tmp_path):

@@ -1,11 +1,12 @@
-"""The command line on a store of particles."""
+"""The command line on a store of particles, and the command that makes one."""
 
 import json
 
 import numpy as np
 import pytest
 
-from tests.cli.shell import call, plain
+import daskfactor as dfac
+from tests.cli.shell import call, fails, plain, succeed
 from tests.results.particle_tree import particle_store
 
 
@@ -56,19 +57,39 @@ def test_info_as_json_and_with_a_diagnosis(stores):
     assert "widest of" in call("info", stores / "silf.zarr", "--diagnose").stdout
 
 
-def test_predict_takes_what_the_model_has(stores):
-    result = call("predict", stores / "silf.zarr", "--rows", "0:2")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+def test_predict_and_plot_take_what_the_model_has(stores, tmp_path):
+    lines = succeed("predict", stores / "silf.zarr", "--rows", "0:2").splitlines()
     assert len(lines) == 1 + 2 * 5
     assert np.isfinite([float(value) for value in lines[1].split(",")[2:]]).all()
-    refused = call("predict", stores / "silf.zarr", "--of", "observation")
-    assert refused.exit_code == 3
-    assert "a SILFNMF has none" in refused.stderr
-    assert call("predict", stores / "tweedie.zarr", "--of", "observation").exit_code == 0
-
-
-def test_plot_draws_them(stores, tmp_path):
-    result = call("plot", stores / "silf.zarr", "-o", tmp_path / "p.png")
-    assert result.exit_code == 0, result.output
+    fails(3, "a SILFNMF has none", "predict", stores / "silf.zarr", "--of", "observation")
+    succeed("predict", stores / "tweedie.zarr", "--of", "observation")
+    succeed("plot", stores / "silf.zarr", "-o", tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "V.npy"
+    np.save(path, rng.random((12, 2)) @ rng.random((2, 9)) + 0.05)
+    return str(path)
+
+
+def test_particles_of_a_matrix(matrix, tmp_path):
+    store = tmp_path / "modes.zarr"
+    arguments = [matrix, "--store", store, "-k", 2, "-m", 3, "--pilot", 1, "--seed", 5]
+    more = ["--start", "random", "--max-iter", 30, "--quiet", "--json"]
+    made = json.loads(succeed("particles", *arguments, *more))
+    assert made["particles"]["done"] == 3
+    tree = dfac.open_run(store)
+    made = json.loads(tree.attrs["sampler"])
+    assert (made["start"], made["max_iter"], tree.attrs["random_seed"]) == ("random", 30, "5")
+    assert "3 of 3 particles" in succeed("resume", store, "--quiet")
+    assert "Stein discrepancy" in succeed("info", store, "--diagnose")
+
+
+def test_what_cannot_be_done_is_one_sentence(matrix, tmp_path):
+    store = tmp_path / "modes.zarr"
+    for option, said in ((("--threshold", -1), "threshold must be"), (("--beta", 1.5), "beta")):
+        fails(3, said, "particles", matrix, "--store", store, "-k", 2, "--quiet", *option)
+        assert not store.exists()

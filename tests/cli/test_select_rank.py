@@ -7,7 +7,7 @@ import xarray as xr
 import daskfactor
 from daskfactor.evidence import rank
 from daskfactor.evidence.base import Evidence
-from tests.cli.shell import call, succeed
+from tests.cli.shell import fails, succeed
 from tests.fake_run import fake_run
 
 
@@ -52,22 +52,15 @@ def test_the_table_goes_into_a_report(asked, matrix, tmp_path, monkeypatch):
     told = ["report", "run.zarr", "-o", page, "--evidence"]
     succeed(*told, table)
     assert "The evidence is largest for 2 components" in page.read_text()
-    refused = call(*told, matrix)
-    assert refused.exit_code == 3
-    assert "is no table of select-rank" in refused.stderr
+    fails(3, "is no table of select-rank", *told, matrix)
 
 
-def test_json(asked, matrix):
+def test_json_and_bad_ranks(asked, matrix):
     values = json.loads(succeed("select-rank", matrix, "--ranks", "2,4", "--json", "-q"))
     assert values["rank"] == [2, 4]
     assert values["best"] == 2
-
-
-@pytest.mark.parametrize("ranks", ["3:1", "a", "1:", "1,,2", "0:3", "0,2"])
-def test_bad_ranks(matrix, ranks):
-    result = call("select-rank", matrix, "--ranks", ranks)
-    assert result.exit_code == 3
-    assert "FIRST:LAST" in result.stderr
+    for ranks in ("3:1", "a", "1:", "1,,2", "0:3", "0,2"):
+        fails(3, "FIRST:LAST", "select-rank", matrix, "--ranks", ranks)
 
 
 def test_allocation_model(asked, matrix):
@@ -80,17 +73,12 @@ def test_allocation_model(asked, matrix):
     assert asked[1][3] == daskfactor.VariationalBayes()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_options_of_the_other_model(asked, matrix):
+    for wrong in (
         ["--concentration", "2"],
         ["--bound"],
         ["--model", "allocation", "--beta", "1"],
         ["--model", "allocation", "--held-out", "0.1"],
-    ],
-)
-def test_options_of_the_other_model(asked, matrix, wrong):
-    result = call("select-rank", matrix, "--ranks", "1", "-q", *wrong)
-    assert result.exit_code == 3
-    assert "belongs to --model" in result.stderr
-    assert not asked
+    ):
+        fails(3, "belongs to --model", "select-rank", matrix, "--ranks", "1", "-q", *wrong)
+        assert not asked

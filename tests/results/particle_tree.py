@@ -25,28 +25,19 @@ def particle_spec(W, H, *, silf=True, **changes):
     count, rows, width = W.shape
     model = {"beta": 2.0, "threshold": 9.0} if silf else {"beta": 1.0}
     model |= {"type": "SILFNMF" if silf else "TweedieNMF", "n_components": width}
-    attrs = {
-        "model": json.dumps(model),
-        "sampler": json.dumps({"type": "Ensemble", "start": "q_transform"}),
-        "data": json.dumps({"shape": [rows, H.shape[2]], "n_observed": 33}),
-        "random_seed": "3",
-        "dtype": str(W.dtype),
-        "executor": "serial",
-        "particles": count,
-        "sampling_time": 1.5,
+    documents = {
+        "model": model,
+        "sampler": {"type": "Ensemble", "start": "q_transform"},
+        "data": {"shape": [rows, H.shape[2]], "n_observed": 33},
     }
+    attrs = {name: json.dumps(own) for name, own in documents.items()}
+    attrs |= {"random_seed": "3", "dtype": str(W.dtype), "executor": "serial"}
+    attrs |= {"particles": count, "sampling_time": 1.5}
     attrs |= {"threshold": 9.0} if silf else {"dispersion": 1.0, "rate_w": 2.0, "rate_h": 3.0}
-    options = {
-        "shape": (rows, H.shape[2], width),
-        "chains": 1,
-        "draws": count,
-        "dims": ("gene", "day"),
-        "coords": {"gene": [f"g{i}" for i in range(rows)]},
-        "dtype": str(W.dtype),
-        "attrs": attrs,
-        "statistics": (*PARTICLES, OBJECTIVE) if silf else PARTICLES,
-        "constants": THRESHOLD if silf else RATES,
-    }
+    options = {"shape": (rows, H.shape[2], width), "chains": 1, "draws": count, "attrs": attrs}
+    options |= {"dims": ("gene", "day"), "coords": {"gene": [f"g{i}" for i in range(rows)]}}
+    options |= {"statistics": (*PARTICLES, OBJECTIVE) if silf else PARTICLES}
+    options |= {"constants": THRESHOLD if silf else RATES, "dtype": str(W.dtype)}
     return RunSpec(**options | changes)
 
 
@@ -67,8 +58,7 @@ def fill_particles(
         sink.write_stats(0, m, stats)
         sink.checkpoint({}, {"draws": end})
     if done is None:
-        rng = np.random.default_rng(5)
-        root = rng.normal(size=(count, count))
+        root = np.random.default_rng(5).normal(size=(count, count))
         sink.write_weights(
             weight=WEIGHTS if weights is None else np.asarray(weights),
             lp=-100.0 + np.cos(2.0 * np.arange(count)) if lp is None else np.asarray(lp),

@@ -16,32 +16,20 @@ from daskfactor.results.trace import check_weights
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4
 
-ATTRS = {
-    "model": json.dumps({"type": "TweedieNMF", "n_components": K, "beta": 1.0}),
-    "sampler": json.dumps({"type": "PSGLD"}),
-    "dispersion": 1.0,
-    "rate_w": 2.0,
-    "rate_h": 3.0,
-    "random_seed": 0,
-}
+MODEL = {"type": "TweedieNMF", "n_components": K, "beta": 1.0}
+ATTRS = {"model": json.dumps(MODEL), "sampler": json.dumps({"type": "PSGLD"}), "random_seed": 0}
+ATTRS |= {"dispersion": 1.0, "rate_w": 2.0, "rate_h": 3.0}
 
 
 def make_spec(**changes):
     days = np.datetime64("2024-01-01", "ns") + np.arange(J) * np.timedelta64(1, "D")
     genes = [f"g{i}" for i in range(I - 1)] + ["Ångström"]
-    spec = RunSpec(
-        shape=(I, J, K),
-        chains=CHAINS,
-        draws=DRAWS,
-        warmup_draws=WARMUP,
-        dims=("gene", "day"),
-        coords={"gene": genes, "day": days, "weight": ("gene", np.linspace(0.5, 2.5, I))},
-        monitor_rows=np.array([0, 3, 3]),
-        monitor_columns=np.array([1, 1, 4]),
-        draw_index=np.arange(DRAWS) * 2 + 1,
-        attrs=ATTRS,
-    )
-    return replace(spec, **changes)
+    options = {"shape": (I, J, K), "chains": CHAINS, "draws": DRAWS, "warmup_draws": WARMUP}
+    weights = ("gene", np.linspace(0.5, 2.5, I))
+    options |= {"dims": ("gene", "day"), "attrs": ATTRS}
+    options |= {"coords": {"gene": genes, "day": days, "weight": weights}}
+    options |= {"monitor_rows": np.array([0, 3, 3]), "monitor_columns": np.array([1, 1, 4])}
+    return replace(RunSpec(**options, draw_index=np.arange(DRAWS) * 2 + 1), **changes)
 
 
 def factors(chain, start, n, *, salt=0):
@@ -55,11 +43,8 @@ def factors(chain, start, n, *, salt=0):
 
 def stats(chain, start, n):
     index = np.arange(start, start + n)
-    return {
-        "lp": -100.0 * (chain + 1) + np.sin(7.0 * index),
-        "step_size": 0.1 / (1.0 + index),
-        "diverging": index % 5 == 4,
-    }
+    lp = -100.0 * (chain + 1) + np.sin(7.0 * index)
+    return {"lp": lp, "step_size": 0.1 / (1.0 + index), "diverging": index % 5 == 4}
 
 
 def moments(chain):
@@ -142,14 +127,9 @@ def tree_of(spec, arrays):
 
 
 REGISTRY = (
-    *schema.DRAWS,
-    *schema.COARSE_DRAWS,
-    *schema.STREAMED,
-    *schema.MONITORED,
+    *(*schema.DRAWS, *schema.COARSE_DRAWS, *schema.STREAMED, *schema.MONITORED),
     *(schema.DENSITY, schema.OBJECTIVE, *schema.STEPS, *schema.PARTICLES, *HMC.statistics),
-    *schema.TUNING,
-    *schema.DISCREPANCIES,
-    *(*schema.OBSERVED, *schema.WEIGHED),
+    *(*schema.TUNING, *schema.DISCREPANCIES, *schema.OBSERVED, *schema.WEIGHED),
     *(*schema.RATES, *schema.THRESHOLD),
 )
 _KINDS = {"factor": "f", "real": "f", "count": "iu", "flag": "b", "data": "biuf"}

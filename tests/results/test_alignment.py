@@ -87,9 +87,8 @@ def test_components_come_by_weight_under_the_labels_that_they_had():
     aligned = dfac.align(tree)
     weights = weights_of(aligned)
     assert (np.diff(weights) < 0).all()
-    named = tree.map_over_datasets(
-        lambda group: group.assign_coords(component=list("abcd")) if "W" in group else group
-    )
+    named = tree.copy()
+    named["posterior"] = tree["posterior"].to_dataset().assign_coords(component=list("abcd"))
     labels = dfac.align(named)
     for group in ("posterior", "posterior_moments", "alignment"):
         assert "component" not in aligned[group].coords
@@ -107,9 +106,8 @@ def test_factor_and_permutation_say_what_was_done():
     order = aligned["alignment/permutation"].isel(at).values
     factor = aligned["alignment/factor"].isel(at).values
     for name, by in (("W", factor), ("H", 1 / factor)):
-        old, new = (
-            t["posterior"][name].isel(at).transpose("component", ...) for t in (tree, aligned)
-        )
+        both = (own["posterior"][name].isel(at) for own in (tree, aligned))
+        old, new = (own.transpose("component", ...) for own in both)
         assert_allclose(new, old.values[order] * by[:, None], rtol=1e-12)
 
 
@@ -180,8 +178,7 @@ def test_a_reference_gives_the_names():
 
 def test_the_coarse_chain_follows_the_fine_one():
     tree, _ = shuffled()
-    coarse = tree["posterior"].to_dataset().isel(draw=slice(1, None, 2))
-    tree["posterior_coarse"] = coarse
+    tree["posterior_coarse"] = tree["posterior"].to_dataset().isel(draw=slice(1, None, 2))
     aligned = dfac.align(tree)
     fine = aligned["posterior"].to_dataset().isel(draw=slice(1, None, 2))
     xr.testing.assert_allclose(aligned["posterior_coarse"].to_dataset(), fine)
@@ -203,8 +200,7 @@ def test_a_lazy_trace_stays_lazy_and_gives_the_same():
 
 def test_a_component_that_is_zero_does_no_harm():
     tree, _ = shuffled()
-    tree["posterior/W"].values[0, 3, :, 1] = 0.0
-    tree["posterior/H"].values[0, 3, 1] = 0.0
+    tree["posterior/W"].values[0, 3, :, 1], tree["posterior/H"].values[0, 3, 1] = 0.0, 0.0
     aligned = dfac.align(tree)
     for array in aligned["alignment"].data_vars.values():
         assert np.isfinite(array.values).all()
@@ -285,12 +281,8 @@ def test_shares_are_of_the_mass():
 
 
 def test_the_angle_between_columns_of_w_is_the_papers_cost():
-    rng, law, each, differ = (
-        np.random.default_rng(0),
-        Law(np.arange(4), False, 4, True),
-        range(4),
-        0,
-    )
+    rng, law = np.random.default_rng(0), Law(np.arange(4), False, 4, True)
+    each, differ = range(4), 0
     for _ in range(40):
         W, H, W0, H0 = (rng.gamma(0.5, size=s) + 1e-3 for s in ((9, 4), (4, 8)) * 2)
         reference = reference_from(W0, H0)

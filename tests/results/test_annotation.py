@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.results.annotation import annotate_file
-from tests.cli.shell import call, plain, succeed
+from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
@@ -136,8 +136,7 @@ def test_files_hold_what_was_written(store, trace, tmp_path, kind, by):
         getattr(whole if by == "memory" else adata, f"write_{ending}")(path)
     if by == "file":
         for target in (["--output", out], ["--output", path, "--overwrite"]):
-            result = call("annotate", store, path, *target)
-            assert result.exit_code == 0, result.output
+            succeed("annotate", store, path, *target)
         assert sorted(tmp_path.iterdir()) == [path, out]
     for written in [path] + [out] * (by == "file"):
         found = getattr(anndata, f"read_{ending}")(written)
@@ -152,20 +151,16 @@ def test_files_hold_what_was_written(store, trace, tmp_path, kind, by):
         assert_array_equal(found.layers["counts"], COUNTS)
 
 
-@pytest.mark.parametrize(
-    ("target", "code", "message"),
-    [
+def test_what_a_command_refuses(store, tmp_path):
+    annotated().write_h5ad(tmp_path / "a.h5ad")
+    for target, code, message in (
         ("a.h5ad", 4, "a.h5ad exists already; give another name, or allow --overwrite"),
         ("b.zarr", 3, "b.zarr must end in .h5ad, as a.h5ad does"),
         ("no/b.h5ad", 4, "No such file or directory"),
-    ],
-)
-def test_what_a_command_refuses(store, tmp_path, target, code, message):
-    annotated().write_h5ad(tmp_path / "a.h5ad")
-    result = call("annotate", store, tmp_path / "a.h5ad", "-o", tmp_path / target)
-    assert (result.exit_code, message in result.output.replace("\n", " ")) == (code, True)
-    result = call("annotate", store, store, "-o", tmp_path / "c.zarr")
-    assert (result.exit_code, "is no AnnData: give an .h5ad" in result.output) == (3, True)
+    ):
+        fails(code, message, "annotate", store, tmp_path / "a.h5ad", "-o", tmp_path / target)
+    match = "is no AnnData: give an .h5ad"
+    fails(3, match, "annotate", store, store, "-o", tmp_path / "c.zarr")
     assert [path.name for path in tmp_path.iterdir()] == ["a.h5ad"]
 
 
@@ -195,12 +190,12 @@ def test_repeated_names_are_matched_where_their_order_says_it():
 
 def test_names_that_do_not_match_are_refused(trace):
     other = anndata.AnnData(COUNTS, pd.DataFrame(index=[f"x{i}" for i in range(24)]))
-    with pytest.raises(DataError, match=r"none of the 24 names .* for obs \('cell 0', ...\) is"):
-        dfac.to_anndata(trace, other)
+    match = r"none of the 24 names .* for obs \('cell 0', ...\) is"
+    refused(DataError, match, dfac.to_anndata, trace, other)
     refused(DataError, "with observations as rows", dfac.to_anndata, trace, annotated().T)
+    match = "to_anndata writes into an AnnData object, got"
     for wrong in (COUNTS, "a.h5ad", annotated().raw):
-        with pytest.raises(OptionError, match="to_anndata writes into an AnnData object, got"):
-            dfac.to_anndata(trace, wrong)
+        refused(OptionError, match, dfac.to_anndata, trace, wrong)
     refused(OptionError, "trace is the result of", dfac.to_anndata, None, annotated())
 
 
@@ -239,11 +234,8 @@ def test_results_of_every_kind():
 
 
 def test_new_observations_go_where_the_old_ones_are(trace):
-    adata, new, quiet = (
-        annotated(),
-        annotated()[::2].copy(),
-        {"random_seed": 0, "progressbar": False},
-    )
+    adata, new = annotated(), annotated()[::2].copy()
+    quiet = {"random_seed": 0, "progressbar": False}
     dfac.to_anndata(trace, adata)
     V = dfac.as_blocks(new, layer="counts", mask_var="chosen")
     for options in ({}, {"point": True}):
@@ -266,8 +258,7 @@ def test_factors_of_new_observations_are_written_on_their_side():
     assert not adata.varm
     weighed = new.assign_coords(weight=(dims[:2], weight))
     dfac.to_anndata(weighed.transpose("obs", ...), adata)
-    mean = np.tensordot(weight / weight.sum(), draws, 2)
-    assert_allclose(adata.obsm["dfac"], mean)
+    assert_allclose(adata.obsm["dfac"], np.tensordot(weight / weight.sum(), draws, 2))
     dfac.to_anndata(new.mean(("chain", "draw")).rename("W"), adata, "point")
     assert_allclose(adata.obsm["point"], draws.mean((0, 1)))
     assert "point_sd" not in adata.obsm
@@ -297,14 +288,12 @@ def test_an_interruption_or_another_folder_leaves_what_was_there(store, tmp_path
     for what in ("daskfactor.results.annotation._write_elements", "shutil.rmtree"):
         with monkeypatch.context() as patch:
             patch.setattr(what, interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                annotate_file(store, path, path, overwrite=True)
+            refused(KeyboardInterrupt, None, annotate_file, store, path, path, overwrite=True)
         assert_array_equal(anndata.read_zarr(path).layers["counts"], COUNTS)
     succeed("annotate", store, path, "-o", path, "--overwrite")
     assert [own.name for own in tmp_path.iterdir()] == ["a.zarr"]
     thesis.mkdir()
     (thesis / "text").write_text("precious")
-    result = call("annotate", store, path, "-o", thesis, "--overwrite")
-    assert result.exit_code == 4
-    assert "is a folder that is not replaced" in plain(result.output)
+    match = "is a folder that is not replaced"
+    fails(4, match, "annotate", store, path, "-o", thesis, "--overwrite")
     assert (thesis / "text").read_text() == "precious"

@@ -118,8 +118,7 @@ def test_damage_is_told_by_lazy_readings_too(tmp_path):
     ):
         refused(StoreFormatError, match, read, *given)
     chunk.unlink()
-    match = "posterior/W/c/0/0/0/0 is missing"
-    refused(StoreFormatError, match, dfac.predict(path).load)
+    refused(StoreFormatError, "posterior/W/c/0/0/0/0 is missing", dfac.predict(path).load)
 
 
 def as_of_version_one(path):
@@ -169,9 +168,7 @@ PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
         ("posterior/W", {"shape": [2, 2**40, 7, 3]}, "chunks and .* take .* GiB of memory"),
     ],
 )
-def test_a_store_of_somebody_else_executes_nothing_and_takes_bounded_memory(
-    tmp_path, node, changed, says
-):
+def test_a_store_of_somebody_else_does_nothing_and_takes_little(tmp_path, node, changed, says):
     RunStore.create(tmp_path / "run.zarr", make_spec()).close()
     rewrite(tmp_path / "run.zarr", lambda own: own[INDEX]["metadata"][node].update(changed))
     for opener in (open_run, RunStore.open):
@@ -194,8 +191,7 @@ def interrupted(path, kind):
     run = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
     if kind == "particles":
         run = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
-    with pytest.raises(KeyboardInterrupt):
-        run(store=path, callback=stop, **QUIET)
+    refused(KeyboardInterrupt, None, run, store=path, callback=stop, **QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +215,7 @@ def edited(source, target, change, everywhere=False):
 
     def rewritten(document):
         attrs = document["attributes"]
-        values = {
-            name: json.loads(attrs[name]) for name in ("run", "data", "init") if name in attrs
-        }
+        values = {name: json.loads(attrs[name]) for name in attrs.keys() & {"run", "data", "init"}}
         change(values)
         attrs |= {name: json.dumps(own) for name, own in values.items()}
         if everywhere:  # nothing contradicts it
@@ -276,19 +270,11 @@ def test_unknown_options_are_refused_by_name(stores, tmp_path, name, everywhere)
     refused(StoreFormatError, match, dfac.resume, path, progressbar=False)
 
 
-IMPOSSIBLE = {
-    "thin": put("run", "options", "thin", value=0),
-    "other thin": put("run", "options", "thin", value=2),
-    "draws": put("run", "options", "draws", value=20),
-    "text": put("run", "options", "draws", value="many"),
-    "flag": put("run", "options", "chains", value=True),
-    "tune": put("run", "options", "tune", value=-6),
-    "more chains": put("run", "options", "chains", value=2),
-    "seed": put("run", "options", "seed", value=-1),
-    "keep": put("run", "options", "keep", value="some"),
-    "dtype": put("run", "options", "dtype", value="int8"),
-    "other dtype": put("run", "options", "dtype", value="float64"),
-    "pace": put("run", "options", "pace", value=0),
+OF_OPTIONS = [("thin", 0), ("thin", 2), ("draws", 20), ("draws", "many"), ("tune", -6), ("pace", 0)]
+OF_OPTIONS += [("chains", True), ("chains", 2), ("seed", -1), ("keep", "some")]
+OF_OPTIONS += [("dtype", "int8"), ("dtype", "float64")]
+OF_CHAINS = {
+    **{f"{name} {own}": put("run", "options", name, value=own) for name, own in OF_OPTIONS},
     "missing": put("run", "options", "tune"),
     "options": put("run", "options", value=[1, 2]),
     "model": put("run", "model", value=None),
@@ -307,16 +293,27 @@ IMPOSSIBLE = {
     "starts": put("init", "starts", value="one"),
     "drawn": put("init", "drawn", value=[1]),
 }
+OF_PARTICLES = {
+    "unknown": put("run", "options", "stride", value=2),
+    "method": put("run", "sampler", "stride", value=2),
+    "kernel": put("run", "options", "kernel", "stride", value=2),
+    "number": put("run", "options", "particles", value=4),
+    "none": put("run", "options", "particles", value=0),
+    "flag": put("run", "options", "tangent", value="no"),
+    "components": put("run", "model", "n_components", value=3),
+}
+IMPOSSIBLE = {f"chains: {name}": own for name, own in OF_CHAINS.items()}
+IMPOSSIBLE |= {f"particles: {name}": own for name, own in OF_PARTICLES.items()}
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_impossible_documents_are_refused(stores, tmp_path, name, everywhere):
-    if everywhere and name in ("options", "run"):
+    if everywhere and name in ("chains: options", "chains: run"):
         pytest.skip("there is nothing to repeat")
-    path = edited(stores["chains"], tmp_path / "run.zarr", IMPOSSIBLE[name], everywhere)
-    with pytest.raises(StoreFormatError):
-        dfac.resume(path, progressbar=False)
+    source = stores[name.partition(":")[0]]
+    path = edited(source, tmp_path / "run.zarr", IMPOSSIBLE[name], everywhere)
+    refused(StoreFormatError, None, dfac.resume, path, progressbar=False)
 
 
 @pytest.mark.parametrize("name", ["run", "data", "model", "sampler", "init", "draws"])
@@ -329,28 +326,8 @@ def test_readers_refuse_descriptions_that_are_none(stores, tmp_path, name, value
         refused(StoreFormatError, match, read, path)
 
 
-PARTICLES = {
-    "unknown": put("run", "options", "stride", value=2),
-    "method": put("run", "sampler", "stride", value=2),
-    "kernel": put("run", "options", "kernel", "stride", value=2),
-    "number": put("run", "options", "particles", value=4),
-    "none": put("run", "options", "particles", value=0),
-    "flag": put("run", "options", "tangent", value="no"),
-    "components": put("run", "model", "n_components", value=3),
-}
-
-
-@pytest.mark.parametrize("everywhere", [False, True])
-@pytest.mark.parametrize("name", PARTICLES)
-def test_documents_of_particles_are_checked(stores, tmp_path, name, everywhere):
-    path = edited(stores["particles"], tmp_path / "run.zarr", PARTICLES[name], everywhere)
-    with pytest.raises(StoreFormatError):
-        dfac.resume(path, progressbar=False)
-
-
 def test_what_nobody_changed_goes_on(stores, tmp_path):
-    older = put("run", "options", "pace")
-    path = edited(stores["chains"], tmp_path / "run.zarr", older)
+    path = edited(stores["chains"], tmp_path / "run.zarr", put("run", "options", "pace"))
     whole = dfac.sample(V, dfac.TweedieNMF(2), SAMPLER, **QUIET, **LENGTHS)
     found = dfac.resume(path, progressbar=False)
     xr.testing.assert_equal(found["posterior"].to_dataset(), whole["posterior"].to_dataset())
@@ -362,14 +339,7 @@ def test_readers_of_stored_values_refuse_what_they_do_not_know():
     plain = {"type": "PSGLD", "transition": "euler", "warmth": 1}
     coupled = {"relations": {"rna": {"rows": "a", "columns": "b", "tilt": 1}}}
     for error, match, read, *given in (
-        (
-            StoreFormatError,
-            NEWER,
-            algorithm_from_dict,
-            Sampler,
-            plain,
-            "a run was made by a sampler",
-        ),
+        (StoreFormatError, NEWER, algorithm_from_dict, Sampler, plain, "it"),
         (StoreFormatError, "'tilt', which this version", GaussianHyper.from_dict, {"tilt": 1.0}),
         (StoreFormatError, "'W', which this version", Init.from_dict, {"W": 1}, {}),
         (StoreFormatError, "must be a dict of options, got 3", RunOptions.from_dict, 3),

@@ -9,6 +9,7 @@ import daskfactor as dfac
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from tests.refusals import refused
 from tests.results.runs import I, J, K, factors, make_spec, store_run
 from tests.results.writer import killed_at, start, state_of, write_until_killed
 
@@ -94,8 +95,7 @@ def test_a_run_killed_before_it_was_closed_is_closed_by_resume(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(RunStore, "finish", die)
-        with pytest.raises(KeyboardInterrupt):
-            dfac.sample(V, *RUNS[kind], store=path, **options)
+        refused(KeyboardInterrupt, None, dfac.sample, V, *RUNS[kind], store=path, **options)
     assert "divergences" not in dfac.open_run(path).attrs
     found = dfac.resume(path, progressbar=False)
     assert found.attrs.keys() == whole.attrs.keys()

@@ -82,8 +82,7 @@ def check_readings(trace, spec):
     assert_array_equal(told[inside[column]].values, [10, 10, 40])
     aligned = dfac.align(trace)
     assert factor_dims(aligned) == factor_dims(as_tree(trace))
-    again = dfac.align(trace, aligned)
-    assert np.isfinite(again["posterior_moments"]["W_mean"].values).all()
+    assert np.isfinite(dfac.align(trace, aligned)["posterior_moments"]["W_mean"].values).all()
     one, other = (dfac.predict(own, of="mean")["mean"].values for own in (aligned, trace))
     assert_allclose(one, other, rtol=1e-5)
     assert np.isfinite(dfac.summarize(trace, cells=2)["mean"].values).all()
@@ -187,11 +186,10 @@ def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
     part, match = trace["posterior"].to_dataset(), "has draws; pass the whole trace"
     refused(OptionError, match, dfac.transform, part, V, **quiet)
     refused(OptionError, match, dfac.recommend, part)
-    match = r"a trace is the result of .* got DataArray"
-    refused(OptionError, match, dfac.report, V, "page.html")
+    refused(OptionError, r"a trace is the result of .* got DataArray", dfac.report, V, "page.html")
 
 
-MAPPED = {"draws": 6, "tune": 4, "random_seed": 0, "progressbar": False}
+MAPPED = QUICK | {"draws": 6, "tune": 4}
 
 
 @pytest.fixture(scope="module")

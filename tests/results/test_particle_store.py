@@ -82,9 +82,7 @@ def test_weights_of_all_particles_wait_for_their_being_written(path):
 
 
 @pytest.mark.parametrize(("again", "dies_at"), [(False, 1), (True, 0), (True, 1)])
-def test_a_kill_while_weights_are_written_leaves_all_of_them_or_none(
-    path, monkeypatch, again, dies_at
-):
+def test_a_kill_while_weights_are_written_leaves_all_or_none(path, monkeypatch, again, dies_at):
     calls, whole = [], store_module.describe
 
     def describe(root, attrs, group=None):

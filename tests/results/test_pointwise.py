@@ -16,12 +16,12 @@ from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.results import pointwise
 from daskfactor.results.schema import MOMENTS
 from tests.fake_run import drawn_tree
+from tests.models.laws import compound_density
 from tests.refusals import refused
 from tests.results.particle_tree import particle_tree
 from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, make_spec, memory_tree
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # ArviZ announces its next version on import
+with warnings.catch_warnings(action="ignore"):  # ArviZ announces its next version on import
     import arviz as az
 
 ROWS, COLUMNS = CELLS = np.array([0, 3, 6, 3]), np.array([1, 1, 4, 0])
@@ -54,23 +54,12 @@ def mu():
     return np.stack([(W[:, ROWS].astype("f8") * Ht[:, COLUMNS]).sum(axis=2) for W, Ht in pairs])
 
 
-def compound_poisson(v, mean, phi, beta):
-    """Log density by the series of its jumps."""
-    rate, shape = mean**beta / (phi * beta), beta / (1 - beta)
-    scale = phi * (1 - beta) * mean ** (1 - beta)
-    if v == 0:
-        return -rate
-    jumps = np.arange(1, 400)
-    terms = stats.poisson.logpmf(jumps, rate) + stats.gamma.logpdf(v, jumps * shape, scale=scale)
-    return float(np.logaddexp.reduce(terms))
-
-
 def tweedie(beta):
     return {"type": "TweedieNMF", "beta": beta}
 
 
 def compound(beta):
-    return np.vectorize(lambda v, m: compound_poisson(v, m, 0.8, beta))
+    return np.vectorize(lambda v, m: compound_density(v, m, 0.8, beta))
 
 
 LAWS = {
@@ -168,8 +157,7 @@ def test_a_cell_of_weight_w_is_w_observations():
     assert_allclose(density(bare, weights=2.0), 2 * one)
     refused(OptionError, "pass them as weights=", density, bare)
     refused(DataError, "one for each of the 4 cells", density, bare, weights=-1.0)
-    match = "weights are for runs"
-    refused(OptionError, match, density, run(tweedie(2.0)), VALUES, weights=2.0)
+    refused(OptionError, "weights are for runs", density, run(tweedie(2.0)), VALUES, weights=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +219,8 @@ def test_cells_by_position_label_and_mask(how):
     found = dfac.log_likelihood(memory_tree(make_spec(observed=V)), forms.get(how, CELLS))
     group = found["log_likelihood"]
     order = np.lexsort((COLUMNS, ROWS)) if how == "mask" else np.arange(4)
-    for name, values in zip(
-        ("row_index", "column_index", "gene"), (*CELLS, labels()[0]), strict=True
-    ):
+    told = {"row_index": ROWS, "column_index": COLUMNS, "gene": labels()[0]}
+    for name, values in told.items():
         assert group[name].values.tolist() == values[order].tolist()
     assert group["weight"].dims == ("cell",)
     assert found["observed_data"]["V"].values.tolist() == V[CELLS][order].tolist()
@@ -241,8 +228,7 @@ def test_cells_by_position_label_and_mask(how):
 
 def test_a_dimension_of_the_user_may_be_called_cell():
     spec = make_spec(dims=("cell", "draw"), coords={"cell": [f"c{i}" for i in range(I)]})
-    found = dfac.log_likelihood(memory_tree(spec), (ROWS, COLUMNS), VALUES)
-    group = found["log_likelihood"]
+    group = dfac.log_likelihood(memory_tree(spec), (ROWS, COLUMNS), VALUES)["log_likelihood"]
     assert group["V"].dims == ("chain", "draw", "cell")
     assert group["cell_"].values.tolist() == ["c0", "c3", "c6", "c3"]
 
@@ -277,14 +263,12 @@ def test_cells_that_the_run_has_not_seen_do_not_pass_for_observed():
     refused(OptionError, match, density, tree, V, cells=(np.r_[ROWS, 1], np.r_[COLUMNS, 1]))
     match = "held_out=False, but the run has not seen"
     refused(OptionError, match, density, tree, values, held_out=False)
-    match = "held_out=True, but the run has seen"
-    refused(OptionError, match, density, seeing(V), held_out=True)
+    refused(OptionError, "held_out=True, but the run has seen", density, seeing(V), held_out=True)
 
 
 def test_what_nothing_tells_is_asked_for():
     bare, values = seeing(None, n_observed=31), V[CELLS]
-    match = r"pass held_out=True if they were left out"
-    refused(OptionError, match, density, bare, values)
+    refused(OptionError, r"pass held_out=True if they were left out", density, bare, values)
     refused(OptionError, r"pass held_out=True", density, bare, V)  # more entries than the run had
     refused(OptionError, "True or False", density, bare, values, held_out=1)
     density(bare, values, held_out=False)
@@ -295,41 +279,29 @@ def test_what_nothing_tells_is_asked_for():
     density(seeing(None), values)  # it saw every cell
 
 
-PLAIN = memory_tree(make_spec())
-HIDDEN = memory_tree(make_spec(observed=np.full((I, J), np.nan)))
-MOMENTS_ONLY = memory_tree(make_spec(keep="moments"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "match", "trace", "cells", "values", "options"),
-    [
-        (OptionError, "pass the matrix or the values", PLAIN, CELLS, None, {}),
-        (DataError, "3 values for 4 cells", PLAIN, CELLS, VALUES[:3], {}),
-        (
-            DataError,
-            "no value at 1 of 4 cells, the first at row 6",
-            PLAIN,
-            CELLS,
-            VALUES * [1, 1, np.nan, 1],
-            {},
-        ),
-        (DataError, "negative", PLAIN, CELLS, -VALUES, {}),
-        (DataError, r"shape of the run's data, \(7, 5\)", PLAIN, CELLS, np.ones((3, 3)), {}),
-        (OptionError, "between 0 and 6, got 0 to 7", PLAIN, ([0, 7], [0, 0]), [1.0, 1.0], {}),
-        (OptionError, "must be equally many, got 2 and 1", PLAIN, ([0, 1], [0]), [1.0], {}),
-        (OptionError, "cells are a pair", PLAIN, np.arange(4), VALUES, {}),
-        (OptionError, "no cells at all", PLAIN, ([], []), [], {}),
-        (OptionError, "there is no 'nobody'", PLAIN, (["nobody"], labels()[1][:1]), [1.0], {}),
-        (OptionError, "kept moments only", MOMENTS_ONLY, CELLS, VALUES, {}),
-        (OptionError, "draws have weights", particle_tree(silf=False), CELLS, VALUES, {}),
-        (ModelError, "neither a closed form", run(tweedie(3.0)), CELLS, VALUES, {}),
-        (OptionError, "leave uncertainty out", PLAIN, CELLS, VALUES, {"uncertainty": 1.0}),
-        (DataError, r"hold_out\(...\).values", HIDDEN, CELLS, None, {}),
-    ],
-)
-def test_mistakes_are_told_in_a_sentence(kind, match, trace, cells, values, options):
-    refused(kind, match, dfac.log_likelihood, trace, cells, values, **options)
-    assert "observed_data" not in dfac.posterior_predictive(HIDDEN, CELLS).children
+def test_mistakes_are_told_in_a_sentence():
+    plain, one_gap = memory_tree(make_spec()), VALUES * [1, 1, np.nan, 1]
+    hidden = memory_tree(make_spec(observed=np.full((I, J), np.nan)))
+    moments_only = memory_tree(make_spec(keep="moments"))
+    for kind, match, trace, cells, values in (
+        (OptionError, "pass the matrix or the values", plain, CELLS, None),
+        (DataError, "3 values for 4 cells", plain, CELLS, VALUES[:3]),
+        (DataError, "no value at 1 of 4 cells, the first at row 6", plain, CELLS, one_gap),
+        (DataError, "negative", plain, CELLS, -VALUES),
+        (DataError, r"shape of the run's data, \(7, 5\)", plain, CELLS, np.ones((3, 3))),
+        (OptionError, "between 0 and 6, got 0 to 7", plain, ([0, 7], [0, 0]), [1.0, 1.0]),
+        (OptionError, "must be equally many, got 2 and 1", plain, ([0, 1], [0]), [1.0]),
+        (OptionError, "cells are a pair", plain, np.arange(4), VALUES),
+        (OptionError, "no cells at all", plain, ([], []), []),
+        (OptionError, "there is no 'nobody'", plain, (["nobody"], labels()[1][:1]), [1.0]),
+        (OptionError, "kept moments only", moments_only, CELLS, VALUES),
+        (OptionError, "draws have weights", particle_tree(silf=False), CELLS, VALUES),
+        (ModelError, "neither a closed form", run(tweedie(3.0)), CELLS, VALUES),
+        (DataError, r"hold_out\(...\).values", hidden, CELLS, None),
+    ):
+        refused(kind, match, dfac.log_likelihood, trace, cells, values)
+    refused(OptionError, "leave uncertainty out", density, plain, VALUES, uncertainty=1.0)
+    assert "observed_data" not in dfac.posterior_predictive(hidden, CELLS).children
 
 
 def as_arviz(tree):
@@ -384,8 +356,8 @@ def test_masks_and_values_are_matched_by_their_labels():
     V = xr.DataArray(np.random.default_rng(3).normal(size=(4, 4)), coords, ("user", "item"))
     mask = xr.zeros_like(V, bool)
     mask.loc["u3", "a"] = True
-    model, options = dfac.GaussianMF(2), {"draws": 4, "tune": 3, "random_seed": 0}
-    options["progressbar"] = False
+    model = dfac.GaussianMF(2)
+    options = {"draws": 4, "tune": 3, "random_seed": 0, "progressbar": False}
     trace = dfac.sample(V, model, **options)
     cells = np.array([3, 1]), np.array([0, 2])
     for turned in (mask[:, ::-1], mask[::-1].T):

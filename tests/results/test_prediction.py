@@ -1,4 +1,5 @@
 import json
+from contextlib import contextmanager
 
 import dask
 import dask.array as da
@@ -33,10 +34,8 @@ from tests.results.runs import (
 
 def all_mu(n=DRAWS, salt=0):
     """mu of every draw of every chain, (chains * n, I, J), by the plainest loop."""
-    pairs = [factors(chain, 0, n, salt=salt) for chain in range(CHAINS)]
-    return np.array(
-        [w.astype("f8") @ h.T.astype("f8") for W, H in pairs for w, h in zip(W, H, strict=True)]
-    )
+    pairs = (zip(*factors(chain, 0, n, salt=salt), strict=True) for chain in range(CHAINS))
+    return np.array([w.astype("f8") @ h.T.astype("f8") for pair in pairs for w, h in pair])
 
 
 @pytest.fixture(scope="module")
@@ -191,42 +190,40 @@ def test_positions_out_of_range_and_labels_that_repeat_are_refused():
     refused(OptionError, "not unique", predict, twice, ["a", "b"])
 
 
-def test_options_and_traces_that_do_not_serve_are_refused(tmp_path):
-    refused(OptionError, '"observation" or "mean"', predict, memory_tree(make_spec()), of="median")
-    with pytest.raises(OptionError, match=r"moments only.*keep='draws'"):
-        predict(memory_tree(make_spec(keep="moments")))
+def test_options_and_traces_that_do_not_serve_are_refused():
+    tree, moments = (memory_tree(make_spec(keep=keep)) for keep in ("draws", "moments"))
+    none = memory_tree(make_spec(monitor_rows=None, monitor_columns=None))
+    refused(OptionError, '"observation" or "mean"', predict, tree, of="median")
+    refused(OptionError, r"moments only.*keep='draws'", predict, moments)
     refused(StoreFormatError, "does not say its model", predict, memory_tree(make_spec(attrs={})))
     for interval in (0, 1, -0.1, 90):
-        with pytest.raises(OptionError, match="between 0 and 1"):
-            predict(memory_tree(make_spec()), interval=interval)
-    with pytest.raises(OptionError, match="monitored no cells"):
-        monitored(memory_tree(make_spec(monitor_rows=None, monitor_columns=None)))
+        refused(OptionError, "between 0 and 1", predict, tree, interval=interval)
+    refused(OptionError, "monitored no cells", monitored, none)
 
 
-class Counted:
-    """A scheduler that counts how often it is asked to compute."""
+@contextmanager
+def counted():
+    """Give the numbers of tasks of all that is computed meanwhile."""
+    tasks = []
 
-    def __init__(self):
-        self.computes = 0
-        self.tasks = 0
-
-    def __call__(self, dsk, keys, **kwargs):
-        self.computes += 1
-        self.tasks += len(dsk.__dask_graph__())
+    def scheduler(dsk, keys, **kwargs):
+        tasks.append(len(dsk.__dask_graph__()))
         return dask.get(dsk, keys, **kwargs)
+
+    with dask.config.set(scheduler=scheduler):
+        yield tasks
 
 
 @pytest.mark.parametrize("of", ["mean", "observation"])
 def test_nothing_is_computed_until_asked(trace, of):
-    counted = Counted()
-    with dask.config.set(scheduler=counted):
+    with counted() as tasks:
         found = predict(trace, of=of)
         single = found.isel(gene=0, day=slice(2))
-        assert counted.computes == 0
+        assert not tasks
         for name in ("mean", "sd", "lower", "upper"):
             assert isinstance(found[name].data, da.Array)
         single.compute()
-        assert counted.computes == 1
+        assert len(tasks) == 1
 
 
 def test_blocks_are_small_and_cells_not_asked_for_cost_nothing():
@@ -235,21 +232,17 @@ def test_blocks_are_small_and_cells_not_asked_for_cost_nothing():
     mean = predict(tree_of(spec, {"posterior": {"W": W, "H": Ht}}), of="mean")["mean"]
     assert max(mean.chunks[0]) * max(mean.chunks[1]) * 40 * 4 <= 64 * 2**20
     assert mean.data.npartitions <= 40
-    tasks = []
-    for part in (mean[:2, :2], mean):
-        counted = Counted()
-        with dask.config.set(scheduler=counted):
+    with counted() as tasks:
+        for part in (mean[:2, :2], mean):
             part.compute()
-        tasks.append(counted.tasks)
     assert tasks[0] < tasks[1] / 5
 
 
+SHAPES = st.tuples(st.integers(1, 20), st.integers(1, 20))
+
+
 @settings(max_examples=30)
-@given(
-    shape=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    block=st.integers(1, 4_000),
-    draws=st.integers(1, 12),
-)
+@given(shape=SHAPES, block=st.integers(1, 4_000), draws=st.integers(1, 12))
 def test_any_blocking_gives_the_same_numbers(shape, block, draws):
     rng = np.random.default_rng(0)
     W, Ht = (rng.random((2, draws, size, 2)) for size in shape)
@@ -296,10 +289,8 @@ def test_monitored_cells_pool_within_and_between_chains(trace):
 
 def test_monitored_chains_of_unequal_length_are_weighted():
     spec = make_spec(chains=3)
-    mean, var = (
-        np.tile(np.array(own)[:, None], spec.n_monitor)
-        for own in ([1.0, 4.0, np.nan], [2.0, 3.0, np.nan])
-    )
+    columns = np.array([[1.0, 4.0, np.nan], [2.0, 3.0, np.nan]])[:, :, None]
+    mean, var = np.tile(columns, spec.n_monitor)
     values = {"mean": mean, "var": var, "count": np.array([1, 3, 0])}
     found = monitored(tree_of(spec, {"monitor": values}), of="mean")
     assert_allclose(found["mean"], 13 / 4)
@@ -311,10 +302,8 @@ def test_monitored_interval_of_the_mean_is_gamma_or_normal():
     values = {"mean": np.full((CHAINS, 3), 2.0), "var": np.tile([0.0, 4.0, 4.0], (CHAINS, 1))}
     values["count"] = np.full(CHAINS, 9)
     real = {**ATTRS, "model": json.dumps({"type": "GaussianMF", "n_components": 2})}
-    positive, normal = (
-        monitored(tree_of(make_spec(attrs=own), {"monitor": values}), of="mean", interval=0.9)
-        for own in (ATTRS, real)
-    )
+    trees = (tree_of(make_spec(attrs=own), {"monitor": values}) for own in (ATTRS, real))
+    positive, normal = (monitored(tree, of="mean", interval=0.9) for tree in trees)
     # Gamma with shape 1 is exponential: quantiles -m log(1 - p).
     assert_allclose(positive["lower"], [2, -2 * np.log(0.95), -2 * np.log(0.95)])
     assert_allclose(positive["upper"], [2, -2 * np.log(0.05), -2 * np.log(0.05)])
@@ -323,9 +312,8 @@ def test_monitored_interval_of_the_mean_is_gamma_or_normal():
 
 def test_a_label_of_many_rows_names_all_of_them():
     labels = ["a", "b", "a", "c", "a", "d", "e"]
-    tree, in_order = (
-        memory_tree(make_spec(coords={"gene": own})) for own in (labels, sorted(labels))
-    )
+    specs = (make_spec(coords={"gene": own}) for own in (labels, sorted(labels)))
+    tree, in_order = map(memory_tree, specs)
     found = predict(tree, rows="a", of="mean")
     assert found["mean"].dims == ("gene", "day")
     assert_allclose(found["mean"], predict(tree, of="mean")["mean"].values[[0, 2, 4]], rtol=1e-6)

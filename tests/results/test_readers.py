@@ -40,8 +40,7 @@ from tests.results.runs import (
 
 pytestmark = pytest.mark.libraries
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # ArviZ announces its next version on import
+with warnings.catch_warnings(action="ignore"):  # ArviZ announces its next version on import
     import arviz as az
 
 
@@ -132,23 +131,16 @@ def test_nothing_in_the_store_is_a_pickle(path):
         assert not any(word in raw for word in words)
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        ["é", "漢字", ""],
-        np.array([3, 1, 2]),
-        np.array([0.5, np.nan, 2.0]),
-        np.array(["2024-01-01", "NaT", "2025-01-01"], dtype="datetime64[s]"),
-        np.array(["2024-01-01T00:00:00.000000001"] * 3, dtype="datetime64[ns]"),
-        np.array([1, 2, 3], dtype="timedelta64[h]").astype("timedelta64[ns]"),
-        np.array([True, False, True]),
-    ],
-)
-def test_labels_survive_the_store(tmp_path, labels):
-    spec = RunSpec(shape=(3, 2, 1), chains=1, draws=1, coords={"row": labels})
-    RunStore.create(tmp_path / "run.zarr", spec).close()
-    found = xr.open_datatree(tmp_path / "run.zarr", engine="zarr")["posterior"]["row"].values
-    assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])
+def test_labels_survive_the_store(tmp_path):
+    days, instants = ["2024-01-01", "NaT", "2025-01-01"], ["2024-01-01T00:00:00.000000001"] * 3
+    hours = np.array([1, 2, 3], "timedelta64[h]").astype("timedelta64[ns]")
+    kinds = [["é", "漢字", ""], [3, 1, 2], [0.5, np.nan, 2.0], [True, False, True], hours]
+    kinds += [np.array(days, "datetime64[s]"), np.array(instants, "datetime64[ns]")]
+    for number, labels in enumerate(kinds):
+        spec = RunSpec(shape=(3, 2, 1), chains=1, draws=1, coords={"row": labels})
+        RunStore.create(path := tmp_path / f"{number}.zarr", spec).close()
+        found = xr.open_datatree(path, engine="zarr")["posterior"]["row"].values
+        assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])
 
 
 def test_an_opened_run_is_lazy(tmp_path):
@@ -197,9 +189,7 @@ FUNCTIONS = {
 
 
 @pairwise(name=[*FUNCTIONS], coarse=[True, False], chain=[None, 1])
-def test_expectation_is_the_mean_over_draws_extrapolated(
-    tmp_path, name, coarse, chain, monkeypatch
-):
+def test_expectation_is_an_extrapolated_mean(tmp_path, name, coarse, chain, monkeypatch):
     spec, function = make_spec(has_coarse=coarse), FUNCTIONS[name]
     expected = _naive(spec, function, range(CHAINS) if chain is None else [chain])
     # Three draws at a time, so that the blocks do not divide the run.
@@ -238,21 +228,16 @@ def test_every_name_has_one_that_a_store_takes(tmp_path):
         (tmp_path / name).mkdir()
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        list("abcdefg"),
-        np.array(list("abcdefg"), dtype=object),
-        pd.Index(list("abcdefg")),
-        pd.Categorical(list("abcabca")),
+def test_any_common_labels_are_taken():
+    letters = list("abcdefg")
+    for labels in (
+        *(letters, np.array(letters, dtype=object), pd.Index(letters)),
+        *(pd.Categorical(list("abcabca")), pd.date_range("2024-01-01", periods=I)),
         *(np.arange(I), np.linspace(0, 1, I), np.arange(I) % 2 == 0),
-        pd.date_range("2024-01-01", periods=I),
-    ],
-)
-def test_any_common_labels_are_taken(labels):
-    spec = make_spec(coords={"gene": np.asarray(labels)})
-    assert spec.labels["gene"].dtype.kind in "UifMb"
-    assert spec.labels["gene"].values.tolist() == pd.Index(np.asarray(labels)).values.tolist()
+    ):
+        spec = make_spec(coords={"gene": np.asarray(labels)})
+        assert spec.labels["gene"].dtype.kind in "UifMb"
+        assert spec.labels["gene"].values.tolist() == pd.Index(np.asarray(labels)).values.tolist()
     for first in ({}, 1):
         wrong = np.array([first, *"bcdefg"], dtype=object)
         refused(DataError, "labels of dtype object", make_spec, coords={"gene": wrong})

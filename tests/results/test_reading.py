@@ -140,10 +140,8 @@ def test_what_comparisons_refuse():
 def tilted(weight, degrees=30.0):
     """Two particles: one component tilted between them, one that stays."""
     tilt = np.radians(degrees)
-    W = [
-        [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]],
-        [[np.cos(tilt), 0.0], [np.sin(tilt), 0.0], [0.0, 1.0]],
-    ]
+    straight, other = [[1.0, 0.0], [0.0, 0.0]], [[np.cos(tilt), 0.0], [np.sin(tilt), 0.0]]
+    W = [[*straight, [0.0, 1.0]], [*other, [0.0, 1.0]]]
     H = [[[3.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]]
     return fake_particles(W, H, weight)
 
@@ -242,10 +240,8 @@ def test_distances_of_two_particles_by_hand():
 def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatch):
     rng = np.random.default_rng(4)
     W, H = rng.gamma(0.7, size=(2, 3, 8, 3)), rng.gamma(0.7, size=(2, 3, 3, 6))
-    tree, flat = (
-        fake_particles(W, H),
-        list(zip(W.reshape(6, 8, 3), H.reshape(6, 3, 6), strict=True)),
-    )
+    flat = list(zip(W.reshape(6, 8, 3), H.reshape(6, 3, 6), strict=True))
+    tree = fake_particles(W, H)
 
     def angles(x, y):
         cosines = (x / np.linalg.norm(x, axis=0)).T @ (y / np.linalg.norm(y, axis=0))
@@ -332,8 +328,6 @@ def test_a_store_is_read_by_its_path_under_the_names_of_the_data(tmp_path):
 
 PLAIN_W = np.eye(6, 3) + np.eye(6, 3, -3) + 0.01
 PLAIN_H = np.eye(3, 5) + 0.01
-
-
 TWEEDIE = json.dumps({"type": "TweedieNMF", "n_components": 3, "beta": 1.0})
 
 
@@ -429,8 +423,7 @@ def test_moments_of_chains_are_never_mixed():
     tree = fake_run(keep="moments")
     found = components_of(tree)
     assert (found.chain, found.present) == (0, None)
-    alone = components_of(tree.isel(chain=[0]))
-    assert_array_equal(found.H.mean, alone.H.mean)
+    assert_array_equal(found.H.mean, components_of(tree.isel(chain=[0])).H.mean)
     refused(OptionError, "from 0 to 1, got 2", components_of, tree, chain=2)
 
 
@@ -445,13 +438,10 @@ def test_a_point_has_no_interval():
     refused(OptionError, "no factors W and H", components_of, point[["W"]])
 
 
-@pytest.mark.parametrize(
-    ("attrs", "expected"),
-    [
+def test_what_a_quantity_is_called():
+    for attrs, expected in (
         ({}, "a name"),
         ({"long_name": "radiance", "units": "W m-2"}, "radiance [W m-2]"),
         ({"standard_name": "air_pressure", "units": "1"}, "air pressure"),
-    ],
-)
-def test_what_a_quantity_is_called(attrs, expected):
-    assert told_quantity(attrs, "a_name") == expected
+    ):
+        assert told_quantity(attrs, "a_name") == expected

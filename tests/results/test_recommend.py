@@ -81,9 +81,9 @@ def test_the_best_are_those_of_all_cells(by, signed, weighted):
     assert found.attrs["looked_at"] < I * J or by != "mean"
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_figures_are_those_of_predict(weighted):
-    trace = made(weights=masses() if weighted else None)
+@pytest.mark.parametrize("weights", [None, masses()], ids=["equal", "weighted"])
+def test_figures_are_those_of_predict(weights):
+    trace = made(weights=weights)
     found = dfac.recommend(trace, [3, 8], n=4, interval=0.8)
     for at, user in enumerate((3, 8)):
         cells = dfac.predict(trace, [user], found["item"].values[at], of="mean", interval=0.8)
@@ -102,8 +102,7 @@ def stack_of(values, file, step=10**6):
 @pytest.fixture
 def searched():
     """The search under other sizes of blocks, groups of draws and rooms in memory."""
-    rng = np.random.default_rng(3)
-    W, H = rng.gamma(1, 1, (2, 12, 70, 2)).astype("f4")
+    W, H = np.random.default_rng(3).gamma(1, 1, (2, 12, 70, 2)).astype("f4")
     H[:, 11] = H[:, 4]  # equal scores: the first one is better
     weights, levels = np.full(12, 1 / 12), (0.05, 0.95)
     none = np.zeros(71, np.int64), np.zeros(0, np.int64)
@@ -187,14 +186,12 @@ def test_what_was_seen_is_left_out(kind, tmp_path):
     found = dfac.recommend(trace, n=6, exclude=excluded(kind, tmp_path))
     assert_array_equal(found["position"], best_of(score, 6))
     some = dfac.recommend(trace, [40, 7], 6, columns=ITEMS[10:70], exclude=excluded(kind, tmp_path))
-    own = score[[40, 7], 10:70]
-    assert_array_equal(some["position"], best_of(own, 6) + 10)
+    assert_array_equal(some["position"], best_of(score[[40, 7], 10:70], 6) + 10)
 
 
 def test_a_row_with_few_columns_left():
     left = np.zeros((I, J))
-    left[0, 2:] = 1
-    left[1, :] = 1
+    left[0, 2:], left[1] = 1, 1
     found = dfac.recommend(made(), slice(0, 3), 4, exclude=sparse.csr_array(left))
     assert (found["position"].values[0, 2:] == -1).all()
     assert (found["item"].values[1] == "").all()
@@ -258,8 +255,7 @@ def test_cells_of_stacked_dimensions_are_left_out_by_their_labels():
             assert 11 in found
             one = dfac.recommend(trace, rows=[2], columns=[0, 11], n=2, exclude=exclude)
             assert_array_equal(one["position"].values, [[11, -1]])
-        match = "none of the columns of exclude"
-        refused(DataError, match, dfac.recommend, trace, exclude=other)
+        refused(DataError, "none of the columns of exclude", dfac.recommend, trace, exclude=other)
     table = pd.DataFrame({"user": [0, 1], "item": ["a", "b"], "stars": [1.0, 2.0]})
     table = dfac.as_blocks(table, table=True, unstored="missing")
     match = r"none of the columns of exclude .* it has 'a', ..., the"

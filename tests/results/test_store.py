@@ -108,17 +108,15 @@ def test_chunks_that_do_not_match_the_writes_change_nothing(path, size, monkeypa
     assert_array_equal(posterior["H"][0], Ht.transpose(0, 2, 1))
 
 
-@pytest.mark.parametrize(
-    ("draws", "length", "chains"),
-    [([10, 10], 10, [0, 1]), ([10, 3], 10, [0]), ([6, 4], 4, [0, 1]), ([0, 7], 7, [1])],
-)
-def test_chains_of_different_lengths_give_the_largest_rectangle(path, draws, length, chains):
-    with RunStore.open(store_run(path)) as store:
-        store.checkpoint({}, {"draws": draws})
-        tree = store.tree()
-    assert tree["posterior"].sizes["draw"] == length
-    for group in ("posterior", "sample_stats", "monitor"):
-        assert tree[group]["chain"].values.tolist() == chains
+def test_chains_of_different_lengths_give_the_largest_rectangle(tmp_path):
+    cases = ([10, 10], 10, [0, 1]), ([10, 3], 10, [0]), ([6, 4], 4, [0, 1]), ([0, 7], 7, [1])
+    for draws, length, chains in cases:
+        with RunStore.open(store_run(tmp_path / f"{draws}.zarr")) as store:
+            store.checkpoint({}, {"draws": draws})
+            tree = store.tree()
+        assert tree["posterior"].sizes["draw"] == length
+        for group in ("posterior", "sample_stats", "monitor"):
+            assert tree[group]["chain"].values.tolist() == chains
 
 
 def test_the_plan_is_read_back(path):
@@ -128,10 +126,8 @@ def test_the_plan_is_read_back(path):
     for name in ("chains", "draws", "warmup_draws"):
         assert getattr(found, name) == getattr(spec, name)
     assert_array_equal(found.cells, [spec.monitor_rows, spec.monitor_columns])
-    xr.testing.assert_equal(
-        plain(path)["posterior"].to_dataset()[["gene", "day", "weight"]],
-        spec.labels.reset_coords("weight").set_coords("weight"),
-    )
+    labels = plain(path)["posterior"].to_dataset()[["gene", "day", "weight"]]
+    xr.testing.assert_equal(labels, spec.labels.reset_coords("weight").set_coords("weight"))
     assert {name: found.attrs[name] for name in spec.attrs} == spec.attrs
 
 
@@ -163,30 +159,21 @@ def test_checkpoints_come_back_bit_for_bit_and_may_grow_and_shrink(path):
     assert told == {**meta, "cycle": 12}
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        ({"a": np.float32(0.5), "b": np.arange(2)}, {"a": 0.5, "b": [0, 1]}),
-        ({"a": (1, np.bool_(True)), "b": {"c": None}}, {"a": [1, True], "b": {"c": None}}),
-        ({1: "a", None: "b", False: "c"}, {"1": "a", "null": "b", "false": "c"}),
-    ],
-)
-def test_attributes_are_what_json_makes_of_them(path, given, kept):
-    spec = make_spec(attrs={"more": given})
-    found = open_run(store_run(path, spec))
-    assert found.attrs["more"] == memory_tree(spec).attrs["more"] == kept
-
-
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [({(1, 2): 3}, "keys must be"), ({np.int64(1): 3}, "keys must be"), ({1}, "it holds a set")],
-)
-def test_attributes_that_json_does_not_have_are_refused(path, value, match):
-    with RunStore.create(path, make_spec()) as store:
-        text = f"must be text, numbers.*{match}"
-        refused(OptionError, text, store.update_attrs, {"more": value})
-        refused(OptionError, match, store.checkpoint, {}, {"draws": 0, "more": value})
-    assert "more" not in open_run(path).attrs
+def test_attributes_are_what_json_makes_of_them(path, tmp_path):
+    given = {"number": np.float32(0.5), "array": np.arange(2), "tuple": (1, np.bool_(True))}
+    kept = {"number": 0.5, "array": [0, 1], "tuple": [1, True]}
+    given |= {"dict": {"c": None}, "keys": {1: "a", None: "b", False: "c"}}
+    kept |= {"dict": {"c": None}, "keys": {"1": "a", "null": "b", "false": "c"}}
+    spec = make_spec(attrs=given)
+    for found in (open_run(store_run(path, spec)), memory_tree(spec)):
+        assert {name: found.attrs[name] for name in kept} == kept
+    other, keys = tmp_path / "other.zarr", "keys must be"
+    with RunStore.create(other, make_spec()) as store:
+        for value, match in (({(1, 2): 3}, keys), ({np.int64(1): 3}, keys), ({1}, "holds a set")):
+            text = f"must be text, numbers.*{match}"
+            refused(OptionError, text, store.update_attrs, {"more": value})
+            refused(OptionError, match, store.checkpoint, {}, {"draws": 0, "more": value})
+    assert "more" not in open_run(other).attrs
 
 
 def flip(file, at):
@@ -197,15 +184,15 @@ def flip(file, at):
     return bytes(raw)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        flip,
-        lambda file, at: file.write_bytes(file.read_bytes()[:at]),
-        lambda file, _: file.unlink(),
-    ],
-    ids=["flip", "cut", "remove"],
-)
+def cut(file, at):
+    file.write_bytes(file.read_bytes()[:at])
+
+
+def remove(file, _):
+    file.unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, remove])
 def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
     with RunStore.create(path, make_spec()) as store:
         fill(store, make_spec(), draws=2)
@@ -230,28 +217,20 @@ def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
         refused(StoreFormatError, match, store.load_checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "meta"),
-    [
-        *(({}, meta) for meta in ({}, {"draws": -1}, {"draws": [1]}, {"draws": 2.5})),
-        ({}, {"draws": DRAWS + 1}),
-        ({"a": np.array([None])}, {"draws": 0}),
-        ({"a": np.array(["text"])}, {"draws": 0}),
-    ],
-)
-def test_checkpoints_that_cannot_be_kept_are_refused(path, arrays, meta):
+def test_checkpoints_that_cannot_be_kept_are_refused(path):
+    bad = [({}, {}), *(({}, {"draws": draws}) for draws in (-1, [1], 2.5, DRAWS + 1))]
+    bad += [({"a": np.array([one])}, {"draws": 0}) for one in (None, "text")]
     with RunStore.create(path, make_spec()) as store:
-        with pytest.raises(OptionError):
-            store.checkpoint(arrays, meta)
-        assert store.committed.draws == (0, 0)
-        refused(StoreFormatError, "holds no checkpoint", store.load_checkpoint)
+        for arrays, meta in bad:
+            refused(OptionError, None, store.checkpoint, arrays, meta)
+            assert store.committed.draws == (0, 0)
+            refused(StoreFormatError, "holds no checkpoint", store.load_checkpoint)
 
 
 def test_moments_cut_short_are_not_shown(path):
     with RunStore.open(store_run(path)) as store:
         assert "posterior_moments" in open_run(path).children
-        with pytest.raises(TypeError):
-            put_moments(store, MOMENTS, 0, {"W_mean": object()}, 5)
+        refused(TypeError, None, put_moments, store, MOMENTS, 0, {"W_mean": object()}, 5)
         assert open_run(path)["posterior_moments"]["count"].values.tolist() == [0, DRAWS]
 
 
@@ -330,10 +309,9 @@ def test_what_is_in_the_way_is_kept(path, tmp_path):
     refused(StoreError, match, RunStore.create, path, spec)
     other = tmp_path / "thesis"
     other.mkdir()
-    file = other / "chapter.txt"
+    file, match = other / "chapter.txt", r"chapter\.txt.*pass another path"
     file.write_text("precious")
     for over in (False, True):
-        match = r"chapter\.txt.*pass another path"
         refused(StoreError, match, RunStore.create, other, spec, overwrite=over)
         refused(StoreError, "is a file", RunStore.create, file, spec, overwrite=over)
     assert file.read_text() == "precious"
@@ -388,8 +366,7 @@ def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where)
     cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
     with monkeypatch.context() as patch:
         patch.setattr(where, fail)
-        match = rf"run\.zarr cannot be written: {why}; mend this"
-        refused(StoreError, match, RunStore.open, path)
+        refused(StoreError, rf"run\.zarr cannot be written: {why}; mend this", RunStore.open, path)
         match = rf"run\.zarr, {cause}; nothing was changed; .*begin"
         refused(StoreError, match, RunStore.create, path, make_spec(), overwrite=True)
     after = contents()
@@ -404,18 +381,17 @@ def finish_a_chunk(store):
     store.checkpoint({}, {"draws": [DRAWS, 4]})
 
 
+WRITES = {
+    "draws": finish_a_chunk,
+    "checkpoint": lambda store: store.checkpoint({"a": np.ones(3)}, {"draws": 4}),
+    "moments": lambda store: put_moments(store, MOMENTS, 0, moments(0), 9),
+    "attributes": lambda store: store.update_attrs({"sampling_time": 1.0}),
+    "end": lambda store: store.finish({}),
+}
+
+
 @pytest.mark.parametrize("reopened", [False, True])
-@pytest.mark.parametrize(
-    "write",
-    [
-        finish_a_chunk,
-        lambda store: store.checkpoint({"a": np.ones(3)}, {"draws": 4}),
-        lambda store: put_moments(store, MOMENTS, 0, moments(0), 9),
-        lambda store: store.update_attrs({"sampling_time": 1.0}),
-        lambda store: store.finish({}),
-    ],
-    ids=["draws", "checkpoint", "moments", "attributes", "end"],
-)
+@pytest.mark.parametrize("write", WRITES)
 def test_a_store_that_is_removed_while_it_is_written_is_told(path, write, reopened):
     store = RunStore.create(path, make_spec())
     fill(store, make_spec(), draws=4)
@@ -424,7 +400,7 @@ def test_a_store_that_is_removed_while_it_is_written_is_told(path, write, reopen
         store = RunStore.open(path)
     shutil.rmtree(path)
     with pytest.raises(StoreError, match=r"run\.zarr was removed or moved") as caught, store:
-        write(store)
+        WRITES[write](store)
     assert "is safe" not in str(caught.value)
     assert not path.exists()
 
@@ -442,19 +418,15 @@ def test_a_damaged_chunk_is_told_where_it_is_written_in_part(path):
 
 
 WARMED = {"warmup_draws": [0, 0]}
+IMPOSSIBLE = [
+    *({"newest": 7}, {"newest": "first"}, {"newest": 1, "slots": None}),
+    *({"newest": 0, "slots": []}, {"slots": 3}, None),
+    *({"slots": [{"draws": draws, **WARMED}, None]} for draws in (["many", 0], [-1, 0])),
+    {"slots": [{"draws": [1, 0]}, None]},
+]
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        *({"newest": 7}, {"newest": "first"}, {"newest": 1, "slots": None}),
-        *({"newest": 0, "slots": []}, {"slots": 3}, None),
-        {"slots": [{"draws": ["many", 0], **WARMED}, None]},
-        {"slots": [{"draws": [-1, 0], **WARMED}, None]},
-        {"slots": [{"draws": [1, 0]}, None]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("attributes", IMPOSSIBLE, ids=str)
 def test_an_impossible_marker_is_reported(path, attributes):
     with RunStore.create(path, make_spec()) as store:
         store.checkpoint({}, {"draws": 0})
@@ -470,7 +442,7 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
     for opener in (RunStore.open, open_run):
         with pytest.raises(StoreError, match="there is no run store") as caught:
             opener(tmp_path / "nowhere")
-        assert not isinstance(caught.value, StoreFormatError)
+        assert caught.type is StoreError
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("text")
     zarr.create_group(tmp_path / "group.zarr")
@@ -498,7 +470,7 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
 def test_one_writer_at_a_time(path):
     with RunStore.create(path, make_spec()) as store:
         _, pipe = start(open_and_wait, str(path))
-        assert "is being written by process" in pipe.recv()
+        assert f"is being written by process {os.getpid()} on" in pipe.recv()
         refused(StoreError, "being written by this process", RunStore.open, path)
         refused(StoreError, "being written", RunStore.create, path, make_spec(), overwrite=True)
         open_run(path)
@@ -508,18 +480,6 @@ def test_one_writer_at_a_time(path):
     pipe.send("enough")
     process.join()
     assert process.exitcode == 0
-
-
-def test_the_lock_of_a_dead_writer_is_taken_over(path):
-    RunStore.create(path, make_spec()).close()
-    process, pipe = start(open_and_wait, str(path))
-    assert pipe.recv() == "open"
-    process.kill()
-    process.join()
-    assert process.exitcode == -9
-    assert (path / "checkpoint" / "state" / "writer").read_text().split()[0].isdigit()
-    with RunStore.open(path) as store:
-        store.checkpoint({}, {"draws": 0})
 
 
 def test_a_run_of_one_draw_without_extras(path):

@@ -51,71 +51,58 @@ def predictions(rhat, ess, facts=FOUR, rising=False, within=2.0, count=40):
     return of_predictions(rhat, ess, facts, rising=rising, within=lambda: within)
 
 
-@pytest.mark.parametrize(
-    ("rhat", "ess", "status"),
-    [
+def test_predictions_go_by_error_and_rhat():
+    others = np.full(39, 1.001)  # one number of many is above by chance, unless it is far above
+    for rhat, ess, status in (
         *((1.01, 100, "green"), (1.01, 99, "amber"), (1.02, 4000, "amber")),
         *((1.1, 400, "amber"), (1.11, 4000, "red"), (1.0, 12, "amber"), (1.0, 11, "red")),
-    ],
-)
-def test_predictions_go_by_error_and_rhat(rhat, ess, status):
-    assert predictions(rhat, ess).status == status
-
-
-def test_one_number_of_many_is_above_by_chance_unless_it_is_far_above():
-    for first, status in ((1.05, "green"), (1.15, "amber")):
-        assert predictions(np.r_[first, np.full(39, 1.001)], 200).status == status
+        *((np.r_[1.05, others], 200, "green"), (np.r_[1.15, others], 200, "amber")),
+    ):
+        assert predictions(rhat, ess).status == status, (rhat, ess)
 
 
 def test_moments_of_chains_are_judged_by_their_differences():
     noise, var = np.random.default_rng(0).normal(size=(2, 4, 200)), np.ones((4, 200))
-    near, far = (
-        of_moments(own, var, np.full(4, 500), FOUR) for own in (noise[0] * 0.1, noise[1] * 1.5)
-    )
+    means, counts = (noise[0] * 0.1, noise[1] * 1.5), np.full(4, 500)
+    near, far = (of_moments(own, var, counts, FOUR) for own in means)
     assert (near.status, far.status) == ("green", "red")
     assert near.numbers["error"] == pytest.approx(0.05, rel=0.1)  # .1 / sqrt(4)
     alone = of_moments(var[:1], var[:1], np.full(1, 500), ONE)
     assert (alone.status, "four chains" in alone.advice) == ("none", True)
 
 
-@pytest.mark.parametrize(
-    ("rhat", "moving", "status"),
-    [
+def test_the_log_density_has_to_be_at_one_level():
+    for rhat, moving, status in (
         *((1.05, None, "green"), (1.051, None, "amber"), (1.11, None, "red")),
         *((1.0, "it rose", "red"), (math.nan, None, "red")),
-    ],
-)
-def test_the_log_density_has_to_be_at_one_level(rhat, moving, status):
-    assert of_density(rhat, moving, FOUR, within=lambda: 2.0).status == status
+    ):
+        assert of_density(rhat, moving, FOUR, within=lambda: 2.0).status == status, (rhat, moving)
 
 
 EMPTY = np.array([])
 SLOW, BY_HAND = ONE._replace(asked_for=True), ONE._replace(by_hand=True)
 
 
-ADVICE = [
-    # Four times the draws halve an error of .2.
-    (lambda: predictions(1.0, 25), "Draw about 1500 more in each chain"),
-    (lambda: predictions(1.0, 25, ONE), "Draw about 1500 more: resume(..., draws=1500)."),
-    (lambda: predictions(1.3, 10, rising=True), "Tune longer: sample(..., tune=1000)"),
-    (lambda: predictions(1.5, 5, within=1.01), "starts=8"),
-    (lambda: predictions(1.2, 30, within=1.2), "Draw about"),
-    (lambda: predictions(1.3, 3, SLOW), 'sampler="auto"'),
-    (lambda: predictions(1.0, 400, ONE._replace(diverging=0.2)), 'step="auto"'),
-    (lambda: predictions(1.0, 400, BY_HAND), "Measure the bias"),
-    # Draws that never change are those of a chain that is stuck.
-    (lambda: predictions(EMPTY, EMPTY, ONE, count=0), 'step="auto"'),
-    (lambda: predictions(EMPTY, EMPTY, ONE._replace(draws=3), count=0), "Draw about"),
-    # Chains at levels of their own have settled apart.
-    (lambda: of_density(1.5, None, FOUR, within=lambda: 1.0), "starts=8"),
-    (lambda: of_density(1.5, None, FOUR, within=lambda: 1.5), "Tune longer"),
-    (lambda: of_density(1.5, "it fell", BY_HAND, within=lambda: 1.5), 'step="auto"'),
-]
-
-
 def test_the_one_thing_to_do_fits_the_trouble():
-    for light, advice in ADVICE:
-        assert advice in light().advice
+    for light, advice in (
+        # Four times the draws halve an error of .2.
+        (predictions(1.0, 25), "Draw about 1500 more in each chain"),
+        (predictions(1.0, 25, ONE), "Draw about 1500 more: resume(..., draws=1500)."),
+        (predictions(1.3, 10, rising=True), "Tune longer: sample(..., tune=1000)"),
+        (predictions(1.5, 5, within=1.01), "starts=8"),
+        (predictions(1.2, 30, within=1.2), "Draw about"),
+        (predictions(1.3, 3, SLOW), 'sampler="auto"'),
+        (predictions(1.0, 400, ONE._replace(diverging=0.2)), 'step="auto"'),
+        (predictions(1.0, 400, BY_HAND), "Measure the bias"),
+        # Draws that never change are those of a chain that is stuck.
+        (predictions(EMPTY, EMPTY, ONE, count=0), 'step="auto"'),
+        (predictions(EMPTY, EMPTY, ONE._replace(draws=3), count=0), "Draw about"),
+        # Chains at levels of their own have settled apart.
+        (of_density(1.5, None, FOUR, within=lambda: 1.0), "starts=8"),
+        (of_density(1.5, None, FOUR, within=lambda: 1.5), "Tune longer"),
+        (of_density(1.5, "it fell", BY_HAND, within=lambda: 1.5), 'step="auto"'),
+    ):
+        assert advice in light.advice
 
 
 def test_lights_of_steps_by_hand_and_of_chains_that_are_stuck():
@@ -228,20 +215,12 @@ def test_halves_of_a_chain_stand_for_chains():
     assert found[0] < 0.5 < 0.99 < found[1:].min()
 
 
-NUMBERS = st.one_of(
-    st.floats(0.0, 2.0), st.sampled_from([math.inf, math.nan, 1.0, 1e-300, 1e200, 1e308])
-)
+EXTREME = st.sampled_from([math.inf, math.nan, 1.0, 1e-300, 1e200, 1e308])
+NUMBERS = st.one_of(st.floats(0.0, 2.0), EXTREME)
 LENGTHS, FLAG = st.integers(1, 10**6), st.booleans()
-RUNS = st.builds(
-    Facts,
-    st.integers(1, 4),
-    draws=LENGTHS,
-    tune=LENGTHS.map(lambda n: n - 1),
-    diverging=st.sampled_from([0.0, 1.0]),
-    by_hand=FLAG,
-    asked_for=FLAG,
-    explained=FLAG,
-)
+LONG = {"draws": LENGTHS, "tune": LENGTHS.map(lambda n: n - 1)}
+FLAGS = dict.fromkeys(("by_hand", "asked_for", "explained"), FLAG)
+RUNS = st.builds(Facts, st.integers(1, 4), **LONG, **FLAGS, diverging=st.sampled_from([0.0, 1.0]))
 
 
 def check_light(light):
@@ -262,11 +241,9 @@ def test_every_light_has_finite_advice(facts, pairs, number, flag):
     check_light(of_density(number, "it rose" if flag else None, facts, within=lambda: number))
     error, names = error_of(ess[~np.isnan(ess)]), [str(n) for n in range(len(rhat))]
     loose = unsettled("sizes", names, rhat, error, drawn=flag)
-    found = [
-        Component("a", share, facts.chains, alike, error_of(np.array([alike])))
-        for share, alike in pairs
-    ]
-    light = of_components(found or [Component("a", 1.0, 1, 1.0)], facts, sound=flag)
+    alone = [Component("a", 1.0, 1, 1.0)]
+    found = [Component("a", one, facts.chains, r, error_of(np.array([r]))) for one, r in pairs]
+    light = of_components(found or alone, facts, sound=flag)
     check_light(light)
     check_light(with_unsettled(light, [loose] if loose else [], facts, sound=flag))
     values = np.resize(np.append(rhat, number), (facts.chains, 3))
@@ -330,16 +307,13 @@ def test_one_chain_is_green_only_where_the_fit_rules_out_another_end(explained):
     assert predictions(1.0, 400, FOUR).status == "green"
 
 
-@pytest.mark.parametrize(
-    ("dispersion", "asked", "status"),
-    [(1.0, "auto", "green"), (1.4, "auto", "amber"), (1.0, 1.0, "amber")],
-)
-def test_a_fit_rules_it_out_that_leaves_poisson_noise_of_counts(dispersion, asked, status):
+def test_a_fit_rules_it_out_that_leaves_poisson_noise_of_counts():
     tree = run(chains=1, draws=400)
-    model = {"type": "TweedieNMF", "n_components": 3, "beta": 1.0, "dispersion": asked}
-    tree.attrs |= {"model": json.dumps(model), "dispersion": dispersion}
-    found = dfac.summarize(tree)
-    assert (found.predictions.status, found.components.status) == (status, status)
+    cases = (1.0, "auto", "green"), (1.4, "auto", "amber"), (1.0, 1.0, "amber")
+    for dispersion, asked, status in cases:
+        model = {"type": "TweedieNMF", "n_components": 3, "beta": 1.0, "dispersion": asked}
+        tree.attrs |= {"model": json.dumps(model), "dispersion": dispersion}
+        assert statuses(dfac.summarize(tree))[:2] == [status, status]
 
 
 QUIET = {"progressbar": False, "executor": "serial", "random_seed": 3, "draws": 40, "tune": 40}

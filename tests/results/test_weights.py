@@ -19,9 +19,8 @@ from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_s
 from tests.results.runs import CHAINS, DRAWS, make_spec, memory_tree
 
 SOME = settings(max_examples=12, deadline=None)
-masses = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1.0)), min_size=2, max_size=9).filter(
-    lambda found: sum(found) > 0
-)
+mass = st.one_of(st.just(0.0), st.floats(1e-3, 1.0))
+masses = st.lists(mass, min_size=2, max_size=9).filter(lambda found: sum(found) > 0)
 
 
 def problem(found, seed=0):
@@ -232,9 +231,8 @@ def test_chains_with_weights_are_one_set_of_draws(chains, block, monkeypatch):
     W, H = (tree["posterior"][name].values.astype("f8") for name in "WH")
     mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])
     for trace in (tree, tree.chunk({"draw": 3})):
-        is_naive(
-            dfac.predict(trace, interval=0.8, of="mean").load(), mu, weights.ravel(), 2e-4, 1e-5
-        )
+        predicted = dfac.predict(trace, interval=0.8, of="mean").load()
+        is_naive(predicted, mu, weights.ravel(), 2e-4, 1e-5)
     own, found = weights[1] / weights[1].sum(), dfac.expectation(tree, lambda W, H: W @ H, 1)
     assert_allclose(found, np.tensordot(own, mu[DRAWS:], 1), rtol=1e-5)
     # Other labels' order, and a part of the draws.
@@ -246,13 +244,12 @@ def test_a_chain_without_weight_has_no_expectation(chains):
     tree, _ = chains
     tree["sample_stats/weight"].values[0] = 0.0
     assert np.isfinite(dfac.expectation(tree, lambda W, H: H)).all()
-    with pytest.raises(OptionError, match="no draw of chain 0 has any weight"):
-        dfac.expectation(tree, lambda W, H: H, 0)
+    match = "no draw of chain 0 has any weight"
+    refused(OptionError, match, dfac.expectation, tree, lambda W, H: H, 0)
     aligned = dfac.align(tree)
     assert aligned["posterior_moments/count"].values.tolist() == [0, 9]
     assert np.isnan(aligned["alignment/share_by_chain"].values[0]).all()
-    again = dfac.align(tree, aligned)
-    assert np.isfinite(again["alignment/share"]).all()
+    assert np.isfinite(dfac.align(tree, aligned)["alignment/share"]).all()
 
 
 def test_weights_are_masses_of_the_draws_that_are_there():
@@ -275,8 +272,7 @@ def test_weights_that_are_none_are_refused(bad):
     wrong = stats["weight"].copy(data=[[bad, *WEIGHTS[1:]]])
     tree["sample_stats"] = xr.DataTree(stats.assign(weight=wrong))
     refused(StoreFormatError, "finite and at least 0", dfac.predict, tree)
-    moved = stats.assign_coords(draw=np.arange(M) + 50)
-    tree["sample_stats"] = xr.DataTree(moved)
+    tree["sample_stats"] = xr.DataTree(stats.assign_coords(draw=np.arange(M) + 50))
     refused(StoreFormatError, "different labels", dfac.predict, tree)
 
 

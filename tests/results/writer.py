@@ -37,8 +37,7 @@ def take(environment):
 
 
 def state_of(draw):
-    rng = np.random.default_rng(draw)
-    return {"W": rng.random((50, 3)), "count": np.array(draw)}
+    return {"W": np.random.default_rng(draw).random((50, 3)), "count": np.array(draw)}
 
 
 def write_until_killed(path, pipe):

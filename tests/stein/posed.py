@@ -26,6 +26,12 @@ def starts(case, data, count):
     return W, H
 
 
+def placed(case, count, blocks=2, dtype="float64", **settings):
+    """The posterior of a problem that is kept in memory, and some of its particles."""
+    data = case.open(blocks, dtype)
+    return posed(case, data, **settings), starts(case, data, count)
+
+
 class Made(NamedTuple):
     """Particles one after the other, (M, I, K) and (M, K, J), and what each took, (M,)."""
 

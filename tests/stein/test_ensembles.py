@@ -83,9 +83,8 @@ def test_updates_bring_the_objective_of_observed_entries_down(beta, gaps):
     objective, values = divergence_of(beta), []
     with as_blocks(X, 2, dtype="float64") as data:
         posterior = Posterior(SERIAL, data, objective, IMQ())
-        values.append(
-            total(X, *prepare_starts(SERIAL, data, objective, "random", 1, 0)(0), objective)
-        )
+        start = prepare_starts(SERIAL, data, objective, "random", 1, 0)(0)
+        values.append(total(X, *start, objective))
         for steps in range(5, 35, 5):
             method = Ensemble("random", "multiplicative", max_iter=steps, tol=0.0)
             [one] = method.particles(posterior, range(1), 0)
@@ -144,8 +143,7 @@ def test_missing_entries_do_not_matter(start):
     gaps = np.random.default_rng(4).random(X.shape) < 0.3
     method = Ensemble(start=start, max_iter=100)
     with as_blocks(np.where(gaps, np.nan, X), 2) as data:
-        fill = fill_missing(SERIAL, data, SQUARES, 5)
-        assert fill is not None
+        assert fill_missing(SERIAL, data, SQUARES, 5) is not None
         found = particles(data, method, SERIAL, range(3))
     for one in found:
         error = np.abs(one.W @ one.H - X)[gaps].mean() / X[gaps].mean()

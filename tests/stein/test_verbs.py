@@ -22,10 +22,8 @@ ABOVE = BY_NAME["silf, above"]
 
 
 def run(problem=ABOVE, count=5, **settings):
-    pair = problem.particles(count)
-    return dfac.stein_discrepancy(
-        pair, problem.V, problem.model, blocks=2, **(QUIET | problem.options | settings)
-    )
+    given, options = (problem.particles(count), problem.V, problem.model), QUIET | problem.options
+    return dfac.stein_discrepancy(*given, blocks=2, **options | settings)
 
 
 def counts():
@@ -160,9 +158,9 @@ def test_sparse_data_are_never_dense():
 W, H = ABOVE.particles(3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_what_is_refused():
+    usual = {"particles": (W, H), "V": ABOVE.V, "model": ABOVE.model} | QUIET
+    for settings, message in (
         ({"model": dfac.GaussianMF(2)}, "is known from the posterior of"),
         ({"model": dfac.TweedieNMF(2, beta=2.0), "tangent": True}, "leave it out"),
         ({"model": dfac.SILFNMF(3, threshold=1.0)}, "have 2 components, the model 3"),
@@ -178,14 +176,12 @@ W, H = ABOVE.particles(3)
         ({"particles": (-W, H)}, "W of particle 0 goes down to"),
         ({"particles": (W, np.where(H[1, 0, 2] == H, np.nan, H))}, "H of particle 1"),
         ({"model": dfac.SILFNMF(2)}, "resolved first"),
-    ],
-)
-def test_what_is_refused(settings, message):
-    usual = {"particles": (W, H), "V": ABOVE.V, "model": ABOVE.model} | QUIET
-    refused((OptionError, ModelError), message, dfac.stein_discrepancy, **(usual | settings))
+    ):
+        given = usual | settings
+        refused((OptionError, ModelError), message, dfac.stein_discrepancy, **given)
 
 
-def test_options_that_are_refused():
+def test_options_that_are_refused_and_those_that_are_usual():
     for kind, settings, message in (
         (dfac.IMQ, {"scale_w": 0.0}, "scale_w"),
         (dfac.IMQ, {"scale_h": "mean"}, "scale_h"),
@@ -213,9 +209,6 @@ def test_options_that_are_refused():
         (dfac.Ensemble, {"transfer_rank": 0}, "transfer_rank"),
     ):
         refused(OptionError, message, kind, **settings)
-
-
-def test_options_that_are_usual():
     usual = {"draws": 1000, "tune": 200, "steps": 20, "step": "auto", "target_accept": 0.8}
     assert dfac.SimplexHMC().to_dict() == {"type": "SimplexHMC"} | usual
     assert dfac.SVGD(7).to_dict() == {"type": "SVGD", "steps": 7, "step": "auto"}
