@@ -23,6 +23,7 @@ from daskfactor.results.writer import Writer
 from daskfactor.results.zarr_stores import DurableStore
 from tests.cluster import dying
 from tests.cluster.support import cluster
+from tests.refusals import refused
 from tests.results.runs import make_spec
 
 pytestmark = pytest.mark.cluster
@@ -202,8 +203,7 @@ def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path):
     late = Writer(LocalPlace(Path(store)).fork())
     late.write(moments, 0, dfac.open_run(store)[moments].values[0])
     found = dfac.resume(store, 2, V=dying.data(), executor="serial", progressbar=False)
-    with pytest.raises(FileNotFoundError):
-        late.write(moments, 0, 0)
+    refused(FileNotFoundError, None, late.write, moments, 0, 0)
     equal(found, sampled(draws=6))
     assert not list(Path(store).rglob("*.partial"))
 
@@ -227,7 +227,6 @@ def test_a_place_that_cannot_be_tidied_is_given_free(tmp_path, monkeypatch):
     store = RunStore.create(tmp_path / "run", make_spec())
     place = store.checkpoints._place
     monkeypatch.setattr(place, "recall", lambda: (_ for _ in ()).throw(OSError(30, "read-only")))
-    with pytest.raises(OSError, match="read-only"):
-        place.close()
+    refused(OSError, "read-only", place.close)
     monkeypatch.undo()
     assert not place._lock.is_locked

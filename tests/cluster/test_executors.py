@@ -38,6 +38,7 @@ from tests.cluster.support import (
     oracle,
 )
 from tests.executors.mixer import Mixer, bits
+from tests.refusals import refused
 
 pytestmark = pytest.mark.cluster
 
@@ -138,8 +139,7 @@ def test_the_clients_state_is_not_touched_when_a_segment_fails(executor):
                 seen.append((before, state))
                 raise
 
-    with pytest.raises(EngineError):
-        chain(Spy(), Mixer(fail_at=Block(1, 2)))
+    refused(EngineError, None, chain, Spy(), Mixer(fail_at=Block(1, 2)))
     for before, state in seen:
         assert state.gather("rows").tobytes() == before.gather("rows").tobytes()
         assert state.gather("columns").tobytes() == before.gather("columns").tobytes()
@@ -266,8 +266,7 @@ def test_a_ring_says_so_when_workers_are_busy(here):
     try:
         assert busy.wait(20)
         executor = RingExecutor(here, patience=Patience(start=4.0))
-        with pytest.raises(EngineError, match=r"1 of 3 workers did not start.*within 4 s"):
-            chain(executor, blocks=6)
+        refused(EngineError, r"1 of 3 workers did not start.*within 4 s", chain, executor, blocks=6)
     finally:
         release.set()
         for future in others:
@@ -280,8 +279,7 @@ def test_an_address_without_a_worker_does_not_hang(here):
     for make in EXECUTORS.values():
         executor = make(here, workers=["tcp://127.0.0.1:1"], patience=Patience(workers=0.5))
         began = time.monotonic()
-        with pytest.raises(EngineError, match=r"no worker was there within 0\.5 s"):
-            chain(executor)
+        refused(EngineError, r"no worker was there within 0\.5 s", chain, executor)
         with pytest.raises(EngineError, match=r"no worker was there"):
             executor.map(lambda item, work: item, range(3))
         assert time.monotonic() - began < 20
@@ -314,24 +312,20 @@ def test_an_error_in_map_comes_back(executor):
     def fail(item, work):
         raise StoreError(f"item {item} cannot be read; look for it")
 
-    with pytest.raises(StoreError, match=r"item \d cannot be read"):
-        executor.map(fail, range(5))
-    with pytest.raises(EngineError, match=r"ZeroDivisionError"):
-        executor.map(lambda item, work: 1 // 0, range(5))
+    refused(StoreError, r"item \d cannot be read", executor.map, fail, range(5))
+    refused(EngineError, r"ZeroDivisionError", executor.map, lambda item, work: 1 // 0, range(5))
 
 
 def test_what_is_no_synchronous_client_is_refused():
     with pytest.raises(OptionError, match=r"must be a dask.distributed Client, got 'tcp://here'"):
         make_executor("ring", "tcp://here")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"pass client=Client\(\.\.\.\)"):
-        make_executor("ring")
+    refused(OptionError, r"pass client=Client\(\.\.\.\)", make_executor, "ring")
 
 
 def test_which_executors_take_a_client(here):
     assert isinstance(make_executor("ring", here), RingExecutor)
     assert isinstance(make_executor("tasks", here), ClusterTasksExecutor)
-    with pytest.raises(OptionError, match=r"executor='threads' runs in this process"):
-        make_executor("threads", here)
+    refused(OptionError, r"executor='threads' runs in this process", make_executor, "threads", here)
 
 
 def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere):
@@ -367,8 +361,7 @@ def test_an_asynchronous_client_is_refused(here):
         async with Client(
             here.scheduler.address, asynchronous=True, set_as_default=False
         ) as client:
-            with pytest.raises(OptionError, match="asynchronous=True"):
-                RingExecutor(client)
+            refused(OptionError, "asynchronous=True", RingExecutor, client)
 
     here.sync(make)
 

@@ -37,6 +37,7 @@ from tests.cluster.support import (
 )
 from tests.executors.mixer import bits
 from tests.object_store import BUCKET
+from tests.refusals import refused
 from tests.tiers import FULL, tiered
 
 pytestmark = pytest.mark.cluster
@@ -250,8 +251,7 @@ def test_a_segment_that_is_always_lost_ends_with_a_clear_error(name: str, tmp_pa
     with cluster(0, processes=True) as client, bare_worker(client), bare_worker(client):
         client.wait_for_workers(2, timeout=60)
         executor = EXECUTORS[name](client, patience=Patience(losses=1, workers=1.0))
-        with pytest.raises(EngineError, match=r"lost 2 times in a row|no worker was there"):
-            chain(executor, Fatal())
+        refused(EngineError, r"lost 2 times in a row|no worker was there", chain, executor, Fatal())
         executor.close()
 
 
@@ -278,8 +278,7 @@ def test_work_that_never_ends_is_given_up(name: str, what: str) -> None:
             work = partial(chain, executor, Gated("never", Block(0, 0)))
             if what != "block":
                 work = partial(executor.map, wait_at_gate, ["never"] * 2)
-            with pytest.raises(EngineError, match=rf"no {what}.* was finished anywhere for 0\.5 s"):
-                work()
+            refused(EngineError, rf"no {what}.* was finished anywhere for 0\.5 s", work)
         finally:
             GATES["never"].set()
             executor.close()
@@ -297,8 +296,7 @@ def test_workers_that_are_paused_for_want_of_memory_are_named(name: str, what: s
         until = time.monotonic() + 30
         while statuses(client) != ["paused"] and time.monotonic() < until:
             time.sleep(0.05)
-        with pytest.raises(EngineError, match=rf"paused .* for 1 s: {address} \(.* of .*\); give"):
-            work()
+        refused(EngineError, rf"paused .* for 1 s: {address} \(.* of .*\); give", work)
         executor.close()
 
 

@@ -28,6 +28,7 @@ from tests.cluster.support import EXECUTORS, IMPATIENT, Killer, chain, cluster, 
 from tests.cluster.test_faults import kill_one
 from tests.cluster.test_runs import same
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
+from tests.refusals import refused
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
@@ -105,14 +106,12 @@ def test_a_store_drops_bands_with_their_clients_key(store):
     assert store.nbytes > 0  # the other key is still there
     store.transition(f"{HOLD}token-1", "memory", "released")
     assert store.nbytes == 0
-    with pytest.raises(StateLost, match="has gone"):
-        store.put("token", {(Key(0, 0), 0): np.ones(1)})
+    refused(StateLost, "has gone", store.put, "token", {(Key(0, 0), 0): np.ones(1)})
 
 
 def test_a_change_is_made_once(store):
     store.once("call")
-    with pytest.raises(StateLost, match="a second time"):
-        store.once("call")
+    refused(StateLost, "a second time", store.once, "call")
 
 
 # -- segments ---------------------------------------------------------------------------------
@@ -219,8 +218,7 @@ def fail(band):
 
 def test_an_error_in_each_comes_back(executor):
     held = executor.hold(oracle(segments=1))
-    with pytest.raises(EngineError, match="on purpose"):
-        held.each(fail)
+    refused(EngineError, "on purpose", held.each, fail)
 
 
 def test_a_copy_is_a_way_back(executor):
@@ -269,8 +267,7 @@ def test_bands_go_with_a_client_that_dies(name, elsewhere):
         held = executor.hold(oracle(segments=1))
         assert held_bytes(elsewhere) > 0
     settled(elsewhere, 0)
-    with pytest.raises(EngineError, match="lost its scheduler"):
-        held.gather("rows")
+    refused(EngineError, "lost its scheduler", held.gather, "rows")
 
 
 # -- losses ------------------------------------------------------------------------------------
@@ -306,10 +303,8 @@ def test_lost_bands_are_told(name, factors, tmp_path):
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
         for verb in (lambda: held.each(look, 0, range(4)), lambda: held.gather("rows")):
-            with pytest.raises(StateLost):
-                verb()
-        with pytest.raises(StateLost):
-            chain(Continued(executor, held), Mixer(fail_at=Block(9, 9)))
+            refused(StateLost, None, verb)
+        refused(StateLost, None, chain, Continued(executor, held), Mixer(fail_at=Block(9, 9)))
         executor.close()
 
 

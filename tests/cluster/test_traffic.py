@@ -25,6 +25,7 @@ from daskfactor.inference.timing import _column, _drawing_plan, network_rate
 from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.tweedie import TweedieNMF
 from tests.cluster.support import cluster
+from tests.refusals import refused
 
 pytestmark = pytest.mark.cluster
 WORKERS = 2
@@ -124,8 +125,7 @@ def test_rates_of_networks(network, rate):
 
 @pytest.mark.parametrize("network", ["fast", "10", 0, -1.0, math.nan, "10 Gbit per s", True])
 def test_rates_that_are_none(network):
-    with pytest.raises(OptionError, match="network is bytes a second"):
-        network_rate(network)
+    refused(OptionError, "network is bytes a second", network_rate, network)
 
 
 def test_what_the_network_limits():

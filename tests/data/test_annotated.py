@@ -14,6 +14,7 @@ import daskfactor as dfac
 from daskfactor.data import adapters, entries
 from daskfactor.data.annotated import Compressed
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -218,8 +219,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
         ("b", r"b\.h5ad is no AnnData file that can be read"),
         ("c", r"c\.h5ad does not exist"),
     ):
-        with pytest.raises(DataError, match=message):
-            dfac.as_blocks(tmp_path / f"{name}.h5ad")
+        refused(DataError, message, dfac.as_blocks, tmp_path / f"{name}.h5ad")
 
 
 @pytest.mark.parametrize("form", ["memory", "h5ad", "zarr 3"])
@@ -237,8 +237,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
     ],
 )
 def test_sentences(forms, form, options, message):
-    with pytest.raises(DataError, match=message):
-        dfac.as_blocks(forms[form], **options)
+    refused(DataError, message, dfac.as_blocks, forms[form], **options)
 
 
 def test_nullable_and_series_masks(forms):
@@ -250,12 +249,10 @@ def test_layers_and_masks_belong_to_annotated_data(tmp_path):
     for data in (COUNTS, dfac.as_blocks(COUNTS), xr.DataArray(COUNTS), str(tmp_path)):
         with pytest.raises(OptionError, match=r"layer is for AnnData, .*leave it out"):
             dfac.as_blocks(data, layer="counts")
-    with pytest.raises(OptionError, match="mask_var is for AnnData"):
-        dfac.as_blocks(COUNTS, mask_var="variable")
+    refused(OptionError, "mask_var is for AnnData", dfac.as_blocks, COUNTS, mask_var="variable")
     with pytest.raises(OptionError, match="layer is for AnnData"):
         dfac.hold_out(dfac.as_blocks(COUNTS), layer="counts")
-    with pytest.raises(DataError, match="has no layer 'x'"):
-        dfac.sample(annotated(), dfac.TweedieNMF(2), layer="x")
+    refused(DataError, "has no layer 'x'", dfac.sample, annotated(), dfac.TweedieNMF(2), layer="x")
 
 
 def test_a_run_finds_its_layer_and_its_variables_again(forms, tmp_path):

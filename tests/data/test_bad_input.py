@@ -14,6 +14,7 @@ from scipy import sparse as sp
 from daskfactor.data.holdout import hold_out
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+from tests.refusals import refused
 
 ONES = np.ones((6, 4))
 UNKNOWN = da.from_array(ONES, chunks=2)
@@ -159,8 +160,7 @@ def test_a_failing_dask_chunk_is_named():
 def test_a_missing_or_wrong_store_is_named(tmp_path, name, error, message):
     (tmp_path / "empty").mkdir()
     zarr.open_group(str(tmp_path / "g"), mode="w").create_array("counts", shape=(2, 2), dtype="f4")
-    with pytest.raises(error, match=message):
-        as_blocks(name if "://" in name else tmp_path / name)
+    refused(error, message, as_blocks, name if "://" in name else tmp_path / name)
 
 
 @pytest.mark.parametrize("limit", [None, 0])
@@ -260,8 +260,7 @@ def test_rows_and_columns_of_nothing():
         as_blocks(sp.csr_array((6, 6)), unstored="missing", allow_empty=True)
     assert as_blocks(sp.csr_array((6, 6)), unstored="zero").mean == 0
     dense = np.where(np.arange(6)[:, None] == 3, np.nan, ONES)
-    with pytest.raises(DataError, match=r"1 of 6 rows .* allow_empty=True"):
-        as_blocks(dense)
+    refused(DataError, r"1 of 6 rows .* allow_empty=True", as_blocks, dense)
     assert as_blocks(dense, allow_empty=True).row_observed[3] == 0
 
 
@@ -305,10 +304,8 @@ def test_a_rating_that_is_there_twice_is_refused(name, balance):
 
 
 def test_ratings_held_out_are_of_one_value_and_one_place():
-    with pytest.raises(DataError, match="2 entries name a cell"):
-        hold_out(doubled("coo"), 0.4)
+    refused(DataError, "2 entries name a cell", hold_out, doubled("coo"), 0.4)
     assert hold_out(doubled("coo"), 0.4, unstored="zero", random_seed=0).train.shape == (3, 3)
     with pytest.raises(DataError, match="column indices go from -1 to 3"):
         hold_out(damaged(indices=[-1, 1, 2, 3]), 0.4)
-    with pytest.raises(DataError, match="row indices go from -1 to 3"):
-        hold_out(displaced(0, 1, -1), 0.4)
+    refused(DataError, "row indices go from -1 to 3", hold_out, displaced(0, 1, -1), 0.4)

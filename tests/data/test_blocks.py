@@ -6,6 +6,7 @@ import pytest
 from daskfactor.data.known import Labels, usable_dims
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, OptionError
+from tests.refusals import refused
 
 
 def matrix(rows=30, cols=21):
@@ -62,8 +63,7 @@ def test_values_come_in_the_order_asked_for():
     ],
 )
 def test_impossible_cells_are_refused(rows, cols, message):
-    with pytest.raises(OptionError, match=message):
-        as_blocks(matrix()).values(rows, cols)
+    refused(OptionError, message, as_blocks(matrix()).values, rows, cols)
 
 
 def test_to_numpy_gives_a_copy():

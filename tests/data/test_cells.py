@@ -17,6 +17,7 @@ from daskfactor.data.holdout import hold_out
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
 from tests.random_sparse import random_array
+from tests.refusals import refused
 
 RNG = np.random.default_rng(11)
 SHAPE = (23, 17)
@@ -152,8 +153,7 @@ def test_an_observed_cell_needs_an_uncertainty(bad, dense):
     name = rf"uncertainty at row {row}, column {col} is {bad:g}" if dense else rf"row {row}, "
     values, given = (V, sigma) if dense else (stored(V), stored(sigma))
     options = {} if dense else {"unstored": "missing", "balance": True}
-    with pytest.raises(DataError, match=name):
-        as_blocks(values, 3, uncertainty=given, **options)
+    refused(DataError, name, as_blocks, values, 3, uncertainty=given, **options)
 
 
 def test_weights_are_taken_as_they_are():

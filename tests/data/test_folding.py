@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import daskfactor as dfac
 from daskfactor.data.folding import Side
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no observed entry and are left out")
 DIMS = ("time", "lat", "lon")
@@ -121,8 +122,7 @@ MISREAD = [
 
 @pytest.mark.parametrize(("V", "options", "error", "message"), MISREAD)
 def test_an_array_with_too_many_dimensions_says_what_to_write(V, options, error, message):
-    with pytest.raises(error, match=message):
-        dfac.as_blocks(V, **options)
+    refused(error, message, dfac.as_blocks, V, **options)
     with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
         dfac.sample(V, dfac.TweedieNMF(2), row="time")
 

@@ -21,6 +21,7 @@ from daskfactor.data.grid import Grid
 from daskfactor.data.joined import JoinedData, join
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.kernels.views import BlockView, SparseBlock
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -369,14 +370,12 @@ def test_a_dict_for_one_model_and_a_matrix_for_several():
         (A, dfac.TweedieNMF(2), ModelError, "several matrices go with a coupled model"),
         (COUNTS, dfac.Coupled(2), OptionError, "takes several matrices"),
     ):
-        with pytest.raises(error, match=message):
-            dfac.sample(data, model, progressbar=False)
+        refused(error, message, dfac.sample, data, model, progressbar=False)
 
 
 def test_missing_cells_are_named_matrix_by_matrix():
     with join({"a": COUNTS, "b": GAPPY}) as data:
-        with pytest.raises(OptionError, match=r'monitor=\{"a": '):
-            data.missing_cells()
+        refused(OptionError, r'monitor=\{"a": ', data.missing_cells)
         assert data.part_shape("b") == (24, 7)
         rows, cols = data.cells_of("b", np.array([0, 3]), np.array([6, 1]))
         found = data.values(rows, cols) * np.float32(data.joints[1].unit)

@@ -27,6 +27,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import OLD, PREFIX, ArrayFile, Storage, scratch_directory, sweep
 from daskfactor.errors import DataError, DataWarning, StoreError
 from daskfactor.kernels.views import BlockView
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -231,8 +232,7 @@ def test_reads_and_writes_that_come_in_pieces_are_put_together(folder, monkeypat
 def test_a_scratch_file_that_was_cut_short_is_reported(folder, monkeypatch):
     with as_blocks(np.ones((40, 40)), 2, memory_limit=0) as data:
         monkeypatch.setattr(os, "preadv", lambda *_: 0)
-        with pytest.raises(StoreError, match=r"block \(1, 0\) could not be read back .* too early"):
-            data.view(1, 0)
+        refused(StoreError, r"block \(1, 0\) could not be read back .* too early", data.view, 1, 0)
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
@@ -240,8 +240,7 @@ def test_a_scratch_file_that_was_cut_short_is_reported(folder, monkeypatch):
 def test_closed_blocks_say_so(memory_limit, dtype):
     data = as_blocks(np.ones((40, 40), "float32"), dtype=dtype, memory_limit=memory_limit)
     data.close()
-    with pytest.raises(StoreError, match="these blocks were closed"):
-        data.view(0, 0)
+    refused(StoreError, "these blocks were closed", data.view, 0, 0)
 
 
 def test_an_unusable_directory_is_named(tmp_path):
@@ -386,8 +385,7 @@ def test_memory_is_new_or_of_the_thread(tmp_path):
 def test_a_file_that_shrinks_is_noticed(tmp_path):
     file, _, second = made(tmp_path)
     os.truncate(file.path, 100)
-    with pytest.raises(StoreError, match="ends too early, at byte"):
-        file.read(second)
+    refused(StoreError, "ends too early, at byte", file.read, second)
     file.remove()
 
 

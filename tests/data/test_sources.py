@@ -25,6 +25,7 @@ from daskfactor.data.loading import load, regions, working_bytes
 from daskfactor.data.sources import SCAN_BYTES, as_blocks
 from daskfactor.data.storage import ArrayFile, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -196,8 +197,7 @@ def test_levels_of_a_multi_index_are_kept():
         missing = index.set_codes([[0, 0, 1, -1], [0, 1, 0, 1]])
         coords = xr.Coordinates.from_pandas_multiindex(missing, "row")
         gone = data.set_axis(missing) if data is frame else data.assign_coords(coords)
-        with pytest.raises(DataError, match=r"1 of the 4 labels of 'row' .* position 3"):
-            as_blocks(gone)
+        refused(DataError, r"1 of the 4 labels of 'row' .* position 3", as_blocks, gone)
 
 
 def test_levels_have_names_of_their_own_whatever_others_are_called():
@@ -349,8 +349,7 @@ def test_blocked_data_are_returned_as_they_are():
     data = as_blocks(matrix(), 3, dtype="float64")
     assert as_blocks(data) is data
     assert as_blocks(data, 3) is data
-    with pytest.raises(OptionError, match="grid of 3 x 3 blocks already"):
-        as_blocks(data, 4)
+    refused(OptionError, "grid of 3 x 3 blocks already", as_blocks, data, 4)
 
 
 def test_a_grid_can_be_given_itself():
@@ -361,8 +360,7 @@ def test_a_grid_can_be_given_itself():
         assert blocks.grid == grid
         assert as_blocks(blocks, grid) is blocks
         np.testing.assert_array_equal(blocks.to_numpy(), values)
-    with pytest.raises(OptionError, match="the grid is for a matrix of shape"):
-        as_blocks(values.T, grid)
+    refused(OptionError, "the grid is for a matrix of shape", as_blocks, values.T, grid)
 
 
 def test_no_library_is_imported_for_numpy_input():
@@ -386,8 +384,7 @@ def test_options_are_checked():
         *(({"blocks": x}, "blocks must be a whole number from 1 to 47") for x in (0, 48)),
         *(({"blocks": x}, "blocks must be a whole number") for x in (2.0, True)),
     ]:
-        with pytest.raises(OptionError, match=message):
-            as_blocks(values, **options)
+        refused(OptionError, message, as_blocks, values, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(as_blocks(values, np.int64(2), unstored="zero"), BlockedData)
@@ -424,5 +421,4 @@ def test_labels_of_text_and_none_are_held_out_and_read():
 def test_a_module_of_the_user_may_be_called_like_a_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "sparse", ModuleType("sparse"))
     assert as_blocks(np.ones((4, 4)), 2).n_missing == 0
-    with pytest.raises(DataError, match="data of type list cannot be read"):
-        as_blocks([[1.0]])
+    refused(DataError, "data of type list cannot be read", as_blocks, [[1.0]])

@@ -26,6 +26,7 @@ from daskfactor.data.store import (
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
 from daskfactor.urls import unreachable
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -116,8 +117,7 @@ def test_a_damaged_chunk_names_its_block(store, name, harm):
     else:
         raw[5] ^= 1
         path.write_bytes(raw)
-    with pytest.raises(StoreError, match=r"block \(1, 2\) of the store"):
-        found.read(1, 2)
+    refused(StoreError, r"block \(1, 2\) of the store", found.read, 1, 2)
     found.read(1, 1)
 
 
@@ -129,17 +129,14 @@ def test_damage_to_padding_is_noticed_too(store):
     assert len(raw) > 4 * last
     raw[4 * last] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(StoreFormatError, match=r"block \(0, 0\) of the store .* is damaged"):
-        found.read(0, 0)
+    refused(StoreFormatError, r"block \(0, 0\) of the store .* is damaged", found.read, 0, 0)
 
 
 def test_what_is_no_store_says_what_it_is(tmp_path, store):
-    with pytest.raises(StoreError, match="no store can be opened at"):
-        BlockStore(str(tmp_path / "nothing.zarr"))
+    refused(StoreError, "no store can be opened at", BlockStore, str(tmp_path / "nothing.zarr"))
     foreign = tmp_path / "foreign.zarr"
     zarr.open_group(str(foreign), mode="w").create_array("x", shape=(2,), dtype="f4")
-    with pytest.raises(StoreFormatError, match="not a blocked sparse store"):
-        BlockStore(str(foreign))
+    refused(StoreFormatError, "not a blocked sparse store", BlockStore, str(foreign))
     for place in (foreign, foreign / "x", tmp_path):
         assert not is_blocked_store(str(place))
     assert is_blocked_store(str(store))
@@ -156,8 +153,7 @@ def test_what_is_no_store_says_what_it_is(tmp_path, store):
 def test_newer_and_unfinished_stores_are_refused(store, change, kind, message):
     change_attributes(store, **change)
     assert is_blocked_store(str(store))
-    with pytest.raises(kind, match=message):
-        as_blocks(str(store), allow_empty=True)
+    refused(kind, message, as_blocks, str(store), allow_empty=True)
 
 
 @pytest.mark.parametrize("harm", ["table", "attribute", "offsets"])
@@ -168,16 +164,14 @@ def test_a_damaged_plan_is_reported(store, harm):
         change_attributes(store, statistics=None)
     else:
         zarr.open_group(str(store))["row_offsets"][3] = 49
-    with pytest.raises(StoreFormatError, match="damaged"):
-        BlockStore(str(store))
+    refused(StoreFormatError, "damaged", BlockStore, str(store))
 
 
 def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path):
     ratings = sparse.coo_array(([1.0, 2.0], ([0, 2], [0, 1])), shape=(3, 2))
     path = str(tmp_path / "s.zarr")
     convert(ratings, path, unstored="missing", blocks=1, balance=True, progressbar=False)
-    with pytest.raises(DataError, match="1 of 3 rows have no observed entry: row 1"):
-        as_blocks(path)
+    refused(DataError, "1 of 3 rows have no observed entry: row 1", as_blocks, path)
     assert as_blocks(path, allow_empty=True).row_observed.sum() == 2
 
 

@@ -24,6 +24,7 @@ from daskfactor.data.files import read_matrix
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.tables import read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -105,8 +106,7 @@ def test_lines_are_counted(tmp_path):
 )
 def test_a_wrong_name_lists_the_columns(tmp_path, choice, error, message):
     path = write(tmp_path, "t.csv", "user\n1\n" if choice is None else text())
-    with pytest.raises(error, match=message):
-        converted(path, **choice or {})
+    refused(error, message, converted, path, **choice or {})
 
 
 MM = "%%MatrixMarket matrix"
@@ -132,8 +132,7 @@ MM = "%%MatrixMarket matrix"
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
-    with pytest.raises(DataError, match=message):
-        converted(write(tmp_path, name, content))
+    refused(DataError, message, converted, write(tmp_path, name, content))
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
@@ -204,8 +203,7 @@ def test_a_folder_of_parquet_files(tmp_path):
     (folder / "_SUCCESS").write_text("")
     np.testing.assert_array_equal(converted(folder).to_numpy(), DENSE)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no kind of file that convert reads"):
-        converted(tmp_path / "empty")
+    refused(DataError, "no kind of file that convert reads", converted, tmp_path / "empty")
 
 
 def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
@@ -228,8 +226,7 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", listing)
     for place in (tmp_path, Path("/")):
-        with pytest.raises(DaskfactorError):
-            as_blocks(str(place))
+        refused(DaskfactorError, None, as_blocks, str(place))
         with pytest.raises(DaskfactorError):
             convert(place, tmp_path / "converted.zarr", progressbar=False)
     assert {own.rstrip("/") for own in seen} <= {"", str(tmp_path)}
@@ -246,8 +243,7 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
 )
 def test_bad_parquet(tmp_path, r, c, v, message):
     pq.write_table(pa.table({"r": r, "c": c, "v": v}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=message):
-        converted(tmp_path / "t.parquet")
+    refused(DataError, message, converted, tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize("unit", ["day", "s", "ms", "us", "ns"])
@@ -344,13 +340,10 @@ def test_axes_refuse_the_other_kind(first):
     other = numbers(0) if isinstance(first, pd.Categorical) else texts([0], ["a"])
     axis = keys.Axis("row")
     axis.learn(first)
-    with pytest.raises(DataError, match="texts in another"):
-        axis.learn(other)
+    refused(DataError, "texts in another", axis.learn, other)
     axis.finish()
-    with pytest.raises(DataError, match="texts in another"):
-        axis.positions(other)
-    with pytest.raises(DataError, match="texts in another"):
-        keys.Axis("row", 1).learn(texts([0], ["a"]))
+    refused(DataError, "texts in another", axis.positions, other)
+    refused(DataError, "texts in another", keys.Axis("row", 1).learn, texts([0], ["a"]))
 
 
 def test_positions_outside_a_matrix_are_refused():
@@ -368,12 +361,10 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     matrix.write_text("1,2,nan,4\n3,0,1,2\n2,2,5,1\n")
     long.write_text("user,item,rating\nann,dune,4\nbob,dune,3\nann,emma,1\n")
     np.testing.assert_array_equal(files.read_matrix(str(matrix))[1], [3, 0, 1, 2])
-    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[tables\]'"):
-        files.read_matrix(str(long))
+    refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(long))
     packed = tmp_path / "matrix.csv.gz"
     packed.write_bytes(gzip.compress(matrix.read_bytes()))
-    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[tables\]'"):
-        files.read_matrix(str(packed))
+    refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(packed))
 
 
 # -- matrices in files of every kind -------------------------------------------------------
@@ -387,8 +378,7 @@ def test_npy_and_npz_first_or_named(tmp_path):
     np.savez(path, a=VALUES, b=VALUES + 1)
     for name, wanted in (("v.npy", VALUES), ("v.npz", VALUES), ("v.npz:b", VALUES + 1)):
         np.testing.assert_array_equal(read_matrix(f"{tmp_path}/{name}"), wanted)
-    with pytest.raises(DataError, match="no array 'c', only a, b"):
-        read_matrix(f"{path}:c")
+    refused(DataError, "no array 'c', only a, b", read_matrix, f"{path}:c")
 
 
 @pytest.mark.parametrize("form", [2, 3])
@@ -408,8 +398,7 @@ def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"anything at all"])
 def test_empty_and_cut_off_arrays_are_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
-        read_matrix(str(tmp_path / name))
+    refused(DataError, r"no NumPy (array file|archive)", read_matrix, str(tmp_path / name))
 
 
 @pytest.mark.parametrize("text", ["1,2\n,4.5\n", "1;2\n\nNA;4.5", "1\t2\nnan\t4.5\n", "1 2\n? 4.5"])
@@ -450,8 +439,7 @@ def test_a_missing_cell_begins_a_line_of_data(tmp_path, first):
 
 
 def test_a_blank_first_line_holds_no_names(tmp_path):
-    with pytest.raises(DataError):
-        dfac.as_blocks(write(tmp_path, "t.csv", "\n1,2\n,4.5\n"), table=True)
+    refused(DataError, None, dfac.as_blocks, write(tmp_path, "t.csv", "\n1,2\n,4.5\n"), table=True)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 30])
@@ -474,8 +462,7 @@ def test_frames_without_names_are_read_as_they_were_written(tmp_path, columns):
     ],
 )
 def test_broken_tables_say_where(tmp_path, text, message):
-    with pytest.raises(DataError, match=message):
-        read_table(write(tmp_path, "t.csv", text))
+    refused(DataError, message, read_table, write(tmp_path, "t.csv", text))
 
 
 def test_zarr_arrays_and_stores_of_any_name_are_left_to_the_library(tmp_path):
@@ -501,8 +488,7 @@ def test_labelled_files(tmp_path, name):
     assert only.dims == ("time", "band")
     np.testing.assert_array_equal(only.values, VALUES)
     xr.testing.assert_equal(read_matrix(f"{path}:v").load(), only.load())
-    with pytest.raises(DataError, match="no variable 'w', only line, v"):
-        read_matrix(f"{path}:w")
+    refused(DataError, "no variable 'w', only line, v", read_matrix, f"{path}:w")
 
 
 @pytest.mark.parametrize(
@@ -521,5 +507,4 @@ def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
     np.save(tmp_path / "v.npy", VALUES)
     for file in ("v.csv", "v.jpg"):
         (tmp_path / file).write_text("1,2\n3,4\n")
-    with pytest.raises(DataError, match=message):
-        read_matrix(f"{tmp_path}/{name}")
+    refused(DataError, message, read_matrix, f"{tmp_path}/{name}")

@@ -12,6 +12,7 @@ import zarr
 import daskfactor as dfac
 from daskfactor.data.tensor import TensorData, as_tensor
 from daskfactor.errors import DataError, OptionError
+from tests.refusals import refused
 
 SHAPE = (7, 6, 5)
 
@@ -139,8 +140,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_tensor_is_refused_in_a_sentence(case):
     V, words = REFUSED[case]
-    with pytest.raises(DataError, match=words):
-        as_tensor(V, allow_empty=case == "a cell twice")
+    refused(DataError, words, as_tensor, V, allow_empty=case == "a cell twice")
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,7 @@ def test_blocks_of_a_tensor_are_taken_as_they_are():
     data = as_tensor(dense(), 2)
     assert as_tensor(data) is data
     assert isinstance(data, TensorData)
-    with pytest.raises(DataError, match="blocks of a matrix"):
-        as_tensor(dfac.as_blocks(np.ones((4, 4))))
+    refused(DataError, "blocks of a matrix", as_tensor, dfac.as_blocks(np.ones((4, 4))))
     with pytest.raises(DataError, match="blocks of a matrix"):
         dfac.sample(dfac.as_blocks(np.ones((40, 40))), dfac.CP(2), progressbar=False)
 
@@ -185,5 +184,4 @@ def test_cells_are_held_out_and_every_index_keeps_one():
     named = dfac.hold_out(V, cells=mask)
     np.testing.assert_array_equal(np.sort(named.values), np.sort(V[mask]))
     missing = tuple(own[:1] for own in np.nonzero(np.isnan(V)))
-    with pytest.raises(OptionError, match="is missing"):
-        dfac.hold_out(V, cells=missing)
+    refused(OptionError, "is missing", dfac.hold_out, V, cells=missing)

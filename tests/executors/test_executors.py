@@ -99,8 +99,7 @@ def test_an_interrupt_stops_the_lanes():
         raise KeyboardInterrupt
 
     plan = plan_of(Cyclic(), 3, 2, range(2000))
-    with pytest.raises(KeyboardInterrupt):
-        executor.run(plan, Mixer(), begin(3), None, interrupt)
+    refused(KeyboardInterrupt, None, executor.run, plan, Mixer(), begin(3), None, interrupt)
     executor.close()
     assert threading.active_count() <= before
 
