@@ -16,14 +16,8 @@ import daskfactor as dfac
 from daskfactor.inference import setting
 from tests.cluster.support import cluster
 
-SETTINGS = {
-    "draws": 24,
-    "tune": 12,
-    "random_seed": 5,
-    "blocks": 3,
-    "unstored": "zero",
-    "progressbar": False,
-}
+SETTINGS = {"draws": 24, "tune": 12, "random_seed": 5, "blocks": 3}
+SETTINGS |= {"unstored": "zero", "progressbar": False}
 SAMPLER = dfac.PSGLD(warm_start=4)
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)  # for which others compile sparse kernels, too
 LONGEST_SEGMENT = 6
@@ -42,6 +36,12 @@ def digest(tree):
     return hashlib.sha256(values).hexdigest()
 
 
+def sampled(V=None, model=MODEL, sampler=SAMPLER, **options):
+    """A run of these settings, of one process if no executor is named."""
+    given = data() if V is None else V
+    return dfac.sample(given, model, sampler, **{"executor": "serial"} | SETTINGS | options)
+
+
 def main():
     store, executor, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
     setting.LONGEST_SEGMENT = LONGEST_SEGMENT
@@ -51,16 +51,7 @@ def main():
             os.kill(os.getpid(), signal.SIGKILL)
 
     with cluster(2, processes=True) as client:
-        dfac.sample(
-            data(),
-            MODEL,
-            SAMPLER,
-            store=store,
-            client=client,
-            executor=executor,
-            callback=die,
-            **SETTINGS,
-        )
+        sampled(store=store, client=client, executor=executor, callback=die)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
+import daskfactor as dfac
 from daskfactor.data.grid import Block, Reshuffled
 from daskfactor.errors import StoreError
 from daskfactor.executors import SerialExecutor
@@ -97,11 +98,8 @@ class KillOnce:
             os.kill(self.killed[0], signal.SIGKILL)
 
 
-MIXER = Mixer()
-
-
 @dataclass(frozen=True)
-class Killer:
+class Killer(Mixer):
     """A mixer whose worker kills itself at given operations, each only once.
 
     A spot is (cycle, row band, column band, ...); a file in ``folder`` remembers it.
@@ -109,7 +107,6 @@ class Killer:
 
     folder: str
     spots: frozenset[tuple[int, ...]]
-    inner: Mixer = MIXER
 
     def update(self, op, data, bands, workspace):
         spot = (op.cycle, *op.block)
@@ -120,26 +117,19 @@ class Killer:
                 pass
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
-        self.inner.update(op, data, bands, workspace)
-
-    def evaluate(self, *arguments):
-        return self.inner.evaluate(*arguments)
+        super().update(op, data, bands, workspace)
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(Mixer):
     """A mixer whose operations take some time, twice as much in one process."""
 
     seconds: float
     straggler: int = -1
-    inner: Mixer = MIXER
 
     def update(self, *arguments):
         time.sleep(self.seconds * (1 + (os.getpid() == self.straggler)))
-        self.inner.update(*arguments)
-
-    def evaluate(self, *arguments):
-        return self.inner.evaluate(*arguments)
+        super().update(*arguments)
 
 
 GATES = {}
@@ -147,20 +137,16 @@ GATES = {}
 
 
 @dataclass(frozen=True)
-class Gated:
+class Gated(Mixer):
     """A mixer one block of which waits for a gate."""
 
     gate: str
     at: Block
-    inner: Mixer = MIXER
 
     def update(self, op, data, bands, workspace):
         if op.block == self.at and op.cycle == 1:
             assert GATES[self.gate].wait(30)
-        self.inner.update(op, data, bands, workspace)
-
-    def evaluate(self, *arguments):
-        return self.inner.evaluate(*arguments)
+        super().update(op, data, bands, workspace)
 
 
 def wait_at_gate(gate, workspace):
@@ -169,17 +155,12 @@ def wait_at_gate(gate, workspace):
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Mixer):
     """A mixer that looks at its block of data first."""
-
-    inner: Mixer = MIXER
 
     def update(self, op, data, bands, workspace):
         data.view(*op.block)
-        self.inner.update(op, data, bands, workspace)
-
-    def evaluate(self, *arguments):
-        return self.inner.evaluate(*arguments)
+        super().update(op, data, bands, workspace)
 
 
 @dataclass(frozen=True)
@@ -229,3 +210,29 @@ def chain(
 def oracle(**options):
     """The same chain on the serial executor."""
     return chain(SerialExecutor(), **options)
+
+
+def executing(client, name="ring", patience=IMPATIENT, **options):
+    """An executor for the time of a with statement."""
+    return closing(EXECUTORS[name](client, patience=patience, **options))
+
+
+def same(one, other):
+    """Whether two runs have the same draws, moments and monitored cells, densities and steps."""
+    groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
+    assert groups
+    pairs = [(one[group].to_dataset(), other[group].to_dataset()) for group in groups]
+    names = ["lp", "step_size"]
+    pairs.append(tuple(run["sample_stats"].to_dataset()[names] for run in (one, other)))
+    return all(mine.equals(its) for mine, its in pairs)
+
+
+def alike(client, executor, *arguments, **options):
+    """Whether a run on a cluster is that of one process."""
+    here = dfac.sample(*arguments, executor="serial", **options)
+    return same(dfac.sample(*arguments, executor=executor, client=client, **options), here)
+
+
+def beside(client):
+    """Another client, which has the address of the cluster alone."""
+    return Client(client.scheduler.address, set_as_default=False)

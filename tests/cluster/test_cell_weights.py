@@ -1,7 +1,6 @@
 """Weights of cells on a cluster: the draws of one process, wherever data and weights are read."""
 
 import contextlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ import zarr
 
 import daskfactor as dfac
 from daskfactor.data.convert import convert
-from tests.cluster.support import KillOnce
-from tests.cluster.test_sample import same
+from tests.cluster.support import KillOnce, alike, same
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
@@ -30,7 +28,7 @@ def stored(values):
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+def places(tmp_path_factory):
     """Data and their uncertainties in every kind of place."""
     folder = tmp_path_factory.mktemp("data")
     dark = np.where(RNG.random(V.shape) < 0.05, np.inf, SIGMA)  # some cells vanish by them
@@ -76,8 +74,7 @@ def test_the_draws_of_one_process(place, client, places):
 def test_what_bands_gather_by_weight_travels_with_them(model, sampler, client):
     data = dfac.as_blocks(np.rint(V), 4, weights=SIGMA)
     arguments = (data, model, sampler, 6, 4)
-    here = dfac.sample(*arguments, executor="serial", **SETTINGS)
-    assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
+    assert alike(client, "ring", *arguments, **SETTINGS)
 
 
 @pytest.mark.parametrize("place", tiered(["zarr", "store"], lambda place: place == "store"))

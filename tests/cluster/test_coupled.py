@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import xarray as xr
 
 import daskfactor as dfac
-from tests.cluster.test_sample import same
+from tests.cluster.support import alike, same
 
 pytestmark = [
     pytest.mark.cluster,
@@ -64,14 +64,8 @@ def test_the_draws_of_one_process(executor, client, tmp_path):
     here = dfac.sample(*arguments, draws, tune, executor="serial", **SETTINGS)
     half = dfac.sample(*arguments, draws // 2, tune, store=tmp_path / "v", **place, **SETTINGS)
     assert half["posterior"].sizes["draw"] == draws // 2
-    again = dfac.resume(
-        tmp_path / "v",
-        draws=draws // 2,
-        V=mixed(),
-        progressbar=False,
-        executor=executor,
-        client=client,
-    )
+    more = {"draws": draws // 2, "progressbar": False}
+    again = dfac.resume(tmp_path / "v", V=mixed(), **more, **place)
     assert same(again, here)
     assert same(dfac.view(tmp_path / "v", "features"), dfac.view(here, "features"))
     for name in ("values", "over"):
@@ -84,6 +78,4 @@ def test_the_draws_of_one_process(executor, client, tmp_path):
     ids=lambda own: own.name,
 )
 def test_what_bands_gather_travels_with_them(sampler, client):
-    arguments = mixed(), MODEL, sampler, 5, 4
-    here = dfac.sample(*arguments, executor="serial", **SETTINGS)
-    assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
+    assert alike(client, "ring", mixed(), MODEL, sampler, 5, 4, **SETTINGS)

@@ -5,17 +5,13 @@ import pytest
 import sparse
 
 import daskfactor as dfac
-from tests.cluster.test_sample import same
+from tests.cluster.support import alike, same
 
 pytestmark = pytest.mark.cluster
 
 MODEL = dfac.CP(3, dispersion=1.0)
-SETTINGS = {
-    "random_seed": 3,
-    "progressbar": False,
-    "blocks": 3,
-    "monitor": ([0, 7, 30], [3, 1, 2], [5, 5, 0]),
-}
+SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 3}
+SETTINGS |= {"monitor": ([0, 7, 30], [3, 1, 2], [5, 5, 0])}
 
 
 def tensor():
@@ -44,9 +40,7 @@ def test_the_draws_of_one_process(executor, client, tmp_path):
     ids=lambda own: own.name,
 )
 def test_what_bands_gather_travels_with_them(sampler, client):
-    arguments = tensor(), MODEL, sampler, 4, 4
-    here = dfac.sample(*arguments, executor="serial", **SETTINGS)
-    assert same(dfac.sample(*arguments, executor="ring", client=client, **SETTINGS), here)
+    assert alike(client, "ring", tensor(), MODEL, sampler, 4, 4, **SETTINGS)
 
 
 def test_the_executor_is_chosen_for_tensors_too(client):
@@ -54,5 +48,4 @@ def test_the_executor_is_chosen_for_tensors_too(client):
     V = np.random.default_rng(0).poisson(3.0, (10, 6, 8)).astype(float)
     arguments = V, MODEL, dfac.PSGLD(warm_start=2), 4, 4
     options = {"random_seed": 3, "progressbar": False, "blocks": 2}
-    here = dfac.sample(*arguments, executor="serial", **options)
-    assert same(dfac.sample(*arguments, client=client, **options), here)
+    assert alike(client, "auto", *arguments, **options)

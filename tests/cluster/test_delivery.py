@@ -22,32 +22,25 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.writer import Writer
 from daskfactor.results.zarr_stores import DurableStore
 from tests.cluster import dying
-from tests.cluster.support import cluster
+from tests.cluster.support import cluster, same
 from tests.refusals import refused
 from tests.results.runs import make_spec
 
 pytestmark = pytest.mark.cluster
 
-SETTINGS = dying.SETTINGS | {"draws": 4, "monitor": (np.arange(3), np.arange(3))}
-MODEL = dfac.TweedieNMF(2, dispersion=1.0)
 SAMPLERS = {"one track": dfac.PSGLD(warm_start=4), "two": dfac.PSGRRLD(warm_start=4)}
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     """Several chunks to a draw, of no whole number of bands."""
     monkeypatch.setattr(schema, "CHUNK_BYTES", 17 * 2 * 4)
 
 
-def sampled(V=None, model=MODEL, sampler=dying.SAMPLER, **options):
+def sampled(V=None, **options):
     """A run, of one process if no executor is named."""
-    data = dying.data() if V is None else V
-    return dfac.sample(data, model, sampler, **{"executor": "serial", **SETTINGS, **options})
-
-
-def equal(found, wanted):
-    for group in {"posterior", "posterior_moments", "monitor"} & set(wanted.children):
-        assert found[group].to_dataset().equals(wanted[group].to_dataset())
+    usual = {"draws": 4, "monitor": (np.arange(3), np.arange(3))}
+    return dying.sampled(V, **usual | options)
 
 
 @pytest.mark.parametrize("balance", [False, True])
@@ -66,11 +59,11 @@ def test_workers_write_what_the_client_never_sees(name, balance, elsewhere, tmp_
             patch.setattr(Keeper, "bring", refuse)
             found = sampled(data, executor=name, client=elsewhere, store=store, **settings)
         assert found["posterior"]["W"].data.numblocks[2] > 1
-        equal(found, wanted)
+        assert same(wanted, found)
         with monkeypatch.context() as patch:
             patch.setattr(Keeper, "put", refuse)  # every worker reads its own
             more = dfac.resume(store, 3, V=data, executor=name, client=elsewhere, progressbar=False)
-        equal(more, sampled(data, **settings | {"draws": 7}))
+        assert same(sampled(data, **settings | {"draws": 7}), more)
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -87,8 +80,8 @@ def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatc
             runs[shared] = dfac.resume(
                 store, 2, V=dying.data(), executor="ring", client=here, progressbar=False
             )
-    equal(runs[True], runs[False])
-    equal(runs[True], sampled(sampler=sampler, draws=6))
+    assert same(runs[True], runs[False])
+    assert same(sampled(sampler=sampler, draws=6), runs[True])
 
 
 def test_a_run_of_workers_goes_on_in_threads(here, tmp_path):
@@ -97,7 +90,7 @@ def test_a_run_of_workers_goes_on_in_threads(here, tmp_path):
     sampled(model=dfac.TweedieNMF(1), sampler=None, store=store)
     sampled(executor="ring", client=here, store=store, overwrite=True)
     found = dfac.resume(store, 2, V=dying.data(), executor="threads", progressbar=False)
-    equal(found, sampled(draws=6))
+    assert same(sampled(draws=6), found)
 
 
 def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
@@ -126,7 +119,7 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
     assert {len(own) for own in writers.values()} == {1}
     assert found["posterior"]["W"].data.numblocks[1:3] == (12, 2)
     assert found["posterior"]["H"].data.numblocks[1:3] == (3, 1)
-    equal(found, wanted)
+    assert same(wanted, found)
 
 
 def test_parts_of_different_checkpoints_are_never_mixed(here, tmp_path):
@@ -144,7 +137,7 @@ def test_parts_of_different_checkpoints_are_never_mixed(here, tmp_path):
         shutil.copy(folder / f"{other}.npz", folder / f"{part}.npz")
     with RunStore.open(store) as held:
         assert held.load_checkpoint()[1]["cycle"] < newest
-    equal(dfac.resume(store, V=dying.data(), **options), sampled())
+    assert same(sampled(), dfac.resume(store, V=dying.data(), **options))
 
 
 def test_a_full_disk_under_a_worker_is_told(here, tmp_path, monkeypatch):
@@ -193,7 +186,7 @@ def test_a_worker_that_was_given_up_writes_nothing_more(name, tmp_path, monkeypa
         gate.set()
     assert late
     assert "posterior_moments" in found.children
-    equal(found, sampled(draws=12))
+    assert same(sampled(draws=12), found)
 
 
 def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path):
@@ -204,7 +197,7 @@ def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path):
     late.write(moments, 0, dfac.open_run(store)[moments].values[0])
     found = dfac.resume(store, 2, V=dying.data(), executor="serial", progressbar=False)
     refused(FileNotFoundError, None, late.write, moments, 0, 0)
-    equal(found, sampled(draws=6))
+    assert same(sampled(draws=6), found)
     assert not list(Path(store).rglob("*.partial"))
 
 

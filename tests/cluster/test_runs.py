@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
 from tests.cluster import dying
-from tests.cluster.support import cluster
+from tests.cluster.support import alike, cluster, same
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
@@ -20,37 +19,16 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 
 
-def same(found, wanted):
-    for name in ("W", "H"):
-        np.testing.assert_array_equal(
-            found["posterior"][name].values, wanted["posterior"][name].values
-        )
-    for name in ("lp", "step_size"):
-        np.testing.assert_array_equal(
-            found["sample_stats"][name].values, wanted["sample_stats"][name].values
-        )
-
-
 @pytest.fixture(scope="module")
-def wanted() -> xr.DataTree:
-    return dfac.sample(
-        dying.data(), dying.MODEL, dying.SAMPLER, executor="serial", **dying.SETTINGS
-    )
+def wanted():
+    return dying.sampled()
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks", "auto"])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_cluster_gives_the_draws_of_one_machine(executor, threads, wanted):
     with cluster(1, processes=False, threads=threads) as client:
-        found = dfac.sample(
-            dying.data(),
-            dying.MODEL,
-            dying.SAMPLER,
-            client=client,
-            executor=executor,
-            **dying.SETTINGS,
-        )
-    same(found, wanted)
+        assert same(dying.sampled(client=client, executor=executor), wanted)
 
 
 def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path):
@@ -60,10 +38,8 @@ def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path):
     settings = {"draws": 12, "tune": 6, "random_seed": 1, "progressbar": False}
     data = dfac.as_blocks(store, allow_empty=True)
     model = dfac.GaussianMF(3, covariates_h=np.arange(data.shape[1])[:, None])
-    alone = dfac.sample(data, model, executor="serial", **settings)
     with cluster(2, processes=False) as client:
-        found = dfac.sample(data, model, client=client, executor="ring", **settings)
-    same(found, alone)
+        assert alike(client, "ring", data, model, **settings)
 
 
 @pytest.mark.slow
@@ -74,32 +50,26 @@ def test_a_killed_client_is_resumed_on_another_number_of_workers(
     executor, workers, wanted, tmp_path
 ):
     store = str(tmp_path / "run.zarr")
-    path = os.pathsep.join([str(ROOT), *sys.path])
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/cluster/dying.py"), store, executor, "13"],
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, dying.__file__, store, executor, "13"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert done.returncode == -9, done.stderr
-    before = dfac.open_run(store)
-    kept = int(before["posterior"].sizes["draw"])
+    kept = int(dfac.open_run(store)["posterior"].sizes["draw"])
     assert 0 < kept < dying.SETTINGS["draws"]
+    options = {"executor": executor, "progressbar": False}
     with cluster(workers, processes=False) as client:
-        found = dfac.resume(
-            store, V=dying.data(), client=client, executor=executor, progressbar=False
-        )
-    same(found, wanted)
+        assert same(dfac.resume(store, V=dying.data(), client=client, **options), wanted)
 
 
 def test_an_executor_of_this_process_with_a_client_is_refused():
-    with (
-        cluster(1, processes=False) as client,
-        pytest.raises(OptionError, match="makes no use of client"),
-    ):
-        dfac.sample(dying.data(), dying.MODEL, client=client, executor="lanes", **dying.SETTINGS)
+    told = pytest.raises(OptionError, match="makes no use of client")
+    with cluster(1, processes=False) as client, told:
+        dying.sampled(client=client, executor="lanes")
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
-from tests.cluster.support import KillOnce
+from tests.cluster.support import KillOnce, alike, same
 from tests.random_sparse import random_array
 
 pytestmark = [
@@ -25,12 +25,6 @@ def counts():
     return V
 
 
-def same(one, other):
-    groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
-    assert groups
-    return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
-
-
 @pytest.mark.libraries
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 @pytest.mark.parametrize("rates", [{}, {"rate_w": "row", "rate_h": "component"}], ids=str)
@@ -38,9 +32,7 @@ def test_the_draws_of_one_process(executor, rates, client):
     arguments = (counts(), dfac.TweedieNMF(3, **rates), dfac.PSGLD(warm_start=3), 12, 10)
     # Every operation is a task of dask: fewer blocks are a quarter of the time.
     options = SETTINGS | {"monitor": "missing", "blocks": 4 if executor == "ring" else 2}
-    here = dfac.sample(*arguments, executor="serial", **options)
-    there = dfac.sample(*arguments, executor=executor, client=client, **options)
-    assert same(there, here)
+    assert alike(client, executor, *arguments, **options)
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
@@ -50,10 +42,7 @@ def test_the_starts_of_one_process(executor, client, monkeypatch):
     arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 3, 2)
     point = dfac.optimize(counts(), dfac.TweedieNMF(3), progressbar=False, executor="serial")
     for asked in ({"init": "q-transform", "starts": 2}, {"init": point}):
-        here = dfac.sample(*arguments, executor="serial", **SETTINGS, **asked)
-        assert same(
-            dfac.sample(*arguments, executor=executor, client=client, **SETTINGS, **asked), here
-        )
+        assert alike(client, executor, *arguments, **SETTINGS, **asked)
 
 
 @pytest.mark.parametrize(
@@ -74,24 +63,16 @@ def test_what_bands_gather_travels_with_them(sampler, client):
     linked = dfac.GaussianMF(3, covariates_w=np.arange(120.0).reshape(60, 2))
     rates = dfac.TweedieNMF(3, dispersion=1.0, covariates_w=np.arange(60.0)[:, None] / 60)
     more = {"Gibbs": [linked, rates], "BlockHMC": [rates]}
-    models = [law, *more.get(sampler.name, [])]
-    for model in models:
+    for model in (law, *more.get(sampler.name, [])):
         arguments = (counts(), model, sampler, 6, 4)
-        here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)
-        there = dfac.sample(
-            *arguments, executor="ring", client=client, monitor="missing", **SETTINGS
-        )
-        assert same(there, here)
+        assert alike(client, "ring", *arguments, monitor="missing", **SETTINGS)
 
 
 def test_sparse_data_and_coupled_chains(client):
     V = random_array((80, 60), density=0.2, rng=np.random.default_rng(2))
     V.data[:] = np.ceil(5 * V.data)
     arguments = (V, dfac.TweedieNMF(2), dfac.PSGRRLD(warm_start=3), 8, 8)
-    options = {**SETTINGS, "unstored": "zero"}
-    here = dfac.sample(*arguments, executor="serial", **options)
-    there = dfac.sample(*arguments, executor="ring", client=client, **options)
-    assert same(there, here)
+    assert alike(client, "ring", *arguments, **SETTINGS, unstored="zero")
 
 
 def test_a_worker_that_dies_during_a_run(client, tmp_path):

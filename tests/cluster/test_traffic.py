@@ -1,12 +1,10 @@
 """What a ring is foreseen to send and to take, beside rings that run."""
 
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from distributed import Client
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
@@ -32,13 +30,13 @@ WORKERS = 2
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     with cluster(WORKERS, processes=False) as client:
         yield client
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sent(monkeypatch):
     """Bytes of arrays in every message from worker to worker."""
     found = []
 
