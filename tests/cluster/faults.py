@@ -53,14 +53,8 @@ WORKERS = 3
 class Processes:
     """A scheduler and workers in processes of their own, and a client of them.
 
-    Parameters
-    ----------
-    nanny
-        Whether workers that die are started again.
-    memory
-        Limit of each worker, as Dask takes it; "0" is none.
-    security
-        With it all connections are encrypted.
+    Workers that die are started again if they have a ``nanny``; ``memory`` is the limit of each, as
+    Dask takes it; with ``security`` all connections are encrypted.
     """
 
     def __init__(self, nanny=True, memory="0", security=None):
@@ -218,7 +212,6 @@ class Striker:
             thread.join()
 
     def _strike(self):
-        assert self.fault.strike is not None
         self.fault.strike(self.cluster, self.rng, self.seconds)
         self.struck += 1
 

@@ -250,18 +250,11 @@ class Bed:
 class HostedCluster:
     """A scheduler on one host, workers on others, and a client of it whose host is another.
 
-    Parameters
-    ----------
-    bed
-        Where hosts are made that are not there yet.
-    security
-        With it all connections are encrypted.
-    nanny
-        Whether workers that die, or lose their scheduler, are started again.
+    Hosts that are not there yet are made; with ``security`` all connections are encrypted.
     """
 
-    def __init__(self, bed, security=None, nanny=False):
-        self.bed, self.security, self.nanny = bed, security, nanny
+    def __init__(self, bed, security=None):
+        self.bed, self.security = bed, security
         self.workers = {}
         self._undo = ExitStack()
 
@@ -318,9 +311,8 @@ class HostedCluster:
         host = self.bed.host(name)
         where = [self.address, "--host", self.address.split("//")[0] + "//" + host.address]
         options = ["--nthreads", str(threads), "--no-dashboard", "--memory-limit", "0"]
-        kind = "--nanny" if self.nanny else "--no-nanny"
-        command = ["-m", "distributed.cli.dask_worker", *where, *options, kind, "--name", name]
-        self.workers[name] = host.python(*command, "--local-directory", "/tmp")
+        options += ["--no-nanny", "--name", name, "--local-directory", "/tmp"]
+        self.workers[name] = host.python("-m", "distributed.cli.dask_worker", *where, *options)
         return self.workers[name]
 
     def start_workers(self, count, threads=1):

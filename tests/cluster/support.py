@@ -43,27 +43,17 @@ SHORT = {
 @contextmanager
 def cluster(workers, processes, threads=1, memory=0, config=MappingProxyType({})):
     """A client of a fresh cluster on this machine, without a dashboard."""
-    with (
-        dask.config.set({**SHORT, **config}),
-        running(workers, processes, threads, memory) as client,
-    ):
+    size = workers, processes, threads, memory
+    with dask.config.set({**SHORT, **config}), running(*size) as client:
         yield client
 
 
 @contextmanager
 def running(workers, processes, threads=1, memory=0):
     """A client of a fresh cluster, with the settings of Dask that hold."""
-    with (
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=threads,
-            processes=processes,
-            dashboard_address=":0",
-            silence_logs=50,
-            memory_limit=memory,
-        ) as made,
-        Client(made, set_as_default=False) as client,
-    ):
+    size = {"n_workers": workers, "threads_per_worker": threads, "memory_limit": memory}
+    options = {"processes": processes, "dashboard_address": ":0", "silence_logs": 50}
+    with LocalCluster(**size, **options) as made, Client(made, set_as_default=False) as client:
         yield client
 
 
@@ -72,12 +62,9 @@ def bare_worker(client):
     """A worker process that no nanny starts again."""
     command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address]
     options = ["--no-nanny", "--nthreads", "1", "--no-dashboard", "--memory-limit", "0"]
-    process = subprocess.Popen(
-        [*command, *options],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([*command, *options], env=env, **quiet)
     try:
         yield process
     finally:
@@ -86,13 +73,13 @@ def bare_worker(client):
 
 
 class KillOnce:
-    """A callback that kills a worker at the first event of the draws."""
+    """A callback that kills a worker at the first event of the draws, or the first ``when``."""
 
-    def __init__(self, client):
-        self.client, self.killed = client, []
+    def __init__(self, client, when=lambda event: event.phase == "draw"):
+        self.client, self.when, self.killed = client, when, []
 
     def __call__(self, event):
-        if event.phase == "draw" and not self.killed:
+        if self.when(event) and not self.killed:
             pids = self.client.run(os.getpid)
             self.killed.append(pids[min(pids)])
             os.kill(self.killed[0], signal.SIGKILL)

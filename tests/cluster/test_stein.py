@@ -1,7 +1,5 @@
 """Bands of particles on the workers of a cluster give the numbers of one machine."""
 
-import os
-import signal
 import warnings
 
 import numpy as np
@@ -10,7 +8,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
-from tests.cluster.support import cluster
+from tests.cluster.support import KillOnce, cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -34,9 +32,8 @@ def test_particles_in_a_store_are_read_by_workers(client, tmp_path, monkeypatch)
     monkeypatch.setattr("daskfactor.stein.particles.memory_budget", lambda limit: 0)
     V = np.random.default_rng(0).poisson(3.0, (20, 16)).astype(float)
     model, options = dfac.TweedieNMF(2), {"blocks": 2, "progressbar": False}
-    trace = dfac.sample(
-        V, model, draws=6, tune=4, random_seed=0, store=tmp_path / "run.zarr", **options
-    )
+    run = {"draws": 6, "tune": 4, "random_seed": 0, "store": tmp_path / "run.zarr"} | options
+    trace = dfac.sample(V, model, **run)
     here = dfac.stein_discrepancy(trace, V, model, **options)
     there = dfac.stein_discrepancy(trace, V, model, client=client, executor="tasks", **options)
     assert there.identical(here)
@@ -78,16 +75,8 @@ def test_a_worker_that_dies_in_a_warm_start_costs_one_start(client, monkeypatch)
     settings = {"blocks": 2, "progressbar": False, "random_seed": 1, "particles": 3, "pilot": 1}
     ensemble = dfac.Ensemble(max_iter=60, tol=0.0)
     here = dfac.stein_posterior(V, dfac.TweedieNMF(2), ensemble, **settings)
-    killed = []
-
-    def kill(event):
-        if not killed and 0 < event.done % 1 < 1:  # within a start
-            pids = client.run(os.getpid)
-            killed.append(min(pids.values()))
-            os.kill(killed[0], signal.SIGKILL)
-
-    there = dfac.stein_posterior(
-        V, dfac.TweedieNMF(2), ensemble, client=client, executor="ring", callback=kill, **settings
-    )
-    assert killed
+    kill = KillOnce(client, lambda event: 0 < event.done % 1 < 1)  # within a start
+    run = {"client": client, "executor": "ring", "callback": kill} | settings
+    there = dfac.stein_posterior(V, dfac.TweedieNMF(2), ensemble, **run)
+    assert kill.killed
     assert there["posterior"].to_dataset().equals(here["posterior"].to_dataset())

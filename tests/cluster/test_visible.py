@@ -1,5 +1,7 @@
 """What people see of a cluster run: names on the dashboard, calls from inside a task."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from distributed import get_client, worker_client
@@ -48,11 +50,8 @@ def sample_inside(how, executor):
     """On a worker: a run on the cluster that this task belongs to."""
     V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
     options = {**SETTINGS, "executor": executor}
-    if how == "worker_client":
-        with worker_client() as client:
-            trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=client, **options)
-    else:
-        trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=get_client(), **options)
+    with worker_client() if how == "worker_client" else nullcontext(get_client()) as client:
+        trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=client, **options)
     return bytes(trace["posterior"]["W"].values.tobytes())
 
 
