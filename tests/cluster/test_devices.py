@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:around the means that:daskfactor.errors.DataWarning"),
 ]
 MONITOR = np.array([1, 30, 41]), np.array([3, 20, 7])
+PARTS = dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3)
 
 
 def install():
@@ -41,7 +42,6 @@ def client():
         yield client
 
 
-PARTS = dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3)
 RUNS = {
     "parts": (counts, *PARTS),
     "rates": (counts, dfac.TweedieNMF(3, rate_w="row", rate_h="component"), dfac.PSGLD()),

@@ -40,7 +40,7 @@ def test_missing_cells_come_row_by_row(blocks):
     assert rows.dtype == np.int64
 
 
-def test_values_come_in_the_order_asked_for():
+def test_values_come_in_the_order_asked_for_and_to_numpy_gives_a_copy():
     values = matrix()
     data = as_blocks(values, 4)
     rng = np.random.default_rng(2)
@@ -49,6 +49,9 @@ def test_values_come_in_the_order_asked_for():
     np.testing.assert_array_equal(data.values(29, 20), values[29:, 20])
     nothing = data.values([], [])
     assert (nothing.shape, nothing.dtype) == ((0,), np.float32)
+    copy = as_blocks(values, 2).to_numpy()
+    np.testing.assert_array_equal(copy, values)
+    assert not np.shares_memory(copy, values)
 
 
 @pytest.mark.parametrize(
@@ -66,20 +69,10 @@ def test_impossible_cells_are_refused(rows, cols, message):
     refused(OptionError, message, as_blocks(matrix()).values, rows, cols)
 
 
-def test_to_numpy_gives_a_copy():
-    values = matrix()
-    copy = as_blocks(values, 2).to_numpy()
-    np.testing.assert_array_equal(copy, values)
-    assert not np.shares_memory(copy, values)
-
-
-def test_labels_name_cells():
+def test_labels_name_cells_and_tell_names_apart_that_rows_and_columns_share():
     labels = Labels("gene", "cells", {"gene": np.array(["a", "b"])}, {"batch": np.array([4, 5])})
     assert labels.cell(1, 0) == "row 1 (b), column 0"
     Labels("chain", "x", {}, {"component": np.arange(3)})  # names of results are free
-
-
-def test_names_that_rows_and_columns_share_are_told_apart():
     own, other = np.arange(2), np.arange(3)
     with pytest.warns(DataWarning, match="'x' of one is 'x_', 'k' of one is 'k_'"):
         labels = Labels("x", "x", {"x": own, "k": own}, {"x": other, "k": other})

@@ -27,7 +27,10 @@ SEEN = ~np.isnan(V)
 BY_ROW, BY_COL = RNG.uniform(0.1, 3.0, SHAPE[0]), RNG.uniform(0.5, 2.0, SHAPE[1])
 SIGMA = np.outer(BY_ROW, BY_COL)
 Q = (SIGMA**-2.0).astype("float32")
+WANTED = np.where(SEEN, Q, np.nan)
 LABELS = {"day": np.arange(SHAPE[0]) * 3, "species": [f"s{j}" for j in range(SHAPE[1])]}
+BY_SPECIES = xr.DataArray(BY_COL, dims="species")
+ROWS_ONLY = V / BY_ROW[:, None]
 
 
 def labelled(values):
@@ -54,11 +57,6 @@ def dense_of(data):
     return np.where(np.isnan(data.to_numpy()), np.nan, weights)
 
 
-WANTED = np.where(SEEN, Q, np.nan)
-
-
-BY_SPECIES = xr.DataArray(BY_COL, dims="species")
-ROWS_ONLY = V / BY_ROW[:, None]
 FORMS = {
     "numpy": (V, SIGMA),
     "masked": (np.ma.masked_invalid(V), np.ma.masked_array(SIGMA, ~SEEN)),

@@ -33,6 +33,7 @@ from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused
 
 QUIET = {"progressbar": False, "unstored": "zero"}
+CHANGED = "convert it again when nobody writes to it"
 
 
 def matrix(rows=40, cols=25):
@@ -383,9 +384,6 @@ def pieces_of(first, second):
 def broken(with_values, add):
     raise OSError(errno.EIO, "Input/output error")
     yield
-
-
-CHANGED = "convert it again when nobody writes to it"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.refusals import refused
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no observed entry and are left out")
 DIMS = ("time", "lat", "lon")
 SIZES = {"time": 7, "lat": 4, "lon": 5}
+LAYOUTS = {"times": (1, 160, 400), "places": (128, 2, 200), "longitudes": (128, 160, 2)}
 
 
 def cube(seed=0, land=0.3, gaps=0.05):
@@ -145,9 +146,6 @@ def test_boxes_hold_their_part(lines, width, seed):
         flat = np.arange(lines * width).reshape(lines, width)[box].reshape(-1)
         np.testing.assert_array_equal(flat[inside], side.places[part])
         assert sum(side.bands([1] * lines)) == side.size
-
-
-LAYOUTS = {"times": (1, 160, 400), "places": (128, 2, 200), "longitudes": (128, 160, 2)}
 
 
 def large(chunks):

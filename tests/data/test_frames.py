@@ -19,6 +19,9 @@ LONG = pd.DataFrame(
 )
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
 WHOLE = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
+USERS, ITEMS = [3, 5, 3, 8], [20, 20, 9, 9]
+RATINGS = pd.DataFrame({"user": USERS, "item": ITEMS, "rating": [1.5, 2.0, 4.0, 0.5]})
+ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*table=False"
 
 
 class Interchange:
@@ -214,11 +217,6 @@ def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
             left = (best["position"].values >= 0).sum()
             assert left == 12 * 9 - 70
     assert trace["posterior"].sizes["draw"] == 3
-
-
-USERS, ITEMS = [3, 5, 3, 8], [20, 20, 9, 9]
-RATINGS = pd.DataFrame({"user": USERS, "item": ITEMS, "rating": [1.5, 2.0, 4.0, 0.5]})
-ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*table=False"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,15 @@ from tests.random_sparse import random_array
 from tests.refusals import refused
 
 VALUES = np.random.default_rng(3).gamma(2.0, 1.0, (40, 30)).astype("f4")
+ZEROS = bytes(2**28)
+BOMBS = {
+    "zlib": lambda: zlib.compress(ZEROS),
+    "gzip": lambda: numcodecs.GZip().encode(ZEROS),
+    "bz2": lambda: numcodecs.BZ2().encode(ZEROS),
+    "zstd": lambda: bytes(compress(ZEROS, 3)),
+    "lz4": lambda: numcodecs.LZ4().encode(ZEROS),
+    "blosc": lambda: numcodecs.Blosc("zstd", shuffle=0).encode(ZEROS),
+}
 
 
 class Harm:
@@ -96,17 +105,6 @@ def test_nothing_is_unpickled(tmp_path, dtype):
             dfac.as_blocks(tmp_path / name)
         assert "allow_pickle" not in str(caught.value)
     assert not mark.exists()
-
-
-ZEROS = bytes(2**28)
-BOMBS = {
-    "zlib": lambda: zlib.compress(ZEROS),
-    "gzip": lambda: numcodecs.GZip().encode(ZEROS),
-    "bz2": lambda: numcodecs.BZ2().encode(ZEROS),
-    "zstd": lambda: bytes(compress(ZEROS, 3)),
-    "lz4": lambda: numcodecs.LZ4().encode(ZEROS),
-    "blosc": lambda: numcodecs.Blosc("zstd", shuffle=0).encode(ZEROS),
-}
 
 
 @pytest.mark.parametrize("codec", BOMBS)

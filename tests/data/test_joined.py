@@ -32,6 +32,7 @@ RATED = np.where(RNG.random((24, 8)) < 0.4, RNG.integers(1, 6, (24, 8)), 0).asty
 
 
 MIXED = {"counts": sp.csr_array(COUNTS), "gappy": GAPPY, "rated": sp.csr_array(RATED)}
+KINDS = st.sampled_from(["dense", "zero", "missing"])
 
 
 def unit(values):
@@ -140,9 +141,6 @@ def test_rows_are_matched_in_another_order_and_missing_ones_lie_in_bands_of_thei
         assert set(patterns) == {
             tuple(np.flatnonzero([row in own for own in has.values()])) for row in range(24)
         }
-
-
-KINDS = st.sampled_from(["dense", "zero", "missing"])
 
 
 @st.composite

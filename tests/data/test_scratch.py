@@ -29,6 +29,8 @@ from daskfactor.errors import DataError, DataWarning, StoreError
 from daskfactor.kernels.views import BlockView
 from tests.refusals import refused
 
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -108,9 +110,6 @@ def open_files(folder):
         with suppress(FileNotFoundError):
             links.append(str(link.readlink()))
     return [link for link in links if link.startswith(str(folder))]
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 
 
 @needs_proc
@@ -243,16 +242,13 @@ def test_closed_blocks_say_so(memory_limit, dtype):
     refused(StoreError, "these blocks were closed", data.view, 0, 0)
 
 
-def test_an_unusable_directory_is_named(tmp_path):
+def test_scratch_goes_to_a_directory_of_dask_or_the_system_and_an_unusable_one_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         dask.config.set({"temporary-directory": str(tmp_path / "file")}),
         pytest.raises(StoreError, match=r"needed in .*file, but .*temporary-directory"),
     ):
         as_blocks(np.ones((40, 40)), memory_limit=0)
-
-
-def test_scratch_goes_to_the_system_directory_by_default():
     with dask.config.set({"temporary-directory": None}):
         assert Path(scratch_directory()).is_dir()
 
@@ -358,7 +354,7 @@ def made(folder):
     return file, first, [file.append(np.ones(5000))]
 
 
-def test_writing_to_a_mapped_array_changes_nothing(tmp_path):
+def test_memory_is_new_or_of_the_thread_and_mapped_arrays_may_be_written_to(tmp_path):
     file, first, _ = made(tmp_path)
     opened = ArrayFile(path=file.path)
     mapped = opened.map(first)[0]
@@ -367,9 +363,6 @@ def test_writing_to_a_mapped_array_changes_nothing(tmp_path):
     opened.close()
     file.remove()
     np.testing.assert_array_equal(mapped, -1)  # mapped pages outlive the file
-
-
-def test_memory_is_new_or_of_the_thread(tmp_path):
     file, first, second = made(tmp_path)
     own = file.read(second, again=True)[0]
     assert np.shares_memory(own, file.read(first, again=True)[0])

@@ -95,7 +95,7 @@ def test_source_info_tells_kind_and_place(tmp_path, monkeypatch):
     assert [found[name].lazy for name, _ in lazy] == [own for _, own in lazy]
 
 
-def test_an_array_of_the_right_kind_is_not_copied():
+def test_arrays_are_copied_where_kernels_cannot_use_them_in_place(tmp_path):
     values = matrix()
     data = as_blocks(values, 3)
     view = data.view(1, 2)
@@ -104,10 +104,6 @@ def test_an_array_of_the_right_kind_is_not_copied():
     assert (view.row0, view.col0, view.m, view.n) == (34, 31, 34, 16)
     np.testing.assert_array_equal(view.block, values[34:68, 31:])
     assert as_blocks(xr.DataArray(values), 3).view(0, 0).array.shape == values.shape
-
-
-def test_what_kernels_cannot_use_in_place_is_copied(tmp_path):
-    values = matrix()
     frozen = values.copy()
     frozen.flags.writeable = False
     np.save(tmp_path / "a.npy", values)
@@ -152,7 +148,7 @@ def test_statistics_are_those_of_the_observed_entries(tmp_path):
     assert not as_blocks(whole, 4, dtype="float64").is_integer
 
 
-def test_fingerprint_tells_values_places_and_grids_apart():
+def test_fingerprints_tell_values_places_and_grids_apart_and_nothing_that_no_kernel_can_see():
     values = np.abs(matrix())
     one, large = values.copy(), np.ones((4, 1000, 300), "float32")
     one[50, 20] = np.nextafter(one[50, 20], np.float32(9))
@@ -161,9 +157,6 @@ def test_fingerprint_tells_values_places_and_grids_apart():
     data += [as_blocks(own, 3) for own in (values + 1, values[::-1].copy(), one)]
     data += [as_blocks(values[:, ::-1].copy(), 3), *(as_blocks(own, 1) for own in large)]
     assert len({own.fingerprint for own in data}) == len(data)
-
-
-def test_fingerprint_ignores_what_no_kernel_can_see():
     values = np.array([[0.0, np.nan], [1.0, 2.0]], "float32")
     other = np.array([[-0.0, -np.nan], [1.0, 2.0]], "float32")
     assert values.tobytes() != other.tobytes()
@@ -345,14 +338,11 @@ def test_the_projected_memory_is_an_upper_bound(tmp_path, chunks, blocks):
     assert projected / 8 < peaks[1] < projected + fixed
 
 
-def test_blocked_data_are_returned_as_they_are():
+def test_blocks_and_grids_that_were_made_are_taken_as_they_are():
     data = as_blocks(matrix(), 3, dtype="float64")
     assert as_blocks(data) is data
     assert as_blocks(data, 3) is data
     refused(OptionError, "grid of 3 x 3 blocks already", as_blocks, data, 4)
-
-
-def test_a_grid_can_be_given_itself():
     values = matrix()
     grid = Grid(Bands((0, 10, 103)), Bands((0, 40, 47)))
     for data in (values, da.from_array(values, chunks=(50, 9))):

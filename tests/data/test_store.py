@@ -175,7 +175,7 @@ def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path):
     assert as_blocks(path, allow_empty=True).row_observed.sum() == 2
 
 
-def test_blocks_are_kept_within_the_budget(store):
+def test_blocks_are_kept_in_memory_within_the_budget(store):
     found = BlockStore(str(store))
     reads = []
     read = found.read
@@ -192,6 +192,9 @@ def test_blocks_are_kept_within_the_budget(store):
     # Four of nine blocks stay in memory, the others in a scratch file.
     assert len(reads) == 9
     storage.close()
+    size = int(block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored).sum())
+    assert found.blocks(np.dtype(np.float32), size).in_memory
+    assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
 
 
 def no_room(*_):
@@ -206,13 +209,6 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(store, monkeypa
         for block in found.known.grid.all_blocks():
             np.testing.assert_array_equal(storage.view(*block).values, found.read(*block).values)
     storage.close()
-
-
-def test_what_fits_stays_in_memory(store):
-    found = BlockStore(str(store))
-    size = int(block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored).sum())
-    assert found.blocks(np.dtype(np.float32), size).in_memory
-    assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
 
 
 @given(

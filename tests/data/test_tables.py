@@ -30,6 +30,8 @@ pytestmark = pytest.mark.libraries
 
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
+VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
+MM = "%%MatrixMarket matrix"
 
 
 def text(header=True, separator=","):
@@ -107,9 +109,6 @@ def test_lines_are_counted(tmp_path):
 def test_a_wrong_name_lists_the_columns(tmp_path, choice, error, message):
     path = write(tmp_path, "t.csv", "user\n1\n" if choice is None else text())
     refused(error, message, converted, path, **choice or {})
-
-
-MM = "%%MatrixMarket matrix"
 
 
 @pytest.mark.parametrize(
@@ -368,8 +367,6 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
 
 
 # -- matrices in files of every kind -------------------------------------------------------
-
-VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
 
 
 def test_npy_and_npz_first_or_named(tmp_path):

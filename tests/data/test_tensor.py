@@ -15,6 +15,8 @@ from daskfactor.errors import DataError, OptionError
 from tests.refusals import refused
 
 SHAPE = (7, 6, 5)
+HOLE = np.where(np.arange(3)[:, None] == 1, np.nan, np.ones((2, 3, 2)))
+TWICE = np.array([[0, 0], [1, 1], [1, 1]])
 
 
 def dense(seed=0):
@@ -118,8 +120,6 @@ def test_blocks_that_do_not_fit_memory_are_read_from_a_file():
     np.testing.assert_array_equal(put_together(small), dense())
 
 
-HOLE = np.where(np.arange(3)[:, None] == 1, np.nan, np.ones((2, 3, 2)))
-TWICE = np.array([[0, 0], [1, 1], [1, 1]])
 REFUSED = {
     "a matrix": (np.ones((3, 4)), "three or more"),
     "nothing": (np.ones((0, 4, 2)), "empty"),

@@ -15,6 +15,8 @@ from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 0}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
+REAL = np.random.default_rng(1).normal(5.0, 1.0, (9, 5))
+TENSOR = np.random.default_rng(2).poisson(4.0, (5, 4, 3)).astype(float)
 
 
 def counts():
@@ -86,8 +88,6 @@ def test_what_it_refuses():
     refused(OptionError, "draws must be a whole number of at least 50", bias, tree, V, draws=3)
 
 
-REAL = np.random.default_rng(1).normal(5.0, 1.0, (9, 5))
-TENSOR = np.random.default_rng(2).poisson(4.0, (5, 4, 3)).astype(float)
 BOTH = {"a": counts(), "b": REAL}
 LAWS = {"a": ("x", "poisson"), "b": ("y", "normal")}
 BETWEEN = {name: dfac.Relation("rows", own, law=law) for name, (own, law) in LAWS.items()}

@@ -38,6 +38,10 @@ from tests.refusals import refused
 from tests.tiers import FULL
 
 SLACK = 64 * 2**20
+POISSON = {"beta": 1.0, "dispersion": 1.0}
+COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
+RUN = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
+MADE = {"executor": "serial", **RUN}
 """What the interpreter, numba and the C library may take besides."""
 QUICK = ("copied into memory", "scratch, store", "covariates")
 LESS = ("scratch", "sparse", "small")
@@ -269,10 +273,6 @@ def test_bad_arguments():
     assert estimate_cost(blocks, TweedieNMF(2), entries=40).data > 0
 
 
-RUN = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
-MADE = {"executor": "serial", **RUN}
-
-
 def counts(rows, columns, mean):
     return np.random.default_rng(rows).poisson(mean, (rows, columns)).astype(np.float32)
 
@@ -282,8 +282,6 @@ def chosen(model, V, **options):
         return best_sampler(model.sized(data.shape), data).name
 
 
-POISSON = {"beta": 1.0, "dispersion": 1.0}
-COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
 TABLE = [
     ("quick and informed", dfac.TweedieNMF(3), counts(30, 40, 5), "BlockHMC"),
     ("another law", dfac.TweedieNMF(3, beta=0.0), 1 + counts(30, 40, 5), "BlockHMC"),

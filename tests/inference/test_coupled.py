@@ -34,6 +34,7 @@ def _counts(rows, columns, seed):
 
 COUNTS = _counts(24, 18, 3)
 LABELS = np.array([f"c{number}" for number in range(24)])
+NOISE, ALPHA = 2.25, 0.2
 
 
 def mixed():
@@ -64,6 +65,15 @@ RELATIONS = {
 MIXED = dfac.Coupled(2, relations=RELATIONS)
 READ = {"unstored": {"rna": "zero", "rated": "missing"}, "blocks": 5}
 WATCHED = {"adt": ([0, 3, 14], [5, 0, 2]), "features": ([6, 0], [4, 4])}
+SAMPLERS = [
+    dfac.PSGLD(transition="cir", **SHORT),
+    dfac.PSGRRLD(**SHORT),
+    dfac.SGLD(**SHORT),
+    dfac.LangevinDynamics(**SHORT),
+    dfac.SGHMC(**SHORT),
+    dfac.HMC(steps=2, **SHORT),
+    dfac.BlockHMC(steps=2, **SHORT),
+]
 
 
 def same(one, other):
@@ -108,17 +118,6 @@ def test_the_audit_finds_nothing_and_the_same_bits(serial):
 def serial():
     options = RUN | READ | {"monitor": WATCHED, "executor": "serial"}
     return dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), **options)
-
-
-SAMPLERS = [
-    dfac.PSGLD(transition="cir", **SHORT),
-    dfac.PSGRRLD(**SHORT),
-    dfac.SGLD(**SHORT),
-    dfac.LangevinDynamics(**SHORT),
-    dfac.SGHMC(**SHORT),
-    dfac.HMC(steps=2, **SHORT),
-    dfac.BlockHMC(steps=2, **SHORT),
-]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda own: own.name)
@@ -224,9 +223,6 @@ class Problem(NamedTuple):
     seen: np.ndarray
     rows: np.ndarray
     trace: xr.DataTree
-
-
-NOISE, ALPHA = 2.25, 0.2
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from tests.inference.gaussian_reference import chain_of, run_chain
 from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 5}
+REAL = dfac.GaussianMF(3)
 
 
 def counts(shape=(23, 17), K=3, missing=0.0):
@@ -114,9 +115,6 @@ def test_empty_rows_come_from_the_prior():
     trace = drawn(V, model=model, draws=200, allow_empty=True)
     free = factors(trace)[0][0, :, 3:]
     assert abs(free.mean() * 2.0 - 1) < 5 / np.sqrt(free.size)
-
-
-REAL = dfac.GaussianMF(3)
 
 
 def signed(missing=0.3):

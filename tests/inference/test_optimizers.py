@@ -208,10 +208,7 @@ def test_what_is_refused():
     refused(OptionError, words, dfac.optimize, np.ones((4, 4)), steep, dfac.DSGD())
 
 
-BETAS = [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("beta", [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("pull", [-0.3, 1e-4, 0.8, 1e4])
 def test_each_update_solves_its_equation(beta, pull):
     rng = np.random.default_rng(0)
