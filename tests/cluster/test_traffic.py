@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from daskfactor.data.sources import as_blocks
+from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, estimate_cost
 from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.ring import RingExecutor
@@ -14,14 +14,8 @@ from daskfactor.executors.segment import Exchange
 from daskfactor.executors.state import FactorBand
 from daskfactor.executors.traffic import RingClock
 from daskfactor.inference.base import checked_sampler
-from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import SGHMC
 from daskfactor.inference.timing import _column, _drawing_plan, network_rate
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
 from tests.cluster.support import cluster
 from tests.refusals import refused
 

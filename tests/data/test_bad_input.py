@@ -11,8 +11,7 @@ import xarray as xr
 import zarr
 from scipy import sparse as sp
 
-from daskfactor.data.holdout import hold_out
-from daskfactor.data.sources import as_blocks
+from daskfactor import as_blocks, hold_out
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused
 

@@ -10,11 +10,9 @@ import scipy.sparse as sp
 import xarray as xr
 import zarr
 
+from daskfactor import as_blocks, convert, hold_out
 from daskfactor.data.blocks import BlockedData, open_shared
 from daskfactor.data.cells import StoredWeights
-from daskfactor.data.convert import convert
-from daskfactor.data.holdout import hold_out
-from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, OptionError
 from tests.random_sparse import random_array
 from tests.refusals import refused

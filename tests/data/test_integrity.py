@@ -13,8 +13,7 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.data.convert import convert
-from daskfactor.data.sources import as_blocks
+from daskfactor import as_blocks, convert
 from daskfactor.data.store import BlockStore, zarr_kind
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from tests.refusals import refused

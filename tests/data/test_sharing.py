@@ -13,9 +13,8 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
+from daskfactor import as_blocks, convert
 from daskfactor.data.blocks import MOST_OPEN, BlockedData, open_shared
-from daskfactor.data.convert import convert
-from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import PREFIX
 from daskfactor.errors import StoreError
 from daskfactor.kernels.views import BlockView, SparseBlock

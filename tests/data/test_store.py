@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from daskfactor.data.convert import convert
+from daskfactor import as_blocks, convert
 from daskfactor.data.grid import Bands, Grid
-from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.data.store import (
     CHUNK_COST,

@@ -17,11 +17,10 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
+from daskfactor import as_blocks, convert
 from daskfactor.data import entries as keys
 from daskfactor.data import files, tables
-from daskfactor.data.convert import convert
 from daskfactor.data.files import read_matrix
-from daskfactor.data.sources import as_blocks
 from daskfactor.data.tables import read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused

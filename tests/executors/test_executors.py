@@ -11,9 +11,8 @@ import pytest
 from distributed import LocalCluster
 
 import daskfactor as dfac
-from daskfactor import executors
+from daskfactor import as_blocks, executors
 from daskfactor.data.grid import Block, Cyclic, Grid, NestedReshuffled, Reshuffled
-from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor, TasksExecutor, ThreadsExecutor, connection
 from daskfactor.executors.connection import check_versions, client_of, connect

@@ -14,12 +14,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from daskfactor.data.sources import as_blocks
-from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.langevin import PSGLD, PSGRRLD
-from daskfactor.inference.sampling import sample
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor import PSGLD, PSGRRLD, GaussianMF, TweedieNMF, as_blocks, estimate_cost, sample
 
 LANES = 2
 READING = ("allow_empty", "balance", "dtype", "memory_limit")

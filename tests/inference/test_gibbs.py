@@ -9,9 +9,8 @@ import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
-from daskfactor import as_blocks, sample
+from daskfactor import SGHMC, GaussianMF, Gibbs, SerialExecutor, as_blocks, sample
 from daskfactor.errors import DataError, ModelError
-from daskfactor.executors import SerialExecutor
 from daskfactor.inference.gaussian_chain import (
     HOLD,
     GaussianChain,
@@ -21,11 +20,10 @@ from daskfactor.inference.gaussian_chain import (
     quadratic_form,
     warm_start,
 )
-from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.program import Fit
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
-from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from daskfactor.inference.sghmc import automatic_momentum_step
+from daskfactor.models.gaussian import GaussianHyper
 from tests.inference.gaussian_reference import chain_of, run_chain
 from tests.refusals import refused
 

@@ -9,11 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daskfactor.data.sources import as_blocks
+from daskfactor import PSGLD, TweedieNMF, as_blocks, sample
 from daskfactor.inference import chain, setting
-from daskfactor.inference.langevin import PSGLD
-from daskfactor.inference.sampling import sample
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import CHUNK_BYTES
 
 ROWS, COLUMNS, K, DRAWS = 32, 8_000, 8, 260

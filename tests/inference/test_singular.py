@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from daskfactor.data.sources import as_blocks
+from daskfactor import SerialExecutor, ThreadsExecutor, TweedieNMF, as_blocks
 from daskfactor.errors import DataError, OptionError
-from daskfactor.executors import SerialExecutor, ThreadsExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.singular import (
     Singular,
@@ -20,7 +19,6 @@ from daskfactor.inference.singular import (
     truncated_svd,
     whole_svd,
 )
-from daskfactor.models.tweedie import TweedieNMF
 from tests.executors.audit import AuditExecutor
 from tests.pairwise import pairwise
 from tests.refusals import refused
