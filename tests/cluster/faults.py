@@ -37,15 +37,13 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError
-from daskfactor.executors.cluster import ClusterTasksExecutor
-from daskfactor.executors.ring import RingExecutor
 from daskfactor.inference import setting
 from daskfactor.results import files
 from daskfactor.results.places import view_of
 from daskfactor.results.repository import RepositoryPlace
 from tests.cluster.hosts import certificates, start
+from tests.cluster.support import EXECUTORS
 
-EXECUTORS = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 STORES = ("local", "s3")
 WORKERS = 3
 

@@ -24,19 +24,8 @@ from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.segment import PLUGIN, Parcel
 from daskfactor.executors.state import FactorBand, Portion, make_state
-from tests.cluster.support import (
-    EXECUTORS,
-    GATES,
-    BrokenData,
-    Gated,
-    Reading,
-    Slow,
-    chain,
-    cluster,
-    executing,
-    named,
-    oracle,
-)
+from tests.cluster.programs import GATES, BrokenData, Gated, Reading, Slow, chain, oracle
+from tests.cluster.support import EXECUTORS, cluster, executing, named
 from tests.executors.mixer import Mixer, bits
 from tests.refusals import refused
 

@@ -15,24 +15,17 @@ import pytest
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience, is_adaptive
-from tests.cluster.faults import FAULTS, STORES, Bench, frequent_checkpoints, large, small
-from tests.cluster.support import (
+from tests.cluster.faults import (
     EXECUTORS,
-    GATES,
-    IMPATIENT,
-    SHORT,
-    Gated,
-    Killer,
-    Slow,
-    bare_worker,
-    beside,
-    chain,
-    cluster,
-    executing,
-    named,
-    oracle,
-    wait_at_gate,
+    FAULTS,
+    STORES,
+    Bench,
+    frequent_checkpoints,
+    large,
+    small,
 )
+from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, oracle, wait_at_gate
+from tests.cluster.support import IMPATIENT, SHORT, bare_worker, beside, cluster, executing, named
 from tests.executors.mixer import bits
 from tests.object_store import BUCKET
 from tests.refusals import refused

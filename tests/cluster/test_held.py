@@ -21,18 +21,8 @@ from daskfactor.executors.base import StateLost
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.executors.store import HOLD, PLUGIN, BandStore, Key, Mode, Want
 from tests.cluster import dying
-from tests.cluster.support import (
-    EXECUTORS,
-    IMPATIENT,
-    Killer,
-    beside,
-    chain,
-    cluster,
-    executing,
-    named,
-    oracle,
-    same,
-)
+from tests.cluster.programs import Killer, chain, oracle
+from tests.cluster.support import EXECUTORS, IMPATIENT, beside, cluster, executing, named, same
 from tests.cluster.test_faults import kill_one
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 from tests.refusals import refused

@@ -21,7 +21,8 @@ import daskfactor as dfac
 from daskfactor.errors import EngineError
 from tests.cluster import dying
 from tests.cluster.hosts import Bed, HostedCluster, later, refusal
-from tests.cluster.support import SHORT, Slow, chain, executing, named, oracle, same
+from tests.cluster.programs import Slow, chain, oracle
+from tests.cluster.support import SHORT, executing, named, same
 from tests.executors.mixer import bits
 from tests.tiers import tiered
 
