@@ -44,7 +44,6 @@ from daskfactor.results.repository import RepositoryPlace
 from tests.cluster.hosts import certificates, start
 from tests.cluster.support import EXECUTORS
 
-STORES = ("local", "s3")
 WORKERS = 3
 
 

@@ -15,15 +15,7 @@ import pytest
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience, is_adaptive
-from tests.cluster.faults import (
-    EXECUTORS,
-    FAULTS,
-    STORES,
-    Bench,
-    frequent_checkpoints,
-    large,
-    small,
-)
+from tests.cluster.faults import EXECUTORS, FAULTS, Bench, frequent_checkpoints, large, small
 from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, oracle, wait_at_gate
 from tests.cluster.support import IMPATIENT, SHORT, bare_worker, beside, cluster, executing, named
 from tests.executors.mixer import bits
@@ -40,7 +32,7 @@ KILLS = 6 if FULL else 3
 QUICK = {("overdue", "ring", "local"), ("overdue", "tasks", "s3")}
 """Of `tests.cluster.faults`, what the quick tier runs; the tests above have the other faults."""
 MATRIX = tiered(
-    product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, STORES),
+    product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, ["local", "s3"]),
     lambda case: case in QUICK,
 )
 

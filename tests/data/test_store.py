@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from daskfactor import as_blocks, convert
+from daskfactor.data import store as stores
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.storage import Storage, block_bytes
-from daskfactor.data.store import (
-    CHUNK_COST,
-    SMALLEST_CHUNK,
-    STORED,
-    BlockStore,
-    chunk_length,
-    is_blocked_store,
-)
+from daskfactor.data.store import BlockStore, chunk_length, is_blocked_store
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
 from daskfactor.urls import unreachable
@@ -219,10 +213,10 @@ def test_chunks_cost_no_more_than_one_chunk_a_block(counts, itemsize):
 
     def cost(length):
         chunks = sum(-(-count // length) for count in counts)
-        return chunks * (length * itemsize + CHUNK_COST)
+        return chunks * (length * itemsize + stores.CHUNK_COST)
 
-    assert length >= SMALLEST_CHUNK
-    assert cost(length) <= cost(max(SMALLEST_CHUNK, *counts))
+    assert length >= stores.SMALLEST_CHUNK
+    assert cost(length) <= cost(max(stores.SMALLEST_CHUNK, *counts))
 
 
 def test_no_chunk_holds_two_blocks(store):
@@ -231,7 +225,7 @@ def test_no_chunk_holds_two_blocks(store):
     for name, field in (("values", 0), ("columns", 0), ("row_starts", 1)):
         assert (table[:, field] % group[name].chunks[0] == 0).all()
         rows = BlockStore(str(store)).known.grid.rows.sizes
-        used = table[:, STORED] if field == 0 else np.repeat(rows, 3)
+        used = table[:, stores.STORED] if field == 0 else np.repeat(rows, 3)
         assert (table[1:, field] >= (table[:, field] + used)[:-1]).all()
 
 
