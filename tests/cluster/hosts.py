@@ -93,13 +93,9 @@ class Namespace:
 
     def __init__(self):
         with TemporaryDirectory() as made:
-            self._holder = start(
-                ["unshare", "--net", "--mount", "sh", "-c", OWN_TMP, "sh", made, *_code()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            command = ["unshare", "--net", "--mount", "sh", "-c", OWN_TMP, "sh", made, *_code()]
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            self._holder = start(command, text=True, **pipes)
             assert self._holder.stdout is not None
             ready = self._holder.stdout.readline().strip() == "ready"
         if not ready:

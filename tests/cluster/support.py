@@ -25,11 +25,9 @@ SHORT = {
     "distributed.scheduler.allowed-failures": 10,
     # LocalCluster gives a nanny up whose worker is down at this time after a loss.
     "distributed.deploy.lost-worker-timeout": "1h",
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
-    "distributed.worker.memory.terminate": False,
 }
+SHORT |= {f"distributed.worker.memory.{own}": False for own in ("target", "spill", "pause")}
+SHORT["distributed.worker.memory.terminate"] = False
 
 
 @contextmanager

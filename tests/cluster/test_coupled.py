@@ -25,14 +25,9 @@ MODEL = dfac.Coupled(
         "features": dfac.Relation("gene", "feature", law="gamma"),
     },
 )
-SETTINGS = {
-    "random_seed": 3,
-    "progressbar": False,
-    "blocks": 5,
-    "unstored": {"counts": "zero", "over": "missing"},
-    "monitor": {"values": ([0, 7], [3, 1]), "counts": ([2], [19])},
-}
-
+SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 5}
+SETTINGS |= {"unstored": {"counts": "zero", "over": "missing"}}
+SETTINGS |= {"monitor": {"values": ([0, 7], [3, 1]), "counts": ([2], [19])}}
 
 ROWS = np.array([f"r{number}" for number in range(40)])
 

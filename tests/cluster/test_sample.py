@@ -16,6 +16,9 @@ pytestmark = [
 ]
 
 SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 4}
+KINDS = dfac.Gibbs, dfac.LangevinDynamics, dfac.SGLD, dfac.SGHMC
+SAMPLERS = [dfac.PSGLD(transition="cir", warm_start=3), *(kind(warm_start=3) for kind in KINDS)]
+SAMPLERS += [kind(steps=2, warm_start=3) for kind in (dfac.HMC, dfac.BlockHMC)]
 
 
 def counts():
@@ -45,19 +48,7 @@ def test_the_starts_of_one_process(executor, client, monkeypatch):
         assert alike(client, executor, *arguments, **SETTINGS, **asked)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        dfac.Gibbs(warm_start=3),
-        dfac.LangevinDynamics(warm_start=3),
-        dfac.SGLD(warm_start=3),
-        dfac.HMC(steps=2, warm_start=3),
-        dfac.BlockHMC(steps=2, warm_start=3),
-        dfac.PSGLD(transition="cir", warm_start=3),
-        dfac.SGHMC(warm_start=3),
-    ],
-    ids=lambda sampler: sampler.name,
-)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
 def test_what_bands_gather_travels_with_them(sampler, client):
     law = dfac.TweedieNMF(3, shape_w=2.0, dispersion=1.0)
     linked = dfac.GaussianMF(3, covariates_w=np.arange(120.0).reshape(60, 2))

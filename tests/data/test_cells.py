@@ -55,6 +55,7 @@ def dense_of(data):
     return np.where(np.isnan(data.to_numpy()), np.nan, weights)
 
 
+LAZY = {"uncertainty": da.from_array(SIGMA), "unstored": "missing"}
 FORMS = {
     "numpy": (V, SIGMA),
     "masked": (np.ma.masked_invalid(V), np.ma.masked_array(SIGMA, ~SEEN)),
@@ -241,11 +242,7 @@ def test_fingerprints_know_the_weights():
         (V, {"uncertainty": "no such place"}, "no zarr array"),
         (as_blocks(V, 2), {"uncertainty": SIGMA}, "cannot be added"),
         (labelled(V), {"uncertainty": labelled(SIGMA)[::-1]}, "order of V"),
-        (
-            stored(V),
-            {"uncertainty": da.from_array(SIGMA), "unstored": "missing"},
-            "sparse with the",
-        ),
+        (stored(V), LAZY, "sparse with the"),
     ],
 )
 def test_what_cannot_be_used_is_refused(values, options, words):

@@ -27,17 +27,9 @@ def peak_of(folder, at_once):
     with as_blocks(V, blocks=4) as data:
 
         def run(draws):
-            return sample(
-                data,
-                TweedieNMF(K, dispersion=1.0),
-                PSGLD(warm_start=1),
-                draws=draws,
-                tune=1,
-                random_seed=0,
-                progressbar=False,
-                store=Path(folder) / f"{draws}.zarr",
-                executor="serial",
-            )
+            options = {"tune": 1, "random_seed": 0, "progressbar": False, "executor": "serial"}
+            options |= {"draws": draws, "store": Path(folder) / f"{draws}.zarr"}
+            return sample(data, TweedieNMF(K, dispersion=1.0), PSGLD(warm_start=1), **options)
 
         run(2)  # compiles and imports
         tracemalloc.start()
