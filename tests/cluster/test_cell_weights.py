@@ -56,9 +56,6 @@ def test_the_draws_of_one_process(place, client, places):
     here = dfac.sample(*arguments, executor="serial", **options)
     for executor in ("ring", "tasks"):
         assert same(dfac.sample(*arguments, executor=executor, client=client, **options), here)
-    if place == "zarr":
-        options["uncertainty"] = SIGMA
-        assert same(dfac.sample(V, *arguments[1:], executor="serial", **options), here)
 
 
 @pytest.mark.parametrize(

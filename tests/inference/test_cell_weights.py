@@ -11,6 +11,7 @@ import zarr
 import daskfactor as dfac
 from daskfactor.data.convert import convert
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
+from tests.inference.test_conformance import same
 from tests.refusals import refused
 
 RNG = np.random.default_rng(6)
@@ -28,14 +29,6 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def same(first, second):
-    for name in ("W", "H"):
-        one, other = (trace["posterior"][name].values for trace in (first, second))
-        np.testing.assert_array_equal(one, other)
-    lp = [trace["sample_stats"]["lp"].values for trace in (first, second)]
-    np.testing.assert_array_equal(*lp)
-
-
 def stored(values):
     rows, cols = np.nonzero(~np.isnan(V))
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
@@ -46,7 +39,7 @@ def test_scratch_files_have_the_same_bits_and_stored_entries_the_same_posterior(
     data = dfac.as_blocks(V, 3, uncertainty=SIGMA)
     other = dfac.as_blocks(V, 3, uncertainty=SIGMA, memory_limit=0)
     first = dfac.sample(data, model, sampler, executor="serial", **QUICK)
-    same(first, dfac.sample(other, model, sampler, executor="threads", **QUICK))
+    assert same(first, dfac.sample(other, model, sampler, executor="threads", **QUICK))
     assert first.attrs["dispersion"] == 1
     plain = dfac.sample(V, model, sampler, executor="serial", blocks=3, **QUICK)
     assert not np.array_equal(plain["posterior"]["W"], first["posterior"]["W"])
@@ -85,12 +78,12 @@ def test_a_run_finds_its_weights_again(form, tmp_path):
     options |= QUICK | {"blocks": 3, "sampler": dfac.PSGLD(warm_start=3)}
     dfac.sample(values, NMF, store=tmp_path / "run.zarr", **options | {"draws": 2})
     found = dfac.resume(tmp_path / "run.zarr", 4, progressbar=False)
-    same(found, dfac.sample(values, NMF, **options))
+    assert same(found, dfac.sample(values, NMF, **options))
     if form != "stores":
-        same(found, dfac.sample(V, NMF, **options | {"uncertainty": SIGMA}))
+        assert same(found, dfac.sample(V, NMF, **options | {"uncertainty": SIGMA}))
     else:  # which hold single precision
         options |= {"uncertainty": stored(SIGMA.astype("f4")), "unstored": "missing"}
-        same(found, dfac.sample(stored(V), NMF, **options))
+        assert same(found, dfac.sample(stored(V), NMF, **options))
 
 
 def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path):
@@ -104,7 +97,7 @@ def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path):
     refused(DataError, "not those", dfac.resume, store, 4, V=other, progressbar=False)
     data = dfac.as_blocks(values, 3, **options)
     found = dfac.resume(store, 4, V=data, progressbar=False)
-    same(found, dfac.sample(data, NMF, **QUICK))
+    assert same(found, dfac.sample(data, NMF, **QUICK))
 
 
 def test_optimizers_come_closer_by_uncertainty():

@@ -16,6 +16,7 @@ import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference import setting
 from tests.executors.audit import AuditExecutor
+from tests.inference.test_conformance import same
 from tests.refusals import refused
 
 # Runs of a few cycles, of counts that share a factor with what does not go with them.
@@ -68,12 +69,6 @@ WATCHED = {"adt": ([0, 3, 14], [5, 0, 2]), "features": ([6, 0], [4, 4])}
 KINDS = dfac.PSGRRLD, dfac.SGLD, dfac.LangevinDynamics, dfac.SGHMC
 SAMPLERS = [dfac.PSGLD(transition="cir", **SHORT), *(kind(**SHORT) for kind in KINDS)]
 SAMPLERS += [kind(steps=2, **SHORT) for kind in (dfac.HMC, dfac.BlockHMC)]
-
-
-def same(one, other):
-    groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
-    assert groups
-    return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
 
 
 def equal_bits(one, other):

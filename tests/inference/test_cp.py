@@ -13,6 +13,7 @@ from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.setting import Setting
 from tests.executors.audit import AuditExecutor
+from tests.inference.test_conformance import same
 from tests.refusals import refused
 
 SETTINGS = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
@@ -28,12 +29,6 @@ def truth(shape=(14, 12, 9), seed=0):
     letters = "ijlm"[: len(shape)]
     rule = ",".join(f"{own}k" for own in letters) + f"->{letters}"
     return rng.poisson(np.einsum(rule, *factors)).astype(np.float64)
-
-
-def same(one, other):
-    names = [g for g in ("posterior", "posterior_moments", "monitor") if g in one.children]
-    pairs = [(one[g][v].values, other[g][v].values) for g in names for v in one[g].data_vars]
-    return all(np.array_equal(*pair) for pair in pairs)
 
 
 @pytest.mark.parametrize(

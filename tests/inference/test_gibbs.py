@@ -18,6 +18,7 @@ from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper
 from tests.inference.gaussian_reference import chain_of, run_chain
+from tests.inference.test_conformance import same
 from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 5}
@@ -43,11 +44,6 @@ def drawn(V, sampler=None, **options):
 
 def factors(trace):
     return trace["posterior"]["W"].values, trace["posterior"]["H"].values
-
-
-def same(one, other):
-    for a, b in zip(factors(one), factors(other), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def close(one, other):
@@ -134,7 +130,7 @@ def test_real_valued_results_are_read_like_any_other(tmp_path):
     whole = dfac.sample(held.train, REAL, dfac.Gibbs(), draws=60, **options)
     dfac.sample(held.train, REAL, dfac.Gibbs(), draws=30, store=store, **options)
     trace = dfac.resume(store, draws=30, progressbar=False)
-    same(whole, trace)
+    assert same(whole, trace)
     assert json.loads(trace.attrs["sampler"]) == dfac.Gibbs().to_dict()
     rows, cols = (xr.DataArray(index, dims="cell") for index in held.cells)
     found = dfac.predict(trace, rows=rows, columns=cols)["mean"].values
