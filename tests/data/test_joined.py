@@ -297,10 +297,7 @@ BAD = {
     ),
     "a label twice": (
         *(DataError, "cell of 'a' have the label c0 more than once"),
-        {
-            "a": labelled(COUNTS, ["c0", *LABELS[:-1]], columns="x"),
-            "b": labelled(GAPPY, LABELS),
-        },
+        {"a": labelled(COUNTS, ["c0", *LABELS[:-1]], columns="x"), "b": labelled(GAPPY, LABELS)},
     ),
     "no label in common": (
         *(DataError, "no label in common; first ones are 'c0' of 'a', 'C0' of 'b'"),
