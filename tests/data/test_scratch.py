@@ -244,11 +244,9 @@ def test_closed_blocks_say_so(memory_limit, dtype):
 
 def test_scratch_goes_to_a_directory_of_dask_or_the_system_and_an_unusable_one_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        dask.config.set({"temporary-directory": str(tmp_path / "file")}),
-        pytest.raises(StoreError, match=r"needed in .*file, but .*temporary-directory"),
-    ):
-        as_blocks(np.ones((40, 40)), memory_limit=0)
+    words = r"needed in .*file, but .*temporary-directory"
+    with dask.config.set({"temporary-directory": str(tmp_path / "file")}):
+        refused(StoreError, words, as_blocks, np.ones((40, 40)), memory_limit=0)
     with dask.config.set({"temporary-directory": None}):
         assert Path(scratch_directory()).is_dir()
 

@@ -31,6 +31,14 @@ LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
 VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
 MM = "%%MatrixMarket matrix"
+NAMES, NUMBERS = ["b", "a", "b", "c"], [2, 1, 2, 3]
+KEYS = {
+    "string": pa.array(NAMES),
+    "large_string": pa.array(NAMES, pa.large_string()),
+    "dictionary": pa.array(NAMES).dictionary_encode(),
+    "int32": pa.array(NUMBERS, pa.int32()),
+    "uint64": pa.array(NUMBERS, pa.uint64()),
+}
 
 
 def text(header=True, separator=","):
@@ -80,11 +88,9 @@ def test_comments_quotes_and_a_byte_order_mark(tmp_path):
 
 def test_columns_by_name_and_by_position(tmp_path):
     path = write(tmp_path, "t.csv", "when,stars,film,user\n1,2.5,10,7\n2,3.5,11,7\n")
-    for choice in (
-        {"rows": "user", "columns": "film", "values": "stars"},
-        {"rows": 3, "columns": 2, "values": 1},
-        {"rows": "3", "columns": "2", "values": "1"},
-    ):
+    named = {"rows": "user", "columns": "film", "values": "stars"}
+    placed = {"rows": 3, "columns": 2, "values": 1}
+    for choice in (named, placed, {name: str(at) for name, at in placed.items()}):
         np.testing.assert_array_equal(converted(path, **choice).to_numpy(), [[2.5, 3.5]])
 
 
@@ -157,17 +163,9 @@ def test_empty_values_are_missing_cells(tmp_path):
     assert data.n_stored.sum() == 2
 
 
-@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "int32", "uint64"])
+@pytest.mark.parametrize("kind", KEYS)
 def test_parquet_keys(tmp_path, kind):
-    names = ["b", "a", "b", "c"]
-    rows = {
-        "string": pa.array(names),
-        "large_string": pa.array(names, pa.large_string()),
-        "dictionary": pa.array(names).dictionary_encode(),
-        "int32": pa.array([2, 1, 2, 3], pa.int32()),
-        "uint64": pa.array([2, 1, 2, 3], pa.uint64()),
-    }[kind]
-    table = pa.table({"user": rows, "film": [30, 7, 7, 1000], "stars": [1.5, 2.0, 4.0, 0.5]})
+    table = pa.table({"user": KEYS[kind], "film": [30, 7, 7, 1000], "stars": [1.5, 2, 4, 0.5]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
     data = converted(tmp_path / "t.parquet")
     np.testing.assert_array_equal(data.to_numpy(), DENSE)

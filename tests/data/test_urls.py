@@ -157,17 +157,13 @@ def test_dense_files(memory, tmp_path):
 def test_storage_options(folder, monkeypatch, tmp_path):
     zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
     dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
-    options = {
-        "key": "theaccesskey",
-        "secret": "averysecretkey",
-        "client_kwargs": {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
-    }
+    place = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+    options = {"key": "theaccesskey", "secret": "averysecretkey", "client_kwargs": place}
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     store = str(tmp_path / "run.zarr")
-    trace = dfac.sample(
-        f"{folder}/v.zarr", dfac.TweedieNMF(2), storage_options=options, store=store, **FIT
-    )
+    run = {"storage_options": options, "store": store, **FIT}
+    trace = dfac.sample(f"{folder}/v.zarr", dfac.TweedieNMF(2), **run)
     written = b"".join(path.read_bytes() for path in Path(store).rglob("*") if path.is_file())
     for secret in (b"averysecretkey", b"theaccesskey"):
         assert secret not in written
