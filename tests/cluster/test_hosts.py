@@ -154,8 +154,8 @@ def test_nothing_is_shared_but_an_object_store(name, monkeypatch, tmp_path):
     urls = [f"s3://{BUCKET}/{name}/{what}" for what in ("v", "run")]
 
     def do(cluster, draw):
-        script = str(Path(dying.__file__).with_name("far.py"))
-        client = cluster.bed.host("client").python(script, cluster.address, *urls, name, str(draw))
+        command = dying.__file__, cluster.address, *urls, name, str(draw)
+        client = cluster.bed.host("client").python(*command)
         assert client.wait(240) == (-signal.SIGKILL if draw else 0), cluster.bed.logs()
         return cluster.bed.host("client").log()
 
@@ -209,9 +209,8 @@ def shared():
 @pytest.mark.full
 @named
 def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(name, shared, tmp_path):
-    store, run = str(tmp_path / "run.zarr"), (shared, dying.MODEL, dying.SAMPLER)
-    settings = {k: v for k, v in dying.SETTINGS.items() if k not in ("blocks", "unstored")}
-    wanted = dfac.sample(*run, executor="serial", **settings)
+    store = str(tmp_path / "run.zarr")
+    wanted = dying.sampled(shared, **dying.AS_STORED)
     with rigged() as rig:
 
         def strike(event):
@@ -220,7 +219,7 @@ def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(name, shared, 
 
         options = {"store": store, "client": rig.cluster.client, "callback": strike}
         with pytest.raises(EngineError, match="the client has lost its scheduler"):
-            dfac.sample(*run, executor=name, **options, **settings)
+            dying.sampled(shared, executor=name, **options, **dying.AS_STORED)
         rig.bed.hosts["scheduler"].power_off()
         with HostedCluster(rig.bed) as another:
             another.start_workers(2)
