@@ -1,7 +1,7 @@
 """A client that dies in the middle of a run.
 
 Run as a script it kills its own process with SIGKILL when the run reports a draw: by
-``test_runs.py``, on a cluster of its own, as ``dying.py STORE EXECUTOR DRAW``; by
+``test_sample.py``, on a cluster of its own, as ``dying.py STORE EXECUTOR DRAW``; by
 ``test_hosts.py``, on a host that shares nothing with its workers but an object store, as
 ``dying.py SCHEDULER DATA RUN EXECUTOR DRAW``, which writes data and samples; with draw 0 it
 resumes the run and prints what it has found.
