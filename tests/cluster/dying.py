@@ -38,10 +38,14 @@ def data():
 
 
 def digest(tree):
-    """What tells two runs apart, their draws and what is known of each."""
-    names = [("posterior", "W"), ("posterior", "H"), ("sample_stats", "lp")]
-    values = b"".join(tree[group][name].values.tobytes() for group, name in names)
-    return hashlib.sha256(values).hexdigest()
+    """What tells two runs apart: draws, moments, monitored cells, and what is known of draws."""
+    values = hashlib.sha256()
+    for group in ("posterior", "posterior_moments", "monitor"):
+        for name in sorted(tree[group].data_vars) if group in tree.children else ():
+            values.update(tree[group][name].values.tobytes())
+    for name in ("lp", "step_size"):
+        values.update(tree["sample_stats"][name].values.tobytes())
+    return values.hexdigest()
 
 
 def sampled(V=None, model=MODEL, sampler=SAMPLER, **options):

@@ -14,7 +14,6 @@ ends with one sentence, and is resumed on a fresh cluster, or run again if it ha
 - ``terminated``: they outgrow that at which a nanny kills it.
 """
 
-import hashlib
 import os
 import random
 import signal
@@ -41,6 +40,7 @@ from daskfactor.inference import setting
 from daskfactor.results import files
 from daskfactor.results.places import view_of
 from daskfactor.results.repository import RepositoryPlace
+from tests.cluster import dying
 from tests.cluster.hosts import certificates, start
 from tests.cluster.support import EXECUTORS
 
@@ -99,10 +99,6 @@ class Processes:
             process = start(command, env=env, stdout=log, stderr=log)
         self._all.append(process)
         return process
-
-    def log(self):
-        """What the processes have said."""
-        return Path(self.folder, "log").read_text(errors="replace")
 
     def pids(self):
         """Workers that answer, in an order that does not change."""
@@ -228,10 +224,8 @@ class Load:
 
 def small(draws):
     """A run of small segments, so that a loss may come in any of them."""
-    rng = np.random.default_rng(2)
-    data = sparse.csr_array(rng.poisson(0.4, (60, 40)).astype(np.float32))
     settings = {"draws": draws, "tune": 12, "random_seed": 5}
-    return Load(data, dfac.TweedieNMF(2, dispersion=1.0), dfac.PSGLD(warm_start=4), settings)
+    return Load(dying.data(), dying.MODEL, dying.SAMPLER, settings)
 
 
 def large():
@@ -242,17 +236,6 @@ def large():
     data = sparse.csr_array((values, (rows, cols)), (size, size))
     settings = {"draws": 4, "tune": 4, "random_seed": 5, "keep": "moments"}
     return Load(data, dfac.TweedieNMF(64, dispersion=1.0), dfac.PSGLD(warm_start=0), settings)
-
-
-def digest(tree):
-    """What tells two runs apart: draws, moments, monitored cells, and what is known of draws."""
-    values = hashlib.sha256()
-    for group in ("posterior", "posterior_moments", "monitor"):
-        for name in sorted(tree[group].data_vars) if group in tree.children else ():
-            values.update(tree[group][name].values.tobytes())
-    for name in ("lp", "step_size"):
-        values.update(tree["sample_stats"][name].values.tobytes())
-    return values.hexdigest()
 
 
 @contextmanager
@@ -289,7 +272,7 @@ class Bench:
         self.given, self._count = (f"{place}/v", load.model, load.sampler), 0
         self.options = {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])} | load.settings
         dfac.convert(load.data, f"{place}/v", unstored="zero", blocks=4, progressbar=False)
-        self.wanted = digest(dfac.sample(*self.given, executor="threads", **self.options))
+        self.wanted = dying.digest(dfac.sample(*self.given, executor="threads", **self.options))
 
     def run(self, name, executor, times=1, memory=""):
         """Strike a run; resume it if it ended with a sentence."""
@@ -307,7 +290,7 @@ class Bench:
             begun, told = time.monotonic(), {"executor": made, "callback": striker}
             try:
                 tree = dfac.sample(*self.given, store=store, **told, **self.options)
-                found.same = digest(tree) == self.wanted
+                found.same = dying.digest(tree) == self.wanted
             except DaskfactorError as error:
                 found.sentence = str(error)
             found.seconds = time.monotonic() - begun
@@ -323,6 +306,6 @@ class Bench:
                     tree = dfac.resume(store, progressbar=False, **again)
                 else:  # it failed before it began
                     tree = dfac.sample(*self.given, **again, **self.options)
-                found.same = digest(tree) == self.wanted
+                found.same = dying.digest(tree) == self.wanted
             found.resumed = time.monotonic() - begun
         return found

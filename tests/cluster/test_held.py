@@ -40,16 +40,13 @@ def content(state):
 
 
 class Holding:
-    """An executor whose states stay in the workers; ``between`` is done to each of them."""
+    """An executor whose states stay in the workers."""
 
-    def __init__(self, executor, between=None):
-        self.executor, self.between = executor, between
+    def __init__(self, executor):
+        self.executor = executor
 
     def run(self, plan, program, state, data, on_done):
-        held = self.executor.hold(state)
-        if self.between is not None:
-            self.between(held)
-        return self.executor.run(plan, program, held, data, on_done)
+        return self.executor.run(plan, program, self.executor.hold(state), data, on_done)
 
 
 def held_bytes(client):
