@@ -43,8 +43,7 @@ def forms(tmp_path_factory):
     """One AnnData in all the forms that it can be passed in."""
     folder, made = tmp_path_factory.mktemp("annotated"), annotated()
     made.write_h5ad(folder / "a.h5ad")
-    with warnings.catch_warnings():  # of the format of zarr that is the default
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # of the format of zarr that is the default
         for version in (2, 3):
             with anndata.settings.override(zarr_write_format=version):
                 made.write_zarr(folder / f"{version}.zarr")
@@ -320,8 +319,7 @@ def test_counts_are_asked_for_where_values_of_an_annotated_matrix_are_none(form)
     run = {"draws": 1, "tune": 1, "random_seed": 0, "progressbar": False}
     with pytest.warns(DataWarning, match=r"X of the AnnData holds fractions, .* beta=1 .*counts"):
         dfac.sample(made, dfac.TweedieNMF(1), **run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DataWarning)
+    with warnings.catch_warnings(action="error", category=DataWarning):
         dfac.sample(made, dfac.TweedieNMF(1, dispersion=1.0), layer="counts", **run)
         dfac.sample(made, dfac.TweedieNMF(1, beta=2.0), **run)
         dfac.sample(np.log1p(COUNTS), dfac.TweedieNMF(1), **run)

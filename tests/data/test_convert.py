@@ -131,8 +131,7 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
     if np.isnan(wanted).all():
         refused(DataError, "are missing", convert, path, tmp_path / "s.zarr", **options)
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)
+    with warnings.catch_warnings(action="ignore", category=DataWarning):
         done = convert(path, tmp_path / "s.zarr", **options)
     data = as_blocks(tmp_path / "s.zarr", allow_empty=True, dtype=dtype)
     np.testing.assert_array_equal(data.to_numpy(), wanted.astype(dtype))

@@ -205,8 +205,7 @@ def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
     run = {"random_seed": 0, "progressbar": False}
     store = str(tmp_path / "run.zarr")
     dfac.sample(data, dfac.TweedieNMF(2), draws=2, tune=2, store=store, **run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DataWarning)
+    with warnings.catch_warnings(action="error", category=DataWarning):
         if ending is None:
             with pytest.raises(DataError, match="pass the data again"):
                 dfac.resume(store, draws=1, progressbar=False)
@@ -282,8 +281,7 @@ def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
     ],
 )
 def test_matrices_stay_matrices(frame):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         assert dfac.as_blocks(frame).shape == frame.shape
 
 

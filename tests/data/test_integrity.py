@@ -71,8 +71,7 @@ def equal(a, b):
 def refused_or_same(path, wanted):
     """What became of a damaged store: any other error, or other data, fail the test."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(action="error"):
             found = contents(path)
     except StoreFormatError as error:
         return "refused" if str(path) in str(error) else f"refused without its place: {error}"

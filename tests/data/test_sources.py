@@ -372,8 +372,7 @@ def test_options_are_checked():
         *(({"blocks": x}, "blocks must be a whole number") for x in (2.0, True)),
     ]:
         refused(OptionError, message, as_blocks, values, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         assert isinstance(as_blocks(values, np.int64(2), unstored="zero"), BlockedData)
 
 

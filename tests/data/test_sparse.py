@@ -29,8 +29,7 @@ def counts(rows=70, cols=45, density=0.3, seed=3):
 
 
 def in_format(dense, name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sp.SparseEfficiencyWarning)
+    with warnings.catch_warnings(action="ignore", category=sp.SparseEfficiencyWarning):
         return sp.coo_array(dense).asformat(name)
 
 

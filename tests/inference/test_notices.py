@@ -74,9 +74,7 @@ def test_a_run_without_tuning_from_a_random_start_is_told_to_tune(tmp_path):
     with pytest.warns(SamplingWarning, match=r"log density still rose by .* tune longer"):
         tree = dfac.sample(V, model, sampler, 100, 0, store=tmp_path / "run.zarr", **QUIET)
     assert "still rose" in dfac.summarize(tree).verdict
-    with warnings.catch_warnings(
-        action="error"
-    ):  # nothing is drawn, so there is nothing to say again
+    with warnings.catch_warnings(action="error"):  # nothing is drawn, nor said again
         dfac.resume(tmp_path / "run.zarr", progressbar=False)
 
 
