@@ -83,9 +83,8 @@ def test_particles_made_by_workers_are_those_made_here(client):
 
     def made(case, **more):
         data, model, method, options = case
-        with warnings.catch_warnings(
-            action="ignore", category=SamplingWarning
-        ):  # so few steps do not get far
+        # So few steps do not get far.
+        with warnings.catch_warnings(action="ignore", category=SamplingWarning):
             return dfac.stein_posterior(data, model, method, **settings, **options, **more)
 
     here = [made(case) for case in cases]
