@@ -28,6 +28,7 @@ from tests.refusals import refused
 pytestmark = pytest.mark.libraries
 
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
+TEXTS = [(own, header, None) for own in (",", "\t", ";", "|", " ") for header in (True, False)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
 VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
 MM = "%%MatrixMarket matrix"
@@ -60,22 +61,19 @@ def write(folder, name, content):
     return path
 
 
-@pytest.mark.parametrize("separator", [",", "\t", ";", "|", " "])
-@pytest.mark.parametrize("header", [True, False])
-def test_separators_and_headers(tmp_path, separator, header):
-    data = converted(write(tmp_path, "t.csv", text(header, separator)))
+@pytest.mark.parametrize(
+    ("separator", "header", "pack"), [*TEXTS, ("\t", True, gzip), ("\t", True, bz2)]
+)
+def test_separators_headers_and_packed_text(tmp_path, separator, header, pack):
+    content = text(header, separator).encode()
+    path = tmp_path / ("t.csv" if pack is None else f"t.tsv.{'gz' if pack is gzip else 'bz2'}")
+    path.write_bytes(content if pack is None else pack.compress(content))
+    data = converted(path)
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
     labels = data.labels
     assert (labels.row_dim, labels.col_dim) == (("user", "film") if header else ("row", "column"))
     assert labels.row_coords[labels.row_dim].tolist() == ["a", "b", "c"]
     assert labels.col_coords[labels.col_dim].tolist() == [7, 30, 1000]
-
-
-@pytest.mark.parametrize("pack", [gzip, bz2])
-def test_packed_text(tmp_path, pack):
-    path = tmp_path / f"t.tsv.{'gz' if pack is gzip else 'bz2'}"
-    path.write_bytes(pack.compress(text(separator="\t").encode()))
-    np.testing.assert_array_equal(converted(path).to_numpy(), DENSE)
 
 
 def test_comments_quotes_and_a_byte_order_mark(tmp_path):
