@@ -222,10 +222,11 @@ def test_trouble_is_one_sentence(folder, monkeypatch):
         dfac.as_blocks(f"{folder}/v.zarr")
 
 
-def test_a_server_that_stumbles_is_asked_again(folder, s3):
+def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_given_up(
+    folder, s3, monkeypatch
+):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=4, **QUIET)
-    rng = np.random.default_rng(0)
-    asked = []
+    rng, asked = np.random.default_rng(0), []
 
     def stumbles(environ):
         asked.append(environ["PATH_INFO"])
@@ -236,6 +237,11 @@ def test_a_server_that_stumbles_is_asked_again(folder, s3):
         total = sum(store.read(row, col).values.sum() for row in range(4) for col in range(4))
     assert total == COUNTS.sum()
     assert len(asked) > 30
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
+    gone = r"cannot be used for \d seconds: .*DASKFACTOR_STORE_PATI"
+    with s3.failing(lambda _: (503, "SlowDown")):
+        refused(StoreError, gone, store.read, 0, 0)
+    assert store.read(0, 0).values.size
 
 
 def test_a_server_that_is_gone_is_given_up(folder, s3, monkeypatch):

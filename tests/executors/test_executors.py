@@ -194,14 +194,10 @@ def test_workers_that_may_do_it_otherwise():
 
 
 @pytest.mark.cluster
-def test_a_cluster_that_is_there():
+def test_a_cluster_that_is_there_and_one_for_the_time_of_the_run():
     quiet = {"n_workers": 1, "processes": False, "dashboard_address": ":0", "protocol": "tcp"}
     with LocalCluster(**quiet) as own, client_of(own.scheduler_address, None) as client:
         assert client.submit(int, 3).result() == 3
-
-
-@pytest.mark.cluster
-def test_a_cluster_for_the_time_of_the_run():
     with client_of(None, "local:2") as client:
         assert len(client.nthreads()) == 2
         where = client.cluster.scheduler_address
