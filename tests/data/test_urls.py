@@ -244,16 +244,6 @@ def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_given_up(
     assert store.read(0, 0).values.size
 
 
-def test_a_server_that_is_gone_is_given_up(folder, s3, monkeypatch):
-    dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
-    store = BlockStore(f"{folder}/c.zarr")
-    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
-    gone = r"cannot be used for \d seconds: .*DASKFACTOR_STORE_PATI"
-    with s3.failing(lambda _: (503, "SlowDown")), pytest.raises(StoreError, match=gone):
-        store.read(0, 0)
-    assert store.read(0, 0).values.size
-
-
 def test_what_a_server_answers_is_told(monkeypatch):
     exceptions = pytest.importorskip("botocore.exceptions")
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "0.5")
