@@ -3,11 +3,11 @@ from pathlib import Path
 
 import dask
 import pytest
-from distributed import Client, default_client
+from distributed import default_client
 
 from daskfactor.inference import setting
 from tests.cluster import dying
-from tests.cluster.support import EXECUTORS, IMPATIENT, SHORT, cluster, running
+from tests.cluster.support import EXECUTORS, SHORT, cluster, executing, running
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ class Shared:
 
     def __init__(self):
         self._undo = ExitStack()
-        self._client: Client | None = None
+        self._client = None
 
     def client(self):
         if self._client is None:
@@ -68,14 +68,7 @@ def client():
         yield SHARED.client()
 
 
-@pytest.fixture
-def elsewhere(client):
-    """Two worker processes, for tests that have other workers as well."""
-    return client
-
-
 @pytest.fixture(params=EXECUTORS)
 def executor(request, here):
-    made = EXECUTORS[request.param](here, patience=IMPATIENT)
-    yield made
-    made.close()
+    with executing(here, request.param) as made:
+        yield made

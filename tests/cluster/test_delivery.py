@@ -45,7 +45,7 @@ def sampled(V=None, **options):
 
 @pytest.mark.parametrize("balance", [False, True])
 @pytest.mark.parametrize("name", ["ring", "tasks"])
-def test_workers_write_what_the_client_never_sees(name, balance, elsewhere, tmp_path, monkeypatch):
+def test_workers_write_what_the_client_never_sees(name, balance, client, tmp_path, monkeypatch):
     settings = {"monitor": None, "keep": "draws", "blocks": None, "unstored": None}
 
     def refuse(_, refs, rows=()):
@@ -57,12 +57,12 @@ def test_workers_write_what_the_client_never_sees(name, balance, elsewhere, tmp_
         store = str(tmp_path / "run.zarr")
         with monkeypatch.context() as patch:
             patch.setattr(Keeper, "bring", refuse)
-            found = sampled(data, executor=name, client=elsewhere, store=store, **settings)
+            found = sampled(data, executor=name, client=client, store=store, **settings)
         assert found["posterior"]["W"].data.numblocks[2] > 1
         assert same(wanted, found)
         with monkeypatch.context() as patch:
             patch.setattr(Keeper, "put", refuse)  # every worker reads its own
-            more = dfac.resume(store, 3, V=data, executor=name, client=elsewhere, progressbar=False)
+            more = dfac.resume(store, 3, V=data, executor=name, client=client, progressbar=False)
         assert same(sampled(data, **settings | {"draws": 7}), more)
 
 
@@ -94,7 +94,7 @@ def test_a_run_of_workers_goes_on_in_threads(here, tmp_path):
 
 
 def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
-    elsewhere, tmp_path, monkeypatch
+    client, tmp_path, monkeypatch
 ):
     """A draw of W has two chunks, and a chunk of H four draws, which only one may write."""
     monkeypatch.setattr(schema, "CHUNK_BYTES", 400)
@@ -115,7 +115,7 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
     deliver = Keeper.deliver
     monkeypatch.setattr(Keeper, "deliver", watched)
     wanted = sampled(tall, **settings)
-    found = sampled(tall, executor="ring", client=elsewhere, store=store, **settings)
+    found = sampled(tall, executor="ring", client=client, store=store, **settings)
     assert {len(own) for own in writers.values()} == {1}
     assert found["posterior"]["W"].data.numblocks[1:3] == (12, 2)
     assert found["posterior"]["H"].data.numblocks[1:3] == (3, 1)

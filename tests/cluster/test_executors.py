@@ -53,20 +53,20 @@ def test_bands_of_every_factor_are_handed_on_alone(here, monkeypatch):
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(name, factors, blocks, elsewhere):
+def test_the_oracles_bits_from_other_processes(name, factors, blocks, client):
     options = {"factors": factors, "blocks": blocks, "cycles": 2}
-    with executing(elsewhere, name) as executor:
+    with executing(client, name) as executor:
         assert bits(chain(executor, **options)) == bits(oracle(**options))
         assert executor.report.workers == 2
         assert 0 < executor.report.utilisation <= 1
 
 
-def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere):
+def test_a_ring_gives_fewer_bands_to_a_straggler(client):
     """Four of eight bands at half speed: busy for 1 and 1/2; three of them: for 6/6 and 5/6."""
-    pids = elsewhere.run(os.getpid)
+    pids = client.run(os.getpid)
     slow = max(pids, key=lambda address: pids[address])
     options = {"blocks": 8, "cycles": 1, "segments": 4}
-    with executing(elsewhere) as executor:
+    with executing(client) as executor:
         assert bits(chain(executor, Slow(0.01, pids[slow]), **options)) == bits(oracle(**options))
         shares, _ = executor.shares(8)
         assert shares[slow] < 4
@@ -74,10 +74,10 @@ def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_bands_of_every_size_between_processes(threads, elsewhere):
+def test_bands_of_every_size_between_processes(threads, client):
     """Small ones go inside a message, large ones beside it."""
-    made = nullcontext(elsewhere) if threads == 1 else cluster(2, True, threads)
-    with made as client, executing(client) as executor:
+    made = nullcontext(client) if threads == 1 else cluster(2, True, threads)
+    with made as own, executing(own) as executor:
         for width in (3, 3000):
             options = {"blocks": 4, "cycles": 3, "segments": 1, "width": width}
             assert bits(chain(executor, **options)) == bits(oracle(**options))
@@ -289,18 +289,18 @@ def test_which_executors_take_a_client_and_what_is_none(here):
     refused(OptionError, r"executor='threads' runs in this process", make_executor, "threads", here)
 
 
-def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere):
+def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(client):
     rng = np.random.default_rng(0)
     state = make_state(Grid.even((6, 6), 2), rng.random((6, 2)), rng.random((6, 2)))
     op = Op(Action.UPDATE, Block(1, 0), 0, 0, 1.0, False, CycleOptions())
     before = state.gather("rows").tobytes()
-    made = choose_executor(elsewhere, None, 2, (Mixer(), op, state, None))  # type: ignore[arg-type]
+    made = choose_executor(client, None, 2, (Mixer(), op, state, None))
     assert made.name == "ring"
     assert re.match(r"a block takes 0?\.\d+ ms, .*\(2 of them\)", made.reason)
     assert state.gather("rows").tobytes() == before
 
 
-def test_workers_know_how_large_our_objects_are(elsewhere):
+def test_workers_know_how_large_our_objects_are(client):
     """Dask measures a plain object at some fifty bytes, and spills too late."""
     band = FactorBand(0, np.zeros((1000, 10)), {"metric": np.zeros((1000, 10))})
     assert sizeof(band) >= 160_000
@@ -311,9 +311,9 @@ def test_workers_know_how_large_our_objects_are(elsewhere):
 
         return int(size_there(band))
 
-    with executing(elsewhere, "tasks") as executor:
+    with executing(client, "tasks") as executor:
         chain(executor, segments=1)
-        assert min(elsewhere.run(there).values()) >= 160_000
+        assert min(client.run(there).values()) >= 160_000
 
 
 def test_an_asynchronous_client_is_refused(here):

@@ -120,9 +120,9 @@ def test_the_oracles_bits(executor, schedule, blocks):
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(name, factors, blocks, elsewhere):
+def test_the_oracles_bits_from_other_processes(name, factors, blocks, client):
     options = {"factors": factors, "blocks": blocks, "cycles": 2}
-    with executing(elsewhere, name) as executor:
+    with executing(client, name) as executor:
         after, expected = chain(Holding(executor), **options), oracle(**options)
         assert bits(after.local()) == bits(expected)
         assert after._named("0").keys() == expected._named("0").keys()
@@ -251,13 +251,13 @@ def test_what_no_state_has_any_more_is_dropped(name, here):
 
 
 @named
-def test_bands_go_with_a_client_that_dies(name, elsewhere):
+def test_bands_go_with_a_client_that_dies(name, client):
     """The scheduler notices, and has the workers release its keys."""
-    with beside(elsewhere) as own:
+    with beside(client) as own:
         executor = EXECUTORS[name](own, patience=IMPATIENT)
         held = executor.hold(oracle(segments=1))
-        assert held_bytes(elsewhere) > 0
-    settled(elsewhere, 0)
+        assert held_bytes(client) > 0
+    settled(client, 0)
     refused(EngineError, "lost its scheduler", held.gather, "rows")
 
 
