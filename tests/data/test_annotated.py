@@ -137,47 +137,41 @@ def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch):
     assert data.most == indices.most == 50
 
 
+def put(parent, name, kind, value=None, version="0.2.0", **more):
+    """A group or an array, with what anndata tells of it."""
+    if value is None:
+        made = parent.create_group(name)
+    else:
+        text = h5py.string_dtype() if value.dtype == object else None
+        made = parent.create_dataset(name, data=value, dtype=text)
+    made.attrs.update({"encoding-type": kind, "encoding-version": version} | more)
+    return made
+
+
 def as_written(path, matrix, names):
     """Write counts as versions of anndata do, which differ in how they write names."""
     with h5py.File(path, "w") as file:
         file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-        group = file.create_group("X")
-        kind = f"{matrix.format}_matrix"
-        group.attrs.update({"encoding-type": kind, "encoding-version": "0.1.0"})
-        group.attrs["shape"] = matrix.shape
+        group = put(file, "X", f"{matrix.format}_matrix", version="0.1.0", shape=matrix.shape)
         for part in ("data", "indices", "indptr"):
             group[part] = getattr(matrix, part)
         for side, labels in (("obs", CELLS), ("var", GENES)):
-            frame = file.create_group(side)
-            frame.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
-            frame.attrs["_index"] = "_index"
+            frame = put(file, side, "dataframe", _index="_index")
             frame.attrs.create("column-order", np.array([], h5py.string_dtype()))
-            write_names(frame, labels, names)
-
-
-def told(group, kind, **more):
-    group.attrs.update({"encoding-type": kind, "encoding-version": "0.2.0"} | more)
+            write_names(frame, np.array(labels, object), names)
 
 
 def write_names(frame, labels, names):
-    text = h5py.string_dtype()
     if names == "string-array":
-        frame.create_dataset("_index", data=np.array(labels, object), dtype=text)
-        told(frame["_index"], names)
-        return
-    group, order = frame.create_group("_index"), np.argsort(labels)
-    if names == "categorical":
-        told(group, names, ordered=False)
-        parts = {"codes": np.argsort(order).astype("i1")}
-        group.create_dataset("categories", data=np.array(labels)[order].astype(object), dtype=text)
+        put(frame, "_index", names, labels)
+    elif names == "categorical":
+        group, order = put(frame, "_index", names, ordered=False), np.argsort(labels)
+        put(group, "categories", "string-array", labels[order])
+        put(group, "codes", "array", np.argsort(order).astype("i1"))
     else:  # of pandas 3
-        told(group, names, **{"encoding-version": "0.1.0", "na-value": "NaN"})
-        parts = {"mask": np.zeros(len(labels), bool)}
-        group.create_dataset("values", data=np.array(labels, object), dtype=text)
-    told(next(iter(group.values())), "string-array")
-    for name, own in parts.items():
-        group[name] = own
-        told(group[name], "array")
+        group = put(frame, "_index", names, version="0.1.0", **{"na-value": "NaN"})
+        put(group, "values", "string-array", labels)
+        put(group, "mask", "array", np.zeros(len(labels), bool))
 
 
 @pytest.mark.parametrize("names", ["string-array", "nullable-string-array", "categorical"])
