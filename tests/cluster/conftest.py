@@ -1,19 +1,17 @@
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
-from distributed import Client, default_client
+from distributed import default_client
 
 from daskfactor.inference import setting
 from tests.cluster import dying
-from tests.cluster.support import EXECUTORS, IMPATIENT, SHORT, cluster, running
+from tests.cluster.support import EXECUTORS, SHORT, cluster, executing, running
 
 
 @pytest.fixture(autouse=True)
-def no_client_stays_behind() -> Iterator[None]:
+def no_client_stays_behind():
     """A client that a failed test leaves as the default would hang every later computation."""
     yield
     while True:
@@ -25,12 +23,12 @@ def no_client_stays_behind() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_checkpoints(monkeypatch):
     monkeypatch.setattr(setting, "LONGEST_SEGMENT", dying.LONGEST_SEGMENT)
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Client]:
+def here():
     """Three workers of two threads in this process."""
     with cluster(3, processes=False, threads=2) as client:
         yield client
@@ -39,17 +37,17 @@ def here() -> Iterator[Client]:
 class Shared:
     """Two worker processes that tests of this folder share, from the first that asks for them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._undo = ExitStack()
-        self._client: Client | None = None
+        self._client = None
 
-    def client(self) -> Client:
+    def client(self):
         if self._client is None:
             self._client = self._undo.enter_context(running(2, processes=True))
         self._client.wait_for_workers(2, timeout=60)  # nannies start those again that were killed
         return self._client
 
-    def close(self) -> None:
+    def close(self):
         self._client = None
         self._undo.close()
 
@@ -57,27 +55,20 @@ class Shared:
 SHARED = Shared()
 
 
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+def pytest_runtest_teardown(item, nextitem):
     """Close the shared cluster when tests of another folder come, which may measure something."""
     if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
         SHARED.close()
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
+def client():
     """Two worker processes, which tests may kill."""
     with dask.config.set(SHORT):
         yield SHARED.client()
 
 
-@pytest.fixture
-def elsewhere(client: Client) -> Client:
-    """Two worker processes, for tests that have other workers as well."""
-    return client
-
-
 @pytest.fixture(params=EXECUTORS)
-def executor(request: pytest.FixtureRequest, here: Client) -> Iterator[Any]:
-    made = EXECUTORS[request.param](here, patience=IMPATIENT)
-    yield made
-    made.close()
+def executor(request, here):
+    with executing(here, request.param) as made:
+        yield made

@@ -1,7 +1,10 @@
-"""A client that dies in the middle of a run on a cluster of its own.
+"""A client that dies in the middle of a run.
 
-Run as a script by ``test_runs.py``: ``dying.py STORE EXECUTOR DRAW`` kills its
-own process with SIGKILL when the run reports that draw.
+Run as a script it kills its own process with SIGKILL when the run reports a draw: by
+``test_sample.py``, on a cluster of its own, as ``dying.py STORE EXECUTOR DRAW``; by
+``test_hosts.py``, on a host that shares nothing with its workers but an object store, as
+``dying.py SCHEDULER DATA RUN EXECUTOR DRAW``, which writes data and samples; with draw 0 it
+resumes the run and prints what it has found.
 """
 
 import hashlib
@@ -10,20 +13,19 @@ import signal
 import sys
 
 import numpy as np
+from distributed import Client
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.inference import setting
+from daskfactor.results import files
+from daskfactor.results.repository import RepositoryPlace
 from tests.cluster.support import cluster
 
-SETTINGS = {
-    "draws": 24,
-    "tune": 12,
-    "random_seed": 5,
-    "blocks": 3,
-    "unstored": "zero",
-    "progressbar": False,
-}
+SETTINGS = {"draws": 24, "tune": 12, "random_seed": 5, "blocks": 3}
+SETTINGS |= {"unstored": "zero", "progressbar": False}
+AS_STORED = {"blocks": None, "unstored": None}
+"""Settings that data in a store have."""
 SAMPLER = dfac.PSGLD(warm_start=4)
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)  # for which others compile sparse kernels, too
 LONGEST_SEGMENT = 6
@@ -36,32 +38,50 @@ def data():
 
 
 def digest(tree):
-    """What tells two runs apart, their draws and what is known of each."""
-    names = [("posterior", "W"), ("posterior", "H"), ("sample_stats", "lp")]
-    values = b"".join(tree[group][name].values.tobytes() for group, name in names)
-    return hashlib.sha256(values).hexdigest()
+    """What tells two runs apart: draws, moments, monitored cells, and what is known of draws."""
+    values = hashlib.sha256()
+    for group in ("posterior", "posterior_moments", "monitor"):
+        for name in sorted(tree[group].data_vars) if group in tree.children else ():
+            values.update(tree[group][name].values.tobytes())
+    for name in ("lp", "step_size"):
+        values.update(tree["sample_stats"][name].values.tobytes())
+    return values.hexdigest()
 
 
-def main():
-    store, executor, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    setting.LONGEST_SEGMENT = LONGEST_SEGMENT
+def sampled(V=None, model=MODEL, sampler=SAMPLER, **options):
+    """A run of these settings, of one process if no executor is named."""
+    given = data() if V is None else V
+    return dfac.sample(given, model, sampler, **{"executor": "serial"} | SETTINGS | options)
+
+
+def killed_at(draw):
+    """A callback that kills this process when the run reports a draw."""
 
     def die(event):
-        if event.phase == "draw" and event.done >= last:
+        if event.phase == "draw" and event.done >= int(draw):
             os.kill(os.getpid(), signal.SIGKILL)
 
+    return die
+
+
+def near(store, executor, draw):
+    setting.LONGEST_SEGMENT = LONGEST_SEGMENT
     with cluster(2, processes=True) as client:
-        dfac.sample(
-            data(),
-            MODEL,
-            SAMPLER,
-            store=store,
-            client=client,
-            executor=executor,
-            callback=die,
-            **SETTINGS,
-        )
+        sampled(store=store, client=client, executor=executor, callback=killed_at(draw))
+
+
+def far(scheduler, place, run, executor, draw):
+    setting.LONGEST_SEGMENT = LONGEST_SEGMENT
+    RepositoryPlace.every, files.DEAREST = 1e-9, 1e9  # commit after each segment
+    with Client(scheduler) as client:
+        options = {"client": client, "executor": executor}
+        if not int(draw):
+            tree = dfac.resume(run, progressbar=False, **options)
+            print(digest(tree), flush=True)
+            return
+        dfac.convert(data(), place, unstored="zero", blocks=3, progressbar=False)
+        sampled(place, store=run, callback=killed_at(draw), **AS_STORED, **options)
 
 
 if __name__ == "__main__":
-    main()
+    (near if len(sys.argv) == 4 else far)(*sys.argv[1:])

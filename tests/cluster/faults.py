@@ -14,16 +14,14 @@ ends with one sentence, and is resumed on a fresh cluster, or run again if it ha
 - ``terminated``: they outgrow that at which a nanny kills it.
 """
 
-import hashlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,47 +30,36 @@ from typing import Any
 import dask
 import numpy as np
 import psutil
-import xarray as xr
 from distributed import Client
 from distributed.security import Security
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError
-from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
-from daskfactor.executors.ring import RingExecutor
 from daskfactor.inference import setting
 from daskfactor.results import files
 from daskfactor.results.places import view_of
 from daskfactor.results.repository import RepositoryPlace
+from tests.cluster import dying
 from tests.cluster.hosts import certificates, start
+from tests.cluster.support import EXECUTORS
 
-EXECUTORS: dict[str, Any] = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
-STORES = ("local", "s3")
 WORKERS = 3
 
 
 class Processes:
     """A scheduler and workers in processes of their own, and a client of them.
 
-    Parameters
-    ----------
-    nanny
-        Whether workers that die are started again.
-    memory
-        Limit of each worker, as Dask takes it; "0" is none.
-    security
-        With it all connections are encrypted.
+    Workers that die are started again if they have a ``nanny``; ``memory`` is the limit of each, as
+    Dask takes it; with ``security`` all connections are encrypted.
     """
 
-    def __init__(
-        self, nanny: bool = True, memory: str = "0", security: Security | None = None
-    ) -> None:
+    def __init__(self, nanny=True, memory="0", security=None):
         self.nanny, self.memory, self.security = nanny, memory, security
         self._undo = ExitStack()
-        self._all: list[subprocess.Popen[bytes]] = []
+        self._all = []
 
-    def __enter__(self) -> "Processes":
+    def __enter__(self):
         with ExitStack() as undo:
             undo.enter_context(dask.config.set(certificates(self.security)))
             self.folder = undo.enter_context(tempfile.TemporaryDirectory())
@@ -93,15 +80,15 @@ class Processes:
             self._undo = undo.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error):
         self._undo.__exit__(*error)
 
-    def _start_worker(self, file: str) -> subprocess.Popen[bytes]:
+    def _start_worker(self, file):
         options = ["--nthreads", "1", "--no-dashboard", "--memory-limit", self.memory]
         options += ["--local-directory", self.folder, "--nanny" if self.nanny else "--no-nanny"]
         return self._start("distributed.cli.dask_worker", "--scheduler-file", file, *options)
 
-    def _start(self, module: str, *options: str) -> subprocess.Popen[bytes]:
+    def _start(self, module, *options):
         inherited = dask.config.serialize(dask.config.global_config)
         environment = {
             "DASK_INTERNAL_INHERIT_CONFIG": inherited,
@@ -113,29 +100,25 @@ class Processes:
         self._all.append(process)
         return process
 
-    def log(self) -> str:
-        """What the processes have said."""
-        return Path(self.folder, "log").read_text(errors="replace")
-
-    def pids(self) -> list[int]:
+    def pids(self):
         """Workers that answer, in an order that does not change."""
-        found: dict[str, int] = {}
+        found = {}
         until = time.monotonic() + 60
         while not found and time.monotonic() < until:  # one that is dying is listed for a while
             found = self.client.run(os.getpid, on_error="ignore")
         return [pid for pid in found.values() if isinstance(pid, int)]
 
-    def kill_workers(self) -> None:
+    def kill_workers(self):
         for process in self.workers:
             kill_family(process.pid)
 
-    def kill_all(self) -> None:
+    def kill_all(self):
         for process in self._all:
             kill_family(process.pid)
             process.wait()
 
 
-def kill_family(pid: int) -> None:
+def kill_family(pid):
     """SIGKILL a process and what it has started, which cannot start anything meanwhile."""
     try:
         parent = psutil.Process(pid)
@@ -149,11 +132,11 @@ def kill_family(pid: int) -> None:
 # -- what strikes ---------------------------------------------------------------------------------
 
 
-def kill_one(cluster: Processes, rng: random.Random, _: float) -> None:
+def kill_one(cluster, rng, _):
     os.kill(rng.choice(cluster.pids()), signal.SIGKILL)
 
 
-def stop_one(cluster: Processes, rng: random.Random, seconds: float) -> None:
+def stop_one(cluster, rng, seconds):
     """Stop a worker for some seconds; it has no nanny that would kill it meanwhile."""
     pid = rng.choice(cluster.pids())
     os.kill(pid, signal.SIGSTOP)
@@ -161,11 +144,11 @@ def stop_one(cluster: Processes, rng: random.Random, seconds: float) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-def kill_all_workers(cluster: Processes, *_: Any) -> None:
+def kill_all_workers(cluster, *_):
     cluster.kill_workers()
 
 
-def kill_scheduler(cluster: Processes, *_: Any) -> None:
+def kill_scheduler(cluster, *_):
     cluster.scheduler.kill()
 
 
@@ -180,7 +163,7 @@ class Fault:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-FAULTS: dict[str, Fault] = {
+FAULTS = {
     "kills": Fault(kill_one),
     "stopped": Fault(stop_one, nanny=False),
     # Dask gives a worker up after five seconds at the earliest; this is how often it looks.
@@ -188,11 +171,7 @@ FAULTS: dict[str, Fault] = {
     "gone": Fault(kill_all_workers),
     "scheduler": Fault(kill_scheduler),
     "tls": Fault(kill_one, tls=True),
-    "paused": Fault(
-        None,
-        limited=True,
-        config={"distributed.worker.memory.terminate": False},
-    ),
+    "paused": Fault(None, limited=True, config={"distributed.worker.memory.terminate": False}),
     "terminated": Fault(None, limited=True, config={"distributed.worker.memory.pause": False}),
 }
 
@@ -200,37 +179,32 @@ FAULTS: dict[str, Fault] = {
 class Striker:
     """Strikes when a run has done given shares of its draws, each time in a thread of its own.
 
-    All of it is over before the last draws. ``waits``: seconds from a share on, at most.
+    All of it is over before the last draws.
     """
 
-    def __init__(
-        self, fault: Fault, cluster: Processes, times: int, seed: int, seconds: float, waits: float
-    ) -> None:
+    def __init__(self, fault, cluster, times, seed, seconds):
         self.fault, self.cluster, self.seconds = fault, cluster, seconds
         self.rng = random.Random(seed)
-        self.waits = waits
         self.shares = sorted(self.rng.uniform(0.05, 0.9) for _ in range(times))
         self.struck = 0
-        self.threads: list[threading.Thread] = []
+        self.threads = []
 
-    def __call__(self, event: dfac.RunEvent) -> None:
+    def __call__(self, event):
         if self.fault.strike is None or event.phase != "draw":
             return
         while self.shares and event.done >= self.shares[0] * event.total:
             self.shares.pop(0)
-            thread = threading.Thread(target=self._strike, args=[self.rng.uniform(0, self.waits)])
+            thread = threading.Thread(target=self._strike)
             thread.start()
             self.threads.append(thread)
         if event.done >= 0.95 * event.total:
             self.join()
 
-    def join(self) -> None:
+    def join(self):
         for thread in self.threads:
             thread.join()
 
-    def _strike(self, wait: float) -> None:
-        assert self.fault.strike is not None
-        time.sleep(wait)
+    def _strike(self):
         self.fault.strike(self.cluster, self.rng, self.seconds)
         self.struck += 1
 
@@ -248,15 +222,13 @@ class Load:
     settings: Mapping[str, Any]
 
 
-def small(draws: int) -> Load:
+def small(draws):
     """A run of small segments, so that a loss may come in any of them."""
-    rng = np.random.default_rng(2)
-    data = sparse.csr_array(rng.poisson(0.4, (60, 40)).astype(np.float32))
     settings = {"draws": draws, "tune": 12, "random_seed": 5}
-    return Load(data, dfac.TweedieNMF(2, dispersion=1.0), dfac.PSGLD(warm_start=4), settings)
+    return Load(dying.data(), dying.MODEL, dying.SAMPLER, settings)
 
 
-def large() -> Load:
+def large():
     """Factors of 26 MB each, moments of twice that, and a copy of either on its way."""
     rng, size = np.random.default_rng(2), 100_000
     rows, cols = rng.integers(0, size, (2, size))
@@ -266,19 +238,8 @@ def large() -> Load:
     return Load(data, dfac.TweedieNMF(64, dispersion=1.0), dfac.PSGLD(warm_start=0), settings)
 
 
-def digest(tree: xr.DataTree) -> str:
-    """What tells two runs apart: draws, moments, monitored cells, and what is known of draws."""
-    values = hashlib.sha256()
-    for group in ("posterior", "posterior_moments", "monitor"):
-        for name in sorted(tree[group].data_vars) if group in tree.children else ():
-            values.update(tree[group][name].values.tobytes())
-    for name in ("lp", "step_size"):
-        values.update(tree["sample_stats"][name].values.tobytes())
-    return values.hexdigest()
-
-
 @contextmanager
-def frequent_checkpoints() -> Iterator[None]:
+def frequent_checkpoints():
     """Save after every segment, and make these as small as the runs are."""
     before = setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST
     setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST = 6, 1e-9, 1e9
@@ -306,21 +267,16 @@ class Outcome:
 class Bench:
     """Runs faults on a load whose data and runs are at a place, a folder or a URL."""
 
-    def __init__(self, load: Load, place: str, patience: Patience, seconds: float) -> None:
-        self.load, self.place, self.patience, self.seconds = load, place, patience, seconds
-        self.data, self._count = f"{place}/v", 0
-        self.options = {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])}
-        dfac.convert(load.data, self.data, unstored="zero", blocks=4, progressbar=False)
-        tree = dfac.sample(
-            self.data, load.model, load.sampler, executor="threads", **self.options, **load.settings
-        )
-        self.wanted = digest(tree)
+    def __init__(self, load, place, patience, seconds):
+        self.place, self.patience, self.seconds = place, patience, seconds
+        self.given, self._count = (f"{place}/v", load.model, load.sampler), 0
+        self.options = {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])} | load.settings
+        dfac.convert(load.data, f"{place}/v", unstored="zero", blocks=4, progressbar=False)
+        self.wanted = dying.digest(dfac.sample(*self.given, executor="threads", **self.options))
 
-    def run(
-        self, name: str, executor: str, times: int = 1, memory: str = "", waits: float = 0.0
-    ) -> Outcome:
+    def run(self, name, executor, times=1, memory=""):
         """Strike a run; resume it if it ended with a sentence."""
-        fault, load = FAULTS[name], self.load
+        fault = FAULTS[name]
         self._count += 1
         store = f"{self.place}/run{self._count}"
         found = Outcome(name, executor, "s3" if "://" in self.place else "local")
@@ -330,20 +286,11 @@ class Bench:
             Processes(fault.nanny, memory if fault.limited else "0", security) as cluster,
         ):
             made = EXECUTORS[executor](cluster.client, patience=self.patience)
-            striker = Striker(fault, cluster, times, self._count, self.seconds, waits)
-            begun = time.monotonic()
+            striker = Striker(fault, cluster, times, self._count, self.seconds)
+            begun, told = time.monotonic(), {"executor": made, "callback": striker}
             try:
-                tree = dfac.sample(
-                    self.data,
-                    load.model,
-                    load.sampler,
-                    store=store,
-                    executor=made,
-                    callback=striker,
-                    **self.options,
-                    **load.settings,
-                )
-                found.same = digest(tree) == self.wanted
+                tree = dfac.sample(*self.given, store=store, **told, **self.options)
+                found.same = dying.digest(tree) == self.wanted
             except DaskfactorError as error:
                 found.sentence = str(error)
             found.seconds = time.monotonic() - begun
@@ -354,18 +301,11 @@ class Bench:
         if found.sentence:
             begun = time.monotonic()
             with Processes() as another:
-                again: dict[str, Any] = {"client": another.client, "executor": executor}
+                again = {"client": another.client, "executor": executor}
                 if view_of(store).exists():
                     tree = dfac.resume(store, progressbar=False, **again)
                 else:  # it failed before it began
-                    tree = dfac.sample(
-                        self.data,
-                        load.model,
-                        load.sampler,
-                        **again,
-                        **self.options,
-                        **load.settings,
-                    )
-                found.same = digest(tree) == self.wanted
+                    tree = dfac.sample(*self.given, **again, **self.options)
+                found.same = dying.digest(tree) == self.wanted
             found.resumed = time.monotonic() - begun
         return found

@@ -50,11 +50,6 @@ def refusal():
     return ""
 
 
-def _run(*command):
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    return done.stdout
-
-
 def start(command, **options):
     """Start a process that dies with this one.
 
@@ -93,13 +88,9 @@ class Namespace:
 
     def __init__(self):
         with TemporaryDirectory() as made:
-            self._holder = start(
-                ["unshare", "--net", "--mount", "sh", "-c", OWN_TMP, "sh", made, *_code()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            command = ["unshare", "--net", "--mount", "sh", "-c", OWN_TMP, "sh", made, *_code()]
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            self._holder = start(command, text=True, **pipes)
             assert self._holder.stdout is not None
             ready = self._holder.stdout.readline().strip() == "ready"
         if not ready:
@@ -110,7 +101,8 @@ class Namespace:
 
     def run(self, *command):
         """Run a command to its end; return what it prints."""
-        return _run(*self.enter, *command)
+        options = {"capture_output": True, "text": True, "timeout": 60}
+        return subprocess.run([*self.enter, *command], check=True, **options).stdout
 
     def close(self):
         self._holder.kill()
@@ -126,23 +118,17 @@ class Host(Namespace):
         self.address, self.port = f"{NETWORK}.{number}", f"port{number}"
         self.processes = []
 
-    def start(self, *command, env=None):
-        """Start a process that dies with this one; it writes to ``/tmp/log`` of the host."""
-        script = 'exec >>/tmp/log 2>&1; exec "$@"'
-        path = os.pathsep.join([str(ROOT), *sys.path])
-        process = start(
-            [*self.enter, "sh", "-c", script, "sh", *command],
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
-            stdin=subprocess.DEVNULL,
-        )
+    def python(self, *command):
+        """Start an interpreter with the settings of Dask that hold here; it dies with this one.
+
+        It writes to ``/tmp/log`` of the host.
+        """
+        script = [*self.enter, "sh", "-c", 'exec >>/tmp/log 2>&1; exec "$@"', "sh", sys.executable]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        env["DASK_INTERNAL_INHERIT_CONFIG"] = dask.config.serialize(dask.config.global_config)
+        process = start([*script, *command], env=env, stdin=subprocess.DEVNULL)
         self.processes.append(process)
         return process
-
-    def python(self, *command):
-        """Start an interpreter with the settings of Dask that hold here."""
-        inherited = dask.config.serialize(dask.config.global_config)
-        env = {"DASK_INTERNAL_INHERIT_CONFIG": inherited}
-        return self.start(sys.executable, *command, env=env)
 
     def log(self):
         """Return what the host's processes have said."""
@@ -250,18 +236,11 @@ class Bed:
 class HostedCluster:
     """A scheduler on one host, workers on others, and a client of it whose host is another.
 
-    Parameters
-    ----------
-    bed
-        Where hosts are made that are not there yet.
-    security
-        With it all connections are encrypted.
-    nanny
-        Whether workers that die, or lose their scheduler, are started again.
+    Hosts that are not there yet are made; with ``security`` all connections are encrypted.
     """
 
-    def __init__(self, bed, security=None, nanny=False):
-        self.bed, self.security, self.nanny = bed, security, nanny
+    def __init__(self, bed, security=None):
+        self.bed, self.security = bed, security
         self.workers = {}
         self._undo = ExitStack()
 
@@ -291,9 +270,8 @@ class HostedCluster:
         """A client on the client's host: its threads are made there, and their connections."""
         with self.bed.host("client").inside():
             self._await_scheduler()
-            client = Client(
-                self.address, security=self.security, set_as_default=False, timeout=RECONNECT
-            )
+            options = {"security": self.security, "set_as_default": False, "timeout": RECONNECT}
+            client = Client(self.address, **options)
         try:
             yield client
         finally:
@@ -313,20 +291,19 @@ class HostedCluster:
             else:
                 return
 
-    def start_worker(self, name, threads=1):
+    def start_worker(self, name):
         """Start a worker on a host of that name, without waiting for it."""
         host = self.bed.host(name)
         where = [self.address, "--host", self.address.split("//")[0] + "//" + host.address]
-        options = ["--nthreads", str(threads), "--no-dashboard", "--memory-limit", "0"]
-        kind = "--nanny" if self.nanny else "--no-nanny"
-        command = ["-m", "distributed.cli.dask_worker", *where, *options, kind, "--name", name]
-        self.workers[name] = host.python(*command, "--local-directory", "/tmp")
+        options = ["--nthreads", "1", "--no-dashboard", "--memory-limit", "0"]
+        options += ["--no-nanny", "--name", name, "--local-directory", "/tmp"]
+        self.workers[name] = host.python("-m", "distributed.cli.dask_worker", *where, *options)
         return self.workers[name]
 
-    def start_workers(self, count, threads=1):
+    def start_workers(self, count):
         """Start workers on as many hosts, and wait for them."""
         for number in range(count):
-            self.start_worker(f"worker{number}", threads)
+            self.start_worker(f"worker{number}")
         self.client.wait_for_workers(count, timeout=120)
 
     def _power_off(self):

@@ -1,20 +1,18 @@
 """A ring whose workers have a GPU each: the draws of one GPU, and bands that travel."""
 
 import shutil
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from distributed import Client
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.kernels.cuda import device
-from tests.cluster.support import cluster
-from tests.cluster.test_sample import SETTINGS, counts, same
+from tests.cluster.support import cluster, same
+from tests.cluster.test_sample import SETTINGS, counts
 from tests.kernels.cuda import fake
-from tests.tiers import tiered
+from tests.refusals import refused
 
 pytestmark = [
     pytest.mark.cluster,
@@ -22,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:around the means that:daskfactor.errors.DataWarning"),
 ]
 MONITOR = np.array([1, 30, 41]), np.array([3, 20, 7])
+PARTS = dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3)
 
 
 def install():
@@ -37,28 +36,25 @@ def launched():
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     with cluster(2, processes=True) as client:
         client.run(install)
         yield client
 
 
 RUNS = {
-    "parts": (counts, dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3)),
+    "parts": (counts, *PARTS),
     "rates": (counts, dfac.TweedieNMF(3, rate_w="row", rate_h="component"), dfac.PSGLD()),
     "momentum": (counts, dfac.TweedieNMF(3), dfac.SGHMC(warm_start=3)),
     "passes": (counts, dfac.TweedieNMF(3), dfac.LangevinDynamics(warm_start=3)),
     "paths": (counts, dfac.TweedieNMF(3), dfac.BlockHMC(warm_start=3)),
     "columns": (counts, dfac.NegativeBinomialNMF(3, dispersion="column"), dfac.PSGLD()),
-    "sparse": (
-        lambda: sparse.csr_array(np.nan_to_num(counts())),
-        dfac.TweedieNMF(3),
-        dfac.PSGLD(warm_start=3),
-    ),
+    "sparse": (lambda: sparse.csr_array(np.nan_to_num(counts())), *PARTS),
 }
 
 
-@pytest.mark.parametrize("name", tiered(RUNS, {"rates", "sparse"}.__contains__))
+@pytest.mark.quick("rates", "sparse")
+@pytest.mark.parametrize("name", RUNS)
 def test_workers_give_the_draws_of_one_gpu(name, client, stand_in):
     values, model, sampler = RUNS[name]
     V = dfac.as_blocks(values(), blocks=4, unstored="zero" if name == "sparse" else None)
@@ -72,7 +68,7 @@ def test_workers_give_the_draws_of_one_gpu(name, client, stand_in):
 
 @pytest.mark.full
 def test_data_beyond_the_limit_of_a_worker_stream(client, stand_in):
-    run = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 8, 8)
+    run = (counts(), *PARTS, 8, 8)
     there = {"client": client, **SETTINGS}
     whole = dfac.sample(*run, device="cuda", **there)
     assert same(whole, dfac.sample(*run, device=dfac.CUDA(memory_limit=1), **there))
@@ -80,7 +76,7 @@ def test_data_beyond_the_limit_of_a_worker_stream(client, stand_in):
 
 def test_workers_draw_new_rows(client, stand_in):
     run = {**SETTINGS, "blocks": None}
-    trace = dfac.sample(counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 2, 8, **run)
+    trace = dfac.sample(counts(), *PARTS, 2, 8, **run)
     run |= {"device": "cuda", "blocks": 4}
     one, ring = (dfac.transform(trace, counts()[:20], client=own, **run) for own in (None, client))
     assert (one.values == ring.values).all()
@@ -88,10 +84,9 @@ def test_workers_draw_new_rows(client, stand_in):
 
 
 def test_tasks_have_no_gpu(client, stand_in):
-    with pytest.raises(OptionError, match="those of workers run a ring"):
-        dfac.sample(
-            counts(), dfac.TweedieNMF(3), device="cuda", client=client, executor="tasks", **SETTINGS
-        )
+    run = {"device": "cuda", "client": client, "executor": "tasks"} | SETTINGS
+    words = "those of workers run a ring"
+    refused(OptionError, words, dfac.sample, counts(), dfac.TweedieNMF(3), **run)
 
 
 def test_a_worker_without_a_gpu_is_one_sentence():

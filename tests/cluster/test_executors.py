@@ -5,7 +5,6 @@ import re
 import threading
 import time
 from contextlib import nullcontext
-from itertools import product
 from types import SimpleNamespace
 
 import dask
@@ -25,106 +24,78 @@ from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.segment import PLUGIN, Parcel
 from daskfactor.executors.state import FactorBand, Portion, make_state
-from tests.cluster.support import (
-    EXECUTORS,
-    GATES,
-    IMPATIENT,
-    BrokenData,
-    Gated,
-    Reading,
-    Slow,
-    chain,
-    cluster,
-    named,
-    oracle,
-)
+from tests.cluster.programs import GATES, BrokenData, Gated, Reading, Slow, chain, oracle
+from tests.cluster.support import EXECUTORS, cluster, executing, named
 from tests.executors.mixer import Mixer, bits
+from tests.refusals import refused
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
 SCHEDULES = [Reshuffled(), Cyclic(), Proportional(), NestedReshuffled(2)]
+SHAPES = [
+    *({"schedule": own, "blocks": blocks} for own in SCHEDULES for blocks in (2, 4, 8)),
+    *({"factors": n, "blocks": blocks, "segments": 2} for n, blocks in ((3, 2), (3, 4), (4, 3))),
+]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "blocks"),
-    tiered(
-        product(SCHEDULES, [2, 4, 8]),
-        lambda case: case[1] == (4 if isinstance(case[0], NestedReshuffled | Cyclic) else 8),
-    ),
-    ids=str,
-)
-def test_the_oracles_bits(executor, schedule, blocks):
-    options = {"schedule": schedule, "blocks": blocks, "cycles": 2}
-    assert bits(chain(executor, **options)) == bits(oracle(**options))
-    assert executor.report.lost_segments == 0
-
-
-@pytest.mark.parametrize(("factors", "blocks"), [(3, 2), (3, 4), (4, 3)])
-def test_the_oracles_bits_of_three_factors_and_more(executor, factors, blocks):
-    options = {"factors": factors, "blocks": blocks, "cycles": 2, "segments": 2}
-    assert bits(chain(executor, **options)) == bits(oracle(**options))
+@pytest.mark.parametrize("shape", tiered(SHAPES, lambda own: own["blocks"] == 4), ids=str)
+def test_the_oracles_bits(executor, shape):
+    assert bits(chain(executor, cycles=2, **shape)) == bits(oracle(cycles=2, **shape))
     assert executor.report.lost_segments == 0
 
 
 def test_bands_of_every_factor_are_handed_on_alone(here, monkeypatch):
     monkeypatch.setattr(executors_of_clusters, "SPLIT_BYTES", 0)
-    executor = ClusterTasksExecutor(here, patience=IMPATIENT)
     options = {"factors": 3, "blocks": 3, "cycles": 2, "segments": 1}
-    assert bits(chain(executor, **options)) == bits(oracle(**options))
-    executor.close()
+    with executing(here, "tasks") as executor:
+        assert bits(chain(executor, **options)) == bits(oracle(**options))
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(name, factors, blocks, elsewhere):
-    executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
+def test_the_oracles_bits_from_other_processes(name, factors, blocks, client):
     options = {"factors": factors, "blocks": blocks, "cycles": 2}
-    assert bits(chain(executor, **options)) == bits(oracle(**options))
-    assert executor.report.workers == 2
-    assert 0 < executor.report.utilisation <= 1
-    executor.close()
+    with executing(client, name) as executor:
+        assert bits(chain(executor, **options)) == bits(oracle(**options))
+        assert executor.report.workers == 2
+        assert 0 < executor.report.utilisation <= 1
 
 
-def test_a_ring_gives_fewer_bands_to_a_straggler(elsewhere):
+def test_a_ring_gives_fewer_bands_to_a_straggler(client):
     """Four of eight bands at half speed: busy for 1 and 1/2; three of them: for 6/6 and 5/6."""
-    executor = RingExecutor(elsewhere, patience=IMPATIENT)
-    pids = elsewhere.run(os.getpid)
+    pids = client.run(os.getpid)
     slow = max(pids, key=lambda address: pids[address])
     options = {"blocks": 8, "cycles": 1, "segments": 4}
-    assert bits(chain(executor, Slow(0.01, pids[slow]), **options)) == bits(oracle(**options))
-    shares, _ = executor.shares(8)
-    assert shares[slow] < 4
-    assert executor.report.balance > 0.85
-    executor.close()
+    with executing(client) as executor:
+        assert bits(chain(executor, Slow(0.01, pids[slow]), **options)) == bits(oracle(**options))
+        shares, _ = executor.shares(8)
+        assert shares[slow] < 4
+        assert executor.report.balance > 0.85
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_bands_of_every_size_between_processes(threads, elsewhere):
+def test_bands_of_every_size_between_processes(threads, client):
     """Small ones go inside a message, large ones beside it."""
-    with nullcontext(elsewhere) if threads == 1 else cluster(2, True, threads) as client:
-        executor = RingExecutor(client, patience=IMPATIENT)
+    made = nullcontext(client) if threads == 1 else cluster(2, True, threads)
+    with made as own, executing(own) as executor:
         for width in (3, 3000):
             options = {"blocks": 4, "cycles": 3, "segments": 1, "width": width}
             assert bits(chain(executor, **options)) == bits(oracle(**options))
-        executor.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers(workers):
     with cluster(workers, processes=False) as client:
-        for make in EXECUTORS.values():
-            executor = make(client, patience=IMPATIENT)
-            assert bits(chain(executor)) == bits(oracle())
-            executor.close()
+        for name in EXECUTORS:
+            with executing(client, name) as executor:
+                assert bits(chain(executor)) == bits(oracle())
 
 
 def test_only_the_workers_that_were_named(here):
-    named = sorted(here.nthreads())[:2]
-    executor = RingExecutor(here, workers=named, patience=IMPATIENT)
-    assert bits(chain(executor)) == bits(oracle())
-    assert executor.report.workers == 2
-    executor.close()
+    with executing(here, workers=sorted(here.nthreads())[:2]) as executor:
+        assert bits(chain(executor)) == bits(oracle())
+        assert executor.report.workers == 2
 
 
 def test_a_large_state_travels_without_a_warning(executor):
@@ -134,28 +105,19 @@ def test_a_large_state_travels_without_a_warning(executor):
         assert bits(chain(executor, **wide)) == bits(oracle(**wide))
 
 
-def test_the_clients_state_is_not_touched_when_a_segment_fails(executor):
+def test_an_error_names_its_block_and_leaves_the_state_and_the_workers_as_they_were(executor):
     seen = []
 
     class Spy:
         def run(self, plan, program, state, data, on_done):
-            before = state.copy()
-            try:
-                return executor.run(plan, program, state, data, on_done)
-            except EngineError:
-                seen.append((before, state))
-                raise
+            seen[:] = state.copy(), state
+            return executor.run(plan, program, state, data, on_done)
 
-    with pytest.raises(EngineError):
-        chain(Spy(), Mixer(fail_at=Block(1, 2)))
-    for before, state in seen:
-        assert state.gather("rows").tobytes() == before.gather("rows").tobytes()
-        assert state.gather("columns").tobytes() == before.gather("columns").tobytes()
-
-
-def test_an_error_names_its_block_and_leaves_the_workers_free(executor):
-    with pytest.raises(EngineError, match=r"row band 1, column band 2.*cycle 1.*on purpose"):
-        chain(executor, Mixer(fail_at=Block(1, 2)))
+    words = r"row band 1, column band 2.*cycle 1.*on purpose"
+    refused(EngineError, words, chain, Spy(), Mixer(fail_at=Block(1, 2)))
+    for side in ("rows", "columns"):
+        before, after = (state.gather(side).tobytes() for state in seen)
+        assert before == after
     assert bits(chain(executor)) == bits(oracle())
     assert executor.report.lost_segments == 0
 
@@ -196,7 +158,6 @@ def test_an_interrupt_frees_the_workers(executor):
 def test_an_interrupt_stops_workers_that_wait_for_each_other(here):
     """One may be held up inside its block; the others end at once."""
     GATES["held"] = gate = threading.Event()
-    executor = RingExecutor(here, patience=IMPATIENT)
 
     def interrupt(done):
         raise KeyboardInterrupt
@@ -204,16 +165,16 @@ def test_an_interrupt_stops_workers_that_wait_for_each_other(here):
     def running(dask_worker):
         return len(dask_worker.plugins[PLUGIN]._segments)
 
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            chain(executor, Gated("held", Block(1, 2)), blocks=6, on_done=interrupt)
-        until = time.monotonic() + 10
-        while sum(here.run(running).values()) > 1:
-            assert time.monotonic() < until, "workers go on waiting"
-    finally:
-        gate.set()
-    assert bits(chain(executor)) == bits(oracle())
-    executor.close()
+    with executing(here) as executor:
+        try:
+            held = Gated("held", Block(1, 2))
+            refused(KeyboardInterrupt, None, chain, executor, held, blocks=6, on_done=interrupt)
+            until = time.monotonic() + 10
+            while sum(here.run(running).values()) > 1:
+                assert time.monotonic() < until, "workers go on waiting"
+        finally:
+            gate.set()
+        assert bits(chain(executor)) == bits(oracle())
 
 
 def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here):
@@ -227,10 +188,9 @@ def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here):
         exchange.close(("token", 0))
         return str(*reasons)
 
-    executor = RingExecutor(here, patience=IMPATIENT)
-    chain(executor, segments=1)  # registers the plugin
-    assert set(here.run(open_late).values()) == {"this attempt is over"}
-    executor.close()
+    with executing(here) as executor:
+        chain(executor, segments=1)  # registers the plugin
+        assert set(here.run(open_late).values()) == {"this attempt is over"}
 
 
 def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here):
@@ -256,10 +216,9 @@ def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here):
         send(0, 5)
         return [arrived, ("late", 0) in exchange._early, ("late", 1) in exchange._early]
 
-    executor = RingExecutor(here, patience=IMPATIENT)
-    chain(executor, segments=1)  # registers the plugin
-    assert list(here.run(receive).values()) == [[[2, 3], False, False]] * 3
-    executor.close()
+    with executing(here) as executor:
+        chain(executor, segments=1)  # registers the plugin
+        assert list(here.run(receive).values()) == [[[2, 3], False, False]] * 3
 
 
 def test_a_ring_says_so_when_workers_are_busy(here):
@@ -271,34 +230,38 @@ def test_a_ring_says_so_when_workers_are_busy(here):
 
     address = sorted(here.nthreads())[0]
     others = [here.submit(occupy, f"{address}{n}", workers=[address], pure=False) for n in range(2)]
-    try:
-        assert busy.wait(20)
-        executor = RingExecutor(here, patience=Patience(start=4.0))
-        with pytest.raises(EngineError, match=r"1 of 3 workers did not start.*within 4 s"):
-            chain(executor, blocks=6)
-    finally:
-        release.set()
-        for future in others:
-            future.result(30)
-    assert bits(chain(executor)) == bits(oracle())
-    executor.close()
+    with executing(here, patience=Patience(start=4.0)) as executor:
+        try:
+            assert busy.wait(20)
+            words = r"1 of 3 workers did not start.*within 4 s"
+            refused(EngineError, words, chain, executor, blocks=6)
+        finally:
+            release.set()
+            for future in others:
+                future.result(30)
+        assert bits(chain(executor)) == bits(oracle())
 
 
 def test_an_address_without_a_worker_does_not_hang(here):
-    for make in EXECUTORS.values():
-        executor = make(here, workers=["tcp://127.0.0.1:1"], patience=Patience(workers=0.5))
+    nowhere = {"workers": ["tcp://127.0.0.1:1"], "patience": Patience(workers=0.5)}
+    for name in EXECUTORS:
         began = time.monotonic()
-        with pytest.raises(EngineError, match=r"no worker was there within 0\.5 s"):
-            chain(executor)
-        with pytest.raises(EngineError, match=r"no worker was there"):
-            executor.map(lambda item, work: item, range(3))
+        with executing(here, name, **nowhere) as executor:
+            refused(EngineError, r"no worker was there within 0\.5 s", chain, executor)
+            with pytest.raises(EngineError, match=r"no worker was there"):
+                executor.map(lambda item, work: item, range(3))
         assert time.monotonic() - began < 20
-        executor.close()
 
 
-def test_map_keeps_the_order_of_its_items(executor, here):
+def test_map_keeps_the_order_of_its_items_and_brings_errors_back(executor):
     assert executor.map(lambda item, work: item * item, range(20)) == [n * n for n in range(20)]
     assert executor.map(lambda item, work: item, []) == []
+
+    def fail(item, work):
+        raise StoreError(f"item {item} cannot be read; look for it")
+
+    refused(StoreError, r"item \d cannot be read", executor.map, fail, range(5))
+    refused(EngineError, r"ZeroDivisionError", executor.map, lambda item, work: 1 // 0, range(5))
 
 
 def test_map_carries_data_and_state_along(executor):
@@ -318,65 +281,48 @@ def test_map_carries_data_and_state_along(executor):
         assert executor.map(row_sum, range(3)) == expected  # from the reader that is open now
 
 
-def test_an_error_in_map_comes_back(executor):
-    def fail(item, work):
-        raise StoreError(f"item {item} cannot be read; look for it")
-
-    with pytest.raises(StoreError, match=r"item \d cannot be read"):
-        executor.map(fail, range(5))
-    with pytest.raises(EngineError, match=r"ZeroDivisionError"):
-        executor.map(lambda item, work: 1 // 0, range(5))
-
-
-def test_what_is_no_synchronous_client_is_refused():
-    with pytest.raises(OptionError, match=r"must be a dask.distributed Client, got 'tcp://here'"):
-        make_executor("ring", "tcp://here")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"pass client=Client\(\.\.\.\)"):
-        make_executor("ring")
-
-
-def test_which_executors_take_a_client(here):
+def test_which_executors_take_a_client_and_what_is_none(here):
+    words = r"must be a dask.distributed Client, got 'tcp://here'"
+    refused(OptionError, words, make_executor, "ring", "tcp://here")
+    refused(OptionError, r"pass client=Client\(\.\.\.\)", make_executor, "ring")
     assert isinstance(make_executor("ring", here), RingExecutor)
     assert isinstance(make_executor("tasks", here), ClusterTasksExecutor)
-    with pytest.raises(OptionError, match=r"executor='threads' runs in this process"):
-        make_executor("threads", here)
+    refused(OptionError, r"executor='threads' runs in this process", make_executor, "threads", here)
 
 
-def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(elsewhere):
+def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(client):
     rng = np.random.default_rng(0)
     state = make_state(Grid.even((6, 6), 2), rng.random((6, 2)), rng.random((6, 2)))
     op = Op(Action.UPDATE, Block(1, 0), 0, 0, 1.0, False, CycleOptions())
     before = state.gather("rows").tobytes()
-    made = choose_executor(elsewhere, None, 2, (Mixer(), op, state, None))  # type: ignore[arg-type]
+    made = choose_executor(client, None, 2, (Mixer(), op, state, None))
     assert made.name == "ring"
     assert re.match(r"a block takes 0?\.\d+ ms, .*\(2 of them\)", made.reason)
     assert state.gather("rows").tobytes() == before
 
 
-def test_workers_know_how_large_our_objects_are(elsewhere):
+def test_workers_know_how_large_our_objects_are(client):
     """Dask measures a plain object at some fifty bytes, and spills too late."""
     band = FactorBand(0, np.zeros((1000, 10)), {"metric": np.zeros((1000, 10))})
     assert sizeof(band) >= 160_000
     assert sizeof(Portion({(0, 0): band, (1, 0): band})) >= 320_000
-    executor = ClusterTasksExecutor(elsewhere, patience=IMPATIENT)
 
     def there(dask_worker):
         from dask.sizeof import sizeof as size_there  # the worker's own, with what it registered
 
         return int(size_there(band))
 
-    chain(executor, segments=1)
-    assert min(elsewhere.run(there).values()) >= 160_000
-    executor.close()
+    with executing(client, "tasks") as executor:
+        chain(executor, segments=1)
+        assert min(client.run(there).values()) >= 160_000
 
 
 def test_an_asynchronous_client_is_refused(here):
+    address = here.scheduler.address
+
     async def make():
-        async with Client(
-            here.scheduler.address, asynchronous=True, set_as_default=False
-        ) as client:
-            with pytest.raises(OptionError, match="asynchronous=True"):
-                RingExecutor(client)
+        async with Client(address, asynchronous=True, set_as_default=False) as client:
+            refused(OptionError, "asynchronous=True", RingExecutor, client)
 
     here.sync(make)
 
@@ -384,19 +330,11 @@ def test_an_asynchronous_client_is_refused(here):
 def test_an_encrypted_cluster():
     """Bands go through the cluster's own connections, so its security holds for them."""
     pytest.importorskip("cryptography")
-    security = Security.temporary()
+    own = {"protocol": "tls", "security": Security.temporary(), "dashboard_address": ":0"}
     with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tls",
-            security=security,
-            dashboard_address=":0",
-        ) as made,
-        Client(made, security=security, set_as_default=False) as client,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, **own) as made,
+        Client(made, security=own["security"], set_as_default=False) as client,
+        executing(client) as executor,
     ):
         assert all(address.startswith("tls://") for address in client.nthreads())
-        executor = RingExecutor(client, patience=IMPATIENT)
         assert bits(chain(executor)) == bits(oracle())
-        executor.close()

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -13,31 +12,20 @@ from types import SimpleNamespace
 import dask
 import numpy as np
 import pytest
-from distributed import Client
 
 import daskfactor as dfac
 from daskfactor.data.grid import Block, NestedReshuffled, Reshuffled
 from daskfactor.errors import EngineError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import StateLost
-from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.executors.store import HOLD, PLUGIN, BandStore, Key, Mode, Want
 from tests.cluster import dying
-from tests.cluster.support import (
-    EXECUTORS,
-    IMPATIENT,
-    Killer,
-    chain,
-    cluster,
-    named,
-    oracle,
-    quick_ring,
-    quick_tasks,
-)
+from tests.cluster.programs import Killer, chain, oracle
+from tests.cluster.support import EXECUTORS, IMPATIENT, beside, cluster, executing, named, same
 from tests.cluster.test_faults import kill_one
-from tests.cluster.test_runs import same
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
+from tests.refusals import refused
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
@@ -52,16 +40,13 @@ def content(state):
 
 
 class Holding:
-    """An executor whose states stay in the workers; ``between`` is done to each of them."""
+    """An executor whose states stay in the workers."""
 
-    def __init__(self, executor, between=None):
-        self.executor, self.between = executor, between
+    def __init__(self, executor):
+        self.executor = executor
 
     def run(self, plan, program, state, data, on_done):
-        held = self.executor.hold(state)
-        if self.between is not None:
-            self.between(held)
-        return self.executor.run(plan, program, held, data, on_done)
+        return self.executor.run(plan, program, self.executor.hold(state), data, on_done)
 
 
 def held_bytes(client):
@@ -85,7 +70,7 @@ def settled(client, expected):
 
 
 @pytest.fixture
-def store() -> Iterator[BandStore]:
+def store():
     with ThreadPoolExecutor(1) as pool:
         made = BandStore(SimpleNamespace(handlers={}, address="here"), pool)
         made.transition(f"{HOLD}token-0", "released", "memory")
@@ -115,14 +100,12 @@ def test_a_store_drops_bands_with_their_clients_key(store):
     assert store.nbytes > 0  # the other key is still there
     store.transition(f"{HOLD}token-1", "memory", "released")
     assert store.nbytes == 0
-    with pytest.raises(StateLost, match="has gone"):
-        store.put("token", {(Key(0, 0), 0): np.ones(1)})
+    refused(StateLost, "has gone", store.put, "token", {(Key(0, 0), 0): np.ones(1)})
 
 
 def test_a_change_is_made_once(store):
     store.once("call")
-    with pytest.raises(StateLost, match="a second time"):
-        store.once("call")
+    refused(StateLost, "a second time", store.once, "call")
 
 
 # -- segments ---------------------------------------------------------------------------------
@@ -137,19 +120,17 @@ def test_the_oracles_bits(executor, schedule, blocks):
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
-def test_the_oracles_bits_from_other_processes(name, factors, blocks, elsewhere):
-    executor = EXECUTORS[name](elsewhere, patience=IMPATIENT)
+def test_the_oracles_bits_from_other_processes(name, factors, blocks, client):
     options = {"factors": factors, "blocks": blocks, "cycles": 2}
-    after, expected = chain(Holding(executor), **options), oracle(**options)
-    assert bits(after.local()) == bits(expected)
-    assert after._named("0").keys() == expected._named("0").keys()
-    for side in ("rows", "columns", *range(2, factors)):
-        assert after.gather(side).tobytes() == expected.gather(side).tobytes()
-        part = slice(2, 5)
-        own = after.gather_draws(side, part)
-        assert own.tobytes() == expected.gather_draws(side, part).tobytes()
-    assert after.recorded == expected.recorded == 6
-    executor.close()
+    with executing(client, name) as executor:
+        after, expected = chain(Holding(executor), **options), oracle(**options)
+        assert bits(after.local()) == bits(expected)
+        assert after._named("0").keys() == expected._named("0").keys()
+        for side in ("rows", "columns", *range(2, factors)):
+            assert after.gather(side).tobytes() == expected.gather(side).tobytes()
+            own, wanted = (each.gather_draws(side, slice(2, 5)) for each in (after, expected))
+            assert own.tobytes() == wanted.tobytes()
+        assert after.recorded == expected.recorded == 6
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 4), (3, 3)])
@@ -229,8 +210,7 @@ def fail(band):
 
 def test_an_error_in_each_comes_back(executor):
     held = executor.hold(oracle(segments=1))
-    with pytest.raises(EngineError, match="on purpose"):
-        held.each(fail)
+    refused(EngineError, "on purpose", held.each, fail)
 
 
 def test_a_copy_is_a_way_back(executor):
@@ -256,31 +236,31 @@ class Continued:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-@quick_tasks
+@pytest.mark.quick("tasks")
+@named
 def test_what_no_state_has_any_more_is_dropped(name, here):
-    executor = EXECUTORS[name](here, patience=IMPATIENT)
     local = oracle(segments=1)
     local.forget()
-    state = executor.hold(local)
-    first = held_bytes(here)
-    after = chain(Continued(executor, state))
-    after.forget()
-    del state
-    settled(here, first)
-    executor.close()
+    with executing(here, name) as executor:
+        state = executor.hold(local)
+        first = held_bytes(here)
+        after = chain(Continued(executor, state))
+        after.forget()
+        del state
+        settled(here, first)
     settled(here, 0)
 
 
-@quick_ring
-def test_bands_go_with_a_client_that_dies(name, elsewhere):
+@pytest.mark.quick("ring")
+@named
+def test_bands_go_with_a_client_that_dies(name, client):
     """The scheduler notices, and has the workers release its keys."""
-    with Client(elsewhere.scheduler.address, set_as_default=False) as own:
+    with beside(client) as own:
         executor = EXECUTORS[name](own, patience=IMPATIENT)
         held = executor.hold(oracle(segments=1))
-        assert held_bytes(elsewhere) > 0
-    settled(elsewhere, 0)
-    with pytest.raises(EngineError, match="lost its scheduler"):
-        held.gather("rows")
+        assert held_bytes(client) > 0
+    settled(client, 0)
+    refused(EngineError, "lost its scheduler", held.gather, "rows")
 
 
 # -- losses ------------------------------------------------------------------------------------
@@ -302,37 +282,32 @@ class Saving:
                 self.lost += 1
 
 
+@pytest.mark.quick("ring-3")
 @pytest.mark.parametrize("factors", tiered([2, 3], lambda factors: factors == 3))
-@quick_ring
+@named
 def test_lost_bands_are_told(name, factors, tmp_path):
     spots = frozenset(spot[: 1 + factors] for spot in [(5, 2, 1, 0), (9, 1, 3, 3)])
-    with cluster(2, processes=True) as client:
-        executor = EXECUTORS[name](client, patience=IMPATIENT)
+    killer = Killer(str(tmp_path), spots)
+    with cluster(2, processes=True) as client, executing(client, name) as executor:
         saving = Saving(executor)
-        killer = Killer(str(tmp_path), spots)
         assert bits(chain(saving, killer, factors=factors)) == bits(oracle(factors=factors))
         assert saving.lost == 2
         held = executor.hold(oracle())
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
-        for verb in (lambda: held.each(look, 0, range(4)), lambda: held.gather("rows")):
-            with pytest.raises(StateLost):
-                verb()
-        with pytest.raises(StateLost):
-            chain(Continued(executor, held), Mixer(fail_at=Block(9, 9)))
-        executor.close()
+        refused(StateLost, None, held.each, look, 0, range(4))
+        refused(StateLost, None, held.gather, "rows")
+        refused(StateLost, None, chain, Continued(executor, held), Mixer(fail_at=Block(9, 9)))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_run_goes_back_to_its_last_checkpoint(stored, tmp_path):
     """On the disk of the client if it has no store; the bits are those of a run without losses."""
-    settings = dying.SETTINGS | {"monitor": (np.arange(3), np.arange(3))}
-    model = dfac.TweedieNMF(2)
-    wanted = dfac.sample(dying.data(), model, dying.SAMPLER, executor="serial", **settings)
-    kills = []
-    scratch = dask.config.set({"temporary-directory": str(tmp_path)})
-    with scratch, cluster(2, processes=True) as client:
+    run = partial(dying.sampled, model=dfac.TweedieNMF(2), monitor=(np.arange(3), np.arange(3)))
+    kills, scratch = [], dask.config.set({"temporary-directory": str(tmp_path)})
+    store = str(tmp_path / "run.zarr") if stored else None
+    with scratch, cluster(2, processes=True) as client, executing(client) as executor:
 
         def strike(event):
             if event.phase not in kills and event.done * 2 > event.total:
@@ -340,18 +315,7 @@ def test_a_run_goes_back_to_its_last_checkpoint(stored, tmp_path):
                 if event.phase in ("warm start", "tune", "draw"):
                     kill_one(client)
 
-        executor = RingExecutor(client, patience=IMPATIENT)
-        store = str(tmp_path / "run.zarr") if stored else None
-        found = dfac.sample(
-            dying.data(),
-            model,
-            dying.SAMPLER,
-            executor=executor,
-            callback=strike,
-            store=store,
-            **settings,
-        )
+        found = run(executor=executor, callback=strike, store=store)
         assert executor.report.lost_segments >= 2
-        executor.close()
-    same(found, wanted)
+    assert same(found, run())
     assert not list(tmp_path.glob("daskfactor-*"))

@@ -7,9 +7,11 @@ start many processes take minutes together, and are of the full tier.
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import dask
 import pytest
@@ -19,23 +21,13 @@ import daskfactor as dfac
 from daskfactor.errors import EngineError
 from tests.cluster import dying
 from tests.cluster.hosts import Bed, HostedCluster, later, refusal
-from tests.cluster.support import (
-    EXECUTORS,
-    IMPATIENT,
-    SHORT,
-    Slow,
-    chain,
-    named,
-    oracle,
-    quick_ring,
-)
-from tests.cluster.test_runs import same
+from tests.cluster.programs import Slow, chain, oracle
+from tests.cluster.support import SHORT, executing, named, same
 from tests.executors.mixer import bits
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.cluster
 
-RATES = {"1gbit": 1e9, "10gbit": 1e10}
 LONG = {"segments": 2, "cycles": 8}
 """A run of about two seconds on two workers, of operations that take time."""
 SLOW = Slow(0.02)
@@ -46,7 +38,7 @@ CUT = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _hosts() -> None:
+def _hosts():
     if reason := refusal():
         pytest.skip(reason)
 
@@ -58,22 +50,27 @@ class Rig:
 
     def check(self, name, program=None, strike=None, **run):
         """Compare a chain with the oracle's; ``strike`` is called before the last segment."""
-        executor = EXECUTORS[name](self.cluster.client, patience=IMPATIENT)
         before = [lambda: None] * (run.get("segments", 3) - 1)
-        try:
-            state = chain(executor, program, before=[*before, strike or (lambda: None)], **run)
-            assert bits(state) == bits(oracle(**run))
+        before.append(strike or (lambda: None))
+        with executing(self.cluster.client, name) as executor:
+            assert bits(chain(executor, program, before=before, **run)) == bits(oracle(**run))
             return executor.report
-        finally:
-            executor.close()
+
+
+@contextmanager
+def rigged(settings=MappingProxyType({}), security=None):
+    """Two workers."""
+    settings = {**SHORT, **settings}
+    with dask.config.set(settings), Bed() as bed, HostedCluster(bed, security) as cluster:
+        cluster.start_workers(2)
+        yield Rig(bed, cluster)
 
 
 @pytest.fixture(scope="module")
-def rig(_hosts: None) -> Iterator[Rig]:
-    """Two workers; tests leave them as they were."""
-    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
-        cluster.start_workers(2)
-        yield Rig(bed, cluster)
+def rig(_hosts):
+    """Tests leave it as it was."""
+    with rigged() as made:
+        yield made
 
 
 def test_hosts_share_no_folder(rig):
@@ -83,7 +80,7 @@ def test_hosts_share_no_folder(rig):
     assert not Path("/tmp/here").exists()
 
 
-@pytest.mark.parametrize("rate", tiered(RATES, lambda rate: rate == "1gbit"))
+@pytest.mark.parametrize("rate", tiered(["1gbit", "10gbit"], lambda rate: rate == "1gbit"))
 @named
 def test_the_oracles_bits_at_any_rate(name, rate, rig):
     rig.bed.set_rate(rate)
@@ -96,37 +93,26 @@ def test_the_oracles_bits_at_any_rate(name, rate, rig):
 @named
 def test_a_link_that_blinks_costs_nothing(name, rig):
     host = rig.bed.hosts["worker1"]
-    report = rig.check(name, SLOW, lambda: later(0.5, host.unplug, host.plug), **LONG)
-    assert report.lost_segments == 0
+    strike = [host.unplug, host.plug]
+    assert rig.check(name, SLOW, lambda: later(0.5, *strike), **LONG).lost_segments == 0
 
 
 @pytest.mark.full
 @named
 def test_a_worker_that_is_stopped_is_waited_for(name, rig):
-    process = rig.cluster.workers["worker1"]
-    report = rig.check(
-        name,
-        SLOW,
-        lambda: later(
-            1.0,
-            lambda: process.send_signal(signal.SIGSTOP),
-            lambda: process.send_signal(signal.SIGCONT),
-        ),
-        **LONG,
-    )
-    assert report.lost_segments == 0
+    send = rig.cluster.workers["worker1"].send_signal
+    strike = [partial(send, signal.SIGSTOP), partial(send, signal.SIGCONT)]
+    assert rig.check(name, SLOW, lambda: later(1.0, *strike), **LONG).lost_segments == 0
 
 
 @pytest.mark.full
-@quick_ring
+@named
 def test_workers_die_and_others_join(name):
     """One is killed within a segment; another host joins within it."""
-    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
-        cluster.start_workers(2)
-        rig = Rig(bed, cluster)
+    with rigged() as rig:
+        cluster = rig.cluster
         strike = [cluster.workers["worker0"].kill, lambda: cluster.start_worker("worker2")]
-        report = rig.check(name, SLOW, lambda: later(0.3, *strike), **LONG)
-        assert report.lost_segments <= 1
+        assert rig.check(name, SLOW, lambda: later(0.3, *strike), **LONG).lost_segments <= 1
         cluster.client.wait_for_workers(2, timeout=60)
         assert rig.check(name).workers == 2
 
@@ -134,11 +120,9 @@ def test_workers_die_and_others_join(name):
 @pytest.mark.full
 @named
 def test_a_host_that_is_cut_off_for_long_is_done_without(name):
-    with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
-        cluster.start_workers(2)
-        rig, host = Rig(bed, cluster), bed.hosts["worker1"]
-        report = rig.check(name, SLOW, lambda: later(0.5, host.unplug), **LONG)
-        assert report.lost_segments <= 2
+    with rigged(CUT) as rig:
+        cluster, host = rig.cluster, rig.bed.hosts["worker1"]
+        assert rig.check(name, SLOW, lambda: later(0.5, host.unplug), **LONG).lost_segments <= 2
         host.plug()
         cluster.workers["worker1"].wait(60)  # it has been given up, and knows
         cluster.start_worker("worker1")
@@ -150,9 +134,8 @@ def test_a_host_that_is_cut_off_for_long_is_done_without(name):
 @named
 def test_a_client_that_is_cut_off_goes_on_when_it_is_back(name):
     """The scheduler forgets a client that is away, and all that it was to tell it."""
-    with dask.config.set({**SHORT, **CUT}), Bed() as bed, HostedCluster(bed) as cluster:
-        cluster.start_workers(2)
-        rig, host = Rig(bed, cluster), bed.hosts["client"]
+    with rigged(CUT) as rig:
+        host = rig.bed.hosts["client"]
 
         def strike():
             host.unplug()
@@ -170,14 +153,12 @@ def test_nothing_is_shared_but_an_object_store(name, monkeypatch, tmp_path):
     pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
     from tests.object_store import BUCKET, ObjectStore
 
-    wanted = dfac.sample(
-        dying.data(), dying.MODEL, dying.SAMPLER, executor="serial", **dying.SETTINGS
-    )
+    wanted = dying.sampled()
     urls = [f"s3://{BUCKET}/{name}/{what}" for what in ("v", "run")]
 
     def do(cluster, draw):
-        script = str(Path(dying.__file__).with_name("far.py"))
-        client = cluster.bed.host("client").python(script, cluster.address, *urls, name, str(draw))
+        command = dying.__file__, cluster.address, *urls, name, str(draw)
+        client = cluster.bed.host("client").python(*command)
         assert client.wait(240) == (-signal.SIGKILL if draw else 0), cluster.bed.logs()
         return cluster.bed.host("client").log()
 
@@ -198,32 +179,29 @@ def test_nothing_is_shared_but_an_object_store(name, monkeypatch, tmp_path):
 @pytest.mark.full
 @named
 def test_a_scheduler_that_is_started_again_goes_on(name):
-    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
-        cluster.start_workers(2)
+    with rigged() as rig:
 
         def again():
-            bed.hosts["scheduler"].power_off()
-            cluster.start_scheduler()
+            rig.bed.hosts["scheduler"].power_off()
+            rig.cluster.start_scheduler()
             for number in range(2):
-                cluster.start_worker(f"worker{number}")
+                rig.cluster.start_worker(f"worker{number}")
 
-        report = Rig(bed, cluster).check(name, SLOW, lambda: later(0.5, again), **LONG)
-        assert report.lost_segments >= 1
+        assert rig.check(name, SLOW, lambda: later(0.5, again), **LONG).lost_segments >= 1
 
 
 @pytest.mark.full  # test_executors.py has an encrypted cluster
 @named
 def test_encrypted_connections_between_hosts(name):
     pytest.importorskip("cryptography")
-    security = Security.temporary()
-    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed, security) as cluster:
-        cluster.start_workers(2)
-        assert all(address.startswith("tls://") for address in cluster.client.nthreads())
-        assert Rig(bed, cluster).check(name, cycles=2, width=3000).workers == 2
+    with rigged(security=Security.temporary()) as rig:
+        addresses = rig.cluster.client.nthreads()
+        assert all(address.startswith("tls://") for address in addresses)
+        assert rig.check(name, cycles=2, width=3000).workers == 2
 
 
 @pytest.fixture
-def shared() -> Iterator[str]:
+def shared():
     """A store of data that all hosts can read; a folder outside of ``/tmp`` is everybody's."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         store = str(Path(folder, "v.zarr"))
@@ -234,21 +212,19 @@ def shared() -> Iterator[str]:
 @pytest.mark.full
 @named
 def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(name, shared, tmp_path):
-    store, run = str(tmp_path / "run.zarr"), (shared, dying.MODEL, dying.SAMPLER)
-    settings = {k: v for k, v in dying.SETTINGS.items() if k not in ("blocks", "unstored")}
-    wanted = dfac.sample(*run, executor="serial", **settings)
-    with dask.config.set(SHORT), Bed() as bed, HostedCluster(bed) as cluster:
-        cluster.start_workers(2)
+    store = str(tmp_path / "run.zarr")
+    wanted = dying.sampled(shared, **dying.AS_STORED)
+    with rigged() as rig:
 
         def strike(event):
             if event.phase == "draw":
-                cluster.scheduler.kill()
+                rig.cluster.scheduler.kill()
 
-        options = {"store": store, "client": cluster.client, "executor": name, "callback": strike}
+        options = {"store": store, "client": rig.cluster.client, "callback": strike}
         with pytest.raises(EngineError, match="the client has lost its scheduler"):
-            dfac.sample(*run, **options, **settings)
-        bed.hosts["scheduler"].power_off()
-        with HostedCluster(bed) as another:
+            dying.sampled(shared, executor=name, **options, **dying.AS_STORED)
+        rig.bed.hosts["scheduler"].power_off()
+        with HostedCluster(rig.bed) as another:
             another.start_workers(2)
             found = dfac.resume(store, client=another.client, executor=name, progressbar=False)
-    same(found, wanted)
+    assert same(found, wanted)

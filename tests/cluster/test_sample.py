@@ -1,21 +1,33 @@
-"""Whole runs on a cluster: the draws of one process, also when workers die."""
+"""Whole runs on a cluster, with weights of cells too: the draws of one process, whoever dies."""
 
+import contextlib
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
+import zarr
 
 import daskfactor as dfac
-from tests.cluster.support import KillOnce
+from daskfactor.errors import OptionError
+from tests.cluster import dying
+from tests.cluster.support import KillOnce, alike, cluster, same
 from tests.random_sparse import random_array
+from tests.tiers import tiered
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore:around the means that:daskfactor.errors.DataWarning"),
 ]
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 4}
+KINDS = dfac.Gibbs, dfac.LangevinDynamics, dfac.SGLD, dfac.SGHMC
+SAMPLERS = [dfac.PSGLD(transition="cir", warm_start=3), *(kind(warm_start=3) for kind in KINDS)]
+SAMPLERS += [kind(steps=2, warm_start=3) for kind in (dfac.HMC, dfac.BlockHMC)]
 
 
 def counts():
@@ -25,22 +37,15 @@ def counts():
     return V
 
 
-def same(one, other):
-    groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
-    assert groups
-    return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
-
-
 @pytest.mark.quick("{'rate_w': 'row', 'rate_h': 'component'}-ring", "{}-tasks")
+@pytest.mark.libraries
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 @pytest.mark.parametrize("rates", [{}, {"rate_w": "row", "rate_h": "component"}], ids=str)
 def test_the_draws_of_one_process(executor, rates, client):
     arguments = (counts(), dfac.TweedieNMF(3, **rates), dfac.PSGLD(warm_start=3), 12, 10)
     # Every operation is a task of dask: fewer blocks are a quarter of the time.
     options = SETTINGS | {"monitor": "missing", "blocks": 4 if executor == "ring" else 2}
-    here = dfac.sample(*arguments, executor="serial", **options)
-    there = dfac.sample(*arguments, executor=executor, client=client, **options)
-    assert same(there, here)
+    assert alike(client, executor, *arguments, **options)
 
 
 @pytest.mark.quick("ring")
@@ -51,49 +56,26 @@ def test_the_starts_of_one_process(executor, client, monkeypatch):
     arguments = (counts(), dfac.TweedieNMF(3), dfac.PSGLD(warm_start=3), 3, 2)
     point = dfac.optimize(counts(), dfac.TweedieNMF(3), progressbar=False, executor="serial")
     for asked in ({"init": "q-transform", "starts": 2}, {"init": point}):
-        here = dfac.sample(*arguments, executor="serial", **SETTINGS, **asked)
-        assert same(
-            dfac.sample(*arguments, executor=executor, client=client, **SETTINGS, **asked), here
-        )
+        assert alike(client, executor, *arguments, **SETTINGS, **asked)
 
 
 @pytest.mark.quick("BlockHMC", "SGHMC")
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        dfac.Gibbs(warm_start=3),
-        dfac.LangevinDynamics(warm_start=3),
-        dfac.SGLD(warm_start=3),
-        dfac.HMC(steps=2, warm_start=3),
-        dfac.BlockHMC(steps=2, warm_start=3),
-        dfac.PSGLD(transition="cir", warm_start=3),
-        dfac.SGHMC(warm_start=3),
-    ],
-    ids=lambda sampler: sampler.name,
-)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
 def test_what_bands_gather_travels_with_them(sampler, client):
     law = dfac.TweedieNMF(3, shape_w=2.0, dispersion=1.0)
     linked = dfac.GaussianMF(3, covariates_w=np.arange(120.0).reshape(60, 2))
     rates = dfac.TweedieNMF(3, dispersion=1.0, covariates_w=np.arange(60.0)[:, None] / 60)
     more = {"Gibbs": [linked, rates], "BlockHMC": [rates]}
-    models = [law, *more.get(sampler.name, [])]
-    for model in models:
+    for model in (law, *more.get(sampler.name, [])):
         arguments = (counts(), model, sampler, 6, 4)
-        here = dfac.sample(*arguments, executor="serial", monitor="missing", **SETTINGS)
-        there = dfac.sample(
-            *arguments, executor="ring", client=client, monitor="missing", **SETTINGS
-        )
-        assert same(there, here)
+        assert alike(client, "ring", *arguments, monitor="missing", **SETTINGS)
 
 
 def test_sparse_data_and_coupled_chains(client):
     V = random_array((80, 60), density=0.2, rng=np.random.default_rng(2))
     V.data[:] = np.ceil(5 * V.data)
     arguments = (V, dfac.TweedieNMF(2), dfac.PSGRRLD(warm_start=3), 8, 8)
-    options = {**SETTINGS, "unstored": "zero"}
-    here = dfac.sample(*arguments, executor="serial", **options)
-    there = dfac.sample(*arguments, executor="ring", client=client, **options)
-    assert same(there, here)
+    assert alike(client, "ring", *arguments, **SETTINGS, unstored="zero")
 
 
 def test_a_worker_that_dies_during_a_run(client, tmp_path):
@@ -108,9 +90,158 @@ def test_a_worker_that_dies_during_a_run(client, tmp_path):
     assert same(dfac.resume(tmp_path / "run.zarr", progressbar=False), here)
 
 
+@pytest.fixture(scope="module")
+def wanted():
+    return dying.sampled()
+
+
+@pytest.mark.quick("4-ring", "1-tasks", "4-auto")
+@pytest.mark.parametrize("executor", ["ring", "tasks", "auto"])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_cluster_gives_the_draws_of_one_machine(executor, threads, wanted):
+    with cluster(1, processes=False, threads=threads) as client:
+        assert same(dying.sampled(client=client, executor=executor), wanted)
+
+
+def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path):
+    """From a store that workers open themselves, with hyperparameters drawn in the client."""
+    store = str(tmp_path / "v.zarr")
+    dfac.convert(dying.data(), store, unstored="missing", blocks=2, progressbar=False)
+    settings = {"draws": 12, "tune": 6, "random_seed": 1, "progressbar": False}
+    data = dfac.as_blocks(store, allow_empty=True)
+    model = dfac.GaussianMF(3, covariates_h=np.arange(data.shape[1])[:, None])
+    with cluster(2, processes=False) as client:
+        assert alike(client, "ring", data, model, **settings)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("executor", "workers"), tiered([("ring", 3), ("tasks", 1)], lambda case: case[0] == "ring")
+)
+def test_a_killed_client_is_resumed_on_another_number_of_workers(
+    executor, workers, wanted, tmp_path
+):
+    store = str(tmp_path / "run.zarr")
+    done = subprocess.run(
+        [sys.executable, dying.__file__, store, executor, "13"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == -9, done.stderr
+    kept = int(dfac.open_run(store)["posterior"].sizes["draw"])
+    assert 0 < kept < dying.SETTINGS["draws"]
+    options = {"executor": executor, "progressbar": False}
+    with cluster(workers, processes=False) as client:
+        assert same(dfac.resume(store, V=dying.data(), client=client, **options), wanted)
+
+
+def test_an_executor_of_this_process_with_a_client_is_refused():
+    told = pytest.raises(OptionError, match="makes no use of client")
+    with cluster(1, processes=False) as client, told:
+        dying.sampled(client=client, executor="lanes")
+
+
+@pytest.mark.parametrize("executor", ["ring", "tasks"])
+def test_stochastic_descent_on_a_cluster_finds_what_one_machine_finds(executor):
+    settings = {"blocks": 4, "unstored": "missing", "random_seed": 0, "progressbar": False}
+    asked = (dying.data(), dfac.TweedieNMF(2), dfac.DSGD(max_iter=3))
+    wanted = dfac.optimize(*asked, **settings)
+    with cluster(2, processes=False) as client:
+        found = dfac.optimize(*asked, client=client, executor=executor, **settings)
+    for name in ("W", "H"):
+        np.testing.assert_array_equal(found[name].values, wanted[name].values)
+
+
 def test_what_takes_long_to_import_is_not_imported_before_it_is_used():
     code = (
         "import sys, daskfactor.inference.sampling\n"
         "assert not {'distributed', 'scipy.stats'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+RNG = np.random.default_rng(8)
+V = RNG.gamma(1, 1, (60, 4)) @ RNG.gamma(1, 2, (4, 52))  # chunks below are blocks of four
+V[RNG.random(V.shape) < 0.1] = np.nan
+SIGMA = RNG.uniform(0.3, 3.0, V.shape)
+NMF = dfac.TweedieNMF(3, beta=2)
+
+
+def stored(values):
+    rows, cols = np.nonzero(~np.isnan(V))
+    return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Data and their uncertainties in every kind of place."""
+    folder = tmp_path_factory.mktemp("data")
+    dark = np.where(RNG.random(V.shape) < 0.05, np.inf, SIGMA)  # some cells vanish by them
+    zarr.create_array(str(folder / "dark"), data=dark, chunks=(15, 13))
+    for name, values in (("v", V), ("sigma", SIGMA)):
+        zarr.create_array(str(folder / name), data=values, chunks=(15, 13))
+        place = folder / f"{name}-sparse"
+        dfac.convert(stored(values), place, unstored="missing", blocks=4, progressbar=False)
+    path = str(folder)
+    return {
+        "memory": (V, SIGMA),
+        "zarr": (f"{path}/v", f"{path}/sigma"),
+        "zarr with cells that vanish": (f"{path}/v", f"{path}/dark"),
+        "store": (f"{path}/v-sparse", f"{path}/sigma-sparse"),
+    }
+
+
+@pytest.mark.quick("zarr with cells that vanish")
+@pytest.mark.parametrize("place", ["memory", "zarr", "zarr with cells that vanish", "store"])
+def test_weights_of_cells_give_the_draws_of_one_process(place, client, places):
+    values, sigma = places[place]
+    arguments = (values, NMF, dfac.PSGLD(warm_start=3), 8, 6)
+    options = SETTINGS | {"uncertainty": sigma}
+    if place != "store":
+        options["monitor"] = "missing"
+    here = dfac.sample(*arguments, executor="serial", **options)
+    for executor in ("ring", "tasks"):
+        assert same(dfac.sample(*arguments, executor=executor, client=client, **options), here)
+
+
+@pytest.mark.quick("BlockHMC", "Gibbs")
+@pytest.mark.parametrize(
+    ("model", "sampler"),
+    [
+        (NMF, dfac.BlockHMC(steps=2, warm_start=3)),
+        (dfac.GaussianMF(3), dfac.SGHMC(warm_start=3)),
+        (dfac.GaussianMF(3), dfac.Gibbs()),
+        (dfac.NegativeBinomialNMF(3), dfac.PSGLD(warm_start=3)),
+    ],
+    ids=["BlockHMC", "SGHMC", "Gibbs", "negative binomial"],
+)
+def test_what_bands_gather_by_weight_travels_with_them(model, sampler, client):
+    data = dfac.as_blocks(np.rint(V), 4, weights=SIGMA)
+    arguments = (data, model, sampler, 6, 4)
+    assert alike(client, "ring", *arguments, **SETTINGS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("place", tiered(["zarr", "store"], lambda place: place == "store"))
+def test_a_worker_dies_and_the_run_goes_on_from_its_store(place, client, tmp_path, places):
+    values, sigma = places[place]
+    arguments = (values, NMF, dfac.PSGLD(warm_start=3), 30, 15)
+    options = SETTINGS | {"uncertainty": sigma}
+    kill = KillOnce(client)
+
+    def stop(event):
+        if kill.killed and event.phase == "draw" and event.done > 20:
+            raise KeyboardInterrupt
+        kill(event)
+
+    store = tmp_path / "run.zarr"
+    where = {"executor": "ring", "client": client, "callback": stop}
+    with contextlib.suppress(KeyboardInterrupt):
+        dfac.sample(*arguments, store=store, **where, **options)
+    assert kill.killed
+    here = dfac.sample(*arguments, executor="lanes", **options)
+    assert same(dfac.resume(store, progressbar=False), here)

@@ -1,14 +1,12 @@
 """What a ring is foreseen to send and to take, beside rings that run."""
 
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from distributed import Client
 
-from daskfactor.data.sources import as_blocks
+from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, estimate_cost
 from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.ring import RingExecutor
@@ -16,28 +14,23 @@ from daskfactor.executors.segment import Exchange
 from daskfactor.executors.state import FactorBand
 from daskfactor.executors.traffic import RingClock
 from daskfactor.inference.base import checked_sampler
-from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import SGHMC
 from daskfactor.inference.timing import _column, _drawing_plan, network_rate
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
 from tests.cluster.support import cluster
+from tests.refusals import refused
 
 pytestmark = pytest.mark.cluster
 WORKERS = 2
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client():
     with cluster(WORKERS, processes=False) as client:
         yield client
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sent(monkeypatch):
     """Bytes of arrays in every message from worker to worker."""
     found = []
 
@@ -124,8 +117,7 @@ def test_rates_of_networks(network, rate):
 
 @pytest.mark.parametrize("network", ["fast", "10", 0, -1.0, math.nan, "10 Gbit per s", True])
 def test_rates_that_are_none(network):
-    with pytest.raises(OptionError, match="network is bytes a second"):
-        network_rate(network)
+    refused(OptionError, "network is bytes a second", network_rate, network)
 
 
 def test_what_the_network_limits():
@@ -134,11 +126,7 @@ def test_what_the_network_limits():
     wide = estimate_cost(V, model, **known, network="100 Gbit/s")
     tight = estimate_cost(V, model, **known, network="10 Mbit/s")
     assert (wide.sent, wide.worker) == (tight.sent, tight.worker)
-    assert wide.network_data is not None
-    assert tight.network_data is not None
     assert wide.network_data < wide.data < tight.network_data
-    assert wide.network_workers is not None
-    assert tight.network_workers is not None
     assert tight.network_workers == 2 < 4 < wide.network_workers
     assert tight.seconds > 3 * wide.seconds
     slow = estimate_cost(V, model, **known, network="100 Gbit/s", block_seconds=1.0)

@@ -2,19 +2,17 @@
 
 import os
 import uuid
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from distributed import Client
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import StoreError
 from tests.cluster.support import cluster
 from tests.object_store import BUCKET, SECRETS
+from tests.refusals import refused
 
 pytestmark = pytest.mark.cluster
 
@@ -22,7 +20,7 @@ FIT = {"draws": 2, "tune": 2, "progressbar": False, "random_seed": 1}
 
 
 @pytest.fixture(scope="module")
-def client(_object_store: Any) -> Iterator[Client]:
+def client(_object_store):
     pytest.importorskip("s3fs")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _object_store.environment.items():
@@ -77,17 +75,12 @@ def test_a_worker_without_credentials_is_named(what, executor, client):
     else:
         dfac.convert(data, f"{place}/v", progressbar=False)
         data = f"{place}/v"
+    model = dfac.TweedieNMF(2, dispersion=1.0)
     with cluster(2, processes=True) as own:
         first, _ = sorted(own.nthreads())
         (pid,) = own.run(os.getpid, workers=[first]).values()
         own.run(without_credentials, workers=[first])
         cannot = f"{first} cannot write results" if what == "run" else f"process {pid} on .* cannot"
-        with pytest.raises(StoreError, match=f"the worker (in )?{cannot}.*s3://.*no credentials"):
-            dfac.sample(
-                data,
-                dfac.TweedieNMF(2, dispersion=1.0),
-                store=store,
-                client=own,
-                executor=executor,
-                **FIT,
-            )
+        words = f"the worker (in )?{cannot}.*s3://.*no credentials"
+        run = {"store": store, "client": own, "executor": executor}
+        refused(StoreError, words, dfac.sample, data, model, **run, **FIT)

@@ -1,5 +1,7 @@
 """What people see of a cluster run: names on the dashboard, calls from inside a task."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from distributed import get_client, worker_client
@@ -12,6 +14,9 @@ pytestmark = pytest.mark.cluster
 SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 3}
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)
 PSGLD = dfac.PSGLD(warm_start=2)
+IN_TASKS = ("update-block", "send-program", "start-rows", "start-columns", "start-cells")
+OWN = {"ring": {"ring-segment"}, "tasks": {*IN_TASKS, "hand-on-cells", "leave-bands"}}
+"""What an executor computes that others do not."""
 
 
 def prefixes(dask_scheduler):
@@ -19,20 +24,8 @@ def prefixes(dask_scheduler):
     return sorted(dask_scheduler.task_prefixes)
 
 
-@pytest.mark.parametrize(
-    ("executor", "own"),
-    [
-        ("ring", {"ring-segment"}),
-        (
-            "tasks",
-            {
-                *("update-block", "send-program", "start-rows", "start-columns", "start-cells"),
-                *("hand-on-cells", "leave-bands"),
-            },
-        ),
-    ],
-)
-def test_the_dashboard_says_what_is_computed(executor, own):
+@pytest.mark.parametrize("executor", OWN)
+def test_the_dashboard_says_what_is_computed(executor):
     V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
     V[2, 3] = np.nan
     with cluster(1, processes=False) as client:
@@ -41,18 +34,15 @@ def test_the_dashboard_says_what_is_computed(executor, own):
         )
         names = set(client.run_on_scheduler(prefixes))
     held = {"daskfactor-hold", "each-band"}
-    assert names == own | held | {"log-normalizer", "send-log-normalizer"}
+    assert names == OWN[executor] | held | {"log-normalizer", "send-log-normalizer"}
 
 
 def sample_inside(how, executor):
     """On a worker: a run on the cluster that this task belongs to."""
     V = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
     options = {**SETTINGS, "executor": executor}
-    if how == "worker_client":
-        with worker_client() as client:
-            trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=client, **options)
-    else:
-        trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=get_client(), **options)
+    with worker_client() if how == "worker_client" else nullcontext(get_client()) as client:
+        trace = dfac.sample(V, MODEL, PSGLD, 4, 4, client=client, **options)
     return bytes(trace["posterior"]["W"].values.tobytes())
 
 

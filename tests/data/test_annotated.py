@@ -14,6 +14,7 @@ import daskfactor as dfac
 from daskfactor.data import adapters, entries
 from daskfactor.data.annotated import Compressed
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -21,6 +22,7 @@ RNG = np.random.default_rng(3)
 COUNTS = RNG.poisson(RNG.gamma(1, 1, (40, 3)) @ RNG.gamma(1, 1, (3, 30))).astype("f4")
 CELLS, GENES = [f"cell {i}" for i in range(40)], [f"gene {j}" for j in range(30)]
 MASK = RNG.random(30) < 0.5
+NULLABLE = pd.array(MASK, "boolean")
 # Which matrix, and what it is of the counts.
 LAYERS = {None: 1, "columns": 2, "dense": 3, "raw": 4}
 FORMS = ("memory", "view", "backed", "h5ad", "zarr 2", "zarr 3", "lazy")
@@ -42,8 +44,7 @@ def forms(tmp_path_factory):
     """One AnnData in all the forms that it can be passed in."""
     folder, made = tmp_path_factory.mktemp("annotated"), annotated()
     made.write_h5ad(folder / "a.h5ad")
-    with warnings.catch_warnings():  # of the format of zarr that is the default
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # of the format of zarr that is the default
         for version in (2, 3):
             with anndata.settings.override(zarr_write_format=version):
                 made.write_zarr(folder / f"{version}.zarr")
@@ -65,8 +66,8 @@ def forms(tmp_path_factory):
 def test_every_form_gives_the_same_matrix(forms, form, layer):
     if form == "lazy" and layer == "raw":
         pytest.skip("anndata reads no raw lazily")
-    masks = ("variable", MASK, MASK.tolist(), pd.Series(MASK, GENES))
-    for mask in (None, masks[(FORMS.index(form) + [*LAYERS].index(layer)) % 4]):
+    masks = "variable", MASK, MASK.tolist(), pd.Series(MASK, GENES), pd.Series(MASK), NULLABLE
+    for mask in (None, masks[(FORMS.index(form) + [*LAYERS].index(layer)) % 6]):
         data = dfac.as_blocks(forms[form], 3, layer=layer, mask_var=mask)
         kept = slice(None) if mask is None else MASK
         np.testing.assert_array_equal(data.to_numpy(), LAYERS[layer] * COUNTS[:, kept])
@@ -136,47 +137,41 @@ def test_sparse_files_are_read_a_piece_at_a_time(monkeypatch):
     assert data.most == indices.most == 50
 
 
+def put(parent, name, kind, value=None, version="0.2.0", **more):
+    """A group or an array, with what anndata tells of it."""
+    if value is None:
+        made = parent.create_group(name)
+    else:
+        text = h5py.string_dtype() if value.dtype == object else None
+        made = parent.create_dataset(name, data=value, dtype=text)
+    made.attrs.update({"encoding-type": kind, "encoding-version": version} | more)
+    return made
+
+
 def as_written(path, matrix, names):
     """Write counts as versions of anndata do, which differ in how they write names."""
     with h5py.File(path, "w") as file:
         file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-        group = file.create_group("X")
-        kind = f"{matrix.format}_matrix"
-        group.attrs.update({"encoding-type": kind, "encoding-version": "0.1.0"})
-        group.attrs["shape"] = matrix.shape
+        group = put(file, "X", f"{matrix.format}_matrix", version="0.1.0", shape=matrix.shape)
         for part in ("data", "indices", "indptr"):
             group[part] = getattr(matrix, part)
         for side, labels in (("obs", CELLS), ("var", GENES)):
-            frame = file.create_group(side)
-            frame.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
-            frame.attrs["_index"] = "_index"
+            frame = put(file, side, "dataframe", _index="_index")
             frame.attrs.create("column-order", np.array([], h5py.string_dtype()))
-            write_names(frame, labels, names)
-
-
-def told(group, kind, **more):
-    group.attrs.update({"encoding-type": kind, "encoding-version": "0.2.0"} | more)
+            write_names(frame, np.array(labels, object), names)
 
 
 def write_names(frame, labels, names):
-    text = h5py.string_dtype()
     if names == "string-array":
-        frame.create_dataset("_index", data=np.array(labels, object), dtype=text)
-        told(frame["_index"], names)
-        return
-    group, order = frame.create_group("_index"), np.argsort(labels)
-    if names == "categorical":
-        told(group, names, ordered=False)
-        parts = {"codes": np.argsort(order).astype("i1")}
-        group.create_dataset("categories", data=np.array(labels)[order].astype(object), dtype=text)
+        put(frame, "_index", names, labels)
+    elif names == "categorical":
+        group, order = put(frame, "_index", names, ordered=False), np.argsort(labels)
+        put(group, "categories", "string-array", labels[order])
+        put(group, "codes", "array", np.argsort(order).astype("i1"))
     else:  # of pandas 3
-        told(group, names, **{"encoding-version": "0.1.0", "na-value": "NaN"})
-        parts = {"mask": np.zeros(len(labels), bool)}
-        group.create_dataset("values", data=np.array(labels, object), dtype=text)
-    told(next(iter(group.values())), "string-array")
-    for name, own in parts.items():
-        group[name] = own
-        told(group[name], "array")
+        group = put(frame, "_index", names, version="0.1.0", **{"na-value": "NaN"})
+        put(group, "values", "string-array", labels)
+        put(group, "mask", "array", np.zeros(len(labels), bool))
 
 
 @pytest.mark.parametrize("names", ["string-array", "nullable-string-array", "categorical"])
@@ -218,8 +213,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
         ("b", r"b\.h5ad is no AnnData file that can be read"),
         ("c", r"c\.h5ad does not exist"),
     ):
-        with pytest.raises(DataError, match=message):
-            dfac.as_blocks(tmp_path / f"{name}.h5ad")
+        refused(DataError, message, dfac.as_blocks, tmp_path / f"{name}.h5ad")
 
 
 @pytest.mark.parametrize("form", ["memory", "h5ad", "zarr 3"])
@@ -237,25 +231,17 @@ def test_files_that_are_damaged_are_refused(tmp_path):
     ],
 )
 def test_sentences(forms, form, options, message):
-    with pytest.raises(DataError, match=message):
-        dfac.as_blocks(forms[form], **options)
-
-
-def test_nullable_and_series_masks(forms):
-    for mask in (pd.array(MASK, "boolean"), pd.Series(MASK)):
-        assert dfac.as_blocks(forms["memory"], mask_var=mask).shape == (40, MASK.sum())
+    refused(DataError, message, dfac.as_blocks, forms[form], **options)
 
 
 def test_layers_and_masks_belong_to_annotated_data(tmp_path):
     for data in (COUNTS, dfac.as_blocks(COUNTS), xr.DataArray(COUNTS), str(tmp_path)):
         with pytest.raises(OptionError, match=r"layer is for AnnData, .*leave it out"):
             dfac.as_blocks(data, layer="counts")
-    with pytest.raises(OptionError, match="mask_var is for AnnData"):
-        dfac.as_blocks(COUNTS, mask_var="variable")
+    refused(OptionError, "mask_var is for AnnData", dfac.as_blocks, COUNTS, mask_var="variable")
     with pytest.raises(OptionError, match="layer is for AnnData"):
         dfac.hold_out(dfac.as_blocks(COUNTS), layer="counts")
-    with pytest.raises(DataError, match="has no layer 'x'"):
-        dfac.sample(annotated(), dfac.TweedieNMF(2), layer="x")
+    refused(DataError, "has no layer 'x'", dfac.sample, annotated(), dfac.TweedieNMF(2), layer="x")
 
 
 def test_a_run_finds_its_layer_and_its_variables_again(forms, tmp_path):
@@ -323,8 +309,7 @@ def test_counts_are_asked_for_where_values_of_an_annotated_matrix_are_none(form)
     run = {"draws": 1, "tune": 1, "random_seed": 0, "progressbar": False}
     with pytest.warns(DataWarning, match=r"X of the AnnData holds fractions, .* beta=1 .*counts"):
         dfac.sample(made, dfac.TweedieNMF(1), **run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DataWarning)
+    with warnings.catch_warnings(action="error", category=DataWarning):
         dfac.sample(made, dfac.TweedieNMF(1, dispersion=1.0), layer="counts", **run)
         dfac.sample(made, dfac.TweedieNMF(1, beta=2.0), **run)
         dfac.sample(np.log1p(COUNTS), dfac.TweedieNMF(1), **run)

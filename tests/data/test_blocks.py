@@ -1,11 +1,222 @@
-"""What `BlockedData` offers beyond its blocks."""
+"""Blocks: what they tell of themselves, and sharing them with other processes, to the bit."""
 
+import multiprocessing
+import os
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dask
 import numpy as np
 import pytest
+import scipy.sparse as sp
+import zarr
 
+from daskfactor import as_blocks, convert
+from daskfactor.data.blocks import MOST_OPEN, BlockedData, open_shared
 from daskfactor.data.known import Labels, usable_dims
-from daskfactor.data.sources import as_blocks
-from daskfactor.errors import DataWarning, OptionError
+from daskfactor.data.storage import PREFIX
+from daskfactor.errors import DataWarning, OptionError, StoreError
+from daskfactor.kernels.views import BlockView, SparseBlock
+from tests.refusals import refused
+
+RNG = np.random.default_rng(4)
+DENSE = np.where(RNG.random((50, 40)) < 0.4, RNG.random((50, 40)), np.nan).astype("float32")
+MATRIX = sp.csr_array(np.nan_to_num(DENSE))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    place = tmp_path / "scratch"
+    with dask.config.set({"temporary-directory": str(place)}):
+        yield place
+    assert not place.exists() or list(place.iterdir()) == []
+
+
+def dense_zarr(tmp_path):
+    zarr.create_array(str(tmp_path / "v"), data=DENSE, chunks=(7, 40))
+    return str(tmp_path / "v")
+
+
+def store(tmp_path):
+    convert(MATRIX, tmp_path / "s.zarr", unstored="zero", blocks=3, progressbar=False)
+    return str(tmp_path / "s.zarr")
+
+
+SHEET, ZERO = np.asfortranarray(DENSE), {"unstored": "zero"}
+KINDS = {
+    "array": ("file", lambda f: as_blocks(DENSE.copy(), 3)),
+    "cache": ("file", lambda f: as_blocks(SHEET, 3, dtype="float64")),
+    "scratch": ("file", lambda f: as_blocks(SHEET, 3, memory_limit=0)),
+    "sparse": ("file", lambda f: as_blocks(MATRIX, 3, **ZERO)),
+    "balanced": ("file", lambda f: as_blocks(MATRIX, 3, unstored="missing", balance=True)),
+    "sparse scratch": ("file", lambda f: as_blocks(MATRIX, 3, memory_limit=0, **ZERO)),
+    "zarr": ("zarr", lambda f: as_blocks(dense_zarr(f), 3, dtype="float64")),
+    "zarr in scratch": ("zarr", lambda f: as_blocks(dense_zarr(f), 3, memory_limit=0)),
+    "store": ("store", lambda f: as_blocks(store(f))),
+    "store, other blocks": ("file", lambda f: as_blocks(store(f), 4)),
+}
+
+
+def arrays(view):
+    return list(view[:3]) if isinstance(view, SparseBlock) else [view.block]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("memory_limit", [None, 0])
+def test_copies_give_the_blocks_bit_for_bit(name, memory_limit, tmp_path):
+    kind, make = KINDS[name]
+    data = make(tmp_path)
+    handle = data.share()
+    assert handle.kind == kind
+    sent = pickle.dumps(handle)
+    assert len(sent) < (5000 if kind == "zarr" else 1000)
+    copy = open_shared(pickle.loads(sent), memory_limit)
+    assert isinstance(copy, BlockedData)
+    with ThreadPoolExecutor(4) as pool:
+        wanted = {
+            block: [array.copy() for array in arrays(data.view(*block))]
+            for block in data.grid.all_blocks()
+        }
+
+        def check(block):
+            view = copy.view(*block)
+            for array, found in zip(wanted[block], arrays(view), strict=True):
+                np.testing.assert_array_equal(found, array)
+                assert found.dtype == array.dtype
+                assert found.flags.behaved  # aligned and writeable
+            if isinstance(view, BlockView):
+                assert view.array.flags.c_contiguous
+
+        list(pool.map(check, data.grid.all_blocks() * 3))
+    copy.close()
+    data.close()
+
+
+FACTS = (
+    *("grid", "shape", "dtype", "source", "unstored", "is_sparse", "nbytes", "imbalance"),
+    *("n_stored", "n_observed", "row_observed", "col_observed", "total_observed", "n_missing"),
+    *("total", "mean", "minimum", "maximum", "is_integer", "fingerprint", "row_order"),
+    "col_order",
+)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_pickled_copy_stands_in_for_the_data(name, tmp_path):
+    data = KINDS[name][1](tmp_path)
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy is not data
+    assert pickle.loads(pickle.dumps(data)) is copy, "one for each data set and process"
+    for fact in FACTS:
+        np.testing.assert_equal(getattr(copy, fact), getattr(data, fact), fact)
+    for fact in ("row_dim", "col_dim"):
+        assert getattr(copy.labels, fact) == getattr(data.labels, fact)
+    np.testing.assert_array_equal(copy.to_numpy(), data.to_numpy())
+    data.close()
+
+
+def test_few_data_sets_stay_open():
+    every = [as_blocks(DENSE.copy(), 2) for _ in range(MOST_OPEN + 1)]
+    copies = [pickle.loads(pickle.dumps(data)) for data in every]
+    assert pickle.loads(pickle.dumps(every[-1])) is copies[-1]
+    assert pickle.loads(pickle.dumps(every[0])) is not copies[0]
+    np.testing.assert_array_equal(copies[0].view(0, 0).block, every[0].view(0, 0).block)
+
+
+def checked(data, pipe):
+    try:
+        if not isinstance(data, BlockedData):
+            data = open_shared(data)
+        pipe.send(sum(float(data.view(*block).values.sum()) for block in data.grid.all_blocks()))
+    except StoreError as error:
+        pipe.send(str(error))
+
+
+def elsewhere(data):
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=checked, args=(data, there))
+    process.start()
+    found = here.recv()
+    process.join()
+    return found
+
+
+def test_another_process_reads_and_removes_nothing(folder):
+    data = as_blocks(MATRIX, 3, unstored="zero", dtype="float64")
+    assert elsewhere(data) == pytest.approx(data.total)
+    assert len(list(folder.iterdir())) == 1
+    handle = data.share()
+    data.unshare()
+    data.unshare()
+    said = elsewhere(handle)
+    assert "cannot read the shared data at" in said
+    assert "only be shared with workers on the same machine" in said
+    assert "daskfactor convert" in said
+    assert data.share().location != handle.location
+    data.close()
+
+
+def test_the_file_goes_with_the_data(folder):
+    data = as_blocks(DENSE.copy(), 2)
+    copy = pickle.loads(pickle.dumps(data))
+    assert len(list(folder.iterdir())) == 1
+    del data
+    assert list(folder.iterdir()) == []
+    np.testing.assert_array_equal(copy.to_numpy(), DENSE)
+
+
+@pytest.mark.parametrize("harm", ["other", "cut", "something else"])
+def test_a_file_of_other_data_is_refused(harm):
+    data, other = as_blocks(DENSE.copy(), 2), as_blocks(DENSE.copy(), 2)
+    handle = data.share()
+    assert handle.token != other.share().token
+    if harm == "other":
+        handle = handle._replace(location=other.share().location)
+    elif harm == "cut":
+        os.truncate(handle.location, 5000)
+    else:
+        size = Path(handle.location).stat().st_size
+        Path(handle.location).write_bytes(b"x" * size)
+    refused(StoreError, "cannot read the shared data", open_shared, handle)
+    data.close()
+    other.close()
+
+
+def test_files_of_killed_processes_are_swept_away(folder):
+    data = as_blocks(DENSE.copy(), 2)
+    handle = data.share()
+    old, young = (folder / f"{PREFIX}{name}.blocks" for name in ("old", "young"))
+    old.write_bytes(b"left behind")
+    young.write_bytes(b"being made")
+    long_ago = time.time() - 3600
+    os.utime(old, (long_ago, long_ago))
+    os.utime(handle.location, (long_ago, long_ago))
+    with as_blocks(DENSE.copy(), 2) as another:
+        another.share()
+    assert not old.exists()
+    assert young.exists()
+    assert Path(handle.location).exists()
+    young.unlink()
+    data.close()
+
+
+def test_data_that_are_gone_or_changed_are_refused(tmp_path):
+    place = dense_zarr(tmp_path)
+    handle = as_blocks(place, 3).share()
+    zarr.create_array(place, data=DENSE[:30], chunks=(7, 40), overwrite=True)
+    refused(StoreError, "is not the one that was shared: its shape", open_shared, handle)
+    with pytest.raises(StoreError, match=r"cannot open the data at .*under one location"):
+        open_shared(handle._replace(location=str(tmp_path / "nowhere")))
+    stored = as_blocks(store(tmp_path)).share()
+    with pytest.raises(StoreError, match="cannot open the data at"):
+        open_shared(stored._replace(location=str(tmp_path / "nowhere")))
+    convert(2 * MATRIX, stored.location, overwrite=True, progressbar=False, **ZERO)
+    refused(StoreError, "its blocks are others", open_shared, stored)
+
+
+# -- what is offered beside blocks -----------------------------------------------------------
 
 
 def matrix(rows=30, cols=21):
@@ -39,7 +250,7 @@ def test_missing_cells_come_row_by_row(blocks):
     assert rows.dtype == np.int64
 
 
-def test_values_come_in_the_order_asked_for():
+def test_values_come_in_the_order_asked_for_and_to_numpy_gives_a_copy():
     values = matrix()
     data = as_blocks(values, 4)
     rng = np.random.default_rng(2)
@@ -48,6 +259,9 @@ def test_values_come_in_the_order_asked_for():
     np.testing.assert_array_equal(data.values(29, 20), values[29:, 20])
     nothing = data.values([], [])
     assert (nothing.shape, nothing.dtype) == ((0,), np.float32)
+    copy = as_blocks(values, 2).to_numpy()
+    np.testing.assert_array_equal(copy, values)
+    assert not np.shares_memory(copy, values)
 
 
 @pytest.mark.parametrize(
@@ -62,24 +276,13 @@ def test_values_come_in_the_order_asked_for():
     ],
 )
 def test_impossible_cells_are_refused(rows, cols, message):
-    with pytest.raises(OptionError, match=message):
-        as_blocks(matrix()).values(rows, cols)
+    refused(OptionError, message, as_blocks(matrix()).values, rows, cols)
 
 
-def test_to_numpy_gives_a_copy():
-    values = matrix()
-    copy = as_blocks(values, 2).to_numpy()
-    np.testing.assert_array_equal(copy, values)
-    assert not np.shares_memory(copy, values)
-
-
-def test_labels_name_cells():
+def test_labels_name_cells_and_tell_names_apart_that_rows_and_columns_share():
     labels = Labels("gene", "cells", {"gene": np.array(["a", "b"])}, {"batch": np.array([4, 5])})
     assert labels.cell(1, 0) == "row 1 (b), column 0"
     Labels("chain", "x", {}, {"component": np.arange(3)})  # names of results are free
-
-
-def test_names_that_rows_and_columns_share_are_told_apart():
     own, other = np.arange(2), np.arange(3)
     with pytest.warns(DataWarning, match="'x' of one is 'x_', 'k' of one is 'k_'"):
         labels = Labels("x", "x", {"x": own, "k": own}, {"x": other, "k": other})

@@ -30,8 +30,10 @@ from daskfactor.data.known import SourceInfo
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import StoreWriter, is_blocked_store
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
+from tests.refusals import refused
 
 QUIET = {"progressbar": False, "unstored": "zero"}
+CHANGED = "convert it again when nobody writes to it"
 
 
 def matrix(rows=40, cols=25):
@@ -127,11 +129,9 @@ def test_any_table_round_trips(tmp_path, lines, unstored, balance, blocks, dtype
     options |= {"unstored": unstored, "overwrite": True, "progressbar": False}
     options["memory_limit"] = 0 if on_disk else None
     if np.isnan(wanted).all():
-        with pytest.raises(DataError, match="are missing"):
-            convert(path, tmp_path / "s.zarr", **options)
+        refused(DataError, "are missing", convert, path, tmp_path / "s.zarr", **options)
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)
+    with warnings.catch_warnings(action="ignore", category=DataWarning):
         done = convert(path, tmp_path / "s.zarr", **options)
     data = as_blocks(tmp_path / "s.zarr", allow_empty=True, dtype=dtype)
     np.testing.assert_array_equal(data.to_numpy(), wanted.astype(dtype))
@@ -191,8 +191,7 @@ def test_positions_with_a_shape(tmp_path):
         (tmp_path / "t.csv", (5, 5), DataError, "whole numbers"),
         (matrix(), (2, 2), OptionError, "shape is"),
     ):
-        with pytest.raises(error, match=message):
-            convert(source, tmp_path / "x.zarr", shape=shape, **QUIET)
+        refused(error, message, convert, source, tmp_path / "x.zarr", shape=shape, **QUIET)
         assert not (tmp_path / "x.zarr").exists()
 
 
@@ -227,24 +226,21 @@ def test_options_are_checked_before_anything_is_read(tmp_path):
         (sparse.csr_array((3, 3)), {}, DataError, "no entries"),
         (object(), {}, DataError, "cannot be read"),
     ):
-        with pytest.raises(error, match=message):
-            convert(source, tmp_path / "s.zarr", **QUIET | options)
+        refused(error, message, convert, source, tmp_path / "s.zarr", **QUIET | options)
     assert not list(tmp_path.iterdir())
 
 
 def test_only_our_own_stores_are_replaced(tmp_path):
     place = tmp_path / "s.zarr"
     convert(matrix(), place, **QUIET)
-    with pytest.raises(StoreError, match="exists already"):
-        convert(matrix(), place, **QUIET)
+    refused(StoreError, "exists already", convert, matrix(), place, **QUIET)
     convert(2 * matrix(), place, overwrite=True, **QUIET)
     assert same(as_blocks(str(place), allow_empty=True), 2 * matrix())
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("all of it")
     for wrong in (precious, precious / "thesis.txt"):
-        with pytest.raises(StoreError, match="is not touched"):
-            convert(matrix(), wrong, overwrite=True, **QUIET)
+        refused(StoreError, "is not touched", convert, matrix(), wrong, overwrite=True, **QUIET)
     assert (precious / "thesis.txt").read_text() == "all of it"
     (tmp_path / "empty").mkdir()
     convert(matrix(), tmp_path / "empty", **QUIET)
@@ -302,8 +298,7 @@ def test_a_killed_conversion_leaves_nothing_that_opens(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -9, done.stderr
     assert [left.name for left in folder.iterdir()] == [".s.zarr.partial"]
-    with pytest.raises(StoreError):
-        as_blocks(place, allow_empty=True)
+    refused(StoreError, None, as_blocks, place, allow_empty=True)
     convert(matrix(), place, **QUIET)
     assert [path.name for path in folder.iterdir()] == ["s.zarr"]
     assert same(as_blocks(place, allow_empty=True), matrix())
@@ -318,10 +313,8 @@ def test_elsewhere_half_a_store_does_not_open(monkeypatch):
     place = "memory://killed/s.zarr"
     monkeypatch.setattr(StoreWriter, "abort", lambda self: None)
     monkeypatch.setattr(StoreWriter, "finish", die)
-    with pytest.raises(KeyboardInterrupt):
-        convert(matrix(), place, **QUIET)
-    with pytest.raises(StoreError, match="unfinished"):
-        as_blocks(place, allow_empty=True)
+    refused(KeyboardInterrupt, None, convert, matrix(), place, **QUIET)
+    refused(StoreError, "unfinished", as_blocks, place, allow_empty=True)
     monkeypatch.undo()
     assert convert(matrix(), place, overwrite=True, **QUIET).nbytes > 0
     assert same(as_blocks(place, allow_empty=True), matrix())
@@ -334,8 +327,7 @@ def test_elsewhere_a_store_stays_until_the_new_one_is_whole(monkeypatch, step):
     convert(matrix(), place, **QUIET)
     with monkeypatch.context() as patch:
         patch.setattr(StoreWriter, step, die)
-        with pytest.raises(KeyboardInterrupt):
-            convert(2 * matrix(), place, overwrite=True, **QUIET)
+        refused(KeyboardInterrupt, None, convert, 2 * matrix(), place, overwrite=True, **QUIET)
     for wanted in (matrix(), 2 * matrix()):
         assert same(as_blocks(place, allow_empty=True), wanted)
         assert [own["name"] for own in files.ls(folder)] == [f"{folder}/s.zarr"]
@@ -373,8 +365,7 @@ def test_elsewhere_what_another_process_has_begun_is_kept(monkeypatch):
             begin(self, *args)
 
         monkeypatch.setattr(StoreWriter, "begin", late)
-        with pytest.raises(StoreError, match=told):
-            convert(2 * matrix(), place, overwrite=overwrite, **QUIET)
+        refused(StoreError, told, convert, 2 * matrix(), place, overwrite=overwrite, **QUIET)
         assert is_blocked_store(place)
         assert same(as_blocks(place, allow_empty=True), 3 * matrix())
 
@@ -394,9 +385,6 @@ def broken(with_values, add):
     yield
 
 
-CHANGED = "convert it again when nobody writes to it"
-
-
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
@@ -410,8 +398,7 @@ CHANGED = "convert it again when nobody writes to it"
 def test_trouble_in_a_source_is_noticed(tmp_path, monkeypatch, pieces, message):
     source = Source(SourceInfo("csv", "t.csv", True), pieces=pieces)
     monkeypatch.setattr("daskfactor.data.convert.open_sparse", lambda *_: source)
-    with pytest.raises(StoreError, match=message):
-        convert("t.csv", tmp_path / "s.zarr", **QUIET)
+    refused(StoreError, message, convert, "t.csv", tmp_path / "s.zarr", **QUIET)
 
 
 def test_balance_is_invisible_and_even(tmp_path):
@@ -447,8 +434,7 @@ def test_export_round_trips(tmp_path, name, balance):
     options = {"progressbar": False, "blocks": 2, "unstored": "missing"}
     convert(tmp_path / "t.parquet", tmp_path / "a.zarr", balance=balance, **options)
     export(tmp_path / "a.zarr", tmp_path / name)
-    with pytest.raises(StoreError, match="exists already"):
-        export(tmp_path / "a.zarr", tmp_path / name)
+    refused(StoreError, "exists already", export, tmp_path / "a.zarr", tmp_path / name)
     export(as_blocks(tmp_path / "a.zarr"), tmp_path / name, overwrite=True)
     convert(tmp_path / name, tmp_path / "b.zarr", **options)
     one, two = (as_blocks(str(tmp_path / f"{n}.zarr"), allow_empty=True) for n in "ab")
@@ -483,19 +469,13 @@ def test_an_export_touches_no_file_that_it_does_not_replace(tmp_path):
 @pytest.mark.filterwarnings("ignore:The default value for `spmatrix`")
 def test_exports_are_what_others_read(tmp_path):
     convert(matrix(), tmp_path / "s.zarr", **QUIET)
-    readers = {
-        "npz": sparse.load_npz,
-        "mtx": mmread,
-        "h5ad": lambda path: anndata.read_h5ad(path).X,
-    }
+    readers = {"npz": sparse.load_npz, "mtx": mmread, "h5ad": anndata.read_h5ad}
     for ending, read in readers.items():
         export(tmp_path / "s.zarr", tmp_path / f"m.{ending}")
         found = read(tmp_path / f"m.{ending}")
         assert (sparse.csr_array(getattr(found, "X", found)) != matrix()).nnz == 0
-    with pytest.raises(OptionError, match="export writes"):
-        export(tmp_path / "s.zarr", tmp_path / "m.xlsx")
-    with pytest.raises(DataError, match="dense"):
-        export(as_blocks(np.ones((2, 2))), tmp_path / "d.npz")
+    refused(OptionError, "export writes", export, tmp_path / "s.zarr", tmp_path / "m.xlsx")
+    refused(DataError, "dense", export, as_blocks(np.ones((2, 2))), tmp_path / "d.npz")
 
 
 def test_labels_of_every_kind_come_back(tmp_path):

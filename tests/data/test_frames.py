@@ -10,6 +10,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -18,6 +19,9 @@ LONG = pd.DataFrame(
 )
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
 WHOLE = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
+USERS, ITEMS = [3, 5, 3, 8], [20, 20, 9, 9]
+RATINGS = pd.DataFrame({"user": USERS, "item": ITEMS, "rating": [1.5, 2.0, 4.0, 0.5]})
+ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*table=False"
 
 
 class Interchange:
@@ -138,8 +142,7 @@ def test_names_of_keys_are_known(names):
 
 def test_a_table_of_text_and_counts_needs_a_key_twice():
     genes = pd.DataFrame({"gene": ["x", "y", "z"], "s1": [1, 2, 3], "s2": [3, 2, 1]})
-    with pytest.raises(DataError, match="could be a table"):
-        dfac.as_blocks(genes)
+    refused(DataError, "could be a table", dfac.as_blocks, genes)
     again = genes.assign(gene=["x", "y", "x"], s1=[1, 1, 2])
     with pytest.warns(DataWarning, match="taken for a table"):
         assert dfac.as_blocks(again, 1, unstored="zero").to_numpy().tolist() == [[3, 1], [2, 0]]
@@ -202,8 +205,7 @@ def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
     run = {"random_seed": 0, "progressbar": False}
     store = str(tmp_path / "run.zarr")
     dfac.sample(data, dfac.TweedieNMF(2), draws=2, tune=2, store=store, **run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DataWarning)
+    with warnings.catch_warnings(action="error", category=DataWarning):
         if ending is None:
             with pytest.raises(DataError, match="pass the data again"):
                 dfac.resume(store, draws=1, progressbar=False)
@@ -214,11 +216,6 @@ def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
             left = (best["position"].values >= 0).sum()
             assert left == 12 * 9 - 70
     assert trace["posterior"].sizes["draw"] == 3
-
-
-USERS, ITEMS = [3, 5, 3, 8], [20, 20, 9, 9]
-RATINGS = pd.DataFrame({"user": USERS, "item": ITEMS, "rating": [1.5, 2.0, 4.0, 0.5]})
-ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*table=False"
 
 
 @pytest.mark.parametrize(
@@ -243,12 +240,10 @@ def test_keys_are_told_by_their_names_where_they_are_no_first_whole_columns(tabl
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_keys_are_told_by_their_names_in_files(tmp_path, ending):
     for table in (RATINGS.astype({"user": float}), RATINGS.reset_index(names="")):
-        with pytest.raises(DataError, match=ASIDE):
-            dfac.as_blocks(write(tmp_path, table, ending))
+        refused(DataError, ASIDE, dfac.as_blocks, write(tmp_path, table, ending))
     path = tmp_path / "indexed.csv"
     RATINGS.to_csv(path)
-    with pytest.raises(DataError, match=ASIDE):
-        dfac.as_blocks(str(path))
+    refused(DataError, ASIDE, dfac.as_blocks, str(path))
     told = {"rows": "user", "columns": "item", "values": "rating"}
     read = dfac.as_blocks(str(path), 1, unstored="zero", **told)
     np.testing.assert_array_equal(read.to_numpy(), [[4.0, 1.5], [0, 2.0], [0.5, 0]])
@@ -256,11 +251,9 @@ def test_keys_are_told_by_their_names_in_files(tmp_path, ending):
 
 def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
     table = LONG.assign(who=[3, np.nan, 3, 8])
-    with pytest.raises(DataError, match="'who' converted to whole numbers, table=False"):
-        dfac.as_blocks(table)
+    refused(DataError, "'who' converted to whole numbers, table=False", dfac.as_blocks, table)
     assert dfac.as_blocks(table, table=False).shape == (4, 3)
-    with pytest.raises(DataError, match="could be a table"):
-        dfac.as_blocks(table[["who", "what"]])
+    refused(DataError, "could be a table", dfac.as_blocks, table[["who", "what"]])
     run = {"tune": 2, "random_seed": 0, "progressbar": False}
     known = table.fillna({"who": 1})
     store = str(tmp_path / "run.zarr")
@@ -288,8 +281,7 @@ def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
     ],
 )
 def test_matrices_stay_matrices(frame):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         assert dfac.as_blocks(frame).shape == frame.shape
 
 

@@ -5,23 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskfactor.data.grid import (
-    Bands,
-    Block,
-    Cyclic,
-    Grid,
-    NestedReshuffled,
-    Proportional,
-    Reshuffled,
-    balanced_order,
-    choose_grid,
-    default_blocks,
-    diagonal,
-    diagonal_sizes,
-    expand_chunks,
-    inverse,
-    nested,
-)
+from daskfactor import Cyclic, NestedReshuffled, Proportional, Reshuffled
+from daskfactor.data import grid as grids
+from daskfactor.data.grid import Bands, Block, Grid, balanced_order, choose_grid, default_blocks
 from daskfactor.errors import GridError, OptionError
 
 SIZES = np.array([10, 1, 5, 4], dtype=np.int64)
@@ -76,10 +62,10 @@ def test_impossible_bands_are_refused(make, given, message):
 def test_the_diagonals_visit_every_block_once_without_conflict(axes, blocks):
     rng, seen = np.random.default_rng(axes), []
     observed = rng.integers(0, 9, (blocks,) * axes)
-    sizes = diagonal_sizes(observed)
+    sizes = grids.diagonal_sizes(observed)
     assert sizes.shape == (blocks,) * (axes - 1)
     for part, size in enumerate(sizes.ravel()):
-        members = diagonal(part, blocks, axes)
+        members = grids.diagonal(part, blocks, axes)
         assert all(set(bands) == set(range(blocks)) for bands in zip(*members, strict=True))
         assert sum(observed[block] for block in members) == size
         seen += members
@@ -87,8 +73,8 @@ def test_the_diagonals_visit_every_block_once_without_conflict(axes, blocks):
 
 
 def test_the_digits_of_a_diagonal_say_how_far_further_axes_are_ahead():
-    assert diagonal(1, 3) == (Block(0, 1), Block(1, 2), Block(2, 0))
-    assert diagonal(5, 3, 3) == ((0, 1, 2), (1, 2, 0), (2, 0, 1))
+    assert grids.diagonal(1, 3) == (Block(0, 1), Block(1, 2), Block(2, 0))
+    assert grids.diagonal(5, 3, 3) == ((0, 1, 2), (1, 2, 0), (2, 0, 1))
 
 
 @given(st.integers(1, 4), st.integers(1, 4))
@@ -97,7 +83,7 @@ def test_nested_parts_visit_every_block_once_and_stay_in_their_super_block(group
     seen = []
     for outer in range(groups):
         for inner in range(size):
-            members = nested(outer, inner, groups, blocks)
+            members = grids.nested(outer, inner, groups, blocks)
             assert all(set(bands) == set(range(blocks)) for bands in zip(*members, strict=True))
             for block in members:
                 assert block.col // size == (block.row // size + outer) % groups
@@ -140,7 +126,7 @@ def test_scaled_block_sums_are_unbiased_for_unequal_parts(schedule, shape):
     rng = np.random.default_rng(2)
     observed = rng.integers(1, 30, shape)
     values = rng.normal(size=shape) * observed
-    sizes = diagonal_sizes(observed)
+    sizes = grids.diagonal_sizes(observed)
     assert sizes.sum() == observed.sum()
     means = []
     for _ in range(4000):
@@ -227,7 +213,7 @@ def test_a_number_of_blocks_wins_over_the_chunks():
 
 
 def test_chunks_at_the_edge_are_cut():
-    assert expand_chunks((10, 4), (4, 9)) == ((4, 4, 2), (4,))
+    assert grids.expand_chunks((10, 4), (4, 9)) == ((4, 4, 2), (4,))
 
 
 # -- balanced orders ------------------------------------------------------------------------
@@ -242,7 +228,7 @@ def test_an_order_is_a_permutation_that_ascends_inside_bands(counts, data):
     np.testing.assert_array_equal(np.sort(order), np.arange(len(counts)))
     for band in range(len(bands)):
         assert (np.diff(order[bands.slice(band)]) > 0).all()
-    np.testing.assert_array_equal(order[inverse(order)], np.arange(len(counts)))
+    np.testing.assert_array_equal(order[grids.inverse(order)], np.arange(len(counts)))
     np.testing.assert_array_equal(balanced_order(np.array(counts), bands), order)
 
 
@@ -261,7 +247,7 @@ def test_heavy_rows_are_spread(blocks):
 
 def bands_of(counts, bands, turning):
     """The band of each row in a balanced order."""
-    at = inverse(balanced_order(counts, bands, turning))
+    at = grids.inverse(balanced_order(counts, bands, turning))
     return np.searchsorted(bands.offsets, at, side="right") - 1
 
 

@@ -25,8 +25,18 @@ from daskfactor.data.store import attributes_checksum
 from daskfactor.errors import DaskfactorError, DataError, StoreError, StoreFormatError
 from daskfactor.urls import absolute, is_url
 from tests.random_sparse import random_array
+from tests.refusals import refused
 
 VALUES = np.random.default_rng(3).gamma(2.0, 1.0, (40, 30)).astype("f4")
+ZEROS = bytes(2**28)
+BOMBS = {
+    "zlib": lambda: zlib.compress(ZEROS),
+    "gzip": lambda: numcodecs.GZip().encode(ZEROS),
+    "bz2": lambda: numcodecs.BZ2().encode(ZEROS),
+    "zstd": lambda: bytes(compress(ZEROS, 3)),
+    "lz4": lambda: numcodecs.LZ4().encode(ZEROS),
+    "blosc": lambda: numcodecs.Blosc("zstd", shuffle=0).encode(ZEROS),
+}
 
 
 class Harm:
@@ -87,8 +97,7 @@ def test_nothing_is_unpickled(tmp_path, dtype):
     for filters, compressor in (([{"id": "pickle"}], None), (None, {"id": "pickle"})):
         place = tmp_path / f"v{filters is None}.zarr"
         v2_array(place, harm, dtype=dtype, filters=filters, compressor=compressor)
-        with pytest.raises(DaskfactorError):
-            dfac.as_blocks(place)
+        refused(DaskfactorError, None, dfac.as_blocks, place)
     np.save(tmp_path / "v.npy", np.array([[Harm(mark)]], object), allow_pickle=True)
     np.savez(tmp_path / "v.npz", a=np.array([[Harm(mark)]], object))
     for name in ("v.npy", "v.npz"):
@@ -98,24 +107,12 @@ def test_nothing_is_unpickled(tmp_path, dtype):
     assert not mark.exists()
 
 
-ZEROS = bytes(2**28)
-BOMBS = {
-    "zlib": lambda: zlib.compress(ZEROS),
-    "gzip": lambda: numcodecs.GZip().encode(ZEROS),
-    "bz2": lambda: numcodecs.BZ2().encode(ZEROS),
-    "zstd": lambda: bytes(compress(ZEROS, 3)),
-    "lz4": lambda: numcodecs.LZ4().encode(ZEROS),
-    "blosc": lambda: numcodecs.Blosc("zstd", shuffle=0).encode(ZEROS),
-}
-
-
 @pytest.mark.parametrize("codec", BOMBS)
 def test_a_chunk_that_grows_is_not_decoded(tmp_path, codec):
     bomb = BOMBS[codec]()
     v2_array(tmp_path / "v.zarr", bomb, compressor={"id": codec}, chunks=[1000, 1000])
     before = psutil.Process().memory_info().rss
-    with pytest.raises(StoreError, match="would get larger than its array says"):
-        dfac.as_blocks(tmp_path / "v.zarr")
+    refused(StoreError, "would get larger than its array says", dfac.as_blocks, tmp_path / "v.zarr")
     assert psutil.Process().memory_info().rss - before < 100e6
     # What is no bomb passes.
     whole = numcodecs.get_codec({"id": codec}).encode(VALUES.tobytes())
@@ -136,8 +133,7 @@ def test_a_bomb_in_format_3(tmp_path, shards):
         index = struct.pack("<8Q", *(0, len(bomb)) * 4)
         checksum = google_crc32c.value(index).to_bytes(4, "little")
         (place / "c/0/0").write_bytes(bomb + index + checksum)
-    with pytest.raises(StoreError, match="would get larger than its array says"):
-        dfac.as_blocks(place)
+    refused(StoreError, "would get larger than its array says", dfac.as_blocks, place)
 
 
 def test_frames_that_do_not_say_how_large_they_get():
@@ -162,13 +158,11 @@ def test_metadata_that_announces_absurd_sizes(tmp_path):
                 document["chunk_grid"]["configuration"]["chunk_shape"] = [chunk, chunk]
 
         changed(tmp_path / "v.zarr", huge)
-        with pytest.raises(kind, match=message):
-            dfac.as_blocks(tmp_path / "v.zarr")
+        refused(kind, message, dfac.as_blocks, tmp_path / "v.zarr")
     np.save(tmp_path / "v.npy", VALUES)
     raw = (tmp_path / "v.npy").read_bytes().replace(b"(40, 30)", b"(1000000, 10**9)"[:8])
     (tmp_path / "w.npy").write_bytes(raw)
-    with pytest.raises(DataError, match=r"w\.npy is no NumPy array file"):
-        dfac.as_blocks(tmp_path / "w.npy")
+    refused(DataError, r"w\.npy is no NumPy array file", dfac.as_blocks, tmp_path / "w.npy")
 
 
 def test_an_archive_that_grows_and_a_text_that_never_ends(tmp_path, monkeypatch):
@@ -180,8 +174,7 @@ def test_an_archive_that_grows_and_a_text_that_never_ends(tmp_path, monkeypatch)
         ("tables", "v.csv.gz", {"table": False}, "is too large for the memory that is free"),
     ):
         monkeypatch.setattr(f"daskfactor.data.{module}.available_memory", lambda: 2**23)
-        with pytest.raises(DataError, match=message):
-            dfac.as_blocks(tmp_path / name, **options)
+        refused(DataError, message, dfac.as_blocks, tmp_path / name, **options)
 
 
 def blocked(place):
@@ -231,8 +224,7 @@ def test_a_block_of_absurd_size(tmp_path):
             document["shape"] = [10**14]
 
         changed(place / name, longer)
-    with pytest.raises(StoreFormatError, match=r"damaged"):
-        dfac.as_blocks(place).view(0, 0)
+    refused(StoreFormatError, r"damaged", dfac.as_blocks(place).view, 0, 0)
 
 
 def test_what_a_url_is():

@@ -13,10 +13,10 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.data.convert import convert
-from daskfactor.data.sources import as_blocks
+from daskfactor import as_blocks, convert
 from daskfactor.data.store import BlockStore, zarr_kind
 from daskfactor.errors import DataError, StoreError, StoreFormatError
+from tests.refusals import refused
 
 
 def matrix():
@@ -71,8 +71,7 @@ def equal(a, b):
 def refused_or_same(path, wanted):
     """What became of a damaged store: any other error, or other data, fail the test."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(action="error"):
             found = contents(path)
     except StoreFormatError as error:
         return "refused" if str(path) in str(error) else f"refused without its place: {error}"
@@ -118,8 +117,7 @@ def test_arrays_that_must_be_there_are_missed(whole, tmp_path, name):
     path = tmp_path / "s.zarr"
     shutil.copytree(whole, path)
     shutil.rmtree(path / name)
-    with pytest.raises(StoreFormatError, match=r"damaged.*convert"):
-        contents(path)
+    refused(StoreFormatError, r"damaged.*convert", contents, path)
 
 
 def test_every_array_carries_a_checksum(whole):
@@ -168,8 +166,7 @@ def test_a_run_is_no_data(tmp_path):
     place, model = tmp_path / "run.zarr", dfac.TweedieNMF(2, dispersion=1.0)
     dfac.sample(matrix().toarray(), model, draws=2, tune=2, store=place, progressbar=False)
     assert zarr_kind(str(place)) == "run"
-    with pytest.raises(DataError, match=r"is a run of daskfactor.*open_run.*resume"):
-        as_blocks(place)
+    refused(DataError, r"is a run of daskfactor.*open_run.*resume", as_blocks, place)
     with pytest.raises(DataError, match="is a run of daskfactor, not data"):
         convert(place, tmp_path / "s.zarr", progressbar=False)
 

@@ -21,6 +21,7 @@ from daskfactor.data.grid import Grid
 from daskfactor.data.joined import JoinedData, join
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.kernels.views import BlockView, SparseBlock
+from tests.refusals import refused
 
 RNG = np.random.default_rng(12)
 COUNTS = RNG.poisson(1.5, (24, 9)).astype("f4")
@@ -29,6 +30,7 @@ RATED = np.where(RNG.random((24, 8)) < 0.4, RNG.integers(1, 6, (24, 8)), 0).asty
 
 
 MIXED = {"counts": sp.csr_array(COUNTS), "gappy": GAPPY, "rated": sp.csr_array(RATED)}
+KINDS = st.sampled_from(["dense", "zero", "missing"])
 
 
 def unit(values):
@@ -138,9 +140,6 @@ def test_rows_are_matched_in_another_order_and_missing_ones_lie_in_bands_of_thei
         assert set(patterns) == {
             tuple(np.flatnonzero([row in own for own in has.values()])) for row in range(24)
         }
-
-
-KINDS = st.sampled_from(["dense", "zero", "missing"])
 
 
 @st.composite
@@ -297,10 +296,7 @@ BAD = {
     ),
     "a label twice": (
         *(DataError, "cell of 'a' have the label c0 more than once"),
-        {
-            "a": labelled(COUNTS, ["c0", *LABELS[:-1]], columns="x"),
-            "b": labelled(GAPPY, LABELS),
-        },
+        {"a": labelled(COUNTS, ["c0", *LABELS[:-1]], columns="x"), "b": labelled(GAPPY, LABELS)},
     ),
     "no label in common": (
         *(DataError, "no label in common; first ones are 'c0' of 'a', 'C0' of 'b'"),
@@ -368,14 +364,12 @@ def test_a_dict_for_one_model_and_a_matrix_for_several():
         (A, dfac.TweedieNMF(2), ModelError, "several matrices go with a coupled model"),
         (COUNTS, dfac.Coupled(2), OptionError, "takes several matrices"),
     ):
-        with pytest.raises(error, match=message):
-            dfac.sample(data, model, progressbar=False)
+        refused(error, message, dfac.sample, data, model, progressbar=False)
 
 
 def test_missing_cells_are_named_matrix_by_matrix():
     with join({"a": COUNTS, "b": GAPPY}) as data:
-        with pytest.raises(OptionError, match=r'monitor=\{"a": '):
-            data.missing_cells()
+        refused(OptionError, r'monitor=\{"a": ', data.missing_cells)
         assert data.part_shape("b") == (24, 7)
         rows, cols = data.cells_of("b", np.array([0, 3]), np.array([6, 1]))
         found = data.values(rows, cols) * np.float32(data.joints[1].unit)

@@ -27,6 +27,9 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import OLD, PREFIX, ArrayFile, Storage, scratch_directory, sweep
 from daskfactor.errors import DataError, DataWarning, StoreError
 from daskfactor.kernels.views import BlockView
+from tests.refusals import refused
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 
 
 @pytest.fixture
@@ -107,9 +110,6 @@ def open_files(folder):
         with suppress(FileNotFoundError):
             links.append(str(link.readlink()))
     return [link for link in links if link.startswith(str(folder))]
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 
 
 @needs_proc
@@ -231,8 +231,7 @@ def test_reads_and_writes_that_come_in_pieces_are_put_together(folder, monkeypat
 def test_a_scratch_file_that_was_cut_short_is_reported(folder, monkeypatch):
     with as_blocks(np.ones((40, 40)), 2, memory_limit=0) as data:
         monkeypatch.setattr(os, "preadv", lambda *_: 0)
-        with pytest.raises(StoreError, match=r"block \(1, 0\) could not be read back .* too early"):
-            data.view(1, 0)
+        refused(StoreError, r"block \(1, 0\) could not be read back .* too early", data.view, 1, 0)
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
@@ -240,20 +239,14 @@ def test_a_scratch_file_that_was_cut_short_is_reported(folder, monkeypatch):
 def test_closed_blocks_say_so(memory_limit, dtype):
     data = as_blocks(np.ones((40, 40), "float32"), dtype=dtype, memory_limit=memory_limit)
     data.close()
-    with pytest.raises(StoreError, match="these blocks were closed"):
-        data.view(0, 0)
+    refused(StoreError, "these blocks were closed", data.view, 0, 0)
 
 
-def test_an_unusable_directory_is_named(tmp_path):
+def test_scratch_goes_to_a_directory_of_dask_or_the_system_and_an_unusable_one_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with (
-        dask.config.set({"temporary-directory": str(tmp_path / "file")}),
-        pytest.raises(StoreError, match=r"needed in .*file, but .*temporary-directory"),
-    ):
-        as_blocks(np.ones((40, 40)), memory_limit=0)
-
-
-def test_scratch_goes_to_the_system_directory_by_default():
+    words = r"needed in .*file, but .*temporary-directory"
+    with dask.config.set({"temporary-directory": str(tmp_path / "file")}):
+        refused(StoreError, words, as_blocks, np.ones((40, 40)), memory_limit=0)
     with dask.config.set({"temporary-directory": None}):
         assert Path(scratch_directory()).is_dir()
 
@@ -359,7 +352,7 @@ def made(folder):
     return file, first, [file.append(np.ones(5000))]
 
 
-def test_writing_to_a_mapped_array_changes_nothing(tmp_path):
+def test_memory_is_new_or_of_the_thread_and_mapped_arrays_may_be_written_to(tmp_path):
     file, first, _ = made(tmp_path)
     opened = ArrayFile(path=file.path)
     mapped = opened.map(first)[0]
@@ -368,9 +361,6 @@ def test_writing_to_a_mapped_array_changes_nothing(tmp_path):
     opened.close()
     file.remove()
     np.testing.assert_array_equal(mapped, -1)  # mapped pages outlive the file
-
-
-def test_memory_is_new_or_of_the_thread(tmp_path):
     file, first, second = made(tmp_path)
     own = file.read(second, again=True)[0]
     assert np.shares_memory(own, file.read(first, again=True)[0])
@@ -386,8 +376,7 @@ def test_memory_is_new_or_of_the_thread(tmp_path):
 def test_a_file_that_shrinks_is_noticed(tmp_path):
     file, _, second = made(tmp_path)
     os.truncate(file.path, 100)
-    with pytest.raises(StoreError, match="ends too early, at byte"):
-        file.read(second)
+    refused(StoreError, "ends too early, at byte", file.read, second)
     file.remove()
 
 

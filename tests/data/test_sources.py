@@ -25,6 +25,7 @@ from daskfactor.data.loading import load, regions, working_bytes
 from daskfactor.data.sources import SCAN_BYTES, as_blocks
 from daskfactor.data.storage import ArrayFile, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -94,7 +95,7 @@ def test_source_info_tells_kind_and_place(tmp_path, monkeypatch):
     assert [found[name].lazy for name, _ in lazy] == [own for _, own in lazy]
 
 
-def test_an_array_of_the_right_kind_is_not_copied():
+def test_arrays_are_copied_where_kernels_cannot_use_them_in_place(tmp_path):
     values = matrix()
     data = as_blocks(values, 3)
     view = data.view(1, 2)
@@ -103,10 +104,6 @@ def test_an_array_of_the_right_kind_is_not_copied():
     assert (view.row0, view.col0, view.m, view.n) == (34, 31, 34, 16)
     np.testing.assert_array_equal(view.block, values[34:68, 31:])
     assert as_blocks(xr.DataArray(values), 3).view(0, 0).array.shape == values.shape
-
-
-def test_what_kernels_cannot_use_in_place_is_copied(tmp_path):
-    values = matrix()
     frozen = values.copy()
     frozen.flags.writeable = False
     np.save(tmp_path / "a.npy", values)
@@ -151,7 +148,7 @@ def test_statistics_are_those_of_the_observed_entries(tmp_path):
     assert not as_blocks(whole, 4, dtype="float64").is_integer
 
 
-def test_fingerprint_tells_values_places_and_grids_apart():
+def test_fingerprints_tell_values_places_and_grids_apart_and_nothing_that_no_kernel_can_see():
     values = np.abs(matrix())
     one, large = values.copy(), np.ones((4, 1000, 300), "float32")
     one[50, 20] = np.nextafter(one[50, 20], np.float32(9))
@@ -160,9 +157,6 @@ def test_fingerprint_tells_values_places_and_grids_apart():
     data += [as_blocks(own, 3) for own in (values + 1, values[::-1].copy(), one)]
     data += [as_blocks(values[:, ::-1].copy(), 3), *(as_blocks(own, 1) for own in large)]
     assert len({own.fingerprint for own in data}) == len(data)
-
-
-def test_fingerprint_ignores_what_no_kernel_can_see():
     values = np.array([[0.0, np.nan], [1.0, 2.0]], "float32")
     other = np.array([[-0.0, -np.nan], [1.0, 2.0]], "float32")
     assert values.tobytes() != other.tobytes()
@@ -178,9 +172,8 @@ def test_labels_of_xarray_are_kept():
         labels = as_blocks(given_array).labels
         assert (labels.row_dim, labels.col_dim, labels.name) == ("gene", "cell_line", "counts")
         assert {key: list(value) for key, value in labels.row_coords.items()} == rows
-        assert {key: list(value) for key, value in labels.col_coords.items()} == {
-            "cell_line": [10, 20, 30]
-        }
+        found = {key: list(value) for key, value in labels.col_coords.items()}
+        assert found == {"cell_line": [10, 20, 30]}
 
 
 def test_levels_of_a_multi_index_are_kept():
@@ -196,8 +189,7 @@ def test_levels_of_a_multi_index_are_kept():
         missing = index.set_codes([[0, 0, 1, -1], [0, 1, 0, 1]])
         coords = xr.Coordinates.from_pandas_multiindex(missing, "row")
         gone = data.set_axis(missing) if data is frame else data.assign_coords(coords)
-        with pytest.raises(DataError, match=r"1 of the 4 labels of 'row' .* position 3"):
-            as_blocks(gone)
+        refused(DataError, r"1 of the 4 labels of 'row' .* position 3", as_blocks, gone)
 
 
 def test_levels_have_names_of_their_own_whatever_others_are_called():
@@ -212,10 +204,8 @@ def test_levels_have_names_of_their_own_whatever_others_are_called():
     frame = pd.DataFrame(matrix(4, 4), rows, pd.Index(list("wxyz"), name="gene"))
     with pytest.warns(DataWarning, match="'gene' of one is 'gene__'"):
         keys = as_blocks(frame).labels.keys
-    assert {name: own.tolist() for name, own in keys[0].items()} == {
-        "gene__": ["a", "a", "b", "b"],
-        "gene_": [1, 2, 1, 2],
-    }
+    found = {name: own.tolist() for name, own in keys[0].items()}
+    assert found == {"gene__": ["a", "a", "b", "b"], "gene_": [1, 2, 1, 2]}
 
 
 def test_labels_of_pandas_are_kept():
@@ -345,15 +335,11 @@ def test_the_projected_memory_is_an_upper_bound(tmp_path, chunks, blocks):
     assert projected / 8 < peaks[1] < projected + fixed
 
 
-def test_blocked_data_are_returned_as_they_are():
+def test_blocks_and_grids_that_were_made_are_taken_as_they_are():
     data = as_blocks(matrix(), 3, dtype="float64")
     assert as_blocks(data) is data
     assert as_blocks(data, 3) is data
-    with pytest.raises(OptionError, match="grid of 3 x 3 blocks already"):
-        as_blocks(data, 4)
-
-
-def test_a_grid_can_be_given_itself():
+    refused(OptionError, "grid of 3 x 3 blocks already", as_blocks, data, 4)
     values = matrix()
     grid = Grid(Bands((0, 10, 103)), Bands((0, 40, 47)))
     for data in (values, da.from_array(values, chunks=(50, 9))):
@@ -361,8 +347,7 @@ def test_a_grid_can_be_given_itself():
         assert blocks.grid == grid
         assert as_blocks(blocks, grid) is blocks
         np.testing.assert_array_equal(blocks.to_numpy(), values)
-    with pytest.raises(OptionError, match="the grid is for a matrix of shape"):
-        as_blocks(values.T, grid)
+    refused(OptionError, "the grid is for a matrix of shape", as_blocks, values.T, grid)
 
 
 def test_no_library_is_imported_for_numpy_input():
@@ -386,10 +371,8 @@ def test_options_are_checked():
         *(({"blocks": x}, "blocks must be a whole number from 1 to 47") for x in (0, 48)),
         *(({"blocks": x}, "blocks must be a whole number") for x in (2.0, True)),
     ]:
-        with pytest.raises(OptionError, match=message):
-            as_blocks(values, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        refused(OptionError, message, as_blocks, values, **options)
+    with warnings.catch_warnings(action="error"):
         assert isinstance(as_blocks(values, np.int64(2), unstored="zero"), BlockedData)
 
 
@@ -424,5 +407,4 @@ def test_labels_of_text_and_none_are_held_out_and_read():
 def test_a_module_of_the_user_may_be_called_like_a_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "sparse", ModuleType("sparse"))
     assert as_blocks(np.ones((4, 4)), 2).n_missing == 0
-    with pytest.raises(DataError, match="data of type list cannot be read"):
-        as_blocks([[1.0]])
+    refused(DataError, "data of type list cannot be read", as_blocks, [[1.0]])

@@ -17,6 +17,7 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.data.sparse import compress, entry_type
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.kernels.views import SparseBlock
+from tests.refusals import refused
 
 FORMATS = ("csr", "csc", "coo", "lil", "dok", "bsr", "dia")
 
@@ -28,8 +29,7 @@ def counts(rows=70, cols=45, density=0.3, seed=3):
 
 
 def in_format(dense, name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sp.SparseEfficiencyWarning)
+    with warnings.catch_warnings(action="ignore", category=sp.SparseEfficiencyWarning):
         return sp.coo_array(dense).asformat(name)
 
 
@@ -206,8 +206,7 @@ def test_the_meaning_of_unstored_entries_is_said_once():
     assert as_blocks(data, unstored="zero") is data
     with pytest.raises(OptionError, match="unstored is 'missing', but these data were made with"):
         as_blocks(data, unstored="missing")
-    with pytest.raises(OptionError, match="made without balance=True"):
-        as_blocks(data, balance=True)
+    refused(OptionError, "made without balance=True", as_blocks, data, balance=True)
 
 
 def test_the_grid_follows_from_the_entries():
@@ -255,10 +254,8 @@ def test_nothing_is_as_large_as_the_matrix():
         np.testing.assert_array_equal(data.values([row, row], [col, (col + 1) % size])[0], value)
     assert peak() < 150e6, "a few arrays of a million numbers"
     assert data.nbytes < 20e6
-    with pytest.raises(OptionError, match=r"too large .*observed_sparse"):
-        data.to_numpy()
-    with pytest.raises(OptionError, match="999999900000 cells are missing, too many to list"):
-        data.missing_cells()
+    refused(OptionError, r"too large .*observed_sparse", data.to_numpy)
+    refused(OptionError, "999999900000 cells are missing, too many to list", data.missing_cells)
     assert data.observed_sparse().nnz == entries
 
 
@@ -311,8 +308,7 @@ def test_describe_says_it_in_one_line():
     assert dense.unstored is None
     assert dense.nbytes == 1600
     assert dense.n_stored.sum() == 400
-    with pytest.raises(OptionError, match=r"these blocks are dense; use to_numpy\(\)"):
-        dense.observed_sparse()
+    refused(OptionError, r"these blocks are dense; use to_numpy\(\)", dense.observed_sparse)
 
 
 # -- entries in any order become sorted compressed rows --------------------------------------

@@ -11,6 +11,7 @@ import xarray as xr
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, StoreError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -84,8 +85,7 @@ def test_dask_chunks_that_turn_out_dense_or_broken():
     zero = sparse.COO([[0], [0]], [1.0], shape=(20, 20))
     ones = da.ones((40, 20), chunks=20)
     mixed = da.map_blocks(lambda block: rated, ones, meta=zero[:0, :0], dtype="f8")
-    with pytest.raises(DataError, match="a chunk of the dask array has fill_value nan"):
-        as_blocks(mixed)
+    refused(DataError, "a chunk of the dask array has fill_value nan", as_blocks, mixed)
 
     def broken(block):
         raise RuntimeError("the sensor was off")
@@ -103,8 +103,7 @@ def test_xarray_keeps_its_names(lazy):
     assert (data.source.kind, data.labels.row_dim, data.labels.name) == ("xarray", "user", "stars")
     assert data.labels.row(3) == "row 3 (user 3)"
     broken = array.copy(data=sparse.COO([[7], [3]], [np.inf], shape=(60, 40)))
-    with pytest.raises(DataError, match=r"row 7 \(user 7\), column 3 is inf"):
-        as_blocks(broken, balance=True)
+    refused(DataError, r"row 7 \(user 7\), column 3 is inf", as_blocks, broken, balance=True)
 
 
 def annotated(kind):
@@ -139,5 +138,4 @@ def test_layers_and_views_of_anndata():
     np.testing.assert_array_equal(view.to_numpy(), DENSE[10:30, [3, 5, 7]])
     assert view.labels.row(0) == "row 0 (cell10)"
     del adata.X
-    with pytest.raises(DataError, match=r"has no X; .*layer=\.\.\."):
-        as_blocks(adata)
+    refused(DataError, r"has no X; .*layer=\.\.\.", as_blocks, adata)

@@ -11,21 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from daskfactor.data.convert import convert
+from daskfactor import as_blocks, convert
+from daskfactor.data import store as stores
 from daskfactor.data.grid import Bands, Grid
-from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import Storage, block_bytes
-from daskfactor.data.store import (
-    CHUNK_COST,
-    SMALLEST_CHUNK,
-    STORED,
-    BlockStore,
-    chunk_length,
-    is_blocked_store,
-)
+from daskfactor.data.store import BlockStore, chunk_length, is_blocked_store
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
 from daskfactor.urls import unreachable
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
@@ -116,8 +110,7 @@ def test_a_damaged_chunk_names_its_block(store, name, harm):
     else:
         raw[5] ^= 1
         path.write_bytes(raw)
-    with pytest.raises(StoreError, match=r"block \(1, 2\) of the store"):
-        found.read(1, 2)
+    refused(StoreError, r"block \(1, 2\) of the store", found.read, 1, 2)
     found.read(1, 1)
 
 
@@ -129,17 +122,14 @@ def test_damage_to_padding_is_noticed_too(store):
     assert len(raw) > 4 * last
     raw[4 * last] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(StoreFormatError, match=r"block \(0, 0\) of the store .* is damaged"):
-        found.read(0, 0)
+    refused(StoreFormatError, r"block \(0, 0\) of the store .* is damaged", found.read, 0, 0)
 
 
 def test_what_is_no_store_says_what_it_is(tmp_path, store):
-    with pytest.raises(StoreError, match="no store can be opened at"):
-        BlockStore(str(tmp_path / "nothing.zarr"))
+    refused(StoreError, "no store can be opened at", BlockStore, str(tmp_path / "nothing.zarr"))
     foreign = tmp_path / "foreign.zarr"
     zarr.open_group(str(foreign), mode="w").create_array("x", shape=(2,), dtype="f4")
-    with pytest.raises(StoreFormatError, match="not a blocked sparse store"):
-        BlockStore(str(foreign))
+    refused(StoreFormatError, "not a blocked sparse store", BlockStore, str(foreign))
     for place in (foreign, foreign / "x", tmp_path):
         assert not is_blocked_store(str(place))
     assert is_blocked_store(str(store))
@@ -156,8 +146,7 @@ def test_what_is_no_store_says_what_it_is(tmp_path, store):
 def test_newer_and_unfinished_stores_are_refused(store, change, kind, message):
     change_attributes(store, **change)
     assert is_blocked_store(str(store))
-    with pytest.raises(kind, match=message):
-        as_blocks(str(store), allow_empty=True)
+    refused(kind, message, as_blocks, str(store), allow_empty=True)
 
 
 @pytest.mark.parametrize("harm", ["table", "attribute", "offsets"])
@@ -168,20 +157,18 @@ def test_a_damaged_plan_is_reported(store, harm):
         change_attributes(store, statistics=None)
     else:
         zarr.open_group(str(store))["row_offsets"][3] = 49
-    with pytest.raises(StoreFormatError, match="damaged"):
-        BlockStore(str(store))
+    refused(StoreFormatError, "damaged", BlockStore, str(store))
 
 
 def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path):
     ratings = sparse.coo_array(([1.0, 2.0], ([0, 2], [0, 1])), shape=(3, 2))
     path = str(tmp_path / "s.zarr")
     convert(ratings, path, unstored="missing", blocks=1, balance=True, progressbar=False)
-    with pytest.raises(DataError, match="1 of 3 rows have no observed entry: row 1"):
-        as_blocks(path)
+    refused(DataError, "1 of 3 rows have no observed entry: row 1", as_blocks, path)
     assert as_blocks(path, allow_empty=True).row_observed.sum() == 2
 
 
-def test_blocks_are_kept_within_the_budget(store):
+def test_blocks_are_kept_in_memory_within_the_budget(store):
     found = BlockStore(str(store))
     reads = []
     read = found.read
@@ -198,6 +185,9 @@ def test_blocks_are_kept_within_the_budget(store):
     # Four of nine blocks stay in memory, the others in a scratch file.
     assert len(reads) == 9
     storage.close()
+    size = int(block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored).sum())
+    assert found.blocks(np.dtype(np.float32), size).in_memory
+    assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
 
 
 def no_room(*_):
@@ -214,13 +204,6 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(store, monkeypa
     storage.close()
 
 
-def test_what_fits_stays_in_memory(store):
-    found = BlockStore(str(store))
-    size = int(block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored).sum())
-    assert found.blocks(np.dtype(np.float32), size).in_memory
-    assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
-
-
 @given(
     st.lists(st.integers(0, 50_000), min_size=1, max_size=20).filter(any),
     st.sampled_from([2, 4, 8]),
@@ -230,10 +213,10 @@ def test_chunks_cost_no_more_than_one_chunk_a_block(counts, itemsize):
 
     def cost(length):
         chunks = sum(-(-count // length) for count in counts)
-        return chunks * (length * itemsize + CHUNK_COST)
+        return chunks * (length * itemsize + stores.CHUNK_COST)
 
-    assert length >= SMALLEST_CHUNK
-    assert cost(length) <= cost(max(SMALLEST_CHUNK, *counts))
+    assert length >= stores.SMALLEST_CHUNK
+    assert cost(length) <= cost(max(stores.SMALLEST_CHUNK, *counts))
 
 
 def test_no_chunk_holds_two_blocks(store):
@@ -242,7 +225,7 @@ def test_no_chunk_holds_two_blocks(store):
     for name, field in (("values", 0), ("columns", 0), ("row_starts", 1)):
         assert (table[:, field] % group[name].chunks[0] == 0).all()
         rows = BlockStore(str(store)).known.grid.rows.sizes
-        used = table[:, STORED] if field == 0 else np.repeat(rows, 3)
+        used = table[:, stores.STORED] if field == 0 else np.repeat(rows, 3)
         assert (table[1:, field] >= (table[:, field] + used)[:-1]).all()
 
 

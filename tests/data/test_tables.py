@@ -17,18 +17,29 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
+from daskfactor import as_blocks, convert
 from daskfactor.data import entries as keys
 from daskfactor.data import files, tables
-from daskfactor.data.convert import convert
 from daskfactor.data.files import read_matrix
-from daskfactor.data.sources import as_blocks
 from daskfactor.data.tables import read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
+from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
 LINES = [("b", 30, 1.5), ("a", 7, 2.0), ("b", 7, 4.0), ("c", 1000, 0.5)]
+TEXTS = [(own, header, None) for own in (",", "\t", ";", "|", " ") for header in (True, False)]
 DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
+VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
+MM = "%%MatrixMarket matrix"
+NAMES, NUMBERS = ["b", "a", "b", "c"], [2, 1, 2, 3]
+KEYS = {
+    "string": pa.array(NAMES),
+    "large_string": pa.array(NAMES, pa.large_string()),
+    "dictionary": pa.array(NAMES).dictionary_encode(),
+    "int32": pa.array(NUMBERS, pa.int32()),
+    "uint64": pa.array(NUMBERS, pa.uint64()),
+}
 
 
 def text(header=True, separator=","):
@@ -50,22 +61,19 @@ def write(folder, name, content):
     return path
 
 
-@pytest.mark.parametrize("separator", [",", "\t", ";", "|", " "])
-@pytest.mark.parametrize("header", [True, False])
-def test_separators_and_headers(tmp_path, separator, header):
-    data = converted(write(tmp_path, "t.csv", text(header, separator)))
+@pytest.mark.parametrize(
+    ("separator", "header", "pack"), [*TEXTS, ("\t", True, gzip), ("\t", True, bz2)]
+)
+def test_separators_headers_and_packed_text(tmp_path, separator, header, pack):
+    content = text(header, separator).encode()
+    path = tmp_path / ("t.csv" if pack is None else f"t.tsv.{'gz' if pack is gzip else 'bz2'}")
+    path.write_bytes(content if pack is None else pack.compress(content))
+    data = converted(path)
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
     labels = data.labels
     assert (labels.row_dim, labels.col_dim) == (("user", "film") if header else ("row", "column"))
     assert labels.row_coords[labels.row_dim].tolist() == ["a", "b", "c"]
     assert labels.col_coords[labels.col_dim].tolist() == [7, 30, 1000]
-
-
-@pytest.mark.parametrize("pack", [gzip, bz2])
-def test_packed_text(tmp_path, pack):
-    path = tmp_path / f"t.tsv.{'gz' if pack is gzip else 'bz2'}"
-    path.write_bytes(pack.compress(text(separator="\t").encode()))
-    np.testing.assert_array_equal(converted(path).to_numpy(), DENSE)
 
 
 def test_comments_quotes_and_a_byte_order_mark(tmp_path):
@@ -78,11 +86,9 @@ def test_comments_quotes_and_a_byte_order_mark(tmp_path):
 
 def test_columns_by_name_and_by_position(tmp_path):
     path = write(tmp_path, "t.csv", "when,stars,film,user\n1,2.5,10,7\n2,3.5,11,7\n")
-    for choice in (
-        {"rows": "user", "columns": "film", "values": "stars"},
-        {"rows": 3, "columns": 2, "values": 1},
-        {"rows": "3", "columns": "2", "values": "1"},
-    ):
+    named = {"rows": "user", "columns": "film", "values": "stars"}
+    placed = {"rows": 3, "columns": 2, "values": 1}
+    for choice in (named, placed, {name: str(at) for name, at in placed.items()}):
         np.testing.assert_array_equal(converted(path, **choice).to_numpy(), [[2.5, 3.5]])
 
 
@@ -105,11 +111,7 @@ def test_lines_are_counted(tmp_path):
 )
 def test_a_wrong_name_lists_the_columns(tmp_path, choice, error, message):
     path = write(tmp_path, "t.csv", "user\n1\n" if choice is None else text())
-    with pytest.raises(error, match=message):
-        converted(path, **choice or {})
-
-
-MM = "%%MatrixMarket matrix"
+    refused(error, message, converted, path, **choice or {})
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,7 @@ MM = "%%MatrixMarket matrix"
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
-    with pytest.raises(DataError, match=message):
-        converted(write(tmp_path, name, content))
+    refused(DataError, message, converted, write(tmp_path, name, content))
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
@@ -160,17 +161,9 @@ def test_empty_values_are_missing_cells(tmp_path):
     assert data.n_stored.sum() == 2
 
 
-@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "int32", "uint64"])
+@pytest.mark.parametrize("kind", KEYS)
 def test_parquet_keys(tmp_path, kind):
-    names = ["b", "a", "b", "c"]
-    rows = {
-        "string": pa.array(names),
-        "large_string": pa.array(names, pa.large_string()),
-        "dictionary": pa.array(names).dictionary_encode(),
-        "int32": pa.array([2, 1, 2, 3], pa.int32()),
-        "uint64": pa.array([2, 1, 2, 3], pa.uint64()),
-    }[kind]
-    table = pa.table({"user": rows, "film": [30, 7, 7, 1000], "stars": [1.5, 2.0, 4.0, 0.5]})
+    table = pa.table({"user": KEYS[kind], "film": [30, 7, 7, 1000], "stars": [1.5, 2, 4, 0.5]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
     data = converted(tmp_path / "t.parquet")
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
@@ -204,8 +197,7 @@ def test_a_folder_of_parquet_files(tmp_path):
     (folder / "_SUCCESS").write_text("")
     np.testing.assert_array_equal(converted(folder).to_numpy(), DENSE)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no kind of file that convert reads"):
-        converted(tmp_path / "empty")
+    refused(DataError, "no kind of file that convert reads", converted, tmp_path / "empty")
 
 
 def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
@@ -228,8 +220,7 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", listing)
     for place in (tmp_path, Path("/")):
-        with pytest.raises(DaskfactorError):
-            as_blocks(str(place))
+        refused(DaskfactorError, None, as_blocks, str(place))
         with pytest.raises(DaskfactorError):
             convert(place, tmp_path / "converted.zarr", progressbar=False)
     assert {own.rstrip("/") for own in seen} <= {"", str(tmp_path)}
@@ -246,8 +237,7 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
 )
 def test_bad_parquet(tmp_path, r, c, v, message):
     pq.write_table(pa.table({"r": r, "c": c, "v": v}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=message):
-        converted(tmp_path / "t.parquet")
+    refused(DataError, message, converted, tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize("unit", ["day", "s", "ms", "us", "ns"])
@@ -344,13 +334,10 @@ def test_axes_refuse_the_other_kind(first):
     other = numbers(0) if isinstance(first, pd.Categorical) else texts([0], ["a"])
     axis = keys.Axis("row")
     axis.learn(first)
-    with pytest.raises(DataError, match="texts in another"):
-        axis.learn(other)
+    refused(DataError, "texts in another", axis.learn, other)
     axis.finish()
-    with pytest.raises(DataError, match="texts in another"):
-        axis.positions(other)
-    with pytest.raises(DataError, match="texts in another"):
-        keys.Axis("row", 1).learn(texts([0], ["a"]))
+    refused(DataError, "texts in another", axis.positions, other)
+    refused(DataError, "texts in another", keys.Axis("row", 1).learn, texts([0], ["a"]))
 
 
 def test_positions_outside_a_matrix_are_refused():
@@ -368,17 +355,13 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     matrix.write_text("1,2,nan,4\n3,0,1,2\n2,2,5,1\n")
     long.write_text("user,item,rating\nann,dune,4\nbob,dune,3\nann,emma,1\n")
     np.testing.assert_array_equal(files.read_matrix(str(matrix))[1], [3, 0, 1, 2])
-    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[tables\]'"):
-        files.read_matrix(str(long))
+    refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(long))
     packed = tmp_path / "matrix.csv.gz"
     packed.write_bytes(gzip.compress(matrix.read_bytes()))
-    with pytest.raises(OptionError, match=r"pip install 'daskfactor\[tables\]'"):
-        files.read_matrix(str(packed))
+    refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(packed))
 
 
 # -- matrices in files of every kind -------------------------------------------------------
-
-VALUES = np.array([[1.0, 2.0], [np.nan, 4.5]])
 
 
 def test_npy_and_npz_first_or_named(tmp_path):
@@ -387,8 +370,7 @@ def test_npy_and_npz_first_or_named(tmp_path):
     np.savez(path, a=VALUES, b=VALUES + 1)
     for name, wanted in (("v.npy", VALUES), ("v.npz", VALUES), ("v.npz:b", VALUES + 1)):
         np.testing.assert_array_equal(read_matrix(f"{tmp_path}/{name}"), wanted)
-    with pytest.raises(DataError, match="no array 'c', only a, b"):
-        read_matrix(f"{path}:c")
+    refused(DataError, "no array 'c', only a, b", read_matrix, f"{path}:c")
 
 
 @pytest.mark.parametrize("form", [2, 3])
@@ -408,8 +390,7 @@ def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"anything at all"])
 def test_empty_and_cut_off_arrays_are_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=r"no NumPy (array file|archive)"):
-        read_matrix(str(tmp_path / name))
+    refused(DataError, r"no NumPy (array file|archive)", read_matrix, str(tmp_path / name))
 
 
 @pytest.mark.parametrize("text", ["1,2\n,4.5\n", "1;2\n\nNA;4.5", "1\t2\nnan\t4.5\n", "1 2\n? 4.5"])
@@ -450,8 +431,7 @@ def test_a_missing_cell_begins_a_line_of_data(tmp_path, first):
 
 
 def test_a_blank_first_line_holds_no_names(tmp_path):
-    with pytest.raises(DataError):
-        dfac.as_blocks(write(tmp_path, "t.csv", "\n1,2\n,4.5\n"), table=True)
+    refused(DataError, None, dfac.as_blocks, write(tmp_path, "t.csv", "\n1,2\n,4.5\n"), table=True)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 30])
@@ -474,8 +454,7 @@ def test_frames_without_names_are_read_as_they_were_written(tmp_path, columns):
     ],
 )
 def test_broken_tables_say_where(tmp_path, text, message):
-    with pytest.raises(DataError, match=message):
-        read_table(write(tmp_path, "t.csv", text))
+    refused(DataError, message, read_table, write(tmp_path, "t.csv", text))
 
 
 def test_zarr_arrays_and_stores_of_any_name_are_left_to_the_library(tmp_path):
@@ -501,8 +480,7 @@ def test_labelled_files(tmp_path, name):
     assert only.dims == ("time", "band")
     np.testing.assert_array_equal(only.values, VALUES)
     xr.testing.assert_equal(read_matrix(f"{path}:v").load(), only.load())
-    with pytest.raises(DataError, match="no variable 'w', only line, v"):
-        read_matrix(f"{path}:w")
+    refused(DataError, "no variable 'w', only line, v", read_matrix, f"{path}:w")
 
 
 @pytest.mark.parametrize(
@@ -521,5 +499,4 @@ def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
     np.save(tmp_path / "v.npy", VALUES)
     for file in ("v.csv", "v.jpg"):
         (tmp_path / file).write_text("1,2\n3,4\n")
-    with pytest.raises(DataError, match=message):
-        read_matrix(f"{tmp_path}/{name}")
+    refused(DataError, message, read_matrix, f"{tmp_path}/{name}")

@@ -23,6 +23,7 @@ from daskfactor.urls import Url, persistently, placed, reached, trouble_of, why
 from tests.cli.shell import call, plain
 from tests.object_store import BUCKET, SECRETS
 from tests.random_sparse import random_array
+from tests.refusals import refused
 
 RNG = np.random.default_rng(16)
 DENSE = RNG.gamma(2.0, 1.0, (48, 36)).astype(np.float32)
@@ -78,8 +79,7 @@ def test_a_blocked_store(folder, tmp_path):
     alike(f"{folder}/c.zarr", tmp_path / "c.zarr")
     dfac.convert(f"{folder}/c.zarr", tmp_path / "back.zarr", blocks=2, progressbar=False)
     assert (dfac.as_blocks(tmp_path / "back.zarr").observed_sparse() != COUNTS).nnz == 0
-    with pytest.raises(StoreError, match="exists already"):
-        dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
+    refused(StoreError, "exists already", dfac.convert, COUNTS, f"{folder}/c.zarr", **QUIET)
     dfac.convert(2 * COUNTS, f"{folder}/c.zarr", overwrite=True, **QUIET)
     assert dfac.as_blocks(f"{folder}/c.zarr").total == 2 * COUNTS.sum()
 
@@ -157,17 +157,13 @@ def test_dense_files(memory, tmp_path):
 def test_storage_options(folder, monkeypatch, tmp_path):
     zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
     dfac.convert(COUNTS, f"{folder}/c.zarr", **QUIET)
-    options = {
-        "key": "theaccesskey",
-        "secret": "averysecretkey",
-        "client_kwargs": {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
-    }
+    place = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+    options = {"key": "theaccesskey", "secret": "averysecretkey", "client_kwargs": place}
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     store = str(tmp_path / "run.zarr")
-    trace = dfac.sample(
-        f"{folder}/v.zarr", dfac.TweedieNMF(2), storage_options=options, store=store, **FIT
-    )
+    run = {"storage_options": options, "store": store, **FIT}
+    trace = dfac.sample(f"{folder}/v.zarr", dfac.TweedieNMF(2), **run)
     written = b"".join(path.read_bytes() for path in Path(store).rglob("*") if path.is_file())
     for secret in (b"averysecretkey", b"theaccesskey"):
         assert secret not in written
@@ -208,15 +204,13 @@ def test_trouble_is_one_sentence(folder, monkeypatch):
         (f"{folder}/none.csv", DataError, "there is nothing at"),
         ("nothing://v.zarr", DataError, "nothing:// is no kind of URL that fsspec knows"),
     ):
-        with pytest.raises(kind, match=message):
-            dfac.as_blocks(url)
+        refused(kind, message, dfac.as_blocks, url)
     zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
     with fsspec.open(f"{folder}/v.zarr/c/0/0", "rb") as file:
         whole = file.read()
     with fsspec.open(f"{folder}/v.zarr/c/0/0", "wb") as file:
         file.write(whole[:-9])
-    with pytest.raises(StoreError, match=r"rows 0 to .* failed"):
-        dfac.as_blocks(f"{folder}/v.zarr")
+    refused(StoreError, r"rows 0 to .* failed", dfac.as_blocks, f"{folder}/v.zarr")
     fsspec.filesystem("s3").clear_instance_cache()
     missing = pytest.raises(StoreError, match="no credentials in the environment; set them")
     with monkeypatch.context() as patch, missing:
@@ -229,10 +223,11 @@ def test_trouble_is_one_sentence(folder, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_server_that_stumbles_is_asked_again(folder, s3):
+def test_a_server_that_stumbles_is_asked_again_and_one_that_is_gone_is_given_up(
+    folder, s3, monkeypatch
+):
     dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=4, **QUIET)
-    rng = np.random.default_rng(0)
-    asked = []
+    rng, asked = np.random.default_rng(0), []
 
     def stumbles(environ):
         asked.append(environ["PATH_INFO"])
@@ -243,15 +238,10 @@ def test_a_server_that_stumbles_is_asked_again(folder, s3):
         total = sum(store.read(row, col).values.sum() for row in range(4) for col in range(4))
     assert total == COUNTS.sum()
     assert len(asked) > 30
-
-
-def test_a_server_that_is_gone_is_given_up(folder, s3, monkeypatch):
-    dfac.convert(COUNTS, f"{folder}/c.zarr", blocks=2, **QUIET)
-    store = BlockStore(f"{folder}/c.zarr")
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
     gone = r"cannot be used for \d seconds: .*DASKFACTOR_STORE_PATI"
-    with s3.failing(lambda _: (503, "SlowDown")), pytest.raises(StoreError, match=gone):
-        store.read(0, 0)
+    with s3.failing(lambda _: (503, "SlowDown")):
+        refused(StoreError, gone, store.read, 0, 0)
     assert store.read(0, 0).values.size
 
 
@@ -279,8 +269,7 @@ def test_what_a_server_answers_is_told(monkeypatch):
         (PermissionError, 403, "AccessDenied", "the credentials are refused; check"),
         (OSError, 400, "ExpiredToken", "the credentials have expired; renew them"),
     ):
-        with pytest.raises(StoreError, match=f"used: {message}"):
-            persistently(answers(status, code, kind), url)
+        refused(StoreError, f"used: {message}", persistently, answers(status, code, kind), url)
     tree = 'x error\n  |-> service error\n  `-> Error { code: "InternalError", message: "m" }'
     assert trouble_of(RuntimeError(tree)).what == "it answers InternalError"
 
@@ -332,7 +321,5 @@ def test_a_repository_of_icechunk(folder, tmp_path):
         assert np.array_equal(dfac.as_blocks(f"{place}/v").to_numpy(), DENSE + 1)
         repository.create_tag("v1", snapshot_id=first)
         assert np.array_equal(dfac.as_blocks(f"{place}@v1/v").to_numpy(), DENSE)
-        with pytest.raises(DataError, match="has no branch, tag or snapshot 'v2'"):
-            dfac.as_blocks(f"{place}@v2/v")
-        with pytest.raises(DataError, match=r"holds 1 zarr array \(v\); name one as .*:NAME"):
-            dfac.as_blocks(place)
+        refused(DataError, "has no branch, tag or snapshot 'v2'", dfac.as_blocks, f"{place}@v2/v")
+        refused(DataError, r"holds 1 zarr array \(v\); name one as .*:NAME", dfac.as_blocks, place)

@@ -1,7 +1,7 @@
 """A program whose bits betray any change of order, and what the engine's tests share."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class Mixer:
     """A program whose result depends on the order of every pair of operations with a band. No two
     factors are mixed alike, so that bands in a wrong order show, too."""
 
-    fail_at: BlockAddress | None = None
+    fail_at: BlockAddress | None = field(default=None, kw_only=True)
 
     def update(self, op, data, bands, workspace):
         if op.block == self.fail_at and op.cycle == 1:

@@ -48,13 +48,19 @@ def check(device, placed, data, *keys):
             np.testing.assert_array_equal(own, np.array(data.view(*block).block))
 
 
-def test_parts_stay_while_they_fit(stand_in, copies):
+def test_parts_stay_while_they_fit_and_come_once_if_they_were_begun(copies, stand_in):
     data, V = data_of()
     placed = PlacedData(data, CUDA(memory_limit="1 MiB"))
     check(stand_in, placed, data, *(KEYS * 3))
     assert len(copies) == 3
     assert (placed.shape, placed.grid) == (V.shape, data.grid)
     assert PlacedData(data, CUDA())._limit == int(0.75 * 2**33)  # of the free memory
+    placed = PlacedData(data, CUDA())
+    for key in (KEYS[1], KEYS[1], *KEYS):
+        placed.begin(key)
+    check(stand_in, placed, data, *KEYS)
+    placed.begin(KEYS[1])
+    assert len(copies) == 6
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -86,16 +92,6 @@ def test_some_parts_stay_where_most_fit(stand_in, copies):
         assert sum(own for _, own in placed._parts.values()) <= 4 * size
     assert set(copies) == {size}
     assert len(copies) < 20  # of 30
-
-
-def test_parts_that_were_begun_come_once(stand_in, copies):
-    data, _ = data_of()
-    placed = PlacedData(data, CUDA())
-    for key in (KEYS[1], KEYS[1], *KEYS):
-        placed.begin(key)
-    check(stand_in, placed, data, *KEYS)
-    placed.begin(KEYS[1])
-    assert len(copies) == 3
 
 
 def test_copies_that_come_again_and_again_are_kept_ready(stand_in, monkeypatch):

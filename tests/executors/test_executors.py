@@ -11,9 +11,8 @@ import pytest
 from distributed import LocalCluster
 
 import daskfactor as dfac
-from daskfactor import executors
+from daskfactor import as_blocks, executors
 from daskfactor.data.grid import Block, Cyclic, Grid, NestedReshuffled, Reshuffled
-from daskfactor.data.sources import as_blocks
 from daskfactor.errors import EngineError, OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor, TasksExecutor, ThreadsExecutor, connection
 from daskfactor.executors.connection import check_versions, client_of, connect
@@ -99,8 +98,7 @@ def test_an_interrupt_stops_the_lanes():
         raise KeyboardInterrupt
 
     plan = plan_of(Cyclic(), 3, 2, range(2000))
-    with pytest.raises(KeyboardInterrupt):
-        executor.run(plan, Mixer(), begin(3), None, interrupt)
+    refused(KeyboardInterrupt, None, executor.run, plan, Mixer(), begin(3), None, interrupt)
     executor.close()
     assert threading.active_count() <= before
 
@@ -196,14 +194,10 @@ def test_workers_that_may_do_it_otherwise():
 
 
 @pytest.mark.cluster
-def test_a_cluster_that_is_there():
+def test_a_cluster_that_is_there_and_one_for_the_time_of_the_run():
     quiet = {"n_workers": 1, "processes": False, "dashboard_address": ":0", "protocol": "tcp"}
     with LocalCluster(**quiet) as own, client_of(own.scheduler_address, None) as client:
         assert client.submit(int, 3).result() == 3
-
-
-@pytest.mark.cluster
-def test_a_cluster_for_the_time_of_the_run():
     with client_of(None, "local:2") as client:
         assert len(client.nthreads()) == 2
         where = client.cluster.scheduler_address

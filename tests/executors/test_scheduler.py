@@ -23,6 +23,9 @@ from tests.executors.audit import Network
 from tests.executors.mixer import HoardingMixer, Mixer, begin, bits, hoard, plan_of
 from tests.refusals import refused
 
+WORKERS = ["a", "b", "c", "d"]
+SPEEDS = st.sampled_from([0.1, 0.5, 0.7, 1.0, 1.3, 2.0])
+
 
 def check_plan(plan, blocks):
     """Assert that every round touches every band of every factor exactly once."""
@@ -294,10 +297,6 @@ def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over():
     thread.join(10)
     assert not thread.is_alive()
     assert str(waiting.failure) == "peer has gone"
-
-
-WORKERS = ["a", "b", "c", "d"]
-SPEEDS = st.sampled_from([0.1, 0.5, 0.7, 1.0, 1.3, 2.0])
 
 
 def time_of_round(counts, threads, speeds):

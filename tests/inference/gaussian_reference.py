@@ -4,11 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daskfactor import as_blocks
-from daskfactor.executors import SerialExecutor
+from daskfactor import SGHMC, GaussianMF, SerialExecutor, as_blocks
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import SGHMC
-from daskfactor.models.gaussian import GaussianMF
 
 
 def exact_one_component(V, noise, precision_w, precision_h, level):

@@ -14,12 +14,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from daskfactor.data.sources import as_blocks
-from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.langevin import PSGLD, PSGRRLD
-from daskfactor.inference.sampling import sample
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor import PSGLD, PSGRRLD, GaussianMF, TweedieNMF, as_blocks, estimate_cost, sample
 
 LANES = 2
 READING = ("allow_empty", "balance", "dtype", "memory_limit")
@@ -107,6 +102,7 @@ IN_SCRATCH = copied_case(*COPIED, memory_limit="32 MiB")
 AS_ZEROS = sparse_case(60_000, 20_000, 3_000_000, unstored="zero", form="csc")
 TALL, WIDE = sparse_case(100_000, 20_000, 1_000_000), numpy_case(500, 8_000)
 TRIPLES = sparse_case(20_000, 20_000, 4_000_000, form="coo")
+READ_ASIDE = sparse_case(*SQUARE, memory_limit="8 MiB")
 GAPS, FOUR = numpy_case(3_000, 2_000, missing=0.4), numpy_case(4_000, 1_000)
 CASES = {
     "dense, few draws": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS),
@@ -130,12 +126,7 @@ CASES = {
     "reading csc": (sparse_case(*SQUARE, form="csc"), TweedieNMF(2), cheap(), SHORT),
     "reading coo": (sparse_case(*SQUARE, form="coo"), TweedieNMF(2), cheap(), SHORT),
     "reading, balanced": (sparse_case(*SQUARE, balance=True), TweedieNMF(2), cheap(), SHORT),
-    "reading into scratch": (
-        sparse_case(*SQUARE, memory_limit="8 MiB"),
-        TweedieNMF(2),
-        cheap(),
-        SHORT,
-    ),
+    "reading into scratch": (READ_ASIDE, TweedieNMF(2), cheap(), SHORT),
     "four chains, draws": (FOUR, TweedieNMF(32), cheap(), MANY | {"draws": 60, "chains": 4}),
     "small": (numpy_case(200, 100), TweedieNMF(4), cheap(), {"draws": 100, "tune": 100}),
 }

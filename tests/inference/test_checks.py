@@ -15,6 +15,8 @@ from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 0}
 POISSON = dfac.TweedieNMF(2, dispersion=1.0)
+REAL = np.random.default_rng(1).normal(5.0, 1.0, (9, 5))
+TENSOR = np.random.default_rng(2).poisson(4.0, (5, 4, 3)).astype(float)
 
 
 def counts():
@@ -86,8 +88,6 @@ def test_what_it_refuses():
     refused(OptionError, "draws must be a whole number of at least 50", bias, tree, V, draws=3)
 
 
-REAL = np.random.default_rng(1).normal(5.0, 1.0, (9, 5))
-TENSOR = np.random.default_rng(2).poisson(4.0, (5, 4, 3)).astype(float)
 BOTH = {"a": counts(), "b": REAL}
 LAWS = {"a": ("x", "poisson"), "b": ("y", "normal")}
 BETWEEN = {name: dfac.Relation("rows", own, law=law) for name, (own, law) in LAWS.items()}
@@ -126,6 +126,9 @@ MODEL = dfac.TweedieNMF(2, dispersion=1.0, rate_w=1.0, rate_h=0.5)
 SAMPLER = dfac.Gibbs(warm_start=2)
 FROZEN = dfac.TweedieNMF(2, dispersion=1.0, fixed_w=np.array([[1.0], [2.0], [3.0]]))
 BY_COLUMN = dfac.NegativeBinomialNMF(1, rate_w=1.0, rate_h=1.0, dispersion="column")
+ROWS = dfac.TweedieNMF(1, dispersion=1.0, rate_w="row", shape_h="auto")
+LINKS = dfac.GaussianMF(1, covariates_h=np.eye(4)[:, :2])
+ESTIMATED = {"model": dfac.TweedieNMF(2), "sampler": dfac.BlockHMC()}
 
 
 def calibrate(model=MODEL, **options):
@@ -166,10 +169,7 @@ def test_replications_may_share_runs_or_have_their_own_by_any_executor():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            {"model": dfac.TweedieNMF(2), "sampler": dfac.BlockHMC()},
-            'dispersion="auto" is estimated from the data and has no prior',
-        ),
+        (ESTIMATED, 'dispersion="auto" is estimated from the data and has no prior'),
         ({"shape": 5}, "shape must be two whole numbers.*got 5"),
         ({"shape": (3, 0)}, "at least 1, got 0"),
         ({"missing": 1.0}, "below 1, got 1.0"),
@@ -195,16 +195,8 @@ def test_what_calibrate_refuses(options, said):
         (FROZEN, dfac.Gibbs(2), ()),
         (dfac.TweedieNMF("auto", dispersion=1.0), dfac.Gibbs(2), ("rate",)),
         (dfac.NegativeBinomialNMF(1), dfac.BlockHMC(warm_start=2), ("dispersion",)),
-        (
-            dfac.TweedieNMF(1, dispersion=1.0, rate_w="row", shape_h="auto"),
-            dfac.BlockHMC(warm_start=2),
-            ("rate_w", "shape_h"),
-        ),
-        (
-            dfac.GaussianMF(1, covariates_h=np.eye(4)[:, :2]),
-            dfac.Gibbs(),
-            ("noise", "precision_w", "link_h", "link_precision_h"),
-        ),
+        (ROWS, dfac.BlockHMC(warm_start=2), ("rate_w", "shape_h")),
+        (LINKS, dfac.Gibbs(), ("noise", "precision_w", "link_h", "link_precision_h")),
     ],
     ids=["nothing", "frozen", "components", "dispersion", "rows", "links"],
 )

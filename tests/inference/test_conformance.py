@@ -20,6 +20,7 @@ from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import LangevinSampler
 from daskfactor.inference.sghmc import SquaresSGHMC
 from tests.executors.audit import AuditExecutor
+from tests.refusals import refused
 from tests.tiers import tiered
 
 
@@ -295,8 +296,7 @@ def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, mo
             raise KeyboardInterrupt
 
     unbroken, store = serial(name), tmp_path / "run.zarr"
-    with pytest.raises(KeyboardInterrupt):
-        draw(name, store=store, draws=STOPPED, callback=press)
+    refused(KeyboardInterrupt, None, draw, name, store=store, draws=STOPPED, callback=press)
     assert dfac.open_run(store)["posterior"].sizes["draw"] == 4
     again = plain(dfac.resume(store, executor="serial", progressbar=False)["posterior"])
     assert again.identical(plain(unbroken["posterior"]).isel(draw=slice(STOPPED)))

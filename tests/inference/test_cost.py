@@ -16,22 +16,15 @@ import xarray as xr
 import zarr
 
 import daskfactor as dfac
-from daskfactor.data.grid import NestedReshuffled
-from daskfactor.data.sources import as_blocks, outline
+from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, estimate_cost
+from daskfactor.data.sources import outline
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.traffic import HOP
 from daskfactor.inference.base import Sampler, best_sampler, checked_sampler, known
-from daskfactor.inference.block_hmc import BlockHMC
-from daskfactor.inference.cost import estimate_cost
-from daskfactor.inference.gibbs import GaussianGibbs, Gibbs
-from daskfactor.inference.langevin import PSGLD, PSGRRLD
+from daskfactor.inference.gibbs import GaussianGibbs
 from daskfactor.inference.passes import Pass
-from daskfactor.inference.sampling import sample
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import SGHMC
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
 from tests.inference.measuring import CASES
 from tests.random_sparse import random_array
 from tests.refusals import refused
@@ -39,6 +32,9 @@ from tests.tiers import FULL
 
 SLACK = 64 * 2**20
 """What the interpreter, numba and the C library may take besides."""
+POISSON = {"beta": 1.0, "dispersion": 1.0}
+COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
+MADE = {"executor": "serial", "draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
 QUICK = ("copied into memory", "scratch, store", "covariates")
 LESS = ("scratch", "sparse", "small")
 KINDS = [name for name in CASES if name not in (*QUICK, *LESS)]
@@ -120,8 +116,8 @@ class Counting(SerialExecutor):
     [
         (TweedieNMF(2), PSGLD(warm_start=1), 1),
         (TweedieNMF(2), PSGLD(1e-3, preconditioner="identity", warm_start=1), 3),
-        (TweedieNMF(2), PSGRRLD(warm_start=1), 1),
-        (TweedieNMF(2), BlockHMC(steps=2, warm_start=1), 1),
+        (TweedieNMF(2), dfac.PSGRRLD(warm_start=1), 1),
+        (TweedieNMF(2), dfac.BlockHMC(steps=2, warm_start=1), 1),
         (TweedieNMF(2), SGHMC(warm_start=1), 1),
         (TweedieNMF(2), Gibbs(warm_start=1), 1),
         (GaussianMF(2), SGHMC(), 2),
@@ -131,12 +127,12 @@ class Counting(SerialExecutor):
 def test_operations_plans_and_state_are_those_of_a_run(model, sampler, thin, chains):
     options = {"draws": 8, "tune": 12, "chains": chains, "blocks": 2, "thin": thin}
     executor, V = Counting(), counts(60, 40, 3) if sampler == Gibbs(1) else matrix()
-    sample(V, model, sampler, executor=executor, progressbar=False, **options)
+    dfac.sample(V, model, sampler, executor=executor, progressbar=False, **options)
     cost = estimate_cost(V, model, sampler, **options)
     assert executor.operations == cost.updates == cost.tasks["tasks"]
     assert executor.plans == cost.tasks["ring"]
     assert cost.tasks["lanes"] == 0
-    if isinstance(sampler, PSGRRLD):
+    if isinstance(sampler, dfac.PSGRRLD):
         return  # two tracks
     sampler = checked_sampler(model, sampler)
     with as_blocks(V, 2) as data:
@@ -160,7 +156,7 @@ def test_gathered_is_what_bands_gather(K, monkeypatch):
     move = GaussianGibbs._move
     monkeypatch.setattr(GaussianGibbs, "_move", look)
     V, model, options = matrix(missing=0.5), GaussianMF(K), {"draws": 1, "tune": 0, "blocks": 2}
-    sample(V, model, Gibbs(), executor="serial", progressbar=False, **options)
+    dfac.sample(V, model, Gibbs(), executor="serial", progressbar=False, **options)
     sizes = model.width * sum(V.shape) * 4
     # The last run of four bands is this one's, not the one that compiles.
     assert sum(found[-4:]) == GaussianGibbs().gathered(model.width) * sizes
@@ -172,7 +168,7 @@ def test_results_are_as_large_as_said(tmp_path):
     options = {"draws": 50, "tune": 4, "chains": 2, "blocks": 2}
     V, model = matrix(600, 400), TweedieNMF(8, dispersion=1.0)
     store = tmp_path / "run.zarr"
-    trace = sample(V, model, progressbar=False, store=store, **options)
+    trace = dfac.sample(V, model, progressbar=False, store=store, **options)
     cost = estimate_cost(V, model, store=store, **options)
     posterior = trace["posterior"]
     held = sum(variable.nbytes for variable in posterior.data_vars.values())
@@ -232,7 +228,7 @@ def test_what_moves_what():
     assert real.factors == 700 * 6 * 4
     assert 4 * real.factors < real.state < 5 * real.factors
     assert estimate_cost(V, model, dtype="float64").factors == 2 * base.factors
-    nested = PSGLD(schedule=NestedReshuffled(2))
+    nested = PSGLD(schedule=dfac.NestedReshuffled(2))
     fewer = estimate_cost(V, model, nested, draws=40, tune=40, blocks=4)
     assert fewer.tasks["tasks"] * 4 == fewer.updates
     watched = estimate_cost(V, model, draws=40, tune=40, monitor="missing")
@@ -270,10 +266,6 @@ def test_bad_arguments():
     assert estimate_cost(blocks, TweedieNMF(2), entries=40).data > 0
 
 
-RUN = {"draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
-MADE = {"executor": "serial", **RUN}
-
-
 def counts(rows, columns, mean):
     return np.random.default_rng(rows).poisson(mean, (rows, columns)).astype(np.float32)
 
@@ -283,8 +275,6 @@ def chosen(model, V, **options):
         return best_sampler(model.sized(data.shape), data).name
 
 
-POISSON = {"beta": 1.0, "dispersion": 1.0}
-COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
 TABLE = [
     ("quick and informed", dfac.TweedieNMF(3), counts(30, 40, 5), "BlockHMC"),
     ("another law", dfac.TweedieNMF(3, beta=0.0), 1 + counts(30, 40, 5), "BlockHMC"),
@@ -344,7 +334,7 @@ def test_whatever_may_be_chosen_says_why():
         if own is not None and type(own).worth is not Sampler.worth
     }
     assert {"PSGLD", "SGHMC", "BlockHMC", "Gibbs"} <= set(claims)
-    assert not {"PSGRRLD", "HMC", "SGLD", "LangevinDynamics"} & set(claims)
+    assert not {"dfac.PSGRRLD", "HMC", "SGLD", "LangevinDynamics"} & set(claims)
     assert all(own.merit for own in claims.values())
 
 

@@ -16,6 +16,7 @@ import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference import setting
 from tests.executors.audit import AuditExecutor
+from tests.inference.test_conformance import same
 from tests.refusals import refused
 
 # Runs of a few cycles, of counts that share a factor with what does not go with them.
@@ -34,6 +35,7 @@ def _counts(rows, columns, seed):
 
 COUNTS = _counts(24, 18, 3)
 LABELS = np.array([f"c{number}" for number in range(24)])
+NOISE, ALPHA = 2.25, 0.2
 
 
 def mixed():
@@ -64,12 +66,9 @@ RELATIONS = {
 MIXED = dfac.Coupled(2, relations=RELATIONS)
 READ = {"unstored": {"rna": "zero", "rated": "missing"}, "blocks": 5}
 WATCHED = {"adt": ([0, 3, 14], [5, 0, 2]), "features": ([6, 0], [4, 4])}
-
-
-def same(one, other):
-    groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
-    assert groups
-    return all(one[group].to_dataset().equals(other[group].to_dataset()) for group in groups)
+KINDS = dfac.PSGRRLD, dfac.SGLD, dfac.LangevinDynamics, dfac.SGHMC
+SAMPLERS = [dfac.PSGLD(transition="cir", **SHORT), *(kind(**SHORT) for kind in KINDS)]
+SAMPLERS += [kind(steps=2, **SHORT) for kind in (dfac.HMC, dfac.BlockHMC)]
 
 
 def equal_bits(one, other):
@@ -108,17 +107,6 @@ def test_the_audit_finds_nothing_and_the_same_bits(serial):
 def serial():
     options = RUN | READ | {"monitor": WATCHED, "executor": "serial"}
     return dfac.sample(mixed(), MIXED, dfac.PSGLD(**SHORT), **options)
-
-
-SAMPLERS = [
-    dfac.PSGLD(transition="cir", **SHORT),
-    dfac.PSGRRLD(**SHORT),
-    dfac.SGLD(**SHORT),
-    dfac.LangevinDynamics(**SHORT),
-    dfac.SGHMC(**SHORT),
-    dfac.HMC(steps=2, **SHORT),
-    dfac.BlockHMC(steps=2, **SHORT),
-]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda own: own.name)
@@ -225,9 +213,6 @@ class Problem(NamedTuple):
     seen: np.ndarray
     rows: np.ndarray
     trace: xr.DataTree
-
-
-NOISE, ALPHA = 2.25, 0.2
 
 
 @pytest.fixture(scope="module")

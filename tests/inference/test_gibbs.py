@@ -9,27 +9,20 @@ import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
-from daskfactor import as_blocks, sample
+from daskfactor import GaussianMF, Gibbs, SerialExecutor, as_blocks, sample
 from daskfactor.errors import DataError, ModelError
-from daskfactor.executors import SerialExecutor
-from daskfactor.inference.gaussian_chain import (
-    HOLD,
-    GaussianChain,
-    column_table,
-    log_prior_constant,
-    observation_weights,
-    quadratic_form,
-    warm_start,
-)
-from daskfactor.inference.gibbs import Gibbs
+from daskfactor.inference import gaussian_chain as chains
+from daskfactor.inference.gaussian_chain import observation_weights, quadratic_form, warm_start
 from daskfactor.inference.program import Fit
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.sghmc import SGHMC, automatic_momentum_step
-from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from daskfactor.inference.sghmc import automatic_momentum_step
+from daskfactor.models.gaussian import GaussianHyper
 from tests.inference.gaussian_reference import chain_of, run_chain
+from tests.inference.test_conformance import same
 from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 5}
+REAL = dfac.GaussianMF(3)
 
 
 def counts(shape=(23, 17), K=3, missing=0.0):
@@ -51,11 +44,6 @@ def drawn(V, sampler=None, **options):
 
 def factors(trace):
     return trace["posterior"]["W"].values, trace["posterior"]["H"].values
-
-
-def same(one, other):
-    for a, b in zip(factors(one), factors(other), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def close(one, other):
@@ -116,9 +104,6 @@ def test_empty_rows_come_from_the_prior():
     assert abs(free.mean() * 2.0 - 1) < 5 / np.sqrt(free.size)
 
 
-REAL = dfac.GaussianMF(3)
-
-
 def signed(missing=0.3):
     rng = np.random.default_rng(4)
     V = rng.normal(size=(23, 3)) @ rng.normal(size=(3, 17)) + rng.normal(size=17)
@@ -145,7 +130,7 @@ def test_real_valued_results_are_read_like_any_other(tmp_path):
     whole = dfac.sample(held.train, REAL, dfac.Gibbs(), draws=60, **options)
     dfac.sample(held.train, REAL, dfac.Gibbs(), draws=30, store=store, **options)
     trace = dfac.resume(store, draws=30, progressbar=False)
-    same(whole, trace)
+    assert same(whole, trace)
     assert json.loads(trace.attrs["sampler"]) == dfac.Gibbs().to_dict()
     rows, cols = (xr.DataArray(index, dims="cell") for index in held.cells)
     found = dfac.predict(trace, rows=rows, columns=cols)["mean"].values
@@ -203,10 +188,10 @@ def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first():
         for own in (chain, other):
             own.hyper = own.priors = priors
         fit = Fit(-50.0, 100.0)
-        held = chain.draw_hyper(priors, state, fit, HOLD - 1, True)
+        held = chain.draw_hyper(priors, state, fit, chains.HOLD - 1, True)
         assert held._replace(ratio_w=1.0, ratio_h=1.0) == priors
         assert held.ratio_w != 1.0
-        cycle = HOLD + 1  # at which W and H stay where they are
+        cycle = chains.HOLD + 1  # at which W and H stay where they are
         tuned = chain.draw_hyper(priors, state, fit, cycle, True)
         drawn = chain.draw_hyper(priors, state, fit, cycle, False)
         assert tuned._replace(ratio_w=1.0, ratio_h=1.0) == drawn
@@ -228,15 +213,14 @@ def test_log_densities_are_scipys():
             + stats.norm(0, 1 / np.sqrt(2.0)).logpdf(W[:, 2]).sum()
             + stats.norm(1.2, 1 / np.sqrt(3.0)).logpdf(H[:, 3]).sum()
         )
-        tables = column_table(hyper, model.width)
+        tables = chains.column_table(hyper, model.width)
         pairs = zip(state.factors, tables, strict=True)
         own = sum(quadratic_form(band.values, table) for bands, table in pairs for band in bands)
-        assert log_prior_constant(model, hyper, data.shape) + own == pytest.approx(expected)
+        assert chains.log_prior_constant(model, hyper, data.shape) + own == pytest.approx(expected)
         V = data.to_numpy()
         residual = (V - W @ H.T)[~np.isnan(V)]
         fit = Fit(-0.5 * float(residual @ residual), float(residual @ residual))
-        options = RunOptions(1, 0, 1, 1, 0, "moments", 0, "float64")
-        chain = GaussianChain(Setting(data, model, SGHMC(), options, SerialExecutor()), 0)
+        chain = chain_of(data, model)
         chain.hyper = hyper
         density = stats.norm(0, np.sqrt(0.5)).logpdf(residual).sum()
         assert chain._lp(fit) == pytest.approx(density)

@@ -19,6 +19,9 @@ from tests.random_sparse import random_array
 from tests.refusals import refused
 
 SETTINGS = {"random_seed": 5, "progressbar": False, "executor": "serial", "blocks": 2}
+ALPHA, K = 0.5, 2
+BY_COLUMN = dfac.NegativeBinomialNMF(K, dispersion="column")
+QUIETLY = {"random_seed": 1, "progressbar": False, "executor": "serial"}
 
 
 def draw(model, sampler=None, V=None, **options):
@@ -195,10 +198,6 @@ def test_chains_have_one_dispersion():
         assert run.attrs()["dispersion"] in phi
 
 
-ALPHA, K = 0.5, 2
-QUIETLY = {"random_seed": 1, "progressbar": False, "executor": "serial"}
-
-
 def overdispersed(rows=60, columns=50):
     rng = np.random.default_rng(4)
     mu = rng.gamma(1.0, 1.0, (rows, K)) @ rng.gamma(1.0, 1.5, (K, columns))
@@ -249,9 +248,6 @@ def test_the_dispersion_is_found_and_intervals_hold_what_poissons_do_not():
             assert trace.attrs["dispersion"] == pytest.approx(alpha.mean(), rel=1e-6)
     assert inside["NegativeBinomialNMF"] > 0.88
     assert inside["TweedieNMF"] < 0.85
-
-
-BY_COLUMN = dfac.NegativeBinomialNMF(K, dispersion="column")
 
 
 def test_every_column_has_its_dispersion_in_the_callers_order():

@@ -9,11 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daskfactor.data.sources import as_blocks
+from daskfactor import PSGLD, TweedieNMF, as_blocks, sample
 from daskfactor.inference import chain, setting
-from daskfactor.inference.langevin import PSGLD
-from daskfactor.inference.sampling import sample
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.schema import CHUNK_BYTES
 
 ROWS, COLUMNS, K, DRAWS = 32, 8_000, 8, 260
@@ -30,17 +27,9 @@ def peak_of(folder, at_once):
     with as_blocks(V, blocks=4) as data:
 
         def run(draws):
-            return sample(
-                data,
-                TweedieNMF(K, dispersion=1.0),
-                PSGLD(warm_start=1),
-                draws=draws,
-                tune=1,
-                random_seed=0,
-                progressbar=False,
-                store=Path(folder) / f"{draws}.zarr",
-                executor="serial",
-            )
+            options = {"tune": 1, "random_seed": 0, "progressbar": False, "executor": "serial"}
+            options |= {"draws": draws, "store": Path(folder) / f"{draws}.zarr"}
+            return sample(data, TweedieNMF(K, dispersion=1.0), PSGLD(warm_start=1), **options)
 
         run(2)  # compiles and imports
         tracemalloc.start()

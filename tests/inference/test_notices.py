@@ -9,6 +9,10 @@ import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
 from daskfactor.inference import tweedie_chain
 
+QUIET = {"progressbar": False, "executor": "serial", "random_seed": 0, "blocks": 1}
+V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype("float32")
+QUICK = {"tune": 4, "random_seed": 0, "progressbar": False}
+
 
 def notes():
     """A spectrogram of six notes one after the other: every block is of one or two of them."""
@@ -59,9 +63,6 @@ def test_a_fall_is_told_of_where_a_step_can_be_its_cause(model, sampler, told, m
     assert told == any("below that of the start" in str(each.message) for each in found)
 
 
-QUIET = {"progressbar": False, "executor": "serial", "random_seed": 0, "blocks": 1}
-
-
 def poisson(mean):
     rng = np.random.default_rng(0)
     return rng.poisson(mean * rng.gamma(1, 1, (40, 3)) @ rng.gamma(1, 1, (3, 30)) / 3)
@@ -73,9 +74,7 @@ def test_a_run_without_tuning_from_a_random_start_is_told_to_tune(tmp_path):
     with pytest.warns(SamplingWarning, match=r"log density still rose by .* tune longer"):
         tree = dfac.sample(V, model, sampler, 100, 0, store=tmp_path / "run.zarr", **QUIET)
     assert "still rose" in dfac.summarize(tree).verdict
-    with warnings.catch_warnings(
-        action="error"
-    ):  # nothing is drawn, so there is nothing to say again
+    with warnings.catch_warnings(action="error"):  # nothing is drawn, nor said again
         dfac.resume(tmp_path / "run.zarr", progressbar=False)
 
 
@@ -84,10 +83,6 @@ def test_a_run_at_rest_says_nothing():
         model = dfac.TweedieNMF(3, dispersion=1.0)
         tree = dfac.sample(poisson(3.0), model, None, 300, 200, **QUIET)
     assert "log density still" not in dfac.summarize(tree).verdict
-
-
-V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype("float32")
-QUICK = {"tune": 4, "random_seed": 0, "progressbar": False}
 
 
 class OnGPU(dfac.SerialExecutor):

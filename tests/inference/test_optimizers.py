@@ -7,16 +7,13 @@ import pytest
 import scipy.sparse as sp
 
 import daskfactor as dfac
+from daskfactor import DSGD, GaussianMF, SerialExecutor, TweedieNMF, as_blocks
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
-from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, OptionError
-from daskfactor.executors import SerialExecutor
 from daskfactor.inference import multiplicative
-from daskfactor.inference.dsgd import DSGD, StochasticDescent
+from daskfactor.inference.dsgd import StochasticDescent
 from daskfactor.inference.multiplicative import DispersionRule, gamma_update, run_updates
 from daskfactor.inference.passes import evaluate
-from daskfactor.models.gaussian import GaussianMF
-from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
 from tests.executors.audit import AuditExecutor
 from tests.models.laws import divergence
@@ -208,10 +205,7 @@ def test_what_is_refused():
     refused(OptionError, words, dfac.optimize, np.ones((4, 4)), steep, dfac.DSGD())
 
 
-BETAS = [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("beta", [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("pull", [-0.3, 1e-4, 0.8, 1e4])
 def test_each_update_solves_its_equation(beta, pull):
     rng = np.random.default_rng(0)

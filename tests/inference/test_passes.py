@@ -111,14 +111,9 @@ def test_hmc_learns_its_step_while_tuning_and_keeps_it():
 def test_frozen_components_do_not_move():
     V, frozen = counts(), np.full((7, 1), 0.5)
     model = dfac.TweedieNMF(3, dispersion=1.0, fixed_w=frozen, shape_h=2.0)
-    for sampler in (
-        dfac.LangevinDynamics(warm_start=3),
-        dfac.LangevinDynamics(1e-3, "identity", warm_start=3),
-        dfac.SGLD(warm_start=3),
-        dfac.Gibbs(warm_start=3),
-        dfac.HMC(steps=3, warm_start=3),
-        dfac.BlockHMC(warm_start=3),
-    ):
+    kinds = dfac.LangevinDynamics, dfac.SGLD, dfac.Gibbs, dfac.BlockHMC
+    samplers = [*(kind(warm_start=3) for kind in kinds), dfac.HMC(steps=3, warm_start=3)]
+    for sampler in (*samplers, dfac.LangevinDynamics(1e-3, "identity", warm_start=3)):
         tree = dfac.sample(V, model, sampler, blocks=2, **SETTINGS)
         W = tree["posterior"]["W"].values[0]
         np.testing.assert_array_equal(W[:, :, 0], np.broadcast_to(frozen.T, W[:, :, 0].shape))

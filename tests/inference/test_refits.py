@@ -19,6 +19,7 @@ with warnings.catch_warnings(action="ignore"):  # ArviZ announces its next versi
 MODEL = dfac.TweedieNMF(1, dispersion=1.0, rate_w=0.5, rate_h=0.5)
 OPTIONS = {"draws": 600, "tune": 100, "chains": 2, "random_seed": 4}
 CELLS = np.array([0, 7, 11, 19]), np.array([0, 14, 3, 8])
+KNOWN = {"k_thresh": 0.7} if hasattr(az, "from_datatree") else {"k_threshold": 0.7}
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +73,6 @@ def test_reloo_refits_without_the_cell(V, tree, refitted):
         first.pareto_k[:] = [0.1, 0.9, 0.1, 0.1]
         result = az.reloo(wrapper, loo_orig=first, **KNOWN)
     np.testing.assert_allclose(pointwise(result)[[1]], refitted[[1]], atol=1e-9)
-
-
-KNOWN = {"k_thresh": 0.7} if hasattr(az, "from_datatree") else {"k_threshold": 0.7}
 
 
 @pytest.mark.skipif(not hasattr(az, "loo_kfold"), reason="ArviZ 1.x has it")

@@ -4,23 +4,11 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from daskfactor.data.sources import as_blocks
+from daskfactor import SerialExecutor, ThreadsExecutor, TweedieNMF, as_blocks
 from daskfactor.errors import DataError, OptionError
-from daskfactor.executors import SerialExecutor, ThreadsExecutor
 from daskfactor.executors.state import make_state
-from daskfactor.inference.singular import (
-    Singular,
-    consistent_signs,
-    halves,
-    learn_transfer,
-    nndsvd,
-    prepare_starts,
-    q_transform,
-    random_start,
-    truncated_svd,
-    whole_svd,
-)
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.inference import singular
+from daskfactor.inference.singular import prepare_starts, truncated_svd, whole_svd
 from tests.executors.audit import AuditExecutor
 from tests.pairwise import pairwise
 from tests.refusals import refused
@@ -57,7 +45,7 @@ def test_singular_vectors_are_those_of_the_whole(kind, rank, blocks):
     np.testing.assert_allclose(found.values, exact.values, rtol=1e-6)
     np.testing.assert_allclose(product(found), product(exact), atol=1e-4)
     assert (np.diff(found.values) <= 0).all()
-    for mine, its in zip(found, consistent_signs(found), strict=True):
+    for mine, its in zip(found, singular.consistent_signs(found), strict=True):
         np.testing.assert_array_equal(mine, its)
 
 
@@ -107,7 +95,7 @@ def bro_acar_kolda(X, found):
                 s_right = -s_right
         left[:, k] *= np.sign(s_left)
         right[k] *= np.sign(s_right)
-    return Singular(left, found.values, right)
+    return singular.Singular(left, found.values, right)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -115,10 +103,10 @@ def test_signs_are_those_of_bro_acar_and_kolda(seed):
     X = np.random.default_rng(seed).gamma(0.5, size=(11, 8))
     exact = whole_svd(X, 5)
     flips = np.random.default_rng(seed).choice([-1.0, 1.0], 5)
-    turned = Singular(exact.left * flips, exact.values, exact.right * flips[:, None])
+    turned = singular.Singular(exact.left * flips, exact.values, exact.right * flips[:, None])
     expected = bro_acar_kolda(X, exact)
     for one in (exact, turned):
-        for mine, its in zip(consistent_signs(one), expected, strict=True):
+        for mine, its in zip(singular.consistent_signs(one), expected, strict=True):
             np.testing.assert_allclose(mine, its, atol=1e-12)
 
 
@@ -132,9 +120,9 @@ def test_data_without_singular_vectors():
 
 
 def test_transfer_matrices_are_kept_and_begin_alike():
-    many, few = learn_transfer(3, 12), learn_transfer(3, 7)
+    many, few = singular.learn_transfer(3, 12), singular.learn_transfer(3, 7)
     assert many[0].shape == many[1].shape == (12, 3, 3)
-    assert learn_transfer(3, 12) is many
+    assert singular.learn_transfer(3, 12) is many
     np.testing.assert_array_equal(many[0][:7], few[0])
     np.testing.assert_array_equal(many[1][:7], few[1])
     with pytest.raises(ValueError, match="read-only"):
@@ -147,28 +135,29 @@ def test_transfer_matrices_are_kept_and_begin_alike():
 @pytest.mark.parametrize("shape", [(300, 200), (40, 500)])
 def test_transfer_carries_to_data_of_other_sizes(shape):
     X = 1e3 * low_rank(shape, 3, seed=4)
-    found = consistent_signs(whole_svd(X, 3))
-    transfer = learn_transfer(3, 10)
+    found = singular.consistent_signs(whole_svd(X, 3))
+    transfer = singular.learn_transfer(3, 10)
     rng = np.random.default_rng(0)
     errors = {"transfer": [], "random": []}
     for pair in zip(*transfer, strict=True):
-        W, H = q_transform(found, [pair], 3, rng)
+        W, H = singular.q_transform(found, [pair], 3, rng)
         errors["transfer"].append(np.linalg.norm(X - W @ H) / np.linalg.norm(X))
-        W, H = random_start(shape, 3, X.mean(), rng)
+        W, H = singular.random_start(shape, 3, X.mean(), rng)
         errors["random"].append(np.linalg.norm(X - W @ H) / np.linalg.norm(X))
     assert max(errors["transfer"]) < 0.5 * min(errors["random"])
 
 
 def test_a_start_is_the_absolute_value_of_turned_halves_of_any_number_of_components():
     X = low_rank()
-    found = consistent_signs(whole_svd(X, 3))
-    basis, weights = halves(found, 3)
+    found = singular.consistent_signs(whole_svd(X, 3))
+    basis, weights = singular.halves(found, 3)
     np.testing.assert_allclose(basis @ weights, X, atol=1e-10)
     sizes = np.linalg.norm(basis, axis=0), np.linalg.norm(weights, axis=1)
     np.testing.assert_allclose(sizes[0], sizes[1])
-    for turn in zip(*learn_transfer(3, 4), strict=True):
+    for turn in zip(*singular.learn_transfer(3, 4), strict=True):
         (W, H), more, fewer = (
-            q_transform(found, [turn], rank, np.random.default_rng(0)) for rank in (3, 7, 2)
+            singular.q_transform(found, [turn], rank, np.random.default_rng(0))
+            for rank in (3, 7, 2)
         )
         np.testing.assert_array_equal(W, np.abs(basis @ turn[0]))
         np.testing.assert_array_equal(H, np.abs(turn[1] @ weights))
@@ -200,12 +189,12 @@ def test_components_of_several_transfers(width, count):
 def test_nndsvd_is_that_of_scikit_learn(rank):
     nmf = pytest.importorskip("sklearn.decomposition._nmf")
     X = low_rank((30, 24), 4)  # scikit-learn's singular vectors are random ones, exact here
-    W, H = nndsvd(consistent_signs(whole_svd(X, rank)), rank)
+    W, H = singular.nndsvd(singular.consistent_signs(whole_svd(X, rank)), rank)
     expected_w, expected_h = nmf._initialize_nmf(X, rank, init="nndsvd", random_state=0)
     np.testing.assert_allclose(W, expected_w, atol=1e-5)
     np.testing.assert_allclose(H, expected_h, atol=1e-5)
     exact = whole_svd(X, rank)
-    turned = nndsvd(Singular(-exact.left, exact.values, -exact.right), rank)
+    turned = singular.nndsvd(singular.Singular(-exact.left, exact.values, -exact.right), rank)
     for mine, its in zip((W, H), turned, strict=True):
         np.testing.assert_allclose(mine, its, atol=1e-8)
 

@@ -26,6 +26,7 @@ K = 3
 QUIET = {"progressbar": False, "executor": "serial", "random_seed": 0}
 SHORTLY = QUIET | {"draws": 4, "tune": 4}
 MODEL = dfac.TweedieNMF(K, dispersion=1.0)
+REAL = dfac.GaussianMF(1)
 ASKED = [(kind, n) for kind in FactorModel.inits for n in (1, 3) if n == 1 or KINDS[kind].varies]
 """Kinds and numbers of starts that go together."""
 
@@ -272,9 +273,6 @@ def test_a_store_is_a_start_also_of_the_run_that_takes_its_place(tmp_path):
 def test_what_is_no_start_is_refused(asked, words):
     for verb in (dfac.sample, dfac.optimize):
         refused(OptionError, words, verb, counts(), MODEL, **QUIET, **asked)
-
-
-REAL = dfac.GaussianMF(1)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.refusals import refused
 
 QUIET = {"progressbar": False, "random_seed": 5}
 ROWS, DRAWS = 80, 20
+LAWS = [(2.0, 1.0), (2.0, 0.6), (1.0, 3.0), (0.5, 1.0), (0.0, 0.6), (0.0, 1.0)]
 
 
 def point(model, H, **attrs):
@@ -56,9 +57,6 @@ def by_quadrature(model, H, v, shape, phi=1.0):
     axes = tuple(range(K))
     mean = (mass[..., None] * grid).sum(axes)
     return mean, np.sqrt((mass[..., None] * (grid - mean) ** 2).sum(axes))
-
-
-LAWS = [(2.0, 1.0), (2.0, 0.6), (1.0, 3.0), (0.5, 1.0), (0.0, 0.6), (0.0, 1.0)]
 
 
 @pytest.mark.parametrize(

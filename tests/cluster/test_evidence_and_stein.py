@@ -1,7 +1,5 @@
-"""Bands of particles on the workers of a cluster give the numbers of one machine."""
+"""Evidence and particles on the workers of a cluster give the numbers of one machine."""
 
-import os
-import signal
 import warnings
 
 import numpy as np
@@ -10,12 +8,41 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
-from tests.cluster.support import cluster
+from tests.cluster.support import KillOnce, cluster
 
 pytestmark = pytest.mark.cluster
 
+CELLS = np.array([[2.0, 1, 0, 4], [0, 3, 1, 1], [5, 0, 2, 0]])
+COUNTS = np.array([[2, 1, 1, 0], [0, 0, 1, 2], [0, 0, 1, 1]])
+LENGTHS = {"temperatures": 2, "draws": 100, "tune": 20, "every": 2}
+SAMPLED = dfac.ThermodynamicIntegration(**LENGTHS, sampler=dfac.PSGLD(warm_start=3))
+EXACT = dfac.ThermodynamicIntegration(temperatures=4, draws=200, tune=20)
+ISLANDS = dfac.SequentialMonteCarlo(particles=32, islands=4)
+STARTS = dfac.VariationalBayes(starts=3)
+IN_TASKS = {"blocks": 2}, {"executor": "tasks"}
 
-def test_same_numbers_as_without_a_cluster():
+
+@pytest.mark.filterwarnings("ignore::daskfactor.errors.SamplingWarning")  # short chains
+@pytest.mark.parametrize(
+    ("V", "model", "methods", "options", "there"),
+    [
+        (CELLS, dfac.TweedieNMF(2), (EXACT, SAMPLED), *IN_TASKS),
+        (COUNTS, dfac.AllocationModel.nmf(2), (ISLANDS, STARTS, dfac.Enumeration()), {}, {}),
+    ],
+    ids=["temperatures", "islands and starts"],
+)
+def test_evidence(V, model, methods, options, there):
+    options = {"random_seed": 1, "progressbar": False} | options
+    here = [dfac.log_evidence(V, model, method, **options) for method in methods]
+    with cluster(2, processes=False) as client:
+        there = options | there | {"client": client}
+        found = [dfac.log_evidence(V, model, method, **there) for method in methods]
+    for one, other in zip(here, found, strict=True):
+        assert one.value == other.value
+        assert one.trace.identical(other.trace)
+
+
+def test_discrepancies():
     rng = np.random.default_rng(0)
     V = rng.gamma(2.0, size=(30, 24))
     W, H = rng.gamma(1.0, size=(5, 30, 2)), rng.gamma(1.0, size=(5, 2, 24))
@@ -34,9 +61,8 @@ def test_particles_in_a_store_are_read_by_workers(client, tmp_path, monkeypatch)
     monkeypatch.setattr("daskfactor.stein.particles.memory_budget", lambda limit: 0)
     V = np.random.default_rng(0).poisson(3.0, (20, 16)).astype(float)
     model, options = dfac.TweedieNMF(2), {"blocks": 2, "progressbar": False}
-    trace = dfac.sample(
-        V, model, draws=6, tune=4, random_seed=0, store=tmp_path / "run.zarr", **options
-    )
+    run = {"draws": 6, "tune": 4, "random_seed": 0, "store": tmp_path / "run.zarr"} | options
+    trace = dfac.sample(V, model, **run)
     here = dfac.stein_discrepancy(trace, V, model, **options)
     there = dfac.stein_discrepancy(trace, V, model, client=client, executor="tasks", **options)
     assert there.identical(here)
@@ -58,8 +84,8 @@ def test_particles_made_by_workers_are_those_made_here(client):
 
     def made(case, **more):
         data, model, method, options = case
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SamplingWarning)  # so few steps do not get far
+        # So few steps do not get far.
+        with warnings.catch_warnings(action="ignore", category=SamplingWarning):
             return dfac.stein_posterior(data, model, method, **settings, **options, **more)
 
     here = [made(case) for case in cases]
@@ -79,16 +105,8 @@ def test_a_worker_that_dies_in_a_warm_start_costs_one_start(client, monkeypatch)
     settings = {"blocks": 2, "progressbar": False, "random_seed": 1, "particles": 3, "pilot": 1}
     ensemble = dfac.Ensemble(max_iter=60, tol=0.0)
     here = dfac.stein_posterior(V, dfac.TweedieNMF(2), ensemble, **settings)
-    killed = []
-
-    def kill(event):
-        if not killed and 0 < event.done % 1 < 1:  # within a start
-            pids = client.run(os.getpid)
-            killed.append(min(pids.values()))
-            os.kill(killed[0], signal.SIGKILL)
-
-    there = dfac.stein_posterior(
-        V, dfac.TweedieNMF(2), ensemble, client=client, executor="ring", callback=kill, **settings
-    )
-    assert killed
+    kill = KillOnce(client, lambda event: 0 < event.done % 1 < 1)  # within a start
+    run = {"client": client, "executor": "ring", "callback": kill} | settings
+    there = dfac.stein_posterior(V, dfac.TweedieNMF(2), ensemble, **run)
+    assert kill.killed
     assert there["posterior"].to_dataset().equals(here["posterior"].to_dataset())
