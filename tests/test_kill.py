@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiers import FULL
 
-TRIALS = 8 if FULL else 4
+TRIALS = 8 if FULL else 2
 """Runs that are killed three times each, at moments of their own; each takes about five seconds."""
 
 

@@ -24,6 +24,7 @@ from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 from tests.results.runs import ATTRS, factors, fill, make_spec
 from tests.results.writer import SERVER, start
+from tests.tiers import FULL
 
 V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype("f4")
 COUNTS = sparse.csr_array(V)
@@ -221,6 +222,7 @@ def test_what_a_link_points_at_is_replaced_and_not_the_link(tmp_path):
 # -- runs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_kill_while_a_run_is_replaced_leaves_one_of_both(tmp_path, monkeypatch, exchange):
     if not exchange:
@@ -345,7 +347,7 @@ def test_a_failed_run_is_removed_before_others_may_write_it(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-TRIALS = 50
+TRIALS = 50 if FULL else 10
 
 
 def compete(folder, me, barrier, pipe):

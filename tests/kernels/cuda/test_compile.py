@@ -52,12 +52,20 @@ def kernels_of(made, architecture):
     return {own.decode() for own in re.findall(rb"(?<=\0)\.text\.(\w+)(?=\0)", code)}
 
 
+@pytest.mark.quick("steps-float32-sm_80", "bands-float64-sm_80")
 @pytest.mark.parametrize(("name", "dtype", "architecture"), COMMON)
 def test_kernels_that_know_no_law_are_compiled(name, dtype, architecture):
     wanted = STEPS if name == "steps" else BANDS
     assert kernels_of(getattr(source, name)(dtype), architecture) == wanted
 
 
+@pytest.mark.quick(
+    "beta=1.0-dense-uint8-sm_80",
+    "beta=1.0-sparse-zeros-weights-sm_80",
+    "beta=0.3-dense-weights-float64-sm_90",
+    "negative-binomial-sparse-sm_80",
+    "beta=2.0-sparse-zeros-sm_90",
+)
 @pytest.mark.parametrize(("law", "kind", "architecture"), OF_LAWS)
 def test_kernels_of_laws_are_compiled(law, kind, architecture):
     dtype, *rest = KINDS[kind]

@@ -209,6 +209,13 @@ RULES = [(Tweedie(beta), False) for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 2.5)
 RULES += [(Tweedie(2.0), True), (Tweedie(1.0), True), (NegativeBinomial(0.7), False)]
 
 
+@pytest.mark.quick(
+    "law1-False-float64",
+    "law2-False-float32",
+    "law5-False-float32",
+    "law7-True-float32",
+    "law9-False-float64",
+)
 @DTYPES
 @pytest.mark.parametrize(("law", "zeros"), RULES)
 def test_rules_of_entries_are_those_of_numba(stand_in, dtype, law, zeros):
