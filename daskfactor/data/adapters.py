@@ -6,6 +6,7 @@ are not imported either: an object of theirs cannot have been passed.
 A kind of input is added here alone: a function that makes its `Source`, and a line of `KINDS`.
 """
 
+import base64
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,8 @@ from daskfactor.urls import binary, shown, why
 FLOAT = np.dtype(np.float64)
 STRIP = 2**23
 """Bytes of columns that are read together."""
+PACKING = frozenset({"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"})
+"""Attributes by which netCDF, and what is written like it, says that values are packed."""
 
 
 @dataclass(frozen=True)
@@ -188,14 +191,56 @@ def from_dask(array: Any) -> Source:
 
 def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
     """An array in a file that gives regions: of zarr, or a dataset of HDF5 that is open."""
-    shape = matrix_shape(array.shape)
+    shape, dtype = matrix_shape(array.shape), check_dtype(array.dtype)
+    decode = decoder(array)
+    read = lambda rows, cols: array[rows, cols]  # noqa: E731
     return Source(
         SourceInfo(kind, location, lazy=True),
         shape,
-        check_dtype(array.dtype),
-        chunks=None if array.chunks is None else expand_chunks(shape, array.chunks),
-        read=lambda rows, cols: array[rows, cols],
+        dtype if decode is None else decode(np.empty((0, 0), dtype)).dtype,
+        chunks=_chunk_sizes(array, shape),
+        read=read if decode is None else lambda rows, cols: decode(read(rows, cols)),
     )
+
+
+def _chunk_sizes(array: Any, shape: tuple[int, int]) -> Chunks | None:
+    """Lengths of chunks; newer versions of zarr give them, and of chunks of many sizes only so."""
+    sizes = getattr(array, "read_chunk_sizes", None)
+    if sizes is not None:
+        rows, cols = (tuple(map(int, own)) for own in sizes)
+        return rows, cols
+    return None if array.chunks is None else expand_chunks(shape, array.chunks)
+
+
+def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+    """What turns values of an array of zarr or HDF5 into those that its attributes say.
+
+    None where they are not packed, as netCDF keeps them.
+    """
+    attrs = dict(array.attrs)
+    second = getattr(getattr(array, "metadata", None), "zarr_format", 3) == 2
+    if second and "_ARRAY_DIMENSIONS" in attrs and array.fill_value is not None:
+        # In what xarray wrote, the fill value is missing. Elsewhere it is what nobody has written.
+        attrs["_FillValue"] = array.fill_value
+    packing = {name: _scalar(attrs[name], array.dtype) for name in PACKING & attrs.keys()}
+    if not packing:
+        return None
+
+    def decode(values: NDArray[Any]) -> NDArray[Any]:
+        from xarray import Variable
+        from xarray.conventions import decode_cf_variable
+
+        packed = Variable(list(map(str, range(values.ndim))), values, packing)
+        return np.asarray(decode_cf_variable("values", packed, decode_times=False).values)
+
+    return decode
+
+
+def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A number of an attribute; HDF5 has arrays of one, and zarr floats as their bytes in text."""
+    if isinstance(value, str) and dtype.kind == "f":
+        value = np.frombuffer(base64.b64decode(value), "<f8")
+    return np.ravel(value)[0]
 
 
 def npy_at(location: str) -> Source:
@@ -287,8 +332,26 @@ def zarr_array(location: str) -> tuple[Any, str]:
     )
 
 
+def decoded(array: Any) -> Any:
+    """A DataArray with the values that its attributes say, where these are packed as in netCDF."""
+    if PACKING.isdisjoint(array.attrs):
+        return array
+    if is_pydata_sparse(getattr(array.variable, "_data", None)):
+        raise DataError(
+            f"the DataArray is sparse, and its attributes ({', '.join(PACKING & {*array.attrs})}) "
+            "say that its values are packed; unpack them, and remove these attributes"
+        )
+    from xarray import decode_cf
+
+    dataset = array.to_dataset(name="values")
+    found = decode_cf(dataset, decode_times=False, decode_coords=False)["values"]
+    held = array.chunks is None and getattr(array.variable, "_in_memory", True)
+    return (found.load() if held else found).rename(array.name)
+
+
 def from_xarray(array: Any) -> Source:
     """A DataArray backed by NumPy, sparse or dask, or by a file that xarray reads lazily."""
+    array = decoded(array)
     shape = matrix_shape(array.shape)
     names = row_dim, col_dim = array.dims
     if row_dim == col_dim:  # xarray makes such an array, and can do nothing with it

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import warn
-from daskfactor.data.adapters import Source, from_xarray, is_pydata_sparse, open_source
+from daskfactor.data.adapters import (
+    Source,
+    decoded,
+    from_xarray,
+    is_pydata_sparse,
+    open_source,
+)
 from daskfactor.data.known import (
     NAMED,
     Labels,
@@ -177,6 +183,8 @@ class Fold:
 def open_array(array: Any, rows: Dims = None, columns: Dims = None) -> Source:
     """A DataArray whose rows, and columns, are the dimensions named; the others, if left out.
 
+    Packed values are decoded.
+
     Raises
     ------
     OptionError
@@ -184,6 +192,7 @@ def open_array(array: Any, rows: Dims = None, columns: Dims = None) -> Source:
     DataError
         If the array has too many dimensions and nothing is named, or too few.
     """
+    array = decoded(array)
     names = " and ".join(repr(str(dim)) for dim in array.dims)
     if rows is None and columns is None:
         if array.ndim > 2:

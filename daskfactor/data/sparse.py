@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -314,10 +315,11 @@ class Task:
         else:
             if options.exact and source.info.lazy:
                 self.source = self._staged(source)
-            try:
-                self._axes = self._learn()
-            except KeysAreText:
-                self._axes = self._learn()
+            learnt = None
+            while learnt is None:  # either column of keys may turn out to hold texts
+                with suppress(KeysAreText):
+                    learnt = self._learn()
+            self._axes = learnt
         (row_counts, rows), (col_counts, cols) = (axis.finish() for axis in self._axes)
         size = row_counts.size, col_counts.size
         if not options.exact and (self.entries == 0 or 0 in size):

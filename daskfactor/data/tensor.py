@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.data.adapters import decoded, decoder
 from daskfactor.data.axes import RESERVED
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands, TensorGrid, balanced_order, inverse
@@ -195,6 +196,7 @@ def as_tensor(
 def entries_of(V: Any, unstored: str | None) -> Entries:
     """Read an array, whatever holds it, by its stored entries."""
     if hasattr(V, "dims") and hasattr(V, "coords") and hasattr(V, "data"):
+        V = decoded(V)
         found, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
         labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
         return found._replace(names=dims, labels=labels, kind="xarray")
@@ -203,7 +205,9 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
     if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
         from dask.array import from_array
 
+        decode = None if isinstance(V, np.memmap) else decoder(V)
         V = from_array(V)  # type: ignore[no-untyped-call]
+        V = V if decode is None else V.map_blocks(decode)
     if hasattr(V, "dask") and hasattr(V, "numblocks"):
         return _of_chunks(V, unstored)
     if hasattr(V, "todense") and hasattr(V, "ndim"):
