@@ -425,7 +425,10 @@ def from_pandas(frame: Any) -> Source:
         )
     kinds = set(frame.dtypes)
     plain = len(kinds) == 1 and all(isinstance(dtype, np.dtype) for dtype in kinds)
-    source = from_numpy(frame.to_numpy() if plain else frame.to_numpy("f8", na_value=np.nan))
+    if all(hasattr(dtype, "fill_value") for dtype in kinds):
+        source = _from_sparse_columns(frame)
+    else:
+        source = from_numpy(frame.to_numpy() if plain else frame.to_numpy("f8", na_value=np.nan))
     row_dim, col_dim = usable_dims(frame.index.name, frame.columns.name)
     row_dim, col_dim = (  # levels may be called row and column
         free_name(dim, [] if index.nlevels == 1 else _level_names(dim, index))
@@ -440,6 +443,22 @@ def from_pandas(frame: Any) -> Source:
     rows, cols = (_axis_coords(dim, index) for dim, index in axes.items())
     labels = Labels(row_dim, col_dim, rows, cols, stacks=stacks)
     return replace(source, labels=labels, info=SourceInfo("pandas"))
+
+
+def _from_sparse_columns(frame: Any) -> Source:
+    """A DataFrame whose columns are sparse arrays of pandas, all with one fill value."""
+    fills = {meaning_of_fill(dtype.fill_value) for dtype in set(frame.dtypes)}
+    if len(fills) > 1:
+        raise DataError(
+            "some columns of the DataFrame are sparse with fill value 0 and others with NaN; give "
+            "all of them one, for example with .astype(pandas.SparseDtype('float64', 0))"
+        )
+    columns = [own.array for _, own in frame.items()]
+    rows = np.concatenate([own.sp_index.indices for own in columns])
+    at = np.repeat(np.arange(len(columns)), [own.sp_values.size for own in columns])
+    values = np.concatenate([own.sp_values for own in columns])
+    matrix = sparse.coo_array((values, (rows, at)), shape=frame.shape)
+    return replace(_in_memory("pandas", matrix, lambda: matrix), unstored=fills.pop())
 
 
 def from_annotated(part: Annotated) -> Source:
