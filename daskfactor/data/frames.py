@@ -218,10 +218,9 @@ def _labelled(name: str, frame: Any, given: list[str]) -> Any:
     counted = type(frame.index).__name__ == "RangeIndex" and frame.index.name is None
     if counted and len(given) > 1 and frame.columns.nlevels == 1:
         first = frame.iloc[:, 0]
-        if _kind(first.dtype) in ("whole", "number") and holds_ids(given[0], _floats(first)):
+        if _kind(first.dtype) == "whole" and holds_ids(given[0], _floats(first)):
             taken_for_labels(name, given[0])
-            index = first if _kind(first.dtype) == "whole" else first.astype("int64")
-            return frame.iloc[:, 1:].set_index(index)
+            return frame.iloc[:, 1:].set_index(first)
     return frame
 
 
