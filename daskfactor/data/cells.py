@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daskfactor.checks import is_number, match_labels
-from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarray, open_source
+from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarray
 from daskfactor.data.blocks import BlockedData, looked_up
+from daskfactor.data.files import open_input
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.known import (
     Layout,
@@ -106,7 +107,7 @@ class Asked:
         elif np.ndim(given) == 1:
             raise self._unfit(f"shape {np.shape(given)}", source)
         else:
-            found = open_source(given)
+            found = open_input(given)
         if found.shape != shape:
             raise self._unfit(f"shape {found.shape}", source)
         self._agree(found, source)

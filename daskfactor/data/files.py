@@ -379,6 +379,8 @@ def _read_npz(location: str, name: str | None) -> Any:
 def _read_npy(location: str, name: str | None) -> Any:
     try:
         return npy_at(location) if is_url(location) else np.load(location, "r", False)
+    except DaskfactorError:
+        raise
     except UNREADABLE as error:
         raise DataError(
             f"{location} is no NumPy array file that can be read: {_why(error, location)}"

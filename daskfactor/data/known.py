@@ -290,8 +290,16 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
-    """Labels as a store can keep them: times with a zone as UTC, periods as their names."""
-    if labels.dtype.kind != "O":
+    """Labels as a store can keep them: times with a zone as UTC, periods as their names.
+
+    Of other types than texts, numbers and times they are texts, which a warning tells.
+
+    Raises
+    ------
+    DataError
+        If labels are missing.
+    """
+    if labels.dtype.kind not in "OSV":
         return labels
     import pandas as pd
 
@@ -305,7 +313,27 @@ def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(index.tz_convert(None))
     if isinstance(index, pd.PeriodIndex):
         return np.asarray([str(period) for period in index])
-    return labels
+    if index.dtype.kind in "iufbMm":
+        return np.asarray(index)
+    gone = np.flatnonzero(np.asarray(pd.isna(index)))
+    if gone.size:
+        raise DataError(
+            f"{gone.size} of the {len(index)} labels {name!r} are missing, the first at position "
+            f"{gone[0]}; fill them in, or drop them"
+        )
+    others = sorted({type(label).__name__ for label in index} - {"str", "str_"})
+    if not others:
+        return labels
+    texts = [
+        label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+        for label in index
+    ]
+    warn(
+        f"the labels {name!r} are of type {' and '.join(others)}, which no store keeps; they are "
+        f"kept as texts, such as {texts[0]!r}",
+        DataWarning,
+    )
+    return np.asarray(texts, dtype=object)
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
