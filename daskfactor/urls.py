@@ -418,7 +418,9 @@ _LASTING: Final = (
 """Errors that trying again does not mend."""
 _SOON_OVER: Final = (408, 425, 429)
 """Answers of a server to a request that it may grant later, although they count as refusals."""
-_SECRET: Final = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS", re.IGNORECASE)
+_SECRET: Final = re.compile("(KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS)S?(_|$)", re.IGNORECASE)
+"""Names of variables that are secret: words at an end, as TOKENIZERS_PARALLELISM is none."""
+_NO_SECRET: Final = ("true", "false", "none", "null", "auto")
 
 
 def trouble_of(error: BaseException, location: str = "") -> Trouble:
@@ -535,7 +537,7 @@ def _said(error: BaseException, location: str) -> str:
 def without_secrets(text: str) -> str:
     """Take values that the environment keeps secret out of a text."""
     for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) > 3:
+        if _SECRET.search(name) and len(value) > 3 and value.lower() not in _NO_SECRET:
             text = text.replace(value, "***")
     return text
 

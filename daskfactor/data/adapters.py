@@ -96,6 +96,8 @@ class Source:
         How many entries a sparse source has, if that is known before they are read.
     unstored
         What a sparse source itself says about entries that it does not store.
+    usual
+        What is taken for granted where neither it nor the caller says so.
     merges
         Whether entries may name a cell again, as lines of tables may: they are added up where
         what is not stored is zero, and else the last one stays.
@@ -112,6 +114,7 @@ class Source:
     matrix: Callable[[bool], Any] | None = None
     entries: int | None = None
     unstored: str | None = None
+    usual: str = "zero"
     fold: Any = None
     merges: bool = False
     steps: Chunks | None = None
@@ -158,8 +161,9 @@ def from_numpy(array: NDArray[Any]) -> Source:
 
 
 def from_scipy(matrix: Any) -> Source:
-    """A scipy sparse matrix or array of any format."""
-    return _in_memory("scipy", matrix, lambda: matrix)
+    """A scipy sparse matrix or array of any format; `hold_out` notes in it what is not stored."""
+    source = _in_memory("scipy", matrix, lambda: matrix)
+    return replace(source, unstored=getattr(matrix, "unstored", None))
 
 
 def from_pydata(array: Any) -> Source:

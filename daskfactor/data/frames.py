@@ -17,7 +17,7 @@ from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, from_pandas
 from daskfactor.data.entries import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
-from daskfactor.data.key_names import holds_ids, names_of_keys, taken_for_labels
+from daskfactor.data.key_names import holds_ids, names_of_keys, taken_for_labels, usual_meaning
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
 from daskfactor.data.tables import FEW, Wanted, all_whole, chosen_columns
 from daskfactor.errors import DataError, DataWarning, OptionError
@@ -315,6 +315,7 @@ def _entries(where: str, names: Sequence[str], columns: Sequence[Any]) -> Source
         labels=Labels(*dims, coords[0], coords[1]),
         pieces=pieces,
         entries=rows.size,
+        usual=usual_meaning(names),
         merges=True,
     )
 

@@ -1,6 +1,7 @@
 """Names that columns of keys usually have, and columns that are labels of rows."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ _LABELS = (
 _LABEL_MARK = (
     r"(?:.+[\W_](?i:id|ids|key|index|idx|name|no|nr|code)|.+(?:Id|ID|Key|Index|No|Nr|Code))"
 )
+_RATINGS = r"ratings?|stars?|scores?|grades?|half_?stars?"
+"""What values are called that nobody has given where there are none."""
 FEWEST_LABELS = 3
 """Rows from which on whole numbers without a repeat say something."""
 
@@ -60,3 +63,9 @@ def taken_for_labels(where: str, name: str) -> None:
         "and is taken for the labels of rows; if it is data, give it another name",
         DataWarning,
     )
+
+
+def usual_meaning(names: Sequence[str]) -> str:
+    """What a line that a table of entries does not have means, by what its values are called."""
+    rated = len(names) > 2 and re.fullmatch(_RATINGS, names[2].strip(), re.IGNORECASE)
+    return "missing" if rated else "zero"

@@ -64,15 +64,17 @@ class LoadOptions:
 
 
 def meaning_of_unstored(source: Source, unstored: str | None) -> str:
-    """What entries that are not stored mean: as asked, as the input says, or else zero."""
-    if unstored is not None or source.unstored is not None:
-        return unstored or source.unstored or "zero"
-    warn(
-        "cells without entry are taken to be observed zeros, as in counts; say "
-        'unstored="zero" if that is meant, unstored="missing" if they are unknown, as in ratings',
-        DataWarning,
-    )
-    return "zero"
+    """What entries that are not stored mean: as asked, as the input says, or what is usual."""
+    known = unstored or source.unstored
+    if known is None:
+        zeros = source.usual == "zero"
+        taken = "observed zeros, as in counts" if zeros else "missing, as in ratings"
+        warn(
+            f"cells without entry are taken to be {taken}; say "
+            'unstored="zero" if they are zeros, unstored="missing" if they are unknown',
+            DataWarning,
+        )
+    return known or source.usual
 
 
 class Beside(Protocol):

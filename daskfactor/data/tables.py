@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
-from daskfactor.data.key_names import holds_ids, taken_for_labels
+from daskfactor.data.key_names import holds_ids, taken_for_labels, usual_meaning
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory
@@ -119,7 +119,8 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     dims = usable_dims(*names[:2])
     rows, cols = (_times(pa, *one) for one in zip(dims, map(schema.field, names[:2]), strict=True))
     labels = Labels(*dims, rows, cols)
-    return Source(info, labels=labels, pieces=pieces, entries=entries, merges=True)
+    usual = usual_meaning(names)
+    return Source(info, labels=labels, pieces=pieces, entries=entries, usual=usual, merges=True)
 
 
 def open_csv(location: str, wanted: Wanted) -> Source:
@@ -166,7 +167,7 @@ def open_csv(location: str, wanted: Wanted) -> Source:
 
     labels = Labels(*usable_dims(*names[:2])) if header else Labels()
     info = SourceInfo("csv", location, lazy=True)
-    return Source(info, labels=labels, pieces=pieces, merges=True)
+    return Source(info, labels=labels, pieces=pieces, usual=usual_meaning(names), merges=True)
 
 
 def look_at_parquet(location: str, wanted: Wanted) -> Look:
@@ -238,7 +239,8 @@ def read_table(location: str | PathLike[str]) -> Any:
 
     Empty fields, ``NA``, ``NaN``, ``null``, ``none`` and ``?`` are missing cells. A first line
     with anything that is no number, its first field aside, is a header, and so is one whose first
-    field is empty and whose others are numbers that rise, such as positions, years or wavelengths;
+    field is empty and whose others are numbers that rise, such as positions, years or wavelengths,
+    or that counts from 0 on;
     a first column whose header is empty, or that holds anything that is no number or begins with
     0 as codes do, holds the row names, and so does one that is called as keys are and holds whole
     numbers, none of them twice.
@@ -265,7 +267,15 @@ def read_table(location: str | PathLike[str]) -> Any:
             "is empty and the numbers behind it rise; if it is data, write NaN into that field",
             DataWarning,
         )
-    header = lines.pop(0)[1] if by_numbers or not all(map(_is_number, tell_tale)) else None
+    counts = _counts_up(lines[0][1])
+    if counts:
+        warn(
+            f"the first line of {location} was taken for names of columns, because it counts from "
+            "0 on; if it is data, write a line of names before it",
+            DataWarning,
+        )
+    named = by_numbers or counts or not all(map(_is_number, tell_tale))
+    header = lines.pop(0)[1] if named else None
     if not lines:
         raise DataError(f"{location} has a header and no line of numbers")
     width = len(lines[0][1])
@@ -392,6 +402,11 @@ def _names_by_numbers(first: Sequence[str]) -> bool:
     numbers = list(map(_number, first[1:]))
     rises = all(one < other for one, other in pairwise(numbers))
     return rises and (len(numbers) > 1 or numbers[0] in COUNTED)
+
+
+def _counts_up(first: Sequence[str]) -> bool:
+    """Whether a line is 0, 1, 2 and so on, which pandas writes where columns have no names."""
+    return len(first) > 2 and list(first) == [str(at) for at in range(len(first))]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from daskfactor.data.files import opened_again
 from daskfactor.data.grid import Bands, Grid, block_at
 from daskfactor.data.joined import join
 from daskfactor.data.loading import UNCERTAINTY
-from daskfactor.data.sources import as_blocks
+from daskfactor.data.sources import blocks_of
 from daskfactor.data.tensor import as_tensor, grid_of
 from daskfactor.errors import (
     DaskfactorError,
@@ -152,7 +152,7 @@ def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
         return join(V, model.relations, **options)
     if model.tensor:
         return as_tensor(V, names=model.factors, **options)
-    return as_blocks(V, **options)
+    return blocks_of(V, usual=None if model.nonnegative else "missing", **options)
 
 
 @contextmanager

@@ -575,3 +575,12 @@ def test_a_code_for_missing_cells_is_told(tmp_path, code):
     assert data.minimum == code
     as_blocks(np.array([[1.0, code], [-2.0, 3.0]]), 1)  # a negative value like others
     as_blocks(np.array([[1.0, -1.0], [2.0, 3.0]]), 1)
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_a_header_of_positions_is_no_row(tmp_path, separator):
+    values = np.random.default_rng(0).random((4, 5))
+    path = tmp_path / "t.csv"
+    pd.DataFrame(values).to_csv(path, index=False, sep=separator)
+    with pytest.warns(DataWarning, match="names of columns, because it counts from 0 on"):
+        np.testing.assert_allclose(as_blocks(path, 1, dtype="float64").to_numpy(), values)
