@@ -119,6 +119,11 @@ def open_input(data: Any, wanted: Wanted = ANYTHING) -> Source:
         wanted = replace(wanted, layer=None, mask_var=None)
     if isinstance(data, str | PathLike) and is_readable_file(fspath(data)):
         data = read_matrix(fspath(data), wanted)
+    if type(data).__module__.startswith(("dask.dataframe", "dask_expr")):
+        raise DataError(
+            "a dask DataFrame is read as a whole: pass frame.compute(), or write it as Parquet, "
+            "which is read piece by piece, and pass the path"
+        )
     if is_frame(data):
         return open_frame(data, wanted)
     array = data_array(data)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import warn
+from daskfactor.checks import nearly_same, warn
 from daskfactor.data.adapters import (
     Source,
     decoded,
@@ -160,7 +160,7 @@ class Fold:
             )
         for dim in other.dims:
             own, given = self.array.indexes.get(dim), other.indexes.get(dim)
-            if own is not None and given is not None and not own.equals(given):
+            if own is not None and given is not None and not nearly_same(own, given):
                 raise DataError(
                     f"the labels of {what} along {dim!r} are not those of V, or in another order; "
                     "bring them into the order of V, for example with reindex_like(V)"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from daskfactor.data.adapters import decoded, decoder
 from daskfactor.data.axes import RESERVED
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.frames import is_frame
 from daskfactor.data.grid import Bands, TensorGrid, balanced_order, inverse
 from daskfactor.data.joined import FACTOR, LABEL, SIDES, JointLabels
 from daskfactor.data.known import (
@@ -195,6 +196,11 @@ def as_tensor(
 
 def entries_of(V: Any, unstored: str | None) -> Entries:
     """Read an array, whatever holds it, by its stored entries."""
+    if is_frame(V):
+        raise DataError(
+            "a table is no tensor: make one of its keys and values, for example by "
+            "sparse.COO([codes of each key], values), with pandas.factorize for the codes"
+        )
     if hasattr(V, "dims") and hasattr(V, "coords") and hasattr(V, "data"):
         V = decoded(V)
         found, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
