@@ -107,7 +107,7 @@ def positions(
 ) -> list[int]:
     """Read ``"0:3,7"`` as ``[0, 1, 2, 7]``, and what is no number as a label.
 
-    Where labels are whole numbers, a number is a label, too, as in Python; a range counts positions.
+    Where labels are whole numbers, a number is a label, as in Python; a range counts positions.
 
     Raises
     ------
