@@ -56,6 +56,18 @@ def match_labels(wanted: Any, known: Any) -> Match:
     return Match(at, unwanted, (_twice(asked, both), _twice(own, both)))
 
 
+def nearly_same(one: Any, other: Any) -> bool:
+    """Whether two indexes are equal, numbers but for what single precision rounds off."""
+    if _names(one) or _names(other):
+        return bool(getattr(one, "equals", lambda _: False)(other))
+    a, b = np.asarray(one), np.asarray(other)
+    if a.shape != b.shape:
+        return False
+    if a.dtype.kind == b.dtype.kind == "f" and a.size:
+        return bool(np.allclose(a, b, rtol=1e-6, atol=1e-9 * np.nanmax(np.abs(a)), equal_nan=True))
+    return bool(np.array_equal(a, b))
+
+
 def first_places(labels: Sequence[Any]) -> dict[Any, int]:
     """Where each label is found first."""
     return {label: at for at, label in reversed([*enumerate(labels)])}

@@ -117,6 +117,11 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
                 f"{' and '.join(f'{name}=' for name in moved)} can be given to as_blocks only: "
                 f"{function.__name__}(as_blocks(V, {given}), ...)"
             )
+        if {"uncertainty", "weights"} & set(unknown):
+            raise OptionError(
+                f"{function.__name__} takes no {' and '.join(unknown)}: every cell counts alike "
+                "there; leave it out"
+            )
         if unknown:
             near = near_name(unknown[0], known - {*kwargs, own[0].name})
             raise TypeError(

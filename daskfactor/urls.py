@@ -15,6 +15,7 @@ import os
 import random
 import re
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,10 +32,15 @@ T = TypeVar("T")
 PATIENCE: Final = "DASKFACTOR_STORE_PATIENCE"
 """Environment variable: seconds to wait for a server that does not do what it is asked."""
 USUAL_PATIENCE: Final = 300.0
+FIRST_PATIENCE: Final = 15.0
+"""The same of a server that has never answered in this process: its name may be misspelt."""
 ATTEMPT: Final = 60.0
 """Seconds until an answer that does not come is asked for again."""
 QUIET: Final = 5.0
 """Seconds until somebody is told that it does not come."""
+TOLD_EVERY: Final = 60.0
+_answered: Final = set[str]()
+"""Servers that have answered anything."""
 LONGEST_PAUSE: Final = 5.0
 REMOTE_BUFFER: Final = 2**22
 CLOUD: Final = ("s3", "gs", "gcs", "az", "abfs", "abfss", "memory")
@@ -273,9 +279,36 @@ def persistently(attempt: Callable[[], T], location: str) -> T:
     waiting = _Waiting(location)
     while True:
         try:
-            return attempt()
+            found = attempt() if waiting.known else _within(attempt, waiting.left())
         except Exception as error:  # noqa: BLE001 - raised again, now or when time is up
             time.sleep(waiting.pause(error))
+        else:
+            waiting.answered()
+            return found
+
+
+def _within(attempt: Callable[[], T], seconds: float) -> T:
+    """What ``attempt`` gives; after so many seconds it is left to itself, with a TimeoutError.
+
+    Libraries wait for minutes for a connection.
+    """
+    result: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            result.append(attempt())
+        except Exception as error:  # noqa: BLE001 - raised by the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(max(seconds, 1.0))
+    if errors:
+        raise errors[0]
+    if not result:
+        raise TimeoutError
+    return result[0]
 
 
 async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
@@ -286,11 +319,14 @@ async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
     while True:
         task = asyncio.ensure_future(attempt())
         limit = min(ATTEMPT, max(waiting.left(), 1.0))
+        first = min(QUIET, limit)
         try:
-            done, _ = await asyncio.wait({task}, timeout=min(QUIET, limit))
+            done, _ = await asyncio.wait({task}, timeout=first)
             if not done:
                 waiting.tell("no answer yet")
-            return await asyncio.wait_for(task, limit)
+            found = await asyncio.wait_for(task, limit - first)
+            waiting.answered()
+            return found
         except Exception as error:  # noqa: BLE001 - raised again, now or when time is up
             await asyncio.sleep(waiting.pause(error))
         finally:
@@ -302,15 +338,28 @@ class _Waiting:
 
     def __init__(self, location: str) -> None:
         self._location, self._begun, self._limit = location, time.monotonic(), patience()
-        self._pause = 0.05
+        self._server = "/".join(location.split("/")[:3])
+        self.known = not is_url(location) or self._server in _answered
+        if not self.known and not os.environ.get(PATIENCE):
+            self._limit = FIRST_PATIENCE
+        self._pause, self._told = 0.05, -math.inf
         self._answer: Exception = TimeoutError()
+
+    def answered(self) -> None:
+        """Note that the server is there, so that it is waited for from now on."""
+        if not self.known:
+            _answered.add(self._server)
+            self.known, self._limit = True, patience()
 
     def left(self) -> float:
         """Seconds of patience."""
         return self._begun + self._limit - time.monotonic()
 
     def tell(self, what: str) -> None:
-        """Log that it takes long."""
+        """Log that it takes long, once a minute."""
+        if time.monotonic() - self._told < TOLD_EVERY:
+            return
+        self._told = time.monotonic()
         logger.warning("%s: %s; waiting up to %.0f seconds more", self._location, what, self.left())
 
     def pause(self, error: Exception) -> float:
@@ -319,6 +368,8 @@ class _Waiting:
             raise error
         if not isinstance(error, TimeoutError):  # what it answered says more than its silence
             self._answer = error
+        if any(_answer(error)):
+            self.answered()
         trouble = trouble_of(error, self._location)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         if trouble.lasting or self.left() < self._pause:
@@ -367,7 +418,9 @@ _LASTING: Final = (
 """Errors that trying again does not mend."""
 _SOON_OVER: Final = (408, 425, 429)
 """Answers of a server to a request that it may grant later, although they count as refusals."""
-_SECRET: Final = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS", re.IGNORECASE)
+_SECRET: Final = re.compile("(KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS)S?(_|$)", re.IGNORECASE)
+"""Names of variables that are secret: words at an end, as TOKENIZERS_PARALLELISM is none."""
+_NO_SECRET: Final = ("true", "false", "none", "null", "auto")
 
 
 def trouble_of(error: BaseException, location: str = "") -> Trouble:
@@ -484,7 +537,7 @@ def _said(error: BaseException, location: str) -> str:
 def without_secrets(text: str) -> str:
     """Take values that the environment keeps secret out of a text."""
     for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) > 3:
+        if _SECRET.search(name) and len(value) > 3 and value.lower() not in _NO_SECRET:
             text = text.replace(value, "***")
     return text
 

@@ -67,7 +67,7 @@ def main() -> None:
 
     table = pd.read_csv(arguments.ratings) if arguments.ratings else made_up()
     V = matrix(table)
-    held = dfac.hold_out(V, 0.1, keep_one=False, random_seed=0)
+    held = dfac.hold_out(V, 0.1, unstored="missing", keep_one=False, random_seed=0)
     print(f"{V.shape[0]} users, {V.shape[1]} films, {V.nnz} ratings, {held.values.size} held out")
     print(f"always the mean rating: RMSE {np.std(held.values - held.train.data.mean()):.4f}")
     for model in (

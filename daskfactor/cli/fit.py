@@ -135,10 +135,13 @@ def fit(
         daskfactor fit ratings.csv --store run.zarr -k 20 --model gaussian --unstored missing
         --rows user --columns film --values stars
     """
+    from daskfactor.inference.session import blocks_for
+
     if chains.monitor not in (None, "missing"):
         raise OptionError(f"--monitor takes only 'missing', got {chains.monitor!r}")
     model = law.of(components)
-    data = dfac.as_blocks(
+    data = blocks_for(
+        model,
         matrix.input,
         balance=balance,
         allow_empty=allow_empty or model.covariates != (None, None),

@@ -107,6 +107,8 @@ def positions(
 ) -> list[int]:
     """Read ``"0:3,7"`` as ``[0, 1, 2, 7]``, and what is no number as a label.
 
+    Where labels are whole numbers, a number is a label, as in Python; a range counts positions.
+
     Raises
     ------
     OptionError
@@ -115,8 +117,10 @@ def positions(
     if by_label and labels is None:
         raise OptionError(f"--by-label needs labels, and what {option} chooses from has none")
     chosen: list[int] = []
+    numbered = labels is not None and labels.dtype.kind in "iu"
     for part in next(csv.reader([text], skipinitialspace=True), []) or [""]:
         match = None if by_label else re.fullmatch(r"\s*(\d*)\s*(:\s*(\d*)\s*)?", part)
+        match = None if numbered and match is not None and match[2] is None else match
         if match is None and labels is not None:
             chosen.extend(_labelled(part, labels, option))
             continue

@@ -30,8 +30,8 @@ def predict(
 ) -> o.Answer | None:
     """Predict cells: posterior mean, standard deviation and interval, observed or not.
 
-    Numbers count rows and columns from 0, and the end of a range is left out; what is no number
-    is a label. Where labels are numbers, --by-label takes numbers for labels.
+    Numbers are labels where labels are whole numbers, and else count rows and columns from 0. A
+    range always counts from 0, and its end is left out. What is no number is a label.
 
         daskfactor predict run.zarr --rows 0:3 --columns 5,7
 

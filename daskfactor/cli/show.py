@@ -242,7 +242,7 @@ def _shown(attrs: Mapping[Any, Any], noted: "Noted", store: str) -> tuple[dict[s
     from daskfactor.results.about import facts_of, told
 
     summary = facts_of(attrs, noted.measured, store)
-    lines = [*told(summary), *_lights(summary, noted)]
+    lines = [*told(summary), *_lights(summary, noted, store)]
     if summary["resume"] is not None:
         lines.append(("to finish" if summary["unfinished"] else "more draws", summary["resume"]))
     return summary, o.facts(lines, title=store)
@@ -253,7 +253,21 @@ QUICKLY_READ: Final = 2**26
 STYLES: Final = {"green": "green", "amber": "yellow", "red": "red", "none": "dim"}
 
 
-def _lights(summary: dict[str, Any], noted: "Noted") -> list[tuple[str, str]]:
+def in_shell(advice: str, store: str) -> str:
+    """Write calls of Python that an advice has as commands."""
+    for call, command in (
+        (r"sample\(\.\.\., (\w+)=(\w+)\)", r"daskfactor fit ... --\1 \2"),
+        (r"resume\(\.\.\., (\w+)=(\w+)\)", rf"daskfactor resume {store} --\1 \2"),
+        (r"resume\(\.\.\.\)", rf"daskfactor resume {store}"),
+        (r'\b(sampler|keep)="(\w+)"', r"--\1 \2"),
+        (r"\bmonitor=", "--monitor missing"),
+        (r"\b(align|discretization_bias)\((trace)?\)", r"daskfactor.\1 in Python"),
+    ):
+        advice = re.sub(call, command, advice)
+    return advice
+
+
+def _lights(summary: dict[str, Any], noted: "Noted", store: str) -> list[tuple[str, str]]:
     """A line for each light over what a run gave; they are put into the summary, too."""
     from daskfactor.results.verdict import LIGHTS, lights_in
 
@@ -265,7 +279,8 @@ def _lights(summary: dict[str, Any], noted: "Noted") -> list[tuple[str, str]]:
     summary["lights"] = {name: light.as_dict() for name, light in found.items()}
     lines = []
     for name, light in found.items():
-        said = "\n".join(filter(None, (*light.reasons, light.advice)))
+        advice = in_shell(light.advice, store)
+        said = "\n".join(filter(None, (*light.reasons, advice)))
         word = f"[{STYLES[light.status]}]{light.status.upper()}[/]"
         lines.append((LIGHTS[name], f"{word}  {escape(said)}"))
     return lines

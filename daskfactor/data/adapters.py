@@ -6,6 +6,7 @@ are not imported either: an object of theirs cannot have been passed.
 A kind of input is added here alone: a function that makes its `Source`, and a line of `KINDS`.
 """
 
+import base64
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,8 @@ from daskfactor.urls import binary, shown, why
 FLOAT = np.dtype(np.float64)
 STRIP = 2**23
 """Bytes of columns that are read together."""
+PACKING = frozenset({"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"})
+"""Attributes by which netCDF, and what is written like it, says that values are packed."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Source:
         How many entries a sparse source has, if that is known before they are read.
     unstored
         What a sparse source itself says about entries that it does not store.
+    usual
+        What is taken for granted where neither it nor the caller says so.
     merges
         Whether entries may name a cell again, as lines of tables may: they are added up where
         what is not stored is zero, and else the last one stays.
@@ -109,6 +114,7 @@ class Source:
     matrix: Callable[[bool], Any] | None = None
     entries: int | None = None
     unstored: str | None = None
+    usual: str = "zero"
     fold: Any = None
     merges: bool = False
     steps: Chunks | None = None
@@ -155,8 +161,9 @@ def from_numpy(array: NDArray[Any]) -> Source:
 
 
 def from_scipy(matrix: Any) -> Source:
-    """A scipy sparse matrix or array of any format."""
-    return _in_memory("scipy", matrix, lambda: matrix)
+    """A scipy sparse matrix or array of any format; `hold_out` notes in it what is not stored."""
+    source = _in_memory("scipy", matrix, lambda: matrix)
+    return replace(source, unstored=getattr(matrix, "unstored", None))
 
 
 def from_pydata(array: Any) -> Source:
@@ -188,14 +195,56 @@ def from_dask(array: Any) -> Source:
 
 def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
     """An array in a file that gives regions: of zarr, or a dataset of HDF5 that is open."""
-    shape = matrix_shape(array.shape)
+    shape, dtype = matrix_shape(array.shape), check_dtype(array.dtype)
+    decode = decoder(array)
+    read = lambda rows, cols: array[rows, cols]  # noqa: E731
     return Source(
         SourceInfo(kind, location, lazy=True),
         shape,
-        check_dtype(array.dtype),
-        chunks=None if array.chunks is None else expand_chunks(shape, array.chunks),
-        read=lambda rows, cols: array[rows, cols],
+        dtype if decode is None else decode(np.empty((0, 0), dtype)).dtype,
+        chunks=_chunk_sizes(array, shape),
+        read=read if decode is None else lambda rows, cols: decode(read(rows, cols)),
     )
+
+
+def _chunk_sizes(array: Any, shape: tuple[int, int]) -> Chunks | None:
+    """Lengths of chunks; newer versions of zarr give them, and of chunks of many sizes only so."""
+    sizes = getattr(array, "read_chunk_sizes", None)
+    if sizes is not None:
+        rows, cols = (tuple(map(int, own)) for own in sizes)
+        return rows, cols
+    return None if array.chunks is None else expand_chunks(shape, array.chunks)
+
+
+def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+    """What turns values of an array of zarr or HDF5 into those that its attributes say.
+
+    None where they are not packed, as netCDF keeps them.
+    """
+    attrs = dict(array.attrs)
+    second = getattr(getattr(array, "metadata", None), "zarr_format", 3) == 2
+    if second and "_ARRAY_DIMENSIONS" in attrs and array.fill_value is not None:
+        # In what xarray wrote, the fill value is missing. Elsewhere it is what nobody has written.
+        attrs["_FillValue"] = array.fill_value
+    packing = {name: _scalar(attrs[name], array.dtype) for name in PACKING & attrs.keys()}
+    if not packing:
+        return None
+
+    def decode(values: NDArray[Any]) -> NDArray[Any]:
+        from xarray import Variable
+        from xarray.conventions import decode_cf_variable
+
+        packed = Variable(list(map(str, range(values.ndim))), values, packing)
+        return np.asarray(decode_cf_variable("values", packed, decode_times=False).values)
+
+    return decode
+
+
+def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A number of an attribute; HDF5 has arrays of one, and zarr floats as their bytes in text."""
+    if isinstance(value, str) and dtype.kind == "f":
+        value = np.frombuffer(base64.b64decode(value), "<f8")
+    return np.ravel(value)[0]
 
 
 def npy_at(location: str) -> Source:
@@ -287,8 +336,26 @@ def zarr_array(location: str) -> tuple[Any, str]:
     )
 
 
+def decoded(array: Any) -> Any:
+    """A DataArray with the values that its attributes say, where these are packed as in netCDF."""
+    if PACKING.isdisjoint(array.attrs):
+        return array
+    if is_pydata_sparse(getattr(array.variable, "_data", None)):
+        raise DataError(
+            f"the DataArray is sparse, and its attributes ({', '.join(PACKING & {*array.attrs})}) "
+            "say that its values are packed; unpack them, and remove these attributes"
+        )
+    from xarray import decode_cf
+
+    dataset = array.to_dataset(name="values")
+    found = decode_cf(dataset, decode_times=False, decode_coords=False)["values"]
+    held = array.chunks is None and getattr(array.variable, "_in_memory", True)
+    return (found.load() if held else found).rename(array.name)
+
+
 def from_xarray(array: Any) -> Source:
     """A DataArray backed by NumPy, sparse or dask, or by a file that xarray reads lazily."""
+    array = decoded(array)
     shape = matrix_shape(array.shape)
     names = row_dim, col_dim = array.dims
     if row_dim == col_dim:  # xarray makes such an array, and can do nothing with it
@@ -362,7 +429,10 @@ def from_pandas(frame: Any) -> Source:
         )
     kinds = set(frame.dtypes)
     plain = len(kinds) == 1 and all(isinstance(dtype, np.dtype) for dtype in kinds)
-    source = from_numpy(frame.to_numpy() if plain else frame.to_numpy("f8", na_value=np.nan))
+    if all(hasattr(dtype, "fill_value") for dtype in kinds):
+        source = _from_sparse_columns(frame)
+    else:
+        source = from_numpy(frame.to_numpy() if plain else frame.to_numpy("f8", na_value=np.nan))
     row_dim, col_dim = usable_dims(frame.index.name, frame.columns.name)
     row_dim, col_dim = (  # levels may be called row and column
         free_name(dim, [] if index.nlevels == 1 else _level_names(dim, index))
@@ -377,6 +447,22 @@ def from_pandas(frame: Any) -> Source:
     rows, cols = (_axis_coords(dim, index) for dim, index in axes.items())
     labels = Labels(row_dim, col_dim, rows, cols, stacks=stacks)
     return replace(source, labels=labels, info=SourceInfo("pandas"))
+
+
+def _from_sparse_columns(frame: Any) -> Source:
+    """A DataFrame whose columns are sparse arrays of pandas, all with one fill value."""
+    fills = {meaning_of_fill(dtype.fill_value) for dtype in set(frame.dtypes)}
+    if len(fills) > 1:
+        raise DataError(
+            "some columns of the DataFrame are sparse with fill value 0 and others with NaN; give "
+            "all of them one, for example with .astype(pandas.SparseDtype('float64', 0))"
+        )
+    columns = [own.array for _, own in frame.items()]
+    rows = np.concatenate([own.sp_index.indices for own in columns])
+    at = np.repeat(np.arange(len(columns)), [own.sp_values.size for own in columns])
+    values = np.concatenate([own.sp_values for own in columns])
+    matrix = sparse.coo_array((values, (rows, at)), shape=frame.shape)
+    return replace(_in_memory("pandas", matrix, lambda: matrix), unstored=fills.pop())
 
 
 def from_annotated(part: Annotated) -> Source:

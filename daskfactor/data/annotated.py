@@ -205,7 +205,7 @@ def open_annotated(location: str, layer: str | None = None) -> AnnotatedFile | N
     local = absolute(location)
     root: Any
     if local.lower().endswith(H5AD) and not Path(local).is_dir():
-        root = _h5(local)
+        root = open_hdf5(local)
     elif zarr_kind(local) == "anndata":
         from daskfactor.data.careful import open_zarr
 
@@ -330,8 +330,9 @@ def _element(location: str, element: Any) -> Any:
         ) from error
 
 
-def _h5(location: str) -> Any:
-    h5py = require("h5py", "anndata", "AnnData files")
+def open_hdf5(location: str) -> Any:
+    """An HDF5 file, nothing of which is read yet."""
+    h5py = require("h5py", "anndata", "HDF5 files")
     try:
         return h5py.File(opened(location), "r")
     except DaskfactorError:
@@ -340,6 +341,7 @@ def _h5(location: str) -> Any:
         if not is_url(location) and not Path(location).exists():
             raise DataError(f"{location} does not exist; check the path") from error
         reason = str(error) if not is_url(location) else why(error, location)
-        raise DataError(f"{location} is no AnnData file that can be read: {reason}") from shown(
+        kind = "AnnData" if location.lower().endswith(H5AD) else "HDF5"
+        raise DataError(f"{location} is no {kind} file that can be read: {reason}") from shown(
             error, location
         )

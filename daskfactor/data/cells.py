@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskfactor.checks import is_number, match_labels
-from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarray, open_source
+from daskfactor.checks import is_number, match_labels, nearly_same
+from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarray
 from daskfactor.data.blocks import BlockedData, looked_up
+from daskfactor.data.files import open_input
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.known import (
     Layout,
@@ -106,7 +107,7 @@ class Asked:
         elif np.ndim(given) == 1:
             raise self._unfit(f"shape {np.shape(given)}", source)
         else:
-            found = open_source(given)
+            found = open_input(given)
         if found.shape != shape:
             raise self._unfit(f"shape {found.shape}", source)
         self._agree(found, source)
@@ -145,7 +146,7 @@ class Asked:
             if own is None or other is None:
                 continue
             at = match_labels(own, other).at
-            if not np.array_equal(at, np.arange(at.size)):
+            if not (np.array_equal(at, np.arange(at.size)) or nearly_same(own, other)):
                 raise DataError(
                     f"the labels of the {self.kind}'s {axis}s are not those of V, or in another "
                     "order; bring them into the order of V, for example with reindex_like(V)"

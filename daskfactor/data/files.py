@@ -46,6 +46,7 @@ from daskfactor.data.tables import (
     plain,
     read_table,
 )
+from daskfactor.data.tenx import matrix_in, read_hdf5, with_cells_as_rows
 from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.urls import (
@@ -118,6 +119,11 @@ def open_input(data: Any, wanted: Wanted = ANYTHING) -> Source:
         wanted = replace(wanted, layer=None, mask_var=None)
     if isinstance(data, str | PathLike) and is_readable_file(fspath(data)):
         data = read_matrix(fspath(data), wanted)
+    if type(data).__module__.startswith(("dask.dataframe", "dask_expr")):
+        raise DataError(
+            "a dask DataFrame is read as a whole: pass frame.compute(), or write it as Parquet, "
+            "which is read piece by piece, and pass the path"
+        )
     if is_frame(data):
         return open_frame(data, wanted)
     array = data_array(data)
@@ -162,7 +168,7 @@ def is_readable_file(text: str) -> bool:
         kind = zarr_kind(text)
         return kind == "group" if kind else _holds_parquet(text) or bool(holds(part_in(text)[0]))
     path, head = Path(text), text.rpartition(":")[0]
-    if path.is_file() or _holds_parquet(text):
+    if path.is_file() or _holds_parquet(text) or matrix_in(text):
         return True
     return bool(head) and Path(head).exists() if not path.is_dir() else zarr_kind(text) == "group"
 
@@ -205,19 +211,21 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     annotated = open_annotated(location, name)
     if annotated is not None:
         return annotated
+    folder = matrix_in(text)
+    if folder is not None or (form is not None and form.array is None and name is None):
+        return open_matrix_market(folder or text, wanted)
     table = form is not None and form.look is not None
     if form is not None and form.look is not None and name is None:
         look = form.look(text, wanted)
         if is_long(text, *look, wanted):
             return long_file(text, look.names, _open_path(text, wanted), wanted)
-    packed = location.lower().endswith(PACKED) and not table
-    if packed or (form is not None and form.array is None):
+    if location.lower().endswith(PACKED) and not table:
         raise DataError(
-            f"{location} holds a matrix that is converted first: daskfactor convert {location} "
-            f"{Path(location).with_suffix('.zarr')}, and then fit that store"
+            f"{location} is compressed, which is read of tables and .mtx files alone; unpack it, "
+            f"for example with gunzip, and pass {Path(location).with_suffix('')}"
         )
     if form is not None and form.array is not None:
-        if name is not None and suffix != ".npz":
+        if name is not None and suffix != ".npz" and form is not _HDF5:
             raise DataError(
                 f"{location} holds one matrix, without a name, not {name!r}; give {location}"
             )
@@ -225,7 +233,7 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
             return form.array(location, name)
     if name is None and zarr_kind(location) in ("blocks", "array", "run"):
         return location  # as_blocks opens it, or refuses it with the right sentence
-    return _read_labelled(location, name)
+    return _read_labelled(location, name, wanted)
 
 
 def open_matrix_market(location: str, wanted: Wanted) -> Source:
@@ -259,7 +267,7 @@ def open_matrix_market(location: str, wanted: Wanted) -> Source:
                 "or changed"
             )
 
-    return Source(
+    source = Source(
         SourceInfo("matrix market", location, lazy=True),
         (rows, cols),
         labels=Labels(
@@ -269,6 +277,7 @@ def open_matrix_market(location: str, wanted: Wanted) -> Source:
         pieces=pieces,
         entries=entries if kinds[4] == "general" else None,
     )
+    return with_cells_as_rows(source, location)
 
 
 def open_npz(location: str, wanted: Wanted) -> Source:
@@ -375,6 +384,8 @@ def _read_npz(location: str, name: str | None) -> Any:
 def _read_npy(location: str, name: str | None) -> Any:
     try:
         return npy_at(location) if is_url(location) else np.load(location, "r", False)
+    except DaskfactorError:
+        raise
     except UNREADABLE as error:
         raise DataError(
             f"{location} is no NumPy array file that can be read: {_why(error, location)}"
@@ -426,8 +437,8 @@ def _dataset(location: str) -> Any:
         return xr.open_dataset(store, consolidated=False, **told)
 
 
-def _read_labelled(location: str, name: str | None) -> Any:
-    """A variable of a file that xarray reads."""
+def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
+    """A variable of a file that xarray reads; one of more dimensions, if some are named."""
     try:
         dataset = _dataset(location)
     except DaskfactorError:
@@ -449,11 +460,13 @@ def _read_labelled(location: str, name: str | None) -> Any:
     # A store lists its arrays in no order of its own.
     names = sorted(map(str, dataset.data_vars))
     matrices = [key for key in names if dataset[key].ndim == 2]
+    if not matrices or (wanted.rows, wanted.columns) != (None, None):
+        matrices = [key for key in names if dataset[key].ndim >= 2]
     if name is not None and name not in names:
         raise DataError(f"{location} has no variable {name!r}, only {', '.join(names)}")
     if name is None and len(matrices) != 1:
         raise DataError(
-            f"{location} holds {len(matrices)} two-dimensional variables "
+            f"{location} holds {len(matrices)} variables of two dimensions or more "
             f"({', '.join(matrices) or 'none'}); name one as {location}:NAME"
         )
     return dataset[name or matrices[0]]
@@ -472,6 +485,7 @@ class Format(NamedTuple):
 
 _TABLE = Format(open_csv, lambda location, name: read_table(location), look_at_csv)
 _PARQUET = Format(open_parquet, _read_parquet, look_at_parquet)
+_HDF5 = Format(lambda location, wanted: read_hdf5(location, None), read_hdf5)
 
 FORMATS = {
     ".csv": _TABLE,
@@ -483,6 +497,9 @@ FORMATS = {
     ".mtx": Format(open_matrix_market),
     ".npz": Format(open_npz, _read_npz),
     ".npy": Format(array=_read_npy),
+    ".h5": _HDF5,
+    ".hdf5": _HDF5,
+    ".hspy": _HDF5,
 }
 
 
@@ -494,8 +511,10 @@ def _open_path(location: str, wanted: Wanted) -> Source:
     chosen = wanted.layer is not None or wanted.mask_var is not None
     if chosen or location.lower().endswith(".h5ad") or zarr_kind(location) == "anndata":
         return open_h5ad(location, wanted)
-    suffix = _suffix(location)
-    form = FORMATS.get(suffix)
+    form = FORMATS.get(_suffix(location))
+    folder = matrix_in(location)
+    if folder is not None:
+        return open_matrix_market(folder, wanted)
     if form is not None and form.entries is not None:
         return form.entries(location, wanted)
     if is_blocked_store(location):

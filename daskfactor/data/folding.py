@@ -16,8 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import warn
-from daskfactor.data.adapters import Source, from_xarray, is_pydata_sparse, open_source
+from daskfactor.checks import nearly_same, warn
+from daskfactor.data.adapters import (
+    Source,
+    decoded,
+    from_xarray,
+    is_pydata_sparse,
+    open_source,
+)
 from daskfactor.data.known import (
     NAMED,
     Labels,
@@ -154,7 +160,7 @@ class Fold:
             )
         for dim in other.dims:
             own, given = self.array.indexes.get(dim), other.indexes.get(dim)
-            if own is not None and given is not None and not own.equals(given):
+            if own is not None and given is not None and not nearly_same(own, given):
                 raise DataError(
                     f"the labels of {what} along {dim!r} are not those of V, or in another order; "
                     "bring them into the order of V, for example with reindex_like(V)"
@@ -177,6 +183,8 @@ class Fold:
 def open_array(array: Any, rows: Dims = None, columns: Dims = None) -> Source:
     """A DataArray whose rows, and columns, are the dimensions named; the others, if left out.
 
+    Packed values are decoded.
+
     Raises
     ------
     OptionError
@@ -184,6 +192,7 @@ def open_array(array: Any, rows: Dims = None, columns: Dims = None) -> Source:
     DataError
         If the array has too many dimensions and nothing is named, or too few.
     """
+    array = decoded(array)
     names = " and ".join(repr(str(dim)) for dim in array.dims)
     if rows is None and columns is None:
         if array.ndim > 2:

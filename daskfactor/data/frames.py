@@ -4,7 +4,6 @@ A frame is a table in memory: of pandas, or of any library that gives out its co
 dataframe interchange protocol (``__dataframe__``) or as Arrow streams (``__arrow_c_stream__``).
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,20 +17,10 @@ from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, from_pandas
 from daskfactor.data.entries import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
+from daskfactor.data.key_names import holds_ids, names_of_keys, taken_for_labels, usual_meaning
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
 from daskfactor.data.tables import FEW, Wanted, all_whole, chosen_columns
 from daskfactor.errors import DataError, DataWarning, OptionError
-
-_ROWS = (
-    r"rows?|i|users?|customers?|readers?|members?|visitors?|sessions?|accounts?|person|subjects?|"
-    r"patients?|cells?|barcodes?|docs?|documents?|obs|samples?|source"
-)
-_COLUMNS = (
-    r"col|cols|columns?|j|items?|products?|movies?|films?|songs?|tracks?|artists?|books?|pages?|"
-    r"words?|terms?|genes?|features?|vars?|variables?|target"
-)
-_MARK = r"[\W_]*(?:id|ids|key|index|idx|name|no)"
-"""What names of keys end with."""
 
 
 def is_long(
@@ -156,16 +145,6 @@ def asked_for(wanted: Wanted) -> bool:
     return (wanted.rows, wanted.columns, wanted.values) != (None, None, None)
 
 
-def names_of_keys(row: str, column: str) -> bool:
-    """Whether two columns are called as keys of rows and of columns usually are."""
-    usual = [
-        re.fullmatch(f"(?:{known})(?:{_MARK})?", name, re.IGNORECASE) is not None
-        for known, name in ((_ROWS, row), (_COLUMNS, column))
-    ]
-    marked = all(re.fullmatch(f".+{_MARK}", name, re.IGNORECASE) for name in (row, column))
-    return all(usual) or (marked and any(usual))
-
-
 def note(where: str, names: Sequence[str], wanted: Wanted) -> None:
     """Say what a table was taken for, unless its columns were named."""
     if wanted.table or asked_for(wanted):
@@ -225,13 +204,24 @@ def open_frame(data: Any, wanted: Wanted) -> Source:
         frame = frame.reset_index()
     given = [str(column) for column in frame.columns]
     if not pairs and not _is_long_frame(name, frame, given, wanted):
-        return from_pandas(frame)
+        return from_pandas(_labelled(name, frame, given))
     if len(set(given)) < len(given):
         raise DataError(f"{name} has two columns of one name: {', '.join(given)}; rename one")
     names = chosen_columns(name, given, wanted)
     note(name, names, wanted)
     columns = [frame.iloc[:, given.index(column)] for column in names]
     return _entries(name, names, columns)
+
+
+def _labelled(name: str, frame: Any, given: list[str]) -> Any:
+    """The frame with its first column as index, if that holds labels and it has no others."""
+    counted = type(frame.index).__name__ == "RangeIndex" and frame.index.name is None
+    if counted and len(given) > 1 and frame.columns.nlevels == 1:
+        first = frame.iloc[:, 0]
+        if _kind(first.dtype) == "whole" and holds_ids(given[0], _floats(first)):
+            taken_for_labels(name, given[0])
+            return frame.iloc[:, 1:].set_index(first)
+    return frame
 
 
 def _is_long_frame(name: str, frame: Any, given: list[str], wanted: Wanted) -> bool:
@@ -325,6 +315,7 @@ def _entries(where: str, names: Sequence[str], columns: Sequence[Any]) -> Source
         labels=Labels(*dims, coords[0], coords[1]),
         pieces=pieces,
         entries=rows.size,
+        usual=usual_meaning(names),
         merges=True,
     )
 

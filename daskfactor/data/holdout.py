@@ -17,12 +17,14 @@ from daskfactor.checks import (
     mask_in_order,
     one_of,
 )
+from daskfactor.data.adapters import open_source
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
 from daskfactor.data.entries import canonical
 from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.sources import as_blocks
+from daskfactor.data.sparse import meaning_of_unstored
 from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import available_memory
@@ -97,9 +99,9 @@ def hold_out(
     unstored
         For sparse input, what an entry means that is not stored: ``"missing"``
         takes stored entries alone and drops them; ``"zero"`` takes cells of all
-        kinds, zeros included, and stores NaN there. Left out, what the input says itself
-        (an AnnData: ``"zero"``), else ``"missing"`` of a scipy matrix in memory, and of anything
-        else what `as_blocks` takes it for.
+        kinds, zeros included, and stores NaN there. Left out, what `as_blocks` takes it for:
+        what the input says itself (an AnnData: ``"zero"``), else ``"zero"``, with a warning.
+        ``train`` says it itself.
     keep_one
         Whether every row and every column keeps at least one observed entry;
         otherwise fit with ``allow_empty=True``. Without effect under
@@ -160,7 +162,10 @@ def hold_out(
     if getattr(V, "ndim", 0) == len(getattr(V, "dims", ())) == 2:
         wanted = _in_order(wanted, V.dims, (V.indexes.get(V.dims[0]), V.indexes.get(V.dims[1])))
     if sparse.issparse(V):
-        return _from_sparse(V, wanted, unstored == "zero", keep_one, rng)
+        meaning = meaning_of_unstored(open_source(V), unstored)
+        held = _from_sparse(V, wanted, meaning == "zero", keep_one, rng)
+        held.train.unstored = meaning
+        return held
     if isinstance(V, xr.DataArray) and isinstance(V.data, np.ndarray):
         held = _from_dense(np.asarray(V.values), wanted, keep_one, rng)
         return held._replace(train=V.copy(data=held.train))

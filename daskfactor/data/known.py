@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,6 +213,10 @@ class Keys(Sequence[Any]):
         return coords.get(dim)
 
 
+CODES: Final = frozenset({-9.0, -99.0, -999.0, -9999.0, -99999.0, -32768.0})
+"""What tables write for missing cells where values are never negative."""
+
+
 def told(attrs: Mapping[Any, Any]) -> dict[str, str]:
     """What attributes say of names and units, as text."""
     return {name: str(attrs[name]) for name in TOLD if attrs.get(name) not in (None, "")}
@@ -286,8 +290,16 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 
 def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
-    """Labels as a store can keep them: times with a zone as UTC, periods as their names."""
-    if labels.dtype.kind != "O":
+    """Labels as a store can keep them: times with a zone as UTC, periods as their names.
+
+    Of other types than texts, numbers and times they are texts, which a warning tells.
+
+    Raises
+    ------
+    DataError
+        If labels are missing.
+    """
+    if labels.dtype.kind not in "OSV":
         return labels
     import pandas as pd
 
@@ -301,7 +313,27 @@ def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(index.tz_convert(None))
     if isinstance(index, pd.PeriodIndex):
         return np.asarray([str(period) for period in index])
-    return labels
+    if index.dtype.kind in "iufbMm":
+        return np.asarray(index)
+    gone = np.flatnonzero(np.asarray(pd.isna(index)))
+    if gone.size:
+        raise DataError(
+            f"{gone.size} of the {len(index)} labels {name!r} are missing, the first at position "
+            f"{gone[0]}; fill them in, or drop them"
+        )
+    others = sorted({type(label).__name__ for label in index} - {"str", "str_"})
+    if not others:
+        return labels
+    texts = [
+        label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+        for label in index
+    ]
+    warn(
+        f"the labels {name!r} are of type {' and '.join(others)}, which no store keeps; they are "
+        f"kept as texts, such as {texts[0]!r}",
+        DataWarning,
+    )
+    return np.asarray(texts, dtype=object)
 
 
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -436,6 +468,7 @@ class StatisticsBuilder:
         self._rows, self._cols = np.zeros(height, np.int64), np.zeros(width, np.int64)
         self._low, self._high = math.nan, math.nan
         self._is_integer = True
+        self._coded: dict[float | None, int] = {}
         self._weighing = weighing
         sides = np.zeros(height), np.zeros(width)
         self._mass = Mass(np.zeros(square), *sides, *(np.zeros_like(side) for side in sides))
@@ -465,7 +498,18 @@ class StatisticsBuilder:
         known = Known(self._grid, self._labels, statistics, source, dtype, self._layout)
         if source.rule is None:  # what has no weight is told of with the data
             refuse_unobserved(known, allow_empty)
+            self._warn_of_codes()
         return known
+
+    def _warn_of_codes(self) -> None:
+        """Say that the one negative value there is may stand for missing cells."""
+        if len(self._coded) == 1 and None not in self._coded:
+            ((code, count),) = self._coded.items()
+            warn(
+                f"{count} cells are {code:g}, and no other value is negative: if that stands for "
+                "missing cells, set them to NaN; they are taken for data",
+                DataWarning,
+            )
 
     def _scan_dense(self, block: Block, values: FloatArray, weights: FloatArray | None) -> None:
         width = values.shape[1]
@@ -563,6 +607,10 @@ class StatisticsBuilder:
             position = int(np.argmax(np.isinf(values)))
             raise infinite(self._labels, locate(position), float(values.flat[position]))
         self._low, self._high = float(np.fmin(self._low, low)), float(np.fmax(self._high, high))
+        if low < 0:
+            coded = values[values < 0] if low in CODES else np.empty(0)
+            key = low if coded.size and np.all(coded == low) else None
+            self._coded[key] = self._coded.get(key, 0) + coded.size
 
     def _fingerprint(self) -> str:
         rows, cols = self._grid.shape

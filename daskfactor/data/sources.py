@@ -198,6 +198,23 @@ def as_blocks(
     >>> data.shape, data.grid.blocks
     ((300, 200), 4)
     """
+    given = {"dtype": dtype, "memory_limit": memory_limit, "workers": workers}
+    return blocks_of(V, blocks, balance=balance, allow_empty=allow_empty, **given, **reading)
+
+
+def blocks_of(
+    V: Any,
+    blocks: int | Grid | None = None,
+    *,
+    usual: str | None = None,
+    dtype: DTypeLike = "float32",
+    memory_limit: int | str | None = None,
+    workers: int | None = None,
+    balance: bool = False,
+    allow_empty: bool = False,
+    **reading: Any,
+) -> BlockedData:
+    """Do what `as_blocks` does; ``usual`` is what is not stored where nothing says so."""
     unstored, wanted = reading.get("unstored"), Wanted.of(reading)
     kind = checked_options(dtype, unstored, workers)
     given = V, reading.get("uncertainty"), reading.get("weights")
@@ -211,6 +228,7 @@ def as_blocks(
     if store is not None and cells is None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
     source = open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
+    source = source if usual is None else replace(source, usual=usual)
     if not source.is_sparse:
         if unstored == "missing":
             raise OptionError(

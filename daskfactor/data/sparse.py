@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -63,15 +64,17 @@ class LoadOptions:
 
 
 def meaning_of_unstored(source: Source, unstored: str | None) -> str:
-    """What entries that are not stored mean: as asked, as the input says, or else zero."""
-    if unstored is not None or source.unstored is not None:
-        return unstored or source.unstored or "zero"
-    warn(
-        "cells without entry are taken to be observed zeros, as in counts; say "
-        'unstored="zero" if that is meant, unstored="missing" if they are unknown, as in ratings',
-        DataWarning,
-    )
-    return "zero"
+    """What entries that are not stored mean: as asked, as the input says, or what is usual."""
+    known = unstored or source.unstored
+    if known is None:
+        zeros = source.usual == "zero"
+        taken = "observed zeros, as in counts" if zeros else "missing, as in ratings"
+        warn(
+            f"cells without entry are taken to be {taken}; say "
+            'unstored="zero" if they are zeros, unstored="missing" if they are unknown',
+            DataWarning,
+        )
+    return known or source.usual
 
 
 class Beside(Protocol):
@@ -314,10 +317,11 @@ class Task:
         else:
             if options.exact and source.info.lazy:
                 self.source = self._staged(source)
-            try:
-                self._axes = self._learn()
-            except KeysAreText:
-                self._axes = self._learn()
+            learnt = None
+            while learnt is None:  # either column of keys may turn out to hold texts
+                with suppress(KeysAreText):
+                    learnt = self._learn()
+            self._axes = learnt
         (row_counts, rows), (col_counts, cols) = (axis.finish() for axis in self._axes)
         size = row_counts.size, col_counts.size
         if not options.exact and (self.entries == 0 or 0 in size):

@@ -43,7 +43,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -512,6 +512,14 @@ class StoreWriter:
             ) from error.__cause__
 
 
+FILES: Final = tuple(
+    f"{ending}{packing}"
+    for ending in (".csv", ".tsv", ".txt", ".dat", ".parquet", ".pq", ".mtx", ".npz", ".npy", ".nc")
+    for packing in ("", ".gz", ".bz2", ".zst")
+)
+"""How files end that are no folders."""
+
+
 def zarr_kind(location: str) -> Kind | None:
     """Tell what a zarr directory is by what it contains, whatever its name; None if it is none.
 
@@ -525,6 +533,8 @@ def zarr_kind(location: str) -> Kind | None:
     location = absolute(location)
     if not is_url(location):
         restore(location)
+    elif location.lower().endswith(FILES):  # nothing is asked for in vain
+        return None
     table = not is_url(location) and (Path(location) / "block_table").is_dir()
     if not is_url(location) and not _may_be_zarr(Path(location)):
         return "blocks" if table else None

@@ -8,6 +8,7 @@ numbers for each row of the matrix.
 import csv
 import difflib
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
+from daskfactor.data.key_names import holds_ids, taken_for_labels, usual_meaning
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory
@@ -47,6 +49,7 @@ TEXT_COPIES = 32
 """Bytes of memory that a character of a dense table takes while it becomes numbers."""
 COUNTED = 0.0, 1.0
 """Numbers that positions of columns begin with."""
+_CODE = re.compile(r"0\d+")
 FEW = 8
 """Columns up to which a table is narrow enough to be one of entries by the names of any two."""
 
@@ -116,13 +119,15 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     dims = usable_dims(*names[:2])
     rows, cols = (_times(pa, *one) for one in zip(dims, map(schema.field, names[:2]), strict=True))
     labels = Labels(*dims, rows, cols)
-    return Source(info, labels=labels, pieces=pieces, entries=entries, merges=True)
+    usual = usual_meaning(names)
+    return Source(info, labels=labels, pieces=pieces, entries=entries, usual=usual, merges=True)
 
 
 def open_csv(location: str, wanted: Wanted) -> Source:
     """A CSV, TSV or other delimited text file, compressed or not.
 
-    If a later key is no whole number, the pass ends with `KeysAreText`, and the next one has texts.
+    If a later key of a column is no whole number, the pass ends with `KeysAreText`, and the next
+    one has texts.
     """
     pa = require("pyarrow", "tables", "CSV files")
     from pyarrow import csv as arrow
@@ -137,8 +142,10 @@ def open_csv(location: str, wanted: Wanted) -> Source:
     if len(set(given)) < len(given):
         raise DataError(f"{location} has two columns of one name in its header: {', '.join(given)}")
     names = chosen_columns(location, given, wanted)
-    types: dict[str, Any] = dict.fromkeys(names[2:], pa.float64())
-    texts = dict.fromkeys(names[:2], pa.string())
+    # Keys are read as they are written: 007 is not 7.
+    types = dict.fromkeys(names[2:], pa.float64())
+    types |= dict.fromkeys(names[:2], pa.dictionary(pa.int32(), pa.string()))
+    written = dict[str, str]()
 
     def pieces(values: bool, add: bool) -> Iterator[Piece]:
         read = list(dict.fromkeys(names if values else names[:2]))
@@ -154,20 +161,13 @@ def open_csv(location: str, wanted: Wanted) -> Source:
         try:
             with arrow.open_csv(_stream(pa, location), shape, parse, convert) as reader:
                 for batch in reader:
-                    kinds = [batch.schema.field(name).type for name in names[:2]]
-                    if not all(pa.types.is_integer(kind) or _is_text(pa, kind) for kind in kinds):
-                        types.update(texts)
-                        raise KeysAreText
-                    yield _piece(location, batch, names, values)
+                    yield _piece(location, batch, names, values, written)
         except pa.ArrowInvalid as error:
-            if "conversion error to int64" in str(error):
-                types.update(texts)
-                raise KeysAreText from error
             raise _unreadable(location, error) from error
 
     labels = Labels(*usable_dims(*names[:2])) if header else Labels()
     info = SourceInfo("csv", location, lazy=True)
-    return Source(info, labels=labels, pieces=pieces, merges=True)
+    return Source(info, labels=labels, pieces=pieces, usual=usual_meaning(names), merges=True)
 
 
 def look_at_parquet(location: str, wanted: Wanted) -> Look:
@@ -239,9 +239,11 @@ def read_table(location: str | PathLike[str]) -> Any:
 
     Empty fields, ``NA``, ``NaN``, ``null``, ``none`` and ``?`` are missing cells. A first line
     with anything that is no number, its first field aside, is a header, and so is one whose first
-    field is empty and whose others are numbers that rise, such as positions, years or wavelengths;
-    a first column whose header is empty, or that holds anything that is no number, holds the row
-    names.
+    field is empty and whose others are numbers that rise, such as positions, years or wavelengths,
+    or that counts from 0 on;
+    a first column whose header is empty, or that holds anything that is no number or begins with
+    0 as codes do, holds the row names, and so does one that is called as keys are and holds whole
+    numbers, none of them twice.
 
     Returns
     -------
@@ -265,7 +267,15 @@ def read_table(location: str | PathLike[str]) -> Any:
             "is empty and the numbers behind it rise; if it is data, write NaN into that field",
             DataWarning,
         )
-    header = lines.pop(0)[1] if by_numbers or not all(map(_is_number, tell_tale)) else None
+    counts = _counts_up(lines[0][1])
+    if counts:
+        warn(
+            f"the first line of {location} was taken for names of columns, because it counts from "
+            "0 on; if it is data, write a line of names before it",
+            DataWarning,
+        )
+    named = by_numbers or counts or not all(map(_is_number, tell_tale))
+    header = lines.pop(0)[1] if named else None
     if not lines:
         raise DataError(f"{location} has a header and no line of numbers")
     width = len(lines[0][1])
@@ -276,9 +286,14 @@ def read_table(location: str | PathLike[str]) -> Any:
             )
     corner = header is not None and len(header) == width
     named = bool(corner and header and not header[0])
-    named = named or not all(_is_number(fields[0]) for _, fields in lines)
+    first = [fields[0] for _, fields in lines]
+    named = named or not all(map(_is_number, first)) or any(map(_CODE.fullmatch, first))
+    if corner and header and not named and width > 1:
+        named = holds_ids(header[0], np.array(list(map(_number, first))))
+        if named:
+            taken_for_labels(str(location), header[0])
     values = np.array([_numbers(str(location), line, fields, int(named)) for line, fields in lines])
-    names = {"row": [fields[0] for _, fields in lines]} if named else {}
+    names = {"row": first} if named else {}
     if header is not None:
         # Some writers leave the corner above the row names out altogether.
         names["column"] = header[int(named and corner) :]
@@ -387,6 +402,11 @@ def _names_by_numbers(first: Sequence[str]) -> bool:
     numbers = list(map(_number, first[1:]))
     rises = all(one < other for one, other in pairwise(numbers))
     return rises and (len(numbers) > 1 or numbers[0] in COUNTED)
+
+
+def _counts_up(first: Sequence[str]) -> bool:
+    """Whether a line is 0, 1, 2 and so on, which pandas writes where columns have no names."""
+    return len(first) > 2 and list(first) == [str(at) for at in range(len(first))]
 
 
 @contextmanager
@@ -544,8 +564,20 @@ def _is_text(pa: Any, kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _piece(location: str, batch: Any, names: list[str], values: bool) -> Piece:
-    rows, cols = (_keys(location, name, batch.column(name)) for name in names[:2])
+def _piece(
+    location: str,
+    batch: Any,
+    names: list[str],
+    values: bool,
+    written: dict[str, str] | None = None,
+) -> Piece:
+    """Entries of a batch; ``written`` is what keys of a text file are found to be, by column."""
+    rows, cols = (
+        _keys(location, name, batch.column(name))
+        if written is None
+        else _written_keys(location, name, batch.column(name), written)
+        for name in names[:2]
+    )
     if not values:
         return Piece(rows, cols, None)
     if len(names) == 2:
@@ -553,15 +585,50 @@ def _piece(location: str, batch: Any, names: list[str], values: bool) -> Piece:
     return Piece(rows, cols, _values(batch.column(names[2])))
 
 
+def _written_keys(location: str, name: str, array: Any, written: dict[str, str]) -> Keys:
+    """Keys of a text file: whole numbers if all of its column are written as numbers are.
+
+    Raises
+    ------
+    KeysAreText
+        If those before were, and these are not.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = array.dictionary
+    if written.get(name) != "text":
+        trimmed = pc.utf8_trim_whitespace(texts)
+        whole = pc.match_substring_regex(trimmed, r"^(0|-?[1-9][0-9]{0,17})$")
+        nothing = pc.is_in(trimmed, pa.array(MISSING))
+        if pc.all(pc.or_(whole, nothing)).as_py():
+            if pc.any(nothing).as_py():
+                count = int(nothing.to_numpy(zero_copy_only=False)[array.indices.to_numpy()].sum())
+                raise _without_key(location, name, count)
+            written[name] = "number"
+            return np.asarray(pc.cast(trimmed, pa.int64()))[array.indices.to_numpy()]
+        before, written[name] = written.get(name), "text"
+        if before == "number":
+            raise KeysAreText
+    empty = pc.equal(texts, "").to_numpy(zero_copy_only=False)[array.indices.to_numpy()]
+    if empty.any():
+        raise _without_key(location, name, int(empty.sum()))
+    return _keys(location, name, array)
+
+
+def _without_key(location: str, name: str, count: int) -> DataError:
+    return DataError(
+        f"{count} lines of {location} have nothing in the key column {name!r}; remove them, or "
+        "fill it in"
+    )
+
+
 def _keys(location: str, name: str, array: Any) -> Keys:
     import pandas as pd
     import pyarrow as pa
 
     if array.null_count:
-        raise DataError(
-            f"{array.null_count} lines of {location} have nothing in the key column {name!r}; "
-            "remove them, or fill it in"
-        )
+        raise _without_key(location, name, array.null_count)
     if pa.types.is_integer(array.type):
         numbers = array.to_numpy()
         if numbers.dtype == np.uint64 and numbers.size and numbers.max() >= 2**63:

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.data.adapters import decoded, decoder
 from daskfactor.data.axes import RESERVED
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.frames import is_frame
 from daskfactor.data.grid import Bands, TensorGrid, balanced_order, inverse
 from daskfactor.data.joined import FACTOR, LABEL, SIDES, JointLabels
 from daskfactor.data.known import (
@@ -194,7 +196,13 @@ def as_tensor(
 
 def entries_of(V: Any, unstored: str | None) -> Entries:
     """Read an array, whatever holds it, by its stored entries."""
+    if is_frame(V):
+        raise DataError(
+            "a table is no tensor: make one of its keys and values, for example by "
+            "sparse.COO([codes of each key], values), with pandas.factorize for the codes"
+        )
     if hasattr(V, "dims") and hasattr(V, "coords") and hasattr(V, "data"):
+        V = decoded(V)
         found, dims = entries_of(V.data, unstored), tuple(map(str, V.dims))
         labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
         return found._replace(names=dims, labels=labels, kind="xarray")
@@ -203,7 +211,9 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
     if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
         from dask.array import from_array
 
+        decode = None if isinstance(V, np.memmap) else decoder(V)
         V = from_array(V)  # type: ignore[no-untyped-call]
+        V = V if decode is None else V.map_blocks(decode)
     if hasattr(V, "dask") and hasattr(V, "numblocks"):
         return _of_chunks(V, unstored)
     if hasattr(V, "todense") and hasattr(V, "ndim"):

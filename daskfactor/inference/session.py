@@ -18,7 +18,7 @@ from daskfactor.data.files import opened_again
 from daskfactor.data.grid import Bands, Grid, block_at
 from daskfactor.data.joined import join
 from daskfactor.data.loading import UNCERTAINTY
-from daskfactor.data.sources import as_blocks
+from daskfactor.data.sources import blocks_of
 from daskfactor.data.tensor import as_tensor, grid_of
 from daskfactor.errors import (
     DaskfactorError,
@@ -44,6 +44,7 @@ from daskfactor.inference.multiplicative import initial_state, mean_floor
 from daskfactor.inference.program import Program, prepare_state
 from daskfactor.machine import available_memory
 from daskfactor.models.gamma_factors import Hyperparameters
+from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.options import OnDevice, OnSampled, split
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
@@ -152,7 +153,7 @@ def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
         return join(V, model.relations, **options)
     if model.tensor:
         return as_tensor(V, names=model.factors, **options)
-    return as_blocks(V, **options)
+    return blocks_of(V, usual=None if model.nonnegative else "missing", **options)
 
 
 @contextmanager
@@ -368,19 +369,31 @@ def _weights_again(
     )
 
 
+def _warn_of_fractions(model: Any, data: BlockedData) -> None:
+    """Say that a law of counts is given other values."""
+    where, advice = "the data hold", "take TweedieNMF with beta=0 or beta=0.5 for such values"
+    if data.source.kind == "anndata":
+        layer = data.source.layer
+        where = f"{'X' if layer is None else f'the layer {layer!r}'} of the AnnData holds"
+        others = [f'layer="{own}"' for own in ("counts", "raw") if own != layer]
+        advice = f"pass the counts, for example {' or '.join(others)}"
+    warn(
+        f"{where} fractions, as normalised or logarithmic values are, and {model.likelihood} is a "
+        f"law of counts; {advice}, or go on if these are values to be taken so",
+        DataWarning,
+    )
+
+
 def check_data(model: Any, data: BlockedData) -> None:
     """Refuse values that the law cannot have produced, and what precision or memory cannot hold."""
     if data.weighting == UNCERTAINTY:
         model.with_uncertainty()
     model.check_values(data.minimum, data.maximum)
-    if data.source.kind == "anndata" and model.likelihood.counts and not data.is_integer:
-        where = "X" if data.source.layer is None else f"the layer {data.source.layer!r}"
-        warn(
-            f"{where} of the AnnData holds fractions, as normalised or logarithmic values are, and "
-            f"{model.likelihood} is a law of counts; pass the counts, for example "
-            'layer="counts" or layer="raw", or go on if these are values to be taken so',
-            DataWarning,
-        )
+    # Under beta=1 any intensities go with a dispersion that is estimated, as in KL-NMF.
+    poisson, annotated = model.likelihood.counts, data.source.kind == "anndata"
+    strict = isinstance(model.likelihood, NegativeBinomial) or (poisson and model.dispersion == 1.0)
+    if not data.is_integer and (strict or (poisson and annotated)):
+        _warn_of_fractions(model, data)
     model.check_shape(data.shape)
     if model.tensor and data.unstored == "zero" and model.likelihood.visits_all(True):
         raise ModelError(

@@ -4,7 +4,7 @@ Here are all that there are, by the name of their class, and where stored ones a
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.models.allocation import AllocationModel
@@ -31,6 +31,14 @@ MODELS: dict[str, type[StoredModel]] = {
 }
 
 
+ELSEWHERE: Final = {
+    "SILFNMF": "stein_posterior(V, model)",
+    "AllocationModel": "log_evidence(X, model)",
+    "GaussianAdditive": "log_evidence(x, model)",
+}
+"""What takes models whose factors are not sampled."""
+
+
 def model_from_dict(values: Mapping[str, Any]) -> Any:
     """Rebuild a model from its ``to_dict``.
 
@@ -51,6 +59,11 @@ def model_from_dict(values: Mapping[str, Any]) -> Any:
 def check_model(model: object) -> None:
     """Refuse anything but a model whose factors can be sampled."""
     if not (isinstance(model, FactorModel) and model.has_observations):
+        verb = ELSEWHERE.get(type(model).__name__)
+        if verb is not None:
+            raise OptionError(
+                f"{type(model).__name__} is a model of another verb: pass it to {verb}"
+            )
         raise OptionError(
             "model must be a model such as TweedieNMF(n_components=20) or "
             f"GaussianMF(n_components=20), got {model!r}"

@@ -200,7 +200,12 @@ def _unknown(at: xr.DataArray, key: Any, what: str, labelled: bool) -> str:
 
 
 def near_labels(index: Any, label: Any) -> str:
-    """Ask whether one of the labels was meant that are spelt almost alike; or say nothing."""
+    """Ask whether one of the labels was meant that are spelt almost alike; or say nothing.
+
+    Numbers that are spelt almost alike are not near, so that their range is told.
+    """
+    if index.dtype.kind in "iuf":
+        return f"they are from {index.min()} to {index.max()}; " if len(index) else ""
     names = {str(own): own for own in index[:MOST_COMPARED].tolist()}
     lower = {name.lower(): name for name in names}
     found = difflib.get_close_matches(str(label).lower(), lower, 3, 0.6)

@@ -330,7 +330,18 @@ def _facts(tree: xr.DataTree, shape: tuple[int, ...]) -> Facts:
         by_hand=is_biased(tree) and settings.get("step", "auto") != "auto",
         asked_for=attrs.get("sampler_reason") == "as asked for",
         explained=_explained(tree),
+        starts=_starts(tree),
     )
+
+
+def _starts(tree: xr.DataTree) -> int | None:
+    """Of how many starts each chain began with the best; None where there is no choice."""
+    model = stored_model(tree)
+    init = json.loads(tree.attrs.get("init", "{}"))
+    chosen = init.get("kind", "auto") in ("auto", "multiplicative")
+    if model is None or not chosen or "multiplicative" not in getattr(model, "inits", ()):
+        return None
+    return int(init.get("starts", 1))
 
 
 def _explained(tree: xr.DataTree) -> bool:

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import ModelError, OptionError, StoreError, StoreFormatError
 from daskfactor.models import model_from_dict
-from daskfactor.results.files import Counts, counts_of, read_marker
+from daskfactor.results.files import SEAL, Counts, counts_of, read_marker
 from daskfactor.results.places import View, view_of
-from daskfactor.results.root import LIBRARY, nodes_of, read_root
+from daskfactor.results.root import INDEX, LIBRARY, nodes_of, read_root
 from daskfactor.results.schema import (
     GROUP_ATTRS,
     MOMENTS,
@@ -104,7 +104,7 @@ def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
     document = read_root(view)
     if counts is None:
         chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
-        counts = counts_of(read_marker(view), chains)
+        counts = counts_of(_marker(view, document), chains)
     store: Any = checked_store(view, document)
     try:
         tree = xr.open_datatree(store, engine="zarr", chunks={}, consolidated=True)
@@ -122,6 +122,20 @@ def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
         if name in tree.children and bool((tree[name]["count"] == 0).any())
     }
     return tree
+
+
+def _marker(view: View, document: dict[str, Any]) -> dict[str, Any]:
+    """Read what a run store's newest checkpoint vouches for."""
+    try:
+        return read_marker(view)
+    except StoreFormatError as error:
+        if SEAL in document[INDEX]:
+            raise
+        raise StoreFormatError(
+            f"{view.name} was written by xarray, as trace.to_zarr does, and not by {LIBRARY}: open "
+            f"it with xarray.open_datatree({view.name!r}, engine='zarr'), and pass the result "
+            "wherever a trace is taken"
+        ) from error
 
 
 def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
@@ -203,6 +217,12 @@ def reads_here(function: F) -> F:
 
 def as_tree(trace: Any) -> xr.DataTree:
     """The tree of a trace given as such or as the path of a run store, stacks without index."""
+    group = _group_of(trace)
+    if group is not None:
+        raise OptionError(
+            f"a trace is the whole result of a run, and this is its group {group!r} alone; pass "
+            f"trace, not trace[{group!r}]"
+        )
     if isinstance(trace, xr.DataTree):
         return plain(_with_sample_dims(trace))
     if isinstance(trace, str | PathLike):
@@ -217,6 +237,15 @@ def as_tree(trace: Any) -> xr.DataTree:
         "a trace is the result of daskfactor.sample or the path of its store, got "
         f"{'None' if trace is None else type(trace).__name__}"
     )
+
+
+def _group_of(given: Any) -> str | None:
+    """Name the group of a trace that was passed alone; None for anything else."""
+    if not isinstance(given, xr.DataTree | xr.Dataset) or len(getattr(given, "children", ())):
+        return None
+    if isinstance(given, xr.DataTree) and given.parent is not None:
+        return str(given.name)
+    return "posterior" if {"W", "H"} <= set(given.data_vars) and "draw" in given.dims else None
 
 
 def _with_sample_dims(tree: xr.DataTree) -> xr.DataTree:

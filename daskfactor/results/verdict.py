@@ -56,10 +56,8 @@ FAR_OFF: Final = 20
 MOST_TIMES: Final = 1000.0
 """Times as many draws, beyond which the estimate of how many are needed says no more."""
 
-APART: Final = (
-    "Chains have settled apart, and more draws will not bring them together: let each begin "
-    "with the best of several starts, sample(..., starts=8)."
-)
+APART: Final = "Chains have settled apart, and more draws will not bring them together: "
+SEVERAL_STARTS, MOST_STARTS = 8, 64
 ALONE: Final = (
     "One chain cannot show whether others would end elsewhere, and the fit does not rule it out."
 )
@@ -136,6 +134,8 @@ class Facts(NamedTuple):
     explained
         The model leaves no more of the data than its own noise, by a test that could have failed:
         one of several modes that are worse than the best does not, so that one chain is enough.
+    starts
+        Of how many starts each chain began with the best; None where there is no choice.
     """
 
     chains: int
@@ -145,6 +145,7 @@ class Facts(NamedTuple):
     by_hand: bool = False
     asked_for: bool = False
     explained: bool = False
+    starts: int | None = 1
 
     @property
     def alone(self) -> bool:
@@ -168,6 +169,15 @@ def more_draws(facts: Facts, times: float) -> str:
             'sampler="auto" chooses one.'
         )
     return _draw(facts, (min(times, MOST_TIMES) - 1.0) * facts.draws)
+
+
+def other_starts(facts: Facts) -> str:
+    """Tell what to do where chains have settled apart."""
+    wanted = None if facts.starts is None else max(SEVERAL_STARTS, 4 * facts.starts)
+    if wanted is None or wanted > MOST_STARTS:
+        return f"{APART}each is an explanation of its own; look at what they share in align()."
+    several = "several" if wanted == SEVERAL_STARTS else "more"
+    return f"{APART}let each begin with the best of {several} starts, sample(..., starts={wanted})."
 
 
 def _draw(facts: Facts, more: float) -> str:
@@ -260,7 +270,7 @@ def _light_of_error(
     if diverging or crude:
         advice = OWN_STEP
     elif rhat > BAD_RHAT and facts.chains > 1 and within() <= BAD_RHAT:
-        advice = APART
+        advice = other_starts(facts)
     elif rising:
         advice = longer_tuning(facts)
     elif not fine:
@@ -342,7 +352,7 @@ def of_density(
         return Light("green", (f"It is at one level (R-hat {rhat:.3f}).",), "", numbers)
     said = f"The {parts} have it at different levels (R-hat {rhat:.3f})."
     if facts.chains > 1 and within() <= BAD_RHAT:
-        advice = APART
+        advice = other_starts(facts)
     return Light("red" if rhat > PLAIN_RHAT else "amber", (said,), advice, numbers)
 
 

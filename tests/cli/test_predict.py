@@ -58,6 +58,7 @@ def test_labels_beside_positions():
         ("2", ["2", "bob", "cy"], False, [2]),
         ("2", ["2", "bob", "cy"], True, [0]),
         ("20,30", [10, 20, 30], True, [1, 2]),
+        ("20,0:1", [10, 20, 30], False, [1, 0]),
         ("x", ["x", "y", "x"], False, [0, 2]),
     ):
         index = pd.Index(labels, name="user")

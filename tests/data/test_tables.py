@@ -145,7 +145,7 @@ def test_keys_that_only_look_like_numbers_at_first(tmp_path, monkeypatch):
     data = converted(path)
     names = data.labels.row_coords["user"].tolist()
     assert names == sorted([*map(str, range(20)), "x21"])
-    assert data.labels.col_coords["film"].tolist() == ["0", "1", "2"]
+    assert data.labels.col_coords["film"].tolist() == [0, 1, 2]
     dates = write(tmp_path, "d.csv", "day,film,stars\n2024-01-02,1.5,3\n2024-01-01,1.5,4\n")
     data = converted(dates)
     assert data.labels.row_coords["day"].tolist() == ["2024-01-01", "2024-01-02"]
@@ -486,7 +486,7 @@ def test_labelled_files(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v.zarr", r"2 two-dimensional variables \(a, b\)"),
+        ("v.zarr", r"2 variables of two dimensions or more \(a, b\)"),
         ("none.npy", "does not exist"),
         ("v.jpg", r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"),
         ("v.csv:foo", "v.csv holds one matrix, without a name, not 'foo'"),
@@ -500,3 +500,64 @@ def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
     for file in ("v.csv", "v.jpg"):
         (tmp_path / file).write_text("1,2\n3,4\n")
     refused(DataError, message, read_matrix, f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("name", ["year", "Genotype", "id", "user_id", "sampleId", "zip"])
+def test_a_column_of_ids_is_labels_of_rows(tmp_path, name):
+    lines = [(1990 + at, 0.5 * at, at % 2) for at in range(5)]
+    path = write(
+        tmp_path, "t.csv", "\n".join([f"{name},a,b", *(f"{i},{x},{y}" for i, x, y in lines)])
+    )
+    frame = pd.read_csv(path)
+    for given in (path, frame):
+        with pytest.warns(DataWarning, match=rf"{name}.*whole number for each row.*labels of rows"):
+            data = as_blocks(given, 1)
+        np.testing.assert_array_equal(data.to_numpy(), np.array(lines, float)[:, 1:])
+        (labels,) = data.labels.row_coords.values()
+        assert [int(label) for label in labels] == [line[0] for line in lines]
+    write(tmp_path, "r.csv", f"{name},a,b\n1,2.5,3\n1,4,5\n2,6,7\n")  # twice: no labels
+    assert as_blocks(tmp_path / "r.csv", 1).shape == (3, 3)
+    write(tmp_path, "c.csv", "sessions,piano,b\n1,2.5,3\n8,4,5\n2,6,7\n")  # what is counted
+    assert as_blocks(tmp_path / "c.csv", 1).shape == (3, 3)
+
+
+def test_codes_keep_their_leading_zeros(tmp_path):
+    path = write(tmp_path, "t.csv", "user,film,stars\n007,1,5\n7,2,4\n012,1,3\n")
+    data = converted(path)
+    assert data.labels.row_coords["user"].tolist() == ["007", "012", "7"]
+    assert data.labels.col_coords["film"].tolist() == [1, 2]
+    dense = write(tmp_path, "d.csv", "place,a,b\n02134,1.5,2\n10001,3,4\n")
+    found = as_blocks(dense, 1)
+    assert found.labels.row_coords["row"].tolist() == ["02134", "10001"]
+    assert found.shape == (2, 2)
+
+
+def test_later_keys_that_are_texts_in_both_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CSV_BLOCK", 64)
+    lines = [(str(at), str(at % 3), 1) for at in range(40)]
+    lines[20], lines[30] = ("u", "1", 1), ("4", "x", 1)
+    path = write(
+        tmp_path, "t.csv", "user,film,stars\n" + "".join(f"{a},{b},{c}\n" for a, b, c in lines)
+    )
+    data = converted(path)
+    assert set(data.labels.row_coords["user"]) == {line[0] for line in lines}
+    assert data.labels.col_coords["film"].tolist() == ["0", "1", "2", "x"]
+
+
+@pytest.mark.parametrize("code", [-9, -999])
+def test_a_code_for_missing_cells_is_told(tmp_path, code):
+    path = write(tmp_path, "t.csv", f"a,b\n1.5,2\n{code},4\n3,{code}\n")
+    with pytest.warns(DataWarning, match=rf"2 cells are {code}, and no other value is negative"):
+        data = as_blocks(path, 1)
+    assert data.minimum == code
+    as_blocks(np.array([[1.0, code], [-2.0, 3.0]]), 1)  # a negative value like others
+    as_blocks(np.array([[1.0, -1.0], [2.0, 3.0]]), 1)
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_a_header_of_positions_is_no_row(tmp_path, separator):
+    values = np.random.default_rng(0).random((4, 5))
+    path = tmp_path / "t.csv"
+    pd.DataFrame(values).to_csv(path, index=False, sep=separator)
+    with pytest.warns(DataWarning, match="names of columns, because it counts from 0 on"):
+        np.testing.assert_allclose(as_blocks(path, 1, dtype="float64").to_numpy(), values)

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import socket
+import time
 import uuid
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +19,7 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
+from daskfactor import urls
 from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, OptionError, StoreError
 from daskfactor.urls import Url, persistently, placed, reached, trouble_of, why
@@ -323,3 +326,36 @@ def test_a_repository_of_icechunk(folder, tmp_path):
         assert np.array_equal(dfac.as_blocks(f"{place}@v1/v").to_numpy(), DENSE)
         refused(DataError, "has no branch, tag or snapshot 'v2'", dfac.as_blocks, f"{place}@v2/v")
         refused(DataError, r"holds 1 zarr array \(v\); name one as .*:NAME", dfac.as_blocks, place)
+
+
+@pytest.fixture
+def silence():
+    """The port of a server that takes connections and never answers; what it was asked."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(20)
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.csv", "x.zarr"])
+def test_a_server_that_has_never_answered_is_given_up_soon(silence, name, monkeypatch, caplog):
+    monkeypatch.setattr(urls, "FIRST_PATIENCE", 1.5)
+    monkeypatch.setattr(urls, "QUIET", 0.2)
+    monkeypatch.delenv(urls.PATIENCE, raising=False)
+    begun = time.monotonic()
+    with pytest.raises(StoreError, match=r"cannot be used for [12] seconds: it does not answer"):
+        dfac.as_blocks(f"http://127.0.0.1:{silence}/{name}")
+    assert time.monotonic() - begun < 20
+    assert len(caplog.records) <= 1
+
+
+def test_of_a_table_at_a_url_nothing_is_asked_in_vain(folder, s3):
+    asked = []
+    fsspec.filesystem("s3").pipe(f"{folder}/t.csv".removeprefix("s3://"), b"a,b\n1.5,2\n3,4\n")
+
+    def note(environ):
+        asked.append(environ["PATH_INFO"])
+
+    with s3.failing(note):
+        dfac.as_blocks(f"{folder}/t.csv", 1)
+    assert all(path.endswith("t.csv") for path in asked), asked
