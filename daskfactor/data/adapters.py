@@ -197,13 +197,16 @@ def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
     """An array in a file that gives regions: of zarr, or a dataset of HDF5 that is open."""
     shape, dtype = matrix_shape(array.shape), check_dtype(array.dtype)
     decode = decoder(array)
-    read = lambda rows, cols: array[rows, cols]  # noqa: E731
+
+    def read(rows: slice, cols: slice) -> Any:
+        return array[rows, cols] if decode is None else decode(array[rows, cols])
+
     return Source(
         SourceInfo(kind, location, lazy=True),
         shape,
         dtype if decode is None else decode(np.empty((0, 0), dtype)).dtype,
         chunks=_chunk_sizes(array, shape),
-        read=read if decode is None else lambda rows, cols: decode(read(rows, cols)),
+        read=read,
     )
 
 

@@ -198,7 +198,7 @@ def as_blocks(
     >>> data.shape, data.grid.blocks
     ((300, 200), 4)
     """
-    given = {"dtype": dtype, "memory_limit": memory_limit, "workers": workers}
+    given: dict[str, Any] = {"dtype": dtype, "memory_limit": memory_limit, "workers": workers}
     return blocks_of(V, blocks, balance=balance, allow_empty=allow_empty, **given, **reading)
 
 

@@ -606,7 +606,8 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
                 count = int(nothing.to_numpy(zero_copy_only=False)[array.indices.to_numpy()].sum())
                 raise _without_key(location, name, count)
             written[name] = "number"
-            return np.asarray(pc.cast(trimmed, pa.int64()))[array.indices.to_numpy()]
+            numbers: NDArray[np.int64] = np.asarray(pc.cast(trimmed, pa.int64()))
+            return numbers[array.indices.to_numpy()]
         before, written[name] = written.get(name), "text"
         if before == "number":
             raise KeysAreText
