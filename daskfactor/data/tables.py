@@ -607,7 +607,8 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
                 raise _without_key(location, name, count)
             written[name] = "number"
             numbers: NDArray[np.int64] = np.asarray(pc.cast(trimmed, pa.int64()))
-            return numbers[array.indices.to_numpy()]
+            found: Keys = numbers[array.indices.to_numpy()]
+            return found
         before, written[name] = written.get(name), "text"
         if before == "number":
             raise KeysAreText
