@@ -1,0 +1,165 @@
+"""What is passed where it does not belong gets one sentence, with the call that works."""
+
+import datetime as dt
+import json
+import uuid
+import warnings
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from scipy import sparse
+
+import daskfactor as dfac
+from daskfactor import urls
+from daskfactor.cli.show import in_shell
+from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
+from daskfactor.results.verdict import Facts, other_starts
+from tests.refusals import refused
+
+RUN = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
+V = np.random.default_rng(0).poisson(3.0, (8, 6)).astype(float)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return dfac.sample(V, dfac.TweedieNMF(2), **RUN)
+
+
+@pytest.mark.parametrize(
+    "verb", [dfac.predict, dfac.summarize, dfac.align], ids=lambda f: f.__name__
+)
+def test_a_group_is_no_trace(trace, verb):
+    for group in (trace["posterior"], trace["posterior"].to_dataset()):
+        refused(OptionError, r"its group 'posterior' alone; pass trace, not trace\[", verb, group)
+
+
+def test_a_trace_that_xarray_wrote_is_opened_by_xarray(trace, tmp_path):
+    path = str(tmp_path / "t.zarr")
+    with warnings.catch_warnings(action="ignore"):
+        trace.to_zarr(path)
+    refused(StoreFormatError, r"written by xarray.*xarray\.open_datatree\('", dfac.open_run, path)
+    again = xr.open_datatree(path, engine="zarr")
+    xr.testing.assert_equal(dfac.predict(again)["mean"], dfac.predict(trace)["mean"])
+
+
+def test_models_of_other_verbs_are_sent_there():
+    refused(OptionError, r"pass it to stein_posterior\(V", dfac.sample, V, dfac.SILFNMF(2), **RUN)
+    model = dfac.AllocationModel.nmf(2) if hasattr(dfac.AllocationModel, "nmf") else None
+    if model is not None:
+        refused(OptionError, r"pass it to log_evidence\(X", dfac.sample, V, model, **RUN)
+
+
+@pytest.mark.parametrize("option", ["uncertainty", "weights"])
+def test_verbs_without_weights_of_cells_say_so(option):
+    words = f"log_evidence takes no {option}: every cell counts alike"
+    refused(OptionError, words, dfac.log_evidence, V, dfac.TweedieNMF(2), **{option: 1.0})
+
+
+def test_fractions_under_a_law_of_counts_are_told():
+    for model in (dfac.NegativeBinomialNMF(2), dfac.TweedieNMF(2, dispersion=1.0)):
+        with pytest.warns(DataWarning, match="the data hold fractions.* law of counts; take Twe"):
+            dfac.sample(V + 0.5, model, **RUN)
+    dfac.sample(V + 0.5, dfac.TweedieNMF(2), **RUN)  # any intensities: a dispersion is estimated
+
+
+def test_tables_that_are_no_matrix():
+    dask = pytest.importorskip("dask.dataframe")
+    lazy = dask.from_pandas(pd.DataFrame(V), npartitions=2)
+    refused(DataError, r"pass frame\.compute\(\), or write it as Parquet", dfac.as_blocks, lazy)
+    long = pd.DataFrame({"user": [1, 2], "item": [1, 1], "week": [3, 4], "count": [5.0, 6.0]})
+    refused(DataError, r"a table is no tensor: .*sparse\.COO", dfac.sample, long, dfac.CP(2), **RUN)
+
+
+def test_an_uncertainty_is_read_from_whatever_holds_a_matrix(tmp_path):
+    sigma = np.random.default_rng(1).uniform(1.0, 2.0, V.shape)
+    path = tmp_path / "unc.csv"
+    pd.DataFrame(sigma).to_csv(path, index=False, header=False)
+    found = dfac.as_blocks(V, 1, dtype="float64", uncertainty=path).weights.view(0, 0).block
+    np.testing.assert_allclose(found, 1 / sigma**2)
+
+
+LABELS = {
+    "date": ([dt.date(2000, 1, day) for day in range(1, 9)], "2000-01-01"),
+    "interval": (list(pd.interval_range(0, 8)), "(0, 1]"),
+    "bytes": ([bytes([97 + at]) for at in range(8)], "a"),
+    "UUID": ([uuid.UUID(int=at) for at in range(8)], str(uuid.UUID(int=0))),
+    "decimal": ([Decimal(at) for at in range(8)], "0"),
+    "mixed": (["a", 1, 2.5, "b", "c", "d", "e", "f"], "a"),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_that_no_store_keeps_are_texts(kind, tmp_path):
+    labels, first = LABELS[kind]
+    given = np.empty(8, object)
+    given[:] = labels
+    frame = pd.DataFrame(V, index=pd.Index(given, name="k"))
+    with pytest.warns(DataWarning, match=r"the labels 'k' are of type .* kept as texts, such as"):
+        found = dfac.sample(frame, dfac.TweedieNMF(1), store=tmp_path / "r.zarr", **RUN)
+    assert str(found["posterior"]["k"].values[0]) == first
+    given[3] = None
+    frame = pd.DataFrame(V, index=pd.Index(given, name="k"))
+    words = r"1 of the 8 labels 'k' are missing, the first at position 3; fill"
+    refused(DataError, words, dfac.as_blocks, frame)
+
+
+def test_labels_that_differ_by_rounding_are_the_same():
+    data = xr.DataArray(V, {"y": np.linspace(0, 0.7, 8)}, ["y", "x"])
+    near = data.assign_coords(y=data["y"] * (1 + 1e-15) + 1e-17) * 0 + 2.0
+    assert dfac.as_blocks(data, 1, weights=near).weights.minimum == 2.0
+    other = data.assign_coords(y=data["y"] + 0.05) * 0 + 2.0
+    refused(DataError, "labels of the weights's rows are not", dfac.as_blocks, data, weights=other)
+
+
+def test_held_out_cells_are_of_what_sample_takes_for_the_data():
+    counts = sparse.csr_array(np.where(V > 3, V, 0))
+    with pytest.warns(DataWarning, match="taken to be observed zeros"):
+        held = dfac.hold_out(counts, 0.3, random_seed=0)
+    assert (held.values == 0).any()
+    assert np.isnan(held.train.data).sum() == held.values.size
+    rated = dfac.hold_out(counts, 0.3, unstored="missing", random_seed=0)
+    for train, meaning in ((held.train, "zero"), (rated.train, "missing")):
+        assert dfac.as_blocks(train, allow_empty=True).unstored == meaning
+
+
+def test_what_is_not_stored_is_missing_for_ratings_and_real_values():
+    table = pd.DataFrame({"user": [0, 0, 1], "item": [0, 1, 1], "rating": [5.0, 3.0, 4.0]})
+    with pytest.warns(DataWarning, match="taken to be missing, as in ratings"):
+        assert dfac.as_blocks(table, 1, table=True).unstored == "missing"
+    counted = table.rename(columns={"rating": "count"})
+    with pytest.warns(DataWarning, match="taken to be observed zeros, as in counts"):
+        assert dfac.as_blocks(counted, 1, table=True).unstored == "zero"
+    values = sparse.csr_array(np.where(V > 1, V, 0))
+    with pytest.warns(DataWarning, match="taken to be missing"):
+        found = dfac.sample(values, dfac.GaussianMF(1), **RUN)
+    assert json.loads(found.attrs["data"])["unstored"] == "missing"
+
+
+def test_advice_speaks_the_language_of_where_it_is_read():
+    for python, shell in (
+        (
+            "Run four chains: sample(..., chains=4).",
+            "Run four chains: daskfactor fit ... --chains 4.",
+        ),
+        ("Draw more: resume(..., draws=500).", "Draw more: daskfactor resume r.zarr --draws 500."),
+        ('Keep draws: keep="draws".', "Keep draws: --keep draws."),
+        ("Read W through align(), which", "Read W through daskfactor.align in Python, which"),
+    ):
+        assert in_shell(python, "r.zarr") == shell
+
+
+def test_starts_are_advised_where_there_are_more_of_them():
+    advice = {starts: other_starts(Facts(4, 100, starts=starts)) for starts in (1, 8, 64, None)}
+    assert "sample(..., starts=8)" in advice[1]
+    assert "sample(..., starts=32)" in advice[8]
+    assert all("starts=" not in advice[own] for own in (64, None))
+
+
+def test_a_variable_that_is_no_secret_hides_no_word(monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setenv("MY_TOKEN", "false")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh")
+    assert urls.without_secrets("it is false that abcdefgh") == "it is false that ***"
