@@ -179,7 +179,9 @@ def inner_share(name: str, value: Any) -> None:
         If it is no number, or 0 or 1 or outside.
     """
     if not (is_number(value) and 0 < value < 1):
-        raise OptionError(f"{name} must lie strictly between 0 and 1, got {value!r}")
+        percent = is_number(value) and 1 < value < 100
+        meant = f"; {value:g} % is {value / 100:g}" if percent else ""
+        raise OptionError(f"{name} must lie strictly between 0 and 1, got {value!r}{meant}")
 
 
 def is_number(value: Any) -> bool:

@@ -17,6 +17,7 @@ from daskfactor import urls
 from daskfactor.cli.show import in_shell
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
 from daskfactor.results.verdict import Facts, other_starts
+from tests.cli.shell import fails
 from tests.refusals import refused
 
 RUN = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
@@ -163,3 +164,23 @@ def test_a_variable_that_is_no_secret_hides_no_word(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "false")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh")
     assert urls.without_secrets("it is false that abcdefgh") == "it is false that ***"
+
+
+def test_a_store_that_is_taken_is_refused_before_data_are_read(tmp_path, monkeypatch):
+    dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "r.zarr", **RUN)
+    np.save(tmp_path / "v.npy", V)
+    monkeypatch.setattr("daskfactor.data.sources.open_input", None)
+    fails(
+        4,
+        "exists and holds a run",
+        "fit",
+        tmp_path / "v.npy",
+        "--store",
+        tmp_path / "r.zarr",
+        "-k",
+        2,
+    )
+
+
+def test_a_share_in_percent_is_told_what_it_is(trace):
+    refused(OptionError, "got 90; 90 % is 0.9$", dfac.predict, trace, interval=90)

@@ -136,10 +136,12 @@ def fit(
         --rows user --columns film --values stars
     """
     from daskfactor.inference.session import blocks_for
+    from daskfactor.results.store import check_place
 
     if chains.monitor not in (None, "missing"):
         raise OptionError(f"--monitor takes only 'missing', got {chains.monitor!r}")
     model = law.of(components)
+    check_place(store, overwrite)  # before what may take long to read
     data = blocks_for(
         model,
         matrix.input,
@@ -242,10 +244,13 @@ def particles(
 
         daskfactor info modes.zarr --diagnose
     """
+    from daskfactor.results.store import check_place
+
     model = dfac.SILFNMF(
         components, beta=beta, threshold="auto" if threshold is None else threshold
     )
     method = dfac.Ensemble(start=start.replace("-", "_"), max_iter=max_iter)
+    check_place(store, overwrite)
     data = dfac.as_blocks(matrix.input, dtype=dtype, **matrix.told())
     with closing(data), place.running(store) as options:
         tree = dfac.stein_posterior(

@@ -12,7 +12,7 @@ from daskfactor.errors import DataError
 if TYPE_CHECKING:
     import xarray as xr
 
-Interval = Annotated[float, Option(min=0.0, max=1.0, help="Probability that an interval holds.")]
+Interval = Annotated[float, Option(help="Probability that an interval holds, such as 0.9.")]
 
 
 def predict(
