@@ -184,3 +184,11 @@ def test_a_store_that_is_taken_is_refused_before_data_are_read(tmp_path, monkeyp
 
 def test_a_share_in_percent_is_told_what_it_is(trace):
     refused(OptionError, "got 90; 90 % is 0.9$", dfac.predict, trace, interval=90)
+
+
+def test_predictions_have_the_units_of_the_data():
+    rain = xr.DataArray(V, dims=("time", "place"), attrs={"units": "mm"})
+    found = dfac.sample(rain.where(rain > 2), dfac.TweedieNMF(2), monitor="missing", **RUN)
+    for predicted in (dfac.predict(found), dfac.monitored(found)):
+        names = ("mean", "sd", "lower", "upper")
+        assert {predicted[name].attrs.get("units") for name in names} == {"mm"}

@@ -1,7 +1,7 @@
 """Predictions with error bars for any cells of the matrix, from all draws of mu = WH, lazily."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 import dask
@@ -187,7 +187,15 @@ def predict(
         result = _with_stacks(result, stacks_of(tree.attrs), (rows, columns), cells, names)
     else:
         result = asked.in_shape(result)
-    return result.assign_attrs(of=of, interval=interval)
+    return _with_units(result, tree, values).assign_attrs(of=of, interval=interval)
+
+
+def _with_units(result: xr.Dataset, tree: xr.DataTree, names: Iterable[str]) -> xr.Dataset:
+    """Give predictions the units of the data."""
+    units = json.loads(tree.attrs.get("data", "{}")).get("units")
+    if units is None:
+        return result
+    return result.assign({name: result[name].assign_attrs(units=units) for name in names})
 
 
 def _refuse_columns(columns: Any, axes: Axes) -> None:
@@ -439,7 +447,7 @@ def monitored(
     result = result.assign_coords({shown[given[n]]: group[n].variable for n in users} | own)
     if axes is not None:
         result = result.drop_vars(result.coords).assign_coords(axes.places(group))
-    return result.assign_attrs(of=of, interval=interval)
+    return _with_units(result, tree, values).assign_attrs(of=of, interval=interval)
 
 
 def _pooled(group: xr.Dataset) -> tuple[Array, Array]:
