@@ -7,4 +7,6 @@ def refused(error, match, call, /, *args, **options):
     """Check that a call raises an error with these words, any if they are None; return its text."""
     with pytest.raises(error, match=match) as found:
         call(*args, **options)
-    return str(found.value)
+    text = str(found.value)
+    del found  # whose traceback would keep what the call had open
+    return text
