@@ -80,13 +80,12 @@ def executing(client, name="ring", patience=IMPATIENT, **options):
     return closing(EXECUTORS[name](client, patience=patience, **options))
 
 
-def same(one, other):
-    """Whether two runs have the same draws, moments and monitored cells, densities and steps."""
+def same(one, other, statistics=("lp", "step_size")):
+    """Whether runs have the same draws, moments, monitored cells and statistics of draws."""
     groups = [group for group in one.children if group.startswith(("posterior", "monitor"))]
     assert groups
     pairs = [(one[group].to_dataset(), other[group].to_dataset()) for group in groups]
-    names = ["lp", "step_size"]
-    pairs.append(tuple(run["sample_stats"].to_dataset()[names] for run in (one, other)))
+    pairs.append([run["sample_stats"].to_dataset()[list(statistics)] for run in (one, other)])
     return all(mine.equals(its) for mine, its in pairs)
 
 

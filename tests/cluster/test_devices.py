@@ -61,7 +61,7 @@ def test_workers_give_the_draws_of_one_gpu(name, client, stand_in):
     settings = {**SETTINGS, "draws": 8, "tune": 8, "monitor": MONITOR, "blocks": None}
     one = dfac.sample(V, model, sampler, device="cuda", **settings)
     ring = dfac.sample(V, model, sampler, device="cuda", client=client, **settings)
-    assert same(one, ring)
+    assert same(one, ring, statistics=())  # sums of densities are of other parts
     assert one.attrs["device"] == ring.attrs["device"]
     assert all(count > 1 for count in client.run(launched).values())
 

@@ -100,7 +100,7 @@ def test_the_draws_of_one_process(kind, executor, client, tmp_path):
 )
 def test_what_bands_gather_travels_with_them(kind, sampler, client):
     make, model, settings = KINDS[kind]
-    assert alike(client, "ring", make(), model, sampler, 5, 4, **settings)
+    assert alike(client, "ring", make(), model, sampler, 6, 4, **settings)
 
 
 @pytest.mark.full
