@@ -481,8 +481,8 @@ def test_verbs_read_what_as_blocks_reads_in_the_same_words(monkeypatch):
         seen.update(options)
         raise Read
 
-    for module in ("inference.session", "data.holdout"):
-        monkeypatch.setattr(f"daskfactor.{module}.as_blocks", read)
+    for function in ("inference.session.blocks_of", "data.holdout.as_blocks"):
+        monkeypatch.setattr(f"daskfactor.{function}", read)
     words = {"unstored": "zero", "header": True, "table": True, "storage_options": {"anon": True}}
     words |= dict(zip(("rows", "columns", "values", "layer", "mask_var"), "abcde", strict=True))
     assert set(words) == set(Reading.__annotations__)

@@ -344,16 +344,18 @@ def _numbered(where: str, name: str, column: Any) -> tuple[NDArray[np.int64], ND
     codes, found = pd.factorize(column)
     if isinstance(found, pd.CategoricalIndex):
         found = found.astype(found.categories.dtype)
-    labels = np.asarray(storable(name, np.asarray(found)))
-    if labels.dtype.kind == "O":
+    labels = np.asarray(found)
+    timed = isinstance(pd.Index(labels), pd.DatetimeIndex | pd.PeriodIndex)
+    if labels.dtype.kind == "O" and not timed:
         kinds = {type(label).__name__ for label in labels}
-        if kinds > {"str"} or (kinds and kinds != {"str"}):
+        if kinds and kinds != {"str"}:
             raise DataError(
                 f"the key column {name!r} of {where} holds {' and '.join(sorted(kinds))}; keys "
                 "must be whole numbers, texts or dates, all of one type: convert them, for example "
                 "with .astype(str)"
             )
         labels = text_array(labels.tolist())
+    labels = np.asarray(storable(name, labels))
     order = np.argsort(labels, kind="stable")
     return inverse(order)[codes], labels[order]
 

@@ -391,7 +391,9 @@ def check_data(model: Any, data: BlockedData) -> None:
     model.check_values(data.minimum, data.maximum)
     # Under beta=1 any intensities go with a dispersion that is estimated, as in KL-NMF.
     poisson, annotated = model.likelihood.counts, data.source.kind == "anndata"
-    strict = isinstance(model.likelihood, NegativeBinomial) or (poisson and model.dispersion == 1.0)
+    strict = isinstance(model.likelihood, NegativeBinomial) or (
+        poisson and getattr(model, "dispersion", None) == 1.0
+    )
     if not data.is_integer and (strict or (poisson and annotated)):
         _warn_of_fractions(model, data)
     model.check_shape(data.shape)

@@ -45,7 +45,8 @@ def test_choices_are_noted_on_standard_error(table, tmp_path):
     command = ["convert", table, tmp_path / "s.zarr", "-q"]
     result = call(*command)
     assert result.exit_code == 0
-    assert result.stderr.startswith("note: cells without entry are taken to be observed zeros")
+    assert result.stderr.startswith("note: cells without entry are taken to be missing, as in")
+    assert "say --unstored zero if they are zeros" in result.stderr
     result = call(*command, "--overwrite", "--unstored", "missing")
     assert result.stderr.startswith("note: 1 entries name a cell that was named before")
 

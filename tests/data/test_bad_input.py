@@ -296,8 +296,9 @@ def test_a_rating_that_is_there_twice_is_refused(name, balance):
 
 
 def test_ratings_held_out_are_of_one_value_and_one_place():
-    refused(DataError, "2 entries name a cell", hold_out, doubled("coo"), 0.4)
+    rated = {"unstored": "missing"}
+    refused(DataError, "2 entries name a cell", hold_out, doubled("coo"), 0.4, **rated)
     assert hold_out(doubled("coo"), 0.4, unstored="zero", random_seed=0).train.shape == (3, 3)
     with pytest.raises(DataError, match="column indices go from -1 to 3"):
-        hold_out(damaged(indices=[-1, 1, 2, 3]), 0.4)
-    refused(DataError, "row indices go from -1 to 3", hold_out, displaced(0, 1, -1), 0.4)
+        hold_out(damaged(indices=[-1, 1, 2, 3]), 0.4, **rated)
+    refused(DataError, "row indices go from -1 to 3", hold_out, displaced(0, 1, -1), 0.4, **rated)

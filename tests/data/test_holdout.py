@@ -28,7 +28,7 @@ def ratings(seed=0, shape=(30, 20)):
 @settings(max_examples=30, deadline=None)
 def test_train_and_held_out_make_up_the_matrix(seed, share, keep_one):
     V = ratings(seed)
-    held = hold_out(V, share, keep_one=keep_one, random_seed=seed)
+    held = hold_out(V, share, unstored="missing", keep_one=keep_one, random_seed=seed)
     back = held.train + sparse.coo_array((held.values, held.cells), shape=V.shape)
     assert held.train.nnz + held.values.size == V.nnz
     np.testing.assert_allclose(back.toarray(), V.toarray())
@@ -63,9 +63,10 @@ def test_dense_and_labelled_input():
 
 
 def test_the_same_seed_takes_the_same_cells():
-    first, second = (hold_out(ratings(), random_seed=7) for _ in range(2))
+    rated = {"unstored": "missing"}
+    first, second = (hold_out(ratings(), random_seed=7, **rated) for _ in range(2))
     np.testing.assert_array_equal(first.cells, second.cells)
-    other = hold_out(ratings(), random_seed=8)
+    other = hold_out(ratings(), random_seed=8, **rated)
     assert not np.array_equal(first.cells[0], other.cells[0])
 
 
@@ -77,7 +78,12 @@ MADE = dfac.as_blocks(ratings(), unstored="missing", allow_empty=True)
     [
         (ratings(), {"share": 1.5}, OptionError, "share must lie"),
         (ratings(), {"unstored": "maybe"}, OptionError, "unstored"),
-        (sparse.eye_array(4).tocsr(), {"share": 0.5}, OptionError, "leaves none"),
+        (
+            sparse.eye_array(4).tocsr(),
+            {"share": 0.5, "unstored": "missing"},
+            OptionError,
+            "leaves none",
+        ),
         ([[1, 2]], {}, DataError, "list"),
         (np.ones(3), {}, DataError, "matrix of real numbers"),
         (np.ones((2, 2), complex), {}, DataError, "matrix of real numbers"),
@@ -242,7 +248,7 @@ def test_a_mask_with_names_holds_out_its_own_cells(kind, dims):
     mask[3, 0] = mask[1, 4] = True
     nameless = kind in ("array", "sparse")
     for own in (mask, mask.values) if nameless else (mask, mask.T, mask.values):
-        held = hold_out(made[kind], cells=own)
+        held = hold_out(made[kind], cells=own, unstored="zero" if kind == "sparse" else None)
         assert set(zip(*(at.tolist() for at in held.cells), strict=True)) == {(3, 0), (1, 4)}
         np.testing.assert_array_equal(held.values, V[held.cells])
     if not nameless and dims == ("a", "b"):

@@ -38,7 +38,7 @@ QUIET = {"unstored": "zero", "progressbar": False}
 
 
 def fitted(V, **options):
-    trace = dfac.sample(V, dfac.TweedieNMF(3, dispersion=1.0), **FIT, **options)
+    trace = dfac.sample(V, dfac.TweedieNMF(3, dispersion=0.9), **FIT, **options)
     return trace["posterior"]["W"].to_numpy()
 
 
