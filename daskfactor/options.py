@@ -117,9 +117,10 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
                 f"{' and '.join(f'{name}=' for name in moved)} can be given to as_blocks only: "
                 f"{function.__name__}(as_blocks(V, {given}), ...)"
             )
-        if {"uncertainty", "weights"} & set(unknown):
+        weighing = [name for name in ("uncertainty", "weights") if name in unknown]
+        if weighing and "unstored" in known:
             raise OptionError(
-                f"{function.__name__} takes no {' and '.join(unknown)}: every cell counts alike "
+                f"{function.__name__} takes no {' and '.join(weighing)}: every cell counts alike "
                 "there; leave it out"
             )
         if unknown:

@@ -333,13 +333,19 @@ async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
             task.cancel()
 
 
+def _in_worker() -> bool:
+    """Whether this is a worker of a cluster, whose client has asked the server before."""
+    module = sys.modules.get("distributed.worker")
+    return module is not None and bool(module.Worker._instances)
+
+
 class _Waiting:
     """For how long a location has been asked in vain, and what it answered last."""
 
     def __init__(self, location: str) -> None:
         self._location, self._begun, self._limit = location, time.monotonic(), patience()
         self._server = "/".join(location.split("/")[:3])
-        self.known = not is_url(location) or self._server in _answered
+        self.known = not is_url(location) or self._server in _answered or _in_worker()
         if not self.known and not os.environ.get(PATIENCE):
             self._limit = FIRST_PATIENCE
         self._pause, self._told = 0.05, -math.inf
@@ -418,7 +424,9 @@ _LASTING: Final = (
 """Errors that trying again does not mend."""
 _SOON_OVER: Final = (408, 425, 429)
 """Answers of a server to a request that it may grant later, although they count as refusals."""
-_SECRET: Final = re.compile("(KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS)S?(_|$)", re.IGNORECASE)
+_SECRET: Final = re.compile(
+    "(KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS)S?[0-9]*(_|$)", re.IGNORECASE
+)
 """Names of variables that are secret: words at an end, as TOKENIZERS_PARALLELISM is none."""
 _NO_SECRET: Final = ("true", "false", "none", "null", "auto")
 

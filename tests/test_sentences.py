@@ -48,9 +48,8 @@ def test_a_trace_that_xarray_wrote_is_opened_by_xarray(trace, tmp_path):
 
 def test_models_of_other_verbs_are_sent_there():
     refused(OptionError, r"pass it to stein_posterior\(V", dfac.sample, V, dfac.SILFNMF(2), **RUN)
-    model = dfac.AllocationModel.nmf(2) if hasattr(dfac.AllocationModel, "nmf") else None
-    if model is not None:
-        refused(OptionError, r"pass it to log_evidence\(X", dfac.sample, V, model, **RUN)
+    for model in (dfac.AllocationModel.nmf(2), dfac.GaussianAdditive(2)):
+        refused(OptionError, r"pass it to log_evidence\(", dfac.sample, V, model, **RUN)
 
 
 @pytest.mark.parametrize("option", ["uncertainty", "weights"])
@@ -112,7 +111,10 @@ def test_labels_that_differ_by_rounding_are_the_same():
     near = data.assign_coords(y=data["y"] * (1 + 1e-15) + 1e-17) * 0 + 2.0
     assert dfac.as_blocks(data, 1, weights=near).weights.minimum == 2.0
     other = data.assign_coords(y=data["y"] + 0.05) * 0 + 2.0
-    refused(DataError, "labels of the weights's rows are not", dfac.as_blocks, data, weights=other)
+    turned = data.assign_coords(y=2460000.5 + np.arange(8.0)) * 0 + 2.0
+    rows = turned.assign_coords(y=turned["y"].values[::-1])
+    refused(DataError, "the row labels of weights are not", dfac.as_blocks, turned, weights=rows)
+    refused(DataError, "the row labels of weights are not", dfac.as_blocks, data, weights=other)
 
 
 def test_held_out_cells_are_of_what_sample_takes_for_the_data():
@@ -146,10 +148,12 @@ def test_advice_speaks_the_language_of_where_it_is_read():
             "Run four chains: daskfactor fit ... --chains 4.",
         ),
         ("Draw more: resume(..., draws=500).", "Draw more: daskfactor resume r.zarr --draws 500."),
+        ('Leave it, step="auto", or take sampler="auto".', "Leave it, or take --sampler auto."),
         ('Keep draws: keep="draws".', "Keep draws: --keep draws."),
         ("Read W through align(), which", "Read W through daskfactor.align in Python, which"),
     ):
         assert in_shell(python, "r.zarr") == shell
+    assert in_shell("resume(...)", r"C:\Users\a b") == r"daskfactor resume 'C:\Users\a b'"
 
 
 def test_starts_are_advised_where_there_are_more_of_them():

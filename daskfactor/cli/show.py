@@ -1,6 +1,7 @@
 """``daskfactor info``, ``annotate``, ``plot``, ``report``: what a store tells of a run."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -255,13 +256,16 @@ STYLES: Final = {"green": "green", "amber": "yellow", "red": "red", "none": "dim
 
 def in_shell(advice: str, store: str) -> str:
     """Write calls of Python that an advice has as commands."""
+    resume = f"daskfactor resume {shlex.quote(store)}"
     for call, command in (
-        (r"sample\(\.\.\., (\w+)=(\w+)\)", r"daskfactor fit ... --\1 \2"),
-        (r"resume\(\.\.\., (\w+)=(\w+)\)", rf"daskfactor resume {store} --\1 \2"),
-        (r"resume\(\.\.\.\)", rf"daskfactor resume {store}"),
-        (r'\b(sampler|keep)="(\w+)"', r"--\1 \2"),
-        (r"\bmonitor=", "--monitor missing"),
-        (r"\b(align|discretization_bias)\((trace)?\)", r"daskfactor.\1 in Python"),
+        (r"sample\(\.\.\., (\w+)=(\w+)\)", lambda m: f"daskfactor fit ... --{m[1]} {m[2]}"),
+        (r"resume\(\.\.\., (\w+)=(\w+)\)", lambda m: f"{resume} --{m[1]} {m[2]}"),
+        (r"resume\(\.\.\.\)", lambda m: resume),
+        (r', step="auto"', lambda m: ""),
+        (r'n_components="auto" or select_rank', lambda m: "-k auto or daskfactor select-rank"),
+        (r'\b(sampler|keep)="(\w+)"', lambda m: f"--{m[1]} {m[2]}"),
+        (r"\bmonitor=", lambda m: "--monitor missing"),
+        (r"\b(align|discretization_bias)\((trace)?\)", lambda m: f"daskfactor.{m[1]} in Python"),
     ):
         advice = re.sub(call, command, advice)
     return advice

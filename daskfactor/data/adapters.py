@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskfactor.checks import warn
 from daskfactor.data.annotated import (
     Annotated,
     Compressed,
@@ -53,7 +54,7 @@ from daskfactor.data.known import (
     usable_dims,
 )
 from daskfactor.data.store import zarr_kind
-from daskfactor.errors import DaskfactorError, DataError, StoreError
+from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
 from daskfactor.urls import binary, shown, why
 
 FLOAT = np.dtype(np.float64)
@@ -61,6 +62,7 @@ STRIP = 2**23
 """Bytes of columns that are read together."""
 PACKING = frozenset({"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"})
 """Attributes by which netCDF, and what is written like it, says that values are packed."""
+SCALING = frozenset({"scale_factor", "add_offset"})
 
 
 @dataclass(frozen=True)
@@ -224,12 +226,15 @@ def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
 
     None where they are not packed, as netCDF keeps them.
     """
-    attrs = dict(array.attrs)
-    second = getattr(getattr(array, "metadata", None), "zarr_format", 3) == 2
-    if second and "_ARRAY_DIMENSIONS" in attrs and array.fill_value is not None:
+    packing = {
+        name: _number_of(name, array.attrs[name], array.dtype)
+        for name in PACKING
+        if name in array.attrs
+    }
+    old = getattr(getattr(array, "metadata", None), "zarr_format", 3) == 2
+    if old and "_ARRAY_DIMENSIONS" in array.attrs and array.fill_value is not None:
         # In what xarray wrote, the fill value is missing. Elsewhere it is what nobody has written.
-        attrs["_FillValue"] = array.fill_value
-    packing = {name: _scalar(attrs[name], array.dtype) for name in PACKING & attrs.keys()}
+        packing["_FillValue"] = array.fill_value
     if not packing:
         return None
 
@@ -243,11 +248,16 @@ def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
     return decode
 
 
-def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A number of an attribute; HDF5 has arrays of one, and zarr floats as their bytes in text."""
-    if isinstance(value, str) and dtype.kind == "f":
-        value = np.frombuffer(base64.b64decode(value), "<f8")
-    return np.ravel(value)[0]
+def _number_of(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
+    """The number, or the numbers, in an attribute; zarr has floats as their bytes in text."""
+    if isinstance(value, str) and name != "_Unsigned":
+        try:
+            raw = base64.b64decode(value, validate=True)
+        except ValueError:
+            raw = b""
+        value = np.frombuffer(raw, "<f8") if len(raw) == 8 else float(value)
+    found = np.ravel(value)
+    return found[0] if found.size == 1 else found
 
 
 def npy_at(location: str) -> Source:
@@ -348,12 +358,30 @@ def decoded(array: Any) -> Any:
             f"the DataArray is sparse, and its attributes ({', '.join(PACKING & {*array.attrs})}) "
             "say that its values are packed; unpack them, and remove these attributes"
         )
-    from xarray import decode_cf
+    scaled = SCALING & {*array.attrs}
+    if scaled:
+        floats = array.dtype.kind == "f"  # arithmetic keeps attributes: they are unpacked already
+        what = "are taken as they are" if floats else "were unpacked"
+        warn(
+            f"the DataArray has the attributes {', '.join(sorted(scaled))}, and its values {what}; "
+            "remove these attributes where they no longer hold",
+            DataWarning,
+        )
+        if floats:
+            array = array.assign_attrs(array.attrs)
+            array.attrs = {key: own for key, own in array.attrs.items() if key not in SCALING}
+    if array.chunks is None and not getattr(array.variable, "_in_memory", True):
+        from xarray import decode_cf
 
-    dataset = array.to_dataset(name="values")
-    found = decode_cf(dataset, decode_times=False, decode_coords=False)["values"]
-    held = array.chunks is None and getattr(array.variable, "_in_memory", True)
-    return (found.load() if held else found).rename(array.name)
+        name = free_name("values", {*map(str, array.coords), *map(str, array.dims)})
+        dataset = decode_cf(array.to_dataset(name=name), decode_times=False, decode_coords=False)
+        return dataset[name].rename(array.name)
+    from xarray.conventions import decode_cf_variable
+
+    variable = decode_cf_variable("values", array.variable, decode_times=False)
+    found = array.copy(data=variable.data)
+    found.attrs = variable.attrs
+    return found
 
 
 def from_xarray(array: Any) -> Source:
@@ -390,7 +418,9 @@ def from_xarray(array: Any) -> Source:
         levels = getattr(array.indexes.get(key), "nlevels", 1)
         # The tuples of a MultiIndex cannot be stored; its levels are coordinates of their own.
         if len(coord.dims) == 1 and not (key in array.dims and levels > 1):
-            coords[coord.dims[0]][str(key)] = storable(str(key), coord.to_numpy())
+            coords[coord.dims[0]][str(key)] = storable(
+                str(key), coord.to_numpy(), key in array.dims
+            )
     attrs = {str(key): found for key, coord in array.coords.items() if (found := told(coord.attrs))}
     name = None if array.name is None else str(array.name)
     sides = coords[row_dim], coords[row_dim if names[0] == names[1] else col_dim]

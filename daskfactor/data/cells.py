@@ -148,7 +148,7 @@ class Asked:
             at = match_labels(own, other).at
             if not (np.array_equal(at, np.arange(at.size)) or nearly_same(own, other)):
                 raise DataError(
-                    f"the labels of the {self.kind}'s {axis}s are not those of V, or in another "
+                    f"the {axis} labels of {self.kind} are not those of V, or in another "
                     "order; bring them into the order of V, for example with reindex_like(V)"
                 )
 

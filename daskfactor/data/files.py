@@ -46,7 +46,7 @@ from daskfactor.data.tables import (
     plain,
     read_table,
 )
-from daskfactor.data.tenx import matrix_in, read_hdf5, with_cells_as_rows
+from daskfactor.data.tenx import is_netcdf, matrix_in, read_hdf5, with_cells_as_rows
 from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.urls import (
@@ -211,6 +211,8 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     annotated = open_annotated(location, name)
     if annotated is not None:
         return annotated
+    if form is _HDF5 and is_netcdf(location):
+        form = None
     folder = matrix_in(text)
     if folder is not None or (form is not None and form.array is None and name is None):
         return open_matrix_market(folder or text, wanted)
@@ -459,9 +461,9 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
         )
     # A store lists its arrays in no order of its own.
     names = sorted(map(str, dataset.data_vars))
-    matrices = [key for key in names if dataset[key].ndim == 2]
-    if not matrices or (wanted.rows, wanted.columns) != (None, None):
-        matrices = [key for key in names if dataset[key].ndim >= 2]
+    bounds = {own.attrs.get("bounds") for own in dataset.variables.values()}
+    large = [key for key in names if dataset[key].ndim >= 2 and key not in bounds]
+    matrices = [key for key in large if dataset[key].ndim == 2] or large
     if name is not None and name not in names:
         raise DataError(f"{location} has no variable {name!r}, only {', '.join(names)}")
     if name is None and len(matrices) != 1:

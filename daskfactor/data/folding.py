@@ -150,6 +150,7 @@ class Fold:
 
     def like(self, other: Any, what: str) -> Source:
         """Another array, with some of the dimensions, on the same places."""
+        other = decoded(other)
         sizes = dict(zip(self.dims, (*self.rows.shape, *self.cols.shape), strict=True))
         foreign = [str(dim) for dim in other.dims if dim not in sizes]
         wrong = [dim for dim in other.dims if dim in sizes and other.sizes[dim] != sizes[dim]]
@@ -366,7 +367,7 @@ def _further(array: Any, side: Side) -> Iterator[tuple[str, tuple[Any, ...], NDA
         own = coord.dims
         nlevels = getattr(array.indexes.get(key), "nlevels", 1)
         if str(key) not in levels and own and set(own) <= set(side.dims) and nlevels == 1:
-            yield str(key), own, storable(str(key), coord.to_numpy())
+            yield str(key), own, storable(str(key), coord.to_numpy(), key in own)
 
 
 def _left_out(array: Any, side: Side) -> dict[str, str]:

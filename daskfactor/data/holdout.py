@@ -17,7 +17,7 @@ from daskfactor.checks import (
     mask_in_order,
     one_of,
 )
-from daskfactor.data.adapters import open_source
+from daskfactor.data.adapters import decoded, open_source
 from daskfactor.data.annotated import UNSTORED, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.cells import StoredWeights
@@ -100,8 +100,8 @@ def hold_out(
         For sparse input, what an entry means that is not stored: ``"missing"``
         takes stored entries alone and drops them; ``"zero"`` takes cells of all
         kinds, zeros included, and stores NaN there. Left out, what `as_blocks` takes it for:
-        what the input says itself (an AnnData: ``"zero"``), else ``"zero"``, with a warning.
-        ``train`` says it itself.
+        what the input says itself (an AnnData: ``"zero"``), else ``"zero"``, with a warning;
+        say ``"missing"`` of what a :class:`GaussianMF` takes. ``train`` says it itself.
     keep_one
         Whether every row and every column keeps at least one observed entry;
         otherwise fit with ``allow_empty=True``. Without effect under
@@ -159,6 +159,7 @@ def hold_out(
     if getattr(V, "ndim", 2) > 2:
         return _from_tensor(V, wanted, unstored, keep_one, rng)
     _check_matrix(V)
+    V = decoded(V) if isinstance(V, xr.DataArray) else V
     if getattr(V, "ndim", 0) == len(getattr(V, "dims", ())) == 2:
         wanted = _in_order(wanted, V.dims, (V.indexes.get(V.dims[0]), V.indexes.get(V.dims[1])))
     if sparse.issparse(V):

@@ -289,21 +289,22 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
+def storable(name: str, labels: NDArray[Any], index_of: bool = True) -> NDArray[Any]:
     """Labels as a store can keep them: times with a zone as UTC, periods as their names.
 
-    Of other types than texts, numbers and times they are texts, which a warning tells.
+    Of other types than texts, numbers and times they are texts, which a warning tells. Those of
+    an index (``index_of``) must all be there.
 
     Raises
     ------
     DataError
-        If labels are missing.
+        If labels of an index are missing.
     """
-    if labels.dtype.kind not in "OSV":
+    if labels.dtype.kind not in "OSV" or labels.ndim != 1:
         return labels
     import pandas as pd
 
-    index = pd.Index(labels)
+    index = pd.Index(labels).infer_objects()
     if isinstance(index, pd.DatetimeIndex) and index.tz is not None:
         warn(
             f"the labels {name!r} are times with the zone {index.tz}; they are kept as times in "
@@ -316,6 +317,8 @@ def storable(name: str, labels: NDArray[Any]) -> NDArray[Any]:
     if index.dtype.kind in "iufbMm":
         return np.asarray(index)
     gone = np.flatnonzero(np.asarray(pd.isna(index)))
+    if gone.size and not index_of:
+        return labels
     if gone.size:
         raise DataError(
             f"{gone.size} of the {len(index)} labels {name!r} are missing, the first at position "

@@ -514,7 +514,19 @@ class StoreWriter:
 
 FILES: Final = tuple(
     f"{ending}{packing}"
-    for ending in (".csv", ".tsv", ".txt", ".dat", ".parquet", ".pq", ".mtx", ".npz", ".npy", ".nc")
+    for ending in (
+        ".csv",
+        ".tsv",
+        ".txt",
+        ".dat",
+        ".parquet",
+        ".pq",
+        ".mtx",
+        ".npz",
+        ".npy",
+        ".nc",
+        ".h5",
+    )
     for packing in ("", ".gz", ".bz2", ".zst")
 )
 """How files end that are no folders."""

@@ -287,22 +287,33 @@ def read_table(location: str | PathLike[str]) -> Any:
     corner = header is not None and len(header) == width
     named = bool(corner and header and not header[0])
     first = [fields[0] for _, fields in lines]
-    named = named or not all(map(_is_number, first)) or any(map(_CODE.fullmatch, first))
-    if corner and header and not named and width > 1:
-        named = holds_ids(header[0], np.array(list(map(_number, first))))
-        if named:
+    named = named or not all(map(_is_number, first))
+    ids = False
+    if not named and width > 1:
+        others = (field for _, fields in lines for field in fields[1:])
+        if any(map(_CODE.fullmatch, first)) and not any(map(_CODE.fullmatch, others)):
+            warn(
+                f"the first column of {location} is taken for labels of rows, because some of it "
+                "begins with 0 as codes do; if it is data, write it without",
+                DataWarning,
+            )
+            named = True
+        elif corner and header and holds_ids(header[0], np.array(list(map(_number, first)))):
             taken_for_labels(str(location), header[0])
+            named = ids = True
     values = np.array([_numbers(str(location), line, fields, int(named)) for line, fields in lines])
-    names = {"row": first} if named else {}
+    row_dim, col_dim = usable_dims(header[0], DEFAULT_DIMS[1]) if ids and header else DEFAULT_DIMS
+    labels = list(map(int, map(float, first))) if ids else first
+    names: dict[str, Any] = {row_dim: labels} if named else {}
     if header is not None:
         # Some writers leave the corner above the row names out altogether.
-        names["column"] = header[int(named and corner) :]
-        if len(names["column"]) != values.shape[1]:
+        names[col_dim] = header[int(named and corner) :]
+        if len(names[col_dim]) != values.shape[1]:
             raise DataError(
-                f"{location} has {len(names['column'])} names in its header, "
+                f"{location} has {len(names[col_dim])} names in its header, "
                 f"but {values.shape[1]} columns of numbers"
             )
-    return xr.DataArray(values, dims=DEFAULT_DIMS, coords=names) if names else values
+    return xr.DataArray(values, dims=(row_dim, col_dim), coords=names) if names else values
 
 
 def parquet_files(location: str) -> list[str]:
@@ -599,16 +610,17 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
     texts = array.dictionary
     if written.get(name) != "text":
         trimmed = pc.utf8_trim_whitespace(texts)
-        whole = pc.match_substring_regex(trimmed, r"^(0|-?[1-9][0-9]{0,17})$")
+        whole = pc.match_substring_regex(trimmed, r"^(0|-?[1-9][0-9]{0,18})$")
         nothing = pc.is_in(trimmed, pa.array(MISSING))
-        if pc.all(pc.or_(whole, nothing)).as_py():
-            if pc.any(nothing).as_py():
+        if pc.all(pc.or_(whole, nothing), min_count=0).as_py():
+            if pc.any(nothing, min_count=0).as_py():
                 count = int(nothing.to_numpy(zero_copy_only=False)[array.indices.to_numpy()].sum())
                 raise _without_key(location, name, count)
-            written[name] = "number"
-            numbers: NDArray[np.int64] = np.asarray(pc.cast(trimmed, pa.int64()))
-            found: Keys = numbers[array.indices.to_numpy()]
-            return found
+            numbers = _as_integers(trimmed)
+            if numbers is not None:
+                written[name] = "number"
+                found: Keys = numbers[array.indices.to_numpy()]
+                return found
         before, written[name] = written.get(name), "text"
         if before == "number":
             raise KeysAreText
@@ -616,6 +628,17 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
     if empty.any():
         raise _without_key(location, name, int(empty.sum()))
     return _keys(location, name, array)
+
+
+def _as_integers(texts: Any) -> NDArray[np.int64] | None:
+    """Texts of digits as numbers; None if they are too large."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return np.asarray(pc.cast(texts, pa.int64()))
+    except pa.ArrowInvalid:
+        return None
 
 
 def _without_key(location: str, name: str, count: int) -> DataError:

@@ -62,12 +62,13 @@ def with_cells_as_rows(source: Source, location: str) -> Source:
         DataWarning,
     )
 
-    def turned(values: bool, add: bool) -> Iterator[Piece]:
+    def transposed(values: bool, add: bool) -> Iterator[Piece]:
         for piece in pieces(values, add):
             yield Piece(piece.cols, piece.rows, piece.values)
 
-    labels = _labels([line[0] for line in cells], *zip(*(line[:2] for line in genes), strict=True))
-    return replace(source, shape=(columns, rows), labels=labels, pieces=turned)
+    ids, names = zip(*((line[0], line[min(1, len(line) - 1)]) for line in genes), strict=True)
+    labels = _labels([line[0] for line in cells], ids, names)
+    return replace(source, shape=(columns, rows), labels=labels, pieces=transposed)
 
 
 def _lines(path: Path) -> list[list[str]]:
@@ -77,7 +78,7 @@ def _lines(path: Path) -> list[list[str]]:
         if packed.is_file():
             with plain(packed) as file:
                 text = file.read().decode("utf-8")
-            return [line.split("\t") for line in text.splitlines()]
+            return [line.split("\t") for line in text.splitlines() if line.strip()]
     return []
 
 
@@ -86,6 +87,14 @@ def _labels(cells: Any, genes: Any, names: Any = ()) -> Labels:
     more = {"name": text_array(list(names))} if len(names) else {}
     var = {"var": text_array(list(genes))} | more
     return Labels("obs", "var", {"obs": text_array(list(cells))}, var)
+
+
+def is_netcdf(location: str) -> bool:
+    """Tell whether an HDF5 file has the dimensions of netCDF, by which xarray reads it."""
+    with open_hdf5(location) as root:
+        if "_NCProperties" in root.attrs:
+            return True
+        return any("DIMENSION_LIST" in own.attrs or "CLASS" in own.attrs for own in root.values())
 
 
 def read_hdf5(location: str, name: str | None) -> Source:
@@ -97,9 +106,19 @@ def read_hdf5(location: str, name: str | None) -> Source:
         If there is none, or it is not said which of several is meant.
     """
     root = open_hdf5(location)
+    if root.attrs.get("encoding-type") == "anndata":
+        raise DataError(f"{location} is a file of anndata: give it a name that ends in .h5ad")
     groups = [own for own in root.values() if hasattr(own, "keys") and "barcodes" in own]
     if name is None and len(groups) == 1 and {"data", "indices", "indptr"} <= groups[0].keys():
         return _of_10x(location, groups[0])
+    if len(groups) > 1:
+        genomes = {own.name.strip("/"): own for own in groups}
+        if name in genomes:
+            return _of_10x(location, genomes[name])
+        raise DataError(
+            f"{location} holds counts of {len(genomes)} genomes; name one as "
+            f"{location}:{next(iter(genomes))} (it has {', '.join(genomes)})"
+        )
     found: dict[str, Any] = {}
 
     def note(key: str, node: Any) -> None:
@@ -111,6 +130,10 @@ def read_hdf5(location: str, name: str | None) -> Source:
         matrices = [key for key, node in found.items() if node.ndim == 2]
         if len(matrices) != 1:
             listed = [f"{key} {node.shape}" for key, node in found.items()][: 2 * NAMED]
+            if not found:
+                raise DataError(
+                    f"{location} holds no matrix of numbers, nor counts of 10x Genomics"
+                )
             raise DataError(
                 f"{location} holds {len(matrices)} matrices ({', '.join(listed) or 'none'}); name "
                 f"one as {location}:NAME, or pass an array of it in Python, for example "

@@ -371,7 +371,8 @@ def _weights_again(
 
 def _warn_of_fractions(model: Any, data: BlockedData) -> None:
     """Say that a law of counts is given other values."""
-    where, advice = "the data hold", "take TweedieNMF with beta=0 or beta=0.5 for such values"
+    laws = "beta=0.5" if data.minimum <= 0 else "beta=0 or beta=0.5"
+    where, advice = "the data hold", f"take TweedieNMF with {laws} for such values"
     if data.source.kind == "anndata":
         layer = data.source.layer
         where = f"{'X' if layer is None else f'the layer {layer!r}'} of the AnnData holds"

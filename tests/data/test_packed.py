@@ -7,7 +7,7 @@ import xarray as xr
 import zarr
 
 import daskfactor as dfac
-from daskfactor.errors import DataError
+from daskfactor.errors import DataError, DataWarning
 
 pytestmark = pytest.mark.libraries
 
@@ -57,6 +57,21 @@ def test_arrays_whose_attributes_say_so_are_decoded(lazy):
         np.testing.assert_array_equal(folded.to_numpy(), np.vstack([TRUE, TRUE]))
     tensor = dfac.as_tensor(cube, 1, allow_empty=True)
     assert int(tensor.n_observed.sum()) == 2 * np.count_nonzero(~np.isnan(TRUE))
+
+
+def test_floats_with_a_scale_are_unpacked_already():
+    array = xr.DataArray(TRUE, dims=("time", "cell"), attrs={"scale_factor": 0.1})
+    with pytest.warns(DataWarning, match="attributes scale_factor, and its values are taken as"):
+        np.testing.assert_array_equal(dfac.as_blocks(array, 1, dtype="f8").to_numpy(), TRUE)
+    packed = xr.DataArray(np.array([[1, 2]]), attrs={"scale_factor": 0.5})
+    with pytest.warns(DataWarning, match="its values were unpacked"):
+        np.testing.assert_array_equal(dfac.as_blocks(packed, 1).to_numpy(), [[0.5, 1.0]])
+
+
+def test_held_out_cells_of_a_packed_array_are_decoded():
+    held = dfac.hold_out(raw_array(), cells=([0], [0]))
+    assert held.values.tolist() == [5.001]
+    assert np.isnan(held.train.values).sum() == 3
 
 
 def test_a_weight_of_a_packed_array_is_decoded():

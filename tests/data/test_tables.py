@@ -513,8 +513,7 @@ def test_a_column_of_ids_is_labels_of_rows(tmp_path, name):
         with pytest.warns(DataWarning, match=rf"{name}.*whole number for each row.*labels of rows"):
             data = as_blocks(given, 1)
         np.testing.assert_array_equal(data.to_numpy(), np.array(lines, float)[:, 1:])
-        (labels,) = data.labels.row_coords.values()
-        assert [int(label) for label in labels] == [line[0] for line in lines]
+        assert data.labels.row_coords[name].tolist() == [line[0] for line in lines]
     write(tmp_path, "r.csv", f"{name},a,b\n1,2.5,3\n1,4,5\n2,6,7\n")  # twice: no labels
     assert as_blocks(tmp_path / "r.csv", 1).shape == (3, 3)
     write(tmp_path, "c.csv", "sessions,piano,b\n1,2.5,3\n8,4,5\n2,6,7\n")  # what is counted
@@ -527,8 +526,18 @@ def test_codes_keep_their_leading_zeros(tmp_path):
     assert data.labels.row_coords["user"].tolist() == ["007", "012", "7"]
     assert data.labels.col_coords["film"].tolist() == [1, 2]
     dense = write(tmp_path, "d.csv", "place,a,b\n02134,1.5,2\n10001,3,4\n")
-    found = as_blocks(dense, 1)
+    with pytest.warns(DataWarning, match="begins with 0 as codes do"):
+        found = as_blocks(dense, 1)
     assert found.labels.row_coords["row"].tolist() == ["02134", "10001"]
+    padded = write(tmp_path, "p.csv", "05,12,03,1.5\n07,01,10,2\n")
+    assert as_blocks(padded, 1).shape == (2, 4)
+    large = write(
+        tmp_path, "s.csv", "user,film,stars\n1212092628029698048,1,5\n12120926280296980481,2,4\n"
+    )
+    assert converted(large).labels.row_coords["user"].tolist() == [
+        "1212092628029698048",
+        "12120926280296980481",
+    ]
     assert found.shape == (2, 2)
 
 

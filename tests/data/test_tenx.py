@@ -119,3 +119,16 @@ def test_a_cube_of_netcdf(tmp_path):
     np.testing.assert_array_equal(found.to_numpy(), cube.values.reshape(4, 6))
     with pytest.raises(DataError, match="3 dimensions, 'time' and 'y' and 'x': name those"):
         dfac.as_blocks(tmp_path / "c.nc")
+
+
+def test_bounds_are_no_matrix_and_netcdf_keeps_its_names(tmp_path):
+    cube = xr.Dataset({"tas": (("time", "y", "x"), np.ones((4, 3, 2)))})
+    cube["time_bnds"] = (("time", "bnds"), np.ones((4, 2)))
+    cube["time"] = ("time", np.arange(4), {"bounds": "time_bnds"})
+    cube.to_netcdf(tmp_path / "c.nc", engine="h5netcdf")
+    assert dfac.as_blocks(tmp_path / "c.nc", 1, rows="time").shape == (4, 6)
+    with pytest.raises(DataError, match="3 dimensions, 'time' and 'y' and 'x': name those"):
+        dfac.as_blocks(tmp_path / "c.nc")
+    matrix = xr.DataArray(np.ones((4, 3)), {"site": list("abcd")}, ["site", "species"], "v")
+    matrix.to_netcdf(tmp_path / "m.h5", engine="h5netcdf")
+    assert dfac.as_blocks(tmp_path / "m.h5", 1).labels.row_coords["site"].tolist() == list("abcd")

@@ -467,7 +467,7 @@ def test_columns_of_a_frame_are_matched_by_all_levels_of_their_labels():
     np.testing.assert_allclose(found, right, atol=1e-10)
     other = frame.rename(columns={"b": "c"})[:3]
     refused(DataError, "first of them site c, year 1", dfac.transform, trace, other, **QUIET)
-    words = "labels of the weights's columns are not those of V"
+    words = "the column labels of weights are not those of V"
     refused(DataError, words, dfac.as_blocks, frame, weights=(frame**2).iloc[:, ::-1])
 
 
