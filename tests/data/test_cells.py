@@ -257,7 +257,5 @@ def test_weights_of_a_multiindex_must_be_in_its_order():
     for weights in (V[0], V, V.values):
         as_blocks(V, weights=weights).close()
     for weights in (V[0, ::-1], V[:, ::-1], maps.stack(place=("lon", "lat"))):
-        with pytest.raises(
-            DataError, match="column labels of weights are not those of V"
-        ):
+        with pytest.raises(DataError, match="column labels of weights are not those of V"):
             as_blocks(V, weights=weights)
