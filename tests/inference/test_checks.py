@@ -101,6 +101,9 @@ OTHERS = {
 }
 
 
+@pytest.mark.quick(
+    "chains0-tensor", "chains0-pair", "chains0-several", "chains1-matrix", "chains1-pair"
+)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("chains", [[0, 1], [1]])
 def test_the_run_goes_on_from_its_last_draws(name, chains, monkeypatch):

@@ -60,6 +60,7 @@ def test_a_resumed_run_is_the_run(sampler, tmp_path):
     assert same(dfac.resume(tmp_path / "run", draws=7, V=V, progressbar=False), whole)
 
 
+@pytest.mark.full
 def test_dense_and_sparse_zeros_sample_the_same_posterior():
     """Zeros that are stored and zeros in a closed form differ by rounding alone."""
     V, settings = truth(), {**SETTINGS, "draws": 3, "tune": 2}
