@@ -226,13 +226,10 @@ def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
 
     None where they are not packed, as netCDF keeps them.
     """
-    packing = {
-        name: _number_of(name, array.attrs[name], array.dtype)
-        for name in PACKING
-        if name in array.attrs
-    }
+    attrs = array.attrs
+    packing = {name: _number_of(name, attrs[name]) for name in PACKING if name in attrs}
     old = getattr(getattr(array, "metadata", None), "zarr_format", 3) == 2
-    if old and "_ARRAY_DIMENSIONS" in array.attrs and array.fill_value is not None:
+    if old and "_ARRAY_DIMENSIONS" in attrs and array.fill_value is not None:
         # In what xarray wrote, the fill value is missing. Elsewhere it is what nobody has written.
         packing["_FillValue"] = array.fill_value
     if not packing:
@@ -248,7 +245,7 @@ def decoder(array: Any) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
     return decode
 
 
-def _number_of(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
+def _number_of(name: str, value: Any) -> Any:
     """The number, or the numbers, in an attribute; zarr has floats as their bytes in text."""
     if isinstance(value, str) and name != "_Unsigned":
         try:
@@ -368,7 +365,7 @@ def decoded(array: Any) -> Any:
             DataWarning,
         )
         if floats:
-            array = array.assign_attrs(array.attrs)
+            array = array.copy(deep=False)
             array.attrs = {key: own for key, own in array.attrs.items() if key not in SCALING}
     if array.chunks is None and not getattr(array.variable, "_in_memory", True):
         from xarray import decode_cf

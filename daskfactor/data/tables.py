@@ -274,8 +274,8 @@ def read_table(location: str | PathLike[str]) -> Any:
             "0 on; if it is data, write a line of names before it",
             DataWarning,
         )
-    named = by_numbers or counts or not all(map(_is_number, tell_tale))
-    header = lines.pop(0)[1] if named else None
+    names_columns = by_numbers or counts or not all(map(_is_number, tell_tale))
+    header = lines.pop(0)[1] if names_columns else None
     if not lines:
         raise DataError(f"{location} has a header and no line of numbers")
     width = len(lines[0][1])
