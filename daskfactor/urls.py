@@ -334,9 +334,12 @@ async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
 
 
 def _in_worker() -> bool:
-    """Whether this is a worker of a cluster, whose client has asked the server before."""
-    module = sys.modules.get("distributed.worker")
-    return module is not None and bool(module.Worker._instances)
+    """Whether this runs in a worker of a cluster, whose client has asked the server before."""
+    distributed = sys.modules.get("distributed")
+    try:
+        return distributed is not None and distributed.get_worker() is not None
+    except ValueError:  # a worker may be in this process, yet not what runs here
+        return False
 
 
 class _Waiting:
