@@ -24,6 +24,7 @@ from daskfactor.checks import require
 from daskfactor.data.adapters import Source, from_annotated, from_blocks, npy_at, open_source
 from daskfactor.data.annotated import is_annotated, open_annotated, part_in, part_of
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.dialects import PACKINGS, plain
 from daskfactor.data.entries import (
     Piece,
     compressed_pieces,
@@ -43,7 +44,6 @@ from daskfactor.data.tables import (
     open_csv,
     open_parquet,
     parquet_files,
-    plain,
     read_table,
 )
 from daskfactor.data.tenx import is_netcdf, matrix_in, read_hdf5, with_cells_as_rows
@@ -62,7 +62,6 @@ from daskfactor.urls import (
     why,
 )
 
-PACKED = (".gz", ".bz2", ".zst")
 KNOWN = (
     ".csv, .tsv, .txt, .dat or .mtx (also .gz), .parquet (file or folder), .npz, .h5ad, or a "
     "blocked store"
@@ -74,6 +73,30 @@ UNREADABLE = (ValueError, EOFError, SyntaxError, TokenError, zipfile.BadZipFile)
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
 LONGEST_LINE = 2**24
+OF_OTHER_LIBRARIES = {
+    ".xlsx": "pandas.read_excel({path!r}, index_col=0)",
+    ".xls": "pandas.read_excel({path!r}, index_col=0)",
+    ".ods": "pandas.read_excel({path!r}, index_col=0)",
+    ".feather": "pandas.read_feather({path!r})",
+    ".arrow": "pandas.read_feather({path!r})",
+    ".orc": "pandas.read_orc({path!r})",
+    ".dta": "pandas.read_stata({path!r})",
+    ".sav": "pandas.read_spss({path!r})",
+    ".sas7bdat": "pandas.read_sas({path!r})",
+    ".pkl": "pandas.read_pickle({path!r})",
+    ".pickle": "pandas.read_pickle({path!r})",
+    ".mat": "scipy.io.loadmat({path!r})['NAME']",
+    ".svm": "sklearn.datasets.load_svmlight_file({path!r})[0]",
+    ".svmlight": "sklearn.datasets.load_svmlight_file({path!r})[0]",
+    ".libsvm": "sklearn.datasets.load_svmlight_file({path!r})[0]",
+    ".loom": "scanpy.read_loom({path!r})",
+    ".h5mu": "mudata.read_h5mu({path!r})['NAME']",
+    ".rds": "pyreadr.read_r({path!r})[None]",
+    ".rdata": "pyreadr.read_r({path!r})['NAME']",
+    ".tif": "rioxarray.open_rasterio({path!r})",
+    ".tiff": "rioxarray.open_rasterio({path!r})",
+}
+"""Calls that read files which are not read here, by their endings."""
 _NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
 """A blank line, or a comment."""
 
@@ -183,9 +206,19 @@ def _holds_parquet(text: str) -> bool:
 def _suffix(location: str) -> str:
     """The ending that says what is in a file, whether or not it is compressed."""
     name = location.lower().rstrip("/")
-    for ending in PACKED:
+    for ending in PACKINGS:
         name = name.removesuffix(ending)
     return Path(name).suffix
+
+
+def _refuse_foreign(location: str) -> None:
+    """Refuse a file that another library reads, and name the call."""
+    call = OF_OTHER_LIBRARIES.get(_suffix(location))
+    if call is not None and not is_url(location) and Path(location).is_file():
+        raise DataError(
+            f"files like {location} are not read here; pass what "
+            f"{call.format(path=location)} gives, or write that as .csv, .npz or .parquet"
+        )
 
 
 def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
@@ -208,6 +241,7 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
         raise DataError(f"{location} does not exist; give a file or store: {ARRAYS}")
     if (form is None or not is_url(text)) and _holds_parquet(text):
         form = _PARQUET
+    _refuse_foreign(location)
     annotated = open_annotated(location, name)
     if annotated is not None:
         return annotated
@@ -219,12 +253,12 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     table = form is not None and form.look is not None
     if form is not None and form.look is not None and name is None:
         look = form.look(text, wanted)
-        if is_long(text, *look, wanted):
-            return long_file(text, look.names, _open_path(text, wanted), wanted)
-    if location.lower().endswith(PACKED) and not table:
+        if is_long(text, *look[:4], wanted):
+            return long_file(text, look, _open_path(text, wanted), wanted)
+    if location.lower().endswith(PACKINGS) and not table:
         raise DataError(
-            f"{location} is compressed, which is read of tables and .mtx files alone; unpack it, "
-            f"for example with gunzip, and pass {Path(location).with_suffix('')}"
+            f"{location} is compressed, which is read of tables and .mtx files alone, if it is "
+            "called as these are (name.csv.gz); unpack it, and pass what was in it"
         )
     if form is not None and form.array is not None:
         if name is not None and suffix != ".npz" and form is not _HDF5:
@@ -494,6 +528,8 @@ FORMATS = {
     ".tsv": _TABLE,
     ".txt": _TABLE,
     ".dat": _TABLE,
+    ".data": _TABLE,
+    ".tab": _TABLE,
     ".parquet": _PARQUET,
     ".pq": _PARQUET,
     ".mtx": Format(open_matrix_market),
@@ -513,6 +549,7 @@ def _open_path(location: str, wanted: Wanted) -> Source:
     chosen = wanted.layer is not None or wanted.mask_var is not None
     if chosen or location.lower().endswith(".h5ad") or zarr_kind(location) == "anndata":
         return open_h5ad(location, wanted)
+    _refuse_foreign(location)
     form = FORMATS.get(_suffix(location))
     folder = matrix_in(location)
     if folder is not None:

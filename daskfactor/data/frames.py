@@ -19,7 +19,7 @@ from daskfactor.data.entries import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
 from daskfactor.data.key_names import holds_ids, names_of_keys, taken_for_labels, usual_meaning
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
-from daskfactor.data.tables import FEW, Wanted, all_whole, chosen_columns
+from daskfactor.data.tables import FEW, Look, Wanted, all_whole, chosen_columns
 from daskfactor.errors import DataError, DataWarning, OptionError
 
 
@@ -218,6 +218,8 @@ def _labelled(name: str, frame: Any, given: list[str]) -> Any:
     counted = type(frame.index).__name__ == "RangeIndex" and frame.index.name is None
     if counted and len(given) > 1 and frame.columns.nlevels == 1:
         first = frame.iloc[:, 0]
+        if _kind(first.dtype) == "key" and {*map(_kind, frame.dtypes[1:])} <= {*NUMBERS}:
+            return frame.iloc[:, 1:].set_index(first)
         if _kind(first.dtype) == "whole" and holds_ids(given[0], _floats(first)):
             taken_for_labels(name, given[0])
             return frame.iloc[:, 1:].set_index(first)
@@ -377,13 +379,11 @@ def _floats(column: Any) -> NDArray[Any]:
     return np.asarray(column.to_numpy("float64", na_value=np.nan))
 
 
-def long_file(where: str, given: Sequence[str], source: Source, wanted: Wanted) -> Source:
+def long_file(where: str, look: Look, source: Source, wanted: Wanted) -> Source:
     """The source of a table in a file, once it is known to have a line for each entry."""
-    names = chosen_columns(where, given, wanted)
+    names = chosen_columns(where, look.names, wanted)
     note(where, names, wanted)
-    told = any(isinstance(name, str) for name in _named(wanted))
-    header = True if wanted.header is None and told else wanted.header
-    found = _recorded([given.index(name) for name in names]) | {"header": header}
+    found = _recorded([look.names.index(name) for name in names]) | {"header": look.header}
     return replace(source, info=replace(source.info, table=found))
 
 

@@ -30,7 +30,7 @@ _LABELS = (
 _LABEL_MARK = (
     r"(?:.+[\W_](?i:id|ids|key|index|idx|name|no|nr|code)|.+(?:Id|ID|Key|Index|No|Nr|Code))"
 )
-_RATINGS = r"ratings?|stars?|scores?|grades?|half_?stars?"
+_RATINGS = r"(?:.+[\W_])?(?:ratings?|stars?|scores?|grades?|half_?stars?)"
 """What values are called that nobody has given where there are none."""
 FEWEST_LABELS = 3
 """Rows from which on whole numbers without a repeat say something."""

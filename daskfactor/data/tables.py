@@ -5,18 +5,12 @@ only counted, one of values. Keys are whole numbers or texts. A dense table has 
 numbers for each row of the matrix.
 """
 
-import csv
 import difflib
-import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from io import TextIOWrapper
 from itertools import pairwise
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,29 +18,36 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
+from daskfactor.data.dialects import (
+    DOUBLED,
+    MISSING,
+    Dialect,
+    dialect_of,
+    has_decimal_comma,
+    is_number,
+    lines_of,
+    number,
+    numbers,
+    plain,
+    readable,
+    unreadable,
+)
 from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
 from daskfactor.data.key_names import holds_ids, taken_for_labels, usual_meaning
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
-from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError
-from daskfactor.machine import available_memory
+from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.urls import (
     along,
-    binary,
     file_system,
     is_url,
     opened,
     reaching,
-    why,
 )
 
 Column = str | int
 
-MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "none", "?"]
-DELIMITERS = ",\t;| "
 CSV_BLOCK = 2**24
 MOST_LISTED = 20
-TEXT_COPIES = 32
-"""Bytes of memory that a character of a dense table takes while it becomes numbers."""
 COUNTED = 0.0, 1.0
 """Numbers that positions of columns begin with."""
 _CODE = re.compile(r"0\d+")
@@ -81,12 +82,16 @@ class Wanted:
 
 
 class Look(NamedTuple):
-    """Columns of a table in a file: their names, what they hold, and what tells keys."""
+    """Columns of a table in a file: their names, what they hold, and what tells keys.
+
+    ``header`` says whether the first line holds the names, if this has to be told.
+    """
 
     names: list[str]
     kinds: list[str]
     repeats: bool
     labelled: bool
+    header: bool | None = None
 
 
 def open_parquet(location: str, wanted: Wanted) -> Source:
@@ -100,7 +105,7 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
             schema = file.schema_arrow
         entries = sum(pq.read_metadata(opened(path)).num_rows for path in paths)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(location, error) from error
+        raise unreadable(location, error) from error
     names = chosen_columns(location, schema.names, wanted)
     _check_types(pa, location, names, schema)
     texts = [name for name in names[:2] if _is_text(pa, schema.field(name).type)]
@@ -113,7 +118,7 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
                     for batch in file.iter_batches(PIECE, columns=read):
                         yield _piece(location, batch, names, values)
             except (pa.ArrowException, KeyError) as error:
-                raise _unreadable(path, error) from error
+                raise unreadable(path, error) from error
 
     info = SourceInfo("parquet", location, lazy=True)
     dims = usable_dims(*names[:2])
@@ -132,13 +137,10 @@ def open_csv(location: str, wanted: Wanted) -> Source:
     pa = require("pyarrow", "tables", "CSV files")
     from pyarrow import csv as arrow
 
-    skipped, lines = _first_lines(location)
-    if not lines:
+    dialect = dialect_of(location)
+    if not dialect.lines:
         raise DataError(f"{location} is empty; a table with columns of keys is needed")
-    delimiter = max(DELIMITERS, key=lines[0].count)
-    header = _has_header(_fields(lines[0], delimiter), wanted)
-    width = range(len(_fields(lines[0], delimiter)))
-    given = _fields(lines[0], delimiter) if header else [f"f{number}" for number in width]
+    header, given = _names_of(dialect, wanted)
     if len(set(given)) < len(given):
         raise DataError(f"{location} has two columns of one name in its header: {', '.join(given)}")
     names = chosen_columns(location, given, wanted)
@@ -154,18 +156,28 @@ def open_csv(location: str, wanted: Wanted) -> Source:
             column_types={name: types[name] for name in read if name in types},
             null_values=MISSING,
         )
+        doubled = dialect.separator == DOUBLED
+        # Between the two colons that separate fields is one that is always empty.
+        columns = [name for at, own in enumerate(given) for name in (f"{at}::", own)][1:]
         shape = arrow.ReadOptions(
-            block_size=CSV_BLOCK, column_names=given, skip_rows=skipped + header
+            block_size=CSV_BLOCK,
+            column_names=columns if doubled else given,
+            skip_rows=dialect.skipped + header,
         )
-        parse = arrow.ParseOptions(delimiter=delimiter)
+        parse = arrow.ParseOptions(delimiter=dialect.separator[0])
         try:
-            with arrow.open_csv(_stream(pa, location), shape, parse, convert) as reader:
+            with (
+                readable(location),
+                plain(location) as file,
+                arrow.open_csv(file, shape, parse, convert) as reader,
+            ):
                 for batch in reader:
                     yield _piece(location, batch, names, values, written)
         except pa.ArrowInvalid as error:
-            raise _unreadable(location, error) from error
+            raise unreadable(location, error) from error
 
-    labels = Labels(*usable_dims(*names[:2])) if header else Labels()
+    named = header or dialect.names is not None
+    labels = Labels(*usable_dims(*names[:2])) if named else Labels()
     info = SourceInfo("csv", location, lazy=True)
     return Source(info, labels=labels, pieces=pieces, usual=usual_meaning(names), merges=True)
 
@@ -183,7 +195,7 @@ def look_at_parquet(location: str, wanted: Wanted) -> Look:
             read = schema.names if narrow else schema.names[:1]
             first = next(file.iter_batches(PIECE, columns=read), None)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(location, error) from error
+        raise unreadable(location, error) from error
     repeats = first is not None and len(first.column(0).unique()) < len(first)
     own = [field for field in schema if not field.name.startswith("__index_level_")]
     kinds = [_kind_of(pa, field.type) for field in own]
@@ -205,27 +217,47 @@ def _kind_of(pa: Any, kind: Any) -> str:
 
 def look_at_csv(location: str, wanted: Wanted) -> Look:
     """Find what the columns of a text file hold, by its first lines."""
-    _, lines = _first_lines(location)
-    if not lines:
+    dialect = dialect_of(location)
+    if not dialect.lines:
         raise DataError(f"{location} is empty")
-    delimiter = max(DELIMITERS, key=lines[0].count)
-    table = [_fields(line, delimiter) for line in lines if line.strip()]
-    header = table.pop(0) if _has_header(table[0], wanted) else None
-    width = len(header or table[0])
+    table = [dialect.fields(line) for line in dialect.lines if line.strip()]
+    header, names = _names_of(dialect, wanted)
+    table = table[header:]
+    width = len(names)
     columns = list(zip(*(line for line in table if len(line) == width), strict=True))
     kinds = [_kind_of_texts(column) for column in columns] or ["other"] * width
     repeats = bool(columns) and len(set(columns[0])) < len(columns[0])
     # Writers of matrices leave the corner above the names of rows empty, or out.
-    labelled = header is not None and (not header[0] or any(len(li) == width + 1 for li in table))
-    return Look(header or [f"f{at}" for at in range(width)], kinds, repeats, labelled)
+    corner = not names[0] or any(len(line) == width + 1 for line in table)
+    described = _describes_genes(names)
+    if described:
+        names, kinds = [names[0], *names[6:]], ["other", *kinds[6:]]
+    told = None if dialect.names is not None and wanted.header is None else header
+    return Look(names, kinds, repeats, header and corner, told)
+
+
+def _names_of(dialect: Dialect, wanted: Wanted) -> tuple[bool, list[str]]:
+    """Whether the first line of a text table holds names, and names of all columns."""
+    first = dialect.fields(dialect.lines[0])
+    if dialect.names is not None and wanted.header is None:
+        return False, dialect.names
+    if _has_header(first, wanted):
+        return True, first
+    return False, [f"f{at}" for at in range(len(first))]
+
+
+def _describes_genes(header: Sequence[str]) -> bool:
+    """Whether counts of reads follow after five columns about a gene, as featureCounts writes."""
+    return list(header[1:6]) == ["Chr", "Start", "End", "Strand", "Length"]
 
 
 def _kind_of_texts(fields: Sequence[str]) -> str:
     if all(field.isdecimal() for field in fields):
         return "whole"
-    if not all(map(_is_number, fields)):
-        return "key"
-    return "rounded" if all_whole(np.array(list(map(_number, fields)))) else "number"
+    if not all(map(is_number, fields)):
+        texts = [field for field in fields if not is_number(field)]
+        return "other" if all(map(has_decimal_comma, texts)) else "key"
+    return "rounded" if all_whole(np.array(list(map(number, fields)))) else "number"
 
 
 def all_whole(values: NDArray[Any]) -> bool:
@@ -257,10 +289,18 @@ def read_table(location: str | PathLike[str]) -> Any:
     """
     import xarray as xr
 
-    lines = _lines_of(location)
+    dialect = dialect_of(location)
+    lines = lines_of(location, dialect)
+    if dialect.names is not None:
+        lines.insert(0, (dialect.skipped, dialect.names))
+    elif _describes_genes(lines[0][1]):
+        warn(
+            f"columns Chr to Length of {location} describe its genes, and are left out", DataWarning
+        )
+        lines = [(line, [*fields[:1], *fields[6:]]) for line, fields in lines]
     # A first field that is no number may as well be the name of the first row.
     tell_tale = lines[0][1][1:] or lines[0][1]
-    by_numbers = _names_by_numbers(lines[0][1])
+    by_numbers = _names_bynumbers(lines[0][1])
     if by_numbers and float(lines[0][1][1]) not in COUNTED:
         warn(
             f"the first line of {location} was taken for names of columns, because its first field "
@@ -274,7 +314,7 @@ def read_table(location: str | PathLike[str]) -> Any:
             "0 on; if it is data, write a line of names before it",
             DataWarning,
         )
-    names_columns = by_numbers or counts or not all(map(_is_number, tell_tale))
+    names_columns = by_numbers or counts or not all(map(is_number, tell_tale))
     header = lines.pop(0)[1] if names_columns else None
     if not lines:
         raise DataError(f"{location} has a header and no line of numbers")
@@ -287,9 +327,9 @@ def read_table(location: str | PathLike[str]) -> Any:
     corner = header is not None and len(header) == width
     named = bool(corner and header and not header[0])
     first = [fields[0] for _, fields in lines]
-    named = named or not all(map(_is_number, first))
+    named = named or not all(is_number(field) or has_decimal_comma(field) for field in first)
     ids = False
-    if not named and width > 1:
+    if not named and width > 1 and all(map(is_number, first)):
         others = (field for _, fields in lines for field in fields[1:])
         if any(map(_CODE.fullmatch, first)) and not any(map(_CODE.fullmatch, others)):
             warn(
@@ -298,10 +338,10 @@ def read_table(location: str | PathLike[str]) -> Any:
                 DataWarning,
             )
             named = True
-        elif corner and header and holds_ids(header[0], np.array(list(map(_number, first)))):
+        elif corner and header and holds_ids(header[0], np.array(list(map(number, first)))):
             taken_for_labels(str(location), header[0])
             named = ids = True
-    values = np.array([_numbers(str(location), line, fields, int(named)) for line, fields in lines])
+    values = np.array([numbers(str(location), line, fields, int(named)) for line, fields in lines])
     row_dim, col_dim = usable_dims(header[0], DEFAULT_DIMS[1]) if ids and header else DEFAULT_DIMS
     labels = list(map(int, map(float, first))) if ids else first
     names: dict[str, Any] = {row_dim: labels} if named else {}
@@ -357,60 +397,25 @@ def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2]
 
 
-def _packing(location: str) -> str | None:
-    """Name what a file is compressed with, by how its name ends."""
-    endings = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-    return endings.get(Path(location.lower()).suffix)
-
-
-def _stream(pa: Any, location: str) -> Any:
-    return pa.input_stream(opened(location), compression=_packing(location))
-
-
-def _first_lines(location: str) -> tuple[int, list[str]]:
-    """How many lines of comment a text file begins with, and some whole lines after them."""
-    file: Any
-    try:
-        if _packing(location) is None:  # a matrix as text needs no pyarrow
-            file = binary(location)
-        else:
-            file = _stream(require("pyarrow", "tables", "compressed tables"), location)
-        with file as stream:
-            raw = stream.read(2**16)
-    except DaskfactorError:
-        raise
-    except OSError as error:
-        raise _unreadable(location, error) from error
-    lines = raw.decode("utf-8-sig", "replace").splitlines()
-    if len(raw) == 2**16 and len(lines) > 1:
-        lines.pop()  # it may go on
-    comments = next((n for n, line in enumerate(lines) if not line.startswith(("#", "%"))), 0)
-    return comments, lines[comments:]
-
-
-def _fields(line: str, delimiter: str) -> list[str]:
-    return [field.strip() for field in next(csv.reader([line], delimiter=delimiter), [])]
-
-
 def _has_header(first: list[str], wanted: Wanted) -> bool:
     """Whether the first line holds names: it does if a number is not where one should be."""
     if wanted.header is not None:
         return wanted.header
     if any(isinstance(column, str) for column in (wanted.rows, wanted.columns, wanted.values)):
         return True
-    if _names_by_numbers(first):
+    if _names_bynumbers(first):
         return True
     if wanted.values is not False and len(first) > 2:
         place = wanted.values if type(wanted.values) is int else 2
-        return not (place < len(first) and _is_number(first[place]))
-    return not all(_is_number(field) for field in first)
+        return not (place < len(first) and is_number(first[place]))
+    return not all(is_number(field) for field in first)
 
 
-def _names_by_numbers(first: Sequence[str]) -> bool:
+def _names_bynumbers(first: Sequence[str]) -> bool:
     """Whether a first line names columns by numbers: behind an empty corner they rise."""
-    if len(first) < 2 or first[0] or not all(map(_is_number, first)):
+    if len(first) < 2 or first[0] or not all(map(is_number, first)):
         return False
-    numbers = list(map(_number, first[1:]))
+    numbers = list(map(number, first[1:]))
     rises = all(one < other for one, other in pairwise(numbers))
     return rises and (len(numbers) > 1 or numbers[0] in COUNTED)
 
@@ -418,86 +423,6 @@ def _names_by_numbers(first: Sequence[str]) -> bool:
 def _counts_up(first: Sequence[str]) -> bool:
     """Whether a line is 0, 1, 2 and so on, which pandas writes where columns have no names."""
     return len(first) > 2 and list(first) == [str(at) for at in range(len(first))]
-
-
-@contextmanager
-def plain(location: str | PathLike[str]) -> Iterator[Any]:
-    """A file open for reading, wherever it lies, decompressed as its name says."""
-    from fsspec.compression import compr
-    from fsspec.utils import infer_compression
-
-    kind = infer_compression(fspath(location))
-    with binary(location) as packed:
-        if kind is None:
-            yield packed
-        else:
-            with compr[kind](packed, mode="rb") as file:
-                yield file
-
-
-def _limited(file: TextIOWrapper, location: str) -> Iterator[str]:
-    """The lines of a text, as long as what becomes of them fits into memory."""
-    left = available_memory() // TEXT_COPIES
-    while line := file.readline(left + 1):
-        left -= len(line)
-        if left < 0:
-            raise DataError(
-                f"{location} is too large for the memory that is free, where all of it is read at "
-                "once; write it as a zarr array, or as a table with a line for each entry"
-            )
-        yield line
-
-
-def _lines_of(location: str | PathLike[str]) -> list[tuple[int, list[str]]]:
-    """Numbers and fields of the lines of a text that are not blank.
-
-    The separator is the one that the first line uses most, or else blanks.
-    """
-    try:
-        with plain(location) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as file:
-            first = file.readline(2**20)
-            file.seek(0)
-            delimiter = max(",;\t", key=first.count)
-            rest = _limited(file, str(location))
-            table: Any = csv.reader(rest, delimiter=delimiter)
-            if delimiter not in first:
-                lines = [(number, line.split()) for number, line in enumerate(rest, start=1)]
-            else:
-                lines = [(table.line_num, [field.strip() for field in row]) for row in table]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{location} is no text table: {error}") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(str(location), error) from error
-    full = [(number, fields) for number, fields in lines if any(fields)]
-    if not full:
-        raise DataError(f"{location} is empty")
-    return full
-
-
-def _numbers(location: str, line: int, fields: list[str], first: int) -> list[float]:
-    for position, field in enumerate(fields[first:], start=first + 1):
-        if not _is_number(field):
-            entries = "; of a table with a line for each entry name rows, columns and values"
-            hint = entries if len(fields) == 3 and _is_number(fields[2]) else ""
-            raise DataError(
-                f"{location}, line {line}, field {position}: {field!r} is no number{hint}"
-            )
-    return list(map(_number, fields[first:]))
-
-
-def _is_number(field: str) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return field.lower() in _NO_NUMBER
-    return True
-
-
-def _number(field: str) -> float:
-    return math.nan if field.lower() in _NO_NUMBER else float(field)
-
-
-_NO_NUMBER = frozenset(text.lower() for text in MISSING)
 
 
 def chosen_columns(location: str, given: Sequence[str], wanted: Wanted) -> list[str]:
@@ -676,8 +601,3 @@ def _values(array: Any) -> NDArray[Any]:
         array = array.cast(pa.float64())
     found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return found.astype(np.float32) if found.dtype == np.float16 else found
-
-
-def _unreadable(location: str, error: BaseException) -> DataError:
-    reason = why(error, location) if is_url(location) else " ".join(str(error).split())[:200]
-    return DataError(f"{location} cannot be read as a table: {reason}")

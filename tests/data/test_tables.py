@@ -358,6 +358,9 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(long))
     packed = tmp_path / "matrix.csv.gz"
     packed.write_bytes(gzip.compress(matrix.read_bytes()))
+    np.testing.assert_array_equal(files.read_matrix(str(packed))[1], [3, 0, 1, 2])
+    packed = tmp_path / "matrix.csv.zst"
+    packed.write_bytes(b"")
     refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(packed))
 
 
@@ -431,7 +434,9 @@ def test_a_missing_cell_begins_a_line_of_data(tmp_path, first):
 
 
 def test_a_blank_first_line_holds_no_names(tmp_path):
-    refused(DataError, None, dfac.as_blocks, write(tmp_path, "t.csv", "\n1,2\n,4.5\n"), table=True)
+    path = write(tmp_path, "t.csv", "\n1,2\n,4.5\n")
+    given = {"table": True, "unstored": "zero"}
+    refused(DataError, "1 lines of .* have nothing in the key", dfac.as_blocks, path, **given)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 30])
