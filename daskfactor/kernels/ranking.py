@@ -33,6 +33,18 @@ def means_of_draws(a: Array, b: Array, out: Wide) -> None:
         out[d] = total
 
 
+@jit
+def means_of_cells(rows: Array, columns: Array, out: Wide) -> None:
+    """Compute mu of some draws of all cells, (D, R, C), from factors (D, R, K) and (D, C, K)."""
+    for d in range(out.shape[0]):
+        for r in range(out.shape[1]):
+            for c in range(out.shape[2]):
+                total = 0.0
+                for k in range(rows.shape[2]):
+                    total += np.float64(rows[d, r, k]) * np.float64(columns[d, c, k])
+                out[d, r, c] = total
+
+
 @jit_exact
 def mean_of(mu: Wide, weights: Wide) -> float:
     """Sum of w_d mu_d."""

@@ -24,7 +24,7 @@ Draws lie in memory or, beyond a limit, in a scratch file, a few draws of all ro
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -52,6 +52,8 @@ COLUMN_BYTES: Final = 2**26
 TILE: Final = 256
 """Rows of a block that a thread takes at a time."""
 LEAST: Final = 64
+FEW: Final = 16
+"""Rows for which all cells are looked at sooner than bounds are found."""
 TINY: Final = 1e-6
 """Share of its length that the residual of a vector is at least taken to have."""
 
@@ -113,11 +115,12 @@ class Stack:
         groups: Iterator[tuple[slice, Array]],
         file: ArrayFile,
     ) -> "Stack":
-        """Take over draws (rows, draws * K), a group at a time."""
+        """Take over draws (draws, rows, K), a group at a time."""
         length, draws, width = shape
         kept, least = [], np.inf
         for at, part in groups:
-            kept.append(Group(at, file.put(part.reshape(-1))))
+            turned = np.ascontiguousarray(part.transpose(1, 0, 2))
+            kept.append(Group(at, file.put(turned.reshape(-1))))
             least = min(least, float(part.min(initial=np.inf)))
         return cls(length, width, draws, dtype, file, kept, least)
 
@@ -140,9 +143,11 @@ class Stack:
     def ordered(self, order: Ints, file: ArrayFile) -> "Stack":
         """The same with its rows in another order."""
         whole = slice(0, self.length)
-        groups = ((group.at, self.part(group, whole)[order]) for group in self.groups)
-        shape = self.length, self.draws, self.width
-        return Stack.filled(shape, self.dtype, groups, file)
+        groups = [
+            Group(group.at, file.put(self.part(group, whole)[order].reshape(-1)))
+            for group in self.groups
+        ]
+        return replace(self, file=file, groups=groups)
 
     def sampled(self, at: Ints) -> Wide:
         """Some rows, (rows, D * K), in double precision."""
@@ -302,6 +307,44 @@ class Search:
                     looked += block.search(ordered, of_columns, found[part], each)
                     block.describe(ordered, found[part], figures[part], each)
                     self.on_rows(part.stop)
+        return Best(found, figures, looked)
+
+    def look_at_all(
+        self, rows: Array, columns: Iterator[tuple[slice, Array]], shape: tuple[int, int]
+    ) -> Best:
+        """Find the best columns of a few rows, (D, R, K), by the means of all cells.
+
+        ``columns`` are given a few draws (d, C, K) at a time, once.
+        """
+        count, (length, total) = self.weights.size, shape
+        mu = np.empty((count, length, total))
+        found = np.full((length, self.n), -1, np.int64)
+        scores, figures = np.full(found.shape, -np.inf), np.full((*found.shape, 4), np.nan)
+        equal, levels = bool((self.weights == self.weights[0]).all()), np.array(self.levels)
+        one = np.ones((1, count))  # what is known of a draw of a cell is its mean
+        room = np.empty(count), np.empty(count, np.int64)
+        looked = 0
+        with ThreadPoolExecutor(self.threads) as pool:
+            for at, part in columns:
+                each = list(parts_of(len(part), -(-len(part) // self.threads)))
+                given = rows[at], part, mu[at]
+                list(pool.map(kernels.means_of_cells, *([own[e] for e in each] for own in given)))
+        for r in range(length):
+            for cols in parts_of(total, TILE):
+                block = np.ascontiguousarray(mu[:, r, cols].T)
+                looked += kernels.search(
+                    np.full((1, len(block)), np.inf, np.float32), one, block,
+                    np.arange(cols.start, cols.stop), self.weights, self.score.level, equal,
+                    self.starts[r : r + 2], self.excluded, scores[r : r + 1], found[r : r + 1],
+                    *room,
+                )  # fmt: skip
+            best = found[r][found[r] >= 0]
+            block = np.ascontiguousarray(mu[:, r, best].T)
+            kernels.describe(
+                one, block, np.zeros(best.size, np.int64), np.arange(best.size), self.weights,
+                levels, equal, figures[r], *room,
+            )  # fmt: skip
+            self.on_rows(r + 1)
         return Best(found, figures, looked)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from math import prod
 from os import PathLike, fspath
 from typing import Any, Final, Literal, NamedTuple
@@ -22,7 +23,7 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.results.predict import require_same_trace
-from daskfactor.results.ranking import GROUP_BYTES, Best, Search, Stack, score_of
+from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
 from daskfactor.results.schema import IDENTITY, beside, factor_dims, own_names
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
@@ -139,32 +140,34 @@ def recommend(
     weights = asked.weights
     from dask.system import cpu_count
 
-    with progress_bar(progressbar) as on_event:
-        file = ArrayFile(budget=budget)
-        try:
-            sides = [
-                Stack.filled(
-                    (at.size, weights.size, factor.sizes["component"]),
-                    factor.dtype,
-                    _groups(factor, at.values, asked.kept),
-                    file,
-                )
-                for factor, at in ((asked.W, asked.rows), (asked.H, asked.columns))
-            ]
-            total = asked.rows.size
-            search = Search(
-                score_of(by, (tail, 1.0 - tail), weights, all(side.least >= 0 for side in sides)),
+    sides = ((asked.W, asked.rows.values), (asked.H, asked.columns.values))
+    shape = asked.rows.size, asked.columns.size
+    with progress_bar(progressbar) as on_event, closing(ArrayFile(budget=budget)) as file:
+
+        def search(nonnegative: bool) -> Search:
+            return Search(
+                score_of(by, (tail, 1.0 - tail), weights, nonnegative),
                 n,
                 (tail, 1.0 - tail),
                 weights,
                 starts,
                 excluded,
                 int(cpu_count()),
-                lambda done: on_event(RunEvent("rows", done, total)),
+                lambda done: on_event(RunEvent("rows", done, shape[0])),
             )
-            best = search.run(sides[0], sides[1], file)
-        finally:
-            file.close()
+
+        draws = [_groups(factor, at, asked.kept) for factor, at in sides]
+        if shape[0] <= FEW and file.fits(8 * weights.size * prod(shape)):
+            rows_of_draws = np.concatenate([part for _, part in draws[0]])
+            best = search(True).look_at_all(rows_of_draws, draws[1], shape)
+        else:
+            stacks = [
+                Stack.filled(
+                    (at.size, weights.size, factor.sizes["component"]), factor.dtype, each, file
+                )
+                for (factor, at), each in zip(sides, draws, strict=True)
+            ]
+            best = search(all(side.least >= 0 for side in stacks)).run(*stacks, file)
     found = _labelled(best, asked)
     return found.assign_attrs(by=by, interval=interval, of="mean", looked_at=best.looked)
 
@@ -264,7 +267,7 @@ def _of_new_rows(group: xr.Dataset, masses: Any, rows: xr.DataArray) -> tuple[An
 def _groups(
     factor: xr.DataArray, at: Ints, kept: NDArray[np.bool_]
 ) -> Iterator[tuple[slice, Array]]:
-    """Draws of a factor (chain, draw, row, component) with weight, some at a time, row by row."""
+    """Draws of a factor (chain, draw, row, component) with weight, some (d, row, K) at a time."""
     each = at.size * factor.sizes["component"] * factor.dtype.itemsize
     step, done = max(1, GROUP_BYTES // max(1, each)), 0
     every = at.size == factor.shape[2] and bool((at == np.arange(at.size)).all())
@@ -275,9 +278,7 @@ def _groups(
             whole = chosen[-1] - chosen[0] + 1 == chosen.size
             draw = slice(chosen[0], chosen[-1] + 1) if whole else chosen
             part = factor[chain, draw] if every else factor[chain, draw, at]
-            values = part.values
-            turned = np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(at.size, -1)
-            yield slice(done, done + chosen.size), turned
+            yield slice(done, done + chosen.size), part.values
             done += chosen.size
 
 

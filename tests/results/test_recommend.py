@@ -81,6 +81,16 @@ def test_the_best_are_those_of_all_cells(by, signed, weighted):
     assert found.attrs["looked_at"] < I * J or by != "mean"
 
 
+@pairwise(by=["mean", "lower", "upper"], signed=[False, True], weighted=[False, True])
+def test_the_best_of_a_few_rows_are_those_of_all(by, signed, weighted):
+    trace = made(signed, masses() if weighted else None)
+    whole, some = dfac.recommend(trace, n=7, by=by), dfac.recommend(trace, [9, 3, 59], n=7, by=by)
+    few = whole.isel(user=[9, 3, 59])
+    assert_array_equal(some["position"], few["position"])
+    for name in ("mean", "sd", "lower", "upper"):
+        assert_allclose(some[name], few[name], rtol=1e-12)
+
+
 @pytest.mark.parametrize("weights", [None, masses()], ids=["equal", "weighted"])
 def test_figures_are_those_of_predict(weights):
     trace = made(weights=weights)
@@ -95,7 +105,7 @@ def stack_of(values, file, step=10**6):
     """Draws of a factor (rows, draws, K), given a few draws at a time."""
     rows, draws, width = values.shape
     parts = (slice(at, min(at + step, draws)) for at in range(0, draws, step))
-    given = ((own, np.ascontiguousarray(values[:, own]).reshape(rows, -1)) for own in parts)
+    given = ((own, values[:, own].transpose(1, 0, 2)) for own in parts)
     return Stack.filled((rows, draws, width), values.dtype, given, file)
 
 
