@@ -30,9 +30,9 @@ from daskfactor.results.trace import (
     Trace,
     Weights,
     as_tree,
+    batches_of_draws,
     draw_weights,
     each_draw,
-    each_weighted_draw,
     factors_of,
     has_draws,
     over_chains,
@@ -40,6 +40,7 @@ from daskfactor.results.trace import (
     relative,
     require_draws,
     stored_model,
+    weighted_batches,
 )
 
 Array = NDArray[Any]
@@ -120,14 +121,14 @@ def unit(factor: Array, axis: int) -> Array:
 def match(
     W: Array, H: Array, reference: Reference, law: Law, threshold: float, by: By = "both"
 ) -> Match:
-    """Order, sign and scale of one draw.
+    """Find the order, sign and scale of a draw, or of several.
 
     Parameters
     ----------
     W, H
-        The draw, (I, K) and (K, J).
+        The draws, (..., I, K) and (..., K, J).
     reference
-        Of the same shape.
+        Of the shape of one.
     law
         Which components may move.
     threshold
@@ -135,46 +136,52 @@ def match(
     by
         ``"both"``: the sum of the products of cosines is made largest; ``"w"``: the sum
         of the angles between columns of W (their lines, where they have signs), least.
+
+    Returns
+    -------
+    Match
+        Of arrays (..., K).
     """
-    count = W.shape[1]
-    cos_w = np.asarray(reference.W.T @ unit(W, 0), dtype=np.float64)
-    cos_h = np.asarray(reference.H @ unit(H, 1).T, dtype=np.float64)
+    count = W.shape[-1]
+    cos_w = np.asarray(reference.W.T @ unit(W, -2), dtype=np.float64)
+    cos_h = np.asarray(reference.H @ unit(H, -1).swapaxes(-1, -2), dtype=np.float64)
     if by == "w":  # as if H were alike everywhere
         cos_h = np.where(cos_w < 0, -1.0, 1.0) if law.signed else np.ones_like(cos_w)
     both = cos_w * cos_h
     cost = np.arccos(np.clip(both, -1.0, 1.0)) if by == "w" else -both
     cost = np.nan_to_num(cost, nan=2.0)  # what is not finite resembles nothing
-    permutation, each = best_order(cost, law), np.arange(count)
-    chosen_w, chosen_h = cos_w[each, permutation], cos_h[each, permutation]
-    factor = np.ones(count)
+    permutation = best_order(cost, law)
+
+    def chosen(each: Array) -> Array:
+        return np.asarray(np.take_along_axis(each, permutation[..., None], -1)[..., 0])
+
+    factor = np.ones(permutation.shape)
     if not law.simplex:  # both of one size
         of_w, of_h = sizes(W, H, law.signed)
         usable = (of_w > 0) & (of_h > 0)
         ratio = np.where(usable, of_h, 1.0) / np.where(usable, of_w, 1.0)
-        factor[law.free] = np.sqrt(ratio)[permutation[law.free]]
+        root = np.take_along_axis(np.sqrt(ratio), permutation, -1)
+        factor[..., law.free] = root[..., law.free]
     if law.signed:
-        turned = (chosen_w + chosen_h)[law.free] < 0
-        factor[law.free[turned]] *= -1.0
+        turned = (chosen(cos_w) + chosen(cos_h))[..., law.free] < 0
+        factor[..., law.free] *= np.where(turned, -1.0, 1.0)
     nearness = np.maximum(np.minimum(cos_w, cos_h), np.minimum(-cos_w, -cos_h))
     alike: NDArray[np.bool_] = np.asarray(nearness >= threshold)
     mine = np.zeros((count, count), dtype=bool)
     mine[np.ix_(law.free, law.free)] = True
     np.fill_diagonal(mine, True)
-    return Match(
-        permutation,
-        factor,
-        both[each, permutation],
-        np.asarray((alike & mine).any(axis=1)),
-        alike[each, permutation],
-    )
+    present = np.asarray((alike & mine).any(axis=-1))
+    return Match(permutation, factor, chosen(both), present, chosen(alike))
 
 
 def best_order(cost: Array, law: Law) -> NDArray[np.int64]:
-    """The order of components that makes the sum of costs (K, K) least; frozen ones stay."""
-    order = np.arange(len(cost))
+    """The order of components that makes the sum of costs (..., K, K) least; frozen ones stay."""
+    order = np.broadcast_to(np.arange(cost.shape[-1]), cost.shape[:-1]).copy()
     if law.free.size > 1:
-        inside = np.ix_(law.free, law.free)
-        order[law.free] = law.free[scipy.optimize.linear_sum_assignment(cost[inside])[1]]
+        inside = (..., *np.ix_(law.free, law.free))
+        free = cost[inside].reshape(-1, law.free.size, law.free.size)
+        best = [law.free[scipy.optimize.linear_sum_assignment(each)[1]] for each in free]
+        order[..., law.free] = np.reshape(best, (*order.shape[:-1], -1))
     return order
 
 
@@ -182,14 +189,15 @@ def sizes(W: Array, H: Array, signed: bool) -> tuple[NDArray[np.float64], NDArra
     """Sums over the columns of W and rows of H; their lengths where factors have signs."""
     if signed:
         W, H = W.astype(np.float64), H.astype(np.float64)
-        return np.linalg.norm(W, axis=0), np.linalg.norm(H, axis=1)
-    return W.sum(axis=0, dtype=np.float64), H.sum(axis=1, dtype=np.float64)
+        return np.linalg.norm(W, axis=-2), np.linalg.norm(H, axis=-1)
+    return W.sum(axis=-2, dtype=np.float64), H.sum(axis=-1, dtype=np.float64)
 
 
 def rearranged(W: Array, H: Array, found: Match) -> tuple[Array, Array]:
-    """The draw in the reference's order, sign and scale; copies of the same dtype."""
-    factor = found.factor.astype(W.dtype)
-    return W[:, found.permutation] * factor, H[found.permutation] / factor[:, None]
+    """Draws in the reference's order, sign and scale; copies of the same dtype."""
+    factor, order = found.factor.astype(W.dtype), found.permutation
+    new_w = np.take_along_axis(W, order[..., None, :], -1) * factor[..., None, :]
+    return new_w, np.take_along_axis(H, order[..., None], -2) / factor[..., None]
 
 
 @reads_here
@@ -507,12 +515,12 @@ def _round(
     """The next reference, and the order of every draw with mass under this one."""
     sum_w, sum_h = np.zeros(reference.W.shape), np.zeros(reference.H.shape)
     orders = []
-    for (W, H), mass in each_weighted_draw(group, chain, weights):
+    for (W, H), mass in weighted_batches(group, chain, weights):
         found = matching(W, H, reference)
         new_w, new_h = rearranged(W, H, found)
-        weight = mass * found.matched
-        sum_w += new_w * weight
-        sum_h += new_h * np.asarray(weight)[:, None]
+        weight = mass[:, None] * found.matched
+        sum_w += np.einsum("dik,dk->ik", new_w, weight)
+        sum_h += np.einsum("dkj,dk->kj", new_h, weight)
         orders.append(found.permutation.tobytes())
     mean = reference_from(sum_w, sum_h)
     # A component that no draw has any more stays what it was.
@@ -530,19 +538,24 @@ def _all_matches(
     matches, moments = [], []
     for at, chain in enumerate(group["chain"].values.tolist()):
         running = {name: Running(factor.shape[2:]) for name, factor in factors.items()}
-        for (W, H), mass in zip(each_draw(group, chain), masses[at].tolist(), strict=True):
+        done = 0
+        for W, H in batches_of_draws(group, chain):
             matches.append(matching(W, H, reference))
+            each = masses[at, done : done + len(W)].tolist()
             for one, values in zip(running.values(), rearranged(W, H, matches[-1]), strict=True):
-                one.add(values, mass)
+                for draw, mass in zip(values, each, strict=True):
+                    one.add(draw, mass)
+            done += len(W)
         moments.append(running)
-    found = Match(*(np.reshape(one, (*masses.shape, -1)) for one in zip(*matches, strict=True)))
+    stacked = (np.concatenate(one) for one in zip(*matches, strict=True))
+    found = Match(*(one.reshape(*masses.shape, -1) for one in stacked))
     variables: dict[str, Any] = {"count": ("chain", (masses > 0).sum(axis=1))}
     for name, factor in factors.items():
         own, dims = [running[name] for running in moments], ("chain", *factor.dims[2:])
         means, spreads = (one.mean for one in own), (one.square / (one.total or 1.0) for one in own)
         for told, of_chains in (("mean", means), ("var", spreads)):
-            stacked = np.stack([each.astype(group["W"].dtype) for each in of_chains])
-            variables[f"{name}_{told}"] = dims, stacked
+            values = np.stack([each.astype(group["W"].dtype) for each in of_chains])
+            variables[f"{name}_{told}"] = dims, values
     return found, xr.Dataset(variables, coords=group.drop_dims("draw").coords)
 
 

@@ -41,7 +41,7 @@ Trace = xr.DataTree | str | PathLike[str]
 Weights = NDArray[np.float64]
 F = TypeVar("F", bound=Callable[..., Any])
 
-_READ_BYTES: Final = 8 * 2**20
+_READ_BYTES: Final = 2**23
 NOT_PER_CHAIN: Final = ("share", "discrepancy", "discrepancy_equal")
 """Variables without a dimension of chains or of draws, in groups of a tree that have these."""
 NOT_PER_DRAW: Final = ("share_by_chain",)
@@ -649,12 +649,23 @@ def each_weighted_draw(
     weights
         (chain, draw), or None where all draws count alike.
     """
+    for (W, H), masses in weighted_batches(group, chain, weights):
+        yield from zip(zip(W, H, strict=True), masses.tolist(), strict=True)
+
+
+def weighted_batches(
+    group: xr.Dataset, chain: Any, weights: Weights | None
+) -> Iterator[tuple[tuple[Array, Array], NDArray[np.float64]]]:
+    """The same a few draws at a time: factors (d, ...) and masses (d,)."""
     masses = relative(group, weights)
     labels = group["chain"].values.tolist()
     for at in _chain_positions(group, chain):
         kept = np.flatnonzero(masses[at] > 0)
         part = group if kept.size == masses.shape[1] else group.isel(draw=kept)
-        yield from zip(each_draw(part, labels[at]), masses[at][kept].tolist(), strict=True)
+        done = 0
+        for W, H in batches_of_draws(part, labels[at]):
+            yield (W, H), masses[at][kept[done : done + len(W)]]
+            done += len(W)
 
 
 def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -672,13 +683,19 @@ def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
 
 def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
     """Every draw of the factors, read a block of draws at a time."""
+    for W, H in batches_of_draws(group, chain):
+        yield from zip(W, H, strict=True)
+
+
+def batches_of_draws(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
+    """All draws of the factors, a few at a time: (d, I, K) and (d, K, J)."""
     W, H = factors_of(group)
     size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
     step = max(1, _READ_BYTES // size)
     for at in _chain_positions(group, chain):
         for start in range(0, W.sizes["draw"], step):
             part = (at, slice(start, start + step))
-            yield from zip(W[part].values, H[part].values, strict=True)
+            yield W[part].values, H[part].values
 
 
 def _chain_positions(group: xr.Dataset, chain: int | None) -> list[int]:
