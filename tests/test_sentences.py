@@ -1,7 +1,10 @@
 """What is passed where it does not belong gets one sentence, with the call that works."""
 
+import ast
 import datetime as dt
+import inspect
 import json
+import re
 import uuid
 import warnings
 from decimal import Decimal
@@ -16,8 +19,9 @@ import daskfactor as dfac
 from daskfactor import urls
 from daskfactor.cli.show import in_shell
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
+from daskfactor.results import particle_summary, verdict
 from daskfactor.results.verdict import Facts, other_starts
-from tests.cli.shell import fails
+from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 
 RUN = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
@@ -154,6 +158,54 @@ def test_advice_speaks_the_language_of_where_it_is_read():
     ):
         assert in_shell(python, "r.zarr") == shell
     assert in_shell("resume(...)", r"C:\Users\a b") == r"daskfactor resume 'C:\Users\a b'"
+
+
+def test_every_advice_is_told_in_words_of_the_shell():
+    told = []
+    for module in (verdict, particle_summary):
+        nodes = list(ast.walk(ast.parse(inspect.getsource(module))))
+        inner = {own for node in nodes if isinstance(node, ast.JoinedStr) for own in node.values}
+        for node in nodes:
+            if node in inner:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = node.values
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts = [node]
+            else:
+                continue
+            text = "".join(own.value if isinstance(own, ast.Constant) else "7" for own in parts)
+            told += re.findall(r"[^.:]*\w\((?:\.\.\.|trace).*", text)
+    assert len(told) > 5
+    for text in told:
+        shell = in_shell(text, "run.zarr")
+        assert re.search(r"daskfactor( fit| resume| particles|\.\w+ in Python)", shell), text
+        assert "(" not in shell, shell
+
+
+def test_what_writes_says_what_it_wrote(tmp_path):
+    run = tmp_path / "run.zarr"
+    dfac.sample(V, dfac.TweedieNMF(2), store=run, **RUN)
+    np.savetxt(tmp_path / "v.csv", V, delimiter=",")
+    ranks = (
+        "select-rank",
+        tmp_path / "v.csv",
+        "--ranks",
+        "1,2",
+        "--held-out",
+        "0",
+        "--draws",
+        "10",
+    )
+    for name, command in (
+        ("p.csv", ("predict", run, "--rows", "1")),
+        ("r.parquet", ("recommend", run, "--rows", "1")),
+        ("t.nc", ("transform", run, tmp_path / "v.csv")),
+        ("e.png", (*ranks, "--tune", "4")),
+    ):
+        told = succeed(*command, "-o", tmp_path / name)
+        assert told.endswith(f"wrote {tmp_path / name}\n")
+        assert (tmp_path / name).exists()
 
 
 def test_starts_are_advised_where_there_are_more_of_them():

@@ -325,6 +325,9 @@ def select_rank(
     draws: Annotated[
         int | None, Option(min=10, help="Of tweedie: draws at the full likelihood.")
     ] = None,
+    tune: Annotated[
+        int | None, Option(min=0, help="Of tweedie: cycles of adaptation at each temperature.")
+    ] = None,
     output: Annotated[
         Path | None,
         Option(
@@ -358,6 +361,7 @@ def select_rank(
                 "held_out": held_out,
                 "temperatures": temperatures,
                 "draws": draws,
+                "tune": tune,
             },
             "allocation": {"concentration": concentration, "bound": bound or None},
         },
@@ -369,7 +373,7 @@ def select_rank(
             numbers[0], beta=given.get("beta", 1.0), dispersion=given.get("dispersion", "auto")
         )
         method = dfac.ThermodynamicIntegration(
-            temperatures=given.get("temperatures", 10), draws=draws
+            temperatures=given.get("temperatures", 10), draws=draws, tune=tune
         )
     else:
         question = dfac.AllocationModel.nmf(
@@ -391,7 +395,8 @@ def select_rank(
     elif output is not None:
         dfac.plots.plot_ranks(found, output, overwrite)
     told = {str(name): found[name].values for name in ("rank", *found)} | found.attrs
-    return told, _compared(found), found.attrs["verdict"]
+    wrote = [] if output is None else [f"wrote {output}"]
+    return told, _compared(found), found.attrs["verdict"], *wrote
 
 
 def _ranks(text: str) -> list[int]:

@@ -91,15 +91,13 @@ class Output:
             check_free(self.output, self.overwrite, is_result)
 
     def put(self, result: "xr.Dataset") -> o.Answer | None:
-        """Write a result, and give what ``--json`` prints of it."""
+        """Write a result, and give what is said of it."""
         if self.kind == "-":
             write_csv(result, Terminal() if sys.stdout.isatty() else sys.stdout)
-        else:
-            write(result, self.output, self.overwrite)
-        if not self.as_json:
             return None
+        write(result, self.output, self.overwrite)
         told = {"output": self.output, "sizes": dict(result.sizes), "variables": list(result)}
-        return told, ""
+        return told, f"wrote {self.output}"
 
 
 def positions(

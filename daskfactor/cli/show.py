@@ -81,7 +81,7 @@ def _of_store(place: str) -> o.Answer:
         }
         lines = [
             ("store", place),
-            ("matrix", data.describe()),
+            ("matrix", data.describe().removesuffix(f" {data.place}")),
             ("values", f"from {data.minimum:g} to {data.maximum:g}, mean {data.mean:.4g}"),
             ("rows, columns", f"{data.labels.row_dim}, {data.labels.col_dim}"),
         ]
@@ -259,6 +259,7 @@ def in_shell(advice: str, store: str) -> str:
     resume = f"daskfactor resume {shlex.quote(store)}"
     for call, command in (
         (r"sample\(\.\.\., (\w+)=(\w+)\)", lambda m: f"daskfactor fit ... --{m[1]} {m[2]}"),
+        (r"stein_posterior\(\.\.\., (\w+)=\.\.\.\)", r"daskfactor particles ... --\1 ..."),
         (r"resume\(\.\.\., (\w+)=(\w+)\)", lambda m: f"{resume} --{m[1]} {m[2]}"),
         (r"resume\(\.\.\.\)", lambda m: resume),
         (r', step="auto"', lambda m: ""),
