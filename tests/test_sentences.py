@@ -208,6 +208,27 @@ def test_what_writes_says_what_it_wrote(tmp_path):
         assert (tmp_path / name).exists()
 
 
+def test_components_beside_biases_go_by_their_numbers(tmp_path):
+    quiet = {"random_seed": 0, "progressbar": False}
+    trace = dfac.sample(V, dfac.GaussianMF(2), store=tmp_path / "run.zarr", **RUN)
+    point = dfac.optimize(V, dfac.GaussianMF(2), **quiet)
+    new = dfac.transform(trace, V[:3], **quiet)
+    trace.load().to_netcdf(tmp_path / "run.nc")
+    stored = xr.open_datatree(tmp_path / "run.nc")
+    names = ["0", "1", "row_bias", "column_bias"]
+    aligned = dfac.align(trace)
+    for held in (trace["posterior"], aligned["posterior_moments"], stored["posterior"], point, new):
+        assert held["component_name"].values.tolist() == names
+        assert held.sel(component=0).sizes.get("component", 1) == 1
+    W = trace["posterior"]["W"]
+    assert W.sel(component=[0, 1]).sizes["component"] == 2
+    assert (W.where(W["component_name"] == "column_bias", drop=True) == 1).all()
+    again = dfac.sample(V, dfac.GaussianMF(2), init=point, **RUN)
+    assert again["posterior"].sizes["component"] == 4
+    alone = dfac.sample(V, dfac.TweedieNMF(2), **RUN)
+    assert "component_name" not in alone["posterior"].coords
+
+
 def test_starts_are_advised_where_there_are_more_of_them():
     advice = {starts: other_starts(Facts(4, 100, starts=starts)) for starts in (1, 8, 64, None)}
     assert "sample(..., starts=8)" in advice[1]

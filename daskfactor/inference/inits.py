@@ -14,7 +14,7 @@ from daskfactor.checks import refuse_unknown, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import FactorModel
-from daskfactor.results.schema import factor_dims
+from daskfactor.results.schema import component_labels, factor_dims
 from daskfactor.results.trace import draw_weights, require_draws
 from daskfactor.urls import is_url
 
@@ -221,9 +221,10 @@ def _check_fit(
             "transpose one of them"
         )
     names = model.component_names()
-    if names is not None and list(map(str, found["component"].values)) != list(names):
+    known = list(map(str, component_labels(found)))
+    if names is not None and known != list(names):
         raise OptionError(
-            f"init has components {list(map(str, found['component'].values))}, those of a "
+            f"init has components {known}, those of a "
             f"{type(model).__name__} are {list(names)}; pass a result of this model"
         )
     sides = (dims[0], labels.row_coords), (dims[1], labels.col_coords)

@@ -25,7 +25,7 @@ from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent
-from daskfactor.results.schema import beside, tell_of
+from daskfactor.results.schema import COMPONENT_NAME, beside, tell_of
 from daskfactor.results.stacks import with_index
 
 
@@ -141,7 +141,7 @@ def point_dataset(
     Ht = in_callers_order(
         data, "columns", others[0] if len(others) == 1 else np.concatenate(others)
     )
-    labels = data.labels
+    labels, named = data.labels, model.component_names()
     given = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
     name = beside(given, {"W", "H", "objective", "component", "iteration"})
     tell_of(name)
@@ -155,7 +155,8 @@ def point_dataset(
             "objective": ("iteration", np.array(objective)),
         },
         coords={
-            "component": list(model.component_names() or range(model.width)),
+            "component": range(model.width),
+            **({COMPONENT_NAME: ("component", list(named))} if named else {}),
             "iteration": list(iterations),
             **{
                 name[own]: (name[str(along)], *rest)

@@ -29,7 +29,7 @@ from daskfactor.models.covariates import Covariates, checked_covariates
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
-from daskfactor.results.schema import beside
+from daskfactor.results.schema import COMPONENT_NAME, beside
 from daskfactor.results.trace import as_tree, require_matrix
 from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
@@ -390,6 +390,8 @@ def _labelled(
     if factor == COLUMNS:
         found, dims = found.swapaxes(-1, -2), dims[::-1]
     coords: dict[str, Any] = {"component": given.coords["component"].values}
+    if COMPONENT_NAME in given.coords.coords:
+        coords[COMPONENT_NAME] = ("component", given.coords[COMPONENT_NAME].values)
     if found.ndim == 4:
         dims = ["chain", "draw", *dims]
         coords |= {str(each): values for each, values in given.coords.coords.items()}

@@ -178,8 +178,8 @@ def best_order(cost: Array, law: Law) -> NDArray[np.int64]:
     """The order of components that makes the sum of costs (..., K, K) least; frozen ones stay."""
     order = np.broadcast_to(np.arange(cost.shape[-1]), cost.shape[:-1]).copy()
     if law.free.size > 1:
-        inside = (..., *np.ix_(law.free, law.free))
-        free = cost[inside].reshape(-1, law.free.size, law.free.size)
+        inside = cost[..., law.free[:, None], law.free]
+        free = inside.reshape(-1, law.free.size, law.free.size)
         best = [law.free[scipy.optimize.linear_sum_assignment(each)[1]] for each in free]
         order[..., law.free] = np.reshape(best, (*order.shape[:-1], -1))
     return order

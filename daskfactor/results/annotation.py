@@ -21,7 +21,7 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.publish import check_free, publishing
 from daskfactor.results.align import align, sizes
 from daskfactor.results.components import factor_moments
-from daskfactor.results.schema import MOMENTS, factor_dims
+from daskfactor.results.schema import MOMENTS, component_labels, factor_dims
 from daskfactor.results.summary import judgement
 from daskfactor.results.trace import (
     Trace,
@@ -286,7 +286,7 @@ def _of_new(new: xr.DataArray) -> Told:
             "these are draws under a trace that is not aligned, whose components may change places "
             "from draw to draw, so that they have no mean; pass transform(align(trace), ...)"
         )
-    factors = [str(label).isdecimal() for label in new["component"].values]  # no biases
+    factors = [str(label).isdecimal() for label in component_labels(new)]  # no biases
     values = new.isel(component=factors).transpose(..., rest[0], "component").astype(np.float64)
     if not over:
         side = Side(_names(new, rest[0]), values.values.astype(new.dtype), None)

@@ -25,7 +25,7 @@ from daskfactor.markup import visible
 from daskfactor.results.align import align
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.predict import matched_interval
-from daskfactor.results.schema import MOMENTS, factor_dims
+from daskfactor.results.schema import MOMENTS, component_labels, factor_dims
 from daskfactor.results.tensors import axis_spans
 from daskfactor.results.trace import (
     Trace,
@@ -201,7 +201,7 @@ def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Compo
             _factor(name, dim, group, *found[name], nonnegative)
             for name, dim in zip("WH", dims, strict=True)
         ],
-        group["component"].values.tolist(),
+        component_labels(group),
         alignment,
         shown,
         _quantity(tree.attrs),
@@ -242,7 +242,7 @@ def _of_point(point: xr.Dataset) -> Components:
     nonnegative = bool(min(mean.min() for mean in means) >= 0)
     sides = zip("WH", dims, means, strict=True)
     factors = [_factor(name, dim, point, mean, None, nonnegative) for name, dim, mean in sides]
-    labels, quantity = point["component"].values.tolist(), _quantity(point.attrs)
+    labels, quantity = component_labels(point), _quantity(point.attrs)
     return _ordered(factors, labels, None, None, quantity, axis_spans(point, point))
 
 

@@ -167,7 +167,8 @@ def recommend(
                 )
                 for (factor, at), each in zip(sides, draws, strict=True)
             ]
-            best = search(all(side.least >= 0 for side in stacks)).run(*stacks, file)
+            nonnegative = all(side.least >= 0 for side in stacks)
+            best = search(nonnegative).run(stacks[0], stacks[1], file)
     found = _labelled(best, asked)
     return found.assign_attrs(by=by, interval=interval, of="mean", looked_at=best.looked)
 

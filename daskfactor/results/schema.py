@@ -167,7 +167,9 @@ def _own_names(variables: Iterable[Variable]) -> frozenset[str]:
     return frozenset({*own, *(dim for dims in own.values() for dim in dims)} - {ROW, COLUMN})
 
 
-_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED, *WEIGHED)) | set(FEATURES)
+COMPONENT_NAME: Final = "component_name"
+"""Coordinate beside the numbers of components that tells which of them are biases."""
+_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED, *WEIGHED)) | {*FEATURES, COMPONENT_NAME}
 _CELL_NAMES = _own_names(MONITORED) | set(CELL_INDICES)
 
 
@@ -213,6 +215,18 @@ def storable_names(names: Iterable[str]) -> dict[str, str]:
             plain += "_"
         found[name] = name if plain == name else free_name(plain, {*names, *found.values()})
     return found
+
+
+def component_labels(group: Any) -> list[Any]:
+    """What components are called: 0, 1, 2, ..., and biases by their names.
+
+    Texts, as runs of version 0.1.0 have where there are biases, stay what they are.
+    """
+    numbers: list[Any] = group["component"].values.tolist()
+    if COMPONENT_NAME not in group.coords:
+        return numbers
+    names = map(str, group[COMPONENT_NAME].values.tolist())
+    return [at if name.isdecimal() else name for at, name in zip(numbers, names, strict=True)]
 
 
 def factor_dims(trace: xr.DataTree | xr.Dataset) -> tuple[str, str]:
@@ -282,7 +296,7 @@ class RunSpec:
     draw_index : array of int, (draws,), optional
         Cycle number of each kept draw; 0, 1, 2, ... when not given.
     components : tuple of str, (K,), optional
-        Names of the components; 0, 1, 2, ... when not given.
+        Names of the components, where some are biases: a coordinate beside 0, 1, 2, ...
     observed, weights : array (I, J), optional
         The data, and the weights of their cells, when they are to travel with the run.
     attrs : mapping
@@ -467,17 +481,18 @@ def _chunks(dims: tuple[str, ...], shape: tuple[int, ...], itemsize: int) -> tup
 def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
     """Coordinates of one group, the user's own and the run's."""
     dims = {dim for variable in spec.variables if variable.group == group for dim in variable.dims}
-    counted = np.arange(spec.shape[2])
     every = {
         "chain": np.arange(spec.chains),
         # Draw t of the coarse chain ends where the fine chain ends its draw 2t + 1.
         "draw": spec.cycles[1::2] if group == COARSE else spec.cycles,
         "other_draw": spec.cycles,
-        "component": counted if spec.components is None else np.array(spec.components),
+        "component": np.arange(spec.shape[2]),
         "warmup_draw": np.arange(spec.warmup_draws),
         **{dim: _storable_labels(dim, np.array(own)) for dim, own in spec.features.items()},
     }
     own: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
+    if spec.components is not None and "component" in dims:
+        own[COMPONENT_NAME] = ("component", np.array(spec.components))
     inner = spec.names(group)
     # Along which dimension the labels of rows and of columns are, and which of them.
     taken: dict[str, tuple[str, Any]] = {
