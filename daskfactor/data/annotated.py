@@ -6,6 +6,7 @@ alike; names and columns, which they do not, are read by anndata itself.
 """
 
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -129,6 +130,9 @@ class AnnotatedFile:
         group = self.root[side]
         key = group.attrs.get("_index") if hasattr(group, "keys") else None
         names = _element(self.location, group if key is None else group[key])
+        if names is not None and getattr(names, "dtype", None) is not None and names.dtype.names:
+            names = names[names.dtype.names[0]]  # a table of anndata before 0.7
+            return np.char.decode(names, "utf-8") if names.dtype.kind == "S" else names
         return np.asarray(names.index if key is None else names, object)
 
 
@@ -173,9 +177,9 @@ def part_of(given: Any, layer: str | None = None, mask_var: Any = None) -> Annot
         else:
             matrix = layers[layer]
     if matrix is None:
-        raise DataError(
-            f"{where} has no X; set it, or choose one of its layers: as_blocks(adata, layer=...)"
-        )
+        known = [str(name) for name in getattr(owner, "layers", {}) if name]
+        other = f", or choose a layer with layer= (it has {', '.join(known)})" if known else ""
+        raise DataError(f"{where} has no X; set it{other}")
     var = np.asarray(owner.var_names, object)
     chosen = None if mask_var is None else _chosen(owner, where, mask_var, var)
     unstored = getattr(owner, "uns", {}).get(UNSTORED)
@@ -321,7 +325,10 @@ def _element(location: str, element: Any) -> Any:
     """What anndata reads of an element of its files."""
     io = require("anndata.io", "anndata", "AnnData files")
     try:
-        return io.read_elem(element)
+        with warnings.catch_warnings(action="ignore"):  # it tells that a file is old
+            return io.read_elem(element)
+    except DaskfactorError:
+        raise
     except Exception as error:  # anndata's own classes of errors change with its versions
         raise DataError(
             f"{element.name} of {location} cannot be read by the anndata that is installed "

@@ -84,10 +84,14 @@ def dialect_of(location: str | PathLike[str]) -> Dialect:
     if not lines:
         return found
     first = found.fields(lines[0])
-    if comments and separator != BLANK and all(map(is_number, first[1:])):
-        header = found.fields(comments[-1].lstrip("#% "))
-        if len(header) == len(first) > 1 and not any(map(is_number, header[1:])):
-            return found._replace(names=header)
+    if comments and all(map(is_number, first[1:])):
+        text = comments[-1].lstrip("#% \t")
+        corner = not is_number(first[0])  # names of columns may leave out the one of row names
+        for header in (found.fields(text), text.split()):
+            short = len(first) - len(header)
+            named = header and not any(map(is_number, header[1:]))
+            if named and len(first) > 1 and short in (0, int(corner)):
+                return found._replace(names=[*[""] * short, *header])
     if _holds_ratings(list(map(found.fields, filter(str.strip, lines)))):
         return found._replace(names=RATING)
     return found
@@ -132,6 +136,8 @@ def _first_lines(location: str) -> list[str]:
         raw = stream.read(FIRST)
         if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise DataError(f"{location} is UTF-16 text; save it as UTF-8")
+        if b"\0" in raw:
+            raise DataError(f"{location} holds no text, though its name says so")
         if len(raw) == FIRST and b"\n" in raw:
             raw = raw[: raw.rindex(b"\n")]  # the last line may go on
         return list(raw.decode("utf-8-sig").splitlines())
@@ -227,7 +233,7 @@ def _limited(file: TextIOWrapper, location: str) -> Iterator[str]:
 
 
 _NO_NUMBER = frozenset(text.lower() for text in MISSING)
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d{1,6}")
 
 
 def has_decimal_comma(field: str) -> bool:

@@ -33,7 +33,7 @@ from daskfactor.data.entries import (
 )
 from daskfactor.data.folding import data_array, open_array
 from daskfactor.data.frames import asked_for, is_frame, is_long, long_file, open_frame
-from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
+from daskfactor.data.known import DEFAULT_DIMS, NUMERIC, Labels, SourceInfo, usable_dims
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import (
     Look,
@@ -46,7 +46,7 @@ from daskfactor.data.tables import (
     parquet_files,
     read_table,
 )
-from daskfactor.data.tenx import is_netcdf, matrix_in, read_hdf5, with_cells_as_rows
+from daskfactor.data.tenx import is_hdf5, is_netcdf, matrix_in, read_hdf5, with_cells_as_rows
 from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.urls import (
@@ -67,6 +67,7 @@ KNOWN = (
     "blocked store"
 )
 ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .parquet, .zarr, .h5ad or netCDF (.nc)"
+NETCDF = (".nc", ".nc4", ".cdf")
 ANYTHING = Wanted()
 UNREADABLE = (ValueError, EOFError, SyntaxError, TokenError, zipfile.BadZipFile)
 """What NumPy raises at files that are damaged, cut off, or none of its own."""
@@ -93,6 +94,10 @@ OF_OTHER_LIBRARIES = {
     ".h5mu": "mudata.read_h5mu({path!r})['NAME']",
     ".rds": "pyreadr.read_r({path!r})[None]",
     ".rdata": "pyreadr.read_r({path!r})['NAME']",
+    ".rda": "pyreadr.read_r({path!r})['NAME']",
+    ".gct": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
+    ".gctx": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
+    ".biom": "biom.load_table({path!r}).to_dataframe(dense=True)",
     ".tif": "rioxarray.open_rasterio({path!r})",
     ".tiff": "rioxarray.open_rasterio({path!r})",
 }
@@ -214,6 +219,8 @@ def _suffix(location: str) -> str:
 def _refuse_foreign(location: str) -> None:
     """Refuse a file that another library reads, and name the call."""
     call = OF_OTHER_LIBRARIES.get(_suffix(location))
+    if _suffix(location) == ".mat" and is_hdf5(location):  # from version 7.3 on
+        call = "h5py.File({path!r})['NAME'][...].T"
     if call is not None and not is_url(location) and Path(location).is_file():
         raise DataError(
             f"files like {location} are not read here; pass what "
@@ -245,6 +252,8 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     annotated = open_annotated(location, name)
     if annotated is not None:
         return annotated
+    if form is None and suffix not in NETCDF and is_hdf5(location):
+        form = _HDF5
     if form is _HDF5 and is_netcdf(location):
         form = None
     folder = matrix_in(text)
@@ -410,10 +419,20 @@ def _read_npz(location: str, name: str | None) -> Any:
         if name is None and {"format", "shape", "data"} <= set(names):
             with binary(location) as file:
                 return sparse.load_npz(file)
-        if names and name in (None, *names):
-            return archive[name or names[0]]
+        if name is None:
+            found = {own: archive[own] for own in names}
+            matrices = [own for own, array in found.items() if array.ndim == 2] or names
+            if len(matrices) == 1:
+                return found[matrices[0]]
+        elif name in names:
+            return archive[name]
     if not names:
         raise DataError(f"{location} holds no array")
+    if name is None:
+        raise DataError(
+            f"{location} holds {len(matrices)} matrices ({', '.join(matrices)}); name one as "
+            f"{location}:NAME"
+        )
     raise DataError(f"{location} has no array {name!r}, only {', '.join(names)}")
 
 
@@ -480,7 +499,10 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
     except DaskfactorError:
         raise
     except Exception as error:  # every backend has errors of its own
-        arrays = _bare_arrays(location)
+        try:
+            arrays = _bare_arrays(location)
+        except Exception:  # noqa: BLE001 - of arrays that zarr refuses it tells nothing more
+            arrays = []
         if name in arrays:
             return inside(location, name)
         if arrays:
@@ -489,14 +511,20 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
                 f"({', '.join(arrays)}); name one as {location}:NAME"
             ) from error
         reason = " ".join(str(error).split())[:200]
-        told = "" if "did not find a match" in reason else f". xarray says: {reason}"
+        told = f". xarray says: {reason}"
+        if "did not find a match" in reason:
+            told = _if_text(location)
         raise DataError(f"{location} cannot be read; give {ARRAYS}{told}") from shown(
             error, location
         )
     # A store lists its arrays in no order of its own.
     names = sorted(map(str, dataset.data_vars))
     bounds = {own.attrs.get("bounds") for own in dataset.variables.values()}
-    large = [key for key in names if dataset[key].ndim >= 2 and key not in bounds]
+    large = [
+        key
+        for key in names
+        if dataset[key].ndim >= 2 and key not in bounds and dataset[key].dtype.kind in NUMERIC
+    ]
     matrices = [key for key in large if dataset[key].ndim == 2] or large
     if name is not None and name not in names:
         raise DataError(f"{location} has no variable {name!r}, only {', '.join(names)}")
@@ -506,6 +534,16 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
             f"({', '.join(matrices) or 'none'}); name one as {location}:NAME"
         )
     return dataset[name or matrices[0]]
+
+
+def _if_text(location: str) -> str:
+    """What else is said of a file of unknown kind that holds text."""
+    if is_url(location) or not Path(location).is_file():
+        return ""
+    with binary(location) as file:
+        text = file.read(2**12)
+    printable = bool(text) and not re.search(rb"[\x00-\x08\x0e-\x1f]", text)
+    return "; if it is a table of text, copy it to a name that ends in .csv" if printable else ""
 
 
 class Format(NamedTuple):
@@ -532,7 +570,9 @@ FORMATS = {
     ".tab": _TABLE,
     ".parquet": _PARQUET,
     ".pq": _PARQUET,
+    ".inter": _TABLE,
     ".mtx": Format(open_matrix_market),
+    ".mm": Format(open_matrix_market),
     ".npz": Format(open_npz, _read_npz),
     ".npy": Format(array=_read_npy),
     ".h5": _HDF5,

@@ -17,7 +17,13 @@ from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, from_pandas
 from daskfactor.data.entries import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
-from daskfactor.data.key_names import holds_ids, names_of_keys, taken_for_labels, usual_meaning
+from daskfactor.data.key_names import (
+    holds_ids,
+    is_time,
+    names_of_keys,
+    taken_for_labels,
+    usual_meaning,
+)
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
 from daskfactor.data.tables import FEW, Look, Wanted, all_whole, chosen_columns
 from daskfactor.errors import DataError, DataWarning, OptionError
@@ -84,8 +90,12 @@ def _are_entries(
             return False
         raise either(where, names, kinds, (0, 1))
     pair = tuple(kinds[:2])
-    if names_of_keys(*names[:2]) or pair == ("key", "key"):
+    if names_of_keys(*names[:2]):
         return True
+    if pair == ("key", "key"):
+        if sum(kind in NUMBERS for kind in kinds[2:]) <= MOST_VALUES:
+            return True
+        raise either(where, names, kinds, (0, 1))
     if pair == ("whole", "key"):
         return len(kinds) > 2
     if pair == ("key", "whole") and len(kinds) < 4:
@@ -116,11 +126,24 @@ def either(
     where: str, names: Sequence[str], kinds: Sequence[str], keys: Sequence[int]
 ) -> DataError:
     """What is said of a table that may be one of entries, with keys in these columns."""
-    rest = [at for at, kind in enumerate(kinds) if at not in keys and kind in NUMBERS]
+    rest = [
+        at
+        for at, kind in enumerate(kinds)
+        if at not in keys and kind in NUMBERS and not is_time(names[at])
+    ]
     chosen = [*keys, *[at for at in rest if at > max(keys)], *rest][: 2 + bool(rest)]
-    told = [f"{role}={names[at]!r}" for role, at in zip(ROLES, chosen, strict=False)]
+    told = [f"{role}={_called(names, at)}" for role, at in zip(ROLES, chosen, strict=False)]
     whole = " (or table=True)"
+    if len(told) == 2 and len(kinds) > 2:
+        told, whole = [*told, "values=False"], ""
     floats = [names[at] for at in keys if kinds[at] == "rounded"]
+    two = [kinds[at] for at in keys] == ["key", "key"] and [*keys] == [0, 1]
+    matrix = "table=False if it is a matrix"
+    if two:
+        matrix = (
+            "or, if it is a matrix whose rows have two labels, a pandas.DataFrame with both as its "
+            "index (index_col=[0, 1])"
+        )
     convert = (
         f", once lines without a key are removed and {' and '.join(map(repr, floats))} converted "
         "to whole numbers"
@@ -131,11 +154,18 @@ def either(
         f"{where} could be a table with a line for each entry (row key, column key"
         f"{', value' if rest else ''}) or a matrix of {len(kinds)} columns; say which: "
         f"pass {', '.join(told)}{whole if chosen == [*range(len(chosen))] else ''} if it has a "
-        f"line for each entry{convert}, table=False (--matrix) if it is a matrix"
+        f"line for each entry{convert}, {matrix}"
     )
 
 
+def _called(names: Sequence[str], at: int, before: str = "") -> str:
+    """A column by its name, or by its position where no column has a name of its own."""
+    return f"{before}{at}" if names[at] == f"f{at}" else repr(names[at])
+
+
 ROLES = ("rows", "columns", "values")
+MOST_VALUES = 2
+"""Columns of numbers behind two of texts: where there are more, they may be those of a matrix."""
 NUMBERS = ("whole", "rounded", "number")
 """Kinds of columns that may be values."""
 
@@ -149,11 +179,12 @@ def note(where: str, names: Sequence[str], wanted: Wanted) -> None:
     """Say what a table was taken for, unless its columns were named."""
     if wanted.table or asked_for(wanted):
         return
-    values = f"values in {names[2]!r}" if len(names) > 2 else "lines are counted"
+    called = [_called(names, at, "column ") for at in range(min(3, len(names)))]
+    values = f"values in {called[2]}" if len(names) > 2 else "lines are counted"
     warn(
-        f"{where} is taken for a table with a line for each entry: keys of rows in {names[0]!r}, "
-        f"of columns in {names[1]!r}, {values}; pass rows=, columns= and values= to name others, "
-        "or table=False (--matrix) if it is a matrix",
+        f"{where} is taken for a table with a line for each entry: keys of rows in "
+        f"{called[0]}, of columns in {called[1]}, {values}; "
+        "pass rows=, columns= and values= to name others, or table=False if it is a matrix",
         DataWarning,
     )
 
@@ -367,7 +398,7 @@ def _numbers(where: str, name: str, column: Any) -> NDArray[Any]:
     if _kind(column.dtype) not in ("whole", "number"):
         raise DataError(
             f"column {name!r} of {where} holds {column.dtype}; values must be numbers; choose "
-            "another with values, or values=False (--count) to count lines"
+            "another with values, or values=False to count lines"
         )
     return _floats(column)
 

@@ -32,12 +32,16 @@ _LABEL_MARK = (
 )
 _RATINGS = r"(?:.+[\W_])?(?:ratings?|stars?|scores?|grades?|half_?stars?)"
 """What values are called that nobody has given where there are none."""
+_TIMES = r"(?:.*[\W_])?(?:time_?stamp|time|date|datetime)"
+_TYPE = r":(?:token|float)(?:_seq)?$"
+"""What RecBole writes behind the names of columns."""
 FEWEST_LABELS = 3
 """Rows from which on whole numbers without a repeat say something."""
 
 
 def names_of_keys(row: str, column: str) -> bool:
     """Whether two columns are called as keys of rows and of columns usually are."""
+    row, column = (re.sub(_TYPE, "", name) for name in (row, column))
     usual = [
         re.fullmatch(f"(?:{known})(?:{_MARK})?", name, re.IGNORECASE) is not None
         for known, name in ((_ROWS, row), (_COLUMNS, column))
@@ -56,6 +60,11 @@ def holds_ids(name: str, values: NDArray[Any]) -> bool:
     return bool(whole and np.unique(numbers).size == numbers.size)
 
 
+def is_time(name: str) -> bool:
+    """Whether a column is called as the time of an event is, which is no value."""
+    return re.fullmatch(_TIMES, re.sub(_TYPE, "", name).strip(), re.IGNORECASE) is not None
+
+
 def taken_for_labels(where: str, name: str) -> None:
     """Say that a column of numbers is taken for labels."""
     warn(
@@ -67,5 +76,6 @@ def taken_for_labels(where: str, name: str) -> None:
 
 def usual_meaning(names: Sequence[str]) -> str:
     """What a line that a table of entries does not have means, by what its values are called."""
-    rated = len(names) > 2 and re.fullmatch(_RATINGS, names[2].strip(), re.IGNORECASE)
+    values = re.sub(_TYPE, "", names[2]).strip() if len(names) > 2 else ""
+    rated = re.fullmatch(_RATINGS, values, re.IGNORECASE)
     return "missing" if rated else "zero"

@@ -562,7 +562,8 @@ def zarr_kind(location: str) -> Kind | None:
         return "array"
     if table or node.attrs.get("format") == FORMAT:
         return "blocks"
-    if node.attrs.get("encoding-type") == "anndata":
+    old = all(name in node for name in ("X", "obs", "var"))  # anndata before 0.8 marks nothing
+    if old or node.attrs.get("encoding-type") == "anndata":
         return "anndata"
     return "run" if node.attrs.get("inference_library") == "daskfactor" else "group"
 

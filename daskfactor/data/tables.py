@@ -51,6 +51,11 @@ MOST_LISTED = 20
 COUNTED = 0.0, 1.0
 """Numbers that positions of columns begin with."""
 _CODE = re.compile(r"0\d+")
+_NO_GENES = re.compile(
+    r"__(no_feature|ambiguous|too_low_aQual|not_aligned|alignment_not_unique)"
+    r"|N_(unmapped|multimapping|noFeature|ambiguous)|_total_\w+"
+)
+"""Names of rows in which HTSeq, STAR and QoRTs count reads of no gene."""
 FEW = 8
 """Columns up to which a table is narrow enough to be one of entries by the names of any two."""
 
@@ -224,7 +229,8 @@ def look_at_csv(location: str, wanted: Wanted) -> Look:
     header, names = _names_of(dialect, wanted)
     table = table[header:]
     width = len(names)
-    columns = list(zip(*(line for line in table if len(line) == width), strict=True))
+    whole = [line for line in table if len(line) == width]
+    columns = list(zip(*whole, strict=True)) if 2 * len(whole) > len(table) else []
     kinds = [_kind_of_texts(column) for column in columns] or ["other"] * width
     repeats = bool(columns) and len(set(columns[0])) < len(columns[0])
     # Writers of matrices leave the corner above the names of rows empty, or out.
@@ -341,6 +347,15 @@ def read_table(location: str | PathLike[str]) -> Any:
         elif corner and header and holds_ids(header[0], np.array(list(map(number, first)))):
             taken_for_labels(str(location), header[0])
             named = ids = True
+    left = [bool(named and _NO_GENES.fullmatch(name)) for name in first]
+    if any(left) and not all(left):
+        warn(
+            f"{sum(left)} rows of {location} count reads of no gene ({first[left.index(True)]}, "
+            "...), and are left out",
+            DataWarning,
+        )
+        lines = [line for line, gone in zip(lines, left, strict=True) if not gone]
+        first = [name for name, gone in zip(first, left, strict=True) if not gone]
     values = np.array([numbers(str(location), line, fields, int(named)) for line, fields in lines])
     row_dim, col_dim = usable_dims(header[0], DEFAULT_DIMS[1]) if ids and header else DEFAULT_DIMS
     labels = list(map(int, map(float, first))) if ids else first
@@ -481,7 +496,7 @@ def _check_types(pa: Any, location: str, names: list[str], schema: Any) -> None:
         if not (numeric or pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
             raise DataError(
                 f"column {name!r} of {location} holds {kind}; values must be numbers; choose "
-                f"another with values, or values=False (--count) to count lines; it has "
+                f"another with values, or values=False to count lines; it has "
                 f"{_listing(schema.names)}"
             )
 

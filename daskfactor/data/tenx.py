@@ -94,7 +94,20 @@ def is_netcdf(location: str) -> bool:
     with open_hdf5(location) as root:
         if "_NCProperties" in root.attrs:
             return True
-        return any("DIMENSION_LIST" in own.attrs or "CLASS" in own.attrs for own in root.values())
+        scales = "DIMENSION_SCALE", b"DIMENSION_SCALE"
+        return any(
+            "DIMENSION_LIST" in own.attrs or own.attrs.get("CLASS") in scales
+            for own in root.values()
+        )
+
+
+def is_hdf5(location: str) -> bool:
+    """Tell whether a local file is HDF5, by how it begins; those of MATLAB have a text before."""
+    if is_url(location) or not Path(location).is_file():
+        return False
+    with Path(location).open("rb") as file:
+        start = file.read(520)
+    return b"\x89HDF\r\n\x1a\n" in (start[:8], start[512:])
 
 
 def read_hdf5(location: str, name: str | None) -> Source:
@@ -109,7 +122,8 @@ def read_hdf5(location: str, name: str | None) -> Source:
     if root.attrs.get("encoding-type") == "anndata":
         raise DataError(f"{location} is a file of anndata: give it a name that ends in .h5ad")
     groups = [own for own in root.values() if hasattr(own, "keys") and "barcodes" in own]
-    if name is None and len(groups) == 1 and {"data", "indices", "indptr"} <= groups[0].keys():
+    whole = len(groups) == 1 and {"data", "indices", "indptr"} <= groups[0].keys()
+    if whole and name in (None, groups[0].name.strip("/")):
         return _of_10x(location, groups[0])
     if len(groups) > 1:
         genomes = {own.name.strip("/"): own for own in groups}
@@ -135,9 +149,9 @@ def read_hdf5(location: str, name: str | None) -> Source:
                     f"{location} holds no matrix of numbers, nor counts of 10x Genomics"
                 )
             raise DataError(
-                f"{location} holds {len(matrices)} matrices ({', '.join(listed) or 'none'}); name "
-                f"one as {location}:NAME, or pass an array of it in Python, for example "
-                f"xarray.DataArray(h5py.File({location!r})[NAME])"
+                f"{location} holds {len(matrices)} matrices ({', '.join(listed) or 'none'}); "
+                + (f"name one as {location}:NAME, or pass" if matrices else "pass")
+                + f" an array of it in Python: xarray.DataArray(h5py.File({location!r})[NAME][...])"
             )
         (name,) = matrices
     if name not in found:

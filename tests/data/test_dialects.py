@@ -98,7 +98,7 @@ def test_a_header_that_numpy_writes_as_a_comment(tmp_path):
     values, rows, columns = labelled(dfac.as_blocks(tmp_path / "v.csv", 1))
     assert (rows, columns) == (None, ["s1", "s2", "s3"])
     np.testing.assert_array_equal(values, COUNTS)
-    np.savetxt(tmp_path / "v.txt", COUNTS, header="three columns of\nnumbers follow below")
+    np.savetxt(tmp_path / "v.txt", COUNTS, header="three columns\nof numbers follow here")
     np.testing.assert_array_equal(dfac.as_blocks(tmp_path / "v.txt", 1).to_numpy(), COUNTS)
 
 

@@ -367,11 +367,12 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
 # -- matrices in files of every kind -------------------------------------------------------
 
 
-def test_npy_and_npz_first_or_named(tmp_path):
+def test_npy_and_npz_alone_or_named(tmp_path):
     path = tmp_path / "v.npz"
     np.save(tmp_path / "v.npy", VALUES)
     np.savez(path, a=VALUES, b=VALUES + 1)
-    for name, wanted in (("v.npy", VALUES), ("v.npz", VALUES), ("v.npz:b", VALUES + 1)):
+    np.savez(tmp_path / "w.npz", a=VALUES)
+    for name, wanted in (("v.npy", VALUES), ("w.npz", VALUES), ("v.npz:b", VALUES + 1)):
         np.testing.assert_array_equal(read_matrix(f"{tmp_path}/{name}"), wanted)
     refused(DataError, "no array 'c', only a, b", read_matrix, f"{path}:c")
 
@@ -493,7 +494,7 @@ def test_labelled_files(tmp_path, name):
     [
         ("v.zarr", r"2 variables of two dimensions or more \(a, b\)"),
         ("none.npy", "does not exist"),
-        ("v.jpg", r"v\.jpg cannot be read; give \.npy.*\(\.nc\)$"),
+        ("v.jpg", r"v\.jpg cannot be read; give \.npy.*\(\.nc\); if it is a table"),
         ("v.csv:foo", "v.csv holds one matrix, without a name, not 'foo'"),
         ("v.npy:foo", "v.npy holds one matrix, without a name, not 'foo'"),
     ],
