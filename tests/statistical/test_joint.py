@@ -201,6 +201,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.timeout(1500)  # the longest of the full tier take minutes where nothing else runs
 @pytest.mark.parametrize("name", tiered(PAIRS, [*PAIRS][:5].__contains__))
 def test_exact_samplers_are_calibrated(name, calibrated):
     model, sampler, options = PAIRS[name]
