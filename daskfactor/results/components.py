@@ -110,8 +110,8 @@ class Components(NamedTuple):
     ----------
     W, H
         Both factors.
-    labels
-        Labels of the components.
+    labels, titles
+        Labels of the components, and what they are called.
     weight
         Share of the data's mean that each carries, adding up to 1.
     present
@@ -127,16 +127,12 @@ class Components(NamedTuple):
     W: Factor
     H: Factor
     labels: list[Any]
+    titles: list[str]
     weight: Array
     present: Array | None
     present_by_chain: Array | None
     chain: Any
     quantity: str
-
-    @property
-    def titles(self) -> list[str]:
-        """Names of the components."""
-        return [component_title(label) for label in self.labels]
 
     def factor(self, name: str) -> Factor:
         """Return one factor by its name."""
@@ -201,7 +197,7 @@ def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Compo
             _factor(name, dim, group, *found[name], nonnegative)
             for name, dim in zip("WH", dims, strict=True)
         ],
-        component_labels(group),
+        group,
         alignment,
         shown,
         _quantity(tree.attrs),
@@ -242,8 +238,8 @@ def _of_point(point: xr.Dataset) -> Components:
     nonnegative = bool(min(mean.min() for mean in means) >= 0)
     sides = zip("WH", dims, means, strict=True)
     factors = [_factor(name, dim, point, mean, None, nonnegative) for name, dim, mean in sides]
-    labels, quantity = component_labels(point), _quantity(point.attrs)
-    return _ordered(factors, labels, None, None, quantity, axis_spans(point, point))
+    quantity = _quantity(point.attrs)
+    return _ordered(factors, point, None, None, quantity, axis_spans(point, point))
 
 
 def _factor(
@@ -257,7 +253,7 @@ def _factor(
 
 def _ordered(
     factors: list[Factor],
-    labels: list[Any],
+    group: xr.Dataset,
     alignment: xr.Dataset | None,
     chain: Any,
     what: str,
@@ -269,6 +265,8 @@ def _ordered(
     order = np.argsort(-weight, kind="stable")
     size = W.mean.mean(axis=1) if W.nonnegative else np.sqrt(np.square(W.mean).mean(axis=1))
     size = np.where(size > 0, size, 1.0)
+    labels = group["component"].values.tolist()
+    titles = [component_title(label) for label in component_labels(group)]
     present: list[Array | None] = [None, None]
     if alignment is not None:
         shares = alignment["share"], alignment["share_by_chain"]
@@ -277,6 +275,7 @@ def _ordered(
         _scaled(W, 1.0 / size, order),
         _scaled(H, size ** (1.0 / len(spans)), order),
         [labels[k] for k in order],
+        [titles[k] for k in order],
         weight[order],
         present[0],
         present[1],
