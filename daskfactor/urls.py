@@ -336,10 +336,13 @@ async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
 def _in_worker() -> bool:
     """Whether this runs in a worker of a cluster, whose client has asked the server before."""
     distributed = sys.modules.get("distributed")
-    try:
-        return distributed is not None and distributed.get_worker() is not None
-    except ValueError:  # a worker may be in this process, yet not what runs here
+    if distributed is None:
         return False
+    try:
+        return distributed.get_worker() is not None
+    except ValueError:  # a thread that a worker began, or a client beside workers in its process
+        working = any(own.status.name == "running" for own in list(distributed.Worker._instances))
+        return working and not list(distributed.Client._instances)
 
 
 class _Waiting:

@@ -133,11 +133,15 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         ("resume(path, V=...)", "daskfactor resume RUN --data FILE"),
         ("daskfactor.resume", "daskfactor resume"),
         ("the path given as store=", "the path given as --store"),
-        ("table=False", "--matrix"),
-        ("values=False", "--count"),
-        ("pass weights to as_blocks", "pass --weights"),
     ):
         text = text.replace(python, shell)
+    for name, python, shell in (
+        ("table", "table=False", "--matrix"),
+        ("values", "values=False", "--count"),
+        ("weights", "pass weights to as_blocks", "pass --weights"),
+    ):
+        if name in options:
+            text = text.replace(python, shell)
     text = re.sub(r"""sample\(V, model, (\w+="\w+")\) or as_blocks\(V, \1\)""", r"\1", text)
     text = re.sub(r"""as_blocks\(V, (\w+="\w+")\)""", r"\1", text)
     if "components" in options:

@@ -20,19 +20,22 @@ from daskfactor.urls import binary, is_url, why
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "none", "?"]
 PACKINGS = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4")
 """Endings of files that are read unpacked; of an archive, the only file in it."""
-DOUBLED = "::"
-SEPARATORS = ("\t", ";", ",", "|")
+DOUBLE_COLON = "::"
 BLANK = " "
-FIRST = 2**16
-"""Bytes that tell how a file is written."""
-COMPARED = 20
-"""Lines that a separator divides into as many fields each."""
+SEPARATORS = ("\t", ";", ",", "|", DOUBLE_COLON, BLANK)
+"""Of several that divide lines alike, the first one separates fields."""
+UNIT = "\x1f"
+"""What stands for two colons where a separator must be one character."""
+HEAD_BYTES = 2**16
+"""Bytes by which a dialect is found, or more if they hold no two lines of data."""
+SAMPLED_LINES = 20
 TEXT_COPIES = 32
 """Bytes of memory that a character of a dense table takes while it becomes numbers."""
 RATING = ["user", "item", "rating", "time"]
-COUNTED_WORDS = ["document", "word", "count"]
-_UNIX_TIMES = range(10**8, 5 * 10**9)
-"""Seconds from 1973 to 2128."""
+WORD_COUNTS = ["document", "word", "count"]
+_UNIX_TIMES = range(780_000_000, 2_200_000_000)
+"""Seconds from 1994 to 2039, when people rated films on the web."""
+_HIGHEST_RATING = 100
 
 
 class Dialect(NamedTuple):
@@ -49,25 +52,43 @@ class Dialect(NamedTuple):
 
     def fields(self, line: str) -> list[str]:
         """Return the fields of a line."""
-        return next(iter(self.split([line])))[1] if line.strip() else []
+        return _fields(line, self.separator)
 
-    def split(self, lines: Iterator[str] | Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    def split(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         """Yield the number of each line, from 1 on, and its fields."""
-        if self.separator in (BLANK, DOUBLED):
-            blanks = None if self.separator == BLANK else DOUBLED
+        if self.separator in (BLANK, DOUBLE_COLON):
             for number, line in enumerate(lines, start=1):
-                yield number, [field.strip() for field in line.split(blanks)]
+                yield number, self.fields(line)
             return
         table: Any = csv.reader(lines, delimiter=self.separator)
         for row in table:
             yield table.line_num, [field.strip() for field in row]
 
+    @property
+    def mark(self) -> str:
+        """One character that separates fields in the blocks of `blocks_of_text`."""
+        return UNIT if self.separator == DOUBLE_COLON else self.separator
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    if not line.strip():
+        return []
+    if separator in (BLANK, DOUBLE_COLON):
+        parts = line.split(None if separator == BLANK else separator)
+    else:
+        try:
+            parts = next(csv.reader([line], delimiter=separator), [])
+        except csv.Error:  # a field of 128 kB: the reader says so, if it is one of the table
+            parts = line.split(separator)
+    return [field.strip() for field in parts]
+
 
 def dialect_of(location: str | PathLike[str]) -> Dialect:
     """Find how a text table is written, by its first lines.
 
-    The separator is the one that divides all of them alike: a tab before a semicolon, and this
-    before a comma, which may be a decimal one. Blanks separate where nothing else does.
+    The separator divides all of them into equally many fields, of which as many as possible
+    behind the first are numbers. Lines before the table that begin with ``#`` or ``%`` are
+    comments, unless they are divided as those of the table, with numbers behind the first field.
 
     Raises
     ------
@@ -75,24 +96,24 @@ def dialect_of(location: str | PathLike[str]) -> Dialect:
         If the file cannot be read.
     """
     lines = _first_lines(fspath(location))
-    skipped = next((n for n, line in enumerate(lines) if _holds_data(line)), len(lines))
-    comments, lines = lines[:skipped], lines[skipped:]
-    if _counts_words(lines):
-        return Dialect(skipped + 3, BLANK, COUNTED_WORDS, lines[3:])
-    separator = _separator(list(filter(str.strip, lines[:COMPARED])))
-    found = Dialect(skipped, separator, None, lines)
-    if not lines:
+    skipped = next((n for n, line in enumerate(lines) if _holds_data(line)), None)
+    if skipped is None:  # all of them begin as comments do
+        skipped = next((n for n, line in enumerate(lines) if line.strip()), 0)
+    if _counts_words(lines[skipped:]):
+        return Dialect(skipped + 3, BLANK, WORD_COUNTS, lines[skipped + 3 :])
+    sampled = list(filter(str.strip, lines[skipped:]))[:SAMPLED_LINES]
+    separator = _separator(sampled)
+    width = len(_fields(sampled[-1], separator)) if sampled else 0
+    skipped = next(
+        (n for n in range(skipped) if _is_row(_fields(lines[n], separator), width)), skipped
+    )
+    found = Dialect(skipped, separator, None, lines[skipped:])
+    if not sampled:
         return found
-    first = found.fields(lines[0])
-    if comments and all(map(is_number, first[1:])):
-        text = comments[-1].lstrip("#% \t")
-        corner = not is_number(first[0])  # names of columns may leave out the one of row names
-        for header in (found.fields(text), text.split()):
-            short = len(first) - len(header)
-            named = header and not any(map(is_number, header[1:]))
-            if named and len(first) > 1 and short in (0, int(corner)):
-                return found._replace(names=[*[""] * short, *header])
-    if _holds_ratings(list(map(found.fields, filter(str.strip, lines)))):
+    names = _commented_header(lines[:skipped], found.fields(lines[skipped]), separator)
+    if names is not None:
+        return found._replace(names=names)
+    if _are_ratings([_fields(line, separator) for line in sampled]):
         return found._replace(names=RATING)
     return found
 
@@ -101,46 +122,108 @@ def _holds_data(line: str) -> bool:
     return bool(line.strip()) and not line.startswith(("#", "%"))
 
 
+def _is_row(fields: Sequence[str], width: int) -> bool:
+    """Whether a line has as many fields as those of the table, and numbers behind the first."""
+    return len(fields) == width > 1 and all(map(is_number, fields[1:]))
+
+
+def _commented_header(
+    comments: Sequence[str], first: Sequence[str], separator: str
+) -> list[str] | None:
+    """Return names of columns from the last comment before a table, if it holds them."""
+    if not comments or len(first) < 2 or not all(map(is_number, first[1:])):
+        return None
+    text = re.sub(r"^#+\s*|^%+\s+", "", comments[-1])
+    corner = not is_number(first[0])  # names of columns may leave out the one of row names
+    divided = [_fields(text, separator)]
+    if separator in ("\t", BLANK):
+        divided.append(text.split())
+    for header in divided:
+        short = len(first) - len(header)
+        if header and short in (0, int(corner)) and not any(map(is_number, header[1:])):
+            return [*[""] * short, *header]
+    return None
+
+
 def _counts_words(lines: Sequence[str]) -> bool:
-    """Whether a bag of words of the UCI repository follows: three sizes, then three numbers."""
-    return len(lines) > 3 and all(
-        len(line.split()) == count and line.replace(" ", "").strip().isdecimal()
-        for line, count in zip(lines, (1, 1, 1, 3), strict=False)
+    """Whether lines are a bag of words of the UCI repository.
+
+    It begins with the numbers of documents, words and entries, and goes on with triples.
+    """
+    table = [line.split() for line in lines if line.strip()]
+    if len(table) < 4 or [len(line) for line in table[:3]] != [1, 1, 1]:
+        return False
+    if not all(field.isdecimal() for line in table for field in line):
+        return False
+    documents, words, entries = (int(line[0]) for line in table[:3])
+    return entries >= len(table) - 3 and all(
+        len(line) == 3 and 1 <= int(line[0]) <= documents and 1 <= int(line[1]) <= words
+        for line in table[3:]
     )
 
 
-def _holds_ratings(table: Sequence[Sequence[str]]) -> bool:
-    """Whether lines of a user, an item, a rating and its Unix time follow, as of MovieLens."""
+def _are_ratings(table: Sequence[Sequence[str]]) -> bool:
+    """Whether each line is a user, an item, a rating and its Unix time, as those of MovieLens."""
     return all(
         len(fields) == len(RATING)
         and all(field.isdecimal() for field in (fields[0], fields[1], fields[3]))
         and int(fields[3]) in _UNIX_TIMES
+        and is_number(fields[2])
+        and 0 <= number(fields[2]) <= _HIGHEST_RATING
         for fields in table
     )
 
 
 def _separator(lines: Sequence[str]) -> str:
-    if lines and all(DOUBLED in line for line in lines):
-        return DOUBLED
-    for mark in SEPARATORS[:2]:
-        if len({line.count(mark) for line in lines}) == 1 and mark in lines[0]:
-            return mark
-    shared = [mark for mark in SEPARATORS if all(mark in line for line in lines)]
-    first = lines[0] if lines else ""
-    return max(shared or [*SEPARATORS, BLANK], key=first.count, default=BLANK)
+    """Return what separates the fields of some lines."""
+    best, most = None, -1.0
+    for mark in SEPARATORS:
+        table = [_fields(line, mark) for line in lines]
+        widths = {len(fields) for fields in table[1:]} or {len(fields) for fields in table[:1]}
+        if len(widths) != 1 or (width := widths.pop()) < 2:
+            continue
+        if len(table[0]) not in (width, width - 1):  # a header may lack the corner
+            continue
+        behind = [field for fields in table[len(table) > 1 :] for field in fields[1:]]
+        share = sum(is_number(own) or has_decimal_comma(own) for own in behind) / len(behind)
+        if share > most:
+            best, most = mark, share
+    if best is not None or not lines:
+        return best or ","
+    plain_marks = [mark for mark in SEPARATORS if len(mark) == 1 and mark in lines[0]]
+    return max(plain_marks, key=lambda mark: (mark != BLANK, lines[0].count(mark)), default=BLANK)
 
 
 def _first_lines(location: str) -> list[str]:
-    """Whole lines that a text file begins with."""
+    """Return the whole lines that a text file begins with, two of data among them if it has any."""
+    raw, last, lines = b"", False, list[str]()
     with readable(location), plain(location) as stream:
-        raw = stream.read(FIRST)
-        if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise DataError(f"{location} is UTF-16 text; save it as UTF-8")
-        if b"\0" in raw:
-            raise DataError(f"{location} holds no text, though its name says so")
-        if len(raw) == FIRST and b"\n" in raw:
-            raw = raw[: raw.rindex(b"\n")]  # the last line may go on
-        return list(raw.decode("utf-8-sig").splitlines())
+        while not last:
+            part = stream.read(max(HEAD_BYTES, len(raw)))
+            raw, last = raw + part, not part
+            if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise DataError(f"{location} is UTF-16 text; save it as UTF-8")
+            if b"\0" in part:
+                raise DataError(f"{location} is no text file")
+            # What is no UTF-8 is refused where it is read, not in columns that nobody asked for.
+            lines = list(raw.decode("utf-8-sig", "replace").splitlines())
+            whole = lines if last or raw.endswith(b"\n") else lines[:-1]
+            if sum(map(_holds_data, whole)) > 1:
+                return whole
+    return lines
+
+
+def blocks_of_text(file: Any, dialect: Dialect, size: int) -> Iterator[bytes]:
+    """Yield whole lines of a table, in which `Dialect.mark` separates fields."""
+    for _ in range(dialect.skipped):
+        file.readline()
+    while text := file.read(size) + file.readline():
+        if dialect.separator == BLANK:
+            text = re.sub(rb"[ \t]*(\r?\n|$)", rb"\1", re.sub(rb"(?m)^[ \t]+", b"", text))
+            text = re.sub(rb"[ \t]+", b" ", text)
+        elif dialect.separator == DOUBLE_COLON:
+            text = text.replace(b"::", UNIT.encode())
+        yield text
 
 
 def lines_of(location: str | PathLike[str], dialect: Dialect) -> list[tuple[int, list[str]]]:
@@ -176,7 +259,7 @@ def readable(location: str | PathLike[str]) -> Iterator[None]:
 
 
 def unreadable(location: str, error: BaseException) -> DataError:
-    """Return what is said of a table that cannot be read."""
+    """Return the DataError of a table that cannot be read."""
     reason = why(error, location) if is_url(location) else " ".join(str(error).split())[:200]
     return DataError(f"{location} cannot be read as a table: {reason}")
 
@@ -209,7 +292,7 @@ def _only(archive: zipfile.ZipFile, location: str | PathLike[str]) -> str:
     names = [
         name
         for name in archive.namelist()
-        if not name.endswith("/") and not name.startswith("__MACOSX")
+        if name.rpartition("/")[2] and not re.search(r"(^|/)(\.|__MACOSX)", name)
     ]
     if len(names) != 1:
         listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)

@@ -98,8 +98,8 @@ OF_OTHER_LIBRARIES = {
     ".gct": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
     ".gctx": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
     ".biom": "biom.load_table({path!r}).to_dataframe(dense=True)",
-    ".tif": "rioxarray.open_rasterio({path!r})",
-    ".tiff": "rioxarray.open_rasterio({path!r})",
+    ".tif": "rioxarray.open_rasterio({path!r}).squeeze()",
+    ".tiff": "rioxarray.open_rasterio({path!r}).squeeze()",
 }
 """Calls that read files which are not read here, by their endings."""
 _NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
@@ -410,6 +410,29 @@ def _archive(location: str) -> Iterator[Any]:
         ) from shown(error, location)
 
 
+def _matrices(archive: Any) -> list[str]:
+    """Names of the matrices of numbers in an archive, or of what may be meant if it has none."""
+    known: dict[str, tuple[int, str]] = {}
+    for name in archive.files:
+        with archive.zip.open(f"{name}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            first = version == (1, 0)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if first
+                else (np.lib.format.read_array_header_2_0)
+            )
+            shape, _, dtype = read(file)
+            known[name] = len(shape), dtype.kind
+    if len(known) == 1:
+        return list(known)
+    for least, most, kinds in ((2, 2, "iuf"), (2, 99, "biuf")):
+        found = [name for name, (n, kind) in known.items() if least <= n <= most and kind in kinds]
+        if found:
+            return found
+    return []
+
+
 def _read_npz(location: str, name: str | None) -> Any:
     """An array of an archive, or what `scipy.sparse.save_npz` wrote."""
     from scipy import sparse
@@ -420,18 +443,17 @@ def _read_npz(location: str, name: str | None) -> Any:
             with binary(location) as file:
                 return sparse.load_npz(file)
         if name is None:
-            found = {own: archive[own] for own in names}
-            matrices = [own for own, array in found.items() if array.ndim == 2] or names
-            if len(matrices) == 1:
-                return found[matrices[0]]
+            chosen = _matrices(archive)
+            if len(chosen) == 1:
+                return archive[chosen[0]]
         elif name in names:
             return archive[name]
     if not names:
         raise DataError(f"{location} holds no array")
     if name is None:
         raise DataError(
-            f"{location} holds {len(matrices)} matrices ({', '.join(matrices)}); name one as "
-            f"{location}:NAME"
+            f"{location} holds {len(chosen) or 'no'} matrices of numbers (its arrays are "
+            f"{', '.join(chosen or names)}); name one as {location}:NAME"
         )
     raise DataError(f"{location} has no array {name!r}, only {', '.join(names)}")
 

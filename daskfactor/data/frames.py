@@ -141,8 +141,8 @@ def either(
     matrix = "table=False if it is a matrix"
     if two:
         matrix = (
-            "or, if it is a matrix whose rows have two labels, a pandas.DataFrame with both as its "
-            "index (index_col=[0, 1])"
+            "or, if it is a matrix whose rows have two labels, join these into one column, or pass "
+            "a pandas.DataFrame with both as its index"
         )
     convert = (
         f", once lines without a key are removed and {' and '.join(map(repr, floats))} converted "
@@ -249,12 +249,20 @@ def _labelled(name: str, frame: Any, given: list[str]) -> Any:
     counted = type(frame.index).__name__ == "RangeIndex" and frame.index.name is None
     if counted and len(given) > 1 and frame.columns.nlevels == 1:
         first = frame.iloc[:, 0]
-        if _kind(first.dtype) == "key" and {*map(_kind, frame.dtypes[1:])} <= {*NUMBERS}:
+        if _holds_names(first) and {*map(_kind, frame.dtypes[1:])} <= {*NUMBERS}:
             return frame.iloc[:, 1:].set_index(first)
         if _kind(first.dtype) == "whole" and holds_ids(given[0], _floats(first)):
             taken_for_labels(name, given[0])
             return frame.iloc[:, 1:].set_index(first)
     return frame
+
+
+def _holds_names(column: Any) -> bool:
+    """Whether a column holds texts or dates, and not numbers as objects."""
+    import pandas as pd
+
+    kinds = ("string", "categorical", "date", "datetime", "datetime64")
+    return _kind(column.dtype) == "key" and pd.api.types.infer_dtype(column) in kinds
 
 
 def _is_long_frame(name: str, frame: Any, given: list[str], wanted: Wanted) -> bool:

@@ -30,9 +30,9 @@ _LABELS = (
 _LABEL_MARK = (
     r"(?:.+[\W_](?i:id|ids|key|index|idx|name|no|nr|code)|.+(?:Id|ID|Key|Index|No|Nr|Code))"
 )
-_RATINGS = r"(?:.+[\W_])?(?:ratings?|stars?|scores?|grades?|half_?stars?)"
+_RATINGS = r"(?:.+[\W_])?(?:ratings?|stars?)|scores?|grades?|half_?stars?"
 """What values are called that nobody has given where there are none."""
-_TIMES = r"(?:.*[\W_])?(?:time_?stamp|time|date|datetime)"
+_TIMES = r"(?:.*[\W_])?(?:time_?stamp|date|datetime)|time"
 _TYPE = r":(?:token|float)(?:_seq)?$"
 """What RecBole writes behind the names of columns."""
 FEWEST_LABELS = 3

@@ -562,10 +562,19 @@ def zarr_kind(location: str) -> Kind | None:
         return "array"
     if table or node.attrs.get("format") == FORMAT:
         return "blocks"
-    old = all(name in node for name in ("X", "obs", "var"))  # anndata before 0.8 marks nothing
-    if old or node.attrs.get("encoding-type") == "anndata":
+    if node.attrs.get("encoding-type") == "anndata" or _is_old_annotated(node):
         return "anndata"
     return "run" if node.attrs.get("inference_library") == "daskfactor" else "group"
+
+
+def _is_old_annotated(group: Any) -> bool:
+    """Whether this is what anndata wrote before 0.8, which marks nothing: X beside two tables."""
+    import zarr
+
+    if not all(name in group for name in ("X", "obs", "var")):
+        return False
+    tables = group["obs"], group["var"]
+    return all(isinstance(own, zarr.Group) or own.dtype.names is not None for own in tables)
 
 
 def _may_be_zarr(place: Path) -> bool:

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.dialects import (
-    DOUBLED,
     MISSING,
+    RATING,
+    UNIT,
     Dialect,
+    blocks_of_text,
     dialect_of,
     has_decimal_comma,
     is_number,
@@ -161,23 +163,20 @@ def open_csv(location: str, wanted: Wanted) -> Source:
             column_types={name: types[name] for name in read if name in types},
             null_values=MISSING,
         )
-        doubled = dialect.separator == DOUBLED
-        # Between the two colons that separate fields is one that is always empty.
-        columns = [name for at, own in enumerate(given) for name in (f"{at}::", own)][1:]
-        shape = arrow.ReadOptions(
-            block_size=CSV_BLOCK,
-            column_names=columns if doubled else given,
-            skip_rows=dialect.skipped + header,
+        parse = arrow.ParseOptions(
+            delimiter=dialect.mark, quote_char=False if dialect.mark == UNIT else '"'
         )
-        parse = arrow.ParseOptions(delimiter=dialect.separator[0])
+        skipped = int(header)
         try:
-            with (
-                readable(location),
-                plain(location) as file,
-                arrow.open_csv(file, shape, parse, convert) as reader,
-            ):
-                for batch in reader:
-                    yield _piece(location, batch, names, values, written)
+            with readable(location), plain(location) as file:
+                for block in blocks_of_text(file, dialect, CSV_BLOCK):
+                    shape = arrow.ReadOptions(
+                        block_size=max(CSV_BLOCK, len(block)), column_names=given, skip_rows=skipped
+                    )
+                    skipped = 0
+                    with arrow.open_csv(pa.BufferReader(block), shape, parse, convert) as reader:
+                        for batch in reader:
+                            yield _piece(location, batch, names, values, written)
         except pa.ArrowInvalid as error:
             raise unreadable(location, error) from error
 
@@ -297,7 +296,7 @@ def read_table(location: str | PathLike[str]) -> Any:
 
     dialect = dialect_of(location)
     lines = lines_of(location, dialect)
-    if dialect.names is not None:
+    if dialect.names is not None and dialect.names != RATING:
         lines.insert(0, (dialect.skipped, dialect.names))
     elif _describes_genes(lines[0][1]):
         warn(
@@ -306,7 +305,7 @@ def read_table(location: str | PathLike[str]) -> Any:
         lines = [(line, [*fields[:1], *fields[6:]]) for line, fields in lines]
     # A first field that is no number may as well be the name of the first row.
     tell_tale = lines[0][1][1:] or lines[0][1]
-    by_numbers = _names_bynumbers(lines[0][1])
+    by_numbers = _names_by_numbers(lines[0][1])
     if by_numbers and float(lines[0][1][1]) not in COUNTED:
         warn(
             f"the first line of {location} was taken for names of columns, because its first field "
@@ -418,7 +417,7 @@ def _has_header(first: list[str], wanted: Wanted) -> bool:
         return wanted.header
     if any(isinstance(column, str) for column in (wanted.rows, wanted.columns, wanted.values)):
         return True
-    if _names_bynumbers(first):
+    if _names_by_numbers(first):
         return True
     if wanted.values is not False and len(first) > 2:
         place = wanted.values if type(wanted.values) is int else 2
@@ -426,7 +425,7 @@ def _has_header(first: list[str], wanted: Wanted) -> bool:
     return not all(is_number(field) for field in first)
 
 
-def _names_bynumbers(first: Sequence[str]) -> bool:
+def _names_by_numbers(first: Sequence[str]) -> bool:
     """Whether a first line names columns by numbers: behind an empty corner they rise."""
     if len(first) < 2 or first[0] or not all(map(is_number, first)):
         return False

@@ -35,6 +35,7 @@ from daskfactor.plots.canvas import (
 from daskfactor.plots.registry import figure
 from daskfactor.results.align import component_positions
 from daskfactor.results.compare import pairwise_distances
+from daskfactor.results.schema import component_labels
 from daskfactor.results.trace import Trace, as_tree, draw_masses, effective_number
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ def top_entries_plot(
     mass = top["weight"].transpose("chain", "draw")
     rows = heaviest(mass, whole_number("particles", particles, 1))
     chosen = component_positions(top, components)[: _MOST_ROWS if components is None else None]
-    titles = component_titles(top["component"].values[chosen], names)
+    titles = component_titles([component_labels(top)[k] for k in chosen], names)
     lists = top[["label", "value"]].stack(particle=("chain", "draw"), create_index=False)
     lists = lists.transpose("particle", "component", "rank")
     count = top.sizes["rank"]

@@ -25,6 +25,7 @@ from daskfactor.plots.canvas import (
 from daskfactor.plots.registry import figure
 from daskfactor.results.align import aligned_trace, component_positions, law_of, unit_size
 from daskfactor.results.compare import intensity_shares
+from daskfactor.results.schema import component_labels
 from daskfactor.results.trace import Trace, draw_masses, each_draw
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def particle_panel(
     )
     entries = values.shape[2]
     _check_pixels(image_shape, entries, f"{factor} has {entries} entries for each component")
-    titles = component_titles(draws["component"].values[chosen], names)
+    titles = component_titles([component_labels(draws)[k] for k in chosen], names)
     called, masses = particle_names(mass), mass.values.reshape(-1)
     told = [f"particle {called[at]}\nmass {masses[at]:.3f}" for at in rows]
     return _panel(values, image_shape, titles, told)

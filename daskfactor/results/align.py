@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of
 from daskfactor.errors import OptionError
-from daskfactor.results.schema import COARSE, MOMENTS, STEIN
+from daskfactor.results.schema import COARSE, MOMENTS, STEIN, component_labels
 from daskfactor.results.stacks import indexed
 from daskfactor.results.tensors import Axes, level_scales, rescaled
 from daskfactor.results.trace import (
@@ -629,10 +629,11 @@ def component_positions(group: xr.Dataset, component: Any) -> list[int]:
     OptionError
         If there is no such component.
     """
-    known = group["component"].values.tolist()
+    known, called = group["component"].values.tolist(), component_labels(group)
     if component is None:
         return list(range(len(known)))
     wanted = np.atleast_1d(np.asarray(component)).tolist()
+    wanted = [known[called.index(one)] if one in called else one for one in wanted]
     missing = [one for one in wanted if one not in known]
     if missing or not wanted:
         raise OptionError(f"there is no component {missing}; this trace has the components {known}")

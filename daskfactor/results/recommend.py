@@ -67,7 +67,8 @@ def recommend(
 
     over all draws d of all chains, or by the lower or upper end of the interval of the mean.
     The result is that of looking at every cell, to double precision, in any size of blocks;
-    most cells are ruled out by a bound without being looked at. Equal scores go by position.
+    of many rows, most cells are ruled out by a bound without being looked at. Equal scores go by
+    position.
     ``by="mean"`` and, of non-negative models, ``"lower"`` rule out nearly all cells; for others
     the bound is loose, so that up to all cells are looked at, at some microseconds each.
 

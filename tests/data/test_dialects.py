@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import daskfactor as dfac
+from daskfactor.data import tables
 from daskfactor.data.files import OF_OTHER_LIBRARIES
 from daskfactor.errors import DataError, DataWarning
 from tests.refusals import refused
@@ -159,7 +160,7 @@ def test_archives_of_several_files_and_damaged_ones(tmp_path):
 def test_texts_of_other_encodings(tmp_path):
     (tmp_path / "v.csv").write_text("a,b\n1,2\n3,4\n", encoding="utf-16")
     refused(DataError, "is UTF-16 text; save it as UTF-8", dfac.as_blocks, tmp_path / "v.csv")
-    (tmp_path / "w.csv").write_bytes("g,ä,b\nx,2,3\ny,4,5\n".encode("latin-1"))
+    (tmp_path / "w.csv").write_bytes("g,ä,b\nx,2.5,3\ny,4,5\n".encode("latin-1"))
     refused(DataError, "is no UTF-8 text: .*; save it as UTF-8", dfac.as_blocks, tmp_path / "w.csv")
 
 
@@ -185,3 +186,70 @@ def test_a_first_column_of_texts_is_labels_wherever_it_is(tmp_path, kind):
     values, rows, columns = labelled(dfac.as_blocks(frame if kind == "frame" else path, 1))
     assert (rows, columns) == (["g1", "g2"], ["s1", "s2", "s3"])
     np.testing.assert_array_equal(values, [[5, 0, 2.5], [1, 7, 0.5]])
+
+
+NOT_RATINGS = "1,3,7,734003200\n1,4,9,1610612736\n2,3,8,524288000\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "values"),
+    [
+        pytest.param(NOT_RATINGS, None, [1, 3, 7, 734003200], id="sizes are no times"),
+        pytest.param(f"1,2,3,{TIME}\n4,5,999,{TIME}\n", None, [1, 2, 3, TIME], id="nor these"),
+        pytest.param("fe80::1,5,6,7\nfe80::2,1,2,3\n", "fe80::1", [5, 6, 7], id="colons in names"),
+        pytest.param("k;p,5,0,3\nk;q,1,0,3\n", "k;p", [5, 0, 3], id="semicolons in names"),
+        pytest.param("#me,1,2.5\n#you,3,4\nfoo,5,6\n", "#me", [1, 2.5], id="names like comments"),
+        pytest.param("#me,1,2.5\n#you,3,4\n", "#me", [1, 2.5], id="all of them"),
+        pytest.param("# in mm\n1.5,2\n3,4\n", None, [1.5, 2], id="a comment of two words"),
+        pytest.param("a b\nx 1 2\ny 3 4\n", "x", [1, 2], id="a header without its corner"),
+        pytest.param("1.5  2 \n  3   4\n", None, [1.5, 2], id="aligned by blanks"),
+        pytest.param("4\n1\n2\n1 2 3\n", None, None, id="no bag of words"),
+    ],
+)
+def test_what_looks_like_something_else(tmp_path, text, names, values):
+    path = written(tmp_path, "v.csv", text)
+    if values is None:
+        refused(DataError, "line 4 has 3 fields, the lines before it 1", dfac.as_blocks, path)
+        return
+    data, rows, columns = labelled(dfac.as_blocks(path, 1, table=False, dtype="float64"))
+    assert (None if rows is None else rows[0]) == names
+    np.testing.assert_array_equal(data[0], values)
+    assert columns is None or columns == ["a", "b"]
+    if "." not in text:
+        dfac.as_blocks(path, 1)
+
+
+def test_a_header_or_a_comment_may_be_long(tmp_path):
+    names = [f"/a/long/path/of/a/file/{n:06}.bam" for n in range(3000)]
+    numbers = "\n".join(",".join(map(str, range(row, 3000 + row))) for row in range(3))
+    comments = "# what was run: ä" * 9000 + "\n" + "# more\n" * 2500
+    path = written(tmp_path, "v.csv", f"{comments}{','.join(names)}\n{numbers}\n")
+    values, rows, columns = labelled(dfac.as_blocks(path, 1))
+    assert (rows, columns) == (None, names)
+    assert values.shape == (3, 3000)
+
+
+def test_columns_that_are_not_read_may_hold_anything(tmp_path):
+    (tmp_path / "t.csv").write_bytes("user,item,n,name\n1,5,2,caf\xe9\n2,5,1,x\n".encode("latin-1"))
+    named = {"rows": "user", "columns": "item", "values": "n", "unstored": "zero"}
+    np.testing.assert_array_equal(
+        dfac.as_blocks(tmp_path / "t.csv", 1, **named).to_numpy(), [[2], [1]]
+    )
+
+
+def test_entries_between_blanks_of_any_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "CSV_BLOCK", 16)
+    path = written(tmp_path, "t.txt", "% edges\n1 2 3 \n  1   7   4\n2\t2 1.5\n\n")
+    data = dfac.as_blocks(path, 1, rows=0, columns=1, values=2, unstored="zero")
+    np.testing.assert_array_equal(data.to_numpy(), [[3, 4], [1.5, 0]])
+    path = written(tmp_path, "m.dat", 'user::film::n\n1::"Alien: 2::5\n2::Brazil::3\n')
+    data = dfac.as_blocks(path, 1, rows="user", columns="film", unstored="zero")
+    assert labelled(data)[2] == ['"Alien: 2', "Brazil"]
+    np.testing.assert_array_equal(data.to_numpy(), [[5, 0], [0, 3]])
+
+
+def test_numbers_as_objects_are_no_labels():
+    frame = pd.DataFrame(
+        {"a": pd.Series([1, 2, 5], dtype=object), "b": [1.5, 2, 3], "c": [1, 2, 9.5]}
+    )
+    refused(DataError, "1 column of the DataFrame holds no numbers: a", dfac.as_blocks, frame)

@@ -58,15 +58,22 @@ def test_a_store_of_anndata_without_marks(tmp_path):
     for beside in (tmp_path / "old.zarr").glob(".zmetadata"):
         beside.unlink()
     assert names_of(dfac.as_blocks(tmp_path / "old.zarr", 1)) == [OBS, VAR]
+    sides = {"obs": [*range(4)], "var": [*range(5, 8)]}
+    array = xr.DataArray(V, sides, ("obs", "var"), "X")
+    array.to_dataset().to_zarr(tmp_path / "xarray.zarr", consolidated=False)
+    assert names_of(dfac.as_blocks(tmp_path / "xarray.zarr", 1)) == [*sides.values()]
 
 
 def test_an_archive_of_several_matrices_is_asked_for_one(tmp_path):
     np.savez(tmp_path / "two.npz", names=V.astype("u1"), scores=V)
-    match = r"holds 2 matrices \(names, scores\); name one as .*two.npz:NAME"
+    match = r"holds 2 matrices of numbers \(its arrays are names, scores\); name one as .*:NAME"
     refused(DataError, match, dfac.as_blocks, tmp_path / "two.npz")
     np.testing.assert_array_equal(dfac.as_blocks(f"{tmp_path}/two.npz:scores", 1).to_numpy(), V)
-    np.savez(tmp_path / "one.npz", labels=np.arange(3), V=V)
+    texts, more = np.array([["a", "b"], ["c", "d"]]), np.array([{}, 3], object)
+    np.savez(tmp_path / "one.npz", labels=np.arange(3), more=more, mask=V > 3, texts=texts, V=V)
     np.testing.assert_array_equal(dfac.as_blocks(tmp_path / "one.npz", 1).to_numpy(), V)
+    np.savez(tmp_path / "none.npz", a=np.arange(3), names=np.array(["a", "b"]))
+    refused(DataError, "holds no matrices of numbers", dfac.as_blocks, tmp_path / "none.npz")
 
 
 def test_what_pytables_wrote_is_no_netcdf(tmp_path):
@@ -115,7 +122,7 @@ def test_a_matrix_whose_rows_have_two_labels_is_no_table_of_entries(tmp_path):
     frame.insert(0, "Type", ["C>A", "C>A", "C>T", "C>T"])
     frame.insert(1, "Subtype", ["ACA", "ACC", "ACA", "ACC"])
     frame.to_csv(tmp_path / "s.csv", index=False)
-    match = r"whose rows have two labels, a pandas.DataFrame with both .*index_col=\[0, 1\]"
+    match = "two labels, join these into one column, or pass a pandas.DataFrame with both"
     for given in (frame, tmp_path / "s.csv"):
         refused(DataError, match, dfac.as_blocks, given)
     whole = pd.read_csv(tmp_path / "s.csv", index_col=[0, 1])
@@ -177,7 +184,7 @@ def test_texts_of_unknown_kind_are_told_from_others(tmp_path):
     (tmp_path / "x.blo").write_bytes(bytes(range(256)))
     assert "copy it" not in refused(DataError, "cannot be read", dfac.as_blocks, tmp_path / "x.blo")
     (tmp_path / "x.dat").write_bytes(bytes(range(256)))
-    refused(DataError, "holds no text, though", dfac.as_blocks, tmp_path / "x.dat")
+    refused(DataError, "is no text file", dfac.as_blocks, tmp_path / "x.dat")
 
 
 def test_variables_of_text_are_no_matrices(tmp_path):

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 from scipy import sparse
 
 import daskfactor as dfac
@@ -344,7 +344,9 @@ def test_a_server_that_has_never_answered_is_given_up_soon(silence, name, monkey
     monkeypatch.setattr(urls, "QUIET", 0.2)
     monkeypatch.delenv(urls.PATIENCE, raising=False)
     # A worker in this process is not what reads, and does not make the server known.
-    with LocalCluster(1, processes=False, dashboard_address=None):
+    with LocalCluster(1, processes=False, dashboard_address=None) as cluster:
+        with Client(cluster) as client:
+            assert client.submit(urls._in_worker).result()
         begun = time.monotonic()
         with pytest.raises(StoreError, match=r"used for [12] seconds: it does not answer"):
             dfac.as_blocks(f"http://127.0.0.1:{silence}/{name}")
