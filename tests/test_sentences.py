@@ -223,6 +223,10 @@ def test_components_beside_biases_go_by_their_numbers(tmp_path):
     W = trace["posterior"]["W"]
     assert W.sel(component=[0, 1]).sizes["component"] == 2
     assert (W.where(W["component_name"] == "column_bias", drop=True) == 1).all()
+    top = dfac.top_entries(aligned, 1, component="row_bias")
+    assert top["component"].values.tolist() == [2]
+    dfac.report(trace, tmp_path / "report.html")
+    assert "row_bias" in (tmp_path / "report.html").read_text(encoding="utf-8")
     again = dfac.sample(V, dfac.GaussianMF(2), init=point, **RUN)
     assert again["posterior"].sizes["component"] == 4
     alone = dfac.sample(V, dfac.TweedieNMF(2), **RUN)
