@@ -334,7 +334,7 @@ async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
 
 
 def _in_worker() -> bool:
-    """Whether this runs in a worker of a cluster, whose client has asked the server before."""
+    """Return whether a worker of a cluster runs this: its client has asked the server before."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return False

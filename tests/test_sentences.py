@@ -233,6 +233,22 @@ def test_components_beside_biases_go_by_their_numbers(tmp_path):
     assert "component_name" not in alone["posterior"].coords
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_many_rows_or_columns_of_zeros_are_told(axis):
+    counts = np.zeros((3000, 6))
+    counts[:1900] = 1
+    counts = sparse.csr_array(counts.T if axis == 0 else counts)
+    side = ("columns", "rows")[axis]
+    quick = {"draws": 1, "tune": 0, "random_seed": 0, "progressbar": False, "unstored": "zero"}
+    with pytest.warns(DataWarning, match=f"1100 of 3000 {side} hold nothing but zeros") as caught:
+        dfac.sample(counts, dfac.TweedieNMF(1, dispersion=1), **quick)
+    (advice,) = (str(one.message) for one in caught if "nothing but" in str(one.message))
+    rest = eval(advice.rpartition("for example ")[2], {"V": counts})
+    assert rest.shape == ((6, 1900) if axis == 0 else (1900, 6))
+    with warnings.catch_warnings(action="error"):
+        dfac.as_blocks(rest, unstored="zero")
+
+
 def test_starts_are_advised_where_there_are_more_of_them():
     advice = {starts: other_starts(Facts(4, 100, starts=starts)) for starts in (1, 8, 64, None)}
     assert "sample(..., starts=8)" in advice[1]

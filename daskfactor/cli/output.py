@@ -91,7 +91,7 @@ class Output:
             check_free(self.output, self.overwrite, is_result)
 
     def put(self, result: "xr.Dataset") -> o.Answer | None:
-        """Write a result, and give what is said of it."""
+        """Write a result, and return the answer of the command."""
         if self.kind == "-":
             write_csv(result, Terminal() if sys.stdout.isatty() else sys.stdout)
             return None

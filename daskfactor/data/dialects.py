@@ -123,7 +123,7 @@ def _holds_data(line: str) -> bool:
 
 
 def _is_row(fields: Sequence[str], width: int) -> bool:
-    """Whether a line has as many fields as those of the table, and numbers behind the first."""
+    """Return whether a line is divided as a table is, with numbers behind the first field."""
     return len(fields) == width > 1 and all(map(is_number, fields[1:]))
 
 
@@ -146,7 +146,7 @@ def _commented_header(
 
 
 def _counts_words(lines: Sequence[str]) -> bool:
-    """Whether lines are a bag of words of the UCI repository.
+    """Return whether lines are a bag of words of the UCI repository.
 
     It begins with the numbers of documents, words and entries, and goes on with triples.
     """
@@ -163,7 +163,7 @@ def _counts_words(lines: Sequence[str]) -> bool:
 
 
 def _are_ratings(table: Sequence[Sequence[str]]) -> bool:
-    """Whether each line is a user, an item, a rating and its Unix time, as those of MovieLens."""
+    """Return whether each line is a user, an item, a rating and its Unix time (MovieLens)."""
     return all(
         len(fields) == len(RATING)
         and all(field.isdecimal() for field in (fields[0], fields[1], fields[3]))

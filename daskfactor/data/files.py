@@ -411,7 +411,7 @@ def _archive(location: str) -> Iterator[Any]:
 
 
 def _matrices(archive: Any) -> list[str]:
-    """Names of the matrices of numbers in an archive, or of what may be meant if it has none."""
+    """Return names of matrices of numbers in an archive, or of arrays of more dimensions."""
     known: dict[str, tuple[int, str]] = {}
     for name in archive.files:
         with archive.zip.open(f"{name}.npy") as file:
@@ -559,7 +559,7 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
 
 
 def _if_text(location: str) -> str:
-    """What else is said of a file of unknown kind that holds text."""
+    """Return advice for a file of unknown kind, if it holds text."""
     if is_url(location) or not Path(location).is_file():
         return ""
     with binary(location) as file:

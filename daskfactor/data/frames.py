@@ -159,7 +159,7 @@ def either(
 
 
 def _called(names: Sequence[str], at: int, before: str = "") -> str:
-    """A column by its name, or by its position where no column has a name of its own."""
+    """Return the name of a column, or its position if the file has no names."""
     return f"{before}{at}" if names[at] == f"f{at}" else repr(names[at])
 
 
@@ -258,7 +258,7 @@ def _labelled(name: str, frame: Any, given: list[str]) -> Any:
 
 
 def _holds_names(column: Any) -> bool:
-    """Whether a column holds texts or dates, and not numbers as objects."""
+    """Return whether a column holds texts or dates, and not numbers as objects."""
     import pandas as pd
 
     kinds = ("string", "categorical", "date", "datetime", "datetime64")

@@ -61,7 +61,7 @@ def holds_ids(name: str, values: NDArray[Any]) -> bool:
 
 
 def is_time(name: str) -> bool:
-    """Whether a column is called as the time of an event is, which is no value."""
+    """Return whether the name of a column is that of times."""
     return re.fullmatch(_TIMES, re.sub(_TYPE, "", name).strip(), re.IGNORECASE) is not None
 
 

@@ -568,7 +568,7 @@ def zarr_kind(location: str) -> Kind | None:
 
 
 def _is_old_annotated(group: Any) -> bool:
-    """Whether this is what anndata wrote before 0.8, which marks nothing: X beside two tables."""
+    """Return whether anndata before 0.8 wrote a group: X beside two tables, without a mark."""
     import zarr
 
     if not all(name in group for name in ("X", "obs", "var")):

@@ -242,7 +242,7 @@ def look_at_csv(location: str, wanted: Wanted) -> Look:
 
 
 def _names_of(dialect: Dialect, wanted: Wanted) -> tuple[bool, list[str]]:
-    """Whether the first line of a text table holds names, and names of all columns."""
+    """Return whether the first line of a text table holds names, and the names of all columns."""
     first = dialect.fields(dialect.lines[0])
     if dialect.names is not None and wanted.header is None:
         return False, dialect.names
@@ -252,7 +252,7 @@ def _names_of(dialect: Dialect, wanted: Wanted) -> tuple[bool, list[str]]:
 
 
 def _describes_genes(header: Sequence[str]) -> bool:
-    """Whether counts of reads follow after five columns about a gene, as featureCounts writes."""
+    """Return whether a header is that of featureCounts, with five columns about each gene."""
     return list(header[1:6]) == ["Chr", "Start", "End", "Strand", "Length"]
 
 
@@ -346,15 +346,15 @@ def read_table(location: str | PathLike[str]) -> Any:
         elif corner and header and holds_ids(header[0], np.array(list(map(number, first)))):
             taken_for_labels(str(location), header[0])
             named = ids = True
-    left = [bool(named and _NO_GENES.fullmatch(name)) for name in first]
-    if any(left) and not all(left):
+    summaries = [bool(named and _NO_GENES.fullmatch(name)) for name in first]
+    if any(summaries) and not all(summaries):
         warn(
-            f"{sum(left)} rows of {location} count reads of no gene ({first[left.index(True)]}, "
-            "...), and are left out",
+            f"{sum(summaries)} rows of {location} are no genes but summaries of HTSeq or STAR "
+            f"({first[summaries.index(True)]}, ...), and are left out",
             DataWarning,
         )
-        lines = [line for line, gone in zip(lines, left, strict=True) if not gone]
-        first = [name for name, gone in zip(first, left, strict=True) if not gone]
+        lines = [line for line, gone in zip(lines, summaries, strict=True) if not gone]
+        first = [name for name, gone in zip(first, summaries, strict=True) if not gone]
     values = np.array([numbers(str(location), line, fields, int(named)) for line, fields in lines])
     row_dim, col_dim = usable_dims(header[0], DEFAULT_DIMS[1]) if ids and header else DEFAULT_DIMS
     labels = list(map(int, map(float, first))) if ids else first

@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from daskfactor.executors.device import CUDA
 
 TINY_STEP = 1e-9
+MANY_EMPTY = 1000
+EMPTY_SHARE = 0.3
+"""Rows or columns of zeros, and their share, from which on a run is told to leave them out."""
 """Step of the block update that is timed: the state hardly moves."""
 
 D = TypeVar("D")
@@ -203,6 +206,8 @@ def session(
             data.refuse_weights("this")
         placed = model.placed(data.placed)
         (check or partial(check_data, placed.sized(data.shape, data.labels.keys)))(data)
+        if check is None:
+            _warn_of_zeros(data)
         return data, " x ".join(str(side.size) for side in data.grid.sides)
 
     def choose(client: Any, data: BlockedData) -> Choice:
@@ -383,6 +388,27 @@ def _warn_of_fractions(model: Any, data: BlockedData) -> None:
         f"law of counts; {advice}, or go on if these are values to be taken so",
         DataWarning,
     )
+
+
+def _warn_of_zeros(data: BlockedData) -> None:
+    """Warn of many rows or columns without an entry, where unstored cells are observed zeros."""
+    if not data.is_sparse or data.unstored != "zero" or not data.in_memory:
+        return
+    stored = np.zeros(data.shape[0], np.int64), np.zeros(data.shape[1], np.int64)
+    for block in data.grid.all_blocks():
+        view: Any = data.view(*block)
+        rows, columns = data.grid.slices(block)
+        stored[0][rows] += np.diff(view.indptr)
+        stored[1][columns] += np.bincount(view.indices, minlength=view.n)
+    for side, counts, axis in zip(("rows", "columns"), stored, (1, 0), strict=True):
+        empty = int((counts == 0).sum())
+        if empty >= MANY_EMPTY and empty >= EMPTY_SHARE * counts.size:
+            kept = "V[V.getnnz(axis=1) > 0]" if axis else "V[:, V.getnnz(axis=0) > 0]"
+            warn(
+                f"{empty} of {counts.size} {side} hold nothing but zeros; they cost time and "
+                f"say next to nothing of the components: leave them out, for example {kept}",
+                DataWarning,
+            )
 
 
 def check_data(model: Any, data: BlockedData) -> None:

@@ -194,7 +194,7 @@ def sizes(W: Array, H: Array, signed: bool) -> tuple[NDArray[np.float64], NDArra
 
 
 def rearranged(W: Array, H: Array, found: Match) -> tuple[Array, Array]:
-    """Draws in the reference's order, sign and scale; copies of the same dtype."""
+    """Return draws in the reference's order, sign and scale; copies of the same dtype."""
     factor, order = found.factor.astype(W.dtype), found.permutation
     new_w = np.take_along_axis(W, order[..., None, :], -1) * factor[..., None, :]
     return new_w, np.take_along_axis(H, order[..., None], -2) / factor[..., None]

@@ -269,7 +269,7 @@ def _of_new_rows(group: xr.Dataset, masses: Any, rows: xr.DataArray) -> tuple[An
 def _groups(
     factor: xr.DataArray, at: Ints, kept: NDArray[np.bool_]
 ) -> Iterator[tuple[slice, Array]]:
-    """Draws of a factor (chain, draw, row, component) with weight, some (d, row, K) at a time."""
+    """Yield draws of a factor (chain, draw, row, component) with weight, (d, row, K) at once."""
     each = at.size * factor.sizes["component"] * factor.dtype.itemsize
     step, done = max(1, GROUP_BYTES // max(1, each)), 0
     every = at.size == factor.shape[2] and bool((at == np.arange(at.size)).all())

@@ -218,7 +218,7 @@ def storable_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def component_labels(group: Any) -> list[Any]:
-    """What components are called: 0, 1, 2, ..., and biases by their names.
+    """Return what components are called: 0, 1, 2, ..., and biases by their names.
 
     Texts, as runs of version 0.1.0 have where there are biases, stay what they are.
     """

@@ -656,7 +656,7 @@ def each_weighted_draw(
 def weighted_batches(
     group: xr.Dataset, chain: Any, weights: Weights | None
 ) -> Iterator[tuple[tuple[Array, Array], NDArray[np.float64]]]:
-    """The same a few draws at a time: factors (d, ...) and masses (d,)."""
+    """Yield draws that have mass, a few at a time: factors (d, ...) and masses (d,)."""
     masses = relative(group, weights)
     labels = group["chain"].values.tolist()
     for at in _chain_positions(group, chain):
@@ -688,7 +688,7 @@ def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Arr
 
 
 def batches_of_draws(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
-    """All draws of the factors, a few at a time: (d, I, K) and (d, K, J)."""
+    """Yield all draws of the factors, a few at a time: (d, I, K) and (d, K, J)."""
     W, H = factors_of(group)
     size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
     step = max(1, _READ_BYTES // size)

@@ -142,7 +142,7 @@ def test_pairs_of_counts_are_no_decimal_commas(tmp_path):
 @pytest.mark.parametrize("name", ["__no_feature", "N_unmapped", "_total_ambiguous"])
 def test_reads_of_no_gene_are_left_out(tmp_path, name):
     path = written(tmp_path, "c.tsv", f"{name}\t90\t80\t9.5\ng1\t5\t1\t2\ng2\t0\t7\t1\n")
-    with pytest.warns(DataWarning, match="1 rows of .* count reads of no gene"):
+    with pytest.warns(DataWarning, match="1 rows of .* are no genes but summaries"):
         data = dfac.as_blocks(path, 1)
     assert names_of(data)[0] == ["g1", "g2"]
 
