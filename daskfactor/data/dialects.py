@@ -203,6 +203,8 @@ def _first_lines(location: str) -> list[str]:
             raw, last = raw + part, not part
             if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise DataError(f"{location} is UTF-16 text; save it as UTF-8")
+            if len(raw) > max(HEAD_BYTES, available_memory() // TEXT_COPIES):
+                raise _too_large(location)
             if b"\0" in part:
                 raise DataError(f"{location} is no text file")
             # What is no UTF-8 is refused where it is read, not in columns that nobody asked for.
@@ -308,11 +310,15 @@ def _limited(file: TextIOWrapper, location: str) -> Iterator[str]:
     while line := file.readline(left + 1):
         left -= len(line)
         if left < 0:
-            raise DataError(
-                f"{location} is too large for the memory that is free, where all of it is read at "
-                "once; write it as a zarr array, or as a table with a line for each entry"
-            )
+            raise _too_large(location)
         yield line
+
+
+def _too_large(location: str) -> DataError:
+    return DataError(
+        f"{location} is too large for the memory that is free, where all of it is read at once; "
+        "write it as a zarr array, or as a table with a line for each entry"
+    )
 
 
 _NO_NUMBER = frozenset(text.lower() for text in MISSING)

@@ -171,7 +171,7 @@ def test_an_archive_that_grows_and_a_text_that_never_ends(tmp_path, monkeypatch)
     (tmp_path / "v.csv.gz").write_bytes(gzip.compress(b"1,2\n" + b"3" * 2**24))
     for module, name, options, message in (
         ("files", "v.npz", {}, "holds arrays of 16777216 bytes, which are read whole"),
-        ("tables", "v.csv.gz", {"table": False}, "is too large for the memory that is free"),
+        ("dialects", "v.csv.gz", {"table": False}, "is too large for the memory that is free"),
     ):
         monkeypatch.setattr(f"daskfactor.data.{module}.available_memory", lambda: 2**23)
         refused(DataError, message, dfac.as_blocks, tmp_path / name, **options)
