@@ -405,6 +405,7 @@ app(sys.argv[2:])
 """
 
 
+@pytest.mark.quick("2-interrupted; go on with: daskfactor resume run.zarr")
 @pytest.mark.parametrize(
     ("calls", "told"),
     [

@@ -43,7 +43,7 @@ def sampled(V=None, **options):
     return dying.sampled(V, **usual | options)
 
 
-@pytest.mark.quick("ring-True", "tasks-False")
+@pytest.mark.quick("ring-True")
 @pytest.mark.parametrize("balance", [False, True])
 @pytest.mark.parametrize("name", ["ring", "tasks"])
 def test_workers_write_what_the_client_never_sees(name, balance, client, tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ RUNS = {
 }
 
 
-@pytest.mark.quick("rates", "sparse")
+@pytest.mark.quick("rates")
 @pytest.mark.parametrize("name", RUNS)
 def test_workers_give_the_draws_of_one_gpu(name, client, stand_in):
     values, model, sampler = RUNS[name]

@@ -29,7 +29,7 @@ KILLS = 6 if FULL else 3
 """Workers that a long run loses; each takes about a second."""
 
 
-QUICK = {("overdue", "ring", "local")}
+QUICK = {("stopped", "ring", "local")}
 """Of `tests.cluster.faults`, what the quick tier runs; the tests above have the other faults."""
 MATRIX = tiered(
     product((name for name, own in FAULTS.items() if own.strike), EXECUTORS, ["local", "s3"]),
@@ -46,6 +46,7 @@ def kill_one(client, which=0):
     os.kill(pids[sorted(pids)[which % len(pids)]], signal.SIGKILL)
 
 
+@pytest.mark.quick("ring")
 @named
 def test_a_killed_worker_costs_one_segment_and_of_tasks_none_or_one(name, tmp_path):
     """Dask may compute again what it held."""

@@ -66,7 +66,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.quick("several-ring", "tensor-ring")
+@pytest.mark.quick("several-ring")
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_draws_of_one_process(kind, executor, client, tmp_path):

@@ -29,7 +29,7 @@ def client(_object_store):
             yield client
 
 
-@pytest.mark.quick("zarr", "icechunk")
+@pytest.mark.quick("zarr")
 @pytest.mark.parametrize("kind", ["blocks", "zarr", "icechunk"])
 def test_the_draws_of_one_process(kind, client, s3):
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}/v"

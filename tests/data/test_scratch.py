@@ -162,6 +162,7 @@ os.kill(os.getpid(), signal.{signal})
 """
 
 
+@pytest.mark.quick("SIGKILL")
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGINT", "SIGTERM"])
 def test_nothing_stays_after_the_process_was_killed(folder, signal):
     folder.mkdir()
@@ -278,6 +279,7 @@ print(data.in_memory, data.total_observed, memory("VmHWM") - before)
 """
 
 
+@pytest.mark.quick("chunks0", "chunks3")
 @needs_proc
 @pytest.mark.parametrize("chunks", [(512, 512), (64, 4096), (333, 700), (200, 200)])
 def test_peak_memory_stays_below_the_limit(tmp_path, chunks):

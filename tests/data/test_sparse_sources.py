@@ -138,4 +138,9 @@ def test_layers_and_views_of_anndata():
     np.testing.assert_array_equal(view.to_numpy(), DENSE[10:30, [3, 5, 7]])
     assert view.labels.row(0) == "row 0 (cell10)"
     del adata.X
-    refused(DataError, r"has no X; set it, or choose a layer with layer= \(it has counts\)", as_blocks, adata)
+    refused(
+        DataError,
+        r"has no X; set it, or choose a layer with layer= \(it has counts\)",
+        as_blocks,
+        adata,
+    )

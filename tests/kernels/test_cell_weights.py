@@ -75,6 +75,7 @@ def everything(block, law):
     return found
 
 
+@pytest.mark.quick("beta=2-dense", "beta=1-zero", "a negative binomial law-missing")
 @CASES
 def test_a_weight_says_how_often_a_cell_counts(law, kind):
     block = block_of(kind)
@@ -83,6 +84,7 @@ def test_a_weight_says_how_often_a_cell_counts(law, kind):
     assert_close(everything(block, law), wanted, ROUNDING)
 
 
+@pytest.mark.quick("beta=2-zero")
 @CASES
 def test_weights_of_one_are_none(law, kind):
     block = block_of(kind)
