@@ -243,7 +243,7 @@ def test_many_rows_or_columns_of_zeros_are_told(axis):
     with pytest.warns(DataWarning, match=f"1100 of 3000 {side} hold nothing but zeros") as caught:
         dfac.sample(counts, dfac.TweedieNMF(1, dispersion=1), **quick)
     (advice,) = (str(one.message) for one in caught if "nothing but" in str(one.message))
-    rest = eval(advice.rpartition("for example ")[2], {"V": counts})
+    rest = eval(advice.rpartition("for example ")[2], {"V": counts, "np": np})
     assert rest.shape == ((6, 1900) if axis == 0 else (1900, 6))
     with warnings.catch_warnings(action="error"):
         dfac.as_blocks(rest, unstored="zero")

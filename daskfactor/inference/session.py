@@ -403,10 +403,10 @@ def _warn_of_zeros(data: BlockedData) -> None:
     for side, counts, axis in zip(("rows", "columns"), stored, (1, 0), strict=True):
         empty = int((counts == 0).sum())
         if empty >= MANY_EMPTY and empty >= EMPTY_SHARE * counts.size:
-            kept = "V[V.getnnz(axis=1) > 0]" if axis else "V[:, V.getnnz(axis=0) > 0]"
+            kept = "np.diff(V.tocsr().indptr) > 0" if axis else ":, np.diff(V.tocsc().indptr) > 0"
             warn(
                 f"{empty} of {counts.size} {side} hold nothing but zeros; they cost time and "
-                f"say next to nothing of the components: leave them out, for example {kept}",
+                f"say next to nothing of the components: leave them out, for example V[{kept}]",
                 DataWarning,
             )
 
