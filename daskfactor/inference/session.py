@@ -206,7 +206,7 @@ def session(
             data.refuse_weights("this")
         placed = model.placed(data.placed)
         (check or partial(check_data, placed.sized(data.shape, data.labels.keys)))(data)
-        if check is None:
+        if check is None and not model.tensor:
             _warn_of_zeros(data)
         return data, " x ".join(str(side.size) for side in data.grid.sides)
 
