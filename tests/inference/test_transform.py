@@ -160,6 +160,14 @@ def test_new_rows_have_their_labels_and_those_of_the_draws(counts, trace):
     np.testing.assert_allclose(one["mean"], own["mean"].sel(gene=["c", "a"]), rtol=1e-6)
 
 
+def test_as_many_draws_are_taken_as_there_is_room_for(counts, trace, monkeypatch):
+    new, W = counts[24:], trace["posterior"]["W"]
+    a_draw = W.sizes["chain"] * len(new) * W.sizes["component"] * W.dtype.itemsize
+    for room, draws in ((a_draw * 5, 5), (a_draw * 6 - 1, 5), (1, 1), (a_draw * DRAWS, DRAWS)):
+        monkeypatch.setattr("daskfactor.inference.transform.DRAWS_BUDGET", room)
+        assert dfac.transform(trace, new, **QUIET).sizes["draw"] == draws
+
+
 def test_columns_are_matched_by_label(counts, trace):
     new = counts[24:]
     found = dfac.transform(trace, new, draws=2, **QUIET)
