@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import warnings
 from pathlib import Path
@@ -36,6 +37,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_that_speak():
+    """Enable the package's loggers, which a library may have disabled in a test before."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.startswith("daskfactor") and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 @pytest.fixture(scope="session")
