@@ -429,9 +429,9 @@ def _names_by_numbers(first: Sequence[str]) -> bool:
     """Whether a first line names columns by numbers: behind an empty corner they rise."""
     if len(first) < 2 or first[0] or not all(map(is_number, first)):
         return False
-    numbers = list(map(number, first[1:]))
-    rises = all(one < other for one, other in pairwise(numbers))
-    return rises and (len(numbers) > 1 or numbers[0] in COUNTED)
+    behind = list(map(number, first[1:]))
+    rises = all(one < other for one, other in pairwise(behind))
+    return rises and (len(behind) > 1 or behind[0] in COUNTED)
 
 
 def _counts_up(first: Sequence[str]) -> bool:

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from daskfactor.executors.device import CUDA
 
 TINY_STEP = 1e-9
+"""Step of the block update that is timed: the state hardly moves."""
 MANY_EMPTY = 1000
 EMPTY_SHARE = 0.3
 """Rows or columns of zeros, and their share, from which on a run is told to leave them out."""
-"""Step of the block update that is timed: the state hardly moves."""
 
 D = TypeVar("D")
 Load = Callable[[ExitStack], tuple[D, str]]
@@ -393,6 +393,8 @@ def _warn_of_fractions(model: Any, data: BlockedData) -> None:
 def _warn_of_zeros(data: BlockedData) -> None:
     """Warn of many rows or columns without an entry, where unstored cells are observed zeros."""
     if not data.is_sparse or data.unstored != "zero" or not data.in_memory:
+        return
+    if max(data.shape) < MANY_EMPTY:
         return
     stored = np.zeros(data.shape[0], np.int64), np.zeros(data.shape[1], np.int64)
     for block in data.grid.all_blocks():

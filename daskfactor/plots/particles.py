@@ -300,7 +300,8 @@ def top_entries_plot(
     mass = top["weight"].transpose("chain", "draw")
     rows = heaviest(mass, whole_number("particles", particles, 1))
     chosen = component_positions(top, components)[: _MOST_ROWS if components is None else None]
-    titles = component_titles([component_labels(top)[k] for k in chosen], names)
+    labels = component_labels(top)
+    titles = component_titles([labels[k] for k in chosen], names)
     lists = top[["label", "value"]].stack(particle=("chain", "draw"), create_index=False)
     lists = lists.transpose("particle", "component", "rank")
     count = top.sizes["rank"]

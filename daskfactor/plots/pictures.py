@@ -227,7 +227,8 @@ def particle_panel(
     )
     entries = values.shape[2]
     _check_pixels(image_shape, entries, f"{factor} has {entries} entries for each component")
-    titles = component_titles([component_labels(draws)[k] for k in chosen], names)
+    labels = component_labels(draws)
+    titles = component_titles([labels[k] for k in chosen], names)
     called, masses = particle_names(mass), mass.values.reshape(-1)
     told = [f"particle {called[at]}\nmass {masses[at]:.3f}" for at in rows]
     return _panel(values, image_shape, titles, told)

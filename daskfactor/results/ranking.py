@@ -285,6 +285,11 @@ class Search:
     row_bytes: int = ROW_BYTES
     column_bytes: int = COLUMN_BYTES
 
+    @property
+    def equal(self) -> bool:
+        """Whether draws count alike."""
+        return bool((self.weights == self.weights[0]).all())
+
     def run(self, rows: Stack, columns: Stack, file: ArrayFile) -> Best:
         """Find the best columns of all rows."""
         with single_threaded_blas():
@@ -320,7 +325,7 @@ class Search:
         mu = np.empty((count, length, total))
         found = np.full((length, self.n), -1, np.int64)
         scores, figures = np.full(found.shape, -np.inf), np.full((*found.shape, 4), np.nan)
-        equal, levels = bool((self.weights == self.weights[0]).all()), np.array(self.levels)
+        levels = np.array(self.levels)
         one = np.ones((1, count))  # what is known of a draw of a cell is its mean
         room = np.empty(count), np.empty(count, np.int64)
         looked = 0
@@ -334,7 +339,7 @@ class Search:
                 block = np.ascontiguousarray(mu[:, r, cols].T)
                 looked += kernels.search(
                     np.full((1, len(block)), np.inf, np.float32), one, block,
-                    np.arange(cols.start, cols.stop), self.weights, self.score.level, equal,
+                    np.arange(cols.start, cols.stop), self.weights, self.score.level, self.equal,
                     self.starts[r : r + 2], self.excluded, scores[r : r + 1], found[r : r + 1],
                     *room,
                 )  # fmt: skip
@@ -342,7 +347,7 @@ class Search:
             block = np.ascontiguousarray(mu[:, r, best].T)
             kernels.describe(
                 one, block, np.zeros(best.size, np.int64), np.arange(best.size), self.weights,
-                levels, equal, figures[r], *room,
+                levels, self.equal, figures[r], *room,
             )  # fmt: skip
             self.on_rows(r + 1)
         return Best(found, figures, looked)
@@ -380,7 +385,7 @@ class _Block:
         count = asked.weights.size
         return kernels.search(
             self.bounds[rows] @ turned, self.rows[rows], block, numbers,
-            asked.weights, asked.score.level, self.equal,
+            asked.weights, asked.score.level, self.search_.equal,
             asked.starts[first + rows.start : first + rows.stop + 1], asked.excluded,
             scores[rows], found[rows], np.empty(count), np.empty(count, np.int64),
         )  # fmt: skip
@@ -404,7 +409,7 @@ class _Block:
                 out = np.empty((cells.stop - cells.start, 4))
                 kernels.describe(
                     self.rows, block, rows[cells], at[cells] - cols.start, asked.weights,
-                    np.array(asked.levels), self.equal, out, np.empty(count),
+                    np.array(asked.levels), self.search_.equal, out, np.empty(count),
                     np.empty(count, np.int64),
                 )  # fmt: skip
                 figures[rows[cells], ranks[cells]] = out
@@ -413,9 +418,3 @@ class _Block:
                 slice(low + part.start, low + part.stop) for part in parts_of(high - low, TILE * 16)
             ]
             list(self.pool.map(tile, some))
-
-    @property
-    def equal(self) -> bool:
-        """Whether draws count alike."""
-        weights = self.search_.weights
-        return bool((weights == weights[0]).all())

@@ -11,6 +11,7 @@ import daskfactor as dfac
 from daskfactor.data import tables
 from daskfactor.data.files import OF_OTHER_LIBRARIES
 from daskfactor.errors import DataError, DataWarning
+from tests.data.written import names_of, written
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
@@ -21,17 +22,9 @@ DENSE = np.array([[0, 0, 3.0], [1, 3, 0], [2, 0, 0]])  # of users 186, 196, 244
 COUNTS = pd.DataFrame([[5, 0, 2], [1, 7, 0]], ["g1", "g2"], ["s1", "s2", "s3"])
 
 
-def written(folder, name, text):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def labelled(data):
     """Return values and labels of a matrix."""
-    labels = data.labels
-    coords = labels.row_coords.get(labels.row_dim), labels.col_coords.get(labels.col_dim)
-    return data.to_numpy(), *(None if own is None else own.tolist() for own in coords)
+    return data.to_numpy(), *names_of(data)
 
 
 @pytest.mark.parametrize(

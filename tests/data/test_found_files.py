@@ -13,25 +13,13 @@ import zarr
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning
 from tests.cli.shell import fails
+from tests.data.written import names_of, written
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
 
 V = np.arange(1.0, 13).reshape(4, 3)
 OBS, VAR = [f"c{i}" for i in range(4)], [f"g{j}" for j in range(3)]
-
-
-def written(folder, name, text):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def names_of(data):
-    """Return labels of rows and of columns."""
-    labels = data.labels
-    pairs = (labels.row_coords, labels.row_dim), (labels.col_coords, labels.col_dim)
-    return [None if dim not in coords else coords[dim].tolist() for coords, dim in pairs]
 
 
 def test_a_file_of_anndata_with_tables_of_names(tmp_path):

@@ -23,6 +23,7 @@ from daskfactor.data import files, tables
 from daskfactor.data.files import read_matrix
 from daskfactor.data.tables import read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
+from tests.data.written import written as write
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
@@ -53,12 +54,6 @@ def converted(source, **options):
     target = source.with_name("converted.zarr")
     convert(source, target, overwrite=True, **options)
     return as_blocks(str(target), allow_empty=True)
-
-
-def write(folder, name, content):
-    path = folder / name
-    path.write_text(content, encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(
