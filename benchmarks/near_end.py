@@ -166,7 +166,7 @@ def to_the_same(shape: tuple[int, int], beta: int, run: Run) -> Figure:
     model = dfac.TweedieNMF(10, beta=float(beta))
 
     def ours(steps: int, tol: float = 0.0) -> float:
-        method = dfac.MultiplicativeUpdates(steps, tol)
+        method = (dfac.CoordinateDescent if beta == 2 else dfac.MultiplicativeUpdates)(steps, tol)
         point = dfac.optimize(train, model, method, **QUIET)
         return told(test, point["W"].values @ point["H"].values, beta)
 

@@ -30,6 +30,7 @@ from .inference.base import PolynomialStep as PolynomialStep
 from .inference.bias import discretization_bias as discretization_bias
 from .inference.block_hmc import BlockHMC as BlockHMC
 from .inference.calibration import calibrate as calibrate
+from .inference.coordinate_descent import CoordinateDescent as CoordinateDescent
 from .inference.cost import Cost as Cost
 from .inference.cost import estimate_cost as estimate_cost
 from .inference.dsgd import DSGD as DSGD

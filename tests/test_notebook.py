@@ -10,11 +10,13 @@ import daskfactor as dfac
 from daskfactor import markup
 from tests.reports.test_page import Outline
 from tests.results.test_summary import run
+from tests.tiers import tiered
 
 CELLS = """
 import warnings
 import numpy as np
 import daskfactor as dfac
+from tests.tiers import tiered
 warnings.simplefilter("error", UserWarning)
 {before}
 ---
@@ -49,7 +51,7 @@ def executed(tmp_path, monkeypatch, before):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [WITH_WIDGETS, WITHOUT_WIDGETS])
+@pytest.mark.parametrize("before", tiered([WITH_WIDGETS, WITHOUT_WIDGETS], WITH_WIDGETS.__eq__))
 def test_a_notebook_shows_each_thing_once(tmp_path, monkeypatch, before):
     nothing, progress, *rest = executed(tmp_path, monkeypatch, before)
     assert nothing == []

@@ -340,8 +340,10 @@ def select_rank(
 ) -> o.Answer:
     """Compare numbers of components by their log evidence and by cells left out.
 
-    Evidences come from thermodynamic integration, with both of their errors; of an
-    allocation model from particles, in a time that follows the sum of the counts.
+    Evidences come from thermodynamic integration, with both of their errors, where cells left out
+    do not decide between ranks; with --temperatures, --draws, --tune or --held-out 0 at every
+    rank. Of an allocation model they come from particles, in a time that follows the sum of the
+    counts.
 
         daskfactor select-rank counts.csv --ranks 1:10
 
@@ -372,9 +374,9 @@ def select_rank(
         question = dfac.TweedieNMF(
             numbers[0], beta=given.get("beta", 1.0), dispersion=given.get("dispersion", "auto")
         )
-        method = dfac.ThermodynamicIntegration(
-            temperatures=given.get("temperatures", 10), draws=draws, tune=tune
-        )
+        method = None  # the evidence only where it is needed, unless something is said of it
+        if any(own is not None for own in (temperatures, draws, tune)):
+            method = dfac.ThermodynamicIntegration(temperatures or 10, draws=draws, tune=tune)
     else:
         question = dfac.AllocationModel.nmf(
             numbers[0], concentration=given.get("concentration", 1.0)

@@ -231,7 +231,8 @@ class BlockedData:
         """
         view = self._storage.view(*bands)
         if self.weights is None:
-            return view
+            complete = isinstance(view, BlockView) and self.n_observed[bands] == view.m * view.n
+            return view._replace(complete=True) if complete else view
         own = self.weights.view(*bands)
         return view._replace(weights=own.values if isinstance(own, SparseBlock) else own.block)
 

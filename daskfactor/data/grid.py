@@ -35,8 +35,10 @@ Chunks = tuple[tuple[int, ...], tuple[int, ...]]
 Counts = NDArray[np.int64]
 Rng = np.random.Generator
 
-SMALLEST_BLOCK = 16_384
-LARGEST_BLOCK = 2**24
+WORTHWHILE_BLOCK, SMALLEST_BLOCK, LARGEST_BLOCK = 2**20, 2**14, 2**24
+"""Entries of a block from which on several are faster than one: an update then takes 2 ms or more,
+beside .2 ms to hand it to a thread. Entries of the smallest block that workers may have, and of the
+largest that is not split."""
 NARROWEST_BAND = 16
 USUAL_BLOCKS = 8
 MOST_BLOCKS = 64
@@ -261,11 +263,12 @@ def choose_grid(
 ) -> Grid:
     """The grid for a matrix of this shape, stored in these chunks.
 
-    ``blocks`` decides if it is given, or is the grid itself. Otherwise the chunk grid decides,
-    if it has 2 to 64 chunks on both sides and not more than twice as many on one as on
-    the other; otherwise the shape does, or for sparse data the number of ``entries``
-    that are stored (`default_blocks`). Band edges fall on
-    chunk edges wherever there are at least as many chunks as bands.
+    ``blocks`` decides if it is given, or is the grid itself. Otherwise data that are not worth
+    several blocks are one, however they are chunked (`default_blocks`). Of larger data the chunk
+    grid decides, if it has 2 to 64 chunks on both sides and not more than twice as many on one as
+    on the other; otherwise the shape does, or for sparse data the number of ``entries``
+    that are stored. Band edges fall on chunk edges wherever there are at least as many chunks as
+    bands.
     """
     if isinstance(blocks, Grid):
         if blocks.shape != shape:
@@ -273,12 +276,13 @@ def choose_grid(
                 f"the grid is for a matrix of shape {blocks.shape}, the data have shape {shape}"
             )
         return blocks
-    count = None if blocks is None else _checked(blocks, shape)
+    usual = default_blocks(shape, workers, entries)
+    count = usual if blocks is None else _checked(blocks, shape)
     if chunks is None:
-        return Grid.even(shape, count or default_blocks(shape, workers, entries))
+        return Grid.even(shape, count)
     few, many = sorted(map(len, chunks))
-    if count is None and not (few >= 2 and many <= min(MOST_BLOCKS, 2 * few)):
-        count = default_blocks(shape, workers, entries)
+    if blocks is None and usual > 1 and few >= 2 and many <= min(MOST_BLOCKS, 2 * few):
+        return Grid.from_chunks(chunks, None)
     return Grid.from_chunks(chunks, count)
 
 
@@ -287,23 +291,22 @@ def default_blocks(
 ) -> int:
     """B from the shape and the stored entries alone, so that every machine chooses the same.
 
-    The largest power of two up to 8 that leaves at least 16,384 entries to a
-    block and 16 rows and columns to a band, but at least 2 (1 if there is a
-    single row or column); doubled, up to 64, while blocks hold more than 2^24
+    The largest power of two up to 8 that leaves at least 2^20 entries to a
+    block and 16 rows and columns to a band: 1 below four million entries;
+    doubled, up to 64, while blocks hold more than 2^24
     entries. Where only ``entries`` of the matrix are stored, a block is counted as its
-    share of them. ``workers`` raises B to two bands a worker as far as the same
-    limits allow: only if the caller names a number, never by counting cores.
+    share of them. ``workers`` raises B to two bands a worker as far as blocks keep 2^14
+    entries: only if the caller names a number, never by counting cores.
     """
     rows, cols = shape
-    most = min(MOST_BLOCKS, min(rows, cols) // NARROWEST_BAND)
-    count = min(2, rows, cols)
+    most, count = min(MOST_BLOCKS, min(rows, cols) // NARROWEST_BAND), 1
 
     def block(blocks: int) -> int:
         if entries is None:
             return (rows // blocks) * (cols // blocks)
         return entries // blocks**2
 
-    while 2 * count <= min(USUAL_BLOCKS, most) and block(2 * count) >= SMALLEST_BLOCK:
+    while 2 * count <= min(USUAL_BLOCKS, most) and block(2 * count) >= WORTHWHILE_BLOCK:
         count *= 2
     while 2 * count <= most and block(count) > LARGEST_BLOCK:
         count *= 2

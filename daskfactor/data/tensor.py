@@ -22,7 +22,7 @@ from daskfactor.data.adapters import decoded, decoder
 from daskfactor.data.axes import RESERVED
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.frames import is_frame
-from daskfactor.data.grid import Bands, TensorGrid, balanced_order, inverse
+from daskfactor.data.grid import WORTHWHILE_BLOCK, Bands, TensorGrid, balanced_order, inverse
 from daskfactor.data.joined import FACTOR, LABEL, SIDES, JointLabels
 from daskfactor.data.known import (
     Known,
@@ -41,8 +41,8 @@ from daskfactor.machine import memory_budget
 from daskfactor.random import MOST_FACTORS
 
 Index = NDArray[np.int64]
-SMALLEST_BLOCK, LARGEST_BLOCK = 2**15, 2**23
-"""Entries of a block from which on, and beyond which, more bands are worth their price."""
+LARGEST_BLOCK = 2**23
+"""Entries of a block beyond which more bands are worth their price."""
 USUAL_BANDS, MOST_BANDS = 4, 16
 UNEVEN = 1.5
 """Largest block over the mean from which on indices are dealt out evenly."""
@@ -342,8 +342,10 @@ def _grid(entries: Entries, blocks: int | TensorGrid | None) -> TensorGrid:
             raise OptionError(f"the grid is for a tensor of another shape than {shape}")
         return blocks
     if blocks is None:
-        most, count, size = min(MOST_BANDS, *shape), min(2, *shape), entries.values.size
-        while 2 * count <= min(USUAL_BANDS, most) and size >= SMALLEST_BLOCK * (2 * count) ** axes:
+        most, count, size = min(MOST_BANDS, *shape), 1, entries.values.size
+        while (
+            2 * count <= min(USUAL_BANDS, most) and size >= WORTHWHILE_BLOCK * (2 * count) ** axes
+        ):
             count *= 2
         while 2 * count <= most and size > LARGEST_BLOCK * count**axes:
             count *= 2

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import numpy as np
@@ -23,6 +24,7 @@ from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import session
 from daskfactor.options import OnMatrix, split, verb
+from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.judged import Judged
 from daskfactor.results.pointwise import log_likelihood
@@ -33,19 +35,23 @@ SIGNIFICANT = 2.0
 """Standard errors of a difference within which two ranks are not told apart."""
 COARSE = 1.0
 """Nats of error up to which ranks that are not told apart are called a tie."""
+EVIDENCES = 3
+"""Of how many ranks the evidence is expected to be needed where scores come first."""
 HELD_OUT = 0.1
 """Share of cells that are left out of a factorization by default."""
-DRAWS, TUNE, THIN = 200, 500, 5
+DRAWS, TUNE, THIN = 100, 200, 2
 """Of the runs that predict the cells left out."""
 
 
 class RankFit(NamedTuple):
     """What one rank gave; ``scores`` are log predictive densities, cell by cell."""
 
-    evidence: Evidence
+    evidence: Evidence | None
     seconds: float
     scores: Vector | None
 
+
+NOTHING: Final = RankFit(None, 0.0, None)
 
 TITLES: Final = {
     "log_evidence": "evidence",
@@ -93,11 +99,13 @@ def select_rank(
     ranks
         Numbers of components to compare.
     method
-        :class:`ThermodynamicIntegration` by default, :class:`SequentialMonteCarlo` for an
-        :class:`AllocationModel`.
+        How the evidence of every rank is computed. None: by :class:`ThermodynamicIntegration`
+        (:class:`SequentialMonteCarlo` for an :class:`AllocationModel`), and where cells are left
+        out only for ranks between which their scores do not decide, from the smallest of these
+        up until the evidence falls. Others have NaN.
     held_out
         Share of the observed cells that are left out once and predicted at every rank
-        (one more run per rank); None or 0 for the evidence alone. ``"auto"`` is 0.1, and
+        (one short run per rank); None or 0 for the evidence alone. ``"auto"`` is 0.1, and
         None for the models of which no cell can be missing: :class:`GaussianAdditive` and
         :class:`AllocationModel`.
     random_seed
@@ -109,10 +117,11 @@ def select_rank(
     -------
     Ranks
         A Dataset along ``rank``: ``log_evidence``, ``standard_error``, ``discretization_error``
-        (nats), ``seconds`` (of the evidence), and with cells left out
+        (nats), ``seconds`` (of both), and with cells left out
         ``held_out_log_score`` (mean log predictive density of a cell), its
         ``held_out_standard_error`` and ``held_out_difference_error``, that of the
-        difference to the best rank, cell by cell. Attributes: ``best``,
+        difference to the best rank, cell by cell. Attributes: ``best``, by the evidence where it
+        was computed (``evidence_at``) and else by the score,
         ``not_distinguishable`` (ranks within two standard errors of the best),
         ``at_edge`` ("largest" or "smallest" if the best is the last rank on that side, or
         ""), ``decides`` (0 if errors are as large as the differences between ranks;
@@ -145,35 +154,101 @@ def select_rank(
     >>> table["log_evidence"].dims
     ('rank',)
     """
-    method = checked_method(method, model)
+    everywhere, method = method is not None, checked_method(method, model)
     share = _checked_share(held_out, model)
     numbers = _checked_ranks(ranks)
     seed = resolve_seed(random_seed)
     where, reading = split(options)
     running = dict(where)
-    if model.evidence_data != "matrix":
-        read, _ = method.read(V, model, wanted_of(model, reading))
-        fits = [_fit(read, model.with_components(n), method, seed, running, None) for n in numbers]
-        return _table(numbers, fits, method)
-    with session(
-        V, model, random_seed=seed, executor="serial", progressbar=False, **reading
-    ) as run:
-        data, model = run.data, model.placed(run.data.placed)
-        largest = model.with_components(max(numbers))
-        decided = replace(model, dispersion=chosen_dispersion(data, largest, seed, run.executor))
-        held = None
-        if share:
-            told = {name: own for name, own in reading.items() if name != "blocks"}
-            told["unstored"] = data.unstored
-            held = hold_out(V, share, random_seed=seed, **told)
-            if len(held.values) < 2:
-                raise OptionError(
-                    f"held_out={share:g} leaves {len(held.values)} cell out, and a score needs "
-                    "at least two; take a larger share, or None for the evidence alone"
-                )
-        given = {**running, "blocks": reading.get("blocks"), "unstored": data.unstored}
-        fits = [_fit(data, decided.with_components(n), method, seed, given, held) for n in numbers]
+    bar = progress_bar(running.pop("progressbar", True))
+    running["progressbar"] = False
+    with bar as on_event, ExitStack() as stack:
+        held, data, usual = None, None, model
+        if model.evidence_data != "matrix":
+            data, _ = method.read(V, model, wanted_of(model, reading))
+        else:
+            own: dict[str, Any] = {"executor": "serial", "progressbar": False}
+            run = stack.enter_context(session(V, model, random_seed=seed, **own, **reading))
+            data, model = run.data, model.placed(run.data.placed)
+            largest = model.with_components(max(numbers))
+            phi = chosen_dispersion(data, largest, seed, run.executor)
+            usual = replace(model, dispersion=phi)
+            running |= {"blocks": reading.get("blocks"), "unstored": data.unstored}
+            held = _left_out(V, share, seed, {**reading, "unstored": data.unstored})
+        ranks_of = Search(data, usual, method, seed, running, on_event)
+        fits = ranks_of.all(numbers) if held is None else ranks_of.scored(numbers, held, everywhere)
     return _table(numbers, fits, method)
+
+
+def _left_out(V: Any, share: float, seed: int, reading: dict[str, Any]) -> HeldOut | None:
+    """Leave a share of the cells out; None for a share of zero."""
+    if not share:
+        return None
+    told = {name: own for name, own in reading.items() if name != "blocks"}
+    held = hold_out(V, share, random_seed=seed, **told)
+    if len(held.values) < 2:
+        raise OptionError(
+            f"held_out={share:g} leaves {len(held.values)} cell out, and a score needs "
+            "at least two; take a larger share, or None for the evidence alone"
+        )
+    return held
+
+
+@dataclass
+class Search:
+    """Evidences and scores of ranks, and how far they have come."""
+
+    data: Any
+    model: Any
+    method: EvidenceMethod
+    seed: int
+    options: dict[str, Any]
+    on_event: OnEvent
+
+    def all(self, ranks: list[int]) -> list[RankFit]:
+        """Compute the evidence of every rank."""
+        return [self._with_evidence(n, i, len(ranks)) for i, n in enumerate(ranks)]
+
+    def scored(self, ranks: list[int], held: HeldOut, everywhere: bool) -> list[RankFit]:
+        """Score all ranks; compute the evidence everywhere, or where scores leave a question."""
+        total = 2 * len(ranks) if everywhere else len(ranks) + EVIDENCES
+        fits = {n: self._with_scores(n, held, i, total) for i, n in enumerate(ranks)}
+        table = np.stack([fit.scores for fit in fits.values()])
+        means = table.mean(axis=1)
+        near = [*_close(ranks, means, _error(table - table[means.argmax()]))]
+        near = sorted([ranks[int(means.argmax())], *near]) if near else []
+        best: Evidence | None = None
+        for i, n in enumerate(ranks if everywhere else near):
+            fits[n] = self._with_evidence(n, len(ranks) + i, total, fits[n])
+            found = fits[n].evidence
+            assert found is not None
+            if best is None or found.value > best.value:
+                best = found
+            elif not everywhere and best.value - found.value > SIGNIFICANT * np.hypot(
+                best.total_error, found.total_error
+            ):
+                break
+        return list(fits.values())
+
+    def _with_evidence(
+        self, rank: int, done: int, total: int, before: RankFit = NOTHING
+    ) -> RankFit:
+        started, model = time.perf_counter(), self.model.with_components(rank)
+        self._tell(done, total, f"evidence of rank {rank}")
+        found = log_evidence(self.data, model, self.method, random_seed=self.seed, **self.options)
+        seconds = before.seconds + time.perf_counter() - started
+        self._tell(done + 1, total, f"evidence of rank {rank}")
+        return RankFit(found, seconds, before.scores)
+
+    def _with_scores(self, rank: int, held: HeldOut, done: int, total: int) -> RankFit:
+        started, model = time.perf_counter(), self.model.with_components(rank)
+        self._tell(done, total, f"cells left out, rank {rank}")
+        scores = _scores(model, held, self.seed, self.options)
+        self._tell(done + 1, total, f"cells left out, rank {rank}")
+        return RankFit(None, time.perf_counter() - started, scores)
+
+    def _tell(self, done: int, total: int, what: str) -> None:
+        self.on_event(RunEvent("ranks", min(done, total), total, message=what))
 
 
 def _checked_share(held_out: Any, model: Any) -> float:
@@ -202,22 +277,6 @@ def _checked_ranks(ranks: Iterable[int]) -> list[int]:
     return sorted(numbers)
 
 
-def _fit(
-    V: Any,
-    model: Any,
-    method: EvidenceMethod,
-    seed: int,
-    options: dict[str, Any],
-    held: HeldOut | None,
-) -> RankFit:
-    """Evidence and held-out scores of one rank."""
-    started = time.perf_counter()
-    found = log_evidence(V, model, method, random_seed=seed, **options)
-    seconds = time.perf_counter() - started
-    scores = None if held is None else _scores(model, held, seed, options)
-    return RankFit(found, seconds, scores)
-
-
 def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Vector:
     """Log of the mean over draws of the density of every cell left out."""
     tree = sample(
@@ -238,26 +297,37 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
 
 
 def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ranks:
-    found = [fit.evidence for fit in fits]
-    values = np.array([one.value for one in found])
-    if not np.isfinite(values).all():
-        bad = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise EngineError(
-            f"the evidence of rank {ranks[bad]} came out as {values[bad]}; check "
-            "the data for extreme values and the prior shapes for very small ones"
-        )
+    known = {n: fit.evidence for n, fit in zip(ranks, fits, strict=True) if fit.evidence}
+    for rank, one in known.items():
+        if not np.isfinite(one.value):
+            raise EngineError(
+                f"the evidence of rank {rank} came out as {one.value}; check "
+                "the data for extreme values and the prior shapes for very small ones"
+            )
     columns: dict[str, Any] = {
-        "log_evidence": values,
-        "standard_error": [one.standard_error for one in found],
-        "discretization_error": [one.discretization_error for one in found],
-        "seconds": [fit.seconds for fit in fits],
+        name: [getattr(fit.evidence, own, np.nan) for fit in fits]
+        for name, own in (
+            ("log_evidence", "value"),
+            ("standard_error", "standard_error"),
+            ("discretization_error", "discretization_error"),
+        )
     }
-    errors, top = np.array([one.total_error for one in found]), int(values.argmax())
-    best, close = ranks[top], _close(ranks, values, np.hypot(errors, errors[top]))
-    attrs: dict[str, Any] = {"best": best, "not_distinguishable": close, "unit": "nats"}
-    if any(one.bound for one in found):
-        attrs["bound"] = "lower"
+    columns["seconds"] = [fit.seconds for fit in fits]
     scores = [fit.scores for fit in fits if fit.scores is not None]
+    attrs: dict[str, Any] = {"unit": "nats"}
+    if known:
+        tried, found = list(known), list(known.values())
+        values, errors = (
+            np.array([getattr(one, own) for one in found]) for own in ("value", "total_error")
+        )
+        top = int(values.argmax())
+        best, close = tried[top], _close(tried, values, np.hypot(errors, errors[top]))
+        doubt = _doubt(tried, found, close, method)
+        if any(one.bound for one in found):
+            attrs["bound"] = "lower"
+    else:
+        best, close, doubt = ranks[int(np.stack(scores).mean(axis=1).argmax())], [], ""
+    attrs |= {"best": best, "not_distinguishable": close, "evidence_at": list(known)}
     if scores:
         table = np.stack(scores)
         means = table.mean(axis=1)
@@ -276,10 +346,10 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
     elif best == ranks[0] > 1:
         end = "smallest"
     more = f"Rank {best} is the {end} that was tried; {end[:-2]}r ones may do better."
-    doubt = _doubt(ranks, found, close, method)
     attrs["at_edge"] = end
     attrs["decides"] = int(not doubt)  # NetCDF files have no booleans
-    attrs["verdict"] = " ".join(filter(None, [_verdict(attrs), more if end else "", doubt]))
+    said = [_verdict(attrs, len(known) == len(ranks)), more if end else "", doubt]
+    attrs["verdict"] = " ".join(filter(None, said))
     if doubt:
         warn(doubt, SamplingWarning)
     whole = {name: ("rank", np.asarray(own, dtype=np.float64)) for name, own in columns.items()}
@@ -321,13 +391,22 @@ def _error(table: Vector) -> Vector:
     return np.asarray(table.std(axis=1, ddof=1) / np.sqrt(table.shape[1]), dtype=np.float64)
 
 
-def _verdict(attrs: dict[str, Any]) -> str:
+def _verdict(attrs: dict[str, Any], everywhere: bool) -> str:
     """One sentence, or two where the two ways to choose disagree."""
+    if not attrs["evidence_at"]:
+        return (
+            f"Cells left out are predicted best at rank {attrs['best']}, and clearly worse at all "
+            "others, so that no evidence was computed."
+        )
     what = "lower bound of the evidence" if attrs.get("bound") else "evidence"
     text = f"The {what} is largest at rank {attrs['best']}"
     if attrs["not_distinguishable"]:
         others = ", ".join(map(str, attrs["not_distinguishable"]))
         text += f", from which its errors do not tell {others}"
+    if not everywhere:
+        which = ", ".join(map(str, attrs["evidence_at"]))
+        text += f"; it was computed at {which}, since cells left out leave no question at others"
+        text += ", or it had fallen before them"
     if "best_held_out" not in attrs:
         return text + "."
     leader = attrs["best_held_out"]

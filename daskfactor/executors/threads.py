@@ -180,6 +180,23 @@ def _at_round(op: Op, number: int) -> frozenset[tuple[Band, int]]:
     return frozenset([(band, number) for band in travellers(op.block)])
 
 
+def run_in_order(work: Work, state: ChainState, workspace: Workspace) -> float:
+    """Do a plan's operations one after the other, in this thread; return the seconds they took."""
+    evaluations: list[Evaluation] = []
+    busy, done = 0.0, 0
+    with single_threaded_blas():
+        for part in work.plan:
+            for op in part.ops:
+                found, seconds = perform(op, work, state, workspace)
+                busy += seconds
+                if found is not None:
+                    evaluations.append(found)
+            done += len(part.ops)
+            work.on_done(done)
+    state.settle(evaluations)
+    return busy
+
+
 class SerialExecutor(Executor):
     """Runs a plan in the calling thread; what every other executor is compared with.
 
@@ -202,19 +219,7 @@ class SerialExecutor(Executor):
         self._workspace = Workspace()
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
-        evaluations: list[Evaluation] = []
-        busy, done = 0.0, 0
-        with single_threaded_blas():
-            for part in work.plan:
-                for op in part.ops:
-                    found, seconds = perform(op, work, state, self._workspace)
-                    busy += seconds
-                    if found is not None:
-                        evaluations.append(found)
-                done += len(part.ops)
-                work.on_done(done)
-        state.settle(evaluations)
-        self.report.busy_seconds += busy
+        self.report.busy_seconds += run_in_order(work, state, self._workspace)
         return state
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
@@ -254,7 +259,10 @@ class ThreadsExecutor(Executor):
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
-        lanes = min(self.lanes, state.blocks)
+        self.report.lanes = lanes = min(self.lanes, state.blocks)
+        if lanes == 1:  # there is nothing to do at a time, and handing it over takes .1 ms
+            self.report.busy_seconds += run_in_order(work, state, local_workspace())
+            return state
         scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 
         def operate(op: Op) -> tuple[Evaluation | None, float]:
@@ -264,7 +272,6 @@ class ThreadsExecutor(Executor):
             scheduler.run(self._pool, lanes, operate, work.on_done)
         state.settle(scheduler.evaluations)
         self.report.busy_seconds += scheduler.busy
-        self.report.lanes = lanes
         return state
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:

@@ -144,8 +144,36 @@ class Optimizer(Algorithm, ABC):
         """
 
 
+class AlternatingUpdates(Optimizer):
+    """Move W given H and H given W, in turn, by sums over the blocks."""
+
+    @abstractmethod
+    def update(self, *given: Any) -> None:
+        """Do so a number of times; what is given is what `update` takes."""
+
+    def fit(
+        self,
+        data: BlockedData,
+        model: Any,
+        executor: Executor,
+        seed: int,
+        on_step: OnStep,
+        state: ChainState | None = None,
+    ) -> PointFit:
+        state = state or start_state(data, model, seed, 0, executor=executor)
+        rule = dispersion_rule(model, data)
+        rule.alone = True
+        given = data, model, state, executor, rule, self.max_iter, self.tol, on_step
+        point = run_updates(*given, self.update)
+        if self.max_iter >= LAST_LOOK:
+            return point
+        floor = mean_floor(data, model.likelihood)
+        phi = rule.settle(executor, point.state, floor, point.hyper.dispersion)
+        return point._replace(hyper=point.hyper._replace(dispersion=phi))
+
+
 @dataclass(frozen=True)
-class MultiplicativeUpdates(Optimizer):
+class MultiplicativeUpdates(AlternatingUpdates):
     """Maximum-a-posteriori fit by multiplicative updates of W and H in turn.
 
     W ← W ⊙ [ ((M ⊙ V ⊙ μ^(β-2)) Hᵀ) / ((M ⊙ μ^(β-1)) Hᵀ + φ λ_w) ]^γ(β), and the
@@ -204,25 +232,8 @@ class MultiplicativeUpdates(Optimizer):
                     DataWarning,
                 )
 
-    def fit(
-        self,
-        data: BlockedData,
-        model: Any,
-        executor: Executor,
-        seed: int,
-        on_step: OnStep,
-        state: ChainState | None = None,
-    ) -> PointFit:
-        state = state or start_state(data, model, seed, 0, executor=executor)
-        rule = dispersion_rule(model, data)
-        rule.alone = True
-        given = data, model, state, executor, rule, self.max_iter, self.tol, on_step
-        point = run_updates(*given)
-        if self.max_iter >= LAST_LOOK:
-            return point
-        floor = mean_floor(data, model.likelihood)
-        phi = rule.settle(executor, point.state, floor, point.hyper.dispersion)
-        return point._replace(hyper=point.hyper._replace(dispersion=phi))
+    def update(self, *given: Any) -> None:
+        update(*given)
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
@@ -273,8 +284,9 @@ def run_updates(
     iterations: int,
     tol: float = 0.0,
     on_step: OnStep | None = None,
+    move: Callable[..., None] | None = None,
 ) -> PointFit:
-    """Update W and H in turn from a state, which changes in place.
+    """Update W and H in turn from a state, which changes in place, by `update` or ``move``.
 
     Until the first look at φ, after five iterations, the prior counts nothing, because
     how much it counts against the likelihood depends on φ. After 60 iterations φ
@@ -292,7 +304,8 @@ def run_updates(
         while done < stop:
             hyper = relevance(data, model, state, hyper) if follow else hyper
             count = 1 if follow else stop - done
-            update(data, model, state, executor, hyper, count, counted(on_step, done, iterations))
+            told = counted(on_step, done, iterations)
+            (move or update)(data, model, state, executor, hyper, count, told)
             done += count
         rule.fade(model, state)
         law, _ = model.at(hyper)
@@ -328,11 +341,11 @@ def update(
     iterations: int = 1,
     on_cycle: Callable[[int], None] | None = None,
 ) -> None:
-    """Update W and H in turn; φ says how much their priors count."""
+    """Update W and H in turn by multiplication; φ says how much their priors count."""
     likelihood, hyper = model.at(hyper)
     factors = every(state)
     move = MoveByShare(
-        tuple(_pull(hyper, factor) for factor in factors),
+        tuple(pull_of(hyper, factor) for factor in factors),
         likelihood,
         SMALLEST * nth_root(typical_value(data) / model.n_components, len(factors)),
         model.frozen,
@@ -341,7 +354,7 @@ def update(
     run_pass(executor, program, state, data, iterations, on_cycle)
 
 
-def _pull(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
+def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
     """Return φ λ and φ (a - 1) of the prior of a factor."""
     rate, shape = hyper.prior(factor)
     return hyper.dispersion * rate, hyper.dispersion * (shape - 1.0)

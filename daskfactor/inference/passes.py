@@ -36,8 +36,9 @@ from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
-Share = tuple[Array, Array]
-"""Numerator and denominator of the multiplicative update of a band, or a block's part of them."""
+Share = tuple[Array, ...]
+"""Numerator and denominator of the multiplicative update of a band, or a block's part of them;
+behind them the Gram matrix of the other factor, where that is gathered."""
 Finish = Callable[..., None]
 """What is done with a band that has met all of its blocks: ``(band, share, factor=, cycle=)``."""
 BOTH = ROWS, COLUMNS
@@ -109,10 +110,12 @@ class Pass:
 class SharePass(Pass):
     """Gathers the numerators and denominators of the multiplicative update.
 
-    ``finish`` is called with a band's, in the operation with its last block.
+    ``finish`` is called with a band's, in the operation with its last block. ``gram``: whether
+    the Gram matrix of a matrix's other factor is gathered, too.
     """
 
     finish: Finish | None = None
+    gram: bool = False
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Add a block's share to what the band of the side has gathered."""
@@ -120,15 +123,21 @@ class SharePass(Pass):
         band, law = bands[factor], law_of(self.likelihood, op.block, bands[COLUMNS])
         if first:
             band.arrays |= {name: np.zeros_like(band.values) for name in GATHERED}
+            if self.gram:
+                band.arrays[GRAM] = np.zeros((band.values.shape[1],) * 2)
         share = band.arrays[GATHERED[0]], band.arrays[GATHERED[1]]
         add_share(data.view(*op.block), law, factor, bands, self.floor, share, workspace)
+        if self.gram:
+            other = bands[1 - factor].values
+            band.arrays[GRAM] += other.T @ other
         if last:
-            drop_arrays(band, GATHERED)
+            more = (band.arrays[GRAM],) if self.gram else ()
+            drop_arrays(band, (*GATHERED, *((GRAM,) if self.gram else ())))
             assert self.finish is not None
-            self.finish(band, share, factor=factor, cycle=op.cycle)
+            self.finish(band, (*share, *more), factor=factor, cycle=op.cycle)
 
 
-GATHERED = "numerator", "denominator"
+GATHERED, GRAM = ("numerator", "denominator"), "gram"
 TRIED, FITS = "tried", "fits of columns"
 
 
@@ -138,7 +147,7 @@ def add_share(
     factor: int,
     bands: Bands,
     floor: float,
-    share: Share,
+    share: tuple[Array, Array],
     work: Workspace,
 ) -> None:
     """Add a block's numerator and denominator of the multiplicative update of a factor."""

@@ -19,6 +19,7 @@ from daskfactor.kernels.sparse import sparse_kernels
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockKernels,
+    BlockView,
     Law,
     SparseBlock,
     TensorBlock,
@@ -42,7 +43,8 @@ def _parts(
     if isinstance(view, SparseBlock) and not likelihood.visits_all(view.zeros):
         kernels = sparse_kernels(likelihood, view.zeros, K, view.weights is not None)
         return kernels, law, out, work.sums(K, W.dtype)
-    return dense_kernels(likelihood), law, out, work.tiles(*shape)
+    complete = isinstance(view, BlockView) and view.complete
+    return dense_kernels(likelihood, complete), law, out, work.tiles(*shape)
 
 
 def gradient(

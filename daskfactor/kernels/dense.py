@@ -40,15 +40,28 @@ Scratch = tuple[Array, Array, Array]
 
 
 @lru_cache(maxsize=64)
-def dense_kernels(likelihood: Likelihood) -> BlockKernels:
+def dense_kernels(likelihood: Likelihood, complete: bool = False) -> BlockKernels:
     """Kernels of one likelihood, made once and compiled when first called.
+
+    Where a block is ``complete`` and the law's curvatures add up in a closed form, those of the
+    multiplicative update form no matrix of them.
 
     ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse block whose unstored
     entries are zeros, with weights of cells or `NO_WEIGHTS` behind them, and ``work`` two tiles
     (T, n) and two lines (2, n). Compilation takes about half a second for each kernel and dtype.
     """
+    added = _CURVATURES[likelihood.zeros]
+    if complete:
+        same, terms = dense_kernels(likelihood), tile_terms(likelihood, False, False)
+        if added is None:
+            return same
+        means = likelihood.zeros == "constant"  # else the ratio is v, whatever the mean
+        return same._replace(
+            multiplicative_rows=_multiplicative_complete(terms, True, added, means),
+            multiplicative_cols=_multiplicative_complete(terms, False, added, means),
+        )
     # Kernels that do the same with a tile share what does it: each is compiled for itself.
-    residuals, fitted = tile_terms(likelihood, True, False), _fitted(likelihood)
+    residuals, fitted = tile_terms(likelihood, True, False), _fitted(likelihood, False)
     ratios = tile_terms(likelihood, False, True)
     return BlockKernels(
         gradient=_gradient(residuals, False),
@@ -57,7 +70,7 @@ def dense_kernels(likelihood: Likelihood) -> BlockKernels:
         multiplicative_cols=_multiplicative(ratios, False),
         slope_rows=_slope(residuals, fitted, True),
         slope_cols=_slope(residuals, fitted, False),
-        evaluate=_evaluation(likelihood),
+        evaluate=_evaluation(_fitted(likelihood, True)),
     )
 
 
@@ -127,6 +140,34 @@ def _gradient(terms: Kernel, curved: bool) -> Kernel:
     return gradient
 
 
+@jit
+def _add_column_sums(theta: Array, other: Array, den: Array) -> None:
+    """Add C H for curvatures of 1: the column sums of H, to every row."""
+    sums = np.zeros(other.shape[1])
+    for j in range(other.shape[0]):
+        for k in range(sums.size):
+            sums[k] += other[j, k]
+    for i in range(theta.shape[0]):
+        for k in range(sums.size):
+            den[i, k] += den.dtype.type(sums[k])
+
+
+@jit
+def _add_gram_product(theta: Array, other: Array, den: Array) -> None:
+    """Add C H for curvatures mu = W H.T: W (H.T H)."""
+    gram = np.zeros((other.shape[1], other.shape[1]), other.dtype)
+    add_matmul_tn(other, other, gram)
+    add_matmul_nn(theta, gram, den)
+
+
+_CURVATURES: dict[str | None, Kernel | None] = {
+    None: None,
+    "constant": _add_column_sums,
+    "linear": _add_gram_product,
+}
+"""How the curvatures of a complete block are added up, by `Likelihood.zeros`."""
+
+
 def _multiplicative(terms: Kernel, by_rows: bool) -> Kernel:
     @jit
     def multiplicative(
@@ -154,12 +195,45 @@ def _multiplicative(terms: Kernel, by_rows: bool) -> Kernel:
     return multiplicative
 
 
-def _fitted(likelihood: Likelihood) -> Kernel:
+def _multiplicative_complete(terms: Kernel, by_rows: bool, added: Kernel, means: bool) -> Kernel:
+    @jit
+    def multiplicative(
+        block: Window,
+        W: Array,
+        H: Array,
+        law: Law,
+        out: tuple[Array, Array],
+        work: Scratch,
+    ) -> None:
+        num, den = out
+        tile, tile2, line = work
+        for begin in range(0, W.shape[0], tile.shape[0]):
+            end = min(begin + tile.shape[0], W.shape[0])
+            w, q = W[begin:end], tile[: end - begin]
+            if means:
+                matmul_nt(w, H, q)
+            terms(block, begin, q, tile2[: end - begin], 1.0, law, line)
+            if by_rows:
+                add_matmul_nn(q, H, num[begin:end])
+            else:
+                add_matmul_tn(q, w, num)
+        if by_rows:
+            added(W, H, den)
+        else:
+            added(H, W, den)
+
+    return multiplicative
+
+
+def _fitted(likelihood: Likelihood, squares: bool) -> Kernel:
     weight, _, _, deviance, _ = entry_kernels(likelihood)
 
     @jit
     def fitted(block: Window, row: int, tile: Array, out: Array, law: Law, spare: Array) -> None:
-        """Set ``out`` to the deviances of a tile of means, and tile to (v - mu) w."""
+        """Set ``out`` to the deviances of a tile of means, and tile to (v - mu) w.
+
+        Or to (v - mu)**2 w, if ``squares``.
+        """
         first, second, third, weights = block
         real = tile.dtype.type
         for i in range(tile.shape[0]):
@@ -169,11 +243,33 @@ def _fitted(likelihood: Likelihood) -> Kernel:
                 floor, numbers = law_at(law, j)
                 v, mu = real(data[j]), floored(line[j], floor)
                 seen = v == v
-                slope = weighed((v - mu) * weight(v, mu, *numbers), q, j, seen)
-                line[j] = slope if seen else real(0)
-                lost[j] = weighed(deviance(v if seen else mu, mu, *numbers), q, j, seen)
+                v = v if seen else mu  # a missing entry adds d(mu | mu) = 0
+                term = (v - mu) * (v - mu) if squares else v - mu
+                term = weighed(term * weight(v, mu, *numbers), q, j, seen)
+                line[j] = term if seen else real(0)
+                lost[j] = weighed(deviance(v, mu, *numbers), q, j, seen)
 
     return fitted
+
+
+@jit
+def _sum(line: Array) -> float:
+    """Add up a line in double precision, in eight sums side by side: these vectorise."""
+    a = b = c = d = e = f = g = h = 0.0
+    whole = line.size - line.size % 8
+    for j in range(0, whole, 8):
+        a += np.float64(line[j])
+        b += np.float64(line[j + 1])
+        c += np.float64(line[j + 2])
+        d += np.float64(line[j + 3])
+        e += np.float64(line[j + 4])
+        f += np.float64(line[j + 5])
+        g += np.float64(line[j + 6])
+        h += np.float64(line[j + 7])
+    total = ((a + e) + (b + f)) + ((c + g) + (d + h))
+    for j in range(whole, line.size):
+        total += np.float64(line[j])
+    return total
 
 
 @jit
@@ -182,10 +278,7 @@ def _take_off_sums(tile: Array, by_rows: bool, out: Array) -> None:
     for i in range(tile.shape[0]):
         line = tile[i]
         if by_rows:
-            total = 0.0
-            for j in range(line.size):
-                total += np.float64(line[j])
-            out[i] -= total
+            out[i] -= _sum(line)
         else:
             for j in range(line.size):
                 out[j] -= np.float64(line[j])
@@ -233,30 +326,7 @@ def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
     return cell
 
 
-def _evaluation(likelihood: Likelihood) -> Kernel:
-    weight, _, _, deviance, _ = entry_kernels(likelihood)
-
-    @jit
-    def fit(block: Window, row: int, tile: Array, law: Law, out: Array, spare: Array) -> None:
-        """out[0] -= sum of deviances, out[1] += sum of (v - mu)**2 w, of a tile of means."""
-        first, second, third, weights = block
-        real = tile.dtype.type
-        total = pearson = 0.0
-        for i in range(tile.shape[0]):
-            data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
-            q = weight_row(first, second, weights, row + i, spare[1])
-            for j in range(line.size):
-                floor, numbers = law_at(law, j)
-                mu = floored(line[j], floor)
-                v = real(data[j])
-                seen = v == v
-                v = v if seen else mu  # a missing entry adds d(mu | mu) = 0
-                total += np.float64(weighed(deviance(v, mu, *numbers), q, j, seen))
-                square = (v - mu) * (v - mu) * weight(v, mu, *numbers)
-                pearson += np.float64(weighed(square, q, j, seen))
-        out[0] -= total
-        out[1] += pearson
-
+def _evaluation(fitted: Kernel) -> Kernel:
     @jit
     def evaluate(
         block: Window,
@@ -267,13 +337,16 @@ def _evaluation(likelihood: Likelihood) -> Kernel:
         cells: Watched,
         work: Scratch,
     ) -> None:
-        tile, _, line = work
+        tile, tile2, line = work
         cell = 0
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
-            mu = tile[: end - begin]
+            mu, lost = tile[: end - begin], tile2[: end - begin]
             matmul_nt(W[begin:end], H, mu)
             cell = _monitor(mu, begin, cell, cells)
-            fit(block, begin, mu, law, out, line)
+            fitted(block, begin, mu, lost, law, line)
+            for i in range(end - begin):
+                out[0] -= _sum(lost[i])
+                out[1] += _sum(mu[i])
 
     return evaluate

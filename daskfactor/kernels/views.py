@@ -48,6 +48,7 @@ class BlockView(NamedTuple):
     """A block inside a C-contiguous array: ``array[row0:row0 + m, col0:col0 + n]``.
 
     NaN marks a missing entry. ``weights`` are those of the cells, (m, n), if they have any.
+    ``complete``: whether it is known that none is missing and none is weighted.
     """
 
     array: Array
@@ -56,6 +57,7 @@ class BlockView(NamedTuple):
     m: int
     n: int
     weights: Array | None = None
+    complete: bool = False
 
     @property
     def block(self) -> Array:

@@ -50,6 +50,7 @@ def test_default_finds_the_toy():
         assert error <= 4 * found.standard_error + 1e-9
 
 
+@pytest.mark.full
 def test_one_component_or_one_token_has_no_error():
     compiled = compiled_of(blocks(400), AllocationModel.nmf(1))
     found = run_smc(compiled, FAR, 0, in_turn, ignore)

@@ -67,7 +67,7 @@ def test_workers_write_what_the_client_never_sees(name, balance, client, tmp_pat
         assert same(sampled(data, **settings | {"draws": 7}), more)
 
 
-@pytest.mark.quick("one track")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatch):
     sampler, runs = SAMPLERS[kind], {}
@@ -86,6 +86,7 @@ def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatc
     assert same(sampled(sampler=sampler, draws=6), runs[True])
 
 
+@pytest.mark.full
 def test_a_run_of_workers_goes_on_in_threads(here, tmp_path):
     """Also one that is renamed at its first checkpoint, when it takes the place of another."""
     store = str(tmp_path / "run.zarr")

@@ -89,6 +89,7 @@ def test_tasks_have_no_gpu(client, stand_in):
     refused(OptionError, words, dfac.sample, counts(), dfac.TweedieNMF(3), **run)
 
 
+@pytest.mark.full
 def test_a_worker_without_a_gpu_is_one_sentence():
     run = (counts(), dfac.TweedieNMF(3), dfac.PSGLD())
     told = pytest.raises(OptionError, match='device="cuda" needs')

@@ -97,6 +97,7 @@ def test_particles_made_by_workers_are_those_made_here(client):
         np.testing.assert_array_equal(there["sample_stats/weight"], expected["sample_stats/weight"])
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_in_a_warm_start_costs_one_start(client, monkeypatch):
     """Starts whose bands are in the workers, as those of large data are."""
     monkeypatch.setattr("daskfactor.stein.ensemble.SINGLE", 0)

@@ -84,7 +84,7 @@ def test_a_worker_that_joins_is_used_and_changes_nothing(name):
             assert first.poll() is None
 
 
-@pytest.mark.quick("ring")
+@pytest.mark.full
 @named
 def test_workers_that_go_politely(name):
     """Retired within a segment, as spot instances are that get a notice, and between two."""

@@ -282,7 +282,7 @@ class Saving:
                 self.lost += 1
 
 
-@pytest.mark.quick("ring-3")
+@pytest.mark.full
 @pytest.mark.parametrize("factors", tiered([2, 3], lambda factors: factors == 3))
 @named
 def test_lost_bands_are_told(name, factors, tmp_path):

@@ -48,7 +48,7 @@ def test_the_draws_of_one_process(executor, rates, client):
     assert alike(client, executor, *arguments, **options)
 
 
-@pytest.mark.quick("ring")
+@pytest.mark.full
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
 def test_the_starts_of_one_process(executor, client, monkeypatch):
     for name in ("inits.SHORT", "starts.SHORT", "singular.FILL_ITERATIONS"):
@@ -71,6 +71,7 @@ def test_what_bands_gather_travels_with_them(sampler, client):
         assert alike(client, "ring", *arguments, monitor="missing", **SETTINGS)
 
 
+@pytest.mark.full
 def test_sparse_data_and_coupled_chains(client):
     V = random_array((80, 60), density=0.2, rng=np.random.default_rng(2))
     V.data[:] = np.ceil(5 * V.data)
@@ -195,7 +196,7 @@ def places(tmp_path_factory):
     }
 
 
-@pytest.mark.quick("zarr with cells that vanish")
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["memory", "zarr", "zarr with cells that vanish", "store"])
 def test_weights_of_cells_give_the_draws_of_one_process(place, client, places):
     values, sigma = places[place]
@@ -208,7 +209,7 @@ def test_weights_of_cells_give_the_draws_of_one_process(place, client, places):
         assert same(dfac.sample(*arguments, executor=executor, client=client, **options), here)
 
 
-@pytest.mark.quick("BlockHMC", "Gibbs")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "sampler"),
     [

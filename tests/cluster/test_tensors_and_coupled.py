@@ -88,7 +88,7 @@ def test_the_draws_of_one_process(kind, executor, client, tmp_path):
             assert again.attrs[f"dispersion_{name}"] == here.attrs[f"dispersion_{name}"]
 
 
-@pytest.mark.quick("several-BlockHMC", "tensor-BlockHMC")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "sampler"),
     [

@@ -63,7 +63,7 @@ def without_credentials():
         os.environ.pop(name)
 
 
-@pytest.mark.quick("data-tasks")
+@pytest.mark.full
 @pytest.mark.parametrize(("what", "executor"), [("data", "tasks"), ("run", "ring")])
 def test_a_worker_without_credentials_is_named(what, executor, client):
     pytest.importorskip("icechunk")

@@ -46,7 +46,7 @@ def sample_inside(how, executor):
     return bytes(trace["posterior"]["W"].values.tobytes())
 
 
-@pytest.mark.quick("ring-True", "auto-False")
+@pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("executor", "processes"), [("ring", True), ("tasks", True), ("ring", False), ("auto", False)]

@@ -83,6 +83,7 @@ def files(path):
     return sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
 
 
+@pytest.mark.quick("delete", "flip")
 @pytest.mark.parametrize("harm", ["delete", "cut", "flip"])
 def test_damage_is_refused_or_harmless(whole, tmp_path, harm):
     wanted = contents(whole)

@@ -88,6 +88,7 @@ def test_a_blocked_store(folder, tmp_path):
     assert dfac.as_blocks(f"{folder}/c.zarr").total == 2 * COUNTS.sum()
 
 
+@pytest.mark.full
 def test_weights_come_through_the_same_reader(folder):
     zarr.create_array(f"{folder}/v.zarr", data=DENSE, chunks=(16, 12))
     zarr.create_array(f"{folder}/w.zarr", data=DENSE + 1, chunks=(16, 12))

@@ -192,6 +192,7 @@ def tensor():
     return rng.poisson(3 * np.einsum("ik,jk,lk->ijl", *sizes))
 
 
+@pytest.mark.full
 @guessed
 def test_sparse_and_dense_counts_have_one_evidence(tensor):
     """Zeros that are not stored are summed, those that are stored are looked at."""

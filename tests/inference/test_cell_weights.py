@@ -39,7 +39,7 @@ def stored(values):
     return sp.csr_array((values[rows, cols], (rows, cols)), shape=V.shape)
 
 
-@pytest.mark.quick("PSGLD", "BlockHMC")
+@pytest.mark.full
 @EACH
 def test_scratch_files_have_the_same_bits_and_stored_entries_the_same_posterior(model, sampler):
     data = dfac.as_blocks(V, 3, uncertainty=SIGMA)

@@ -244,6 +244,7 @@ def error(found, truth):
     return float(np.sqrt(np.mean((np.asarray(found) - truth) ** 2)))
 
 
+@pytest.mark.full
 def test_missing_rows_are_predicted_from_the_other_views(problem):
     cold, truth = problem.rows[~problem.seen], problem.full["normal"][~problem.seen]
     found = dfac.predict(dfac.view(problem.trace, "normal"), rows=cold).compute()

@@ -31,6 +31,7 @@ def truth(shape=(14, 12, 9), seed=0):
     return rng.poisson(np.einsum(rule, *factors)).astype(np.float64)
 
 
+@pytest.mark.quick("PSGLD-moments-3", "BlockHMC--3")
 @pytest.mark.parametrize(
     ("sampler", "axes"),
     [(sampler, 3 + number % 2) for number, sampler in enumerate(SAMPLERS)],

@@ -212,6 +212,7 @@ def uneven(rows=60, columns=50):
     return rng.poisson(mu * rng.gamma(1 / alpha, alpha, mu.shape)).astype(np.float32), alpha
 
 
+@pytest.mark.full
 def test_a_sparse_matrix_gives_the_bits_of_the_dense_one():
     """Rows are written out one by one; under beta=0.5 as well, whose zeros do not add up."""
     V = overdispersed(20, 15)
@@ -232,6 +233,7 @@ def test_a_sparse_matrix_gives_the_bits_of_the_dense_one():
         np.testing.assert_array_equal(zeros["sample_stats"]["lp"], dense["sample_stats"]["lp"])
 
 
+@pytest.mark.full
 def test_the_dispersion_is_found_and_intervals_hold_what_poissons_do_not():
     V = overdispersed()
     held = np.random.default_rng(0).random(V.shape) < 0.2

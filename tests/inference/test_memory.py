@@ -39,7 +39,7 @@ def peak_of(folder, at_once):
         return peak, trace["posterior"].sizes["draw"]
 
 
-@pytest.mark.quick("a few")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("at_once", "least", "most"),
     [

@@ -7,7 +7,14 @@ import pytest
 import scipy.sparse as sp
 
 import daskfactor as dfac
-from daskfactor import DSGD, GaussianMF, SerialExecutor, TweedieNMF, as_blocks
+from daskfactor import (
+    DSGD,
+    CoordinateDescent,
+    GaussianMF,
+    SerialExecutor,
+    TweedieNMF,
+    as_blocks,
+)
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.inference import multiplicative
@@ -266,3 +273,83 @@ def test_ends_where_the_gradient_of_the_posterior_is_zero():
     R = (V / (W @ H) - 1) / 2.0
     np.testing.assert_allclose(R @ H.T - 1.0 + 2.0 / W, 0, atol=1e-6)
     np.testing.assert_allclose(W.T @ R - 2.0 + 0.5 / H, 0, atol=1e-6)
+
+
+# -- coordinate descent --------------------------------------------------------------------
+
+
+def descended(V, iterations=200, blocks=3, executor=None, **options):
+    data = as_blocks(V, blocks) if isinstance(V, np.ndarray) else V
+    model = TweedieNMF(3, beta=2.0, dispersion=4.0, **options)
+    method, told = CoordinateDescent(iterations, 0.0), lambda *step: None
+    return method.fit(data, model, executor or SerialExecutor(), 0, told), model
+
+
+def test_coordinate_descent_ends_where_no_entry_can_move():
+    """The slope of an entry is zero, or it would push one that is zero below it."""
+    V = counts()
+    point, _ = descended(V, 600, rate_w=5.0, rate_h=20.0)
+    W, H = (point.state.gather(side).astype(float) for side in ("rows", "columns"))
+    for theta, other, values, rate in ((W, H, V, 5.0), (H, W, V.T, 20.0)):
+        pull = values @ other
+        slope = theta @ (other.T @ other) - pull + 4.0 * rate
+        assert (theta == 0).any()
+        assert np.abs(slope)[theta > 0].max() < 2e-4 * pull.max()
+        assert slope[theta == 0].min() > -2e-4 * pull.max()
+        assert 4.0 * rate > 1e-3 * pull.max()  # the prior counts
+
+
+def test_coordinate_descent_never_lets_the_objective_rise_and_is_ahead_of_products():
+    V = counts()
+    values = np.array([value for _, value in descended(V)[0].objective])
+    assert np.all(np.diff(values) <= 1e-6 * values[0])
+    data, model = as_blocks(V, 3), TweedieNMF(3, beta=2.0, dispersion=4.0)
+    start = multiplicative.initial_state(data, 3, 0, 0)
+    rule = DispersionRule(model, data)
+    others = run_updates(data, model, start, SerialExecutor(), rule, 200).objective
+    assert values[2] < others[-1][1]  # after 40 iterations, and after 200
+
+
+def test_coordinate_descent_gives_the_same_bits_in_any_order_and_of_sparse_data_the_same_fit():
+    V = counts()
+    V[V < 8] = 0
+    one, other = (descended(V, 20, executor=own)[0] for own in (None, AuditExecutor()))
+    assert bits(one) == bits(other)
+    stored = as_blocks(sp.csr_array(V), 3, unstored="zero")
+    sparse = descended(stored, 20)[0]
+    for side in ("rows", "columns"):
+        np.testing.assert_allclose(
+            one.state.gather(side), sparse.state.gather(side), rtol=1e-3, atol=1e-4
+        )
+
+
+def test_coordinate_descent_leaves_frozen_components_alone():
+    V, fixed = counts(), np.full((90, 1), 2.0, np.float32)
+    point, _ = descended(V, 30, fixed_w=fixed)
+    W = point.state.gather("rows")
+    assert (W[:, :1] == fixed).all()
+    assert (W[:, 1:] != 2.0).any()
+
+
+def test_coordinate_descent_is_the_usual_way_where_it_fits():
+    V, run = counts(), {"random_seed": 0, "progressbar": False}
+    model = TweedieNMF(3, beta=2)
+    used = [
+        dfac.optimize(data, own, **run).attrs["method"]
+        for data, own in (
+            (V, model),
+            (as_blocks(sp.csr_array(V), unstored="zero"), model),
+            (with_gaps(V, 0.1), model),
+            (V, TweedieNMF(3)),
+            (V, TweedieNMF(3, beta=2, shape_w=2.0)),
+        )
+    ]
+    assert used == ["CoordinateDescent"] * 2 + ["MultiplicativeUpdates"] * 3
+    method = CoordinateDescent()
+    weights = np.full(V.shape, 2.0)
+    for match, data, own, given in (
+        ("exponential priors, got TweedieNMF", V, TweedieNMF(3), {}),
+        ("no cell is missing or weighted", with_gaps(V, 0.1), model, {}),
+        ("use MultiplicativeUpdates", V, model, {"weights": weights}),
+    ):
+        refused(OptionError, match, dfac.optimize, data, own, method, **run, **given)

@@ -58,6 +58,7 @@ def given(tree):
     return az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
 
 
+@pytest.mark.full
 def test_loo_is_that_of_refits_where_pareto_k_is_small(tree, refitted):
     with warnings.catch_warnings(action="ignore"):  # it tells of large Pareto k
         result = az.loo(given(tree), pointwise=True)

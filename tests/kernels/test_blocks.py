@@ -98,6 +98,20 @@ def test_odd_shapes_of_dense_blocks(real, shape, tile, kind, monkeypatch):
     check(corner, *factor_pair(dtype, *shape), 1.0, tolerance)
 
 
+@pytest.mark.parametrize("beta", [1.0, 2.0, 0.5])
+@pytest.mark.parametrize("rows", [16, None])
+def test_what_updates_divide_by_in_a_complete_block_has_a_closed_form(beta, rows, monkeypatch):
+    tiles_of(monkeypatch, rows)
+    block, *factors = problem("full", np.float64, 53, 31)
+    for by_rows, theta in zip((True, False), factors, strict=True):
+        sums = {known: (np.zeros_like(theta), np.zeros_like(theta)) for known in (False, True)}
+        for known, out in sums.items():
+            view, work = block._replace(complete=known), Workspace(np.float64)
+            blockwise.multiplicative(view, Tweedie(beta), by_rows, *factors, FLOOR, out, work)
+        for one, other in zip(*sums.values(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-13)
+
+
 @CHIEF_RULES
 @settings(max_examples=30, deadline=None)
 @given(

@@ -359,6 +359,7 @@ print(sorted({str(each.data["dispatcher"]) for _, each in compiled.buffer}))
 """
 
 
+@pytest.mark.full
 def test_a_second_process_compiles_nothing():
     first, second = (printed("-c", MAIN_PATH, PYTHONWARNINGS="ignore") for _ in range(2))
     assert second == "[]\n", first

@@ -75,7 +75,7 @@ def everything(block, law):
     return found
 
 
-@pytest.mark.quick("beta=2-dense", "beta=1-zero", "a negative binomial law-missing")
+@pytest.mark.quick("beta=1-zero", "a negative binomial law-missing")
 @CASES
 def test_a_weight_says_how_often_a_cell_counts(law, kind):
     block = block_of(kind)

@@ -39,7 +39,7 @@ def plain():
     return all_results()
 
 
-@pytest.mark.quick("no JIT")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("wanted", "settings"),
     [

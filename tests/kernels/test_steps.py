@@ -99,6 +99,7 @@ STEPS = FREEZING | {
 }
 
 
+@pytest.mark.full
 @settings(max_examples=30, deadline=None)
 @given(
     shape=st.tuples(st.integers(2, 60), st.integers(1, 30)),

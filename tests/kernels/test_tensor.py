@@ -16,7 +16,7 @@ SHAPE, K, FLOOR = (5, 6, 7, 4), 5, 1e-6
     ("N", "beta", "zeros"),
     tiered(
         [(2, 1.0, True), (3, 1.0, False), (3, 1.0, True), (3, 2.0, True), (3, 0.5, False)],
-        {(3, 1.0, False), (3, 2.0, True)}.__contains__,
+        {(3, 1.0, False)}.__contains__,
     ),
 )
 def test_gradients_and_updates_are_their_definitions(N, beta, zeros):
@@ -64,7 +64,7 @@ def means(factors, letters):
     ("beta", "zeros", "width"),
     tiered(
         [(1.0, True, 1), (1.0, True, 16), (2.0, True, 5), (0.0, False, 5)],
-        {(1.0, True, 1), (2.0, True, 5)}.__contains__,
+        {(1.0, True, 1)}.__contains__,
     ),
 )
 def test_slopes_and_fits_are_their_definitions(beta, zeros, width, share):
@@ -94,6 +94,7 @@ def test_slopes_and_fits_are_their_definitions(beta, zeros, width, share):
     np.testing.assert_allclose(m2, 0, atol=1e-20)
 
 
+@pytest.mark.full
 def test_two_factors_are_those_of_a_matrix():
     rng, law = np.random.default_rng(3), Tweedie(1.0)
     W, H = (rng.gamma(2.0, size=(size, 4)) for size in (9, 11))

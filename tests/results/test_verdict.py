@@ -444,6 +444,7 @@ def test_all_verbs_that_judge_say_the_same(store):
             assert f'<li class="{light.status}">' in page
 
 
+@pytest.mark.full
 def test_an_estimator_keeps_the_verdict_of_its_run():
     pytest.importorskip("sklearn")
     V, options = dfac.as_blocks(counts(), dtype="float64"), {"draws": 40, "tune": 40, "chains": 2}

@@ -379,6 +379,7 @@ def joint(kind, rounds=4000):
     return float(np.abs((after.mean(axis=0) - before.mean(axis=0)) / error).max())
 
 
+@pytest.mark.full
 def test_hyperparameters_and_factors_in_turn_stay_on_their_prior():
     assert joint(GaussianChain) < 5.0
 

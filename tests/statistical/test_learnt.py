@@ -247,7 +247,7 @@ def z_of_links(model, sampler, draws=1500):
     return largest(series, exact_links(model))
 
 
-@pytest.mark.quick("drawn")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "sampler"),
     [(DRAWN, dfac.Gibbs()), (FIXED, dfac.BlockHMC(steps=3))],

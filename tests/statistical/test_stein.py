@@ -158,6 +158,7 @@ def moments(W, H):
     return np.stack(each, axis=1)
 
 
+@pytest.mark.full
 def test_a_flat_likelihood_leaves_the_prior():
     """Columns Dirichlet(1), entries Exponential(rate): moments and whole distributions."""
     rows, K, rate = 4, 5, 0.5

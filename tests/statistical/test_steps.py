@@ -61,6 +61,7 @@ def away_from(found, measured):
     return max(away), max(sizes)
 
 
+@pytest.mark.full
 def test_coupled_chains_find_the_bias(measured):
     with pytest.warns(SamplingWarning, match=r"the finite step moves the mean of"):
         found = dfac.discretization_bias(measured[0], draws=1000, cells=4, **QUIET)

@@ -356,7 +356,7 @@ def test_exact_posteriors_of_coupled_matrices(pair):
     assert size < ERRORS
 
 
-@pytest.mark.quick("SGHMC")
+@pytest.mark.full
 @pytest.mark.parametrize("sampler", [dfac.BlockHMC(), dfac.SGHMC()], ids=lambda own: own.name)
 def test_true_factors_of_coupled_matrices_have_uniform_ranks(sampler, monkeypatch):
     """In units of 1: the mean of the data would make the prior depend on them."""
