@@ -58,7 +58,7 @@ OF_COUNTS |= {"negative binomial": (dfac.NegativeBinomialNMF, dfac.PSGLD())}
 @pytest.mark.parametrize("kind", OF_COUNTS)
 def test_so_are_counts(kind):
     model, sampler = OF_COUNTS[kind]
-    settings = QUICK | {"draws": 150, "tune": 150}
+    settings = QUICK | {"draws": 150, "tune": 300}
     options = {"dispersion": 0.05 if model is dfac.NegativeBinomialNMF else 1.0}
     linked = model(2, covariates_w=X, covariates_h=Y, **options)
     with_them = dfac.sample(COUNTS, linked, sampler, **settings)

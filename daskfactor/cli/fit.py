@@ -426,9 +426,14 @@ def _compared(table: "xr.Dataset") -> "Table":
     for name in ("standard_error", "discretization_error"):
         if not float(table[name].max()) > 0:
             del columns[name]
+    if table["log_evidence"].isnull().all():
+        del columns["log_evidence"]
     found = {name: how for name, how in columns.items() if name in table.variables}
     rows = [
-        [f"{table[name].values[row]:{form}}" for name, (_, form) in found.items()]
+        [
+            f"{table[name].values[row]:{form}}".replace("nan", "–")
+            for name, (_, form) in found.items()
+        ]
         for row in range(table.sizes["rank"])
     ]
     return o.comparison([title for title, _ in found.values()], rows, str(table.attrs["best"]))

@@ -231,8 +231,9 @@ class BlockedData:
         """
         view = self._storage.view(*bands)
         if self.weights is None:
-            complete = isinstance(view, BlockView) and self.n_observed[bands] == view.m * view.n
-            return view._replace(complete=True) if complete else view
+            if isinstance(view, BlockView) and self.n_observed[bands] == view.m * view.n:
+                return view._replace(complete=True)
+            return view
         own = self.weights.view(*bands)
         return view._replace(weights=own.values if isinstance(own, SparseBlock) else own.block)
 
@@ -357,7 +358,7 @@ class BlockedData:
         else:
             held = f", all {entries} observed"
         blocks = self.grid.blocks
-        grid = f"{blocks} x {blocks} blocks{balance}"
+        grid = f"{blocks} x {blocks} blocks{balance}" if blocks > 1 else "one block"
         beside = "" if self.weighting is None else f", with {self.weighting} of cells"
         return f"{rows} x {cols}{held}{beside}, {grid}, {self.dtype} {self.place}"
 

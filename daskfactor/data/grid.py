@@ -36,9 +36,12 @@ Counts = NDArray[np.int64]
 Rng = np.random.Generator
 
 WORTHWHILE_BLOCK, SMALLEST_BLOCK, LARGEST_BLOCK = 2**20, 2**14, 2**24
-"""Entries of a block from which on several are faster than one: an update then takes 2 ms or more,
-beside .2 ms to hand it to a thread. Entries of the smallest block that workers may have, and of the
-largest that is not split."""
+"""Entries of a block from which on several are faster than one, at `USUAL_COMPONENTS`: an update
+then takes a millisecond or two, beside .2 ms to hand it to a thread. Entries of the smallest block
+that workers may have, and of the largest that is not split."""
+USUAL_COMPONENTS, ENTRY_WORK = 10, 2
+"""Components where none are known, and what an entry costs besides, in units of a component."""
+WORTHWHILE_WORK = WORTHWHILE_BLOCK * (USUAL_COMPONENTS + ENTRY_WORK)
 NARROWEST_BAND = 16
 USUAL_BLOCKS = 8
 MOST_BLOCKS = 64
@@ -260,6 +263,7 @@ def choose_grid(
     blocks: SupportsIndex | Grid | None = None,
     workers: int | None = None,
     entries: int | None = None,
+    components: int | None = None,
 ) -> Grid:
     """The grid for a matrix of this shape, stored in these chunks.
 
@@ -276,7 +280,7 @@ def choose_grid(
                 f"the grid is for a matrix of shape {blocks.shape}, the data have shape {shape}"
             )
         return blocks
-    usual = default_blocks(shape, workers, entries)
+    usual = default_blocks(shape, workers, entries, components)
     count = usual if blocks is None else _checked(blocks, shape)
     if chunks is None:
         return Grid.even(shape, count)
@@ -287,26 +291,31 @@ def choose_grid(
 
 
 def default_blocks(
-    shape: tuple[int, int], workers: int | None = None, entries: int | None = None
+    shape: tuple[int, int],
+    workers: int | None = None,
+    entries: int | None = None,
+    components: int | None = None,
 ) -> int:
-    """B from the shape and the stored entries alone, so that every machine chooses the same.
+    """B from the work of a pass over the data alone, so that every machine chooses the same.
 
-    The largest power of two up to 8 that leaves at least 2^20 entries to a
-    block and 16 rows and columns to a band: 1 below four million entries;
-    doubled, up to 64, while blocks hold more than 2^24
+    The largest power of two up to 8 that leaves work for a millisecond or two to a block, 2^20
+    entries at 10 components, and 16 rows and columns to a band (of two, one): 1 below four
+    million entries; doubled, up to 64, while blocks hold more than 2^24
     entries. Where only ``entries`` of the matrix are stored, a block is counted as its
     share of them. ``workers`` raises B to two bands a worker as far as blocks keep 2^14
     entries: only if the caller names a number, never by counting cores.
     """
     rows, cols = shape
-    most, count = min(MOST_BLOCKS, min(rows, cols) // NARROWEST_BAND), 1
+    wide = min(rows, cols) // NARROWEST_BAND
+    most, count = max(min(MOST_BLOCKS, wide), min(2, rows, cols)), 1
+    worthwhile = WORTHWHILE_WORK // (ENTRY_WORK + (components or USUAL_COMPONENTS))
 
     def block(blocks: int) -> int:
         if entries is None:
             return (rows // blocks) * (cols // blocks)
         return entries // blocks**2
 
-    while 2 * count <= min(USUAL_BLOCKS, most) and block(2 * count) >= WORTHWHILE_BLOCK:
+    while 2 * count <= min(USUAL_BLOCKS, most) and block(2 * count) >= worthwhile:
         count *= 2
     while 2 * count <= most and block(count) > LARGEST_BLOCK:
         count *= 2

@@ -96,10 +96,12 @@ def as_blocks(
         `BlockedData`, which is returned as it is, with its own dtype.
     blocks : int or Grid, optional
         B, the number of row bands and of column bands, or the grid itself. Left
-        out, it is the chunk grid if that has 2 to 64 chunks on both sides and at
-        most twice as many on one as on the other. Otherwise it follows from the
+        out, it is 1 below four million entries, where several blocks cost more than they
+        save. Of larger data it is the chunk grid if that has 2 to 64 chunks on both sides and at
+        most twice as many on one as on the other, and else follows from the
         shape alone, so that every machine chooses the same: the largest of 2, 4, 8
-        that leaves at least 16,384 entries to a block and 16 rows and columns to a
+        that leaves at least 2^20 entries to a block (at 10 components, which :func:`sample`
+        adapts to its model) and 16 rows and columns to a
         band; 16, 32 or 64 where blocks would exceed 2^24 entries. Of sparse input the
         stored entries are counted, and a blocked store keeps its own grid.
     dtype : {"float32", "float64"}
@@ -212,9 +214,13 @@ def blocks_of(
     workers: int | None = None,
     balance: bool = False,
     allow_empty: bool = False,
+    components: int | None = None,
     **reading: Any,
 ) -> BlockedData:
-    """Do what `as_blocks` does; ``usual`` is what is not stored where nothing says so."""
+    """Do what `as_blocks` does; ``usual`` is what is not stored where nothing says so.
+
+    ``components``: how many there are for which blocks are to be worth their price.
+    """
     unstored, wanted = reading.get("unstored"), Wanted.of(reading)
     kind = checked_options(dtype, unstored, workers)
     given = V, reading.get("uncertainty"), reading.get("weights")
@@ -237,7 +243,7 @@ def blocks_of(
                 "matrix"
             )
         source = settled(source, limit)
-        grid = choose_grid(source.shape, source.chunks, blocks, workers)  # type: ignore[arg-type]
+        grid = choose_grid(source.shape, source.chunks, blocks, workers, None, components)  # type: ignore[arg-type]
         if cells is None:
             return _dense(source, grid, kind, limit, allow_empty)
         return _weighed(source, grid, kind, limit, allow_empty, cells)
@@ -249,7 +255,7 @@ def blocks_of(
         )
     zeros = meaning_of_unstored(source, unstored) == "zero"
     options = LoadOptions(
-        blocks, kind, zeros, limit, workers, balance, allow_empty, exact=not source.merges
+        blocks, kind, zeros, limit, workers, components, balance, allow_empty, not source.merges
     )
     if cells is not None and source.shape is None:
         raise OptionError(
@@ -358,6 +364,7 @@ def outline(
     memory_limit: int | str | None,
     entries: int | None,
     wanted: Wanted = ANYTHING,
+    components: int | None = None,
 ) -> Outline:
     """The outline of anything that `as_blocks` takes, with its options.
 
@@ -389,10 +396,11 @@ def outline(
         loading = _sparse_loading(source, V, found.grid, balance, count, held, limit)
         return replace(found, held=held, loading=loading, buffered=not held)
     if not source.is_sparse:
-        grid = choose_grid(source.shape, source.chunks, blocks)
+        grid = choose_grid(source.shape, source.chunks, blocks, None, None, components)
         return _of_dense(source, grid, dtype, limit)
     count = entries or source.entries or _stored_entries(V)
-    grid = choose_grid(source.shape, None if balance else source.chunks, blocks, None, count)
+    chunks = None if balance else source.chunks
+    grid = choose_grid(source.shape, chunks, blocks, None, count, components)
     meaning = unstored or source.unstored or "zero"
     size = sparse_bytes(grid, count, dtype)
     held = size if size <= limit else 0

@@ -52,6 +52,7 @@ class LoadOptions:
     zeros: bool
     limit: int
     workers: int | None = None
+    components: int | None = None
     balance: bool = False
     allow_empty: bool = False
     exact: bool = True
@@ -251,7 +252,8 @@ def _layout(
         return options.blocks, options.layout
     # Bands of rows from all over the matrix have no edges in common with its chunks.
     chunks = source.chunks if options.exact and not options.balance else None
-    grid = choose_grid(shape, chunks, options.blocks, options.workers, entries)
+    asked = options.blocks, options.workers, entries, options.components
+    grid = choose_grid(shape, chunks, *asked)
     if max(*grid.rows.sizes, *grid.cols.sizes) > MOST_COLUMNS:
         raise OptionError(
             f"blocks of {max(grid.rows.sizes)} x {max(grid.cols.sizes)} are too large: at most "

@@ -39,7 +39,7 @@ EVIDENCES = 3
 """Of how many ranks the evidence is expected to be needed where scores come first."""
 HELD_OUT = 0.1
 """Share of cells that are left out of a factorization by default."""
-DRAWS, TUNE, THIN = 100, 200, 2
+DRAWS, TUNE, THIN = 100, 150, 1
 """Of the runs that predict the cells left out."""
 
 
@@ -159,7 +159,7 @@ def select_rank(
     numbers = _checked_ranks(ranks)
     seed = resolve_seed(random_seed)
     where, reading = split(options)
-    running = dict(where)
+    running: dict[str, Any] = dict(where)
     bar = progress_bar(running.pop("progressbar", True))
     running["progressbar"] = False
     with bar as on_event, ExitStack() as stack:
@@ -213,7 +213,7 @@ class Search:
         """Score all ranks; compute the evidence everywhere, or where scores leave a question."""
         total = 2 * len(ranks) if everywhere else len(ranks) + EVIDENCES
         fits = {n: self._with_scores(n, held, i, total) for i, n in enumerate(ranks)}
-        table = np.stack([fit.scores for fit in fits.values()])
+        table = np.stack([fit.scores for fit in fits.values() if fit.scores is not None])
         means = table.mean(axis=1)
         near = [*_close(ranks, means, _error(table - table[means.argmax()]))]
         near = sorted([ranks[int(means.argmax())], *near]) if near else []
@@ -224,8 +224,9 @@ class Search:
             assert found is not None
             if best is None or found.value > best.value:
                 best = found
+            # Errors of the ladder are much the same at neighbouring ranks, those of draws are not.
             elif not everywhere and best.value - found.value > SIGNIFICANT * np.hypot(
-                best.total_error, found.total_error
+                best.standard_error, found.standard_error
             ):
                 break
         return list(fits.values())
@@ -339,6 +340,8 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
             "held_out_difference_error": paired,
         }
         attrs["best_held_out"] = ranks[leader]
+        if len(known) < len(ranks) and best == ranks[leader]:
+            doubt = ""  # two ways that know nothing of each other agree
         attrs["held_out_not_distinguishable"] = _close(ranks, means, paired)
     end = ""  # the end of the ranks tried that the best one is at
     if best == ranks[-1]:

@@ -44,7 +44,7 @@ from daskfactor.models.tweedie import TweedieNMF
 
 Rule = Literal["euler-maclaurin", "variance", "trapezoid"]
 
-SMALL = 1e6
+SMALL = 3e4
 """Listed entries times components up to which rows are moved exactly by default."""
 FEWEST_DRAWS = 0.1
 """Share of the draws at t = 1 that the lowest temperatures take, with exact moves."""
@@ -280,7 +280,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         (`daskfactor.kernels.rowwise`): no step, no bias. Any sampler of a `TweedieNMF`
         that can be tempered: :class:`BlockHMC`, which is exact, too, or with a warning those
         whose steps have a bias that no error knows of, such as :class:`PSGLD` (the paper's).
-        None takes ``"exact"`` up to 10⁶ listed entries times components (for β = 1 zeros are
+        None takes ``"exact"`` up to 30,000 listed entries times components (for β = 1 zeros are
         not listed) of a matrix, else BlockHMC, whose draws are exact, too.
     rule
         ``"euler-maclaurin"``, ``"variance"`` or ``"trapezoid"``

@@ -18,7 +18,7 @@ from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.sampling import SMALL_DATA, sample
-from daskfactor.inference.session import blocks_for
+from daskfactor.inference.session import blocks_for, known_components
 from daskfactor.inference.setting import Setting, checked_lengths, learnt_bytes, plan_run
 from daskfactor.inference.timing import EVALUATION, Place, place_of, time_of
 from daskfactor.kernels.blockwise import SLAB
@@ -240,7 +240,7 @@ def estimate_cost(
     >>> import daskfactor as dfac
     >>> cost = dfac.estimate_cost(np.ones((2000, 1000)), dfac.TweedieNMF(10), draws=100)
     >>> cost.blocks, cost.cycles
-    (8, 600)
+    (1, 600)
     """
     asked = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
     asked.apply_defaults()  # a TypeError has named what nobody takes
@@ -263,6 +263,7 @@ def estimate_cost(
         memory_limit=given.memory_limit,
         entries=given.entries,
         wanted=Wanted.of(asked.arguments),
+        components=known_components(model),
     )
     unweighed = given.uncertainty is None and given.weights is None
     if not (unweighed or data.weighed):

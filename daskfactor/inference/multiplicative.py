@@ -390,7 +390,8 @@ def take_share(
     ``penalty`` is φ λ and ``pull`` φ (a - 1) of their prior; others as for `gamma_update`.
     """
     if not pull:
-        steps.take_share(theta, *share, penalty, likelihood.exponent)
+        num, den = share
+        steps.take_share(theta, num, den, penalty, likelihood.exponent)
         return
     own, num, den = steps.here(theta), *map(steps.here, share)
     more = steps.here(penalty) if np.ndim(penalty) else penalty

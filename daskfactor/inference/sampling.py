@@ -164,7 +164,9 @@ def sample(
         A ``distributed.Client``: the run's operations go to its workers. The draws
         are the same bits as without one (on CPUs of one type).
     blocks
-        B, the number of row and of column bands; from chunks or shape by default.
+        B, the number of row and of column bands. By default 1 below four million entries (at
+        10 components; fewer at more), where blocks cost more than they save, and else from chunks
+        or shape: never from the machine. A store keeps it; draws depend on it.
     unstored
         What an entry that sparse input does not store means: ``"zero"`` or
         ``"missing"``.

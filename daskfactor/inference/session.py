@@ -156,7 +156,13 @@ def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
         return join(V, model.relations, **options)
     if model.tensor:
         return as_tensor(V, names=model.factors, **options)
-    return blocks_of(V, usual=None if model.nonnegative else "missing", **options)
+    usual = None if model.nonnegative else "missing"
+    return blocks_of(V, usual=usual, components=known_components(model), **options)
+
+
+def known_components(model: Any) -> int | None:
+    """Return the number of components of a model; None if the data are to tell."""
+    return None if model.n_components == "auto" else model.n_components
 
 
 @contextmanager

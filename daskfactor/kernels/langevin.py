@@ -629,3 +629,14 @@ def leapfrog_drift(theta: Array, momentum: Array, spread: Array, size: float) ->
     s = spread.reshape(theta.size)
     for i in range(x.size):
         x[i], u[i] = leapfrog_moved(x[i], u[i], s[i], real(size))
+
+
+@jit_exact
+def multiply_share(theta: Array, num: Array, den: Array, penalty: float) -> None:
+    """Multiply theta by num / (den + penalty), in place; 0 / 0 counts as 0."""
+    real = theta.dtype.type
+    for i in range(theta.shape[0]):
+        for k in range(theta.shape[1]):
+            total = den[i, k] + real(penalty)
+            ratio = num[i, k] / total if total > 0 else real(0)
+            theta[i, k] *= real(0) if ratio < 0 else ratio  # NaN stays NaN

@@ -47,6 +47,9 @@ def take_share(theta: Any, num: Any, den: Any, penalty: Any, power: float) -> No
     if not is_here(theta):
         cuda.take_share(theta, num, den, penalty, power)
         return
+    if power == 1.0 and not np.ndim(penalty):
+        langevin.multiply_share(theta, num, den, penalty)
+        return
     total, ratio = den + penalty, np.zeros_like(num)
     np.divide(num, total, out=ratio, where=total > 0)
     np.maximum(ratio, 0, out=ratio)

@@ -341,8 +341,8 @@ def evidence(given: Any) -> dict[str, Any]:
     }
     shown = [name for name in names if name in given]
     rows = [
-        [str(rank), *(f"{float(given[name].sel(rank=rank)):.5g}" for name in shown)]
-        for rank in given["rank"].values.tolist()
+        [str(n), *(f"{float(given[name].sel(rank=n)):.5g}".replace("nan", "–") for name in shown)]
+        for n in given["rank"].values.tolist()
     ]
     table = Table("Ranks that were tried", ["rank", *(names[name] for name in shown)], rows)
     alt = "Log evidence over the number of components, with two standard errors."
@@ -354,7 +354,8 @@ def evidence(given: Any) -> dict[str, Any]:
 
 
 def _told_ranks(attrs: Mapping[str, Any]) -> Iterable[str]:
-    yield f"The evidence is largest for {attrs['best']} components."
+    if np.size(attrs.get("evidence_at", attrs["best"])):
+        yield f"The evidence is largest for {attrs['best']} components."
     others = np.atleast_1d(attrs.get("not_distinguishable", [])).tolist()  # files keep an array
     if others:
         yield f"Within its errors these are as good: {', '.join(map(str, others))}."

@@ -19,7 +19,7 @@ def asked(monkeypatch):
         asked.append((np.load(V).shape, model, list(ranks), method, held_out, random_seed, options))
         found = [Evidence(-abs(r - 2) * 5.0, 0.5, 0.1, xr.Dataset()) for r in ranks]
         fits = [rank.RankFit(own, 1.0, None) for own in found]
-        return rank._table(list(ranks), fits, method)
+        return rank._table(list(ranks), fits, method or daskfactor.ThermodynamicIntegration())
 
     monkeypatch.setattr(daskfactor, "select_rank", select_rank)
     return asked

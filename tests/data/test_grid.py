@@ -151,9 +151,9 @@ def test_parts_without_an_entry_are_never_drawn():
 @pytest.mark.parametrize(
     ("shape", "count"),
     [
-        *(((1, 1), 1), ((1, 500), 1), ((2, 500), 2), ((63, 63), 2), ((200, 200), 2)),
-        *(((256, 256), 2), ((511, 512), 2), ((512, 512), 4), ((1024, 1023), 4)),
-        *(((1024, 1024), 8), ((10304, 400), 8), ((10**6, 10), 2), ((10**6, 64), 4)),
+        *(((1, 1), 1), ((1, 500), 1), ((200, 100), 1), ((1024, 1024), 1), ((2047, 2048), 1)),
+        *(((2048, 2048), 2), ((10304, 400), 1), ((4096, 4095), 2), ((4096, 4096), 4)),
+        *(((8192, 8192), 8), ((10**6, 10), 2), ((10**6, 3), 1), ((10**6, 64), 4)),
         *(((32_768, 32_768), 8), ((32_776, 32_776), 16), ((10**6, 10**6), 64)),
     ],
 )
@@ -163,23 +163,30 @@ def test_default_number_of_blocks(shape, count):
     assert choose_grid(shape).blocks == count
 
 
+def test_more_components_are_worth_more_blocks_and_fewer_stored_entries_less():
+    faces = [default_blocks((10304, 400), components=K) for K in (2, 10, 25, 100, 1000)]
+    assert faces == [1, 1, 2, 4, 8]
+    stored = [default_blocks((10**5, 10**5), entries=n) for n in (10**6, 2**22, 2**24, 2**26)]
+    assert stored == [1, 2, 4, 8]
+
+
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_default_grids_are_always_possible(rows, cols):
     grid = choose_grid((rows, cols))
     assert grid.shape == (rows, cols)
     assert 1 <= grid.blocks <= 64
     if grid.blocks > 2:
-        assert min(grid.rows.sizes) * min(grid.cols.sizes) >= 16_384
+        assert min(grid.rows.sizes) * min(grid.cols.sizes) >= 2**20
         assert min(*grid.rows.sizes, *grid.cols.sizes) >= 16
 
 
 def test_workers_count_only_when_named_and_within_the_limits():
     shape, long = (10304, 400), (100_000, 100_000)
     asked = [(shape, 2), (shape, 6), (shape, 50), ((63, 63), 50), (long, 200)]
-    assert [default_blocks(size, workers=n) for size, n in asked] == [8, 12, 15, 2, 64]
+    assert [default_blocks(size, workers=n) for size, n in asked] == [4, 12, 15, 1, 64]
 
 
-def sizes(rows, cols, edge=50):
+def sizes(rows, cols, edge=2000):
     return (edge,) * rows, (edge,) * cols
 
 
@@ -187,9 +194,9 @@ def sizes(rows, cols, edge=50):
     ("chunks", "count"),
     [
         *((sizes(2, 2), 2), (sizes(5, 5), 5), (sizes(5, 10), 5), (sizes(64, 64), 64)),
-        *((sizes(5, 11), 2), (sizes(1, 1), 2), (sizes(1, 9), 2), (sizes(65, 65), 8)),
-        (sizes(40, 65), 8),
-        (((50, 3, 50), (20, 27)), 2),
+        *((sizes(5, 11), 8), (sizes(2, 5), 4), (sizes(65, 65), 32)),
+        *((sizes(5, 5, 50), 1), (sizes(64, 64, 20), 1)),  # too small for more than one
+        (((2000, 3, 2000), (2000, 2700)), 2),
     ],
 )
 def test_square_chunk_grids_are_taken_over(chunks, count):
@@ -204,12 +211,12 @@ def test_square_chunk_grids_are_taken_over(chunks, count):
 
 
 def test_a_number_of_blocks_wins_over_the_chunks():
-    grid = choose_grid((500, 250), sizes(10, 5), blocks=3)
+    grid = choose_grid((500, 250), sizes(10, 5, 50), blocks=3)
     assert grid.blocks == 3
     assert all(offset % 50 == 0 for offset in grid.rows.offsets + grid.cols.offsets)
-    assert choose_grid((500, 250), sizes(10, 5), blocks=7).blocks == 7
+    assert choose_grid((500, 250), sizes(10, 5, 50), blocks=7).blocks == 7
     with pytest.raises(OptionError, match="from 1 to 250, the shorter side of a 500 x 250 matrix"):
-        choose_grid((500, 250), sizes(10, 5), blocks=251)
+        choose_grid((500, 250), sizes(10, 5, 50), blocks=251)
 
 
 def test_chunks_at_the_edge_are_cut():

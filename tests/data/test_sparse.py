@@ -216,10 +216,9 @@ def test_the_grid_follows_from_the_entries():
         matrix = sp.coo_array((np.ones(entries), np.divmod(where, cols)), shape=(rows, cols))
         return as_blocks(matrix, unstored="zero", **options).grid.blocks
 
-    assert blocks(1000, 1000, 4 * 4 * 16_384 - 1) == 2
-    assert blocks(1000, 1000, 4 * 4 * 16_384) == 4
-    assert blocks(40_000, 3000, 10_000) == 2
-    assert blocks(1, 50_000, 20_000) == 1
+    assert blocks(1000, 1000, 4 * 4 * 16_384) == 1
+    assert blocks(3000, 3000, 4 * 2**20 - 1) == 1
+    assert blocks(3000, 3000, 4 * 2**20) == 2
     assert blocks(1000, 1000, 2 * 10**5, workers=10) == 3
     grid = Grid(Bands((0, 10, 70)), Bands((0, 40, 45)))
     for balance in (False, True):
@@ -267,10 +266,13 @@ def test_a_large_matrix_takes_little_more_than_itself():
     matrix = sp.csr_array((rng.random(entries), indices, indptr), shape=(rows, cols))
     size = matrix.data.nbytes + matrix.indices.nbytes
     with traced() as peak:
-        data = as_blocks(matrix, unstored="zero")
+        data = as_blocks(matrix, 8, unstored="zero")
     assert peak() < 2.2 * size
     assert data.nbytes == pytest.approx(data.n_stored.sum() * 6, rel=0.1)
-    with traced() as peak, as_blocks(matrix, unstored="zero", memory_limit=0, balance=True) as data:
+    with (
+        traced() as peak,
+        as_blocks(matrix, 8, unstored="zero", memory_limit=0, balance=True) as data,
+    ):
         assert not data.in_memory
     assert peak() < 100e6
 
@@ -301,7 +303,7 @@ def test_describe_says_it_in_one_line():
         "(largest 2.00 times the mean), float32 in memory"
     )
     with as_blocks(sp.csr_array(np.eye(20)), 1, unstored="missing", memory_limit=0) as data:
-        assert "(others missing), 1 x 1 blocks" in data.describe()
+        assert "(others missing), one block" in data.describe()
         assert data.describe().endswith("float32 in a scratch file")
     dense = as_blocks(np.ones((20, 20)))
     assert not dense.is_sparse

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import sparse
 import xarray as xr
 
+from daskfactor.data import grid as grids
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, StoreError
 from tests.refusals import refused
@@ -55,8 +56,10 @@ def test_dask_arrays_with_sparse_chunks(chunks, kind):
     assert data.source.lazy
 
 
-def test_the_chunk_grid_of_dask_decides_if_it_can():
+def test_the_chunk_grid_of_dask_decides_where_blocks_are_worth_it(monkeypatch):
     array = da.from_array(COO, chunks=(20, 10))
+    assert as_blocks(array).grid.blocks == 1
+    monkeypatch.setattr(grids, "WORTHWHILE_WORK", 12 * 100)
     assert as_blocks(array).grid.rows.sizes == (20, 20, 20)
     assert as_blocks(da.from_array(COO, chunks=(5, 40))).grid.blocks == 2
 

@@ -80,6 +80,42 @@ def fit(value, error=0.1, discretization=0.0, scores=None):
     return selection.RankFit(found, 1.0, None if scores is None else np.array(scores))
 
 
+def by_score(monkeypatch, best, near):
+    """A table of ranks 1 to 6 at the default method: made-up scores, evidences that peak at 3."""
+    method, noise = MadeUp([]), np.random.default_rng(0).normal(size=40)
+
+    def scores(model, *rest):
+        rank = model.n_components
+        return -0.01 * abs(rank - best) - (rank not in near) + noise + 0.1 * rank * noise[::-1]
+
+    monkeypatch.setattr(selection, "checked_method", lambda asked, model: method)
+    monkeypatch.setattr(selection, "_scores", scores)
+    options = {"held_out": 0.2, "progressbar": False, "random_seed": 0}
+    table = dfac.select_rank(counts(), dfac.TweedieNMF(1), range(1, 7), None, **options)
+    return table, [rank for rank, _, _ in method.asked]
+
+
+def test_the_evidence_is_computed_from_the_smallest_rank_in_question_until_it_falls(monkeypatch):
+    table, asked = by_score(monkeypatch, 5, {3, 4, 5, 6})
+    assert asked == table.attrs["evidence_at"] == [3, 4]
+    known = np.isfinite(table["log_evidence"])
+    assert table["rank"][known].values.tolist() == [3, 4]
+    assert np.isfinite(table["held_out_log_score"]).all()
+    assert (table["seconds"] > 0).all()
+    assert table.attrs["best"] == 3
+    assert "it was computed at 3, 4, since cells left out" in table.attrs["verdict"]
+    assert len(dfac.plots.plot_ranks(table).axes) == 2
+
+
+def test_no_evidence_where_cells_left_out_decide(monkeypatch):
+    table, asked = by_score(monkeypatch, 4, {4})
+    assert asked == table.attrs["evidence_at"] == []
+    assert table.attrs["best"] == table.attrs["best_held_out"] == 4
+    assert "no evidence was computed" in table.attrs["verdict"]
+    assert len(dfac.plots.plot_ranks(table).axes) == 2
+    assert "so that no evidence was computed" in " ".join(str(table).split())
+
+
 def test_disagreement_is_put_into_words():
     def table(*fits):
         return selection._table([2, 5], [fit(own, scores=all_) for own, all_ in fits], MadeUp([]))

@@ -138,7 +138,7 @@ def test_memory_beside_the_particles():
     V = rng.random((10304, 400), dtype=np.float32)
     pair = rng.random((50, 10304, 10), np.float32), rng.random((50, 10, 400), np.float32)
     model = dfac.SILFNMF(10, threshold=1e5)
-    with dfac.as_blocks(V) as data:
+    with dfac.as_blocks(V, 8) as data:
         dfac.stein_discrepancy(tuple(one[:2] for one in pair), data, model, **QUIET)
         assert peak_of(pair, data, model) < sum(one.nbytes for one in pair)
 
