@@ -6,8 +6,11 @@ import pytest
 from distributed import default_client
 
 from daskfactor.inference import setting
+from tests import several
 from tests.cluster import dying
 from tests.cluster.support import EXECUTORS, SHORT, cluster, executing, running
+
+several_blocks = several.several_blocks
 
 
 @pytest.fixture(autouse=True)

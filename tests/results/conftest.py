@@ -1,0 +1,3 @@
+from tests import several
+
+several_blocks = several.several_blocks
