@@ -195,7 +195,6 @@ def run(
     *,
     missing: float = 0.3,
     seed: int = 0,
-    blocks: int = 8,
     progressbar: bool = True,
     **options: Any,
 ) -> Evaluation:
@@ -209,7 +208,7 @@ def run(
         Share of the cells to erase, strictly between 0 and 1.
     seed : int
         Of the erased cells and of the chain.
-    blocks, progressbar, **options
+    progressbar, **options
         As for `sample`; 80 draws, one every 4 cycles after 320, if nothing else is said.
 
     Returns
@@ -219,14 +218,13 @@ def run(
     observed = erase(images, missing, seed)
     erased = np.isnan(observed.values)
     model = daskfactor.TweedieNMF(images.n_components, beta=1.0)
-    common: dict[str, Any] = {"random_seed": seed, "blocks": blocks, "progressbar": progressbar}
+    common: dict[str, Any] = {"random_seed": seed, "progressbar": progressbar}
     begun = time.perf_counter()
     with warnings.catch_warnings():  # gray values are whole numbers, but nobody counted them
         warnings.simplefilter("ignore", DataWarning)
         watched = cells_to_watch(images, erased)
         asked = {"draws": 80, "tune": 320, "thin": 4, **options, **common}
-        sampler = daskfactor.PSGLD()
-        tree = daskfactor.sample(observed, model, sampler, monitor=watched, **asked)
+        tree = daskfactor.sample(observed, model, monitor=watched, **asked)
     sampled = time.perf_counter()
     point = daskfactor.optimize(observed, model, daskfactor.MultiplicativeUpdates(), **common)
     W, H = (np.asarray(point[name].values, dtype=np.float64) for name in ("W", "H"))
