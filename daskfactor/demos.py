@@ -209,7 +209,7 @@ def run(
     seed : int
         Of the erased cells and of the chain.
     progressbar, **options
-        As for `sample`; 80 draws, one every 4 cycles after 320, if nothing else is said.
+        As for `sample`; 100 draws, one every 8 cycles after 800, if nothing else is said.
 
     Returns
     -------
@@ -223,7 +223,7 @@ def run(
     with warnings.catch_warnings():  # gray values are whole numbers, but nobody counted them
         warnings.simplefilter("ignore", DataWarning)
         watched = cells_to_watch(images, erased)
-        asked = {"draws": 80, "tune": 320, "thin": 4, **options, **common}
+        asked = {"draws": 100, "tune": 800, "thin": 8, **options, **common}
         tree = daskfactor.sample(observed, model, monitor=watched, **asked)
     sampled = time.perf_counter()
     point = daskfactor.optimize(observed, model, daskfactor.MultiplicativeUpdates(), **common)

@@ -14,6 +14,7 @@ paths of θ itself that lead there are refused, and draws miss small entries.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -273,6 +274,17 @@ class Path(NamedTuple):
         for name in PATH:
             arrays.pop(name, None)
 
+    def move(self, visit: int, op: Op) -> None:
+        """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
+        steps = self.sampler.steps
+        if visit == 0:
+            self.begin(op.wanted.adapt)
+        self.kick(0.5 if visit in (0, steps) else 1.0)
+        if visit < steps:
+            self.drift()
+        else:
+            self.end(op)
+
     def _learn_step(self, probability: Wide) -> None:
         """Take one step of every row's dual averaging."""
         band, count = self.band, self.band.counts[ADAPTED]
@@ -427,30 +439,32 @@ class BlockHMC(HMC):
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
     ) -> None:
-        """Add the block's share of one side's gradient; move that side at a pass's end."""
+        """Add the block's share of one side's gradient; move that side at a pass's end.
+
+        A single block has all of a row's data: a path is then one operation, its first, and the
+        others of its passes do nothing.
+        """
         visits, parts = self.steps + 1, data.grid.parts
         number, position = divmod(op.iteration % (len(bands) * visits * parts), parts)
         factor, visit = divmod(number, visits)
-        band, ends = bands[factor], visit in (0, self.steps)
-        arrays = band.arrays
-        if number % visits == 0 and position == 0:
-            arrays[GRADIENT] = np.zeros_like(band.values)
-            arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
-        sums = arrays[GRADIENT], arrays[FITS] if ends else None
-        law = law_of(program.likelihood, op.block, bands[COLUMNS])
-        block = data.view(*op.block), law, factor, values_of(bands), program.floor
-        factorwise.slope(*block, sums, workspace)
-        if position < parts - 1:
-            return
-        power = power_of(band, float(program.hyper.prior(factor)[1]))
-        path = Path(self, program, band, factor, op.cycle, power)
-        with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
-            if visit == 0:
-                path.begin(op.wanted.adapt)
-            path.kick(0.5 if ends else 1.0)
-            if visit < self.steps:
-                path.drift()
-            else:
-                path.end(op)
+        todo: Iterable[int] = (visit,)
+        if parts == 1:
+            todo = () if visit else range(visits)
+        if todo:
+            band = bands[factor]
+            power = power_of(band, float(program.hyper.prior(factor)[1]))
+            path = Path(self, program, band, factor, op.cycle, power)
+            law = law_of(program.likelihood, op.block, bands[COLUMNS])
+            block = data.view(*op.block), law, factor, values_of(bands), program.floor
+            if number % visits == 0 and position == 0:
+                band.arrays[GRADIENT] = np.zeros_like(band.values)
+                band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
+            with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
+                for each in todo:
+                    ends = each in (0, self.steps)
+                    sums = band.arrays[GRADIENT], band.arrays[FITS] if ends else None
+                    factorwise.slope(*block, sums, workspace)
+                    if position == parts - 1:
+                        path.move(each, op)
         if op.last:
             program.finish_cycle(op, bands)
