@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Final
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import xarray as xr
-from dask.base import is_dask_collection
 from numpy.typing import NDArray
 
 from daskfactor.data.known import Stack
@@ -22,6 +22,10 @@ from daskfactor.results.schema import own_names
 
 STACKS: Final = "stacks"
 """Attribute of a tree: stacked dimensions by the user's names, as JSON."""
+
+map_blocks: Final[Any] = da.map_blocks
+concatenate: Final[Any] = da.concatenate
+full: Final[Any] = da.full
 
 
 def stacks_of(attrs: Mapping[Any, Any]) -> dict[str, Stack]:
@@ -155,12 +159,9 @@ def _spread(
     dtype, fill = xr.core.dtypes.maybe_promote(data.dtype)
     if len(at) == math.prod(shape):
         dtype = data.dtype
-    if not is_dask_collection(data):
+    if not isinstance(data, da.Array):
         values = on_grid(np.asarray(data), axis=axis, at=at, shape=shape, kind=dtype, fill=fill)
         return xr.Variable(dims, values, variable.attrs)
-    import dask.array  # takes a third of a second, and trees in memory do without
-
-    da: Any = dask.array
     inner = math.prod(shape[1:])
     count = min(shape[0], data.numblocks[axis])
     lines = np.linspace(0, shape[0], count + 1).astype(int)
@@ -171,10 +172,10 @@ def _spread(
         part = data[(slice(None),) * axis + (slice(int(low), int(high)),)].rechunk({axis: -1})
         chunks = (*part.chunks[:axis], *((size,) for size in grid), *part.chunks[axis + 1 :])
         if low == high:
-            parts.append(da.full([sum(own) for own in chunks], fill, dtype=dtype, chunks=chunks))
+            parts.append(full([sum(own) for own in chunks], fill, dtype=dtype, chunks=chunks))
             continue
         parts.append(
-            da.map_blocks(
+            map_blocks(
                 on_grid,
                 part,
                 axis=axis,
@@ -188,7 +189,7 @@ def _spread(
                 meta=np.empty((0,) * len(chunks), dtype),
             )
         )
-    return xr.Variable(dims, da.concatenate(parts, axis=axis), variable.attrs)
+    return xr.Variable(dims, concatenate(parts, axis=axis), variable.attrs)
 
 
 def on_grid(

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import dask.array as da
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
@@ -158,7 +159,7 @@ def _unfolded(group: xr.Dataset, axes: Axes, fibres: NDArray[np.int64]) -> xr.Da
         )
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
-        H = _chunked(H)
+        H = da.from_array(H, chunks=-1, name=False)  # type: ignore[no-untyped-call]
     product: Any = 1
     for start, own in zip(axes.starts[1:], axes.fibres(fibres), strict=True):
         product = product * H[..., start + own]
@@ -283,7 +284,7 @@ def _along(
     W = group["W"].transpose("chain", "draw", "component", row).data
     H = group["H"].transpose("chain", "draw", "component", column).data
     if isinstance(H, np.ndarray):
-        W, H = _chunked(W), _chunked(H)
+        W, H = (da.from_array(own, chunks=-1, name=False) for own in (W, H))  # type: ignore[no-untyped-call]
 
     def factor(m: int) -> Any:
         return W if m == 0 else H[..., axes.starts[m] : axes.starts[m] + axes.sizes[m]]
@@ -305,10 +306,3 @@ def _along(
     kept = {own: c for own, c in group.coords.items() if not {row, column} & set(c.dims)}
     labels = axes.labels(attrs)
     return found.assign_coords(kept | ({name: labels[name]} if name in labels else {}))
-
-
-def _chunked(values: Any) -> Any:
-    """Give an array as a dask array of one chunk."""
-    from dask.array import from_array  # takes a third of a second to import
-
-    return from_array(values, chunks=-1, name=False)  # type: ignore[no-untyped-call]
