@@ -35,13 +35,16 @@ Chunks = tuple[tuple[int, ...], tuple[int, ...]]
 Counts = NDArray[np.int64]
 Rng = np.random.Generator
 
-WORTHWHILE_BLOCK, SMALLEST_BLOCK, LARGEST_BLOCK = 2**20, 2**14, 2**24
-"""Entries of a block from which on several are faster than one, at `USUAL_COMPONENTS`: an update
-then takes a millisecond or two, beside .2 ms to hand it to a thread. Entries of the smallest block
-that workers may have, and of the largest that is not split."""
+WORTHWHILE_BLOCK = 2**20
+"""Entries of a dense block from which on several are faster than one, at `USUAL_COMPONENTS`: an
+update then takes a millisecond or two, beside .2 ms to hand it to a thread."""
+STORED_ENTRY = 2
+"""Cost of an entry of a sparse block, in units of one of a dense block."""
 USUAL_COMPONENTS, ENTRY_WORK = 10, 2
 """Components where none are known, and what an entry costs besides, in units of a component."""
 WORTHWHILE_WORK = WORTHWHILE_BLOCK * (USUAL_COMPONENTS + ENTRY_WORK)
+SMALLEST_BLOCK, LARGEST_BLOCK = 2**14, 2**24
+"""Entries of the smallest block that workers may have, and of the largest that is not split."""
 NARROWEST_BAND = 16
 USUAL_BLOCKS = 8
 MOST_BLOCKS = 64
@@ -298,17 +301,18 @@ def default_blocks(
 ) -> int:
     """B from the work of a pass over the data alone, so that every machine chooses the same.
 
-    The largest power of two up to 8 that leaves work for a millisecond or two to a block, 2^20
-    entries at 10 components, and 16 rows and columns to a band (of two, one): 1 below four
-    million entries; doubled, up to 64, while blocks hold more than 2^24
-    entries. Where only ``entries`` of the matrix are stored, a block is counted as its
-    share of them. ``workers`` raises B to two bands a worker as far as blocks keep 2^14
-    entries: only if the caller names a number, never by counting cores.
+    The largest power of two up to 8 that leaves work for a millisecond or two to a block (2^20
+    cells at 10 components, or 2^19 stored ``entries`` of a sparse matrix) and 16 rows and columns
+    to a band (one, if there are two bands): 1 below four million cells or two million entries;
+    doubled, up to 64, while blocks hold more than 2^24 entries. ``workers`` raises B to two bands
+    a worker as far as blocks keep 2^14 entries: only if the caller names a number, never by
+    counting cores.
     """
     rows, cols = shape
     wide = min(rows, cols) // NARROWEST_BAND
     most, count = max(min(MOST_BLOCKS, wide), min(2, rows, cols)), 1
     worthwhile = WORTHWHILE_WORK // (ENTRY_WORK + (components or USUAL_COMPONENTS))
+    worthwhile //= 1 if entries is None else STORED_ENTRY
 
     def block(blocks: int) -> int:
         if entries is None:

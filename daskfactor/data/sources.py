@@ -99,7 +99,7 @@ def as_blocks(
         out, it is 1 below four million entries, where several blocks cost more than they
         save. Of larger data it is the chunk grid if that has 2 to 64 chunks on both sides and at
         most twice as many on one as on the other, and else follows from the
-        shape alone, so that every machine chooses the same: the largest of 2, 4, 8
+        shape and the stored entries, so that every machine chooses the same: the largest of 2, 4, 8
         that leaves at least 2^20 entries to a block (at 10 components, which :func:`sample`
         adapts to its model) and 16 rows and columns to a
         band; 16, 32 or 64 where blocks would exceed 2^24 entries. Of sparse input the
@@ -219,7 +219,7 @@ def blocks_of(
 ) -> BlockedData:
     """Do what `as_blocks` does; ``usual`` is what is not stored where nothing says so.
 
-    ``components``: how many there are for which blocks are to be worth their price.
+    ``components``: number of components of the model; sets the default number of blocks.
     """
     unstored, wanted = reading.get("unstored"), Wanted.of(reading)
     kind = checked_options(dtype, unstored, workers)

@@ -22,7 +22,14 @@ from daskfactor.data.adapters import decoded, decoder
 from daskfactor.data.axes import RESERVED
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.frames import is_frame
-from daskfactor.data.grid import WORTHWHILE_BLOCK, Bands, TensorGrid, balanced_order, inverse
+from daskfactor.data.grid import (
+    STORED_ENTRY,
+    WORTHWHILE_BLOCK,
+    Bands,
+    TensorGrid,
+    balanced_order,
+    inverse,
+)
 from daskfactor.data.joined import FACTOR, LABEL, SIDES, JointLabels
 from daskfactor.data.known import (
     Known,
@@ -344,7 +351,8 @@ def _grid(entries: Entries, blocks: int | TensorGrid | None) -> TensorGrid:
     if blocks is None:
         most, count, size = min(MOST_BANDS, *shape), 1, entries.values.size
         while (
-            2 * count <= min(USUAL_BANDS, most) and size >= WORTHWHILE_BLOCK * (2 * count) ** axes
+            2 * count <= min(USUAL_BANDS, most)
+            and STORED_ENTRY * size >= WORTHWHILE_BLOCK * (2 * count) ** axes
         ):
             count *= 2
         while 2 * count <= most and size > LARGEST_BLOCK * count**axes:

@@ -36,7 +36,7 @@ SIGNIFICANT = 2.0
 COARSE = 1.0
 """Nats of error up to which ranks that are not told apart are called a tie."""
 EVIDENCES = 3
-"""Of how many ranks the evidence is expected to be needed where scores come first."""
+"""Expected number of evidences where scores come first, for the progress bar."""
 HELD_OUT = 0.1
 """Share of cells that are left out of a factorization by default."""
 DRAWS, TUNE, THIN = 100, 150, 1
@@ -99,10 +99,11 @@ def select_rank(
     ranks
         Numbers of components to compare.
     method
-        How the evidence of every rank is computed. None: by :class:`ThermodynamicIntegration`
-        (:class:`SequentialMonteCarlo` for an :class:`AllocationModel`), and where cells are left
-        out only for ranks between which their scores do not decide, from the smallest of these
-        up until the evidence falls. Others have NaN.
+        Method of the evidence, which is then computed at every rank. None takes
+        :class:`ThermodynamicIntegration` (:class:`SequentialMonteCarlo` for an
+        :class:`AllocationModel`). Where cells are left out, None computes the evidence only at
+        ranks that their scores do not tell apart, from the smallest up until it falls; the
+        others have NaN.
     held_out
         Share of the observed cells that are left out once and predicted at every rank
         (one short run per rank); None or 0 for the evidence alone. ``"auto"`` is 0.1, and
@@ -160,7 +161,7 @@ def select_rank(
     seed = resolve_seed(random_seed)
     where, reading = split(options)
     running: dict[str, Any] = dict(where)
-    bar = progress_bar(running.pop("progressbar", True))
+    bar = progress_bar(running.pop("progressbar", True), running.get("callback"))
     running["progressbar"] = False
     with bar as on_event, ExitStack() as stack:
         held, data, usual = None, None, model
@@ -175,8 +176,8 @@ def select_rank(
             usual = replace(model, dispersion=phi)
             running |= {"blocks": reading.get("blocks"), "unstored": data.unstored}
             held = _left_out(V, share, seed, {**reading, "unstored": data.unstored})
-        ranks_of = Search(data, usual, method, seed, running, on_event)
-        fits = ranks_of.all(numbers) if held is None else ranks_of.scored(numbers, held, everywhere)
+        search = RankSearch(data, usual, method, seed, running, on_event)
+        fits = search.all(numbers) if held is None else search.scored(numbers, held, everywhere)
     return _table(numbers, fits, method)
 
 
@@ -195,7 +196,7 @@ def _left_out(V: Any, share: float, seed: int, reading: dict[str, Any]) -> HeldO
 
 
 @dataclass
-class Search:
+class RankSearch:
     """Evidences and scores of ranks, and how far they have come."""
 
     data: Any
@@ -215,6 +216,7 @@ class Search:
         fits = {n: self._with_scores(n, held, i, total) for i, n in enumerate(ranks)}
         table = np.stack([fit.scores for fit in fits.values() if fit.scores is not None])
         means = table.mean(axis=1)
+        everywhere = everywhere or len(ranks) == 1 or not np.isfinite(means).all()
         near = [*_close(ranks, means, _error(table - table[means.argmax()]))]
         near = sorted([ranks[int(means.argmax())], *near]) if near else []
         best: Evidence | None = None
@@ -229,26 +231,27 @@ class Search:
                 best.standard_error, found.standard_error
             ):
                 break
+        self._report(total, total, "")
         return list(fits.values())
 
     def _with_evidence(
         self, rank: int, done: int, total: int, before: RankFit = NOTHING
     ) -> RankFit:
         started, model = time.perf_counter(), self.model.with_components(rank)
-        self._tell(done, total, f"evidence of rank {rank}")
+        self._report(done, total, f"evidence of rank {rank}")
         found = log_evidence(self.data, model, self.method, random_seed=self.seed, **self.options)
         seconds = before.seconds + time.perf_counter() - started
-        self._tell(done + 1, total, f"evidence of rank {rank}")
+        self._report(done + 1, total, f"evidence of rank {rank}")
         return RankFit(found, seconds, before.scores)
 
     def _with_scores(self, rank: int, held: HeldOut, done: int, total: int) -> RankFit:
         started, model = time.perf_counter(), self.model.with_components(rank)
-        self._tell(done, total, f"cells left out, rank {rank}")
+        self._report(done, total, f"cells left out, rank {rank}")
         scores = _scores(model, held, self.seed, self.options)
-        self._tell(done + 1, total, f"cells left out, rank {rank}")
+        self._report(done + 1, total, f"cells left out, rank {rank}")
         return RankFit(None, time.perf_counter() - started, scores)
 
-    def _tell(self, done: int, total: int, what: str) -> None:
+    def _report(self, done: int, total: int, what: str) -> None:
         self.on_event(RunEvent("ranks", min(done, total), total, message=what))
 
 
@@ -323,7 +326,7 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
         )
         top = int(values.argmax())
         best, close = tried[top], _close(tried, values, np.hypot(errors, errors[top]))
-        doubt = _doubt(tried, found, close, method)
+        doubt = _doubt(tried, found, close, method, "all" if len(tried) == len(ranks) else "these")
         if any(one.bound for one in found):
             attrs["bound"] = "lower"
     else:
@@ -341,7 +344,7 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
         }
         attrs["best_held_out"] = ranks[leader]
         if len(known) < len(ranks) and best == ranks[leader]:
-            doubt = ""  # two ways that know nothing of each other agree
+            doubt = ""  # the scores name the same rank
         attrs["held_out_not_distinguishable"] = _close(ranks, means, paired)
     end = ""  # the end of the ranks tried that the best one is at
     if best == ranks[-1]:
@@ -367,7 +370,11 @@ def _close(ranks: list[int], values: Vector, errors: Vector) -> list[int]:
 
 
 def _doubt(
-    ranks: list[int], found: list[Evidence], close: list[int], method: EvidenceMethod
+    ranks: list[int],
+    found: list[Evidence],
+    close: list[int],
+    method: EvidenceMethod,
+    which: str,
 ) -> str:
     """Say so where errors are as large as what they are to decide, and what helps."""
     span = float(np.ptp([one.value for one in found]))
@@ -378,14 +385,16 @@ def _doubt(
         if one.total_error > COARSE and SIGNIFICANT * one.total_error >= span
     ]
     help_ = method.remedy(worst.discretization_error > worst.standard_error)
-    size = f"{worst.total_error:,.0f} nats, and the evidences of all ranks lie within {span:,.0f}"
+    size = (
+        f"{worst.total_error:,.0f} nats, and the evidences of {which} ranks lie within {span:,.0f}"
+    )
     if len(ranks) > 1 and len(close) == len(ranks) - 1 and worst.total_error > COARSE:
         return (
             f"This does not decide between the ranks: errors are up to {size}. To decide, {help_}."
         )
     if len(ranks) > 1 and useless:
-        which = ", ".join(useless)
-        return f"The evidence of rank {which} cannot be used: its error is up to {size}; {help_}."
+        those = ", ".join(useless)
+        return f"The evidence of rank {those} cannot be used: its error is up to {size}; {help_}."
     return ""
 
 
@@ -399,7 +408,7 @@ def _verdict(attrs: dict[str, Any], everywhere: bool) -> str:
     if not attrs["evidence_at"]:
         return (
             f"Cells left out are predicted best at rank {attrs['best']}, and clearly worse at all "
-            "others, so that no evidence was computed."
+            "others, so no evidence was computed."
         )
     what = "lower bound of the evidence" if attrs.get("bound") else "evidence"
     text = f"The {what} is largest at rank {attrs['best']}"
@@ -408,8 +417,7 @@ def _verdict(attrs: dict[str, Any], everywhere: bool) -> str:
         text += f", from which its errors do not tell {others}"
     if not everywhere:
         which = ", ".join(map(str, attrs["evidence_at"]))
-        text += f"; it was computed at {which}, since cells left out leave no question at others"
-        text += ", or it had fallen before them"
+        text += f"; it was computed at {which} only: scores rule the others out, or it fell first"
     if "best_held_out" not in attrs:
         return text + "."
     leader = attrs["best_held_out"]

@@ -223,6 +223,10 @@ def choose_executor(
             "that come later, and the less is lost with a worker"
         )
         choice = choice._replace(name="tasks", reason=reason)
+    if data.grid.blocks < workers:
+        few = f"{choice.reason}; of {workers} workers {data.grid.blocks} have work, as there are "
+        few += f"{data.grid.blocks} bands: pass blocks={2 * workers} to use all"
+        choice = choice._replace(reason=few)
     logger.info('executor "%s": %s', choice.name, choice.reason)
     return choice
 

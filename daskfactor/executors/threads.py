@@ -257,11 +257,12 @@ class ThreadsExecutor(Executor):
         self.lanes = lanes or cpu_count()
         super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
+        self._workspace = Workspace()
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         self.report.lanes = lanes = min(self.lanes, state.blocks)
-        if lanes == 1:  # there is nothing to do at a time, and handing it over takes .1 ms
-            self.report.busy_seconds += run_in_order(work, state, local_workspace())
+        if lanes == 1:  # handing an operation to a thread would take .1 ms
+            self.report.busy_seconds += run_in_order(work, state, self._workspace)
             return state
         scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 
@@ -285,6 +286,7 @@ class ThreadsExecutor(Executor):
     def close(self) -> None:
         """End the threads; their buffers go with them."""
         self._pool.shutdown(wait=True)
+        self._workspace = Workspace()
 
 
 def share_bands(

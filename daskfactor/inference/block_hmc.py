@@ -14,7 +14,6 @@ paths of θ itself that lead there are refused, and draws miss small entries.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -42,7 +41,7 @@ from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.passes import Share
 from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, values_of
 from daskfactor.inference.tweedie_chain import TweedieChain
-from daskfactor.kernels import factorwise
+from daskfactor.kernels import blockwise, factorwise
 from daskfactor.kernels.steps import (
     beside,
     fill_normals,
@@ -52,12 +51,14 @@ from daskfactor.kernels.steps import (
     take_rows,
     zeros_beside,
 )
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import held, named_columns
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
+Block = tuple[Any, Any, int, tuple[Array, ...], float]
+"""A block as `factorwise.slope` takes it: view, law, factor, values of the bands, and floor."""
 
 MASS, STEPS = "mass", "steps"
 """What a band keeps: the mass of each entry; log ε, its average and the averaged δ - α of each
@@ -274,6 +275,31 @@ class Path(NamedTuple):
         for name in PATH:
             arrays.pop(name, None)
 
+    def go(self, block: Block, op: Op, workspace: Workspace) -> None:
+        """Go the whole path, where a single block has all data of the rows."""
+        view, law, factor, values, floor = block
+        steps, hyper, band = self.sampler.steps, self.program.hyper, self.band
+        rate, shape = self.program.prior(band, factor)
+        simple = self.power == 1 and not np.ndim(rate) and law.share == 1.0
+        for visit in range(steps + 1):
+            if 0 < visit < steps and simple and isinstance(view, BlockView | SparseBlock):
+                if visit == 1:
+                    names = MOMENTUM, SPREAD, GRADIENT
+                    arrays: Any = band.values, *(band.arrays[name] for name in names)
+                    prior = 1.0 / hyper.dispersion, float(rate), float(shape)
+                    W, H = values
+                    rest = arrays, prior, steps - 1, workspace
+                    blockwise.leapfrog(view, law, factor == 0, W, H, floor, *rest)
+                continue
+            self.add_slope(block, visit, workspace)
+            self.move(visit, op)
+
+    def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
+        """Add a block's share of the gradient, and at the path's ends of the fits."""
+        arrays = self.band.arrays
+        fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
+        factorwise.slope(*block, (arrays[GRADIENT], fits), workspace)
+
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
         steps = self.sampler.steps
@@ -447,24 +473,21 @@ class BlockHMC(HMC):
         visits, parts = self.steps + 1, data.grid.parts
         number, position = divmod(op.iteration % (len(bands) * visits * parts), parts)
         factor, visit = divmod(number, visits)
-        todo: Iterable[int] = (visit,)
-        if parts == 1:
-            todo = () if visit else range(visits)
-        if todo:
+        if visit == 0 or parts > 1:
             band = bands[factor]
             power = power_of(band, float(program.hyper.prior(factor)[1]))
             path = Path(self, program, band, factor, op.cycle, power)
             law = law_of(program.likelihood, op.block, bands[COLUMNS])
             block = data.view(*op.block), law, factor, values_of(bands), program.floor
-            if number % visits == 0 and position == 0:
+            if visit == 0 and position == 0:
                 band.arrays[GRADIENT] = np.zeros_like(band.values)
                 band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
             with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
-                for each in todo:
-                    ends = each in (0, self.steps)
-                    sums = band.arrays[GRADIENT], band.arrays[FITS] if ends else None
-                    factorwise.slope(*block, sums, workspace)
+                if parts == 1:
+                    path.go(block, op, workspace)
+                else:
+                    path.add_slope(block, visit, workspace)
                     if position == parts - 1:
-                        path.move(each, op)
+                        path.move(visit, op)
         if op.last:
             program.finish_cycle(op, bands)

@@ -25,7 +25,7 @@ from daskfactor.models.settings import Mask
 
 Array = NDArray[Any]
 
-SWEEPS = 8
+SWEEPS = 4
 """Sweeps over the columns of a factor for each pass over the data, which costs far more."""
 
 
@@ -53,7 +53,8 @@ class CoordinateDescent(AlternatingUpdates):
     Raises
     ------
     OptionError
-        If the model or the data are others.
+        If the model is not a :class:`TweedieNMF` with ``beta=2`` and exponential priors, or a cell
+        is missing or weighted.
 
     Notes
     -----

@@ -338,7 +338,9 @@ def _memory(
     if setting.visits_all:
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
-    threads = place.lanes * (task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max())))
+    threads = min(place.lanes, data.grid.blocks) * (
+        task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max()))
+    )
     usual = data.grid.areas.size * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
     usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
     # The settings that are arrays, those of rows with data, and a link's draw.

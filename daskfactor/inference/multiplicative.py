@@ -149,7 +149,7 @@ class AlternatingUpdates(Optimizer):
 
     @abstractmethod
     def update(self, *given: Any) -> None:
-        """Do so a number of times; what is given is what `update` takes."""
+        """Run some iterations; arguments as for `update`."""
 
     def fit(
         self,

@@ -110,8 +110,8 @@ class Pass:
 class SharePass(Pass):
     """Gathers the numerators and denominators of the multiplicative update.
 
-    ``finish`` is called with a band's, in the operation with its last block. ``gram``: whether
-    the Gram matrix of a matrix's other factor is gathered, too.
+    ``finish`` is called with a band's, in the operation with its last block. ``gram``: gather
+    the Gram matrix of a matrix's other factor, too.
     """
 
     finish: Finish | None = None

@@ -51,9 +51,10 @@ def optimize(
         What the data are taken to be; its priors count as penalties. A dispersion that is left
         to the data is estimated from the fit, but for whole numbers under beta = 1: it is 1.
     method
-        :class:`MultiplicativeUpdates`, :class:`CoordinateDescent` or :class:`DSGD`; by default
-        the first for a :class:`TweedieNMF`, the second where it has beta = 2 and no cell is
-        missing, and the last for a :class:`GaussianMF`.
+        :class:`MultiplicativeUpdates`, :class:`CoordinateDescent` or :class:`DSGD`. The default
+        is :class:`DSGD` for a :class:`GaussianMF`; for a :class:`TweedieNMF` it is
+        :class:`CoordinateDescent` with ``beta=2``, exponential priors and no cell missing or
+        weighted (on processors), else :class:`MultiplicativeUpdates`.
     init
         What the method begins with, as for :func:`sample`; ``"auto"`` are random factors.
     starts
@@ -89,31 +90,31 @@ def optimize(
     (20, 15)
     """
     check_model(model)
-    asked = chosen(Optimizer, method, model.default_optimizer, "method")
-    model.check_settled(asked.name)
-    asked.check_model(model)
+    optimizer = chosen(Optimizer, method, model.default_optimizer, "method")
+    model.check_settled(optimizer.name)
+    optimizer.check_model(model)
     with session(V, model, weighed=True, random_seed=random_seed, **options) as run:
         started = time.perf_counter()
         model = model.placed(run.data.placed)
         if run.data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         if method is None and not run.on_device and suits(model, run.data):
-            asked = CoordinateDescent()
+            optimizer = CoordinateDescent()
         if run.on_device:
-            check_device(asked, model, run.data.unstored)
-        origin = checked_init(init, starts, model, run.data)
+            check_device(optimizer, model, run.data.unstored)
+        start = checked_init(init, starts, model, run.data)
 
         def on_step(done: int, total: int) -> None:
             run.on_event(RunEvent("warm start", done, total))
 
         def fitted() -> Any:
-            state = _opening(run, model, asked, origin, on_step)
-            return asked.fit(run.data, model, run.executor, run.seed, on_step, state)
+            state = _opening(run, model, optimizer, start, on_step)
+            return optimizer.fit(run.data, model, run.executor, run.seed, on_step, state)
 
         point = run.executor.until_kept(fitted)
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
-        made |= {"init": json.dumps(origin.to_dict()), **device_attrs(run.executor)}
-        return point_dataset(run.data, model, asked, point, made)
+        made |= {"init": json.dumps(start.to_dict()), **device_attrs(run.executor)}
+        return point_dataset(run.data, model, optimizer, point, made)
 
 
 def _opening(

@@ -109,7 +109,7 @@ def time_of(setting: Setting, place: Place, flops: float, longest: int) -> dict[
     if place.block is not None:
         updates = alone / setting.sampler.work(blocks).visits
         speed = place.block / (updates * float(share.max()))
-    parallel, sent, limits = float(place.workers * place.lanes), 0, {}
+    parallel, sent, limits = float(min(place.workers * place.lanes, blocks)), 0, {}
     if place.elsewhere:
         from daskfactor.executors.traffic import RingClock  # `distributed` takes long to import
 

@@ -9,17 +9,21 @@ Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, section 4.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.dense import dense_kernels
+from daskfactor.kernels.jit import jit_exact
+from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.sparse import sparse_kernels
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockKernels,
     BlockView,
+    Kernel,
     Law,
     SparseBlock,
     TensorBlock,
@@ -131,6 +135,55 @@ def slope(
     with by_share(likelihood, out) as (gradient, fits):
         found = gradient, NO_FITS if fits is None else fits
         add(view.arguments, W, H, law, found, (buffers[0 if by_rows else 1], *scratch))
+
+
+@lru_cache(maxsize=128)
+def _path_kernel(slope: Kernel) -> Kernel:
+    @jit_exact
+    def steps(
+        block: Any,
+        W: Array,
+        H: Array,
+        law: Law,
+        band: tuple[Array, Array, Array, Array],
+        prior: tuple[float, float, float],
+        count: int,
+        work: Any,
+    ) -> None:
+        theta, momentum, spread, gradient = band
+        precision, rate, shape = prior
+        nothing = np.empty(0)
+        for _ in range(count):
+            slope(block, W, H, law, (gradient, nothing), work)
+            leapfrog_kick(theta, momentum, gradient, spread, 1.0, precision, rate, shape)
+            leapfrog_drift(theta, momentum, spread, 1.0)
+            gradient[:, :] = 0
+
+    return steps
+
+
+def leapfrog(
+    view: AnyBlock,
+    likelihood: Likelihood,
+    by_rows: bool,
+    W: Array,
+    H: Array,
+    floor: float,
+    band: tuple[Array, Array, Array, Array],
+    prior: tuple[float, float, float],
+    count: int,
+    work: Workspace,
+) -> None:
+    """Take whole steps of a path of one side's rows, all of whose data are in the block.
+
+    ``band`` is (theta, momentum, spread, gradient), of which theta is W or H, and ``prior``
+    (precision, rate, shape), all as `leapfrog_kick` takes them. ``gradient`` is zero before and
+    after. One compiled call does what `slope`, `leapfrog_kick` and `leapfrog_drift` do in turn.
+    """
+    kernels, law, buffers, scratch = _parts(view, likelihood, W, floor, work)
+    slope = kernels.slope_rows if by_rows else kernels.slope_cols
+    rest = (buffers[0 if by_rows else 1], *scratch)
+    _path_kernel(slope)(view.arguments, W, H, law, band, prior, count, rest)
 
 
 def evaluate(

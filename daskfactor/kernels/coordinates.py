@@ -23,6 +23,7 @@ def descend_rows(theta: Array, pull: Array, gram: Array, free: Array, sweeps: in
     rest. Source: Cichocki and Phan 2009, algorithm 2.
     """
     width, real = gram.shape[0], theta.dtype.type
+    tiny = real(1e-30)
     rows, slopes = np.empty((width, TILE), theta.dtype), np.empty((width, TILE), theta.dtype)
     moves = np.empty(TILE, theta.dtype)
     for begin in range(0, theta.shape[0], TILE):
@@ -38,10 +39,14 @@ def descend_rows(theta: Array, pull: Array, gram: Array, free: Array, sweeps: in
             for k in range(width):
                 if not free[k]:
                     continue
-                # Where the other factor's column is zero the prior alone pulls, as far as it can.
-                scale = real(1) / gram[k, k] if gram[k, k] > 0 else real(1e30)
+                # Where the other factor's column is zero the prior alone pulls: to zero.
+                known = gram[k, k] > tiny
+                scale = real(1) / gram[k, k] if known else real(0)
                 for i in range(count):
-                    moves[i] = max(slopes[k, i] * scale, -rows[k, i])
+                    step = slopes[k, i] * scale
+                    if not known and slopes[k, i] < 0:
+                        step = -rows[k, i]
+                    moves[i] = max(step, -rows[k, i])
                     rows[k, i] += moves[i]
                 for other in range(width):
                     for i in range(count):

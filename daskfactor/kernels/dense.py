@@ -52,9 +52,10 @@ def dense_kernels(likelihood: Likelihood, complete: bool = False) -> BlockKernel
     """
     added = _CURVATURES[likelihood.zeros]
     if complete:
-        same, terms = dense_kernels(likelihood), tile_terms(likelihood, False, False)
+        same = dense_kernels(likelihood)
         if added is None:
             return same
+        terms = tile_terms(likelihood, False, False)
         means = likelihood.zeros == "constant"  # else the ratio is v, whatever the mean
         return same._replace(
             multiplicative_rows=_multiplicative_complete(terms, True, added, means),
@@ -165,7 +166,7 @@ _CURVATURES: dict[str | None, Kernel | None] = {
     "constant": _add_column_sums,
     "linear": _add_gram_product,
 }
-"""How the curvatures of a complete block are added up, by `Likelihood.zeros`."""
+"""Kernel that adds the curvatures of a complete block, by `Likelihood.zeros`."""
 
 
 def _multiplicative(terms: Kernel, by_rows: bool) -> Kernel:

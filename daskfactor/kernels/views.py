@@ -48,7 +48,7 @@ class BlockView(NamedTuple):
     """A block inside a C-contiguous array: ``array[row0:row0 + m, col0:col0 + n]``.
 
     NaN marks a missing entry. ``weights`` are those of the cells, (m, n), if they have any.
-    ``complete``: whether it is known that none is missing and none is weighted.
+    ``complete``: no cell is missing or weighted.
     """
 
     array: Array

@@ -236,30 +236,37 @@ def plot_ranks(
     whole = "log_evidence" in table and "best" in table.attrs
     check_table(table, whole, "plot_ranks", "select_rank")
     scored = "held_out_log_score" in table
-    figure = new_figure(6.4, 5.2 if scored else 3.2)
-    axes = figure.subplots(2 if scored else 1, 1, sharex=True, squeeze=False)[:, 0]
+    computed = bool(table["log_evidence"].notnull().any())
+    figure = new_figure(6.4, 5.2 if scored and computed else 3.2)
+    axes = figure.subplots(scored + computed, 1, sharex=True, squeeze=False)[:, 0]
+    if computed:
+        _evidence_curve(axes[0], table)
+    if scored:
+        errors = table["held_out_difference_error"].values
+        _curve(axes[-1], table, "held_out_log_score", errors, table.attrs["best_held_out"])
+        axes[-1].set_ylabel("mean log score of a cell (nats)", fontsize=NORMAL)
+        headline(axes[-1], "cells left out")
+    axes[-1].set_xlabel("number of components", fontsize=NORMAL)
+    return save(figure, path, overwrite)
+
+
+def _evidence_curve(axes: Any, table: xr.Dataset) -> None:
+    """Draw the evidences that were computed, and circles around those within the errors."""
     errors = np.hypot(table["standard_error"].values, table["discretization_error"].values)
-    _curve(axes[0], table, "log_evidence", errors, table.attrs["best"])
+    _curve(axes, table, "log_evidence", errors, table.attrs["best"])
     what = "log evidence" if "bound" not in table.attrs else "log evidence, lower bound"
-    axes[0].set_ylabel(f"{what} (nats)", fontsize=NORMAL)
-    headline(axes[0], "evidence")
-    axes[0].set_title(_caution(table.attrs), loc="right", fontsize=SMALL, color=theme().warn)
+    axes.set_ylabel(f"{what} (nats)", fontsize=NORMAL)
+    headline(axes, "evidence")
+    axes.set_title(_caution(table.attrs), loc="right", fontsize=SMALL, color=theme().warn)
     others = np.atleast_1d(table.attrs["not_distinguishable"])  # files keep lists as arrays
     for rank in others:
         value = float(table["log_evidence"].sel(rank=rank))
-        axes[0].plot(
+        axes.plot(
             [rank], [value], "o", ms=9, mfc="none", mec=theme().warn, label="within the errors"
         )
     if others.size:
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].legend(handles[:1], labels[:1], fontsize=SMALL, frameon=False, loc="lower right")
-    if scored:
-        errors = table["held_out_difference_error"].values
-        _curve(axes[1], table, "held_out_log_score", errors, table.attrs["best_held_out"])
-        axes[1].set_ylabel("mean log score of a cell (nats)", fontsize=NORMAL)
-        headline(axes[1], "cells left out")
-    axes[-1].set_xlabel("number of components", fontsize=NORMAL)
-    return save(figure, path, overwrite)
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[:1], labels[:1], fontsize=SMALL, frameon=False, loc="lower right")
 
 
 def _caution(attrs: dict[str, Any]) -> str:

@@ -166,7 +166,7 @@ def test_default_number_of_blocks(shape, count):
 def test_more_components_are_worth_more_blocks_and_fewer_stored_entries_less():
     faces = [default_blocks((10304, 400), components=K) for K in (2, 10, 25, 100, 1000)]
     assert faces == [1, 1, 2, 4, 8]
-    stored = [default_blocks((10**5, 10**5), entries=n) for n in (10**6, 2**22, 2**24, 2**26)]
+    stored = [default_blocks((10**5, 10**5), entries=n) for n in (10**6, 2**21, 2**23, 2**25)]
     assert stored == [1, 2, 4, 8]
 
 

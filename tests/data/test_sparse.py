@@ -217,8 +217,8 @@ def test_the_grid_follows_from_the_entries():
         return as_blocks(matrix, unstored="zero", **options).grid.blocks
 
     assert blocks(1000, 1000, 4 * 4 * 16_384) == 1
-    assert blocks(3000, 3000, 4 * 2**20 - 1) == 1
-    assert blocks(3000, 3000, 4 * 2**20) == 2
+    assert blocks(2000, 2000, 2**21 - 1) == 1
+    assert blocks(2000, 2000, 2**21) == 2
     assert blocks(1000, 1000, 2 * 10**5, workers=10) == 3
     grid = Grid(Bands((0, 10, 70)), Bands((0, 40, 45)))
     for balance in (False, True):

@@ -103,7 +103,7 @@ def test_the_evidence_is_computed_from_the_smallest_rank_in_question_until_it_fa
     assert np.isfinite(table["held_out_log_score"]).all()
     assert (table["seconds"] > 0).all()
     assert table.attrs["best"] == 3
-    assert "it was computed at 3, 4, since cells left out" in table.attrs["verdict"]
+    assert "it was computed at 3, 4 only: scores rule" in table.attrs["verdict"]
     assert len(dfac.plots.plot_ranks(table).axes) == 2
 
 
@@ -112,8 +112,23 @@ def test_no_evidence_where_cells_left_out_decide(monkeypatch):
     assert asked == table.attrs["evidence_at"] == []
     assert table.attrs["best"] == table.attrs["best_held_out"] == 4
     assert "no evidence was computed" in table.attrs["verdict"]
-    assert len(dfac.plots.plot_ranks(table).axes) == 2
-    assert "so that no evidence was computed" in " ".join(str(table).split())
+    assert len(dfac.plots.plot_ranks(table).axes) == 1
+    assert "so no evidence was computed" in " ".join(str(table).split())
+
+
+def test_a_single_rank_has_its_evidence_and_so_have_all_where_scores_are_not_finite(monkeypatch):
+    method = MadeUp([])
+    monkeypatch.setattr(selection, "checked_method", lambda asked, model: method)
+    options = {"held_out": 0.2, "progressbar": False, "random_seed": 0}
+    monkeypatch.setattr(selection, "_scores", lambda model, *rest: np.array([-1.0, -np.inf]))
+    heard = []
+    for ranks in ([2], [1, 2, 3]):
+        method.asked.clear()
+        with np.errstate(invalid="ignore"):
+            dfac.select_rank(counts(), dfac.TweedieNMF(1), ranks, callback=heard.append, **options)
+        assert [rank for rank, _, _ in method.asked] == ranks
+        steps = [event for event in heard if event.phase == "ranks"]
+        assert steps[-1].done == steps[-1].total > 0
 
 
 def test_disagreement_is_put_into_words():

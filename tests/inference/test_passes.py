@@ -9,10 +9,11 @@ from scipy import sparse, stats
 
 import daskfactor as dfac
 from daskfactor.executors.state import FactorBand, make_state
-from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS
+from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS, Path
 from daskfactor.inference.hmc import DualAveraging
 from daskfactor.inference.langevin import allotment
 from daskfactor.inference.multiplicative import balance
+from daskfactor.kernels import blockwise
 from tests.inference.test_conformance import counts
 
 MODEL = dfac.TweedieNMF(2, dispersion=1.0)
@@ -37,6 +38,31 @@ def test_the_grid_changes_nothing_but_the_order_of_sums(sampler):
     one, four = (draw(sampler, blocks=blocks, tune=3)["posterior"] for blocks in (1, 4))
     np.testing.assert_allclose(one["W"], four["W"], rtol=1e-6)
     np.testing.assert_allclose(one["H"], four["H"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("stored", [np.asarray, sparse.csr_array])
+def test_a_path_in_one_call_has_the_bits_of_its_steps(stored, gaps, monkeypatch):
+    V = counts().astype(float)
+    V[3, 4] = np.nan if gaps else 1.0
+    model = dfac.TweedieNMF(3, dispersion=1.0, fixed_h=np.ones((1, V.shape[1])))
+    data = dfac.as_blocks(stored(V), 1, unstored=None if stored is np.asarray else "zero")
+
+    def drawn():
+        tree = dfac.sample(data, model, dfac.BlockHMC(warm_start=3), **SETTINGS)
+        return tree["posterior"].to_dataset()
+
+    def step_by_step(path, block, op, workspace):
+        for visit in range(path.sampler.steps + 1):
+            path.add_slope(block, visit, workspace)
+            path.move(visit, op)
+
+    calls, whole = [], blockwise.leapfrog
+    monkeypatch.setattr(blockwise, "leapfrog", lambda *given: (calls.append(1), whole(*given)))
+    one = drawn()
+    assert calls
+    monkeypatch.setattr(Path, "go", step_by_step)
+    assert one.equals(drawn())
 
 
 def shares(iteration, entries=40, sizes=(30, 0, 50, 20)):
