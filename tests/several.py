@@ -5,10 +5,12 @@ import pytest
 from daskfactor.data import grid, tensor
 
 
-@pytest.fixture(autouse=True)
-def several_blocks(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def several_blocks():
     """Have two bands worth their price, however few entries a block has."""
-    monkeypatch.setattr(grid, "WORTHWHILE_WORK", 1)
-    monkeypatch.setattr(grid, "USUAL_BLOCKS", 2)
-    monkeypatch.setattr(tensor, "WORTHWHILE_BLOCK", 0)
-    monkeypatch.setattr(tensor, "USUAL_BANDS", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "WORTHWHILE_WORK", 1)
+        patch.setattr(grid, "USUAL_BLOCKS", 2)
+        patch.setattr(tensor, "WORTHWHILE_BLOCK", 0)
+        patch.setattr(tensor, "USUAL_BANDS", 2)
+        yield

@@ -295,7 +295,8 @@ def test_a_block_is_timed_on_a_worker_and_a_ring_is_chosen(client):
     state = make_state(Grid.even((6, 6), 2), rng.random((6, 2)), rng.random((6, 2)))
     op = Op(Action.UPDATE, Block(1, 0), 0, 0, 1.0, False, CycleOptions())
     before = state.gather("rows").tobytes()
-    made = choose_executor(client, None, 2, (Mixer(), op, state, None))
+    data = SimpleNamespace(grid=SimpleNamespace(blocks=8))
+    made = choose_executor(client, data, 2, (Mixer(), op, state, None))
     assert made.name == "ring"
     assert re.match(r"a block takes 0?\.\d+ ms, .*\(2 of them\)", made.reason)
     assert state.gather("rows").tobytes() == before
