@@ -224,9 +224,9 @@ def choose_executor(
         )
         choice = choice._replace(name="tasks", reason=reason)
     if data.grid.blocks < workers:
-        few = f"{choice.reason}; of {workers} workers {data.grid.blocks} have work, as there are "
-        few += f"{data.grid.blocks} bands: pass blocks={2 * workers} to use all"
-        choice = choice._replace(reason=few)
+        few = f"{data.grid.blocks} of {workers} workers, for want of blocks"
+        more = f"only {few}; pass blocks={2 * workers} to use all of them"
+        choice = choice._replace(reason=f"{choice.reason}; {more}")
     logger.info('executor "%s": %s', choice.name, choice.reason)
     return choice
 

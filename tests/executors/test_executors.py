@@ -139,7 +139,7 @@ def test_by_the_block_and_the_cluster(adaptive, seconds, name, reason, monkeypat
     assert len(f"{made.name}: {made.short}") <= NOTE_WIDTH  # else the progress bar cuts it off
     data.grid.blocks = 1
     made = executors.choose_executor(workers(adaptive), data, 10)
-    assert "of 2 workers 1 have work, as there are 1 bands: pass blocks=4 to use all" in made.reason
+    assert "only 1 of 2 workers, for want of blocks; pass blocks=4 to use all" in made.reason
     V = np.random.default_rng(0).random((400, 200), dtype=np.float32)
     with as_blocks(V, 2) as data:  # the estimate grows with the work
         few, many = (block_seconds(data, width) for width in (10, 20))
