@@ -41,10 +41,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _loggers_that_speak():
-    """Enable the package's loggers, which a library may have disabled in a test before."""
+    """Undo what a library may have done to logging in a test before."""
+    logging.disable(logging.NOTSET)
+    logging.root.disabled = False
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.startswith("daskfactor") and isinstance(logger, logging.Logger):
-            logger.disabled = False
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
