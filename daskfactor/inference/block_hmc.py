@@ -278,21 +278,23 @@ class Path(NamedTuple):
     def go(self, block: Block, op: Op, workspace: Workspace) -> None:
         """Go the whole path, where a single block has all data of the rows."""
         view, law, factor, values, floor = block
-        steps, hyper, band = self.sampler.steps, self.program.hyper, self.band
-        rate, shape = self.program.prior(band, factor)
+        arrays, steps = self.band.arrays, self.sampler.steps
+        rate, shape = self.program.prior(self.band, factor)
         simple = self.power == 1 and not np.ndim(rate) and law.share == 1.0
-        for visit in range(steps + 1):
-            if 0 < visit < steps and simple and isinstance(view, BlockView | SparseBlock):
-                if visit == 1:
-                    names = MOMENTUM, SPREAD, GRADIENT
-                    arrays: Any = band.values, *(band.arrays[name] for name in names)
-                    prior = 1.0 / hyper.dispersion, float(rate), float(shape)
-                    W, H = values
-                    rest = arrays, prior, steps - 1, workspace
-                    blockwise.leapfrog(view, law, factor == 0, W, H, floor, *rest)
-                continue
-            self.add_slope(block, visit, workspace)
-            self.move(visit, op)
+        self.add_slope(block, 0, workspace)
+        self.move(0, op)
+        if simple and isinstance(view, BlockView | SparseBlock):
+            W, H = values
+            moved = self.band.values, arrays[MOMENTUM], arrays[SPREAD], arrays[GRADIENT]
+            prior = 1.0 / self.program.hyper.dispersion, float(rate), float(shape)
+            rest = moved, prior, steps - 1, workspace
+            blockwise.leapfrog(view, law, factor == 0, W, H, floor, *rest)
+        else:
+            for visit in range(1, steps):
+                self.add_slope(block, visit, workspace)
+                self.move(visit, op)
+        self.add_slope(block, steps, workspace)
+        self.move(steps, op)
 
     def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
         """Add a block's share of the gradient, and at the path's ends of the fits."""

@@ -13,8 +13,6 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.multiplicative import (
     AlternatingUpdates,
-    OnStep,
-    PointFit,
     mean_floor,
     pull_of,
 )
@@ -82,21 +80,13 @@ class CoordinateDescent(AlternatingUpdates):
                 f"{model!r}; use MultiplicativeUpdates(), or leave method out"
             )
 
-    def fit(
-        self,
-        data: BlockedData,
-        model: Any,
-        executor: Executor,
-        seed: int,
-        on_step: OnStep,
-        state: ChainState | None = None,
-    ) -> PointFit:
+    def check_data(self, data: BlockedData) -> None:
+        """Refuse data with cells that are missing or weighted."""
         if not _is_whole(data):
             raise OptionError(
                 "CoordinateDescent needs a matrix in which no cell is missing or weighted; use "
                 "MultiplicativeUpdates(), or leave method out"
             )
-        return super().fit(data, model, executor, seed, on_step, state)
 
     def update(self, *given: Any) -> None:
         _update(*given)

@@ -151,6 +151,10 @@ class AlternatingUpdates(Optimizer):
     def update(self, *given: Any) -> None:
         """Run some iterations; arguments as for `update`."""
 
+    def check_data(self, data: BlockedData) -> None:
+        """Raise OptionError if these data are not ones that it is right for."""
+        del data
+
     def fit(
         self,
         data: BlockedData,
@@ -160,6 +164,7 @@ class AlternatingUpdates(Optimizer):
         on_step: OnStep,
         state: ChainState | None = None,
     ) -> PointFit:
+        self.check_data(data)
         state = state or start_state(data, model, seed, 0, executor=executor)
         rule = dispersion_rule(model, data)
         rule.alone = True

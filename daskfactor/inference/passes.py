@@ -121,20 +121,20 @@ class SharePass(Pass):
         """Add a block's share to what the band of the side has gathered."""
         factor, first, last = self.place(op, data.grid.parts)
         band, law = bands[factor], law_of(self.likelihood, op.block, bands[COLUMNS])
+        names = (*GATHERED, GRAM) if self.gram else GATHERED
         if first:
             band.arrays |= {name: np.zeros_like(band.values) for name in GATHERED}
             if self.gram:
                 band.arrays[GRAM] = np.zeros((band.values.shape[1],) * 2)
-        share = band.arrays[GATHERED[0]], band.arrays[GATHERED[1]]
-        add_share(data.view(*op.block), law, factor, bands, self.floor, share, workspace)
+        num, den, *_ = share = tuple(band.arrays[name] for name in names)
+        add_share(data.view(*op.block), law, factor, bands, self.floor, (num, den), workspace)
         if self.gram:
             other = bands[1 - factor].values
             band.arrays[GRAM] += other.T @ other
         if last:
-            more = (band.arrays[GRAM],) if self.gram else ()
-            drop_arrays(band, (*GATHERED, *((GRAM,) if self.gram else ())))
+            drop_arrays(band, names)
             assert self.finish is not None
-            self.finish(band, (*share, *more), factor=factor, cycle=op.cycle)
+            self.finish(band, share, factor=factor, cycle=op.cycle)
 
 
 GATHERED, GRAM = ("numerator", "denominator"), "gram"

@@ -50,16 +50,15 @@ def dense_kernels(likelihood: Likelihood, complete: bool = False) -> BlockKernel
     entries are zeros, with weights of cells or `NO_WEIGHTS` behind them, and ``work`` two tiles
     (T, n) and two lines (2, n). Compilation takes about half a second for each kernel and dtype.
     """
-    added = _CURVATURES[likelihood.zeros]
     if complete:
-        same = dense_kernels(likelihood)
-        if added is None:
+        same, closed = dense_kernels(likelihood), _CURVATURES[likelihood.zeros]
+        if closed is None:
             return same
         terms = tile_terms(likelihood, False, False)
         means = likelihood.zeros == "constant"  # else the ratio is v, whatever the mean
         return same._replace(
-            multiplicative_rows=_multiplicative_complete(terms, True, added, means),
-            multiplicative_cols=_multiplicative_complete(terms, False, added, means),
+            multiplicative_rows=_multiplicative(terms, True, closed, means),
+            multiplicative_cols=_multiplicative(terms, False, closed, means),
         )
     # Kernels that do the same with a tile share what does it: each is compiled for itself.
     residuals, fitted = tile_terms(likelihood, True, False), _fitted(likelihood, False)
@@ -142,6 +141,11 @@ def _gradient(terms: Kernel, curved: bool) -> Kernel:
 
 
 @jit
+def _add_nothing(theta: Array, other: Array, den: Array) -> None:
+    """Leave the denominator as it is."""
+
+
+@jit
 def _add_column_sums(theta: Array, other: Array, den: Array) -> None:
     """Add C H for curvatures of 1: the column sums of H, to every row."""
     sums = np.zeros(other.shape[1])
@@ -169,7 +173,15 @@ _CURVATURES: dict[str | None, Kernel | None] = {
 """Kernel that adds the curvatures of a complete block, by `Likelihood.zeros`."""
 
 
-def _multiplicative(terms: Kernel, by_rows: bool) -> Kernel:
+def _multiplicative(
+    terms: Kernel, by_rows: bool, closed: Kernel | None = None, means: bool = True
+) -> Kernel:
+    """Make the kernel of one side; ``closed`` adds the curvatures in place of a matrix of them.
+
+    Without ``means`` the ratio is the same at every mean, and none is computed.
+    """
+    curved, add_closed = closed is None, closed or _add_nothing
+
     @jit
     def multiplicative(
         block: Window,
@@ -184,44 +196,22 @@ def _multiplicative(terms: Kernel, by_rows: bool) -> Kernel:
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
             w, q, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
-            matmul_nt(w, H, q)
+            if means:
+                matmul_nt(w, H, q)
             terms(block, begin, q, c, 1.0, law, line)
             if by_rows:
                 add_matmul_nn(q, H, num[begin:end])
-                add_matmul_nn(c, H, den[begin:end])
             else:
                 add_matmul_tn(q, w, num)
-                add_matmul_tn(c, w, den)
-
-    return multiplicative
-
-
-def _multiplicative_complete(terms: Kernel, by_rows: bool, added: Kernel, means: bool) -> Kernel:
-    @jit
-    def multiplicative(
-        block: Window,
-        W: Array,
-        H: Array,
-        law: Law,
-        out: tuple[Array, Array],
-        work: Scratch,
-    ) -> None:
-        num, den = out
-        tile, tile2, line = work
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            w, q = W[begin:end], tile[: end - begin]
-            if means:
-                matmul_nt(w, H, q)
-            terms(block, begin, q, tile2[: end - begin], 1.0, law, line)
-            if by_rows:
-                add_matmul_nn(q, H, num[begin:end])
-            else:
-                add_matmul_tn(q, w, num)
+            if curved:
+                if by_rows:
+                    add_matmul_nn(c, H, den[begin:end])
+                else:
+                    add_matmul_tn(c, w, den)
         if by_rows:
-            added(W, H, den)
+            add_closed(W, H, den)
         else:
-            added(H, W, den)
+            add_closed(H, W, den)
 
     return multiplicative
 
@@ -255,20 +245,9 @@ def _fitted(likelihood: Likelihood, squares: bool) -> Kernel:
 
 @jit
 def _sum(line: Array) -> float:
-    """Add up a line in double precision, in eight sums side by side: these vectorise."""
-    a = b = c = d = e = f = g = h = 0.0
-    whole = line.size - line.size % 8
-    for j in range(0, whole, 8):
-        a += np.float64(line[j])
-        b += np.float64(line[j + 1])
-        c += np.float64(line[j + 2])
-        d += np.float64(line[j + 3])
-        e += np.float64(line[j + 4])
-        f += np.float64(line[j + 5])
-        g += np.float64(line[j + 6])
-        h += np.float64(line[j + 7])
-    total = ((a + e) + (b + f)) + ((c + g) + (d + h))
-    for j in range(whole, line.size):
+    """Add up a line in double precision."""
+    total = 0.0
+    for j in range(line.size):
         total += np.float64(line[j])
     return total
 
