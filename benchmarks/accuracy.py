@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.optimize import linear_sum_assignment
 
 import daskfactor as dfac
 from benchmarks.harness import QUIET, Array, Figure, Run, effective, line
@@ -184,6 +185,47 @@ def faces(run: Run) -> Iterator[Figure]:
         yield Figure(
             rates[0], "draws/s", rates[1], "BlockHMC", "more", beside=name, note=off(found)
         )
+
+
+# -- the scale that W and H share ------------------------------------------------------------------
+
+
+def of_the_prior(K: int, seed: int) -> tuple[Array, Array, Any]:
+    """Return counts, the W that they come from, and the model that both are drawn from."""
+    rng, size = np.random.default_rng((seed, K)), (5.0 / K) ** 0.5
+    W, H = rng.exponential(size, (150, K)), rng.exponential(size, (K, 100))
+    model = dfac.TweedieNMF(K, rate_w=1 / size, rate_h=1 / size, dispersion=1.0)
+    return rng.poisson(W @ H).astype(np.float32), W, model
+
+
+@line("cycles between independent draws of log ΣW, 150 × 100 counts of mean 5", minutes=0.5)
+def scale(run: Run) -> Iterator[Figure]:
+    for K in (1, 3):
+        V, _, model = of_the_prior(K, 0)
+        for name, goal in (("BlockHMC", "<= 30"), ("SGHMC", ""), ("PSGLD", ""), ("Gibbs", "")):
+            draws, tune = run.pick((50, 20), (2000, 300))
+            tree = dfac.sample(V, model, getattr(dfac, name)(), draws, tune, **SERIAL)
+            sums = np.log(tree["posterior"]["W"].values.sum(axis=2, dtype=np.float64))
+            yield Figure(draws / effective(sums).min(), "cycles", None, f"{name}, K = {K}", goal=goal)
+
+
+@line("entries of W in their 90 % intervals, 150 × 100 counts of the prior, 40 seeds", minutes=1)
+def scale_intervals(run: Run) -> Iterator[Figure]:
+    for K in (1, 3):
+        inside = []
+        for seed in range(run.pick(2, 40)):
+            V, W, model = of_the_prior(K, seed)
+            draws, tune = run.pick((50, 20), (500, 300))
+            tree = dfac.sample(V, model, dfac.BlockHMC(), draws, tune, **SERIAL)
+            drawn = tree["posterior"]["W"].values[0]
+            mean = drawn.mean(axis=0)
+            alike = (mean.T @ W) / np.linalg.norm(mean, axis=0)[:, None] / np.linalg.norm(W, axis=0)
+            drawn = drawn[..., linear_sum_assignment(-alike.T)[1]]
+            low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
+            inside.append(float(((W >= low) & (W <= high)).mean()))
+        share = 100 * float(np.mean(inside))
+        note = f"single seeds {100 * min(inside):.0f} to {100 * max(inside):.0f} %"
+        yield Figure(share, "%", None, f"BlockHMC, K = {K}", "more", ">= 85", note=note)
 
 
 # -- bias ----------------------------------------------------------------------------------------

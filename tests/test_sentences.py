@@ -8,15 +8,18 @@ import re
 import uuid
 import warnings
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor import urls
+from daskfactor.cli.main import app
 from daskfactor.cli.show import in_shell
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
 from daskfactor.results import particle_summary, verdict
@@ -182,6 +185,67 @@ def test_every_advice_is_told_in_words_of_the_shell():
         assert re.search(r"daskfactor( fit| resume| particles|\.\w+ in Python)", shell), text
         assert "(" not in shell, shell
 
+
+NAMED_OF_OTHERS = {
+    "astype",  # NumPy, pandas
+    "Client",  # Dask, and what its arrays have
+    "compute_chunk_sizes",
+    "expectation",  # of daskfactor.expectation's own result
+    "ravel",
+    "reindex_like",
+    "sum_duplicates",
+    "to_numpy",
+    "toarray",
+    "todense",
+}
+"""Calls in sentences that are of no name of the package, and have no dot."""
+ARGUMENTS_OF_OTHERS = {"decimal", "index_col", "meta", "year"}
+
+
+def sentences():
+    """Yield where each text of the package stands that a user may read, and the text."""
+    root = Path(dfac.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        if file.relative_to(root).parts[:2] == ("kernels", "cuda") or file.name == "markup.py":
+            continue
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        left = {own for node in nodes if isinstance(node, ast.JoinedStr) for own in node.values}
+        left |= {node.value for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if node in left or not isinstance(node, ast.JoinedStr | ast.Constant):
+                continue
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [own.value if isinstance(own, ast.Constant) else "7" for own in parts]
+            if all(isinstance(own, str) for own in texts) and " " in "".join(texts):
+                yield f"{file.name}:{node.lineno}", "".join(texts)
+
+
+def test_calls_arguments_and_options_that_sentences_name_exist():
+    public = {name: getattr(dfac, name) for name in dfac.__all__ if name != "plots"}
+    known = {
+        name: set(inspect.signature(own).parameters)
+        for name, own in public.items()
+        if callable(own)
+    }
+    every = set().union(*known.values(), ARGUMENTS_OF_OTHERS)
+    commands = typer.main.get_command(app).commands.values()
+    options = {name for command in commands for own in command.params for name in own.opts}
+    wrong, count = [], 0
+    for where, text in sentences():
+        for name, given in re.findall(r"(?<![\w.])([A-Za-z_][\w.]*)\(([^()]*)\)", text):
+            own = name.removeprefix("daskfactor.")
+            if own in known:
+                names = set(re.findall(r"\b([a-z_]+)=(?!=)", given))
+                wrong += [(where, f"{name}({bad}=)") for bad in names - known[own]]
+                count += 1
+            elif "." not in own and own not in NAMED_OF_OTHERS:
+                wrong.append((where, name))
+        wrong += [
+            (where, bad) for bad in set(re.findall(r"(?<![\w{])([a-z_]+)=(?![=\d])", text)) - every
+        ]
+        wrong += [(where, bad) for bad in set(re.findall(r"--[a-z][\w-]*", text)) - options]
+    assert not wrong, wrong
+    assert count > 50
 
 def test_what_writes_says_what_it_wrote(tmp_path):
     run = tmp_path / "run.zarr"

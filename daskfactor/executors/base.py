@@ -215,6 +215,18 @@ class Executor(ABC):
         made = [[band(factor, number) for number in range(blocks)] for factor in range(factors)]
         return ChainState(made, {})
 
+    def run_chains(
+        self, chains: Sequence[Callable[[], None]], blocks: int, watch: Callable[[], None]
+    ) -> None:
+        """Call functions that each run plans for a chain of their own, on ``blocks`` row bands.
+
+        ``watch`` is called now and then in the calling thread, and may raise an error to stop.
+        """
+        del blocks
+        for chain in chains:
+            chain()
+            watch()
+
     def map(
         self,
         function: Callable[[T, Workspace], R],

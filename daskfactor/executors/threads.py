@@ -257,12 +257,38 @@ class ThreadsExecutor(Executor):
         self.lanes = lanes or cpu_count()
         super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
-        self._workspace = Workspace()
+        self._of_thread = threading.local()
+
+    def run_chains(
+        self, chains: Sequence[Callable[[], None]], blocks: int, watch: Callable[[], None]
+    ) -> None:
+        """Work on several chains at once where the operations of one are done in order.
+
+        They have threads of their own: what a chain maps over its bands waits for those of the
+        pool.
+        """
+        lanes = min(self.lanes, len(chains))
+        if blocks > 1 or lanes == 1:
+            super().run_chains(chains, blocks, watch)
+            return
+        with ThreadPoolExecutor(lanes, thread_name_prefix="daskfactor-chain") as pool:
+            futures = [pool.submit(chain) for chain in chains]
+            try:
+                while wait(futures, LOOK).not_done:
+                    watch()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        for future in futures:
+            future.result()
+        watch()
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         self.report.lanes = lanes = min(self.lanes, state.blocks)
         if lanes == 1:  # handing an operation to a thread would take .1 ms
-            self.report.busy_seconds += run_in_order(work, state, self._workspace)
+            if not hasattr(self._of_thread, "workspace"):
+                self._of_thread.workspace = Workspace()
+            self.report.busy_seconds += run_in_order(work, state, self._of_thread.workspace)
             return state
         scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 
@@ -286,7 +312,7 @@ class ThreadsExecutor(Executor):
     def close(self) -> None:
         """End the threads; their buffers go with them."""
         self._pool.shutdown(wait=True)
-        self._workspace = Workspace()
+        self._of_thread = threading.local()
 
 
 def share_bands(

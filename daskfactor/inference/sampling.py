@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -378,8 +379,23 @@ class Run:
 
     def _segment(self) -> None:
         end = next(end for end in self.setting.ends if end > self.cycle)
-        for number in range(len(self.chains)):
-            self._advance(number, end)
+        shares, caller = [0.0] * len(self.chains), threading.get_ident()
+
+        def tell() -> None:
+            self._tell_progress(end, sum(shares))
+
+        def advance(number: int) -> None:
+            def on_share(share: float) -> None:
+                shares[number] = share
+                if threading.get_ident() == caller:
+                    tell()
+
+            self.chains[number].advance(end, on_share)
+            shares[number], self._shown = 1.0, self.chains[number].log_likelihood()
+
+        calls = [partial(advance, number) for number in range(len(self.chains))]
+        with single_threaded_blas():  # held for long: each change of it takes 30 µs
+            self.setting.executor.run_chains(calls, self.setting.data.grid.blocks, tell)
         self._agree()
         before, self.cycle = self.cycle, end
         self._write(before)
@@ -405,21 +421,14 @@ class Run:
             for chain in self.chains:
                 chain.take_dispersion(found)
 
-    def _advance(self, number: int, end: int) -> None:
-        options, count, chain = self.options, len(self.chains), self.chains[number]
+    def _tell_progress(self, end: int, done: float) -> None:
+        """Tell that ``done`` of the chains have reached cycle ``end``, shares of one counted."""
+        options, count = self.options, len(self.chains)
         tuning = end <= options.tune
         offset = 0 if tuning else options.tune
         total = (options.tune if tuning else options.cycles - options.tune) * count
-        before = number * (end - self.cycle) + count * (self.cycle - offset)
-
-        def on_share(share: float) -> None:
-            done = before + share * (end - self.cycle)
-            self.on_event(RunEvent("tune" if tuning else "draw", done, total, self._shown))
-
-        with single_threaded_blas():  # held for long: each change of it takes 30 µs
-            chain.advance(end, on_share)
-        self._shown = chain.log_likelihood()
-        on_share(1.0)
+        cycles = count * (self.cycle - offset) + done * (end - self.cycle)
+        self.on_event(RunEvent("tune" if tuning else "draw", cycles, total, self._shown))
 
     def _write(self, before: int) -> None:
         """Write what a segment gave; it began at cycle ``before``."""
