@@ -206,7 +206,9 @@ def scale(run: Run) -> Iterator[Figure]:
             draws, tune = run.pick((50, 20), (2000, 300))
             tree = dfac.sample(V, model, getattr(dfac, name)(), draws, tune, **SERIAL)
             sums = np.log(tree["posterior"]["W"].values.sum(axis=2, dtype=np.float64))
-            yield Figure(draws / effective(sums).min(), "cycles", None, f"{name}, K = {K}", goal=goal)
+            yield Figure(
+                draws / effective(sums).min(), "cycles", None, f"{name}, K = {K}", goal=goal
+            )
 
 
 @line("entries of W in their 90 % intervals, 150 × 100 counts of the prior, 40 seeds", minutes=1)
@@ -222,7 +224,7 @@ def scale_intervals(run: Run) -> Iterator[Figure]:
             alike = (mean.T @ W) / np.linalg.norm(mean, axis=0)[:, None] / np.linalg.norm(W, axis=0)
             drawn = drawn[..., linear_sum_assignment(-alike.T)[1]]
             low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
-            inside.append(float(((W >= low) & (W <= high)).mean()))
+            inside.append(float(((low <= W) & (high >= W)).mean()))
         share = 100 * float(np.mean(inside))
         note = f"single seeds {100 * min(inside):.0f} to {100 * max(inside):.0f} %"
         yield Figure(share, "%", None, f"BlockHMC, K = {K}", "more", ">= 85", note=note)

@@ -3,6 +3,7 @@
 from . import plots as plots
 from .allocation.counts import simulate as simulate
 from .allocation.exact import Enumeration as Enumeration
+from .allocation.model import AllocationModel as AllocationModel
 from .allocation.smc import SequentialMonteCarlo as SequentialMonteCarlo
 from .allocation.variational import VariationalBayes as VariationalBayes
 from .data.convert import convert as convert
@@ -18,6 +19,7 @@ from .estimator import BayesianNMF as BayesianNMF
 from .evidence.base import Evidence as Evidence
 from .evidence.base import log_evidence as log_evidence
 from .evidence.chib import Chib as Chib
+from .evidence.gaussian_additive import GaussianAdditive as GaussianAdditive
 from .evidence.rank import select_rank as select_rank
 from .evidence.thermodynamic import ThermodynamicIntegration as ThermodynamicIntegration
 from .executors import LanesExecutor as LanesExecutor
@@ -46,14 +48,11 @@ from .inference.refits import sampling_wrapper as sampling_wrapper
 from .inference.sampling import sample as sample
 from .inference.sghmc import SGHMC as SGHMC
 from .inference.transform import transform as transform
-from .models.allocation import AllocationModel as AllocationModel
 from .models.coupled import Coupled as Coupled
 from .models.coupled import Relation as Relation
 from .models.cp import CP as CP
-from .models.gaussian import GaussianAdditive as GaussianAdditive
 from .models.gaussian import GaussianMF as GaussianMF
 from .models.negative_binomial import NegativeBinomialNMF as NegativeBinomialNMF
-from .models.silf import SILFNMF as SILFNMF
 from .models.tweedie import TweedieNMF as TweedieNMF
 from .progress import RunEvent as RunEvent
 from .reports.page import report as report
@@ -85,5 +84,6 @@ from .stein import SimplexHMC as SimplexHMC
 from .stein import SteinDescent as SteinDescent
 from .stein import stein_discrepancy as stein_discrepancy
 from .stein import stein_posterior as stein_posterior
+from .stein.silf import SILFNMF as SILFNMF
 
 __version__: str

@@ -247,6 +247,7 @@ def test_calls_arguments_and_options_that_sentences_name_exist():
     assert not wrong, wrong
     assert count > 50
 
+
 def test_what_writes_says_what_it_wrote(tmp_path):
     run = tmp_path / "run.zarr"
     dfac.sample(V, dfac.TweedieNMF(2), store=run, **RUN)

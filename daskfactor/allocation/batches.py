@@ -5,7 +5,7 @@ run anywhere and in any order. Its random numbers have the address (seed; round,
 particle, token); a *round* is a new start with more particles per batch.
 
 Particles that move keep the states of all their tokens and whole tables, so that a token can
-be taken out of its urns again; see ``kernels/urns.py``.
+be taken out of its urns again; see `daskfactor.allocation.urns`.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ import scipy
 from numpy.typing import NDArray
 
 from daskfactor.allocation.compiled_model import CompiledModel
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.allocation.placement import Placement
-from daskfactor.kernels.resampling import (
+from daskfactor.allocation.resampling import (
     NEVER,
     PURPOSES,
     SCHEMES,
@@ -28,7 +29,7 @@ from daskfactor.kernels.resampling import (
     shuffle_orders,
     travel,
 )
-from daskfactor.kernels.urns import (
+from daskfactor.allocation.urns import (
     BLOCK,
     CHUNK,
     LANES,
@@ -43,7 +44,6 @@ from daskfactor.kernels.urns import (
     unfold_counts,
 )
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 
 STRETCHES = 256
@@ -148,7 +148,7 @@ def move_schedule(edges: NDArray[np.int64]) -> NDArray[np.uint8]:
 
     The tokens between two moves are `GROWTH` of those before, so that all sweeps together
     visit about T / GROWTH tokens. The weights must have no say in it, see
-    ``kernels/resampling.py``; and after the last token nothing is left to gain.
+    `daskfactor.allocation.resampling`; and after the last token nothing is left to gain.
     """
     moved = np.zeros(len(edges) - 1, np.uint8)
     last = 0

@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from daskfactor.allocation.counts import Counts, as_counts, distinct, stacked
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.data.files import ANYTHING
 from daskfactor.data.known import free_name
 from daskfactor.data.tables import Wanted
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.executors import SerialExecutor
-from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import RunEvent, ignore
 
 IntArray = NDArray[np.int64]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.checks import whole_number
 from daskfactor.data.adapters import (
     from_blocks,
@@ -25,7 +26,6 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, OptionError
-from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator, resolve_seed
 
 LARGEST_TOTAL = 2**63 - 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from daskfactor.allocation.compiled_model import CompiledModel
-from daskfactor.kernels.urns import BLOCK, Network
+from daskfactor.allocation.urns import BLOCK, Network
 
 Ints = NDArray[np.int64]
 Wide = NDArray[np.float64]
@@ -31,7 +31,7 @@ class Placement:
     Attributes
     ----------
     network
-        Registers, see `daskfactor.kernels.urns.Network`.
+        Registers, see `daskfactor.allocation.urns.Network`.
     places
         Where a particle's counts belong in the flat counts of the `CompiledModel`, -1 for
         totals: of table cells (W,), of light rows' first cells (L,), and of the first cells of

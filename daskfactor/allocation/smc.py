@@ -41,10 +41,10 @@ from daskfactor.allocation.compiled_model import (
     names_beside,
 )
 from daskfactor.allocation.placement import place_counts
+from daskfactor.allocation.resampling import SCHEMES
 from daskfactor.checks import is_number, one_of, positive_number, warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceProblem
-from daskfactor.kernels.resampling import SCHEMES
 from daskfactor.kernels.views import Workspace
 from daskfactor.progress import OnEvent, RunEvent
 

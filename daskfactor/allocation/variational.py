@@ -27,15 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.allocation.compiled_model import AllocationMethod, Columns, CompiledModel
-from daskfactor.checks import positive_number, warn, whole_number
-from daskfactor.errors import SamplingWarning
-from daskfactor.evidence.base import Evidence, EvidenceProblem
-from daskfactor.kernels.multinomial import (
+from daskfactor.allocation.mean_field import (
     add_up,
     gamma_functions,
     inner,
     share_out,
 )
+from daskfactor.checks import positive_number, warn, whole_number
+from daskfactor.errors import SamplingWarning
+from daskfactor.evidence.base import Evidence, EvidenceProblem
 from daskfactor.random import Stream, generator
 
 Vector = NDArray[np.float64]

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.evidence.base import EvidenceProblem
+from daskfactor.evidence.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.passes import evaluate
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.kernels.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
@@ -85,7 +85,7 @@ def listed_entries(data: BlockedData, likelihood: Likelihood) -> int:
 
 
 def both_sides(data: BlockedData, likelihood: Likelihood) -> Sides:
-    """Copy the observed entries, in the grid's order, for `daskfactor.kernels.rowwise`."""
+    """Copy the observed entries, in the grid's order, for `daskfactor.evidence.rowwise`."""
     seen, gone = [], []
     for block in data.grid.all_blocks():
         rows, cols = data.grid.slices(block)

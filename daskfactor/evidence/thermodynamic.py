@@ -277,7 +277,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         BlockHMC.
     sampler
         ``"exact"`` moves whole rows by Metropolis and Hastings' rule
-        (`daskfactor.kernels.rowwise`): no step, no bias. Any sampler of a `TweedieNMF`
+        (`daskfactor.evidence.rowwise`): no step, no bias. Any sampler of a `TweedieNMF`
         that can be tempered: :class:`BlockHMC`, which is exact, too, or with a warning those
         whose steps have a bias that no error knows of, such as :class:`PSGLD` (the paper's).
         None takes ``"exact"`` up to 30,000 listed entries times components (for β = 1 zeros are

@@ -1,36 +1,26 @@
 """Models: densities, gradients and predictive intervals, in plain NumPy and SciPy.
 
-Here are all that there are, by the name of their class, and where stored ones are read back.
+Here is where all of them are, also those of other folders, and where stored ones are read back.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Final
 
 from daskfactor.errors import ModelError, OptionError
-from daskfactor.models.allocation import AllocationModel
-from daskfactor.models.coupled import Coupled
-from daskfactor.models.cp import CP
-from daskfactor.models.gaussian import GaussianAdditive, GaussianMF
-from daskfactor.models.negative_binomial import NegativeBinomialNMF
-from daskfactor.models.settings import FactorModel, StoredModel
-from daskfactor.models.silf import SILFNMF
-from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.models.settings import FactorModel
 
-MODELS: dict[str, type[StoredModel]] = {
-    model.__name__: model
-    for model in (
-        TweedieNMF,
-        NegativeBinomialNMF,
-        GaussianMF,
-        Coupled,
-        CP,
-        SILFNMF,
-        AllocationModel,
-        GaussianAdditive,
-    )
+MODELS: Final = {
+    "TweedieNMF": "models.tweedie",
+    "NegativeBinomialNMF": "models.negative_binomial",
+    "GaussianMF": "models.gaussian",
+    "Coupled": "models.coupled",
+    "CP": "models.cp",
+    "SILFNMF": "stein.silf",
+    "AllocationModel": "allocation.model",
+    "GaussianAdditive": "evidence.gaussian_additive",
 }
-
-
+"""The module of every model, loaded where one is read back."""
 ELSEWHERE: Final = {
     "SILFNMF": "stein_posterior(V, model)",
     "AllocationModel": "log_evidence(X, model)",
@@ -48,12 +38,12 @@ def model_from_dict(values: Mapping[str, Any]) -> Any:
         If no model has that name, or it has other settings.
     """
     kind = values.get("type")
-    if kind not in MODELS:
+    if not isinstance(kind, str) or kind not in MODELS:
         raise ModelError(
             f"the stored model is of type {kind!r}, which this version does not know; it knows "
             f"{', '.join(MODELS)}"
         )
-    return MODELS[kind].from_dict(values)
+    return getattr(import_module(f"daskfactor.{MODELS[kind]}"), kind).from_dict(values)
 
 
 def check_model(model: object) -> None:

@@ -1,4 +1,4 @@
-"""Gaussian models: real-valued matrix factorization with biases, and a sum that tests evidence."""
+"""Gaussian matrix factorization: real values, biases, covariates."""
 
 import math
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from daskfactor.checks import refuse_unknown
-from daskfactor.errors import DataError, ModelError
+from daskfactor.errors import ModelError
 from daskfactor.models.covariates import COVARIATES, SideInformation
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import relevant
@@ -20,8 +20,6 @@ from daskfactor.models.settings import (
     Auto,
     Learnt,
     PriorDraw,
-    StoredModel,
-    advised,
 )
 from daskfactor.models.tweedie_law import NORMAL
 
@@ -357,120 +355,3 @@ class GaussianMF(SideInformation):
         if self.biases:
             parts["row_bias" if rows else "column_bias"] = packed[..., K if rows else K + 1]
         return parts
-
-
-DEVIATION = advised("leave it out for 1")
-
-
-@dataclass(frozen=True)
-class GaussianAdditive(StoredModel):
-    r"""Observations around the sum of R latent Gaussian variables.
-
-    .. math:: \theta_r \sim \mathcal N(\mu_\theta, \sigma_\theta^2), \quad
-        x_n \sim \mathcal N(\textstyle\sum_r \theta_r, \sigma_x^2)
-
-    Parameters
-    ----------
-    n_components
-        Number of latent variables R, at least 1.
-    mean, scale
-        Mean and standard deviation of a latent variable.
-    noise
-        Standard deviation of an observation around the sum.
-
-    Raises
-    ------
-    ModelError
-        If one of them is not allowed.
-
-    References
-    ----------
-    Şimşekli et al. 2016, section 4.1.1, equation 12 (which gives the variances).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import daskfactor as dfac
-    >>> x = np.random.default_rng(0).normal(3.0, 1.0, 50)
-    >>> dfac.GaussianAdditive(3).log_evidence(x) > dfac.GaussianAdditive(1).log_evidence(x)
-    True
-    """
-
-    evidence_data = "vector"
-
-    n_components: int = field(metadata=COUNT)
-    _: KW_ONLY
-    mean: float = field(default=0.0, metadata={"check": lambda _, value: float(value)})
-    scale: float = field(default=1.0, metadata=DEVIATION)
-    noise: float = field(default=1.0, metadata=DEVIATION)
-
-    def check_observations(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Observations as a vector.
-
-        Raises
-        ------
-        DataError
-            If they are no vector of numbers, there are none, or one is missing or not finite.
-        """
-        try:
-            given = np.asanyarray(x)  # keeps a mask
-        except (RuntimeError, TypeError, ValueError):  # of a sparse array, or of uneven lists
-            given = np.empty((), dtype=object)
-        if given.dtype.kind not in "biuf":
-            raise DataError(
-                f"GaussianAdditive takes a vector of real numbers, got {type(x).__name__} of dtype "
-                f"{getattr(x, 'dtype', given.dtype)}; make it a NumPy array of these first, sparse "
-                "data with .todense() or .toarray()"
-            )
-        values = np.asarray(given, dtype=np.float64)
-        if values.ndim != 1 or not values.size:
-            raise DataError(
-                "GaussianAdditive takes a vector of at least one observation, got shape "
-                f"{values.shape}; pass its entries as one vector, for example with .ravel()"
-            )
-        gone = int(np.count_nonzero(np.ma.getmaskarray(given) | ~np.isfinite(values)))
-        if gone:
-            raise DataError(
-                f"GaussianAdditive has no missing observations, but {gone} of {values.size} are "
-                "masked or not finite; drop these first"
-            )
-        return values
-
-    def log_likelihood(self, x: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
-        r"""Log p(x | θ) for every value of Σ θ_r in ``total``, in nats.
-
-        .. math:: -\tfrac N2 \ln 2\pi\sigma_x^2
-            - \frac{\sum_n (x_n - \bar x)^2 + N (\bar x - \sum_r\theta_r)^2}{2\sigma_x^2}
-        """
-        x = self.check_observations(x)
-        centre = x.mean()
-        squares = np.sum((x - centre) ** 2) + x.size * (centre - np.asarray(total)) ** 2
-        constant = -0.5 * x.size * np.log(2 * np.pi * self.noise**2)
-        return np.asarray(constant - squares / (2 * self.noise**2), dtype=np.float64)
-
-    def log_evidence(self, x: ArrayLike) -> float:
-        r"""Log p(x), exactly, in nats.
-
-        With m = Rμ_θ, v = Rσ_θ² and e = mean(x) - m:
-
-        .. math:: -\tfrac N2 \ln 2\pi\sigma_x^2 - \tfrac12\ln(1 + N v/\sigma_x^2)
-            - \frac{\sum_n (x_n - m)^2}{2\sigma_x^2}
-            + \frac{v N^2 e^2}{2\sigma_x^2(\sigma_x^2 + N v)}
-
-        It need not peak at the R that made the data.
-        """
-        x = self.check_observations(x)
-        m, v = self.n_components * self.mean, self.n_components * self.scale**2
-        n, noise = x.size, self.noise**2
-        result = -0.5 * n * np.log(2 * np.pi * noise) - 0.5 * np.log1p(n * v / noise)
-        result -= np.sum((x - m) ** 2) / (2 * noise)
-        result += v * (n * (x.mean() - m)) ** 2 / (2 * noise * (noise + n * v))
-        return float(result)
-
-    def draw_prior(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Draws of θ from the prior, (count, R)."""
-        return rng.normal(self.mean, self.scale, (count, self.n_components))
-
-    def generate(self, rng: np.random.Generator, count: int) -> NDArray[Any]:
-        """Observations of the model, (count,)."""
-        return rng.normal(self.draw_prior(rng, 1).sum(), self.noise, count)

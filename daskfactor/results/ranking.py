@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.storage import ArrayFile
-from daskfactor.kernels import ranking as kernels
 from daskfactor.machine import single_threaded_blas
+from daskfactor.results import best_entries as kernels
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]

@@ -14,7 +14,7 @@ from scipy.special import gammaln
 
 from daskfactor.allocation.compiled_model import rising
 from daskfactor.allocation.exact import enumerate_allocations
-from daskfactor.models.allocation import AllocationModel
+from daskfactor.allocation.model import AllocationModel
 
 # Evidence by brute force over labelled sequences of tokens, written from the model's definition and
 # on purpose without anything of the package: every token draws from urns that are dictionaries.

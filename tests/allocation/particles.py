@@ -9,10 +9,10 @@ import numpy as np
 from daskfactor.allocation.batches import BatchPlan, run_batch
 from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import as_counts
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.allocation.placement import place_counts
 from daskfactor.errors import SamplingWarning
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, TOY
 
 

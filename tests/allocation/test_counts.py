@@ -17,10 +17,10 @@ from scipy.stats import chisquare, nbinom
 
 from daskfactor.allocation.compiled_model import compile_model
 from daskfactor.allocation.counts import Counts, as_counts, simulate
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.data.convert import convert
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, StoreError
-from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.tweedie import TweedieNMF
 from tests.allocation.cases import enumerate_evidence
 from tests.refusals import refused

@@ -17,11 +17,11 @@ from daskfactor.allocation.batches import (
     run_batch,
     stretch_edges,
 )
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds, pooled
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.allocation import AllocationModel
 from daskfactor.progress import ignore
 from tests.allocation.cases import TOY, enumerate_evidence, log_f
 from tests.allocation.particles import blocks, compiled_of, in_turn, plan_of, quiet, run_smc

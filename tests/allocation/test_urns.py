@@ -17,8 +17,8 @@ from scipy.stats import nbinom
 from daskfactor.allocation import compiled_model
 from daskfactor.allocation.counts import coded
 from daskfactor.allocation.exact import count_allocations, enumerate_allocations
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.errors import DataError
-from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import (
     CASES,
     NAMES,

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import digamma, gammaln
 
-from daskfactor.allocation import variational
+from daskfactor.allocation import mean_field, variational
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.allocation.variational import VariationalBayes
 from daskfactor.errors import OptionError
 from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.executors import SerialExecutor
-from daskfactor.kernels import multinomial as mean_field
-from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import (
     CASES,
     NAMES,

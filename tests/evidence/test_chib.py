@@ -12,9 +12,9 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.base import EvidenceProblem, checked_method
 from daskfactor.evidence.chib import Chib, average, entries, over_names, sampled_names, table
+from daskfactor.evidence.gaussian_additive import GaussianAdditive
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels.linalg import log_permanent
-from daskfactor.models.gaussian import GaussianAdditive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.progress import ignore
 from tests.refusals import refused

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from daskfactor.kernels.resampling import SCHEMES, choose_parents, count_offspring, normalise
+from daskfactor.allocation.resampling import SCHEMES, choose_parents, count_offspring, normalise
 
 WEIGHTS = np.array([0.05, 0.4, 0.0, 0.11, 0.24, 0.2])
 RUNS = 20_000

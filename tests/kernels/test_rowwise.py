@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from daskfactor.data.sources import as_blocks
+from daskfactor.evidence import rowwise
+from daskfactor.evidence.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior, Target, row_kernels
 from daskfactor.evidence.tempered import both_sides
-from daskfactor.kernels import rowwise
-from daskfactor.kernels.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior, Target, row_kernels
 from daskfactor.models.tweedie_law import Tweedie
 
 K = 3

@@ -10,9 +10,9 @@ from scipy import stats
 
 from daskfactor.allocation import batches, placement
 from daskfactor.allocation.batches import complete_network, run_batch, stretch_edges
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.allocation.placement import place_counts
-from daskfactor.kernels.philox import philox4x32
-from daskfactor.kernels.resampling import (
+from daskfactor.allocation.resampling import (
     MOVES,
     OFFSPRING,
     ORDERS,
@@ -24,9 +24,9 @@ from daskfactor.kernels.resampling import (
     count_offspring,
     shuffle_orders,
 )
-from daskfactor.kernels.urns import CHUNK, LANES, Particles, fill_uniforms, start_crowd, visit
+from daskfactor.allocation.urns import CHUNK, LANES, Particles, fill_uniforms, start_crowd, visit
+from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.allocation import AllocationModel
 from daskfactor.random import Stream, generator
 from tests.allocation.cases import CASES, TOY, log_f, tensor
 from tests.allocation.particles import (

@@ -16,9 +16,9 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import daskfactor as dfac
+from daskfactor.allocation.graph import Graph
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.errors import DataError, ModelError
-from daskfactor.models.allocation import AllocationModel
-from daskfactor.models.graph import Graph
 from tests.refusals import refused
 
 NMF = AllocationModel.nmf(3)

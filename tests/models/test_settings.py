@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse, stats
 
+from daskfactor.allocation.model import AllocationModel
 from daskfactor.errors import DataError, ModelError
 from daskfactor.models import model_from_dict
-from daskfactor.models.allocation import AllocationModel
 from daskfactor.models.gamma_factors import Hyperparameters, gamma_log_density
 from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.models.negative_binomial import NegativeBinomial, NegativeBinomialNMF
 from daskfactor.models.settings import FixedComponents, held
-from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.stein.silf import SILFNMF
 from tests.refusals import refused
 
 NAN = np.nan

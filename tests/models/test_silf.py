@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskfactor.errors import ModelError
-from daskfactor.models.silf import SILFNMF, silf, silf_slope
+from daskfactor.stein.silf import SILFNMF, silf, silf_slope
 from tests.models.laws import divergence
 from tests.refusals import refused
 

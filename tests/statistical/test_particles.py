@@ -7,9 +7,9 @@ import pytest
 
 from daskfactor.allocation.batches import run_batch
 from daskfactor.allocation.exact import enumerate_allocations
-from daskfactor.kernels.resampling import SCHEMES
+from daskfactor.allocation.model import AllocationModel
+from daskfactor.allocation.resampling import SCHEMES
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.allocation import AllocationModel
 from tests.allocation.cases import CASES, NAMES, TOY, enumerate_evidence
 from tests.allocation.particles import batch_of, compiled_of, plan_of, relative_variance, score
 from tests.tiers import tiered

@@ -7,8 +7,8 @@ import numpy as np
 from scipy import sparse
 
 from daskfactor.data.sources import as_blocks
-from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
+from daskfactor.stein.silf import SILFNMF
 from tests.models.laws import divergence
 
 

@@ -7,11 +7,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import descent, simplex_hmc
 from daskfactor.stein.descent import SVGD, SteinDescent
 from daskfactor.stein.kernel import IMQ, discrepancy
+from daskfactor.stein.silf import SILFNMF
 from daskfactor.stein.simplex_hmc import SimplexHMC
 from tests.pairwise import pairwise
 from tests.refusals import refused

@@ -9,12 +9,12 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.inference.singular import fill_missing, prepare_starts, random_start, silent
-from daskfactor.models.silf import NO_RATE
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import ensemble
 from daskfactor.stein.ensemble import Ensemble, by_coordinates, whole_matrix
 from daskfactor.stein.kernel import IMQ
 from daskfactor.stein.particles import Posterior
+from daskfactor.stein.silf import NO_RATE
 from tests.models.laws import divergence
 from tests.refusals import refused
 

@@ -13,11 +13,11 @@ from scipy import optimize
 
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, TasksExecutor
-from daskfactor.models.silf import SILFNMF
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.stein import discrepancy, stein_weights
 from daskfactor.stein.kernel import IMQ, Block, Multiquadric
 from daskfactor.stein.particles import BandScore, Particles, products
+from daskfactor.stein.silf import SILFNMF
 from tests.refusals import refused
 from tests.stein import naive
 from tests.stein.posed import KERNEL, posed

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
+from daskfactor.allocation.graph import Graph
 from daskfactor.errors import ModelError
-from daskfactor.models.graph import Graph
 from daskfactor.models.settings import StoredModel, as_number, checked_count
 
 LARGEST_HIDDEN = 65_535

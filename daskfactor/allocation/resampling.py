@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import jit_exact
-from daskfactor.kernels.urns import (
+from daskfactor.allocation.urns import (
     CHUNK,
     LANES,
     Ints,
@@ -39,6 +38,7 @@ from daskfactor.kernels.urns import (
     fill_uniforms,
     visit,
 )
+from daskfactor.kernels.jit import jit_exact
 
 SCHEMES = {"systematic": 0, "stratified": 1, "residual": 2, "multinomial": 3}
 """Names of the schemes and their numbers in the kernels."""
