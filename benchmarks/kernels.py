@@ -81,13 +81,13 @@ def dense_calls(shape: tuple[int, int], K: int) -> dict[str, Callable[[], Any]]:
     W, H = (rng.gamma(2.0, size=(n, K)).astype(np.float32) for n in shape)
     H /= K
     work, block = Workspace(np.float32), (V, 0, 0, NO_WEIGHTS)
-    tiles, pair = work.tiles(*shape, K), work.gradients(*shape, K)
+    tiles, pair = work.tiles(*shape, K), work.gradients(shape, K)
     large = np.asfortranarray(rng.random((2048, 2048)).astype(np.float32))
     into = np.zeros_like(large)
 
     def gradient(beta: float) -> Callable[[], Any]:
         kernel = dense_kernels(Tweedie(beta)).gradient
-        return lambda: kernel(block, W, H, 1.0, FLOOR, pair, tiles)
+        return lambda: kernel(block, (W, H), 1.0, FLOOR, (pair, pair), tiles)
 
     return {
         "peak": lambda: sgemm(1.0, large, large, 0.0, into, overwrite_c=1),
@@ -197,7 +197,7 @@ def stored(run: Run) -> Iterator[Figure]:
         for unstored, beta in (("missing", 1.0), ("zero", 1.0), ("missing", 0.5)):
             pointers, indices = V.indptr.astype(np.int32), V.indices.astype(np.uint16)
             view = SparseBlock(pointers, indices, V.data, *RATINGS, unstored == "zero")
-            step = (view, Tweedie(beta), W, H, 1.0, FLOOR[0], Workspace())
+            step = (view, Tweedie(beta), (W, H), 1.0, FLOOR[0], Workspace())
             taken = per_call({"": partial(blockwise.gradient, *step)}, run.pick(2, 5))[""]
             peer = rate / (12 * K + 6) / 1e6
             what = f"K = {K}, β = {beta:g}, unstored {unstored}"

@@ -357,14 +357,14 @@ def evaluation(run: Run) -> Figure:
     V = counts(1000, 500, K)
     W, H = (rng.gamma(2.0, size=(n, K)).astype(np.float32) for n in V.shape)
     k, work = dense_kernels(Tweedie(1.0)), Workspace()
-    tiles, pair = work.tiles(*V.shape, K), work.gradients(*V.shape, K)
+    tiles, pair = work.tiles(*V.shape, K), work.gradients(V.shape, K)
     cells, out, block = np.zeros(0, np.int32), np.zeros(2), (V, 0, 0, NO_WEIGHTS)
-    watch = (cells, cells, out, out, 1)
+    watch = ((cells, cells), out, out, 1)
     with single_threaded_blas():
         taken = per_call(
             {
-                "fit": lambda: k.evaluate(block, W, H, (1e-6, ()), out, watch, tiles),
-                "gradient": lambda: k.gradient(block, W, H, 1.0, (1e-6, ()), pair, tiles),
+                "fit": lambda: k.evaluate(block, (W, H), (1e-6, ()), out, watch, tiles),
+                "gradient": lambda: k.gradient(block, (W, H), 1.0, (1e-6, ()), (pair, pair), tiles),
             },
             run.pick(3, 9),
         )

@@ -28,7 +28,7 @@ import daskfactor as dfac
 from benchmarks.harness import QUIET, Array, Figure, Run, line, race
 from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DaskfactorError
-from daskfactor.kernels import factorwise
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.views import TensorBlock, Workspace
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models.tweedie_law import Tweedie
@@ -451,7 +451,7 @@ def tensor_pass(run: Run) -> Iterator[Figure]:
     factors = [rng.gamma(1, 0.5, (n, K)).astype(np.float32) for n in shape]
     work, out = Workspace(np.float32), tuple(np.empty_like(one) for one in factors)
     calls: dict[str, Callable[[], Any]] = {
-        "ours": lambda: factorwise.gradient(block, law, tuple(factors), 1.0, 1e-6, work),
+        "ours": lambda: blockwise.gradient(block, law, tuple(factors), 1.0, 1e-6, work),
         "plain loop": lambda: plain(*places, values, *factors, out),
     }
     V = pydata.COO(

@@ -529,9 +529,9 @@ def test_kernels_are_compiled_for_the_components_of_the_model_and_no_others(monk
     """Those of sparse blocks are made for a number of columns: half a second for each kernel."""
     widths, made = set(), blockwise.sparse_kernels
 
-    def spy(likelihood, zeros, K, weights):
+    def spy(likelihood, zeros, N, K, weights):
         widths.add(K)
-        return made(likelihood, zeros, K, weights)
+        return made(likelihood, zeros, N, K, weights)
 
     monkeypatch.setattr(blockwise, "sparse_kernels", spy)
     monkeypatch.setattr(sampling, "_compiled", set())

@@ -41,7 +41,7 @@ from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.passes import Share
 from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, values_of
 from daskfactor.inference.tweedie_chain import TweedieChain
-from daskfactor.kernels import blockwise, factorwise
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import (
     beside,
     fill_normals,
@@ -58,7 +58,7 @@ from daskfactor.models.settings import held, named_columns
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
 Block = tuple[Any, Any, int, tuple[Array, ...], float]
-"""A block as `factorwise.slope` takes it: view, law, factor, values of the bands, and floor."""
+"""A block as `blockwise.slope` takes it: view, law, factor, values of the bands, and floor."""
 
 MASS, STEPS = "mass", "steps"
 """What a band keeps: the mass of each entry; log ε, its average and the averaged δ - α of each
@@ -284,11 +284,10 @@ class Path(NamedTuple):
         self.add_slope(block, 0, workspace)
         self.move(0, op)
         if simple and isinstance(view, BlockView | SparseBlock):
-            W, H = values
             moved = self.band.values, arrays[MOMENTUM], arrays[SPREAD], arrays[GRADIENT]
             prior = 1.0 / self.program.hyper.dispersion, float(rate), float(shape)
             rest = moved, prior, steps - 1, workspace
-            blockwise.leapfrog(view, law, factor == 0, W, H, floor, *rest)
+            blockwise.leapfrog(view, law, factor, values, floor, *rest)
         else:
             for visit in range(1, steps):
                 self.add_slope(block, visit, workspace)
@@ -300,7 +299,7 @@ class Path(NamedTuple):
         """Add a block's share of the gradient, and at the path's ends of the fits."""
         arrays = self.band.arrays
         fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
-        factorwise.slope(*block, (arrays[GRADIENT], fits), workspace)
+        blockwise.slope(*block, (arrays[GRADIENT], fits), workspace)
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""

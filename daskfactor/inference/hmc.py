@@ -471,7 +471,7 @@ class HMC(Sampler):
         """
         view, (rows, cols) = data.view(*op.block), bands
         law = law_of(program.likelihood, op.block, cols)
-        block = (view, law, rows.values, cols.values, op.scale, program.floor)
+        block = (view, law, (rows.values, cols.values), op.scale, program.floor)
         shares = blockwise.gradient(*block, workspace)
         last_block = op.iteration % data.grid.blocks == data.grid.blocks - 1
         for factor, band in enumerate(bands):

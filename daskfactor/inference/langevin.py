@@ -45,7 +45,7 @@ from daskfactor.inference.base import (
 )
 from daskfactor.inference.program import Program, law_of, learn_metric
 from daskfactor.inference.tweedie_chain import TweedieChain
-from daskfactor.kernels import factorwise
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import cir_step, langevin_step
 from daskfactor.kernels.subsample import block_address
 from daskfactor.kernels.views import Workspace
@@ -207,7 +207,7 @@ class LangevinSampler(Sampler):
         # Numerators times θ grow without end as θ falls where their exponent is below 1.
         bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
         view, even = partial(data.view, *op.block), self._evenness(op, data)
-        shares = factorwise.mean_shares(first_two(bands), even, view)
+        shares = blockwise.mean_shares(first_two(bands), even, view)
         return tuple((share, bound) for share in shares)
 
     def _evenness(self, op: Op, data: BlockedData) -> Sequence[float]:
@@ -654,7 +654,7 @@ class SGLD(LangevinSampler):
         if op.wanted.adapt and self.majorizer:
             gathered = rows.arrays["gathered"], cols.arrays["gathered"]
             curvature = gathered, weight / self.work(blocks).moves
-        factorwise.add_subsample(
+        blockwise.add_subsample(
             data.view(*op.block),
             law,
             (rows.values, cols.values),

@@ -30,7 +30,7 @@ from daskfactor.inference.program import (
     take_fits,
     values_of,
 )
-from daskfactor.kernels import factorwise
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import zeros_beside
 from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.likelihood import Likelihood
@@ -94,7 +94,7 @@ class Pass:
         del cells
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        factorwise.evaluate(*block, sums, None, workspace)
+        blockwise.evaluate(*block, sums, None, workspace)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def add_share(
     work: Workspace,
 ) -> None:
     """Add a block's numerator and denominator of the multiplicative update of a factor."""
-    factorwise.multiplicative(view, law, factor, values_of(bands), floor, share, work)
+    blockwise.multiplicative(view, law, factor, values_of(bands), floor, share, work)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class ColumnPass(Pass):
             cols.arrays[FITS] = zeros_beside(cols.values, (len(cols.values),), np.float64)
         block = data.view(*op.block), law, COLUMNS, values_of(bands)
         sums = np.zeros_like(cols.values), cols.arrays[FITS]
-        factorwise.slope(*block, self.floor, sums, workspace)
+        blockwise.slope(*block, self.floor, sums, workspace)
 
 
 def run_pass(

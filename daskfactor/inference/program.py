@@ -19,7 +19,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, StepSize
-from daskfactor.kernels import factorwise
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import accumulate_moments, beside
@@ -130,7 +130,7 @@ class Program:
         scale = op.scale / self.hyper.dispersion
         law = law_of(self.likelihood, op.block, bands[COLUMNS])
         block = (data.view(*op.block), law, values_of(bands), scale, self.floor)
-        return factorwise.gradient(*block, workspace, curvatures)
+        return blockwise.gradient(*block, workspace, curvatures)
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Move the two bands of a block, in place."""
@@ -151,7 +151,7 @@ class Program:
             watched = (cells.at, cells.mean, cells.m2, cells.count)
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        factorwise.evaluate(*block, sums, watched, workspace)
+        blockwise.evaluate(*block, sums, watched, workspace)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:

@@ -1,13 +1,16 @@
-"""What a program asks of a block, whatever kind of block it is.
+"""What a program asks of a block, whatever kind of block it is, and however many factors it has.
 
-``work`` is the thread's :class:`Workspace`; gradients that are returned are its
-buffers, good until the next call. W is (m, K) and H (n, K), C-contiguous, of one
-float dtype; the letters of the formulas are those of `BlockKernels`.
+Factors are a tuple of bands (I_n, K), C-contiguous, of one float dtype; of a matrix they are W
+(m, K) and H (n, K). ``work`` is the thread's :class:`Workspace`; gradients that are returned are
+its buffers, good until the next call. The letters of the formulas are those of `BlockKernels`.
+Blocks that lie on a GPU are answered by :mod:`daskfactor.kernels.cuda.blocks`. Laws whose
+unstored zeros do not add up in a closed form (`Likelihood.visits_all`) are not served of a tensor.
 
-Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, section 4.
+Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, sections 4 and 6; Kolda and
+Bader 2009, section 3.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -15,9 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.kernels import subsample
+from daskfactor.kernels.cuda import blocks as cuda
+from daskfactor.kernels.cuda.device import is_here
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.jit import jit_exact
-from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick
+from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick, mean_share
 from daskfactor.kernels.sparse import sparse_kernels
 from daskfactor.kernels.views import (
     AnyBlock,
@@ -33,46 +39,62 @@ from daskfactor.kernels.views import (
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
+Arrays = tuple[Array, ...]
+AnyView = AnyBlock | TensorBlock | cuda.Part
 
 SLAB = 2**17
 """Entries that :func:`observed_values` looks at together."""
+NO_FITS = np.empty(0)
+"""In place of sums of fit that nobody asks for."""
 
 
 def _parts(
-    view: AnyBlock, likelihood: Likelihood, W: Array, floor: float, work: Workspace
-) -> tuple[BlockKernels, Law, tuple[Array, Array], tuple[Array, ...]]:
-    """Kernels for a block, what they are told of the law, buffers of gradients, and scratch."""
-    K, shape = W.shape[1], (view.m, view.n, W.shape[1], W.dtype)
-    law, out = (floor, likelihood.numbers), work.gradients(*shape)
-    if isinstance(view, SparseBlock) and not likelihood.visits_all(view.zeros):
-        kernels = sparse_kernels(likelihood, view.zeros, K, view.weights is not None)
-        return kernels, law, out, work.sums(K, W.dtype)
+    view: AnyBlock | TensorBlock,
+    likelihood: Likelihood,
+    factors: Arrays,
+    floor: float,
+    work: Workspace,
+) -> tuple[BlockKernels, Any, Law, Any]:
+    """Kernels for a block, the block as they take it, what they are told of the law, scratch."""
+    N, K, dtype = len(factors), factors[0].shape[1], factors[0].dtype
+    law = floor, likelihood.numbers
+    tensor = isinstance(view, TensorBlock)
+    if tensor or (isinstance(view, SparseBlock) and not likelihood.visits_all(view.zeros)):
+        kernels = sparse_kernels(likelihood, view.zeros, N, K, view.weights is not None)
+        return kernels, view.entries, law, work.sums(N, K, dtype)
     complete = isinstance(view, BlockView) and view.complete
-    return dense_kernels(likelihood, complete), law, out, work.tiles(*shape)
+    return (
+        dense_kernels(likelihood, complete),
+        view.arguments,
+        law,
+        work.tiles(*view.shape, K, dtype),
+    )
 
 
 def gradient(
-    view: AnyBlock,
+    view: AnyView,
     likelihood: Likelihood,
-    W: Array,
-    H: Array,
+    factors: Arrays,
     scale: float,
     floor: float,
     work: Workspace,
-    curvatures: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array]:
-    """``(R H, R.T W)`` with R = scale M (V - mu) w, in buffers of ``work``.
+    curvatures: Arrays | None = None,
+) -> Arrays:
+    """Every factor's gradient (I_n, K), in buffers of ``work``; of a matrix ``(R H, R.T W)``.
 
-    Shapes (m, K) and (n, K). ``scale`` is s / dispersion; ``floor`` may be -inf for means
-    of any sign. ``curvatures`` (CW, CH) gain ``C H`` and ``C.T W``.
+    R = scale M (V - mu) w, with s / dispersion for ``scale``; ``floor`` may be -inf for means
+    of any sign. ``curvatures`` gain theirs, ``C H`` and ``C.T W``.
     """
-    kernels, law, out, scratch = _parts(view, likelihood, W, floor, work)
-    block, scale = view.arguments, scale * likelihood.share
+    if isinstance(view, cuda.Part):
+        return cuda.gradient(view, likelihood, factors, scale, floor, curvatures)
+    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
+    out = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)
+    scale = scale * likelihood.share
     if curvatures is None:
-        kernels.gradient(block, W, H, scale, law, out, scratch)
+        kernels.gradient(block, factors, scale, law, (out, out), scratch)
         return out
     with by_share(likelihood, curvatures) as added:
-        kernels.gradient_curvature(block, W, H, scale, law, (*out, *added), scratch)
+        kernels.gradient_curvature(block, factors, scale, law, (out, added), scratch)
     return out
 
 
@@ -90,51 +112,49 @@ def by_share(likelihood: Likelihood, sums: tuple[Any, ...]) -> Iterator[tuple[An
 
 
 def multiplicative(
-    view: AnyBlock,
+    view: AnyView,
     likelihood: Likelihood,
-    by_rows: bool,
-    W: Array,
-    H: Array,
+    factor: int,
+    factors: Arrays,
     floor: float,
     out: tuple[Array, Array],
     work: Workspace,
 ) -> None:
-    """Add the block's share of a multiplicative update to ``out``, numerator and denominator.
+    """Add the block's share of one factor's multiplicative update to ``out``.
 
-    Q H and C H, both (m, K), for the row factor, or Q.T W and C.T W, both (n, K), for the
-    column factor, with Q = M ratio.
+    Numerator and denominator, (I_n, K); of W they are Q H and C H, of H Q.T W and C.T W, with
+    Q = M ratio.
     """
-    kernels, law, _, scratch = _parts(view, likelihood, W, floor, work)
-    share = kernels.multiplicative_rows if by_rows else kernels.multiplicative_cols
+    if isinstance(view, cuda.Part):
+        cuda.multiplicative(view, likelihood, factor, factors, floor, out)
+        return
+    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
     with by_share(likelihood, out) as added:
-        share(view.arguments, W, H, law, added, scratch)
-
-
-NO_FITS = np.empty(0)
-"""In place of sums of fit that nobody asks for."""
+        kernels.multiplicative[factor](block, factors, law, added, scratch)
 
 
 def slope(
-    view: AnyBlock,
+    view: AnyView,
     likelihood: Likelihood,
-    by_rows: bool,
-    W: Array,
-    H: Array,
+    factor: int,
+    factors: Arrays,
     floor: float,
     out: tuple[Array, NDArray[np.float64] | None],
     work: Workspace,
 ) -> None:
-    """Add the block's share of one side's gradient, and of the fit of each of its rows.
+    """Add the block's share of one factor's gradient, and of the fit of each of its rows.
 
-    ``out`` is (gradient, fits): gradient += R H (m, K) for the row factor, or R.T W (n, K) for
-    the column factor, with R = M (V - mu) w; fits, if not None, (m,) or (n,), -= M deviance
-    summed over the other side.
+    ``out`` is (gradient, fits): gradient (I_n, K) += R H for W, or R.T W for H, with
+    R = M (V - mu) w; fits, if not None, (I_n,), -= M deviance summed over the other factors.
     """
-    kernels, law, buffers, scratch = _parts(view, likelihood, W, floor, work)
-    add = kernels.slope_rows if by_rows else kernels.slope_cols
+    if isinstance(view, cuda.Part):
+        cuda.slope(view, likelihood, factor, factors, floor, out)
+        return
+    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
+    part = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)[factor]
     with by_share(likelihood, out) as (gradient, fits):
         found = gradient, NO_FITS if fits is None else fits
-        add(view.arguments, W, H, law, found, (buffers[0 if by_rows else 1], *scratch))
+        kernels.slope[factor](block, factors, law, found, (part, *scratch))
 
 
 @lru_cache(maxsize=128)
@@ -142,8 +162,7 @@ def _path_kernel(slope: Kernel) -> Kernel:
     @jit_exact
     def steps(
         block: Any,
-        W: Array,
-        H: Array,
+        factors: Arrays,
         law: Law,
         band: tuple[Array, Array, Array, Array],
         prior: tuple[float, float, float],
@@ -154,7 +173,7 @@ def _path_kernel(slope: Kernel) -> Kernel:
         precision, rate, shape = prior
         nothing = np.empty(0)
         for _ in range(count):
-            slope(block, W, H, law, (gradient, nothing), work)
+            slope(block, factors, law, (gradient, nothing), work)
             leapfrog_kick(theta, momentum, gradient, spread, 1.0, precision, rate, shape)
             leapfrog_drift(theta, momentum, spread, 1.0)
             gradient[:, :] = 0
@@ -165,32 +184,30 @@ def _path_kernel(slope: Kernel) -> Kernel:
 def leapfrog(
     view: AnyBlock,
     likelihood: Likelihood,
-    by_rows: bool,
-    W: Array,
-    H: Array,
+    factor: int,
+    factors: Arrays,
     floor: float,
     band: tuple[Array, Array, Array, Array],
     prior: tuple[float, float, float],
     count: int,
     work: Workspace,
 ) -> None:
-    """Take whole steps of a path of one side's rows, all of whose data are in the block.
+    """Take whole steps of a path of one factor's rows, all of whose data are in the block.
 
-    ``band`` is (theta, momentum, spread, gradient), of which theta is W or H, and ``prior``
+    ``band`` is (theta, momentum, spread, gradient), of which theta is the factor, and ``prior``
     (precision, rate, shape), all as `leapfrog_kick` takes them. ``gradient`` is zero before and
     after. One compiled call does what `slope`, `leapfrog_kick` and `leapfrog_drift` do in turn.
     """
-    kernels, law, buffers, scratch = _parts(view, likelihood, W, floor, work)
-    slope = kernels.slope_rows if by_rows else kernels.slope_cols
-    rest = (buffers[0 if by_rows else 1], *scratch)
-    _path_kernel(slope)(view.arguments, W, H, law, band, prior, count, rest)
+    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
+    part = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)[factor]
+    path = _path_kernel(kernels.slope[factor])
+    path(block, factors, law, band, prior, count, (part, *scratch))
 
 
 def evaluate(
-    view: AnyBlock,
+    view: AnyView,
     likelihood: Likelihood,
-    W: Array,
-    H: Array,
+    factors: Arrays,
     floor: float,
     out: Array,
     cells: Watched | None,
@@ -202,15 +219,41 @@ def evaluate(
     ----------
     out : (2,) float64, += (-sum M deviance, sum M (V - mu)**2 w); entries that are
         observed zeros count
-    cells : (rows, columns, mean, m2, count) or None; int32 positions inside the block
-        in row-major order, and running means and sums of squared deviations of
-        their mu (not floored) over ``count`` draws including this one
+    cells : (places, mean, m2, count) or None; int32 positions inside the block along each
+        factor, of a matrix in row-major order, and running means and sums of squared deviations
+        of their mu (not floored) over ``count`` draws including this one
     """
+    if isinstance(view, cuda.Part):
+        cuda.evaluate(view, likelihood, factors, floor, out, cells)
+        return
     if cells is None:
-        none, nothing = np.empty(0, np.int32), np.empty(0, W.dtype)
-        cells = (none, none, nothing, nothing, 1)
-    kernels, law, _, scratch = _parts(view, likelihood, W, floor, work)
-    kernels.evaluate(view.arguments, W, H, law, out, cells, scratch)
+        none, nothing = np.empty(0, np.int32), np.empty(0, factors[0].dtype)
+        cells = (none,) * len(factors), nothing, nothing, 1
+    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
+    kernels.evaluate(block, factors, law, out, cells, scratch)
+
+
+def add_subsample(view: AnyView, *rest: Any) -> None:
+    """Add what drawn entries give to gradients, as `subsample.add_subsample` says.
+
+    Blocks on the device are several, and have as many numbers of draws and streams.
+    """
+    add: Any = cuda.add_subsample if isinstance(view, cuda.Part) else subsample.add_subsample
+    add(view, *rest)
+
+
+def mean_shares(
+    factors: Arrays, evenness: Sequence[Any], view: Callable[[], AnyView]
+) -> Sequence[Any]:
+    """Give `mean_share` of two factors in a block, times the evenness of each factor's band.
+
+    On the device there is one for every row, and blocks say which rows are theirs.
+    """
+    if is_here(factors[0]):
+        share = mean_share(*factors)
+        return [share * even for even in evenness]
+    part: Any = view()
+    return cuda.mean_shares(part, factors, evenness)
 
 
 def observed_values(

@@ -36,6 +36,7 @@ from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Window = tuple[Array, Any, Any, Any]
+Pair = tuple[Array, Array]
 Scratch = tuple[Array, Array, Array]
 
 
@@ -56,20 +57,16 @@ def dense_kernels(likelihood: Likelihood, complete: bool = False) -> BlockKernel
             return same
         terms = tile_terms(likelihood, False, False)
         means = likelihood.zeros == "constant"  # else the ratio is v, whatever the mean
-        return same._replace(
-            multiplicative_rows=_multiplicative(terms, True, closed, means),
-            multiplicative_cols=_multiplicative(terms, False, closed, means),
-        )
+        sides = (_multiplicative(terms, by_rows, closed, means) for by_rows in (True, False))
+        return same._replace(multiplicative=tuple(sides))
     # Kernels that do the same with a tile share what does it: each is compiled for itself.
     residuals, fitted = tile_terms(likelihood, True, False), _fitted(likelihood, False)
     ratios = tile_terms(likelihood, False, True)
     return BlockKernels(
         gradient=_gradient(residuals, False),
         gradient_curvature=_gradient(tile_terms(likelihood, True, True), True),
-        multiplicative_rows=_multiplicative(ratios, True),
-        multiplicative_cols=_multiplicative(ratios, False),
-        slope_rows=_slope(residuals, fitted, True),
-        slope_cols=_slope(residuals, fitted, False),
+        multiplicative=(_multiplicative(ratios, True), _multiplicative(ratios, False)),
+        slope=(_slope(residuals, fitted, True), _slope(residuals, fitted, False)),
         evaluate=_evaluation(_fitted(likelihood, True)),
     )
 
@@ -114,17 +111,14 @@ def _gradient(terms: Kernel, curved: bool) -> Kernel:
     @jit
     def gradient(
         block: Window,
-        W: Array,
-        H: Array,
+        factors: Pair,
         scale: float,
         law: Law,
-        out: tuple[Array, ...],
+        out: tuple[Pair, Pair],
         work: Scratch,
     ) -> None:
-        GW, GH = out[0], out[1]
+        (W, H), ((GW, GH), (CW, CH)) = factors, out
         tile, tile2, line = work
-        if curved:
-            CW, CH = out[2], out[3]
         GH[:, :] = 0
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
@@ -183,15 +177,8 @@ def _multiplicative(
     curved, add_closed = closed is None, closed or _add_nothing
 
     @jit
-    def multiplicative(
-        block: Window,
-        W: Array,
-        H: Array,
-        law: Law,
-        out: tuple[Array, Array],
-        work: Scratch,
-    ) -> None:
-        num, den = out
+    def multiplicative(block: Window, factors: Pair, law: Law, out: Pair, work: Scratch) -> None:
+        (W, H), (num, den) = factors, out
         tile, tile2, line = work
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
@@ -268,13 +255,12 @@ def _slope(terms: Kernel, fitted: Kernel, by_rows: bool) -> Kernel:
     @jit
     def slope(
         block: Window,
-        W: Array,
-        H: Array,
+        factors: Pair,
         law: Law,
-        out: tuple[Array, Array],
+        out: Pair,
         work: tuple[Array, Array, Array, Array],
     ) -> None:
-        gradient, fits = out
+        (W, H), (gradient, fits) = factors, out
         _, tile, tile2, line = work
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
@@ -296,7 +282,7 @@ def _slope(terms: Kernel, fitted: Kernel, by_rows: bool) -> Kernel:
 @jit
 def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
     """Welford update of the cells in the rows of this tile; return the next cell."""
-    rows, cols, mean, m2, count = cells
+    (rows, cols), mean, m2, count = cells
     while cell < rows.size and rows[cell] < first + tile.shape[0]:
         value = tile[rows[cell] - first, cols[cell]]
         delta = value - mean[cell]
@@ -309,15 +295,9 @@ def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
 def _evaluation(fitted: Kernel) -> Kernel:
     @jit
     def evaluate(
-        block: Window,
-        W: Array,
-        H: Array,
-        law: Law,
-        out: Array,
-        cells: Watched,
-        work: Scratch,
+        block: Window, factors: Pair, law: Law, out: Array, cells: Watched, work: Scratch
     ) -> None:
-        tile, tile2, line = work
+        (W, H), (tile, tile2, line) = factors, work
         cell = 0
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])

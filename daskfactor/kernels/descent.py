@@ -39,14 +39,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import JIT_ENABLED, inline, jit, stack_array
-from daskfactor.kernels.linalg import (
-    Row,
-    broadcast,
-    dot_row,
-    load_row,
-    multiply_add,
-    store_row,
-)
+from daskfactor.kernels.rows import Row, broadcast, copy_row, dot_rows, multiply_add
 from daskfactor.kernels.views import (
     Law,
     cell_at,
@@ -235,7 +228,7 @@ def descent_kernel(
         w = stack_array(K, W.dtype)
         for r in range(order.size):
             i = order[r]
-            load_row(K, W, i, w)
+            copy_row(K, W, i, w, 0)
             a = real(step) * share_w[i]
             begin, end = row_cells(first, i, H.shape[0])
             for at in range(begin, end):
@@ -244,8 +237,8 @@ def descent_kernel(
                 if v == v:
                     own = own_weights(first, weights, i)
                     size = _squares(w, H, j, own)
-                    e = pull(v, dot_row(K, w, H, j), real(step), law, own, at, size)
+                    e = pull(v, dot_rows(K, w, 0, H, j), real(step), law, own, at, size)
                     meet(K, e, a, real(step) * share_h[j], w, H, j, col_w, col_h)
-            store_row(K, w, W, i)
+            copy_row(K, w, 0, W, i)
 
     return descent

@@ -1,7 +1,5 @@
-"""Matrix products inside nogil kernels, through SciPy's BLAS, short rows as vectors, permanents.
+"""Matrix products inside nogil kernels, through SciPy's BLAS, and permanents.
 
-Products
---------
 Arrays are C-contiguous with the component index last. BLAS counts columns
 first, so it sees each of them transposed, and every product below is asked
 for transposed: no copy is ever made.
@@ -18,21 +16,6 @@ add_matmul_tn      out += a.T @ b         out.T += b.T @ op(a.T)'
 The routine is bound by symbol name, not by address, so that compiled kernels
 can be cached on disk. BLAS may start its own threads: callers that run
 several kernels at once set one BLAS thread first (threadpoolctl).
-
-Rows
-----
-Rows of a compile-time length K are loaded, multiplied and added without a loop.
-The inner loops of the sparse kernels are K long, and K is small: a loop over it
-costs more in set-up and remainders than in arithmetic. Here a row is cut into
-vectors of 64 bytes and a tail of halves, quarters and so on. A row that is
-worked on for a while lives in a :func:`daskfactor.kernels.jit.stack_array` of
-length K, called registers below, which the compiler keeps in registers, since
-nothing but these functions touches it. Written as loops of K steps the sparse
-gradient ran at a half to an eighth of this speed for K from 16 to 128, K known
-at compile time or not, and took no less time to compile.
-
-K must be a literal, or a constant that a closure holds; row arrays are
-C-contiguous (rows, K). With the JIT off, plain NumPy stands in.
 """
 
 import math
@@ -46,10 +29,9 @@ from numba.extending import get_cython_function_address, intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import JIT_ENABLED, ask_for, jit, overload
+from daskfactor.kernels.jit import jit, overload
 
 Array = NDArray[Any]
-Scalar = Any
 
 _SYMBOLS = {types.float32: "daskfactor_sgemm", types.float64: "daskfactor_dgemm"}
 
@@ -159,224 +141,6 @@ def _add_matmul_nn(a: Array, b: Array, out: Array) -> Any:
 @overload(add_matmul_tn)
 def _add_matmul_tn(a: Array, b: Array, out: Array) -> Any:
     return _product("N", "T", 1)
-
-
-VECTOR_BYTES = 64
-CACHE_LINE = 64
-MOST_PREFETCHED = 8 * CACHE_LINE
-"""Longer rows are left to the hardware, which follows a stream by itself."""
-
-# Fused multiply-adds are allowed, reordering is not: one order of sums per K.
-_FLAGS = ("contract",)
-_INT32 = ir.IntType(32)
-_INT64 = ir.IntType(64)
-_BYTE_POINTER = ir.IntType(8).as_pointer()
-
-
-def pieces(count: int, itemsize: int) -> list[tuple[int, int]]:
-    """``(start, width)`` of the vectors that cover ``count`` numbers; widths never grow."""
-    result, start, width = [], 0, VECTOR_BYTES // itemsize
-    while start < count:
-        while width > count - start:
-            width //= 2
-        result.append((start, width))
-        start += width
-    return result
-
-
-Call = tuple[Any, Any, Any, Any]
-"""Context, builder, signature and arguments: what code generation is given."""
-
-
-class Row:
-    """K numbers in memory: a row of an array argument, or all of a 1-D array.
-
-    ``index`` is the number of the argument that says which row, or that row as a constant.
-    """
-
-    def __init__(self, call: Call, argument: int, index: Any = None) -> None:
-        context, builder, signature, args = call
-        array_type = signature.args[argument]
-        self.builder = builder
-        self.real = context.get_data_type(array_type.dtype)
-        self.itemsize = context.get_abi_sizeof(self.real)
-        self.length = signature.args[0].literal_value
-        self.data = make_array(array_type)(context, builder, args[argument]).data
-        if index is not None:
-            length = ir.Constant(_INT64, self.length)
-            row = args[index] if isinstance(index, int) else index
-            self.data = builder.gep(self.data, [builder.mul(row, length)])
-
-    @property
-    def pieces(self) -> list[tuple[int, int]]:
-        return pieces(self.length, self.itemsize)
-
-    def _pointer(self, start: int, width: int) -> Any:
-        address = self.builder.gep(self.data, [ir.Constant(_INT64, start)])
-        return self.builder.bitcast(address, ir.VectorType(self.real, width).as_pointer())
-
-    def load(self, start: int, width: int) -> Any:
-        return self.builder.load(self._pointer(start, width), align=self.itemsize)
-
-    def store(self, value: Any, start: int, width: int) -> None:
-        self.builder.store(value, self._pointer(start, width), align=self.itemsize)
-
-
-def _lanes(builder: Any, vector: Any, lanes: list[int]) -> Any:
-    mask = ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes)
-    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
-
-
-def broadcast(builder: Any, value: Any, width: int) -> Any:
-    empty = ir.Constant(ir.VectorType(value.type, width), ir.Undefined)
-    first = builder.insert_element(empty, value, ir.Constant(_INT32, 0))
-    return _lanes(builder, first, [0] * width)
-
-
-def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
-
-
-def dot_product(builder: Any, a: Row, b: Row) -> Any:
-    """Sum of products: in vectors, then halved down, tails joining at their own width."""
-    width, total = VECTOR_BYTES // a.itemsize, None
-    ahead = a.pieces
-    while True:
-        while ahead and ahead[0][1] == width:
-            x, y = a.load(*ahead[0]), b.load(*ahead[0])
-            product = builder.fmul(x, y, flags=_FLAGS)
-            total = product if total is None else builder.fadd(total, product, flags=_FLAGS)
-            del ahead[0]
-        if width == 1:
-            return builder.extract_element(total, ir.Constant(_INT32, 0))
-        width //= 2
-        if total is not None:
-            low = _lanes(builder, total, list(range(width)))
-            high = _lanes(builder, total, list(range(width, 2 * width)))
-            total = builder.fadd(low, high, flags=_FLAGS)
-
-
-def _copy(context: Any, builder: Any, source: Row, target: Row) -> Any:
-    for piece in source.pieces:
-        target.store(source.load(*piece), *piece)
-    return context.get_dummy_value()
-
-
-def _add_scaled(context: Any, builder: Any, factor: Any, source: Row, target: Row) -> Any:
-    sums = []
-    for piece in source.pieces:
-        scale = broadcast(builder, factor, piece[1])
-        sums.append(multiply_add(builder, scale, source.load(*piece), target.load(*piece)))
-    for value, piece in zip(sums, source.pieces, strict=True):
-        target.store(value, *piece)
-    return context.get_dummy_value()
-
-
-def typed(result: Any, arguments: list[Any], codegen: Any) -> Any:
-    """Signature and code, if K is a constant and every array is C-contiguous."""
-    arrays = [kind for kind in arguments if isinstance(kind, types.Array)]
-    fits = isinstance(arguments[0], types.IntegerLiteral)
-    if not fits or any(array.layout != "C" for array in arrays):
-        return None
-    return result(*arguments), codegen
-
-
-@intrinsic(prefer_literal=True)
-def _load_row(typingctx: Any, K: Any, rows: Any, i: Any, registers: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        return _copy(call[0], call[1], Row(call, 1, 2), Row(call, 3))
-
-    return typed(types.void, [K, rows, types.intp, registers], codegen)
-
-
-@intrinsic(prefer_literal=True)
-def _store_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        return _copy(call[0], call[1], Row(call, 1), Row(call, 2, 3))
-
-    return typed(types.void, [K, registers, rows, types.intp], codegen)
-
-
-@intrinsic(prefer_literal=True)
-def _dot_row(typingctx: Any, K: Any, registers: Any, rows: Any, i: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        return dot_product(call[1], Row(call, 1), Row(call, 2, 3))
-
-    return typed(rows.dtype, [K, registers, rows, types.intp], codegen)
-
-
-@intrinsic(prefer_literal=True)
-def _add_row(typingctx: Any, K: Any, factor: Any, rows: Any, i: Any, registers: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        return _add_scaled(call[0], call[1], call[3][1], Row(call, 2, 3), Row(call, 4))
-
-    return typed(types.void, [K, rows.dtype, rows, types.intp, registers], codegen)
-
-
-@intrinsic(prefer_literal=True)
-def _add_to_row(typingctx: Any, K: Any, factor: Any, registers: Any, rows: Any, i: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        return _add_scaled(call[0], call[1], call[3][1], Row(call, 2), Row(call, 3, 4))
-
-    return typed(types.void, [K, rows.dtype, registers, rows, types.intp], codegen)
-
-
-@intrinsic(prefer_literal=True)
-def _prefetch_row(typingctx: Any, K: Any, rows: Any, i: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        builder, row = call[1], Row(call, 1, 2)
-        base = builder.bitcast(row.data, _BYTE_POINTER)
-        for offset in _prefetched(row.length * row.itemsize):
-            ask_for(builder, builder.gep(base, [ir.Constant(_INT64, offset)]))
-        return call[0].get_dummy_value()
-
-    return typed(types.void, [K, rows, types.intp], codegen)
-
-
-def _prefetched(size: int) -> list[int]:
-    """Bytes of a row that touch all its cache lines, however it is aligned."""
-    if size > MOST_PREFETCHED:
-        return [0]
-    lines = list(range(0, size, CACHE_LINE))
-    return lines if size % CACHE_LINE == 0 else [*lines, size - 1]
-
-
-def _plain_load_row(K: int, rows: Array, i: int, registers: Array) -> None:
-    registers[:] = rows[i]
-
-
-def _plain_store_row(K: int, registers: Array, rows: Array, i: int) -> None:
-    rows[i] = registers
-
-
-def _plain_dot_row(K: int, registers: Array, rows: Array, i: int) -> Scalar:
-    return registers @ rows[i]
-
-
-def _plain_add_row(K: int, factor: Scalar, rows: Array, i: int, registers: Array) -> None:
-    registers += factor * rows[i]
-
-
-def _plain_add_to_row(K: int, factor: Scalar, registers: Array, rows: Array, i: int) -> None:
-    rows[i] += factor * registers
-
-
-def _plain_prefetch_row(K: int, rows: Array, i: int) -> None:
-    pass
-
-
-load_row: Any = _load_row if JIT_ENABLED else _plain_load_row
-"""``registers = rows[i]``: ``load_row(K, rows, i, registers)``."""
-store_row: Any = _store_row if JIT_ENABLED else _plain_store_row
-"""``rows[i] = registers``: ``store_row(K, registers, rows, i)``."""
-dot_row: Any = _dot_row if JIT_ENABLED else _plain_dot_row
-"""``registers . rows[i]``: ``dot_row(K, registers, rows, i)``."""
-add_row: Any = _add_row if JIT_ENABLED else _plain_add_row
-"""``registers += factor rows[i]``: ``add_row(K, factor, rows, i, registers)``."""
-add_to_row: Any = _add_to_row if JIT_ENABLED else _plain_add_to_row
-"""``rows[i] += factor registers``: ``add_to_row(K, factor, registers, rows, i)``."""
-prefetch_row: Any = _prefetch_row if JIT_ENABLED else _plain_prefetch_row
-"""Ask for ``rows[i]`` to be in the cache soon: ``prefetch_row(K, rows, i)``."""
 
 
 @jit

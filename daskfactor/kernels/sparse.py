@@ -1,56 +1,51 @@
-"""One sparse block, one step: one pass over its stored entries, both gradients at once.
+"""One sparse block, one step: one pass over its entries, the gradients of all factors at once.
 
-For a stored entry (i, j) the pass computes mu = W[i] . H[j], turns it into a
-coefficient a, and adds a H[j] to row i and a W[i] to row j: 6 K operations an
-entry, and memory of order (m + n) K. Row i and its gradient stay in registers
-while the entries of the row are visited; rows j of H and of its gradient are
-asked for a few entries ahead. One thread owns a block, so nothing races.
+The mean of an entry is mu = sum over k of F_0[i_0, k] ... F_{N-1}[i_{N-1}, k]; of a matrix
+N = 2. The pass goes forward through an entry's rows, keeping the products of the first ones, to
+mu; from it comes a coefficient a, and back, with a times the product of the last rows: each
+factor's gradient gains a times the product of the other rows. That is (4 N - 2) K operations,
+and 2 (N - 1) rows that are read and N - 1 that are written; row i_0 and its gradient stay
+in registers, and rows of the others are asked for a few entries ahead. One thread owns a block,
+so nothing races. What an entry adds is told by the rules of :mod:`daskfactor.kernels.entries`.
 
-Where entries that are not stored are observed zeros, their part has a closed
-form if a zero's curvature is 1 and its residual -1 (column sums of the factors),
-or if they are mu and -mu (Gram matrices): see `Likelihood.zeros`. It is added over
-the whole block, without a floor under mu, and a stored entry's coefficient is what
-it has beyond an observed zero's. A stored NaN is a missing entry: its coefficient
-takes the zero's part back.
+Where unstored entries are observed zeros, their part is that of all cells: products
+of the other factors' column sums, or of their Gram matrices entry by entry.
 
-Shapes, all C-contiguous: indptr (m + 1,), indices and values (nnz,), W (m, K),
-H (n, K) of one float dtype; scratch gram (K, K) of that dtype and sums
-(2, K, K) and wide (any, K), both float64.
+A block is (indptr, indices, values, weights): row i of factor 0 has the entries
+``indptr[i]:indptr[i + 1]``, ``indices`` has an array of places for each further factor, and
+``weights`` are those of the entries or `NO_WEIGHTS`. Scratch is gram (K, K) of the factors'
+dtype and sums (N, K, K) and wide (any, K), both float64.
+
+Source: Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.kernels.entries import Rules, entry_rules
 from daskfactor.kernels.jit import inline, jit, stack_array
-from daskfactor.kernels.linalg import (
-    add_matmul_nn,
-    add_matmul_tn,
-    add_row,
-    add_to_row,
-    dot_row,
-    load_row,
+from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn
+from daskfactor.kernels.rows import (
+    add_products,
+    add_scaled,
+    copy_row,
+    dot_rows,
+    multiply_rows,
     prefetch_row,
-    store_row,
+    scale_row,
 )
-from daskfactor.kernels.views import (
-    BlockKernels,
-    Kernel,
-    Law,
-    Watched,
-    entry_kernels,
-    floored,
-    law_at,
-)
+from daskfactor.kernels.views import BlockKernels, Kernel, Law, law_at
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
+Arrays = tuple[Array, ...]
 Scalar = Any
-EntryRule = Callable[..., tuple[Scalar, Scalar]]
-Rows = tuple[Array, Array, Array, Any]
+Step = Callable[[Any], Any]
+Entries = tuple[Array, Arrays, Array, Array]
 Scratch = tuple[Array, Array, Array]
 
 CHUNK = 256
@@ -59,240 +54,163 @@ AHEAD = 8
 """How many entries before its turn a row is asked for."""
 
 
-class Rules(NamedTuple):
-    """Coefficients of one stored entry.
-
-    step    (v, mu, law, scale) -> what it adds to (scale R, C)
-    ratio   (v, mu, law) -> what it adds to (Q, C) of a multiplicative update
-    fit     (v, mu, law) -> what it adds to the sums of deviance and Pearson terms
-
-    Those of blocks with weights take the entry's as one more argument.
-    """
-
-    step: EntryRule
-    ratio: EntryRule
-    fit: EntryRule
-
-
-def _rules_of_observed(likelihood: Likelihood) -> Rules:
-    """An entry that is not stored adds nothing."""
-    weight, curvature, numerator, deviance, _ = entry_kernels(likelihood)
-
-    @inline
-    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
-        (floor, numbers), seen = law, v == v
-        mean = floored(mu, floor)
-        w = weight(v, mean, *numbers)
-        zero = type(mu)(0)
-        return (scale * (v - mean) * w if seen else zero), (
-            curvature(type(mu)(1), v, mean, w, *numbers) if seen else zero
-        )
-
-    @inline
-    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        (floor, numbers), seen = law, v == v
-        mean = floored(mu, floor)
-        w = weight(v, mean, *numbers)
-        # Both before they are chosen from: inside the choices LLVM orders the sums of K
-        # products after them otherwise, and bits would not be those of earlier versions.
-        q = numerator(v, mean, w, *numbers)
-        c = curvature(type(mu)(1), v, mean, w, *numbers)
-        zero = type(mu)(0)
-        return (q if seen else zero), (c if seen else zero)
-
-    @inline
-    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        floor, numbers = law
-        mean = floored(mu, floor)
-        v = v if v == v else mean  # a missing entry adds d(mu | mu) = 0
-        pearson = (v - mean) * (v - mean) * weight(v, mean, *numbers)
-        return np.float64(deviance(v, mean, *numbers)), np.float64(pearson)
-
-    return Rules(step, ratio, fit)
-
-
-def _rules_beyond_constant(fit_observed: EntryRule) -> Rules:
-    """A zero of curvature 1 has weight 1 / mu, R = -1, and mu as deviance and Pearson term."""
-
-    @inline
-    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
-        real, seen = type(mu), v == v
-        a = scale * v / floored(mu, law[0]) if seen else scale
-        return a, (real(0) if seen else real(-1))
-
-    @inline
-    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        real, seen = type(mu), v == v
-        a = v / floored(mu, law[0]) if seen else real(0)
-        return a, (real(0) if seen else real(-1))
-
-    @inline
-    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        deviance, pearson = fit_observed(v, mu, law)
-        return deviance - np.float64(mu), pearson - np.float64(mu)
-
-    return Rules(step, ratio, fit)
-
-
-def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
-    """A zero of curvature mu has weight 1 and R = -mu; mu needs no floor."""
-
-    @inline
-    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
-        seen = v == v
-        return (scale * v if seen else scale * mu), (type(mu)(0) if seen else -mu)
-
-    @inline
-    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        seen = v == v
-        zero = type(mu)(0)
-        return (v if seen else zero), (zero if seen else -mu)
-
-    @inline
-    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        deviance, pearson = fit_observed(v, mu, (mu, law[1]))
-        square = np.float64(mu) * np.float64(mu)
-        return deviance - 0.5 * square, pearson - square
-
-    return Rules(step, ratio, fit)
-
-
 @inline
-def _none(mu: Scalar) -> Scalar:
-    return type(mu)(0)
+def _nothing(given: Any) -> None:
+    pass
 
 
-@inline
-def _one(mu: Scalar) -> Scalar:
-    return type(mu)(1)
+def _then(first: Step, second: Step) -> Step:
+    @inline
+    def both(given: Any) -> None:
+        first(given)
+        second(given)
+
+    return both
 
 
-@inline
-def _same(mu: Scalar) -> Scalar:
-    return mu
+def in_turn(steps: list[Step]) -> Step:
+    """Make one inlined function of several, so that the factors they name are constants."""
+    first: Step = _nothing
+    return reduce(_then, steps, first)
 
 
-def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
-    """What an observation adds by its weight, beyond the zero of weight 1 that is added already.
+# -- steps of one entry ------------------------------------------------------------------
 
-    That zero has the curvature C0, which is 1 or mu, R = -C0, C0 mu as Pearson term and its
-    share of that as deviance.
+
+def _ask_for(K: int, n: int) -> Step:
+    place = n - 1
+
+    @inline
+    def ask(given: Any) -> None:
+        indices, rows, later = given
+        prefetch_row(K, rows[n], np.intp(indices[place][later]))
+
+    return ask
+
+
+def asked(K: int, factors: list[int]) -> Step:
+    """Ask for rows of the factors, or of their gradients, of an entry whose turn comes later."""
+    return in_turn([_ask_for(K, n) for n in factors if n > 0])
+
+
+def _forward(K: int, n: int, source: int, target: int) -> Step:
+    place = n - 1
+
+    @inline
+    def forward(given: Any) -> None:
+        indices, factors, p, ahead = given
+        multiply_rows(K, ahead, source, factors[n], np.intp(indices[place][p]), ahead, target)
+
+    return forward
+
+
+def _back(K: int, n: int) -> Step:
+    before = n - 1
+
+    @inline
+    def back(given: Any) -> None:
+        indices, factors, p, ahead, behind, gradients, own = given
+        j = np.intp(indices[before][p])
+        add_products(K, ahead, before, behind, 0, gradients[n], j)
+        if n > 1:
+            multiply_rows(K, behind, 0, factors[n], j, behind, 0)
+        else:
+            add_products(K, behind, 0, factors[n], j, own, 0)
+
+    return back
+
+
+def _mean(N: int, K: int) -> Kernel:
+    """Mean of an entry; ``ahead``, which begins with its row of factor 0, gets products."""
+    products = in_turn([_forward(K, n, n - 1, n) for n in range(1, N - 1)])
+    last, place = N - 1, N - 2
+
+    @inline
+    def mean(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Scalar:
+        products((indices, factors, p, ahead))
+        return dot_rows(K, ahead, place, factors[last], np.intp(indices[place][p]))
+
+    return mean
+
+
+def _spread(N: int, K: int) -> Kernel:
+    """Add ``a`` times the product of the others to every factor's sums; ``own`` is factor 0's."""
+    back = in_turn([_back(K, n) for n in range(N - 2, 0, -1)])
+    last, place = N - 1, N - 2
+
+    @inline
+    def spread(
+        a: Scalar,
+        entry: tuple[Arrays, Arrays, int],
+        ahead: Array,
+        behind: Array,
+        sums: Arrays,
+        own: Array,
+    ) -> None:
+        indices, factors, p = entry
+        j = np.intp(indices[place][p])
+        add_scaled(K, a, ahead, place, sums[last], j)
+        if N == 2:
+            add_scaled(K, a, factors[1], j, own, 0)
+        else:
+            scale_row(K, a, factors[last], j, behind, 0)
+            back((indices, factors, p, ahead, behind, sums, own))
+
+    return spread
+
+
+def _others(N: int, K: int, factor: int) -> Kernel:
+    """An entry's mean, and where the product of its rows but that of one factor lies.
+
+    Products of three rows or more are made in ``ahead[1]``.
     """
-    curvature = {None: _none, "constant": _one, "linear": _same}[zeros]
-    share, no_floor = 0.5 if zeros == "linear" else 1.0, zeros == "linear"
-    step_observed, ratio_observed, fit_observed = observed
+    if N == 2:
+        return _other_of_two(K, factor)
+    rest = [n for n in range(1, N) if n != factor]
+    steps = [_forward(K, n, int(n != rest[0]), 1) for n in rest]
+    if factor == 0:
+        steps = [_forward(K, n, 1, 1) for n in rest[1:]]
+    products, start, before = in_turn(steps), rest[0], rest[0] - 1
+    place = max(factor - 1, 0)
 
     @inline
-    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar, own: Scalar) -> tuple[Scalar, Scalar]:
-        zero = curvature(mu)
-        a, c = step_observed(v, mu, (mu if no_floor else law[0], law[1]), scale)
-        own = own if v == v else type(mu)(0)
-        return a * own + scale * zero, c * own - zero
+    def others(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Any:
+        if factor == 0:
+            copy_row(K, factors[start], np.intp(indices[before][p]), ahead, 1)
+        products((indices, factors, p, ahead))
+        if factor == 0:
+            mu = dot_rows(K, ahead, 1, ahead, 0)
+        else:
+            mu = dot_rows(K, ahead, 1, factors[factor], np.intp(indices[place][p]))
+        return mu, ahead, np.intp(1)
 
+    return others
+
+
+def _other_of_two(K: int, factor: int) -> Kernel:
     @inline
-    def ratio(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
-        q, c = ratio_observed(v, mu, (mu if no_floor else law[0], law[1]))
-        own = own if v == v else type(mu)(0)
-        return q * own, c * own - curvature(mu)
+    def other(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Any:
+        j = np.intp(indices[0][p])
+        mu = dot_rows(K, ahead, 0, factors[1], j)
+        if factor == 0:
+            return mu, factors[1], j
+        else:
+            return mu, ahead, np.intp(0)
 
-    @inline
-    def fit(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
-        zero = np.float64(curvature(mu)) * np.float64(mu)
-        deviance, pearson = fit_observed(v, mu, (mu if no_floor else law[0], law[1]))
-        own = own if v == v else type(mu)(0)
-        return deviance * own - share * zero, pearson * own - zero
-
-    return Rules(step, ratio, fit)
+    return other
 
 
-@lru_cache(maxsize=64)
-def entry_rules(likelihood: Likelihood, zeros: bool, weights: bool = False) -> Rules:
-    """Rules of one likelihood, shared by its kernels of every K."""
-    observed = _rules_of_observed(likelihood)
-    if weights:
-        return _rules_by_weight(observed, likelihood.zeros if zeros else None)
-    if not zeros:
-        return observed
-    beyond = _rules_beyond_constant if likelihood.zeros == "constant" else _rules_beyond_linear
-    return beyond(observed.fit)
-
-
-class ZeroRules(NamedTuple):
-    """What a block would add were all of its entries observed zeros.
-
-    part(factor, own, other, out, gram, sums)
-        out += factor C0 other, with C0 their curvature; ``own`` and ``out`` are (m, K)
-        and ``other`` (n, K), or the other way round. Their residual is -C0.
-    fit(W, H, sums, wide) -> (sum of deviances, sum of Pearson terms), in float64
-    share
-        A row's sum of deviances is so much of the product of ``own`` and ``part``.
-    """
-
-    part: Callable[..., None]
-    fit: Callable[..., tuple[float, float]]
-    share: float
+# -- zeros that are not stored -----------------------------------------------------------
 
 
 @jit
 def column_sums(rows: Array, out: Array) -> None:
+    """Add up the rows, in float64."""
     out[:] = 0
     for i in range(rows.shape[0]):
         row = rows[i]
         for k in range(out.size):
             out[k] += np.float64(row[k])
-
-
-@jit
-def _add_column_sums(
-    factor: Scalar, own: Array, other: Array, out: Array, gram: Array, sums: Array
-) -> None:
-    """``out += factor ones other``: every row gains the same."""
-    total, gain = sums[0, 0], gram[0]
-    column_sums(other, total)
-    for k in range(total.size):
-        gain[k] = gram.dtype.type(factor * total[k])
-    for i in range(out.shape[0]):
-        row = out[i]
-        for k in range(gain.size):
-            row[k] += gain[k]
-
-
-@jit
-def _add_gram(
-    factor: Scalar, own: Array, other: Array, out: Array, gram: Array, sums: Array
-) -> None:
-    """``out += factor own (other.T other)``."""
-    gram[:, :] = 0
-    add_matmul_tn(other, other, gram)
-    scale = gram.dtype.type(factor)
-    for row in gram:
-        for k in range(row.size):
-            row[k] *= scale
-    add_matmul_nn(own, gram, out)
-
-
-@jit
-def _no_part(
-    factor: Scalar, own: Array, other: Array, out: Array, gram: Array, sums: Array
-) -> None:
-    pass
-
-
-@jit
-def _no_fit(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
-    return 0.0, 0.0
-
-
-@jit
-def _fit_of_means(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
-    """Both sums are those of mu."""
-    rows, cols = sums[0, 0], sums[1, 0]
-    column_sums(W, rows)
-    column_sums(H, cols)
-    total = 0.0
-    for k in range(rows.size):
-        total += rows[k] * cols[k]
-    return total, total
 
 
 @jit
@@ -310,166 +228,6 @@ def wide_gram(rows: Array, out: Array, wide: Array) -> None:
 
 
 @jit
-def _fit_of_squares(W: Array, H: Array, sums: Array, wide: Array) -> tuple[float, float]:
-    """Half the sum of mu**2, and the sum."""
-    wide_gram(W, sums[0], wide)
-    wide_gram(H, sums[1], wide)
-    total = 0.0
-    for k in range(W.shape[1]):
-        rows, cols = sums[0, k], sums[1, k]
-        for c in range(W.shape[1]):
-            total += rows[c] * cols[c]
-    return 0.5 * total, total
-
-
-_ZERO_RULES = {
-    "constant": ZeroRules(_add_column_sums, _fit_of_means, 1.0),
-    "linear": ZeroRules(_add_gram, _fit_of_squares, 0.5),
-}
-
-
-def zero_rules(likelihood: Likelihood, zeros: bool) -> ZeroRules:
-    """Rules for the entries that are not stored; missing ones add nothing."""
-    if not zeros or likelihood.zeros is None:
-        return ZeroRules(_no_part, _no_fit, 0.0)
-    return _ZERO_RULES[likelihood.zeros]
-
-
-@lru_cache(maxsize=256)
-def sparse_kernels(
-    likelihood: Likelihood, zeros: bool, K: int, weights: bool = False
-) -> BlockKernels:
-    """Kernels of one likelihood and K components, compiled when first called.
-
-    ``block`` is (indptr, indices, values, weights) and ``work`` (gram, sums, wide). ``zeros``
-    says what an entry is that is not stored: an observed zero (only where `Likelihood.zeros`
-    says how they add up) or missing; ``weights`` whether cells have any. Compilation takes
-    about half a second for each kernel, K and dtype.
-    """
-    return BlockKernels(
-        gradient=_gradient(likelihood, zeros, K, weights, False),
-        gradient_curvature=_gradient(likelihood, zeros, K, weights, True),
-        multiplicative_rows=_multiplicative(likelihood, zeros, K, weights, True),
-        multiplicative_cols=_multiplicative(likelihood, zeros, K, weights, False),
-        slope_rows=_slope(likelihood, zeros, K, weights, True),
-        slope_cols=_slope(likelihood, zeros, K, weights, False),
-        evaluate=_evaluate(likelihood, zeros, K, weights),
-    )
-
-
-@jit
-def _clear(rows: Array) -> None:
-    rows[:, :] = 0
-
-
-def _gradient(likelihood: Likelihood, zeros: bool, K: int, weights: bool, curved: bool) -> Kernel:
-    step = entry_rules(likelihood, zeros, weights).step
-    zero_part = zero_rules(likelihood, zeros).part
-
-    @jit
-    def gradient(
-        block: Rows,
-        W: Array,
-        H: Array,
-        scale: float,
-        law: Law,
-        out: tuple[Array, ...],
-        work: Scratch,
-    ) -> None:
-        indptr, indices, values, own = block
-        gram, sums, _ = work
-        GW, GH = out[0], out[1]
-        _clear(GW)
-        _clear(GH)
-        zero_part(-scale, W, H, GW, gram, sums)
-        zero_part(-scale, H, W, GH, gram, sums)
-        real, last = W.dtype.type, indices.size - 1
-        w, gw = stack_array(K, W.dtype), stack_array(K, W.dtype)
-        if curved:
-            CW, CH = out[2], out[3]
-            zero_part(1.0, W, H, CW, gram, sums)
-            zero_part(1.0, H, W, CH, gram, sums)
-            cw = stack_array(K, W.dtype)
-        for i in range(W.shape[0]):
-            load_row(K, W, i, w)
-            load_row(K, GW, i, gw)
-            if curved:
-                load_row(K, CW, i, cw)
-            for p in range(indptr[i], indptr[i + 1]):
-                j, later = np.intp(indices[p]), np.intp(indices[min(p + AHEAD, last)])
-                prefetch_row(K, H, later)
-                prefetch_row(K, GH, later)
-                if curved:
-                    prefetch_row(K, CH, later)
-                mu = dot_row(K, w, H, j)
-                if weights:
-                    a, c = step(real(values[p]), mu, law_at(law, j), real(scale), own[p])
-                else:
-                    a, c = step(real(values[p]), mu, law_at(law, j), real(scale))
-                add_row(K, a, H, j, gw)
-                add_to_row(K, a, w, GH, j)
-                if curved and c != 0:
-                    add_row(K, c, H, j, cw)
-                    add_to_row(K, c, w, CH, j)
-            store_row(K, gw, GW, i)
-            if curved:
-                store_row(K, cw, CW, i)
-
-    return gradient
-
-
-def _multiplicative(
-    likelihood: Likelihood, zeros: bool, K: int, weights: bool, by_rows: bool
-) -> Kernel:
-    ratio = entry_rules(likelihood, zeros, weights).ratio
-    zero_part = zero_rules(likelihood, zeros).part
-
-    @jit
-    def multiplicative(
-        block: Rows, W: Array, H: Array, law: Law, out: tuple[Array, Array], work: Scratch
-    ) -> None:
-        indptr, indices, values, own = block
-        gram, sums, _ = work
-        num, den = out
-        real, last = W.dtype.type, indices.size - 1
-        w = stack_array(K, W.dtype)
-        if by_rows:
-            zero_part(1.0, W, H, den, gram, sums)
-            above, below = stack_array(K, W.dtype), stack_array(K, W.dtype)
-        else:
-            zero_part(1.0, H, W, den, gram, sums)
-        for i in range(W.shape[0]):
-            load_row(K, W, i, w)
-            if by_rows:
-                load_row(K, num, i, above)
-                load_row(K, den, i, below)
-            for p in range(indptr[i], indptr[i + 1]):
-                j, later = np.intp(indices[p]), np.intp(indices[min(p + AHEAD, last)])
-                prefetch_row(K, H, later)
-                if not by_rows:
-                    prefetch_row(K, num, later)
-                    prefetch_row(K, den, later)
-                mu, at = dot_row(K, w, H, j), law_at(law, j)
-                if weights:
-                    q, c = ratio(real(values[p]), mu, at, own[p])
-                else:
-                    q, c = ratio(real(values[p]), mu, at)
-                if by_rows:
-                    add_row(K, q, H, j, above)
-                    if c != 0:
-                        add_row(K, c, H, j, below)
-                else:
-                    add_to_row(K, q, w, num, j)
-                    if c != 0:
-                        add_to_row(K, c, w, den, j)
-            if by_rows:
-                store_row(K, above, num, i)
-                store_row(K, below, den, i)
-
-    return multiplicative
-
-
-@jit
 def take_off(share: float, own: Array, part: Array, gradient: Array, fits: Array) -> None:
     """``gradient -= part`` and, if there are any, ``fits -= share`` of its product with ``own``."""
     for i in range(part.shape[0]):
@@ -481,142 +239,341 @@ def take_off(share: float, own: Array, part: Array, gradient: Array, fits: Array
             fits[i] -= share * total
 
 
-def _slope(likelihood: Likelihood, zeros: bool, K: int, weights: bool, by_rows: bool) -> Kernel:
-    step, _, fit = entry_rules(likelihood, zeros, weights)
-    zero_part, _, share = zero_rules(likelihood, zeros)
+def _sum_up(n: int, linear: bool) -> Step:
+    @inline
+    def sum_up(given: Any) -> None:
+        leave, factors, sums, wide = given
+        if n != leave:
+            if linear:
+                wide_gram(factors[n], sums[n], wide)
+            else:
+                column_sums(factors[n], sums[n, 0])
+
+    return sum_up
+
+
+class ZeroParts(NamedTuple):
+    """What a block would add were all of its cells observed zeros.
+
+    prepare(leave, factors, sums, wide)
+        Column sums, or Gram matrices, of every factor but the one to ``leave``, float64.
+    add(n, factor, own, out, gram, sums)
+        out += factor C0 times the product of the others, C0 the curvature of a zero.
+    fit(sums) -> (sum of deviances, sum of Pearson terms)
+    """
+
+    prepare: Kernel
+    add: Kernel
+    fit: Kernel
+
+
+@lru_cache(maxsize=64)
+def zero_parts(kind: str | None, N: int) -> ZeroParts:
+    """Parts of unstored zeros, by `Likelihood.zeros`; None: there are none."""
+    linear, share = kind == "linear", 0.5 if kind == "linear" else 1.0
+    summed = in_turn([_sum_up(n, linear) for n in range(N)] if kind else [])
+
+    @jit
+    def prepare(leave: int, factors: Arrays, sums: Array, wide: Array) -> None:
+        summed((leave, factors, sums, wide))
+
+    @jit
+    def product(leave: int, row: int, k: int, sums: Array) -> float:
+        found = 1.0
+        for n in range(N):
+            if n != leave:
+                found *= sums[n, row, k]
+        return found
+
+    @jit
+    def add(n: int, factor: Scalar, own: Array, out: Array, gram: Array, sums: Array) -> None:
+        if kind is not None:
+            K, real = out.shape[1], type(out[0, 0])
+            for row in range(K if linear else 1):
+                for k in range(K):
+                    gram[row, k] = real(factor * product(n, row, k, sums))
+            if linear:
+                add_matmul_nn(own, gram, out)
+            else:
+                for i in range(out.shape[0]):
+                    for k in range(K):
+                        out[i, k] += gram[0, k]
+
+    @jit
+    def fit(sums: Array) -> tuple[float, float]:
+        total = 0.0
+        if kind is not None:
+            for row in range(sums.shape[1] if linear else 1):
+                for k in range(sums.shape[2]):
+                    total += product(-1, row, k, sums)
+        return share * total, total
+
+    return ZeroParts(prepare, add, fit)
+
+
+# -- kernels -----------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def sparse_kernels(
+    likelihood: Likelihood, zeros: bool, N: int, K: int, weights: bool = False
+) -> BlockKernels:
+    """Kernels of one likelihood, N factors and K components, compiled when first called.
+
+    ``zeros``: unstored entries are observed zeros, which `Likelihood.zeros` must say how to add
+    up, or else missing; ``weights``: whether cells have any. Compilation takes about half a
+    second for each kernel, K and dtype.
+    """
+    made = (_weighed(entry_rules(likelihood, zeros, weights), weights), _zeros(likelihood, zeros))
+    return BlockKernels(
+        gradient=_gradient(*made, N, K, False),
+        gradient_curvature=_gradient(*made, N, K, True),
+        multiplicative=tuple(_multiplicative(*made, N, K, n) for n in range(N)),
+        slope=tuple(_slope(*made, N, K, n) for n in range(N)),
+        evaluate=_evaluate(*made, N, K),
+    )
+
+
+def _zeros(likelihood: Likelihood, zeros: bool) -> str | None:
+    return likelihood.zeros if zeros else None
+
+
+def _weighed(rules: Rules, weights: bool) -> Rules:
+    """Rules that take weights of entries and the number of the entry behind their arguments."""
+    step, ratio, fit = rules
+
+    @inline
+    def weighed_step(
+        v: Scalar, mu: Scalar, law: Law, scale: Scalar, own: Array, p: int
+    ) -> tuple[Scalar, Scalar]:
+        if weights:
+            return step(v, mu, law, scale, own[p])
+        else:
+            return step(v, mu, law, scale)
+
+    @inline
+    def weighed_ratio(v: Scalar, mu: Scalar, law: Law, own: Array, p: int) -> tuple[Scalar, Scalar]:
+        if weights:
+            return ratio(v, mu, law, own[p])
+        else:
+            return ratio(v, mu, law)
+
+    @inline
+    def weighed_fit(v: Scalar, mu: Scalar, law: Law, own: Array, p: int) -> tuple[Scalar, Scalar]:
+        if weights:
+            return fit(v, mu, law, own[p])
+        else:
+            return fit(v, mu, law)
+
+    return Rules(weighed_step, weighed_ratio, weighed_fit)
+
+
+def _start(n: int, zero: ZeroParts, which: int) -> Step:
+    @inline
+    def start(given: Any) -> None:
+        factors, out, factor, gram, sums = given
+        if which == 0:
+            out[n][:, :] = 0
+        zero.add(n, factor, factors[n], out[n], gram, sums)
+
+    return start
+
+
+def _gradient(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> Kernel:
+    step, zero = rules.step, zero_parts(zeros, N)
+    start, more = (in_turn([_start(n, zero, which) for n in range(N)]) for which in (0, 1))
+    mean, spread, ask = _mean(N, K), _spread(N, K), asked(K, list(range(N)))
+    room = N * K
+
+    @jit
+    def gradient(
+        block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
+    ) -> None:
+        (indptr, indices, values, own), (gram, sums, wide), (G, C) = block, work, out
+        zero.prepare(-1, factors, sums, wide)
+        start((factors, G, -scale, gram, sums))
+        if curved:
+            more((factors, C, 1.0, gram, sums))
+        first = factors[0]
+        real, last = first.dtype.type, values.size - 1
+        ahead, behind = stack_array(room, first.dtype), stack_array(K, first.dtype)
+        g, c = stack_array(K, first.dtype), stack_array(K, first.dtype)
+        for i in range(first.shape[0]):
+            copy_row(K, first, i, ahead, 0)
+            copy_row(K, G[0], i, g, 0)
+            if curved:
+                copy_row(K, C[0], i, c, 0)
+            for p in range(indptr[i], indptr[i + 1]):
+                later = min(p + AHEAD, last)
+                ask((indices, factors, later))
+                ask((indices, G, later))
+                if curved:
+                    ask((indices, C, later))
+                mu = mean(indices, factors, p, ahead)
+                here = law_at(law, np.intp(indices[0][p]))
+                a, b = step(real(values[p]), mu, here, real(scale), own, p)
+                spread(a, (indices, factors, p), ahead, behind, G, g)
+                if curved and b != 0:
+                    spread(b, (indices, factors, p), ahead, behind, C, c)
+            copy_row(K, g, 0, G[0], i)
+            if curved:
+                copy_row(K, c, 0, C[0], i)
+
+    return gradient
+
+
+def _multiplicative(rules: Rules, zeros: str | None, N: int, K: int, factor: int) -> Kernel:
+    ratio, zero, others = rules.ratio, zero_parts(zeros, N), _others(N, K, factor)
+    ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
+
+    @jit
+    def multiplicative(
+        block: Entries, factors: Arrays, law: Law, out: tuple[Array, Array], work: Scratch
+    ) -> None:
+        (indptr, indices, values, own), (gram, sums, wide), (num, den) = block, work, out
+        zero.prepare(factor, factors, sums, wide)
+        zero.add(factor, 1.0, factors[factor], den, gram, sums)
+        first = factors[0]
+        real, last = first.dtype.type, values.size - 1
+        ahead = stack_array(room, first.dtype)
+        above, below = stack_array(K, first.dtype), stack_array(K, first.dtype)
+        for i in range(first.shape[0]):
+            copy_row(K, first, i, ahead, 0)
+            if factor == 0:
+                copy_row(K, num, i, above, 0)
+                copy_row(K, den, i, below, 0)
+            for p in range(indptr[i], indptr[i + 1]):
+                later = min(p + AHEAD, last)
+                ask((indices, factors, later))
+                if factor > 0:
+                    prefetch_row(K, num, np.intp(indices[place][later]))
+                    prefetch_row(K, den, np.intp(indices[place][later]))
+                mu, rows, row = others(indices, factors, p, ahead)
+                q, c = ratio(real(values[p]), mu, law_at(law, np.intp(indices[0][p])), own, p)
+                if factor == 0:
+                    add_scaled(K, q, rows, row, above, 0)
+                    if c != 0:
+                        add_scaled(K, c, rows, row, below, 0)
+                else:
+                    j = np.intp(indices[place][p])
+                    add_scaled(K, q, rows, row, num, j)
+                    if c != 0:
+                        add_scaled(K, c, rows, row, den, j)
+            if factor == 0:
+                copy_row(K, above, 0, num, i)
+                copy_row(K, below, 0, den, i)
+
+    return multiplicative
+
+
+def _slope(rules: Rules, zeros: str | None, N: int, K: int, factor: int) -> Kernel:
+    step, _, fit = rules
+    zero, others = zero_parts(zeros, N), _others(N, K, factor)
+    ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
+    share = 0.5 if zeros == "linear" else 1.0
 
     @jit
     def slope(
-        block: Rows,
-        W: Array,
-        H: Array,
-        law: Law,
-        out: tuple[Array, Array],
-        work: tuple[Array, Array, Array, Array],
+        block: Entries, factors: Arrays, law: Law, out: tuple[Array, Array], work: Any
     ) -> None:
-        indptr, indices, values, own = block
-        gradient, fits = out
-        part, gram, sums, _ = work
-        fitted = fits.size > 0
-        if zeros:
-            mine, other = (W, H) if by_rows else (H, W)
-            _clear(part)
-            zero_part(1.0, mine, other, part, gram, sums)
-            take_off(share, mine, part, gradient, fits)
-        real, last = W.dtype.type, indices.size - 1
-        w, g = stack_array(K, W.dtype), stack_array(K, W.dtype)
-        for i in range(W.shape[0]):
-            load_row(K, W, i, w)
-            if by_rows:
-                load_row(K, gradient, i, g)
+        (indptr, indices, values, own), (part, gram, sums, wide), (G, fits) = block, work, out
+        if zeros is not None:
+            zero.prepare(factor, factors, sums, wide)
+            part[:, :] = 0
+            zero.add(factor, 1.0, factors[factor], part, gram, sums)
+            take_off(share, factors[factor], part, G, fits)
+        first, fitted = factors[0], fits.size > 0
+        real, last = first.dtype.type, values.size - 1
+        ahead, g = stack_array(room, first.dtype), stack_array(K, first.dtype)
+        for i in range(first.shape[0]):
+            copy_row(K, first, i, ahead, 0)
+            if factor == 0:
+                copy_row(K, G, i, g, 0)
             total = 0.0
             for p in range(indptr[i], indptr[i + 1]):
-                j, later = np.intp(indices[p]), np.intp(indices[min(p + AHEAD, last)])
-                prefetch_row(K, H, later)
-                if not by_rows:
-                    prefetch_row(K, gradient, later)
-                v, mu = real(values[p]), dot_row(K, w, H, j)
-                if weights:
-                    a, _ = step(v, mu, law_at(law, j), real(1), own[p])
+                later = min(p + AHEAD, last)
+                ask((indices, factors, later))
+                if factor > 0:
+                    prefetch_row(K, G, np.intp(indices[place][later]))
+                v, here = real(values[p]), law_at(law, np.intp(indices[0][p]))
+                mu, rows, row = others(indices, factors, p, ahead)
+                a, _ = step(v, mu, here, real(1), own, p)
+                if factor == 0:
+                    add_scaled(K, a, rows, row, g, 0)
                 else:
-                    a, _ = step(v, mu, law_at(law, j), real(1))
-                if by_rows:
-                    add_row(K, a, H, j, g)
-                else:
-                    add_to_row(K, a, w, gradient, j)
+                    add_scaled(K, a, rows, row, G, np.intp(indices[place][p]))
                 if fitted:
-                    if weights:
-                        found, _ = fit(v, mu, law_at(law, j), own[p])
-                    else:
-                        found, _ = fit(v, mu, law_at(law, j))
-                    if by_rows:
+                    found, _ = fit(v, mu, here, own, p)
+                    if factor == 0:
                         total += found
                     else:
-                        fits[j] -= found
-            if by_rows:
-                store_row(K, g, gradient, i)
+                        fits[np.intp(indices[place][p])] -= found
+            if factor == 0:
+                copy_row(K, g, 0, G, i)
                 if fitted:
                     fits[i] -= total
 
     return slope
 
 
-def _monitor(K: int) -> Kernel:
+def monitor(N: int, K: int) -> Kernel:
+    """Make the kernel that moves the running moments of monitored cells."""
+    mean_of, room = _mean(N, K), N * K
+
     @jit
-    def monitor(W: Array, H: Array, cells: Watched) -> None:
-        """Welford update of the monitored cells."""
-        rows, cols, mean, m2, count = cells
-        w = stack_array(K, W.dtype)
-        for cell in range(rows.size):
-            load_row(K, W, np.intp(rows[cell]), w)
-            value = dot_row(K, w, H, np.intp(cols[cell]))
+    def watch(factors: Arrays, cells: Any) -> None:
+        places, mean, m2, count = cells
+        first = factors[0]
+        ahead = stack_array(room, first.dtype)
+        for cell in range(mean.size):
+            copy_row(K, first, np.intp(places[0][cell]), ahead, 0)
+            value = mean_of(places[1:], factors, cell, ahead)
             delta = value - mean[cell]
             mean[cell] += delta / count
             m2[cell] += delta * (value - mean[cell])
 
-    return monitor
+    return watch
 
 
-def _fits(likelihood: Likelihood, zeros: bool, weights: bool) -> Kernel:
-    fit = entry_rules(likelihood, zeros, weights).fit
+def _evaluate(rules: Rules, zeros: str | None, N: int, K: int) -> Kernel:
+    fit, zero, watch = rules.fit, zero_parts(zeros, N), monitor(N, K)
+    mean, ask, room = _mean(N, K), asked(K, list(range(N))), N * K
 
     @jit
     def fits(
         values: Array, own: Array, columns: Array, means: Array, law: Law
     ) -> tuple[float, float]:
         """Sums over a chunk: logarithms and powers need a loop of their own to be vectors."""
-        real = means.dtype.type
-        total = pearson = 0.0
+        real, total, pearson = means.dtype.type, 0.0, 0.0
         for p in range(values.size):
-            if weights:
-                deviance, square = fit(real(values[p]), means[p], law_at(law, columns[p]), own[p])
-            else:
-                deviance, square = fit(real(values[p]), means[p], law_at(law, columns[p]))
+            deviance, square = fit(real(values[p]), means[p], law_at(law, columns[p]), own, p)
             total += deviance
             pearson += square
         return total, pearson
 
-    return fits
-
-
-def _evaluate(likelihood: Likelihood, zeros: bool, K: int, weights: bool) -> Kernel:
-    zero_fit, monitor, fits = (
-        zero_rules(likelihood, zeros).fit,
-        _monitor(K),
-        _fits(likelihood, zeros, weights),
-    )
-
     @jit
     def evaluate(
-        block: Rows,
-        W: Array,
-        H: Array,
-        law: Law,
-        out: Array,
-        cells: Watched,
-        work: Scratch,
+        block: Entries, factors: Arrays, law: Law, out: Array, cells: Any, work: Scratch
     ) -> None:
-        indptr, indices, values, own = block
-        _, sums, wide = work
-        monitor(W, H, cells)
-        last = indices.size - 1
-        total, pearson = zero_fit(W, H, sums, wide)
-        w, means = stack_array(K, W.dtype), stack_array(CHUNK, W.dtype)
-        begin = 0
-        for i in range(W.shape[0]):
-            load_row(K, W, i, w)
+        (indptr, indices, values, own), (_, sums, wide) = block, work
+        watch(factors, cells)
+        zero.prepare(-1, factors, sums, wide)
+        total, pearson = zero.fit(sums)
+        first, columns = factors[0], indices[0]
+        last, begin = values.size - 1, 0
+        ahead, means = stack_array(room, first.dtype), stack_array(CHUNK, first.dtype)
+        for i in range(first.shape[0]):
+            copy_row(K, first, i, ahead, 0)
             for p in range(indptr[i], indptr[i + 1]):
                 if p - begin == CHUNK:
-                    part = own[begin:p] if weights else own
-                    deviances, squares = fits(values[begin:p], part, indices[begin:p], means, law)
+                    given = values[begin:p], own[begin:p], columns[begin:p], means
+                    deviances, squares = fits(*given, law)
                     total, pearson, begin = total + deviances, pearson + squares, p
-                later = np.intp(indices[min(p + AHEAD, last)])
-                prefetch_row(K, H, later)
-                means[p - begin] = dot_row(K, w, H, np.intp(indices[p]))
-        part = own[begin:] if weights else own
-        deviances, squares = fits(values[begin:], part, indices[begin:], means, law)
-        total, pearson = total + deviances, pearson + squares
-        out[0] -= total
-        out[1] += pearson
+                ask((indices, factors, min(p + AHEAD, last)))
+                means[p - begin] = mean(indices, factors, p, ahead)
+        given = values[begin:], own[begin:], columns[begin:], means
+        deviances, squares = fits(*given, law)
+        out[0] -= total + deviances
+        out[1] += pearson + squares
 
     return evaluate

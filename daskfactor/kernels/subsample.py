@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
-from daskfactor.kernels.linalg import add_to_row, dot_row, load_row, prefetch_row
 from daskfactor.kernels.philox import Address, Words, philox4x32
+from daskfactor.kernels.rows import add_scaled, copy_row, dot_rows, prefetch_row
 from daskfactor.kernels.views import (
     AnyBlock,
     Law,
@@ -177,18 +177,18 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
             i, j, later = np.intp(rows[t]), np.intp(cols[t]), min(t + AHEAD, last)
             prefetch_row(K, H, np.intp(cols[later]))
             prefetch_row(K, GH, np.intp(cols[later]))
-            load_row(K, W, i, w)
+            copy_row(K, W, i, w, 0)
             floor, numbers = law_at(law, j)
-            mu = floored(dot_row(K, w, H, j), floor)
+            mu = floored(dot_rows(K, w, 0, H, j), floor)
             v = real(values[t])
             if curved:
                 a = curve(real(scale), v, mu, weight(v, mu, *numbers), *numbers)
             else:
                 a = real(scale) * (v - mu) * weight(v, mu, *numbers)
             a = weighed(a, weights, t, True)
-            add_to_row(K, a, w, GH, j)
-            load_row(K, H, j, w)
-            add_to_row(K, a, w, GW, i)
+            add_scaled(K, a, w, 0, GH, j)
+            copy_row(K, H, j, w, 0)
+            add_scaled(K, a, w, 0, GW, i)
 
     return add
 

@@ -60,6 +60,11 @@ class BlockView(NamedTuple):
     complete: bool = False
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.m, self.n
+
+    @property
     def block(self) -> Array:
         """The m x n block alone, as a NumPy view."""
         return self.array[self.row0 : self.row0 + self.m, self.col0 : self.col0 + self.n]
@@ -105,6 +110,11 @@ class SparseBlock(NamedTuple):
     weights: Array | None = None
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.m, self.n
+
+    @property
     def cells(self) -> int:
         """Cells of the block."""
         return self.m * self.n
@@ -116,8 +126,13 @@ class SparseBlock(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Array, Array, Array, Array]:
-        """The block as kernels take it."""
+        """The block as kernels of a matrix take it."""
         return self.indptr, self.indices, self.values, weights_or_none(self.weights)
+
+    @property
+    def entries(self) -> tuple[Array, tuple[Array], Array, Array]:
+        """The block as kernels of any number of factors take it."""
+        return self.indptr, (self.indices,), self.values, weights_or_none(self.weights)
 
 
 class TensorBlock(NamedTuple):
@@ -156,15 +171,15 @@ class TensorBlock(NamedTuple):
         return self.indptr, self.values, *self.indices
 
     @property
-    def arguments(self) -> tuple[Array, tuple[Array, ...], Array]:
+    def entries(self) -> tuple[Array, tuple[Array, ...], Array, Array]:
         """The block as kernels take it."""
-        return self.indptr, self.indices, self.values
+        return self.indptr, self.indices, self.values, NO_WEIGHTS
 
 
 AnyBlock = BlockView | SparseBlock
 """What the kernels of a matrix take, dense or sparse."""
-Watched = tuple[NDArray[np.int32], NDArray[np.int32], Array, Array, int]
-"""Monitored cells of a block, see `BlockKernels`."""
+Watched = tuple[tuple[Array, ...], Array, Array, int]
+"""Monitored cells of a block: places along each factor, running mean and sum of squares, count."""
 Law = tuple[float, tuple[Any, ...]]
 """What kernels are told of a law when they run: the smallest mean, and `Likelihood.numbers`.
 
@@ -176,39 +191,35 @@ class BlockKernels(NamedTuple):
     """The jitted kernels of one likelihood and one kind of block.
 
     Outputs and ``work`` are the caller's arrays; nothing is allocated. In all of them
-    mu = max(W H.T, floor), M is 1 where V is observed, w = weight(V, mu), and products of
+    mu is the mean, floored, M is 1 where V is observed, w = weight(V, mu), and products of
     arrays are entry by entry. ``law`` is a :data:`Law`. Where cells have weights, those take the
-    place of M: of residuals, curvatures, ratios, deviances and Pearson terms alike.
+    place of M: of residuals, curvatures, ratios, deviances and Pearson terms alike. "By the
+    others" stands for sums over a factor's rows of the product of the other factors' rows; of a
+    matrix, whose mean is W H.T, ``X by the others`` is X H for W (m, K) and X.T W for H (n, K).
 
-    gradient(block, W, H, scale, law, (GW, GH), work)
-        R = scale M (V - mu) w;  GW = R H,  GH = R.T W.
-    gradient_curvature(block, W, H, scale, law, (GW, GH, CW, CH), work)
-        as gradient, and CW += C H,  CH += C.T W  with C = M curvature(V, mu, w).
-    multiplicative_rows(block, W, H, law, (num, den), work)
-        num (m, K) += (M ratio(V, mu, w)) H,  den += C H.
-    multiplicative_cols(block, W, H, law, (num, den), work)
-        num (n, K) += (M ratio(V, mu, w)).T W,  den += C.T W.
-    slope_rows(block, W, H, law, (G, fits), work)
-        G (m, K) += (M (V - mu) w) H. ``work`` begins with scratch of the shape of G.
-    slope_cols(block, W, H, law, (G, fits), work)
-        G (n, K) += (M (V - mu) w).T W.
-        In both, fits float64 -= the sums of M deviance(V, mu) over each row (m,), or over each
-        column (n,), unless it is empty.
-    evaluate(block, W, H, law, out, cells, work)
+    gradient(block, factors, scale, law, (gradients, gradients), work)
+        R = scale M (V - mu) w;  each gradient (I_n, K) = R by the others.
+    gradient_curvature(block, factors, scale, law, (gradients, curvatures), work)
+        as gradient, and each curvature += C by the others, with C = M curvature(V, mu, w).
+    multiplicative[n](block, factors, law, (num, den), work)
+        num (I_n, K) += M ratio(V, mu, w) by the others,  den += C by the others.
+    slope[n](block, factors, law, (G, fits), work)
+        G (I_n, K) += M (V - mu) w by the others. ``work`` begins with scratch of the shape of G.
+        fits (I_n,) float64 -= the sums of M deviance(V, mu) over the other factors' rows, unless
+        it is empty.
+    evaluate(block, factors, law, out, cells, work)
         out (2,) float64 += (-sum M deviance(V, mu), sum M (V - mu)**2 w); the means of the
-        monitored ``cells`` (rows, cols, mean, m2, count), block-local, in row-major order
+        monitored ``cells``, a :data:`Watched`, block-local, of a dense block in row-major order,
         and not floored, go into the running mean and sum of squares of ``count`` draws,
         this one among them.
 
-    Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, section 4.
+    Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, sections 4 and 6.
     """
 
     gradient: Kernel
     gradient_curvature: Kernel
-    multiplicative_rows: Kernel
-    multiplicative_cols: Kernel
-    slope_rows: Kernel
-    slope_cols: Kernel
+    multiplicative: tuple[Kernel, ...]
+    slope: tuple[Kernel, ...]
     evaluate: Kernel
 
 
@@ -372,10 +383,10 @@ class Workspace:
         return flat[:count].reshape(shape)
 
     def gradients(
-        self, m: int, n: int, K: int, dtype: DTypeLike | None = None
-    ) -> tuple[Array, Array]:
-        """GW (m, K) and GH (n, K) of a block, C-contiguous and uninitialised, as all buffers."""
-        return self._view("GW", dtype, m, K), self._view("GH", dtype, n, K)
+        self, shape: tuple[int, ...], K: int, dtype: DTypeLike | None = None
+    ) -> tuple[Array, ...]:
+        """A gradient (I_n, K) for each factor, C-contiguous and uninitialised, as all buffers."""
+        return tuple(self._view(f"G{n}", dtype, size, K) for n, size in enumerate(shape))
 
     def tiles(
         self, m: int, n: int, K: int, dtype: DTypeLike | None = None
@@ -385,20 +396,7 @@ class Workspace:
         tiles = self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
         return (*tiles, self._view("line", dtype, 2, n))
 
-    def sums(self, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array, Array]:
-        """Scratch of a sparse block: gram (K, K); in float64 sums (2, K, K) and wide (64, K)."""
-        sums = self._view("sums", np.float64, 2, K, K)
-        return self._view("gram", dtype, K, K), sums, self._view("wide", np.float64, WIDE_ROWS, K)
-
-    def tensor_gradients(
-        self, shape: tuple[int, ...], K: int, dtype: DTypeLike | None = None
-    ) -> tuple[Array, ...]:
-        """Gradients (I_n, K) of a block of a tensor, one for each factor."""
-        return tuple(self._view(f"G{n}", dtype, size, K) for n, size in enumerate(shape))
-
-    def tensor_sums(
-        self, N: int, K: int, dtype: DTypeLike | None = None
-    ) -> tuple[Array, Array, Array]:
-        """Scratch of a sparse tensor: gram (K, K); in float64 sums (N, K, K) and wide (64, K)."""
-        sums = self._view("tensor sums", np.float64, N, K, K)
+    def sums(self, N: int, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array, Array]:
+        """Scratch of a sparse block: gram (K, K); in float64 sums (N, K, K) and wide (64, K)."""
+        sums = self._view("sums", np.float64, N, K, K)
         return self._view("gram", dtype, K, K), sums, self._view("wide", np.float64, WIDE_ROWS, K)

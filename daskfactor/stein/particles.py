@@ -403,8 +403,8 @@ class Posterior:
             for col in range(blocks):
                 theirs = particles.band("columns", col)
                 view = data.view(row, col)
-                for W, H, out in zip(own, theirs, sums[col], strict=True):
-                    blockwise.evaluate(view, likelihood, W, H, floor, out, None, work)
+                for *pair, out in zip(own, theirs, sums[col], strict=True):
+                    blockwise.evaluate(view, likelihood, (*pair,), floor, out, None, work)
             return sums[..., 0]
 
         table = np.concatenate(self.executor.map(one_row, range(blocks), "divergence"))
@@ -442,7 +442,7 @@ class Posterior:
                 view = data.view(number, other) if by_rows else data.view(other, number)
                 for mine, its, out in zip(own, theirs, gradient, strict=True):
                     pair = (mine, its) if by_rows else (its, mine)
-                    found = blockwise.gradient(view, likelihood, *pair, 1.0, floor, work)
+                    found = blockwise.gradient(view, likelihood, pair, 1.0, floor, work)
                     out += found[0] if by_rows else found[1]
             return use(BandScore(own, gradient, slope, *prior[side]))
 

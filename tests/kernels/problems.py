@@ -73,20 +73,20 @@ def everything(
 ):
     """All that kernels give for a block; arrays that they add to hold ``start`` before."""
     work, sides = work or Workspace(W.dtype), {"W": W, "H": H}
-    for own in work.gradients(len(W), len(H), W.shape[1], W.dtype):
+    for own in work.gradients((len(W), len(H)), W.shape[1], W.dtype):
         own[:] = np.nan
     curvatures = np.full_like(W, start), np.full_like(H, start)
     found = {f"curvature {side}": own for side, own in zip(sides, curvatures, strict=True)}
     for name, more in (("gradient", ()), ("gradient again", (curvatures,))):
-        made = blockwise.gradient(view, law, W, H, scale, floor, work, *more)
+        made = blockwise.gradient(view, law, (W, H), scale, floor, work, *more)
         found |= {f"{name} {side}": own.copy() for side, own in zip(sides, made, strict=True)}
-    for side, own in sides.items():
+    for factor, (side, own) in enumerate(sides.items()):
         added = {name: np.full_like(own, start) for name in ("numerator", "denominator")}
-        blockwise.multiplicative(view, law, side == "W", W, H, floor, (*added.values(),), work)
+        blockwise.multiplicative(view, law, factor, (W, H), floor, (*added.values(),), work)
         if slopes:
             added |= {name: np.full_like(own, start) for name in ("slope", "slope alone")}
             added["fits"] = np.full(len(own), start)
-            told = view, law, side == "W", W, H, floor
+            told = view, law, factor, (W, H), floor
             blockwise.slope(*told, (added["slope"], added["fits"]), work)
             blockwise.slope(*told, (added["slope alone"], None), work)
         found |= {f"{name} {side}": part for name, part in added.items()}
@@ -94,8 +94,8 @@ def everything(
     if cells:
         at = watched_cells(view.m, view.n)
         found["mean"], found["m2"] = np.full((2, len(at[0])), [[1.0], [0.5]])
-        watched = *at, found["mean"], found["m2"], 3
-    blockwise.evaluate(view, law, W, H, floor, found["fit"], watched, work)
+        watched = at, found["mean"], found["m2"], 3
+    blockwise.evaluate(view, law, (W, H), floor, found["fit"], watched, work)
     return found
 
 

@@ -76,7 +76,7 @@ def sparse_results(dtype, beta, zeros, first=False):
     block, tag = SparseBlock(*pattern, values, 4, 5, zeros), f"sparse/{beta}/{zeros}"
     if first:
         bends = np.ones_like(W), np.ones_like(H)
-        made = gradient(block, law, W, H, 2.0, 1e-6, Workspace(dtype), bends)
+        made = gradient(block, law, (W, H), 2.0, 1e-6, Workspace(dtype), bends)
         found = dict(enumerate((*made, *bends)))
     else:
         found = everything(block, law, W, H, slopes=True, cells=True)

@@ -93,12 +93,13 @@ from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 for K in (int(text) for text in sys.argv[1:]):
     W, H = np.full((2, K), 0.7), np.full((3, K), 0.4)
-    block = np.array([0, 1, 3], np.int32), np.array([0, 1, 2], np.uint16), np.arange(1.0, 4.0)
+    indptr, columns = np.array([0, 1, 3], np.int32), np.array([0, 1, 2], np.uint16)
+    block = indptr, (columns,), np.arange(1.0, 4.0), NO_WEIGHTS
     space = Workspace(np.float64)
-    GW, GH = space.gradients(2, 3, K)
-    kernels = sparse_kernels(Tweedie(1.0), True, K)
-    kernels.gradient((*block, NO_WEIGHTS), W, H, 1.0, (1e-6, ()), (GW, GH), space.sums(K))
-    print(K, GW.tolist(), GH.tolist())
+    out = space.gradients((2, 3), K)
+    kernels = sparse_kernels(Tweedie(1.0), True, 2, K)
+    kernels.gradient(block, (W, H), 1.0, (1e-6, ()), (out, out), space.sums(2, K))
+    print(K, *(own.tolist() for own in out))
 """
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from daskfactor.kernels import blockwise, factorwise
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.views import SparseBlock, TensorBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.tiers import tiered
@@ -26,7 +26,7 @@ def test_gradients_and_updates_are_their_definitions(N, beta, zeros):
     seen, V = ~np.isnan(V), np.nan_to_num(V)
     mu = means(factors, letters)
     curvatures = tuple(np.zeros_like(factor) for factor in factors)
-    found = factorwise.gradient(block, law, factors, 1.0, FLOOR, work, curvatures)
+    found = blockwise.gradient(block, law, factors, 1.0, FLOOR, work, curvatures)
     for n in range(N):
         others = [m for m in range(N) if m != n]
         rule = f"{letters}," + ",".join(f"{letters[m]}k" for m in others) + f"->{letters[n]}k"
@@ -37,7 +37,7 @@ def test_gradients_and_updates_are_their_definitions(N, beta, zeros):
         np.testing.assert_allclose(found[n], slope, rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(curvatures[n], below, rtol=1e-11, atol=1e-11)
         out = np.zeros_like(above), np.zeros_like(below)
-        factorwise.multiplicative(block, law, n, factors, FLOOR, out, work)
+        blockwise.multiplicative(block, law, n, factors, FLOOR, out, work)
         np.testing.assert_allclose(out[0], above, rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(out[1], below, rtol=1e-11, atol=1e-11)
 
@@ -80,17 +80,17 @@ def test_slopes_and_fits_are_their_definitions(beta, zeros, width, share):
         slope = np.einsum(rule, seen * (V - mu) * mu ** (beta - 2), *(factors[m] for m in others))
         for fits in (None, np.zeros(shape[n])):
             found = np.zeros_like(factors[n])
-            factorwise.slope(block, law, n, factors, FLOOR, (found, fits), work)
+            blockwise.slope(block, law, n, factors, FLOOR, (found, fits), work)
             np.testing.assert_allclose(found, slope, rtol=1e-10, atol=1e-10)
         axes = tuple(others)
         np.testing.assert_allclose(fits, -deviance.sum(axes), atol=1e-9)
     out, cells = np.zeros(2), tuple(np.array([0, 2], np.int32) for _ in range(3))
     mean, m2 = np.zeros(2), np.zeros(2)
-    factorwise.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 1), work)
+    blockwise.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 1), work)
     pearson = (seen * (V - mu) ** 2 * mu ** (beta - 2)).sum()
     np.testing.assert_allclose(out, [-deviance.sum(), pearson])
     np.testing.assert_allclose(mean, mu[cells])
-    factorwise.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 2), work)
+    blockwise.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 2), work)
     np.testing.assert_allclose(m2, 0, atol=1e-20)
 
 
@@ -101,7 +101,7 @@ def test_two_factors_are_those_of_a_matrix():
     block, _ = block_of((9, 11), True)
     same = SparseBlock(block.indptr, block.indices[0], block.values, 9, 11, True)
     work, other = Workspace(np.float64), Workspace(np.float64)
-    found = factorwise.gradient(block, law, (W, H), 0.7, FLOOR, work)
+    found = blockwise.gradient(block, law, (W, H), 0.7, FLOOR, work)
     known = blockwise.gradient(same, law, W, H, 0.7, FLOOR, other)
     for one, two in zip(found, known, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-12)
@@ -114,7 +114,7 @@ def test_a_share_of_a_law_counts_once():
     work = Workspace(np.float64)
     for part, share in ((law, 1.0), (law.shared(0.25), 0.25)):
         curvatures = tuple(np.zeros_like(own) for own in factors)
-        found = factorwise.gradient(block, part, factors, 1.0, FLOOR, work, curvatures)
+        found = blockwise.gradient(block, part, factors, 1.0, FLOOR, work, curvatures)
         kept = [own.copy() / share for own in (*found, *curvatures)]
         if share == 1.0:
             whole = kept

@@ -6,18 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.errors import TypingError
 
-from daskfactor.kernels import linalg as vectors
 from daskfactor.kernels import polynomials
+from daskfactor.kernels import rows as vectors
 from daskfactor.kernels.jit import jit, jit_exact, stack_array
-from daskfactor.kernels.linalg import (
-    VECTOR_BYTES,
-    add_row,
-    add_to_row,
-    dot_row,
-    load_row,
-    prefetch_row,
-    store_row,
-)
+from daskfactor.kernels.rows import VECTOR_BYTES, dot_rows
+
+NAMES = "copy_row", "dot_rows", "multiply_rows", "add_products", "scale_row", "add_scaled"
+NAMES += ("prefetch_row",)
 
 
 @given(count=st.integers(1, 700), itemsize=st.sampled_from([4, 8]))
@@ -43,31 +38,32 @@ def test_prefetch_stays_inside_the_row_and_touches_its_lines(size):
             assert touched == lines or size % 64 == 0
 
 
-def workout(K):
-    @jit
+def workout(K, functions, empty=stack_array):
+    """Every function once, on rows of an array and on ones of their own."""
+    copy, dot, multiply, add_products, scale, add_scaled, prefetch = functions
+
     def function(factor, rows, out):
-        registers = stack_array(K, rows.dtype)
-        load_row(K, rows, 1, registers)
-        prefetch_row(K, rows, 2)
-        total = dot_row(K, registers, rows, 2)
-        add_row(K, factor, rows, 0, registers)
-        add_to_row(K, factor, registers, out, 0)
-        store_row(K, registers, out, 2)
+        own = empty(2 * K, rows.dtype)
+        copy(K, rows, 1, own, 0)
+        prefetch(K, rows, 2)
+        total = dot(K, own, 0, rows, 2)
+        add_scaled(K, factor, rows, 0, own, 0)
+        multiply(K, own, 0, rows, 2, own, 1)
+        add_products(K, own, 1, rows, 1, out, 1)
+        add_scaled(K, factor, own, 0, out, 0)
+        scale(K, factor, own, 1, out, 2)
         return total
 
     return function
 
 
-def plain(K, factor, rows, out):
+def compiled(K):
+    return jit(workout(K, [getattr(vectors, name) for name in NAMES]))
+
+
+def plain(K):
     """The same by the functions that stand in when the JIT is off."""
-    registers = np.empty(K, rows.dtype)
-    vectors._plain_load_row(K, rows, 1, registers)
-    vectors._plain_prefetch_row(K, rows, 2)
-    total = vectors._plain_dot_row(K, registers, rows, 2)
-    vectors._plain_add_row(K, factor, rows, 0, registers)
-    vectors._plain_add_to_row(K, factor, registers, out, 0)
-    vectors._plain_store_row(K, registers, out, 2)
-    return total
+    return workout(K, [getattr(vectors, f"_plain_{name}") for name in NAMES], np.empty)
 
 
 @pytest.mark.parametrize("K", [1, 3, 8, 13, 16, 32, 63, 100])
@@ -76,22 +72,22 @@ def test_every_function(K, dtype, tolerance):
     rng = np.random.default_rng(K)
     rows = rng.normal(size=(3, K)).astype(dtype)
     factor, out, expected = dtype(0.75), np.ones((3, K), dtype), np.ones((3, K), dtype)
-    total = workout(K)(factor, rows, out)
+    total = compiled(K)(factor, rows, out)
     size = np.abs(rows[1]) @ np.abs(rows[2])
-    np.testing.assert_allclose(total, plain(K, factor, rows, expected), atol=tolerance * size)
+    np.testing.assert_allclose(total, plain(K)(factor, rows, expected), atol=tolerance * size)
     np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_rows_must_be_contiguous():
     rows = np.ones((4, 3), np.float32).T[:, ::1]
     with pytest.raises(TypingError):
-        workout(4)(np.float32(1), rows, np.ones((3, 4), np.float32))
+        compiled(4)(np.float32(1), rows, np.ones((3, 4), np.float32))
 
 
 def test_the_length_must_be_a_constant():
     @jit
     def function(K, rows):
-        return dot_row(K, rows[0], rows, 1)
+        return dot_rows(K, rows, 0, rows, 1)
 
     with pytest.raises(TypingError):
         function(4, np.ones((3, 4), np.float32))

@@ -17,7 +17,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import SamplingWarning
 from daskfactor.evidence import tempered
 from daskfactor.inference import calibration
-from daskfactor.kernels import factorwise
+from daskfactor.kernels import blockwise
 from daskfactor.models.coupled import JointLaw
 from daskfactor.results.schema import BIASED
 from daskfactor.results.views import factors
@@ -231,13 +231,13 @@ def test_an_evidence_whose_chains_forget_the_temperature_is_seen(monkeypatch):
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:the log density still")  # it does, of the wrong posterior
 def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch):
-    right = factorwise.slope
+    right = blockwise.slope
 
     def wrong(view, law, factor, given, *rest):
         bent = tuple(own if n != 2 else own * 1.1 for n, own in enumerate(given))
         right(view, law, factor, bent if factor == 0 else given, *rest)
 
-    monkeypatch.setattr(factorwise, "slope", wrong)
+    monkeypatch.setattr(blockwise, "slope", wrong)
     distance, _ = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0])
     assert distance > ERRORS
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from daskfactor.kernels import langevin, philox, squares, subsample, variates
 from daskfactor.kernels.cuda.translate import Translation
-from daskfactor.kernels.sparse import entry_rules
+from daskfactor.kernels.entries import entry_rules
 from daskfactor.models.likelihood import Likelihood
 
 REALS = {"float32": "float", "float64": "double"}

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from daskfactor.kernels import factorwise, polynomials, subsample
+from daskfactor.kernels import blockwise, polynomials, subsample
 from daskfactor.kernels.cuda import blocks
 from daskfactor.kernels.cuda.blocks import Part, Side, packed
 from daskfactor.kernels.langevin import mean_share
@@ -164,7 +164,7 @@ def gradients_here(problem, curved=False):
     def add(view, factors, spans):
         own = tuple(kept[span].copy() for kept, span in zip(curvatures or out, spans, strict=True))
         more = (own,) if curved else ()
-        found = factorwise.gradient(view, problem.law, factors, 2.5, FLOOR, Workspace(), *more)
+        found = blockwise.gradient(view, problem.law, factors, 2.5, FLOOR, Workspace(), *more)
         for n, span in enumerate(spans):
             out[n][span] = found[n]
             if curved:
@@ -181,7 +181,7 @@ def test_gradients_are_those_of_each_block_and_curvatures_are_added(stand_in, ca
     curvatures = tuple(stand_in.put(np.ones_like(own)) for own in (problem.W, problem.H))
     for more in ((), (curvatures,)):
         told = factors, 2.5, FLOOR, Workspace(), *more
-        found = factorwise.gradient(part, problem.law, *told)
+        found = blockwise.gradient(part, problem.law, *told)
         wanted, curved = gradients_here(problem, curved=bool(more))
         for own, exact, bounds in zip(found, wanted, problem.bounds(), strict=True):
             assert_close(stand_in.take(own), exact, 2.5 * bounds, problem.dtype)
@@ -199,13 +199,13 @@ def test_multiplicative_updates_are_those_of_each_block(stand_in, case):
 
         def add(view, factors, spans, factor=factor, wanted=wanted):
             own = tuple(total[spans[factor]].copy() for total in wanted)
-            factorwise.multiplicative(view, problem.law, factor, factors, FLOOR, own, Workspace())
+            blockwise.multiplicative(view, problem.law, factor, factors, FLOOR, own, Workspace())
             for total, more in zip(wanted, own, strict=True):
                 total[spans[factor]] = more
 
         problem.each(add)
         found = tuple(stand_in.zeros(like.shape, like.dtype) for _ in range(2))
-        factorwise.multiplicative(part, problem.law, factor, factors, FLOOR, found, Workspace())
+        blockwise.multiplicative(part, problem.law, factor, factors, FLOOR, found, Workspace())
         for own, exact in zip(found, wanted, strict=True):
             assert_close(stand_in.take(own), exact, problem.bounds()[factor], problem.dtype)
 
@@ -218,14 +218,14 @@ def assert_slopes(device, problem, factor, law=None):
     mine, alone = tuple(map(device.put, out)), device.put(out[0])
     told = law.at(device.put(law.numbers[0]))[0] if by_column else law
     part, placed, work = problem.part(device), problem.put(device), Workspace(problem.dtype)
-    factorwise.slope(part, told, factor, placed, FLOOR, mine, work)
-    factorwise.slope(part, told, factor, placed, FLOOR, (alone, None), work)
+    blockwise.slope(part, told, factor, placed, FLOOR, mine, work)
+    blockwise.slope(part, told, factor, placed, FLOOR, (alone, None), work)
     np.testing.assert_array_equal(device.take(mine[0]), device.take(alone))
 
     def add(view, factors, spans):
         own = law.at(law.numbers[0][spans[1]])[0] if by_column else law
         sums = tuple(total[spans[factor]] for total in out)
-        factorwise.slope(view, own, factor, factors, FLOOR, sums, work)
+        blockwise.slope(view, own, factor, factors, FLOOR, sums, work)
 
     problem.each(add)
     for found, exact in zip(map(device.take, mine), out, strict=True):
@@ -292,7 +292,7 @@ def test_fits_and_monitored_cells_are_those_of_each_block(stand_in, case):
     def add(view, factors, spans):
         rows, cols, mean, m2, count = next(given)
         own = (rows, cols), mean.copy(), m2.copy(), count
-        factorwise.evaluate(view, problem.law, factors, FLOOR, out, own, Workspace())
+        blockwise.evaluate(view, problem.law, factors, FLOOR, out, own, Workspace())
         wanted.append(own[1:3])
 
     problem.each(add)
@@ -303,7 +303,7 @@ def test_fits_and_monitored_cells_are_those_of_each_block(stand_in, case):
     )
     mean, m2 = (put(np.concatenate([own[n] for own in cells])) for n in (2, 3))
     told = problem.put(stand_in), FLOOR, there, (at, mean, m2, 4), Workspace()
-    factorwise.evaluate(problem.part(stand_in), problem.law, *told)
+    blockwise.evaluate(problem.part(stand_in), problem.law, *told)
     inside = problem.terms > 0
     deviance = np.abs(problem.law.deviance(problem.V, problem.mu))[inside]
     bound = np.nansum(deviance) + (problem.terms * problem.mu).sum()
@@ -323,7 +323,7 @@ def test_fits_without_cells_are_the_same(stand_in):
             at = tuple(put(own.astype(np.int64)) for own in cells[:2])
             cells = at, put(cells[2]), put(cells[3]), 4
         told = problem.put(stand_in), FLOOR, out, cells, Workspace()
-        factorwise.evaluate(problem.part(stand_in), problem.law, *told)
+        blockwise.evaluate(problem.part(stand_in), problem.law, *told)
         sums.append(out)
     np.testing.assert_array_equal(*sums)
 
@@ -336,8 +336,8 @@ def test_tiles_of_few_rows_give_the_same_sums(stand_in, case, monkeypatch):
         monkeypatch.setattr(blocks, "TILE_BYTES", rows * line)
         part, factors, fit = problem.part(stand_in), problem.put(stand_in), np.zeros(2)
         curvatures = tuple(stand_in.zeros(own.shape, own.dtype) for own in factors)
-        found = factorwise.gradient(part, problem.law, factors, 2.5, FLOOR, Workspace(), curvatures)
-        factorwise.evaluate(part, problem.law, factors, FLOOR, fit, None, Workspace())
+        found = blockwise.gradient(part, problem.law, factors, 2.5, FLOOR, Workspace(), curvatures)
+        blockwise.evaluate(part, problem.law, factors, FLOOR, fit, None, Workspace())
         results.append([*map(stand_in.take, (*found, *curvatures)), fit])
     whole, tiled = results
     bounds = [2.5 * own for own in problem.bounds()] + list(problem.bounds())
@@ -350,7 +350,7 @@ def test_sums_have_the_same_bits_every_time(stand_in):
     for problem in map(problem_of, (name for name, own in SPELLED.items() if own[0] == "beta=1.0")):
         part = problem.part(stand_in)
         once, again = (
-            factorwise.gradient(part, problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace())
+            blockwise.gradient(part, problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace())
             for _ in range(2)
         )
         for one, other in zip(once, again, strict=True):
@@ -372,7 +372,7 @@ def test_shares_of_components_are_those_of_each_block(stand_in, dtype, kind):
         wanted[0][spans[0]] = share * evenness[0][b]
         wanted[1][spans[1]] = share * 0.25
     part = problem.part(stand_in)
-    found = factorwise.mean_shares(problem.put(stand_in), evenness, lambda: part)
+    found = blockwise.mean_shares(problem.put(stand_in), evenness, lambda: part)
     for own, exact in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(stand_in.take(own), exact)
 
@@ -382,7 +382,7 @@ def test_a_diverged_factor_shows_in_gradients(stand_in):
         problem = Problem(*case)
         problem.W[20, 3] = np.nan
         told = problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace()
-        found = stand_in.take(factorwise.gradient(problem.part(stand_in), *told)[0])
+        found = stand_in.take(blockwise.gradient(problem.part(stand_in), *told)[0])
         assert np.isnan(found[20]).all()
         others = np.delete(found, 20, axis=0)
         if case[1] == "dense":
@@ -442,7 +442,7 @@ def test_what_drawn_entries_add(stand_in, form, weighed, curved):
     draws = COUNTS, block_address(KEY, ITERATION, NUMBERS)
     more = ((put[2], put[3]), 0.3) if curved else None
     told = problem.part(stand_in), problem.law, problem.put(stand_in), draws
-    factorwise.add_subsample(*told, 1.5, FLOOR, tuple(put[:2]), more)
+    blockwise.add_subsample(*told, 1.5, FLOOR, tuple(put[:2]), more)
     for view, spans, draw in each_drawn(problem):
         own = [array[span] for array, span in zip(sums, spans * 2, strict=True)]
         pair = tuple(array[span] for array, span in zip(factors, spans, strict=True))

@@ -11,7 +11,7 @@ from daskfactor.kernels import langevin, philox, polynomials, squares, variates
 from daskfactor.kernels.cuda import source
 from daskfactor.kernels.cuda.source import Source
 from daskfactor.kernels.cuda.translate import TYPES, Translation, Untranslatable
-from daskfactor.kernels.sparse import entry_rules
+from daskfactor.kernels.entries import entry_rules
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
 

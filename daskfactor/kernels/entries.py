@@ -1,0 +1,180 @@
+"""What a stored entry of a sparse block adds, by the law and by what is not stored.
+
+Where entries that are not stored are observed zeros, their part has a closed
+form if a zero's curvature is 1 and its residual -1 (column sums of the factors),
+or if they are mu and -mu (Gram matrices): see `Likelihood.zeros`. It is added over
+the whole block, without a floor under mu, and a stored entry's coefficient is what
+it has beyond an observed zero's. A stored NaN is a missing entry: its coefficient
+takes the zero's part back.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from daskfactor.kernels.jit import inline
+from daskfactor.kernels.views import Law, entry_kernels, floored
+from daskfactor.models.likelihood import Likelihood
+
+Scalar = Any
+EntryRule = Callable[..., tuple[Scalar, Scalar]]
+
+
+class Rules(NamedTuple):
+    """Coefficients of one stored entry.
+
+    step    (v, mu, law, scale) -> what it adds to (scale R, C)
+    ratio   (v, mu, law) -> what it adds to (Q, C) of a multiplicative update
+    fit     (v, mu, law) -> what it adds to the sums of deviance and Pearson terms
+
+    Those of blocks with weights take the entry's as one more argument.
+    """
+
+    step: EntryRule
+    ratio: EntryRule
+    fit: EntryRule
+
+
+def _rules_of_observed(likelihood: Likelihood) -> Rules:
+    """An entry that is not stored adds nothing."""
+    weight, curvature, numerator, deviance, _ = entry_kernels(likelihood)
+
+    @inline
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
+        (floor, numbers), seen = law, v == v
+        mean = floored(mu, floor)
+        w = weight(v, mean, *numbers)
+        zero = type(mu)(0)
+        return (scale * (v - mean) * w if seen else zero), (
+            curvature(type(mu)(1), v, mean, w, *numbers) if seen else zero
+        )
+
+    @inline
+    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        (floor, numbers), seen = law, v == v
+        mean = floored(mu, floor)
+        w = weight(v, mean, *numbers)
+        # Both before they are chosen from: inside the choices LLVM orders the sums of K
+        # products after them otherwise, and bits would not be those of earlier versions.
+        q = numerator(v, mean, w, *numbers)
+        c = curvature(type(mu)(1), v, mean, w, *numbers)
+        zero = type(mu)(0)
+        return (q if seen else zero), (c if seen else zero)
+
+    @inline
+    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        floor, numbers = law
+        mean = floored(mu, floor)
+        v = v if v == v else mean  # a missing entry adds d(mu | mu) = 0
+        pearson = (v - mean) * (v - mean) * weight(v, mean, *numbers)
+        return np.float64(deviance(v, mean, *numbers)), np.float64(pearson)
+
+    return Rules(step, ratio, fit)
+
+
+def _rules_beyond_constant(fit_observed: EntryRule) -> Rules:
+    """A zero of curvature 1 has weight 1 / mu, R = -1, and mu as deviance and Pearson term."""
+
+    @inline
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
+        real, seen = type(mu), v == v
+        a = scale * v / floored(mu, law[0]) if seen else scale
+        return a, (real(0) if seen else real(-1))
+
+    @inline
+    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        real, seen = type(mu), v == v
+        a = v / floored(mu, law[0]) if seen else real(0)
+        return a, (real(0) if seen else real(-1))
+
+    @inline
+    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        deviance, pearson = fit_observed(v, mu, law)
+        return deviance - np.float64(mu), pearson - np.float64(mu)
+
+    return Rules(step, ratio, fit)
+
+
+def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
+    """A zero of curvature mu has weight 1 and R = -mu; mu needs no floor."""
+
+    @inline
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
+        seen = v == v
+        return (scale * v if seen else scale * mu), (type(mu)(0) if seen else -mu)
+
+    @inline
+    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        seen = v == v
+        zero = type(mu)(0)
+        return (v if seen else zero), (zero if seen else -mu)
+
+    @inline
+    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
+        deviance, pearson = fit_observed(v, mu, (mu, law[1]))
+        square = np.float64(mu) * np.float64(mu)
+        return deviance - 0.5 * square, pearson - square
+
+    return Rules(step, ratio, fit)
+
+
+@inline
+def _none(mu: Scalar) -> Scalar:
+    return type(mu)(0)
+
+
+@inline
+def _one(mu: Scalar) -> Scalar:
+    return type(mu)(1)
+
+
+@inline
+def _same(mu: Scalar) -> Scalar:
+    return mu
+
+
+def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
+    """What an observation adds by its weight, beyond the zero of weight 1 that is added already.
+
+    That zero has the curvature C0, which is 1 or mu, R = -C0, C0 mu as Pearson term and its
+    share of that as deviance.
+    """
+    curvature = {None: _none, "constant": _one, "linear": _same}[zeros]
+    share, no_floor = 0.5 if zeros == "linear" else 1.0, zeros == "linear"
+    step_observed, ratio_observed, fit_observed = observed
+
+    @inline
+    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar, own: Scalar) -> tuple[Scalar, Scalar]:
+        zero = curvature(mu)
+        a, c = step_observed(v, mu, (mu if no_floor else law[0], law[1]), scale)
+        own = own if v == v else type(mu)(0)
+        return a * own + scale * zero, c * own - zero
+
+    @inline
+    def ratio(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
+        q, c = ratio_observed(v, mu, (mu if no_floor else law[0], law[1]))
+        own = own if v == v else type(mu)(0)
+        return q * own, c * own - curvature(mu)
+
+    @inline
+    def fit(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
+        zero = np.float64(curvature(mu)) * np.float64(mu)
+        deviance, pearson = fit_observed(v, mu, (mu if no_floor else law[0], law[1]))
+        own = own if v == v else type(mu)(0)
+        return deviance * own - share * zero, pearson * own - zero
+
+    return Rules(step, ratio, fit)
+
+
+@lru_cache(maxsize=64)
+def entry_rules(likelihood: Likelihood, zeros: bool, weights: bool = False) -> Rules:
+    """Rules of one likelihood, shared by its kernels of every K."""
+    observed = _rules_of_observed(likelihood)
+    if weights:
+        return _rules_by_weight(observed, likelihood.zeros if zeros else None)
+    if not zeros:
+        return observed
+    beyond = _rules_beyond_constant if likelihood.zeros == "constant" else _rules_beyond_linear
+    return beyond(observed.fit)
