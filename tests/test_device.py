@@ -64,7 +64,6 @@ MODELS = {
     "signed": (lambda: counts() - 1, lambda: dfac.GaussianMF(3)),
 }
 RUNS = [(name, dfac.PSGLD()) for name in MODELS if name != "signed"]
-RUNS += [("sparse prior", dfac.PSGLD(transition="cir"))]
 RUNS += [("counts", dfac.PSGLD(transition="euler"))]
 RUNS += [("counts", dfac.PSGLD(1e-5, preconditioner="identity"))]
 RUNS += [("counts", dfac.PSGRRLD()), ("sparse", dfac.PSGRRLD())]

@@ -16,7 +16,6 @@ QUICK = {"draws": 6, "tune": 10, "random_seed": 3, "progressbar": False}
 SAMPLERS = {
     "metric": dfac.PSGLD(),
     "plain": dfac.PSGLD(step=1e-4, preconditioner="identity"),
-    "cir": dfac.PSGLD(transition="cir"),
     "richardson": dfac.PSGRRLD(),
     "momentum": dfac.SGHMC(),
 }
@@ -118,7 +117,7 @@ def test_lp_counts_the_free_entries_under_their_gamma_priors():
         assert tree["sample_stats"]["lp"].values[0, draw] == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["metric", "plain", "cir"])
+@pytest.mark.parametrize("name", ["metric", "plain"])
 def test_a_stopped_run_goes_on(name, tmp_path):
     given, path = (COUNTS, MODEL, SAMPLERS[name]), tmp_path / "run.zarr"
     dfac.sample(*given, store=path, **QUICK)

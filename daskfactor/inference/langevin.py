@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import is_number, one_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes, Reshuffled, Schedule
-from daskfactor.errors import DataError, OptionError
+from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
@@ -46,14 +46,14 @@ from daskfactor.inference.base import (
 from daskfactor.inference.program import Program, law_of, learn_metric
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.steps import cir_step, langevin_step
+from daskfactor.kernels.steps import langevin_step
 from daskfactor.kernels.subsample import block_address
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.settings import held
 
 Array = NDArray[Any]
 Preconditioner = Literal["majorizer", "identity"]
-Transition = Literal["moments", "euler", "cir"]
+Transition = Literal["moments", "euler"]
 Matched = tuple[tuple[float, float] | None, ...]
 
 STEEPEST = 8**0.5
@@ -123,8 +123,6 @@ class LangevinSampler(Sampler):
 
     Attributes
     ----------
-    transitions
-        What ``transition`` may be.
     whole
         Whether gradients are added up over a pass before both factors move.
     """
@@ -136,13 +134,12 @@ class LangevinSampler(Sampler):
     step: Step
     preconditioner: Preconditioner
     transition: Transition
-    transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler")
     whole: ClassVar[bool] = True
     tensors: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("transition", self.transition, self.transitions)
+        one_of("transition", self.transition, get_args(Transition))
         one_of("preconditioner", self.preconditioner, ("majorizer", "identity"))
         object.__setattr__(self, "step", checked_step(self.step))
         if self.step == "auto" and not self.majorizer:
@@ -278,14 +275,6 @@ class PSGLD(LangevinSampler):
 
         θ ← | θ + clip(εG, ±2√(2ε)) + √(2ε) z |
 
-    With ``transition="cir"`` the metric's diffusion is drawn from exactly, numerator and
-    denominator of the multiplicative update held:
-
-        τ = ε den/c,  n ~ Poisson(den θ / (e^τ - 1)),
-        θ ← Gamma(θ num + a + n, rate den / (1 - e^(-τ)))
-
-    Its random numbers cost about 150 times as much, 0.4 µs an entry.
-
     Draws are off by a finite step. Of 2 x 2 data under Poisson's, a gamma or a compound Poisson
     law, the automatic step leaves the variances of WH within 6 % with one component, where it is
     0.05, and makes them up to 14 % too large with three, where it is 0.2; means are off by 0.01
@@ -306,17 +295,14 @@ class PSGLD(LangevinSampler):
         100, down to 20 where a pass is dear (beyond 10⁹ entries times components), and up to
         2000 where it is cheap, while the log density still rises.
     transition
-        Step in the majoriser's metric: ``"moments"``, ``"euler"``, or ``"cir"``, which
-        takes data without negative entries.
+        Step in the majoriser's metric: ``"moments"`` or ``"euler"``.
 
     Notes
     -----
     Şimşekli et al. 2017, equations 12 and 13, and Şimşekli et al. 2015,
     equations 7 to 9; the mirror of section 4 there. The clip and the metric are
     this package's own. Matched moments: Andersen 2008, "Simple and efficient simulation
-    of the Heston stochastic volatility model", section 3.2 (the share f is ours). Exact
-    transitions: Baker, Fearnhead, Fox and Nemeth 2018, "Large-scale stochastic sampling
-    from the probability simplex".
+    of the Heston stochastic volatility model", section 3.2 (the share f is ours).
 
     Examples
     --------
@@ -334,7 +320,6 @@ class PSGLD(LangevinSampler):
     schedule: Schedule = field(default_factory=Reshuffled)
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "moments"
-    transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler", "cir")
     whole: ClassVar[bool] = False
     merit: ClassVar[str] = "it takes priors of any shape, at one pass over the data a draw"
 
@@ -345,20 +330,7 @@ class PSGLD(LangevinSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.transition == "cir" and self.preconditioner != "majorizer":
-            raise OptionError(
-                'transition="cir" is a transition of the diffusion in the majoriser\'s metric; '
-                'leave preconditioner at "majorizer", or transition at "euler"'
-            )
         check_schedule(self.schedule)
-
-    def check_data(self, data: BlockedData) -> None:
-        """Refuse negative data under exact transitions: no gamma law has their numerator."""
-        if self.transition == "cir" and data.minimum < 0:
-            raise DataError(
-                f'transition="cir" takes non-negative data, got a smallest value of '
-                f'{data.minimum:g}; leave transition at "euler", or mask the negative values'
-            )
 
     def for_compilation(self) -> Self:
         return replace(super().for_compilation(), schedule=Reshuffled())
@@ -367,7 +339,7 @@ class PSGLD(LangevinSampler):
         return automatic_step(blocks, n_components)
 
     def pair(self) -> Sampler | None:
-        return None if self.transition == "cir" else PSGRRLD.from_dict(self.to_dict())
+        return PSGRRLD.from_dict(self.to_dict())
 
     def _evenness(self, op: Op, data: BlockedData) -> Sequence[float]:
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
@@ -379,30 +351,18 @@ class PSGLD(LangevinSampler):
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
     ) -> None:
         """Move all bands by the block's own gradients, from the same old state."""
-        adapt, exact = op.wanted.adapt and self.majorizer, self.transition == "cir"
         curvatures = None
-        if adapt or exact:
+        if op.wanted.adapt and self.majorizer:
             curvatures = tuple(np.zeros_like(band.values) for band in bands)
         gradients = program.gradient(op, data, bands, workspace, curvatures)
         matched = self._matched(program, op, data, bands)
         for factor, band in enumerate(bands):
-            if curvatures is not None and adapt:
+            if curvatures is not None:
                 # Gathered with weight s / B: 1 where every part comes up once a cycle,
                 # N / (B |part|) where parts are drawn.
                 weight = band.values.dtype.type(op.scale / data.grid.parts)
                 band.arrays["gathered"] += weight * curvatures[factor]
-            if curvatures is not None and exact:
-                scale, curvature = op.scale / program.hyper.dispersion, curvatures[factor]
-                gradient, prior = program.prior_of(band, factor, gradients[factor])
-                rate = program.prior(band, factor)[0]
-                if np.ndim(rate):  # it belongs to the denominator
-                    curvature += (rate / scale).astype(curvature.dtype)
-                taken = gradient, curvature, band.arrays["metric"], scale
-                size = program.step_size(op.iteration)
-                address = program.address(band, op.iteration, factor)
-                cir_step(band.values, *taken, size, prior, address)
-            else:
-                self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
+            self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
         if op.last:
             self._finish(program, op, bands)
 
@@ -471,7 +431,6 @@ class PSGRRLD(Pair, PSGLD):
     """
 
     transition: Transition = "euler"
-    transitions: ClassVar[tuple[Transition, ...]] = ("moments", "euler")
 
 
 @dataclass(frozen=True)

@@ -355,7 +355,7 @@ class TweedieChain(Chain):
                 f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "
                 "where a posterior would be less than one: the step is too large for data as "
                 "informative as these, and the draws are spread too widely; choose a smaller step "
-                'or fewer blocks, or use PSGLD(transition="cir") or LangevinDynamics()'
+                "or fewer blocks, or use BlockHMC() or LangevinDynamics()"
             )
         elif behind:
             of_sampler = (

@@ -4,25 +4,13 @@ Noise comes by address in chunks that stay in the first-level cache; the
 update then runs over contiguous memory. Everything follows IEEE 754 exactly,
 so a row has the same bits however the rows are split into bands.
 
-:func:`cir_step` makes exact transitions of the Cox-Ingersoll-Ross process: a Langevin step
-without an Euler error. In the majoriser's metric c, with numerator and denominator of the
-multiplicative update held where they are, a factor's entry follows
+:func:`langevin_step` can match the mean and the variance of a process that needs no mirror, with
+one normal number. In the majoriser's metric c an entry follows Cox, Ingersoll and Ross's
 
-    d theta = ((theta_0 num + a) - den theta) / c dt + sqrt(2 theta / c) dB
+    d theta = (theta G + a) dt + sqrt(2 theta / c) dB
 
-whose transition over a time eps is a gamma number with a Poisson shift:
-
-    tau = eps den / c,   n ~ Poisson(den theta / (e**tau - 1)),
-    theta <- Gamma(theta num + a + n, rate den / (1 - e**-tau))
-
-Nothing is clipped or mirrored, and theta stays positive. Source: Baker et al. 2018,
-"Large-scale stochastic sampling from the probability simplex", section 4, with the
-multiplicative update's terms in place of the simplex's counts.
-
-:func:`langevin_step` can match the mean and the variance of that process instead, with one
-normal number. Its denominator is c throughout, so that the mean is linear in the gradient and
-parts of the data average out: with G = grad - rate and s = (1 - exp(-eps)) / c, and with
-theta (G + c) in place of theta_0 num,
+with G = grad - rate: theta stays positive, and the mean is linear in the gradient, so that parts
+of the data average out. With s = (1 - exp(-eps)) / c,
 
     m = theta + s (theta G + a)
     v = 2 s m - s^2 (a + f theta (G + c))
@@ -66,16 +54,12 @@ from numpy.typing import NDArray
 from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.philox import CHUNK, NUMBERS, Address, normal_chunk
 from daskfactor.kernels.polynomials import expm1
-from daskfactor.kernels.variates import STREAM, TINY, gamma, normal, poisson, start_entry
+from daskfactor.kernels.variates import STREAM, TINY, gamma, start_entry
 
 Array = NDArray[Any]
 Scalar = Any
 Numbers = tuple[Scalar, Scalar, Scalar, Scalar, Scalar]
 
-MOST = 1e8
-"""Mean beyond which a count is drawn as a normal number, 10**-4 of its mean wide."""
-LONGEST = 60.0
-"""e**-tau beyond this tau is nothing beside 1: the transition forgets where it began."""
 SMALLEST = TINY["float32"]
 """The smallest entry that a step which matches moments leaves."""
 SQUARED = 0.5
@@ -337,89 +321,6 @@ def langevin_step(
                 _moment_update(x[begin:end], push[begin:end], held, real(gone), numbers, z)
         begin = end
         start += CHUNK
-
-
-@jit_exact
-def _transition(
-    theta: float, num: float, den: float, tau: float, shape: float, stream: NDArray[np.uint64]
-) -> float:
-    growth = expm1(tau)
-    mean = den * theta / growth
-    if mean < MOST:
-        shift = float(poisson(mean, stream))
-    else:
-        shift = mean + np.sqrt(mean) * normal(stream)
-    return gamma(theta * num + shape + shift, den * (growth + 1.0) / growth, stream)
-
-
-@inline
-def cir_entry(
-    x: float,
-    grad: float,
-    curvature: float,
-    held: float,
-    numbers: tuple[float, float, float, float],
-    stream: NDArray[np.uint64],
-) -> float:
-    """An entry after an exact transition, in float64; NaN marks a divergence."""
-    scale, step, rate, shape = numbers
-    pull = scale * curvature
-    num, den = max(grad + pull, 0.0), pull + rate
-    tau = step * den / held
-    if not (x * (num + den) < np.inf and tau > 0.0):
-        return np.nan
-    return _transition(x, num, den, min(tau, LONGEST), shape, stream)
-
-
-@jit_exact
-def _cir_step(
-    theta: Array,
-    grad: Array,
-    curvature: Array,
-    metric: Array,
-    numbers: tuple[float, float, float, float],
-    address: Address,
-    smallest: float,
-) -> None:
-    key, iteration, factor, row0 = address
-    stream = stack_array(STREAM, np.uint64)
-    for i in range(theta.shape[0]):
-        for k in range(theta.shape[1]):
-            c = float(metric[i, k])
-            if c == np.inf:
-                continue
-            start_entry(stream, key, iteration, factor, row0 + i, k)
-            given = float(theta[i, k]), float(grad[i, k]), float(curvature[i, k]), c
-            moved = cir_entry(*given, numbers, stream)
-            theta[i, k] = smallest if moved < smallest else moved  # NaN stays NaN
-
-
-def cir_step(
-    theta: Array,
-    grad: Array,
-    curvature: Array,
-    metric: Array,
-    scale: float,
-    step: float,
-    prior: tuple[float, float],
-    address: Address,
-) -> None:
-    """One exact transition of every entry of a band, in place on ``theta``.
-
-    den = scale curvature + rate,  num = grad + scale curvature
-
-    Parameters
-    ----------
-    theta, grad, curvature, metric : (n, K), one float dtype, n rows of a factor;
-        ``grad`` = num - scale curvature, without the prior; ``metric`` c as in
-        :func:`langevin_step`, infinite where theta stays
-    scale : s / dispersion, which ``grad`` has in it and ``curvature`` has not
-    step : unitless step size
-    prior : rate and shape of the gamma prior
-    address : of the random numbers, see :func:`daskfactor.kernels.variates.start_entry`
-    """
-    numbers = (float(scale), float(step), float(prior[0]), float(prior[1]))
-    _cir_step(theta, grad, curvature, metric, numbers, address, TINY[theta.dtype.name])
 
 
 @inline

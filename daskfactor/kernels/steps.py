@@ -30,7 +30,6 @@ def _by_place(step: F) -> F:
 
 fill_normals = _by_place(philox.fill_normals)
 langevin_step = _by_place(langevin.langevin_step)
-cir_step = _by_place(langevin.cir_step)
 accumulate_moments = _by_place(langevin.accumulate_moments)
 kick_drift = _by_place(langevin.kick_drift)
 drift = _by_place(langevin.drift)

@@ -26,7 +26,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 4}
 KINDS = dfac.Gibbs, dfac.LangevinDynamics, dfac.SGLD, dfac.SGHMC
-SAMPLERS = [dfac.PSGLD(transition="cir", warm_start=3), *(kind(warm_start=3) for kind in KINDS)]
+SAMPLERS = [dfac.PSGLD(transition="euler", warm_start=3), *(kind(warm_start=3) for kind in KINDS)]
 SAMPLERS += [kind(steps=2, warm_start=3) for kind in (dfac.HMC, dfac.BlockHMC)]
 
 

@@ -29,7 +29,6 @@ LAWS = {law: dfac.Relation("row", law, law=law, dispersion=1.0) for law in ("poi
 VIEWS = dfac.Coupled(3, relations=LAWS)
 LANGEVIN = {
     "PSGLD": dfac.PSGLD(**WARM),
-    "PSGLD exact": dfac.PSGLD(transition="cir", **WARM),
     "PSGRRLD": dfac.PSGRRLD(**WARM),
     "LangevinDynamics": dfac.LangevinDynamics(**WARM),
     "SGHMC": dfac.SGHMC(**WARM),

@@ -39,7 +39,6 @@ WARM = {"warm_start": 3}
 W = np.arange(1.0, 10)[:, None]
 RUNS = {
     "PSGLD": (POISSON, dfac.PSGLD(**WARM), "coupled"),
-    "cir": (POISSON, dfac.PSGLD(transition="cir", **WARM), "exact"),
     "Langevin": (POISSON, dfac.LangevinDynamics(**WARM), "coupled"),
     "SGLD": (POISSON, dfac.SGLD(**WARM), "coupled"),
     "SGHMC": (dfac.GaussianMF(2), dfac.SGHMC(), "exact"),

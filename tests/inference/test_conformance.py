@@ -69,9 +69,9 @@ SUBSAMPLES, RATES = (0, -0.5, 1.5, True, "all", float("nan")), (0, 1, 1.5, "high
 LANGEVIN = {"step": STEPS} | WARM_STARTS | METRICS
 REFUSED = {
     dfac.PSGLD: LANGEVIN | {"schedule": ("cyclic",), "transition": ("exact",)},
-    dfac.PSGRRLD: {"step": STEPS, "transition": ("cir",)},
+    dfac.PSGRRLD: {"step": STEPS, "transition": ("exact",)},
     dfac.Gibbs: WARM_STARTS,
-    dfac.LangevinDynamics: LANGEVIN | {"transition": ("cir",)},
+    dfac.LangevinDynamics: LANGEVIN | {"transition": ("exact",)},
     dfac.SGLD: LANGEVIN | {"subsample": SUBSAMPLES},
     dfac.HMC: {"step": STEPS, "steps": (0, 2.5), "target_accept": RATES} | WARM_STARTS,
     dfac.BlockHMC: {"step": STEPS, "steps": (0,), "target_accept": (1,)} | WARM_STARTS,
@@ -83,7 +83,6 @@ CASES = {
     "PSGLD": Case(dfac.PSGLD(**WARM), POISSON),
     "PSGLD plain": Case(dfac.PSGLD(step=1e-3, preconditioner="identity", **WARM), POISSON),
     "PSGLD euler": Case(dfac.PSGLD(transition="euler", **WARM), POISSON),
-    "PSGLD exact": Case(dfac.PSGLD(transition="cir", **WARM), POISSON),
     "PSGRRLD": Case(dfac.PSGRRLD(**WARM), POISSON),
     "PSGRRLD moments": Case(dfac.PSGRRLD(transition="moments", **WARM), POISSON),
     "Gibbs": Case(dfac.Gibbs(**WARM), POISSON),

@@ -18,7 +18,7 @@ from tests.refusals import refused
 
 SETTINGS = {"draws": 12, "tune": 12, "random_seed": 3, "progressbar": False}
 KINDS = dfac.PSGRRLD, dfac.SGHMC, dfac.BlockHMC, dfac.LangevinDynamics
-SAMPLERS = [dfac.PSGLD(warm_start=5), dfac.PSGLD(transition="cir", warm_start=5)]
+SAMPLERS = [dfac.PSGLD(warm_start=5), dfac.PSGLD(transition="euler", warm_start=5)]
 SAMPLERS += [kind(warm_start=5) for kind in KINDS]
 NAMES = ("person", "place", "week")
 

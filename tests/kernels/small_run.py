@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from daskfactor.kernels.blockwise import gradient
-from daskfactor.kernels.langevin import accumulate_moments, cir_step, langevin_step
+from daskfactor.kernels.langevin import accumulate_moments, langevin_step
 from daskfactor.kernels.philox import Address, fill_normals
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
@@ -33,15 +33,14 @@ def exact_results(dtype):
         langevin_step(metric_draw, grad, metric, 0.1, (0.5, 1.0), first, False)
         langevin_step(coarse_draw, grad, metric, 0.1, (0.5, 1.0), first, True)
         langevin_step(plain_draw, grad, None, 0.01, (0.5, 1.0), second, False)
-        gamma_draw, cir_draw = theta.copy(), theta.copy()
+        gamma_draw = theta.copy()
         langevin_step(gamma_draw, grad, None, 0.01, (0.5, 1.7), second, False)
-        cir_step(cir_draw, grad, metric, metric, 2.0, 0.1, (0.5, 0.7), second)
         squared_draw, spiked_draw = theta.copy(), theta.copy()
         langevin_step(squared_draw, grad, metric, 0.1, (0.5, 1.0), second, False, (0.4, 2.8))
         langevin_step(spiked_draw, grad, metric, 0.1, (0.5, 0.3), second, False, (0.4, 2.8))
         mean, m2 = theta.astype(np.float64), np.ones((n, K))
         accumulate_moments(z, 3, mean, m2)
-        values = (z, metric_draw, coarse_draw, plain_draw, gamma_draw, cir_draw, mean, m2)
+        values = (z, metric_draw, coarse_draw, plain_draw, gamma_draw, mean, m2)
         values += squared_draw, spiked_draw
         results |= {f"exact/{tag}/{i}/{dtype.__name__}": x for i, x in enumerate(values)}
     return results

@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from daskfactor.kernels import langevin
 from daskfactor.kernels.langevin import (
     accumulate_moments,
-    cir_step,
     drift,
     kick_drift,
     langevin_step,
@@ -56,11 +54,6 @@ def langevin_of(step, metric=True, shape=1.0, coarse=False, matched=None):
     return run
 
 
-def exact_step(a, row0):
-    rest = a["grad"], a["curvature"], a["metric"], 2.0, 0.1, (0.5, 0.7)
-    cir_step(a["theta"], *rest, Address(KEY, 9, 1, row0))
-
-
 def momentum_step(a, row0):
     rest = a["weights"], a["columns"], 0.3, 0.5
     kick_drift(a["theta"], a["momentum"], a["grad"], *rest)
@@ -83,7 +76,6 @@ def mirror_step(a, row0):
 POSITIVE = {
     "moments": langevin_of(0.2, matched=PROCESS),
     "moments, spiked": langevin_of(0.2, shape=0.3, matched=PROCESS),
-    "exact": exact_step,
 }
 FREEZING = POSITIVE | {
     "metric": langevin_of(0.2, shape=2.0),
@@ -264,11 +256,10 @@ def fits(new, mean, variance):
     )
 
 
-def process(theta, num, c, step, shape, den=None):
+def process(theta, num, c, step, shape):
     """Mean and variance of the process (Cox, Ingersoll and Ross 1985, equation 19)."""
-    den = c if den is None else den
-    decay, level = np.exp(-step * den / c), (theta * num + shape) / den
-    spread = (1 - decay) / den
+    decay, level = np.exp(-step), (theta * num + shape) / c
+    spread = (1 - decay) / c
     mean = theta * decay + level * (1 - decay)
     return mean, 2 * theta * spread * decay + level * spread * (1 - decay)
 
@@ -279,39 +270,12 @@ def process(theta, num, c, step, shape, den=None):
     step=[0.05, 0.7],
     num=[0.0, 4.0],
 )
-def test_a_step_has_the_moments_of_the_process_and_of_its_exact_step(step, theta0, shape, num):
+def test_a_step_has_the_moments_of_the_process(step, theta0, shape, num):
     size, rate, c = (2000, 30), 0.5, 2.3
-    theta, curvature, metric = np.full(size, theta0), np.full(size, c - rate), np.full(size, c)
-    grad = num - curvature
-    told = curvature, metric, 1.0, step, (rate, shape), Address(KEY, 1, 1)
+    theta, metric = np.full(size, theta0), np.full(size, c)
+    grad = num - np.full(size, c - rate)
     wanted = process(theta0, num, c, step, shape)
-    assert fits(run(cir_step, theta, grad, *told), *wanted)
     assert fits(moved(theta, grad, metric, step, rate, shape), *wanted)
-
-
-@pytest.mark.parametrize("step", [0.7, 40.0])
-@pytest.mark.parametrize(("theta0", "shape"), [(0.02, 0.6), (3.0, 1.0), (30.0, 2.5)])
-def test_exact_transitions_follow_the_scale_of_the_curvature(step, theta0, shape):
-    """The gamma law, after long, is the one that the metric's diffusion leaves alone."""
-    size, (scale, rate, curvature, num, c) = (2000, 30), (2.0, 0.5, 1.5, 4.0, 2.3)
-    theta, arrays = np.full(size, theta0), (np.full(size, curvature), np.full(size, c))
-    told = *arrays, scale, step, (rate, shape), Address(KEY, 6, 1)
-    new, den = run(cir_step, theta, num - scale * arrays[0], *told), scale * curvature + rate
-    assert fits(new, *process(theta0, num, c, step, shape, den))
-    if step == 40.0:
-        law = stats.gamma(theta0 * num + shape, scale=1 / den)
-        assert stats.kstest(new.ravel()[:20000], law.cdf).pvalue > 1e-3
-
-
-def test_a_normal_shift_stands_for_huge_counts(monkeypatch):
-    monkeypatch.setattr(langevin, "MOST", 1e8)
-    ones = np.ones((400, 50))
-    for start in (1e3, 1e12):
-        told = 9 * ones, ones, 10 * ones, 1.0, 0.1, (0.5, 1.0), Address(KEY, 6, 1)
-        new = run(cir_step, start * ones, *told)
-        mean, variance = process(start, 10.0, 10.0, 0.1, 1.0, 1.5)
-        assert abs(new.mean() - mean) < 5 * np.sqrt(variance / new.size)
-        assert abs(new.var() / variance - 1) < 5 * np.sqrt(2 / new.size)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,6 @@ def steps(dtype: str) -> Source:
         (langevin.metric_entry, "metric_entry"),
         (langevin.moment_entry, "moment_entry"),
         (langevin.spiked_entry, "spiked_entry"),
-        (langevin.cir_entry, "cir_entry"),
         (langevin.welford, "welford"),
         (langevin.mobility, "mobility"),
         (langevin.kicked, "kicked"),

@@ -89,24 +89,6 @@ LANGEVIN(metric_step, METRIC)
 LANGEVIN(moment_step, MOMENTS)
 LANGEVIN(spiked_step, SPIKED)
 
-extern "C" __global__ void cir_step(Size rows, Size K, REAL *theta, const REAL *grad,
-                                    const REAL *curvature, const REAL *metric, double scale,
-                                    double step, double rate, double shape, double smallest,
-                                    NOISE_ARGUMENTS) {
-  NOISE;
-  auto numbers = pack(scale, step, rate, shape);
-  EACH_ENTRY {
-    const double c = metric[p];
-    if (c == endless(1.0)) continue;
-    Word stream[STREAM];
-    start_entry((Word *)stream, (unsigned int *)noise.key, iteration, factor, row0 + p / K,
-                (Word)(p % K));
-    double moved = cir_entry((double)theta[p], (double)grad[p], (double)curvature[p], c, numbers,
-                             (Word *)stream);
-    theta[p] = (REAL)(moved < smallest ? smallest : moved);
-  }
-}
-
 extern "C" __global__ void accumulate_moments(Size rows, Size K, const REAL *theta, REAL weight,
                                               REAL *mean, REAL *m2) {
   EACH_ENTRY {

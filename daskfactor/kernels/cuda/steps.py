@@ -13,7 +13,6 @@ from daskfactor.kernels.cuda.source import NAMES, Source, steps
 from daskfactor.kernels.langevin import SQUARED
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.polynomials import expm1
-from daskfactor.kernels.variates import TINY
 
 
 class _Run:
@@ -66,22 +65,6 @@ def langevin_step(
             share = real(matched[0])
     numbers = size, real(rate), real(shape), stays, share, shares, most, np.int32(coarse)
     run(form, theta, grad, metric, *numbers, *_noise(*address), quads=True)
-
-
-def cir_step(
-    theta: DeviceArray,
-    grad: DeviceArray,
-    curvature: DeviceArray,
-    metric: DeviceArray,
-    scale: float,
-    step: float,
-    prior: tuple[float, float],
-    address: Address,
-) -> None:
-    """One exact transition of every entry of a band, in place."""
-    numbers = (float(scale), float(step), *map(float, prior), TINY[theta.dtype.name])
-    given = map(np.float64, numbers)
-    _Run(theta)("cir_step", theta, grad, curvature, metric, *given, *_noise(*address))
 
 
 def accumulate_moments(theta: DeviceArray, count: int, mean: DeviceArray, m2: DeviceArray) -> None:

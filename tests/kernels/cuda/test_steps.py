@@ -104,9 +104,6 @@ def test_entries_of_an_infinite_metric_stay(stand_in, dtype, matched):
         told = band.grad, band.metric, 0.2, (0.5, shape), ADDRESS, False, MATCHED[matched]
         (moved,) = assert_same(stand_in, "langevin_step", [band.theta], *told)
         np.testing.assert_array_equal(moved[:, 2], band.theta[:, 2])
-    told = band.grad, band.other, band.metric, 1.5, 0.2, (0.5, 0.7), ADDRESS
-    (moved,) = assert_same(stand_in, "cir_step", [band.theta], *told)
-    np.testing.assert_array_equal(moved[:, 2], band.theta[:, 2])
 
 
 @pairwise(dtype=REALS, shape=[1.0, 0.3], matched=[None, *MATCHED])
@@ -120,14 +117,6 @@ def test_nan_stays_nan(stand_in, dtype, shape, matched):
     assert np.isnan(moved[3, 1])
     assert np.isnan(moved[4, 2])
     assert np.isnan(moved).sum() == 2
-
-
-@pairwise(**ADDRESSED, shape=[0.7, 2.0])
-def test_exact_transitions_have_the_same_bits(stand_in, size, dtype, address, shape):
-    band = Band(size, dtype)
-    told = band.grad, band.other, band.metric, 1.5, 0.2, (0.5, shape), address
-    (moved,) = assert_same(stand_in, "cir_step", [band.theta], *told)
-    assert (moved > 0).all()
 
 
 @pairwise(**EACH)
