@@ -159,10 +159,11 @@ def _spread(N: int, K: int) -> Kernel:
     return spread
 
 
-def _others(N: int, K: int, factor: int) -> Kernel:
-    """An entry's mean, and where the product of its rows but that of one factor lies.
+def _others(N: int, K: int, factor: int) -> tuple[Kernel, Kernel]:
+    """Make an entry's mean, and the addition of a multiple of its rows but one factor's.
 
-    Products of three rows or more are made in ``ahead[1]``.
+    The product of several rows is made for the mean, in ``ahead[1]``; of a matrix the other row
+    is itself what is added.
     """
     if N == 2:
         return _other_of_two(K, factor)
@@ -174,30 +175,35 @@ def _others(N: int, K: int, factor: int) -> Kernel:
     place = max(factor - 1, 0)
 
     @inline
-    def others(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Any:
+    def mean(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Scalar:
         if factor == 0:
             copy_row(K, factors[start], np.intp(indices[before][p]), ahead, 1)
         products((indices, factors, p, ahead))
         if factor == 0:
-            mu = dot_rows(K, ahead, 1, ahead, 0)
+            return dot_rows(K, ahead, 1, ahead, 0)
         else:
-            mu = dot_rows(K, ahead, 1, factors[factor], np.intp(indices[place][p]))
-        return mu, ahead, np.intp(1)
+            return dot_rows(K, ahead, 1, factors[factor], np.intp(indices[place][p]))
 
-    return others
-
-
-def _other_of_two(K: int, factor: int) -> Kernel:
     @inline
-    def other(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Any:
-        j = np.intp(indices[0][p])
-        mu = dot_rows(K, ahead, 0, factors[1], j)
-        if factor == 0:
-            return mu, factors[1], j
-        else:
-            return mu, ahead, np.intp(0)
+    def add(a: Scalar, others: Array, j: int, ahead: Array, out: Array, o: int) -> None:
+        add_scaled(K, a, ahead, 1, out, o)
 
-    return other
+    return mean, add
+
+
+def _other_of_two(K: int, factor: int) -> tuple[Kernel, Kernel]:
+    @inline
+    def mean(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Scalar:
+        return dot_rows(K, ahead, 0, factors[1], np.intp(indices[0][p]))
+
+    @inline
+    def add(a: Scalar, others: Array, j: int, ahead: Array, out: Array, o: int) -> None:
+        if factor == 0:
+            add_scaled(K, a, others, j, out, o)
+        else:
+            add_scaled(K, a, ahead, 0, out, o)
+
+    return mean, add
 
 
 # -- zeros that are not stored -----------------------------------------------------------
@@ -423,7 +429,7 @@ def _gradient(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> 
 
 
 def _multiplicative(rules: Rules, zeros: str | None, N: int, K: int, factor: int) -> Kernel:
-    ratio, zero, others = rules.ratio, zero_parts(zeros, N), _others(N, K, factor)
+    ratio, zero, (mean, add) = rules.ratio, zero_parts(zeros, N), _others(N, K, factor)
     ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
 
     @jit
@@ -448,17 +454,17 @@ def _multiplicative(rules: Rules, zeros: str | None, N: int, K: int, factor: int
                 if factor > 0:
                     prefetch_row(K, num, np.intp(indices[place][later]))
                     prefetch_row(K, den, np.intp(indices[place][later]))
-                mu, rows, row = others(indices, factors, p, ahead)
-                q, c = ratio(real(values[p]), mu, law_at(law, np.intp(indices[0][p])), own, p)
+                mu, column = mean(indices, factors, p, ahead), np.intp(indices[0][p])
+                q, c = ratio(real(values[p]), mu, law_at(law, column), own, p)
                 if factor == 0:
-                    add_scaled(K, q, rows, row, above, 0)
+                    add(q, factors[1], column, ahead, above, 0)
                     if c != 0:
-                        add_scaled(K, c, rows, row, below, 0)
+                        add(c, factors[1], column, ahead, below, 0)
                 else:
                     j = np.intp(indices[place][p])
-                    add_scaled(K, q, rows, row, num, j)
+                    add(q, factors[1], column, ahead, num, j)
                     if c != 0:
-                        add_scaled(K, c, rows, row, den, j)
+                        add(c, factors[1], column, ahead, den, j)
             if factor == 0:
                 copy_row(K, above, 0, num, i)
                 copy_row(K, below, 0, den, i)
@@ -468,7 +474,7 @@ def _multiplicative(rules: Rules, zeros: str | None, N: int, K: int, factor: int
 
 def _slope(rules: Rules, zeros: str | None, N: int, K: int, factor: int) -> Kernel:
     step, _, fit = rules
-    zero, others = zero_parts(zeros, N), _others(N, K, factor)
+    zero, (mean, add) = zero_parts(zeros, N), _others(N, K, factor)
     ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
     share = 0.5 if zeros == "linear" else 1.0
 
@@ -495,13 +501,13 @@ def _slope(rules: Rules, zeros: str | None, N: int, K: int, factor: int) -> Kern
                 ask((indices, factors, later))
                 if factor > 0:
                     prefetch_row(K, G, np.intp(indices[place][later]))
-                v, here = real(values[p]), law_at(law, np.intp(indices[0][p]))
-                mu, rows, row = others(indices, factors, p, ahead)
+                v, column = real(values[p]), np.intp(indices[0][p])
+                mu, here = mean(indices, factors, p, ahead), law_at(law, column)
                 a, _ = step(v, mu, here, real(1), own, p)
                 if factor == 0:
-                    add_scaled(K, a, rows, row, g, 0)
+                    add(a, factors[1], column, ahead, g, 0)
                 else:
-                    add_scaled(K, a, rows, row, G, np.intp(indices[place][p]))
+                    add(a, factors[1], column, ahead, G, np.intp(indices[place][p]))
                 if fitted:
                     found, _ = fit(v, mu, here, own, p)
                     if factor == 0:

@@ -41,9 +41,10 @@ def test_prefetch_stays_inside_the_row_and_touches_its_lines(size):
 def workout(K, functions, empty=stack_array):
     """Every function once, on rows of an array and on ones of their own."""
     copy, dot, multiply, add_products, scale, add_scaled, prefetch = functions
+    room = 2 * K
 
     def function(factor, rows, out):
-        own = empty(2 * K, rows.dtype)
+        own = empty(room, rows.dtype)
         copy(K, rows, 1, own, 0)
         prefetch(K, rows, 2)
         total = dot(K, own, 0, rows, 2)
