@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import threading
 from functools import partial
 
 import dask.array as da
@@ -23,6 +24,7 @@ from daskfactor.errors import (
     SamplingWarning,
     StoreFormatError,
 )
+from daskfactor.executors import threads
 from daskfactor.executors.base import StateLost
 from daskfactor.inference import sampling
 from daskfactor.kernels import blockwise
@@ -266,6 +268,62 @@ def test_the_dispersion_is_found_from_the_data(beta, phi):
     V = simulate(rng, mu, phi, beta)
     tree = dfac.sample(V, dfac.TweedieNMF(2, beta=beta), draws=2, tune=100, **QUIET)
     assert tree.attrs["dispersion"] == pytest.approx(phi, rel=0.1)
+
+
+@pytest.mark.parametrize("sampler", [dfac.BlockHMC(), dfac.PSGRRLD(), dfac.Gibbs()])
+def test_chains_of_one_block_run_side_by_side_with_the_same_bits(sampler):
+    model, options = dfac.TweedieNMF(2, dispersion=1.0), QUICK | {"chains": 3, "blocks": 1}
+    names, told = set(), []
+
+    def note(event):
+        names.add(threading.current_thread().name)
+        told.append((event.phase, event.done))
+
+    with pytest.MonkeyPatch.context() as patch:
+        run_in_order = threads.run_in_order
+
+        def seen(*given):
+            names.add(threading.current_thread().name.rpartition("_")[0])
+            return run_in_order(*given)
+
+        patch.setattr(threads, "run_in_order", seen)
+        executor = dfac.ThreadsExecutor(lanes=2)
+        found = dfac.sample(counts(), model, sampler, executor=executor, callback=note, **options)
+    assert names == {"", "MainThread", "daskfactor-chain"}  # the warm start's, callbacks', chains'
+    for phase in ("tune", "draw"):
+        done = [own for name, own in told if name == phase]
+        assert done == sorted(done)
+    assert_same(found, dfac.sample(counts(), model, sampler, executor="serial", **options))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_callback_ends_chains_that_run_side_by_side(error, tmp_path):
+    def stop(event):
+        if event.phase == "draw":
+            raise error("enough")
+
+    store, options = tmp_path / "run.zarr", QUICK | {"chains": 4, "blocks": 1, "tune": 100}
+    refused(error, "enough", dfac.sample, counts(), TWO, store=store, callback=stop, **options)
+    assert not any(own.name.startswith("daskfactor-chain") for own in threading.enumerate())
+    found = dfac.resume(store, progressbar=False)
+    assert_same(found, dfac.sample(counts(), TWO, **options))
+
+
+def test_small_data_have_four_short_chains_unless_a_length_is_given():
+    V = counts(8, 6)
+    sizes = {
+        name: dict(dfac.sample(V, TWO, **QUIET | given)["posterior"].sizes)
+        for name, given in {"usual": {}, "tune": {"tune": 20}, "blocks": {"blocks": 2}}.items()
+    }
+    assert {name: (own["chain"], own["draw"]) for name, own in sizes.items()} == {
+        "usual": (4, 125),
+        "tune": (1, 500),
+        "blocks": (1, 500),
+    }
+    cost = dfac.estimate_cost(V, TWO)
+    assert (cost.cycles, dfac.estimate_cost(V, TWO, blocks=2).cycles) == (375, 1000)
+    pair = dfac.sample(V, TWO, dfac.PSGRRLD(), **QUIET)
+    assert (pair["posterior"].sizes["chain"], pair["posterior"].sizes["draw"]) == (4, 126)
 
 
 def test_a_divergence_is_rolled_back_and_reported():

@@ -64,9 +64,18 @@ class Law:
 class Chains:
     """What `sample` is told of chains: how many, how long, where they begin, what is kept."""
 
-    draws: Annotated[int, Option(min=1, help="Draws per chain.")] = 500
-    tune: Annotated[int, Option(min=0, help="Cycles before the first draw.")] = 500
-    chains: Annotated[int, Option(min=1, help="Independent chains.")] = 1
+    draws: Annotated[
+        int | None,
+        Option(min=1, help="Draws per chain: 500, or 125 in each of four chains of small data."),
+    ] = None
+    tune: Annotated[
+        int | None,
+        Option(min=0, help="Cycles of a chain before its first draw: 500, or 250 in each of four."),
+    ] = None
+    chains: Annotated[
+        int | None,
+        Option(min=1, help="Independent chains: 1, or 4 of small data where no length is given."),
+    ] = None
     thin: Annotated[int, Option(min=1, help="Cycles per draw.")] = 1
     init: Annotated[
         str,

@@ -19,7 +19,13 @@ from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.sampling import SMALL_DATA, sample
 from daskfactor.inference.session import blocks_for, known_components
-from daskfactor.inference.setting import Setting, checked_lengths, learnt_bytes, plan_run
+from daskfactor.inference.setting import (
+    Setting,
+    all_lengths,
+    checked_lengths,
+    learnt_bytes,
+    plan_run,
+)
 from daskfactor.inference.timing import EVALUATION, Place, place_of, time_of
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.views import tile_rows
@@ -183,9 +189,9 @@ def estimate_cost(
     V: Any,
     model: FactorModel,
     sampler: Sampler | Literal["auto"] | None = "auto",
-    draws: int = 500,
-    tune: int = 500,
-    chains: int = 1,
+    draws: int | None = None,
+    tune: int | None = None,
+    chains: int | None = None,
     thin: int = 1,
     **options: Any,
 ) -> Cost:
@@ -272,6 +278,7 @@ def estimate_cost(
     plain = cast("BlockedData", data)
     taken = wanted or best_sampler(model, V if isinstance(V, BlockedData) else data)
     taken = taken.over(len(data.grid.sides))
+    lengths = all_lengths(lengths, taken, data.grid.blocks)
     plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
     init = Init(starts=whole_number("starts", given.starts, 1))
     setting = Setting(plain, model, taken, plan, cast("Executor", None), init=init)

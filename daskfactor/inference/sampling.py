@@ -43,6 +43,7 @@ from daskfactor.inference.setting import (
     DEVICE_PACE,
     RunOptions,
     Setting,
+    all_lengths,
     checked_lengths,
     monitored_cells,
     plan_run,
@@ -83,9 +84,9 @@ def sample(
     V: Any,
     model: FactorModel,
     sampler: Sampler | Literal["auto"] | None = "auto",
-    draws: int = 500,
-    tune: int = 500,
-    chains: int = 1,
+    draws: int | None = None,
+    tune: int | None = None,
+    chains: int | None = None,
     thin: int = 1,
     *,
     init: Any = "auto",
@@ -122,9 +123,13 @@ def sample(
         over the same data as a dense array is not. The results say which, and why. Or a
         sampler, such as ``PSGLD(step=0.1)``.
     draws, tune
-        Cycles to draw from (times ``thin``) and cycles to tune and burn in before.
+        Cycles to draw from (times ``thin``) and cycles to tune and burn in before, of each
+        chain. By default 500 and 500 of one chain; where the data are one block, as those below
+        four million entries are, four chains of 125 and 250 share the draws out, unless one of
+        ``draws``, ``tune`` and ``chains`` is given.
     chains
-        Independent chains, each from a start of its own.
+        Independent chains, each from a start of its own; several tell what one cannot, and
+        predict better together. Those of data of one block run side by side on threads.
     thin
         Cycles per draw.
     init
@@ -247,6 +252,7 @@ def sample(
             held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
         taken = taken.over(len(data.grid.sides))
         taken.check_data(data)
+        lengths = all_lengths(lengths, taken, data.grid.blocks, held.on_device)
         if held.on_device:
             check_device(taken, model, data.unstored)
         if data.weighting == UNCERTAINTY:

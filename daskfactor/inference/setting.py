@@ -1,6 +1,7 @@
 """What is asked of a run: its options, its timetable, and all that its chains share."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
@@ -44,6 +45,10 @@ DEVICE_PACE = 100.0
 """How much more a GPU does between segments' ends, where its states come home and go back."""
 LONGEST_SEGMENT = 500
 TUNE_SEGMENTS = 10
+USUAL_DRAWS, USUAL_TUNE = 500, 500
+"""Draws of a run, and cycles of tuning of a chain, where nobody asks for others."""
+SEVERAL_CHAINS, SHORT_TUNE = 4, 250
+"""Chains that share the usual draws where data are small, and what each tunes."""
 FROZEN_FROM = 0.8
 """Share of tuning after which a single chain's metric and dispersion stay as they are."""
 MOST_PASSES, FEWEST_PASSES = 100, 20
@@ -124,14 +129,35 @@ class RunOptions:
 
 
 def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
-    """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have."""
+    """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have.
+
+    Those that are None are left out.
+    """
     found = {
         name: whole_number(name, value, 0 if name == "tune" else 1)
         for name, value in lengths.items()
+        if value is not None
     }
     if sampler is not None:
-        sampler.check_lengths(found["draws"], found["tune"])
+        sampler.check_lengths(found.get("draws", USUAL_DRAWS), found.get("tune", USUAL_TUNE))
     return found
+
+
+def all_lengths(
+    lengths: Mapping[str, int], sampler: Sampler, blocks: int, on_device: bool = False
+) -> dict[str, int]:
+    """Add the lengths that nobody asked for: several short chains where the data are one block.
+
+    Chains of one block run side by side, and one alone cannot show whether others would end
+    elsewhere. A run that is told any of ``draws``, ``tune`` and ``chains`` has one chain, and as
+    many of the others as it always had.
+    """
+    usual = {"draws": USUAL_DRAWS, "tune": USUAL_TUNE, "chains": 1}
+    if blocks == 1 and not on_device and not usual.keys() & lengths.keys():
+        each = sampler.coarseness
+        draws, tune = (-(-n // each) * each for n in (USUAL_DRAWS // SEVERAL_CHAINS, SHORT_TUNE))
+        usual = {"draws": draws, "tune": tune, "chains": SEVERAL_CHAINS}
+    return usual | lengths
 
 
 def learnt_bytes(data: BlockedData, model: FactorModel, banded: bool = False) -> int:

@@ -54,6 +54,8 @@ FEWEST_OF_TREND, WORTH_OF_TREND, CERTAIN, FAR = 100, 30, 5.0, 6.0
 ROUNDING: Final = 1e-12
 """Share of the largest number up to which what varies is what rounding has left over."""
 TAILS: Final = (0.05, 0.95)
+LARGER_OF_TWO: Final = 0.56
+"""Mean of the larger of two standard normal numbers."""
 
 
 class Convergence(NamedTuple):
@@ -102,6 +104,37 @@ def convergence(draws: NDArray[np.floating]) -> Convergence:
         effective_size(ranked),
         min(effective_size(split_chains((drawn <= end).astype(np.float64))) for end in ends),
     )
+
+
+def rhat_beyond_autocorrelation(draws: NDArray[np.floating], errors: float = 0.0) -> float:
+    r"""R-hat, as of draws that do not depend on each other.
+
+    .. math:: \hat R^2 = \frac{N-1}{N} + \frac BW - \frac{\tau - 1}{N}
+        - (0.56 + z) \frac \tau N \sqrt{\frac 2 {M-1}}
+
+    Means of N draws of a chain that is right vary as :math:`\tau W / N`, with τ the
+    autocorrelation time within chains; R-hat takes that for a sign of chains apart, of short chains
+    above all. M are the halves of all chains.
+
+    Parameters
+    ----------
+    draws
+        (chain, draw), in any unit; NaN comes of those that `convergence` knows nothing of.
+    errors
+        z: how many standard errors of the chance that is left are taken off, too, beside 0.56 by
+        which the larger of the two R-hats, of ranks and of folded ranks, is above each.
+    """
+    drawn: Array = np.asarray(draws, dtype=np.float64)
+    if math.isnan(convergence(drawn).rhat):
+        return math.nan
+    halves, found = split_chains(drawn), []
+    for own in (rank_normalised(halves), rank_normalised(np.abs(halves - np.median(halves)))):
+        length, rhat = own.shape[1], _rhat(own)
+        centred = own - own.mean(axis=1, keepdims=True)
+        tau = max(own.size / effective_size(centred), 1.0) if math.isfinite(rhat) else 1.0
+        chance = (LARGER_OF_TWO + errors) * tau * math.sqrt(2.0 / (len(own) - 1))
+        found.append(rhat**2 - (tau - 1.0 + chance) / length)
+    return math.sqrt(max(*found, 0.0))
 
 
 def split_chains(draws: Array) -> Array:

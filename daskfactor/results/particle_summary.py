@@ -89,6 +89,7 @@ def particle_lights(
         )
     lights = {
         "predictions": _of_weights(attrs),
+        "observations": Light("none", ("Particles are judged by their predictions alone.",)),
         "components": _of_modes(attrs),
         "log_density": Light("none", ("Particles have no chain that could settle.",)),
     }

@@ -1,7 +1,8 @@
-"""What the diagnostics of a run come to: a table of numbers, and three lights over it."""
+"""What the diagnostics of a run come to: a table of numbers, and four lights over it."""
 
 import json
 import math
+import re
 from os import PathLike
 from typing import Any, Final
 
@@ -15,10 +16,16 @@ from daskfactor import markup
 from daskfactor.checks import whole_number
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import EFFECTIVE
-from daskfactor.results.diagnose import all_series, convergence, trend
+from daskfactor.results.diagnose import (
+    all_series,
+    convergence,
+    rhat_beyond_autocorrelation,
+    trend,
+)
 from daskfactor.results.judged import INDENT, Judged
 from daskfactor.results.noted import Noted, noted_at, noted_of
 from daskfactor.results.particle_summary import particle_lights, particle_lines, particle_series
+from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import Series, balanced_density
 from daskfactor.results.trace import (
@@ -30,6 +37,7 @@ from daskfactor.results.trace import (
     require_draws,
     stored_model,
 )
+from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 from daskfactor.results.verdict import (
     BAD_RHAT,
     LIGHTS,
@@ -43,6 +51,7 @@ from daskfactor.results.verdict import (
     of_components,
     of_density,
     of_moments,
+    of_observations,
     of_predictions,
     pooled_rhat,
     unsettled,
@@ -84,13 +93,15 @@ def _sentences(light: Light) -> list[str]:
 
 
 class Summary(Judged):  # type: ignore[no-untyped-call]
-    """What :func:`summarize` returns: three lights, and the numbers that they go by.
+    """What :func:`summarize` returns: four lights, and the numbers that they go by.
 
     Attributes
     ----------
     predictions
         Whether means and intervals of WH may be relied on, at the cells that the run monitored
         or at some others.
+    observations
+        Whether new observations, whose own noise is added to WH, are predicted.
     components
         Whether single components are the same in all chains.
     log_density
@@ -104,6 +115,10 @@ class Summary(Judged):  # type: ignore[no-untyped-call]
         return self.lights["predictions"]
 
     @property
+    def observations(self) -> Light:
+        return self.lights["observations"]
+
+    @property
     def components(self) -> Light:
         return self.lights["components"]
 
@@ -113,7 +128,7 @@ class Summary(Judged):  # type: ignore[no-untyped-call]
 
     @property
     def lights(self) -> dict[str, Light]:
-        """All three, by name."""
+        """All four, by name."""
         return lights_in(self.attrs)
 
     @property
@@ -156,13 +171,16 @@ class Summary(Judged):  # type: ignore[no-untyped-call]
         return None
 
 
+CELL: Final = re.compile(r"mu\[(\d+),(\d+)\]")
+SURE: Final = 2.0
+"""Standard errors of an R-hat that are taken for chance."""
 CELLS: Final = 32
 SEED: Final = 0
 
 
 @reads_here
 def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> Summary:
-    r"""Judge a run: whether predictions, components and log density can be relied on; what to do.
+    r"""Judge a run: what of predictions, components and log density to rely on, and what to do.
 
     .. math:: \hat R = \sqrt{\frac{N-1}{N} + \frac{B}{W}}, \qquad
         {\rm ESS} = \frac{MN}{1 + 2 \sum_t \hat\rho_t}
@@ -193,8 +211,9 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     Returns
     -------
     Summary
-        ``.predictions``, ``.components`` and ``.log_density`` are lights: ``.status`` is
-        "green", "amber", "red" or "none" (nothing to judge, or no way to), with ``.reasons``,
+        ``.predictions``, ``.observations``, ``.components`` and ``.log_density`` are lights:
+        ``.status`` is "green", "amber", "red" or "none" (nothing to judge, or no way to), with
+        ``.reasons``,
         ``.advice``, ``.numbers`` and ``.as_dict()``; ``.lights`` has them by name, ``.notes``
         what else is to be known, ``.verdict`` all in words, which ``print`` shows under the
         worst of each kind of number. It is a Dataset over ``functional`` with ``kind``, ``mean``,
@@ -217,10 +236,14 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     -----
     Predictions are green if means of WH (at monitored cells, or at ``cells`` others) have a Monte
     Carlo error of 0.1 posterior standard deviations, root mean square, and R-hat is at most 1.01
-    over all of them; red above 0.3 or 1.1 (Vehtari et al. 2021; Gelman and Rubin 1992). One chain
-    cannot show that others would end elsewhere: it is amber at best, unless the fit leaves no more
-    of the data than noise (Poisson counts whose dispersion was left to the data, and is 1), which
-    a chain in a worse mode does not. Components
+    over all of them; red above 0.3 or 1.1 (Vehtari et al. 2021; Gelman and Rubin 1992). Lights go
+    by an R-hat of which the draws' own autocorrelation has been taken off; the table has the usual
+    one. Observations are green if these means differ by at most 0.15 between chains, with an error
+    up to 0.1, in standard deviations of an observation as :func:`predict` gives them: chains that
+    have settled apart may be all the same to whoever predicts. They are red above 0.5 or 0.3. One
+    chain cannot show that others would end elsewhere: it is amber at best, unless the fit leaves
+    no more of the data than noise (Poisson counts whose dispersion was left to the data, and is
+    1), which a chain in a worse mode does not. Components
     are red that a chain lacks, or that are not alike to a cosine of 0.8 in the halves of all
     chains; green from 0.95, if their sizes have an error up to 0.3. They are amber at best if
     sizes of components, of W or of H, a hyperparameter, or the log density because of them have
@@ -277,6 +300,12 @@ def judged(
     if not series:
         raise OptionError("this run has no draws yet, and a summary needs some; resume it first")
     found = np.array([convergence(one.values) for one in series])
+    beyond = found.copy()
+    # Of WH the mean square of many counts, to which chance adds little; others count by themselves.
+    beyond[:, 0] = [
+        rhat_beyond_autocorrelation(one.values, 0.0 if one.kind == "product" else SURE)
+        for one in series
+    ]
     columns = {
         "mean": [float(one.values.mean()) for one in series],
         "sd": [float(one.values.std()) for one in series],
@@ -284,7 +313,7 @@ def judged(
         **{name: [getattr(one, name) for one in series] for name in OF_COMPONENTS},
     }
     facts = _facts(tree, series[-1].values.shape)
-    lights = _lights(tree, series, found, facts)
+    lights = _lights(tree, series, beyond, facts)
     attrs = {"chains": facts.chains, "draws": facts.draws}
     return _told(series, columns, attrs, lights, _notes(tree, series, facts, moved))
 
@@ -357,7 +386,7 @@ def _explained(tree: xr.DataTree) -> bool:
 def _lights(
     tree: xr.DataTree, series: list[Series], found: Array, facts: Facts
 ) -> dict[str, Light]:
-    """Judge the three sides of a run of chains; ``found`` are R-hat and sizes of all series."""
+    """Judge the sides of a run of chains; ``found`` are R-hat and sizes of all series."""
     moving = told_trend(tree)
     kinds = [one.kind for one in series]
     at = kinds.index("balanced" if "balanced" in kinds else "density")
@@ -375,6 +404,7 @@ def _lights(
         )
     else:
         predictions = _of_monitored(tree, facts)
+    observations = _of_observations(tree, series, found, facts, rising=log_density.status == "red")
     sound = predictions.status in ("green", "none") or predictions.alone
     components = with_unsettled(
         _of_components(tree, series, found, facts, sound=sound),
@@ -382,7 +412,44 @@ def _lights(
         facts,
         sound=sound,
     )
-    return {"predictions": predictions, "components": components, "log_density": log_density}
+    return {
+        "predictions": predictions,
+        "observations": observations,
+        "components": components,
+        "log_density": log_density,
+    }
+
+
+def _of_observations(
+    tree: xr.DataTree, series: list[Series], found: Array, facts: Facts, *, rising: bool
+) -> Light:
+    """Judge new observations of the cells that are followed."""
+    places = {n: at for n, one in enumerate(series) if (at := CELL.fullmatch(one.name))}
+    known = [n for n in places if not np.isnan(found[n]).any()]
+    if not has_draws(tree):
+        return Light("none", ("The run kept no draws.",), 'Keep draws: keep="draws".')
+    if not places or not knows_variances(tree, None):
+        missing = "the uncertainties of cells" if places else "single cells"
+        return Light("none", (f"Nothing is known of {missing}.",))
+    if stored_model(tree) is None or "dispersion" not in tree.attrs:
+        return Light("none", ("The run does not say its model.",))
+    model, dispersion = observed_law(tree)
+    if model.joins:
+        return Light("none", ("Each of the matrices has a law of its own.",))
+    rows, columns = np.array([places[n].groups() for n in known], int).reshape(-1, 2).T
+    drawn = np.array([series[n].values for n in known]).reshape(len(known), *series[0].values.shape)
+    mean, variance = drawn.mean(axis=(1, 2)), drawn.var(axis=(1, 2))
+    if has_uncertainty(tree):
+        cells = xr.DataArray(rows, dims="cell"), xr.DataArray(columns, dims="cell")
+        dispersion = dispersion * variances(tree, cells, None, mean).compute()
+    elif np.ndim(dispersion):
+        dispersion = dispersion[columns]
+    sd = np.sqrt(model.likelihood.observation_variance(mean, variance, dispersion))
+    error = np.sqrt(variance / np.maximum(found[known, 1:].min(axis=1), 1.0))
+    half = drawn.shape[2] // 2
+    alone = [drawn[:, 0, :half], drawn[:, 0, -half:]]
+    parts = np.stack(alone, axis=1) if facts.chains == 1 else drawn
+    return of_observations(parts.mean(axis=2).T, error, sd, facts, rising=rising)
 
 
 def _of_kind(series: list[Series], *kinds: str) -> list[int]:
@@ -416,7 +483,9 @@ def _unsettled(
 
 def _within(values: list[Array]) -> float:
     """Pooled R-hat of the halves of single chains."""
-    return pooled_rhat(np.array([convergence(one[None]).rhat for own in values for one in own]))
+    return pooled_rhat(
+        np.array([rhat_beyond_autocorrelation(one[None]) for own in values for one in own])
+    )
 
 
 def _of_monitored(tree: xr.DataTree, facts: Facts) -> Light:

@@ -1,9 +1,14 @@
-"""Three lights over a run: predictions, components, log density; each with what to do about it.
+"""Four lights over a run, each with what to do about it.
 
 What a light goes by does not depend on the problem. Predictions: the Monte Carlo error of means
-of WH, in posterior standard deviations, and R-hat. Components: in how many chains they are, how
+of WH, in posterior standard deviations, and R-hat. Observations: how far predicted means are apart
+between chains, and their error, in standard deviations of a new observation, beside whose noise
+chains that have settled apart may hardly differ. Components: in how many chains they are, how
 alike they are there, and whether sizes of W and H and sampled hyperparameters have settled. The
 log density has to be at one level, which needs no precision.
+
+R-hat is the one that is left once the draws' own autocorrelation is taken off: of short chains that
+are right it is large for this reason alone.
 
 Notes
 -----
@@ -24,12 +29,13 @@ Status = Literal["green", "amber", "red", "none"]
 
 LIGHTS: Final = {
     "predictions": "predictions",
+    "observations": "observations",
     "components": "components",
     "log_density": "log density",
 }
 """Names of the lights, and what they are called in print."""
 
-RULES: Final = 3
+RULES: Final = 4
 """Number of the rules by which runs are judged: a verdict under others is none. Raise it when
 what a light says, or a threshold below, changes."""
 SMALL_ERROR: Final = 0.1
@@ -37,6 +43,11 @@ SMALL_ERROR: Final = 0.1
 half a percent of the whole error. It takes 100 effective draws."""
 LARGE_ERROR: Final = 0.3
 """One from which on intervals of 90% hold less than 88%, and standard deviations are rough."""
+NEAR_BY: Final = 0.15
+"""Distance of predicted means between chains, in standard deviations of an observation, of which
+hardly anything shows: an interval of 90 % that is off by it holds 0.4 % less."""
+FAR_APART: Final = 0.5
+"""One that shows: 4 % less."""
 GOOD_RHAT: Final = 1.01
 BAD_RHAT: Final = 1.05
 PLAIN_RHAT: Final = 1.1
@@ -279,6 +290,48 @@ def _light_of_error(
     else:
         advice = "Measure the bias: discretization_bias(trace)." if facts.by_hand else ""
         advice = FOUR_CHAINS if alone else advice
+    return Light(status, tuple(reasons), advice, numbers, alone)
+
+
+def of_observations(means: Array, error: Array, sd: Array, facts: Facts, *, rising: bool) -> Light:
+    r"""Judge predicted observations of cells, from the draws of their means.
+
+    .. math:: \text{apart}^2 = \frac 1n \sum_c \frac{\operatorname{Var}_m \bar\mu_{mc}}{s_c^2}
+
+    over n cells c and parts m of the run, with s the standard deviation of an observation.
+
+    Parameters
+    ----------
+    means
+        Means of WH in each chain, or in both halves of a single one, (part, cell).
+    error, sd
+        Monte Carlo errors of these means over all chains, and s, (cell,).
+    facts
+        Of the run.
+    rising
+        The log density was not at rest.
+    """
+    if not sd.size:
+        return _unknown(facts)
+    numbers = {
+        "apart": math.sqrt(float(np.mean(means.var(axis=0, ddof=1) / np.square(sd)))),
+        "error": math.sqrt(float(np.mean(np.square(error / sd)))),
+    }
+    apart, off = numbers["apart"], numbers["error"]
+    parts = "halves of the chain" if facts.chains == 1 else "chains"
+    said = f"Predicted means differ by {apart:.2g} sd of an observation between {parts} ({sd.size} "
+    reasons = [f"{said}cells; up to {NEAR_BY:g} hardly shows), with an error of {off:.2g} of it."]
+    fine = apart <= NEAR_BY and off <= SMALL_ERROR
+    sound = fine and not facts.by_hand and not rising
+    alone = sound and facts.alone
+    bad = apart > FAR_APART or off > LARGE_ERROR or facts.diverging > FEW_DIVERGING
+    status: Status = "red" if bad else "green" if sound and not alone else "amber"
+    advice = ""
+    if alone:
+        reasons.append(ALONE)
+        advice = FOUR_CHAINS
+    elif not sound:
+        advice = "See to the predictions: what helps them helps here, too."
     return Light(status, tuple(reasons), advice, numbers, alone)
 
 

@@ -1,4 +1,4 @@
-"""The three lights over a run: what they go by, and what they say is to be done."""
+"""The lights over a run: what they go by, and what they say is to be done."""
 
 import json
 import math
@@ -20,7 +20,12 @@ from daskfactor.cli.main import app
 from daskfactor.models.settings import Scales
 from daskfactor.results.align import as_drawn
 from daskfactor.results.annotation import told_by
-from daskfactor.results.diagnose import agreement, trend
+from daskfactor.results.diagnose import (
+    agreement,
+    convergence,
+    rhat_beyond_autocorrelation,
+    trend,
+)
 from daskfactor.results.ending import measured
 from daskfactor.results.noted import noted_at
 from daskfactor.results.series import balanced_density
@@ -34,7 +39,9 @@ from daskfactor.results.verdict import (
     of_components,
     of_density,
     of_moments,
+    of_observations,
     of_predictions,
+    pooled_rhat,
     rounded_up,
     unsettled,
     with_unsettled,
@@ -69,6 +76,73 @@ def test_moments_of_chains_are_judged_by_their_differences():
     assert near.numbers["error"] == pytest.approx(0.05, rel=0.1)  # .1 / sqrt(4)
     alone = of_moments(var[:1], var[:1], np.full(1, 500), ONE)
     assert (alone.status, "four chains" in alone.advice) == ("none", True)
+
+
+def test_observations_go_by_the_distance_of_chains_in_sds_of_an_observation():
+    apart = np.array([[-1.0], [-0.5], [0.5], [1.0]]) * np.ones((4, 30))
+    one = float(apart.var(axis=0, ddof=1)[0]) ** 0.5
+    for sd, error, rising, status in (
+        *((one / 0.14, 0.0, False, "green"), (one / 0.16, 0.0, False, "amber")),
+        *((one / 0.49, 0.0, False, "amber"), (one / 0.51, 0.0, False, "red")),
+        *((100.0, 9.9, False, "green"), (100.0, 11.0, False, "amber"), (100.0, 31.0, False, "red")),
+        (100.0, 0.0, True, "amber"),
+    ):
+        given = apart, np.full(30, error), np.full(30, sd), FOUR
+        assert of_observations(*given, rising=rising).status == status, (sd, error)
+    alone = of_observations(apart[:2], np.zeros(30), np.full(30, 100.0), ONE, rising=False)
+    assert (alone.status, alone.alone, "chains=4" in alone.advice) == ("amber", True, True)
+
+
+NOISY = {
+    "counts": (dfac.TweedieNMF(2), {}),
+    "columns": (dfac.NegativeBinomialNMF(2, dispersion="column"), {}),
+    "uncertain": (dfac.TweedieNMF(2, beta=2.0), {"uncertainty": True}),
+}
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_observations_have_the_sd_that_predictions_have(kind):
+    rng, (model, options) = np.random.default_rng(0), NOISY[kind]
+    V = rng.poisson(rng.gamma(2.0, 1.0, (9, 2)) @ rng.gamma(2.0, 1.0, (2, 7))).astype(float)
+    if options:
+        options = {"uncertainty": rng.uniform(0.5, 3.0, V.shape)}
+    settings = {"draws": 50, "tune": 50, "chains": 2, "random_seed": 0, "progressbar": False}
+    trace = dfac.sample(V, model, **settings, **options)
+    found = dfac.summarize(trace)
+    names = [own for own in found["functional"].values if str(own).startswith("mu[")]
+    rows, columns = np.array([re.findall(r"\d+", own) for own in names], int).T
+    group = trace["posterior"]
+    mu = np.einsum("cdpk,cdkp->cdp", group["W"].values[:, :, rows], group["H"].values[..., columns])
+    sd = dfac.predict(trace)["sd"].values[rows, columns]
+    apart = (mu.mean(axis=1).var(axis=0, ddof=1) / sd**2).mean() ** 0.5
+    assert found.observations.numbers["apart"] == pytest.approx(apart, rel=1e-4)
+    sizes = np.minimum(found["ess_bulk"], found["ess_tail"]).sel(functional=names).values
+    error = (mu.var(axis=(0, 1)) / sizes / sd**2).mean() ** 0.5
+    assert found.observations.numbers["error"] == pytest.approx(error, rel=1e-4)
+
+
+def autoregressive(chains, draws, rho, seed=0):
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=(chains, draws + 200))
+    for at in range(1, noise.shape[1]):
+        noise[:, at] = rho * noise[:, at - 1] + (1 - rho**2) ** 0.5 * noise[:, at]
+    return noise[:, 200:]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.8])
+def test_autocorrelation_alone_sets_no_chains_apart(rho):
+    pooled = {
+        name: pooled_rhat(np.array([rhat(autoregressive(4, 125, rho, n)) for n in range(60)]))
+        for name, rhat in {
+            "usual": lambda draws: convergence(draws).rhat,
+            "beyond": rhat_beyond_autocorrelation,
+            "surely": lambda draws: rhat_beyond_autocorrelation(draws, 2.0),
+        }.items()
+    }
+    assert pooled["beyond"] - 1 < 0.5 * (pooled["usual"] - 1)
+    assert pooled["surely"] < 1.01
+    apart = autoregressive(4, 125, rho) + np.array([[0.0], [0.0], [0.0], [2.0]])
+    assert rhat_beyond_autocorrelation(apart, 2.0) > PLAIN_RHAT
 
 
 def test_the_log_density_has_to_be_at_one_level():
@@ -290,8 +364,11 @@ def test_chains_that_stand_still_have_a_verdict():
 def test_the_default_run_of_sound_data_is_green():
     rng = np.random.default_rng(0)
     mu = rng.exponential(size=(200, 5)) @ rng.exponential(size=(5, 100))
-    trace = dfac.sample(rng.poisson(mu), dfac.TweedieNMF(5), random_seed=0, progressbar=False)
-    assert statuses(dfac.summarize(trace)) == ["green", "green", "green"]
+    trace = dfac.sample(
+        rng.poisson(mu), dfac.TweedieNMF(5), random_seed=0, progressbar=False, blocks=1
+    )
+    assert trace["posterior"].sizes["chain"] == 4
+    assert {own.status for own in dfac.summarize(trace).lights.values()} == {"green"}
 
 
 @pytest.mark.parametrize("explained", [False, True])
