@@ -531,7 +531,7 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     weights = None if data.weights is None else (np.ones(3), np.ones(3))
     # Kernels of sparse blocks are made for a number of components, those of dense ones are not.
     small = model.for_compilation(model.n_components) if data.is_sparse else model.for_compilation()
-    kept = data.is_sparse and data.unstored, weights is None
+    kept = data.is_sparse and data.unstored, weights is None, _is_complete(data)
     axes = len(data.grid.sides)
     kind = (type(model), model.likelihood, small.width, dtype, *kept, sampler, axes)
     if kind in _compiled or setting.executor.on_device:
@@ -550,11 +550,17 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     on_event(RunEvent("compile", 1, 1))
 
 
+def _is_complete(data: BlockedData) -> bool:
+    """Return whether no cell is missing of dense data, which then have kernels of their own."""
+    return not data.is_sparse and data.total_observed == math.prod(data.shape)
+
+
 def _tiny(setting: Setting, weights: Any) -> BlockedData:
     """Put 3 x 3 matrices on blocks of the kinds that a run's data have."""
     dtype, data = setting.options.dtype, setting.data
 
     def matrix(unstored: str | None, values: Any = TINY) -> Any:
+        values = np.nan_to_num(values, nan=1.0) if _is_complete(data) else values
         return values if unstored is None else sparse.csr_array(values)
 
     if isinstance(data.grid, TensorGrid):

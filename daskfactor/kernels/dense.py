@@ -52,7 +52,8 @@ def dense_kernels(likelihood: Likelihood, complete: bool = False) -> BlockKernel
     (T, n) and two lines (2, n). Compilation takes about half a second for each kernel and dtype.
     """
     if complete:
-        same, closed = dense_kernels(likelihood), _CURVATURES[likelihood.zeros]
+        # The argument is said: what is cached goes by how it was called.
+        same, closed = dense_kernels(likelihood, False), _CURVATURES[likelihood.zeros]
         if closed is None:
             return same
         terms = tile_terms(likelihood, False, False)
