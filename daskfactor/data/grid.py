@@ -177,7 +177,7 @@ class Grid:
         """The bands of every axis."""
         return self.rows, self.cols
 
-    @property
+    @functools.cached_property
     def parts(self) -> int:
         """Parts that visit every block once: B for a matrix, B^(M-1) for M axes."""
         return int(self.blocks ** (len(self.sides) - 1))

@@ -185,12 +185,13 @@ def run_pass(
 
     ``on_cycle`` is told of every cycle that is done, by number.
     """
+    wanted = CycleOptions()
     plan = build_plan(
         Passes(len(program.sides)),
         data.n_observed,
         range(cycles),
         lambda cycle: np.random.default_rng(0),  # passes have one order only
-        lambda cycle: CycleOptions(),
+        lambda cycle: wanted,
     )
     told, each = 0, len(program.sides) * data.n_observed.size
 

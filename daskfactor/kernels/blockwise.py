@@ -11,7 +11,6 @@ Bader 2009, section 3.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -40,6 +39,7 @@ from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
+Sums = tuple[Any, ...]
 AnyView = AnyBlock | TensorBlock | cuda.Part
 
 SLAB = 2**17
@@ -93,22 +93,25 @@ def gradient(
     if curvatures is None:
         kernels.gradient(block, factors, scale, law, (out, out), scratch)
         return out
-    with by_share(likelihood, curvatures) as added:
-        kernels.gradient_curvature(block, factors, scale, law, (out, added), scratch)
+    added = _addends(likelihood, curvatures)
+    kernels.gradient_curvature(block, factors, scale, law, (out, added), scratch)
+    _add(likelihood, curvatures, added)
     return out
 
 
-@contextmanager
-def by_share(likelihood: Likelihood, sums: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Give arrays to add to; times the law's share they come to ``sums``. None stays None."""
+def _addends(likelihood: Likelihood, sums: Sums) -> Sums:
+    """Give arrays of zeros to add to, for `_add`; ``sums`` themselves where the share is 1."""
     if likelihood.share == 1.0:
-        yield sums
-        return
-    added: tuple[Any, ...] = tuple(None if own is None else np.zeros_like(own) for own in sums)
-    yield added
-    for own, more in zip(sums, added, strict=True):
-        if own is not None:
-            own += likelihood.share * more
+        return sums
+    return tuple(None if own is None else np.zeros_like(own) for own in sums)
+
+
+def _add(likelihood: Likelihood, sums: Sums, added: Sums) -> None:
+    """Add the law's share of what `_addends` gave to ``sums``."""
+    if added is not sums:
+        for own, more in zip(sums, added, strict=True):
+            if own is not None:
+                own += likelihood.share * more
 
 
 def multiplicative(
@@ -129,8 +132,9 @@ def multiplicative(
         cuda.multiplicative(view, likelihood, factor, factors, floor, out)
         return
     kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
-    with by_share(likelihood, out) as added:
-        kernels.multiplicative[factor](block, factors, law, added, scratch)
+    added = _addends(likelihood, out)
+    kernels.multiplicative[factor](block, factors, law, added, scratch)
+    _add(likelihood, out, added)
 
 
 def slope(
@@ -152,9 +156,10 @@ def slope(
         return
     kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
     part = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)[factor]
-    with by_share(likelihood, out) as (gradient, fits):
-        found = gradient, NO_FITS if fits is None else fits
-        kernels.slope[factor](block, factors, law, found, (part, *scratch))
+    gradient, fits = added = _addends(likelihood, out)
+    found = gradient, NO_FITS if fits is None else fits
+    kernels.slope[factor](block, factors, law, found, (part, *scratch))
+    _add(likelihood, out, added)
 
 
 @lru_cache(maxsize=128)

@@ -335,6 +335,7 @@ def entry_kernels(likelihood: Likelihood) -> Entry:
     return Entry(*made)
 
 
+@lru_cache(maxsize=256)
 def tile_rows(m: int, n: int, K: int, itemsize: int) -> int:
     """Rows of a tile: as many as BLAS multiplies unpacked, if that is enough rows, else 192.
 
