@@ -238,10 +238,9 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     Carlo error of 0.1 posterior standard deviations, root mean square, and R-hat is at most 1.01
     over all of them; red above 0.3 or 1.1 (Vehtari et al. 2021; Gelman and Rubin 1992). Lights go
     by an R-hat of which the draws' own autocorrelation has been taken off; the table has the usual
-    one. Observations are green if these means differ by at most 0.15 between chains, with an error
-    up to 0.1, in standard deviations of an observation as :func:`predict` gives them: chains that
-    have settled apart may be all the same to whoever predicts. They are red above 0.5 or 0.3. One
-    chain cannot show that others would end elsewhere: it is amber at best, unless the fit leaves
+    one. Observations are green if these means, by the distances of chains, are off by at most 0.07
+    standard deviations of an observation as :func:`predict` gives them: chains that have settled
+    apart may be all the same to whoever predicts. They are red above 0.3. One chain cannot show that others would end elsewhere: it is amber at best, unless the fit leaves
     no more of the data than noise (Poisson counts whose dispersion was left to the data, and is
     1), which a chain in a worse mode does not. Components
     are red that a chain lacks, or that are not alike to a cosine of 0.8 in the halves of all
@@ -393,18 +392,20 @@ def _lights(
     log_density = of_density(
         float(found[at, 0]), moving, facts, within=lambda: _within([series[at].values])
     )
+    # Chains that stand still have no trend, and come from nowhere to rest.
+    rising = moving is not None or math.isinf(found[at, 0])
     known = [n for n in _of_kind(series, "product") if not np.isnan(found[n]).any()]
     if has_draws(tree):
         predictions = of_predictions(
             found[known, 0],
             found[known, 1:].min(axis=1),
             facts,
-            rising=log_density.status == "red",
+            rising=rising,
             within=lambda: _within([series[n].values for n in known]),
         )
     else:
         predictions = _of_monitored(tree, facts)
-    observations = _of_observations(tree, series, found, facts, rising=log_density.status == "red")
+    observations = _of_observations(tree, series, found, facts, rising=rising)
     sound = predictions.status in ("green", "none") or predictions.alone
     components = with_unsettled(
         _of_components(tree, series, found, facts, sound=sound),

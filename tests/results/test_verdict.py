@@ -80,10 +80,10 @@ def test_moments_of_chains_are_judged_by_their_differences():
 
 def test_observations_go_by_the_distance_of_chains_in_sds_of_an_observation():
     apart = np.array([[-1.0], [-0.5], [0.5], [1.0]]) * np.ones((4, 30))
-    one = float(apart.var(axis=0, ddof=1)[0]) ** 0.5
+    one = float(apart.var(axis=0, ddof=1)[0] / 4) ** 0.5
     for sd, error, rising, status in (
-        *((one / 0.14, 0.0, False, "green"), (one / 0.16, 0.0, False, "amber")),
-        *((one / 0.49, 0.0, False, "amber"), (one / 0.51, 0.0, False, "red")),
+        *((one / 0.069, 0.0, False, "green"), (one / 0.071, 0.0, False, "amber")),
+        *((one / 0.29, 0.0, False, "amber"), (one / 0.31, 0.0, False, "red")),
         *((100.0, 9.9, False, "green"), (100.0, 11.0, False, "amber"), (100.0, 31.0, False, "red")),
         (100.0, 0.0, True, "amber"),
     ):
@@ -114,8 +114,8 @@ def test_observations_have_the_sd_that_predictions_have(kind):
     group = trace["posterior"]
     mu = np.einsum("cdpk,cdkp->cdp", group["W"].values[:, :, rows], group["H"].values[..., columns])
     sd = dfac.predict(trace)["sd"].values[rows, columns]
-    apart = (mu.mean(axis=1).var(axis=0, ddof=1) / sd**2).mean() ** 0.5
-    assert found.observations.numbers["apart"] == pytest.approx(apart, rel=1e-4)
+    off = (mu.mean(axis=1).var(axis=0, ddof=1) / 2 / sd**2).mean() ** 0.5
+    assert found.observations.numbers["off"] == pytest.approx(off, rel=1e-4)
     sizes = np.minimum(found["ess_bulk"], found["ess_tail"]).sel(functional=names).values
     error = (mu.var(axis=(0, 1)) / sizes / sd**2).mean() ** 0.5
     assert found.observations.numbers["error"] == pytest.approx(error, rel=1e-4)
