@@ -240,9 +240,10 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     by an R-hat of which the draws' own autocorrelation has been taken off; the table has the usual
     one. Observations are green if these means, by the distances of chains, are off by at most 0.07
     standard deviations of an observation as :func:`predict` gives them: chains that have settled
-    apart may be all the same to whoever predicts. They are red above 0.3. One chain cannot show that others would end elsewhere: it is amber at best, unless the fit leaves
-    no more of the data than noise (Poisson counts whose dispersion was left to the data, and is
-    1), which a chain in a worse mode does not. Components
+    apart may be all the same to whoever predicts. They are red above 0.3. One chain cannot show
+    that others would end elsewhere: it is amber at best, unless the fit leaves no more of the data
+    than noise (Poisson counts whose dispersion was left to the data, and is 1), which a chain in a
+    worse mode does not. Components
     are red that a chain lacks, or that are not alike to a cosine of 0.8 in the halves of all
     chains; green from 0.95, if their sizes have an error up to 0.3. They are amber at best if
     sizes of components, of W or of H, a hyperparameter, or the log density because of them have
