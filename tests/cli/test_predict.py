@@ -1,6 +1,5 @@
 import csv
 import io
-import json
 import warnings
 
 import numpy as np
@@ -11,7 +10,7 @@ import xarray as xr
 import daskfactor
 from daskfactor.cli.output import Output, positions, write
 from daskfactor.errors import DataError, DataWarning, OptionError
-from tests.cli.shell import call, fails, succeed
+from tests.cli.shell import answer, call, fails, stand_in, succeed
 from tests.fake_run import fake_run
 from tests.refusals import refused
 
@@ -35,8 +34,8 @@ def calls(monkeypatch):
         calls.append({"rows": numbers, "columns": columns, "interval": interval, "of": of})
         return predictions(numbers, columns)
 
-    monkeypatch.setattr(daskfactor, "open_run", lambda path: fake_run(), raising=False)
-    monkeypatch.setattr(daskfactor, "predict", predict, raising=False)
+    stand_in(monkeypatch, "open_run", side_effect=lambda path: fake_run())
+    stand_in(monkeypatch, "predict", side_effect=predict)
     return calls
 
 
@@ -91,8 +90,8 @@ def test_files_hold_what_was_predicted(calls, tmp_path):
     succeed(*RUN, "-o", tmp_path / "p.nc")
     with xr.open_dataset(tmp_path / "p.nc") as written:
         xr.testing.assert_equal(written.load(), expected)
-    told = succeed(*RUN, "-o", tmp_path / "p.csv", "--json")
-    assert json.loads(told)["sizes"] == {"row": 12, "column": 7}
+    told = answer(*RUN, "-o", tmp_path / "p.csv")
+    assert told["sizes"] == {"row": 12, "column": 7}
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 1 + 12 * 7
     succeed(*RUN, "-o", tmp_path / "p.zarr")
     stored = xr.open_zarr(tmp_path / "p.zarr", consolidated=False)["upper"]

@@ -1,6 +1,5 @@
 """``daskfactor transform``: components of new rows from the shell."""
 
-import json
 import sys
 
 import numpy as np
@@ -10,7 +9,7 @@ import xarray as xr
 
 import daskfactor as dfac
 from daskfactor.kernels.cuda import device
-from tests.cli.shell import fails, succeed
+from tests.cli.shell import answer, fails, succeed
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +43,8 @@ def test_a_gpu_may_draw_them(folder, monkeypatch):
 
 def test_draws_go_to_a_file(folder):
     command = (*of_transform(folder), "--keep-draws")
-    told = succeed(*command, "--draws", "3", "-o", folder / "W.nc", "--json")
-    assert json.loads(told)["sizes"] == {"chain": 1, "draw": 3, "row": 2, "component": 2}
+    told = answer(*command, "--draws", 3, "-o", folder / "W.nc")
+    assert told["sizes"] == {"chain": 1, "draw": 3, "row": 2, "component": 2}
     with xr.open_dataset(folder / "W.nc") as found:
         assert found["W"].dims == ("chain", "draw", "row", "component")
     fails(3, "--output is a .nc or .zarr file", *command)

@@ -24,6 +24,7 @@ from daskfactor.results.trace import open_run
 from daskfactor.stein.ensemble import ParticleMethod
 from tests.refusals import refused
 from tests.results.runs import fill, make_spec
+from tests.tiers import FULL
 
 
 def whole_store(path):
@@ -90,7 +91,8 @@ def test_damage_anywhere_is_told_or_does_nothing(tmp_path):
         if told(changes):
             for file, changed in changes.items():
                 told({file: changed})
-    for number, file in enumerate(file for file in files if file not in copied):
+    others = [file for file in files if file not in copied]
+    for number, file in enumerate(others[:: 1 if FULL else 2]):
         raw = file.read_bytes()
         if raw:
             assert told({file: flipped(raw, number)}) or file not in chunks
@@ -106,9 +108,7 @@ def test_damage_is_told_by_lazy_readings_too(tmp_path):
     tree = open_run(path)
     assert tree.attrs["note"] == "mine"  # what others write into the root is taken
     chunk = path / "posterior" / "W" / "c" / "0" / "0" / "0" / "0"
-    raw = bytearray(chunk.read_bytes())
-    raw[100] ^= 4
-    chunk.write_bytes(raw)
+    chunk.write_bytes(flipped(chunk.read_bytes(), 2))
     match = r"run\.zarr is a damaged run store: posterior/W/c/0/0/0/0 is not what was written"
     for read, *given in (
         (dfac.predict(tree).load,),
@@ -181,25 +181,20 @@ SAMPLER, LENGTHS = dfac.PSGLD(warm_start=2), {"draws": 400, "tune": 6, "chains":
 NEWER = "the stored PSGLD has 'warmth', which .*know .*probably a newer version wrote it"
 
 
-def interrupted(path, kind):
-    """Write a run that has more to do."""
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Runs that have more to do."""
+    folder = tmp_path_factory.mktemp("stores")
+    found = {kind: folder / f"{kind}.zarr" for kind in ("chains", "particles")}
 
     def stop(event):
         if event.done >= {"draw": 8, "particles": 1}.get(event.phase, np.inf):
             raise KeyboardInterrupt
 
-    run = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
-    if kind == "particles":
-        run = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
-    refused(KeyboardInterrupt, None, run, store=path, callback=stop, **QUIET)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stores")
-    found = {kind: folder / f"{kind}.zarr" for kind in ("chains", "particles")}
-    for kind, path in found.items():
-        interrupted(path, kind)
+    chains = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
+    modes = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
+    for run, path in zip((chains, modes), found.values(), strict=True):
+        refused(KeyboardInterrupt, None, run, store=path, callback=stop, **QUIET)
     return found
 
 

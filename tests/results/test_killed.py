@@ -1,4 +1,5 @@
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from daskfactor.results.trace import open_run
 from tests.refusals import refused
 from tests.results.runs import I, J, K, factors, make_spec, store_run
 from tests.results.writer import killed_at, start, state_of, write_until_killed
+from tests.tiers import FULL
 
-KILLS = 10
+KILLS = 10 if FULL else 4
 
 
 def _check(path):
@@ -84,17 +86,15 @@ RUNS = {
 OF_THE_MOMENT = {"sampling_time", "utilisation", "created_at", "trace_id"}
 
 
+@pytest.mark.quick("tweedie")
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_killed_before_it_was_closed_is_closed_by_resume(tmp_path, monkeypatch, kind):
     options = {"draws": 6, "tune": 4, "random_seed": 1, "progressbar": False}
     whole = dfac.sample(V, *RUNS[kind], store=tmp_path / "whole.zarr", **options)
     path = tmp_path / "run.zarr"
 
-    def die(self, attrs):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "finish", die)
+        patch.setattr(RunStore, "finish", Mock(side_effect=KeyboardInterrupt))
         refused(KeyboardInterrupt, None, dfac.sample, V, *RUNS[kind], store=path, **options)
     assert "divergences" not in dfac.open_run(path).attrs
     found = dfac.resume(path, progressbar=False)

@@ -15,14 +15,8 @@ from daskfactor.results.diagnose import addressed_cells, convergence, factor_ser
 from daskfactor.results.ranks import band, uniformity
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
-from tests.results.particle_tree import (
-    WEIGHTS,
-    M,
-    modes,
-    particle_factors,
-    particle_store,
-    particle_tree,
-)
+from tests.results import particle_tree as particles
+from tests.results.particle_tree import WEIGHTS, M, modes, particle_factors, particle_tree
 
 
 def run(chains=2, draws=500, lp=None, move=None, swap=False, seed=0):
@@ -316,7 +310,7 @@ def test_the_print_tells_it_all():
 
 
 def test_particles_without_weights_yet_count_alike(tmp_path):
-    tree = particle_store(tmp_path / "run.zarr", done=4)
+    tree = particles.particle_store(tmp_path / "run.zarr", done=4)
     found = dfac.summarize(tree)
     assert "4 particles are there, not weighted yet" in found.predictions.reasons[0]
     assert str(found).startswith("4 particles\nobjective")
