@@ -1,6 +1,5 @@
 """`daskfactor convert`: what a stranger types, and what the terminal says."""
 
-
 import numpy as np
 import pytest
 
@@ -16,8 +15,6 @@ def table(tmp_path):
     path = tmp_path / "ratings.csv"
     path.write_text(LINES)
     return path
-
-
 
 
 def test_a_table_becomes_a_store(table, tmp_path):
@@ -46,8 +43,6 @@ def test_choices_are_noted_on_standard_error(table, tmp_path):
     assert "say --unstored zero if they are zeros" in result.stderr
     result = call(*command, "--overwrite", "--unstored", "missing")
     assert result.stderr.startswith("note: 1 entries name a cell that was named before")
-
-
 
 
 OPTIONS = """

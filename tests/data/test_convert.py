@@ -105,7 +105,9 @@ entries = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30 if FULL else 15)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30 if FULL else 15
+)
 @given(
     lines=entries,
     unstored=st.sampled_from(["zero", "missing"]),

@@ -31,15 +31,20 @@ class Interchange:
     """Gives out columns by the dataframe interchange protocol alone."""
 
     def __init__(self, frame):
-        self.__dataframe__ = pa.Table.from_pandas(frame, preserve_index=False).__dataframe__
+        self._table = pa.Table.from_pandas(frame, preserve_index=False)
+
+    def __dataframe__(self, **options):
+        return self._table.__dataframe__(**options)
 
 
 class Stream:
     """Gives out columns as Arrow streams alone, as a relation of a database does."""
 
     def __init__(self, frame):
-        table, self.columns = pa.Table.from_pandas(frame, preserve_index=False), list(frame)
-        self.__arrow_c_stream__ = table.__arrow_c_stream__
+        self._table, self.columns = pa.Table.from_pandas(frame, preserve_index=False), list(frame)
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
 
 
 def write(folder, frame, ending):

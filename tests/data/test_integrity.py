@@ -77,6 +77,7 @@ def path(whole, tmp_path):
     """A copy of the store."""
     return shutil.copytree(whole, tmp_path / "s.zarr")
 
+
 @pytest.mark.quick("delete", "flip")
 @pytest.mark.parametrize("harm", ["delete", "cut", "flip"])
 def test_damage_is_refused_or_harmless(whole, path, harm):

@@ -82,8 +82,6 @@ def test_blocks_that_come_in_pieces_are_put_together(tmp_path, scratch):
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
 def test_views_from_many_threads_do_not_disturb_each_other(memory_limit):
-@pytest.mark.parametrize("memory_limit", [None, 0])
-def test_views_from_many_threads_do_not_disturb_each_other(memory_limit):
     values = matrix()
     with as_blocks(values.astype("float64"), 4, memory_limit=memory_limit) as data:
         blocks = data.grid.all_blocks()

@@ -111,8 +111,6 @@ def test_factor_and_permutation_say_what_was_done():
         assert_allclose(new, old.values[order] * by[:, None], rtol=1e-12)
 
 
-
-
 def test_frozen_components_and_biases_keep_their_place_and_scale():
     tree, _ = shuffled(fixed=(0, 1))
     aligned = dfac.align(tree)

@@ -55,6 +55,7 @@ def test_what_is_noted_is_what_the_draws_say(store, monkeypatch):
     assert "predictions" in str(dfac.summarize(tree))
     refused(AssertionError, "again", dfac.summarize, tree, cells=5)  # other numbers
 
+
 def test_info_says_the_same_without_what_is_noted(copied, monkeypatch):
     noted, diagnosed = said(copied), said(copied, "--diagnose")
     with monkeypatch.context() as patch:

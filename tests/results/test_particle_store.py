@@ -124,12 +124,12 @@ def test_weights_come_after_all_particles_and_are_masses(path):
         assert "stein" not in found.children
 
 
-def test_constants_that_are_not_the_models_stay_attributes(path):
+def test_constants_that_are_not_the_models_stay_attributes_and_other_runs_have_no_weights(path):
     create(path, None, dispersion=1.0).close()
     for found in (open_run(path), create(None, None, dispersion=1.0).tree()):
         assert set(found["constant_data"].data_vars) == {"threshold"}
         assert found.attrs["dispersion"] == 1.0
-    spec = make_spec(chains=1)
+    path, spec = path.with_name("other.zarr"), make_spec(chains=1)
     with RunStore.open(store_run(path, spec)) as store:
         ten, match = weighing(10, weight=np.full(10, 0.1)), "has no stein/stein_matrix"
         refused(StoreError, match, store.write_weights, **ten)

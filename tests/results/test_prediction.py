@@ -153,6 +153,7 @@ def test_two_arrays_with_one_dim_name_single_cells(trace, of, block, monkeypatch
     assert found["gene"].values.tolist() == rows.values.tolist()
     xr.testing.assert_allclose(found.load(), whole.sel(gene=rows, day=columns))
 
+
 def test_unknown_cells_are_refused(trace):
     for rows, columns, match in (
         ("g9", None, "no 'g9' among the 7 labels of 'gene'"),

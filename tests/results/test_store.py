@@ -213,7 +213,7 @@ def test_checkpoints_that_cannot_be_kept_are_refused(path):
 def test_moments_cut_short_are_not_shown(path):
     with RunStore.open(store_run(path)) as store:
         assert "posterior_moments" in open_run(path).children
-        refused(TypeError, None, put_moments, store, MOMENTS, 0, {"W_mean": object()}, 5)
+        refused(TypeError, None, runs.put_moments, store, MOMENTS, 0, {"W_mean": object()}, 5)
         assert open_run(path)["posterior_moments"]["count"].values.tolist() == [0, DRAWS]
 
 

@@ -118,12 +118,12 @@ def test_one_writer_at_a_time_whose_run_is_kept_or_replaced_at_once(url):
         refused(StoreError, match, RunStore.create, url, make_spec(), overwrite=True)
         put(store, 0, 3)
         before = store._place._session.snapshot_id
-    RunStore.open(url).close()
     match = r"draws per chain: 3, 3 of 10.*overwrite.*resume"
     refused(StoreError, match, RunStore.create, url, make_spec())
     RunStore.create(url, make_spec(chains=1), overwrite=True).close()
     assert open_run(url)["posterior"].sizes["draw"] == 0
     assert open_run(url, snapshot=before)["posterior"].sizes["draw"] == 3
+    RunStore.open(url).close()
 
 
 def test_a_run_that_fails_leaves_its_place_free_or_to_one_that_went_on_meanwhile(url):

@@ -18,8 +18,8 @@ import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.cli.main import app
 from daskfactor.models.settings import Scales
-from daskfactor.results.align import as_drawn
 from daskfactor.results import verdict
+from daskfactor.results.align import as_drawn
 from daskfactor.results.annotation import told_by
 from daskfactor.results.diagnose import agreement, trend
 from daskfactor.results.ending import measured
