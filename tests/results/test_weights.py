@@ -157,16 +157,13 @@ def test_a_tiny_weight_hardly_matters_however_far_off(values, level):
     assert_allclose(after, before, atol=1e-5)
 
 
-def test_quantiles_follow_the_levels_and_the_inverse_distribution():
+def test_quantiles_follow_the_levels_and_the_inverse_distribution_in_slabs_too(monkeypatch):
     rng, levels = np.random.default_rng(0), (0.0, 0.05, 0.5, 0.95, 1.0)
     values, weights = rng.normal(size=4000), rng.gamma(1.0, size=4000)
     found, order = weighted_quantiles(values[:, None], weights, levels)[:, 0], np.argsort(values)
     reached = np.cumsum(weights[order]) / weights.sum()
     assert_allclose(found[1:-1], values[order][np.searchsorted(reached, levels[1:-1])], atol=0.02)
     assert (np.diff(found) > 0).all()
-
-
-def test_slabs_change_nothing(monkeypatch):
     rng = np.random.default_rng(1)
     values, weights = rng.random((5, 4, 7)), rng.random(5)
     whole = weighted_quantiles(values, weights, (0.1, 0.7))
