@@ -141,6 +141,7 @@ def test_predictions_of_unlabelled_cells_carry_their_positions(tmp_path):
     assert cells == [["row", "column"], ["2", "5"], ["2", "6"], ["7", "5"], ["7", "6"]]
 
 
+@pytest.mark.quick("tweedie")
 @pytest.mark.parametrize("model", ["gaussian", "tweedie"])
 def test_fit_with_covariates(table, model):
     lines = Path(table).read_text().splitlines()

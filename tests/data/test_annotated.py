@@ -303,7 +303,7 @@ def test_costs_are_known_without_reading(forms):
     assert costs[0] == costs[1]
 
 
-@pytest.mark.quick("csr_matrix")
+@pytest.mark.quick("asarray")
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
 def test_counts_are_asked_for_where_values_of_an_annotated_matrix_are_none(form):
     made = anndata.AnnData(form(np.log1p(COUNTS)), layers={"counts": form(COUNTS)})

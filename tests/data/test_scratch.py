@@ -271,7 +271,7 @@ print(data.in_memory, data.total_observed, memory("VmHWM") - before)
 """
 
 
-@pytest.mark.quick("chunks0", "chunks3")
+@pytest.mark.quick("chunks3")
 @needs_proc
 @pytest.mark.parametrize("chunks", [(512, 512), (64, 4096), (333, 700), (200, 200)])
 def test_peak_memory_stays_below_the_limit(tmp_path, chunks):

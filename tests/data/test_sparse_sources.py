@@ -42,6 +42,10 @@ def test_values_of_half_precision():
     assert same(sparse.COO(COO.coords, COO.data.astype("float16"), COO.shape)).dtype == "float32"
 
 
+QUICK = *(f"{kind}-chunks0" for kind in (None, "csr_matrix", "coo_array")), "csr_array-chunks1"
+
+
+@pytest.mark.quick(*QUICK, "csc_matrix-chunks2", "None-chunks3", "csr_array-chunks3")
 @pytest.mark.parametrize("chunks", [(20, 10), (7, 40), (60, 9), ((0, 31, 29), (40,))])
 @pytest.mark.parametrize("kind", [None, sp.csr_matrix, sp.csr_array, sp.csc_matrix, sp.coo_array])
 def test_dask_arrays_with_sparse_chunks(chunks, kind):

@@ -148,18 +148,18 @@ def test_labels_are_text_whatever_they_look_like():
     ],
     ids=["moments", "chain", "particles"],
 )
-def test_every_kind_of_run_has_a_page(tree, told):
-    text = " ".join(Outline(dfac.report(tree).html).text)
+def test_every_kind_of_run_has_a_page_that_is_written_as_a_page(tree, told, tmp_path):
+    path = tmp_path / "run.html"
+    made = dfac.report(tree, path)
+    text = " ".join(Outline(made.html).text)
     assert told in text
     assert "Held-out values" not in text
-
-
-def test_a_page_is_written_as_a_page_and_wrong_options_are_refused(tmp_path):
-    path = tmp_path / "run.html"
-    made = dfac.report(fake_run(chains=1), path)
     assert path.read_text(encoding="utf-8") == made.html
     refused(OptionError, r"ends in \.html, got .*run\.pdf", made.save, tmp_path / "run.pdf")
     assert "MB" in repr(made)
+
+
+def test_what_a_report_refuses():
     for options, told in (
         ({"held_out": 3}, "what hold_out"),
         ({"held_out": (([0], [1, 2]), [3.0])}, "1 rows, 2 columns and 1 values"),

@@ -111,7 +111,7 @@ def test_no_name_is_in_the_way_of_a_tree(ordinary):
         check_tree(memory_tree(spec), spec, ordinary)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20 if FULL else 10, deadline=None)
 @given(st.lists(st.sampled_from(OURS), min_size=3, max_size=3, unique=True))
 def test_no_further_coordinate_is_in_the_way(ordinary, names):
     row, column, extra = names

@@ -19,6 +19,7 @@ from tests.models.laws import observation_interval
 from tests.refusals import refused
 from tests.results import runs
 from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, make_spec, memory_tree
+from tests.tiers import FULL
 
 
 def all_mu(n=DRAWS, salt=0):
@@ -230,7 +231,7 @@ def test_blocks_are_small_and_cells_not_asked_for_cost_nothing():
 SHAPES = st.tuples(st.integers(1, 20), st.integers(1, 20))
 
 
-@settings(max_examples=30)
+@settings(max_examples=30 if FULL else 15)
 @given(shape=SHAPES, block=st.integers(1, 4_000), draws=st.integers(1, 12))
 def test_any_blocking_gives_the_same_numbers(shape, block, draws):
     rng = np.random.default_rng(0)

@@ -371,6 +371,7 @@ WRITES = {
 }
 
 
+@pytest.mark.quick("draws-True", "checkpoint-False", "moments-True", "attributes-False", "end-True")
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_store_that_is_removed_while_it_is_written_is_told(path, write, reopened):

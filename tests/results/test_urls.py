@@ -225,10 +225,10 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
 
 
 def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
-    monkeypatch.setattr(urls, "QUIET", 0.5)
+    monkeypatch.setattr(urls, "QUIET", 0.2)
     with RunStore.create(place, make_spec()) as store, caplog.at_level(logging.WARNING):
         write(store, 0, 2)
-        back = s3.away(1.5)
+        back = s3.away(0.7)
         store.checkpoint({}, {"draws": 2})
         back.join()
     assert "no answer yet; waiting up to" in caplog.text
@@ -275,7 +275,7 @@ FAULTS = {
     ("fault", "says"), tiered(FAULTS.items(), lambda own: own[0][0] in (400, 500))
 )
 def test_a_store_that_keeps_refusing_stops_the_run(s3, place, monkeypatch, caplog, fault, says):
-    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "0.4")
     with RunStore.create(place, make_spec()) as store:
         put(store, 0, 2)
         with s3.failing(lambda environ: fault):

@@ -17,8 +17,9 @@ from daskfactor.results.trace import draw_weights, effective_number, is_particle
 from tests.refusals import refused
 from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_store, particle_tree
 from tests.results.runs import CHAINS, DRAWS, make_spec, memory_tree
+from tests.tiers import FULL
 
-SOME = settings(max_examples=12, deadline=None)
+SOME = settings(max_examples=12 if FULL else 6, deadline=None)
 mass = st.one_of(st.just(0.0), st.floats(1e-3, 1.0))
 masses = st.lists(mass, min_size=2, max_size=9).filter(lambda found: sum(found) > 0)
 
