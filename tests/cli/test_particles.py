@@ -49,8 +49,7 @@ def test_info_as_json_and_with_a_diagnosis(stores):
     found = answer("info", stores / "silf.zarr", "--diagnose")
     particles = found["particles"]
     assert (particles["done"], particles["planned"], particles["with_weight"]) == (6, 6, 4)
-    assert particles["threshold"] == 9.0
-    assert particles["discrepancy"] == 0.5
+    assert (particles["threshold"], particles["discrepancy"]) == (9.0, 0.5)
     assert found["lights"]["predictions"]["status"] == "red"
     assert "worth 2.8 of equal weight" in found["lights"]["predictions"]["reasons"]
     assert "one_particle" in found["convergence"]["functionals"]["mu_mean"]

@@ -274,8 +274,7 @@ def test_labels_name_cells_and_tell_names_apart_that_rows_and_columns_share():
     assert labels.index[1] is other
     with pytest.warns(DataWarning, match="'y' of one is 'y_'"):  # the dimension has the name
         labels = Labels("x", "y", {"y": own}, {"y": other})
-    assert labels.row_coords == {"y_": own}
-    assert labels.col_coords == {"y": other}
+    assert (labels.row_coords, labels.col_coords) == ({"y_": own}, {"y": other})
     given = [("a", "b"), (None, 3), ("a", "a"), ("chain", "b"), ("column", None)]
     assert [usable_dims(*dims) for dims in given] == [
         *(("a", "b"), ("row", "3"), ("row", "column"), ("chain", "b"), ("row", "column"))

@@ -58,8 +58,7 @@ def test_dense_and_labelled_input():
     V = np.arange(1.0, 31).reshape(5, 6)
     V[0, 0] = np.nan
     held = hold_out(xr.DataArray(V, dims=("a", "b")), 0.2, random_seed=3)
-    assert held.train.dims == ("a", "b")
-    assert held.values.size == 6
+    assert (held.train.dims, held.values.size) == (("a", "b"), 6)
     assert not np.isnan(held.values).any()
     np.testing.assert_array_equal(V[held.cells], held.values)
     assert np.isnan(held.train.values).sum() == 7

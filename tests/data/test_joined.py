@@ -57,8 +57,7 @@ def test_views_of_three_kinds_stand_side_by_side_in_their_units():
     stored = {"counts": "zero", "rated": "missing"}
     with join(MIXED, unstored=stored, blocks=5, dtype="float64") as data:
         assert isinstance(data, JoinedData)
-        assert data.shape == (24, 24)
-        assert data.unstored == "mixed"
+        assert (data.shape, data.unstored) == ((24, 24), "mixed")
         parts = [COUNTS, GAPPY, known(RATED, "missing")]
         naive = np.hstack([own / unit(own) for own in parts])
         np.testing.assert_allclose(data.to_numpy(), naive, rtol=1e-6)

@@ -132,12 +132,10 @@ def test_any_matrix_comes_back(data):
 def test_explicit_zeros_are_observed_where_others_are_missing():
     matrix = sp.coo_array(([1.0, 0.0, -0.0, 4.0], ([0, 0, 1, 1], [0, 1, 0, 1])), shape=(2, 2))
     rated = as_blocks(matrix, 1, unstored="missing")
-    assert rated.total_observed == 4
-    assert rated.minimum == 0
+    assert (rated.total_observed, rated.minimum) == (4, 0)
     assert not np.signbit(rated.view(0, 0).values).any()
     counted = as_blocks(matrix, 1, unstored="zero")
-    assert counted.total_observed == 4
-    assert counted.n_stored.sum() == 2
+    assert (counted.total_observed, counted.n_stored.sum()) == (4, 2)
     np.testing.assert_array_equal(rated.to_numpy(), counted.to_numpy())
     assert rated.fingerprint != counted.fingerprint
 
@@ -292,8 +290,7 @@ def test_describe_says_it_in_one_line():
     dense = as_blocks(np.ones((20, 20)))
     assert not dense.is_sparse
     assert dense.unstored is None
-    assert dense.nbytes == 1600
-    assert dense.n_stored.sum() == 400
+    assert (dense.nbytes, dense.n_stored.sum()) == (1600, 400)
     refused(OptionError, r"these blocks are dense; use to_numpy\(\)", dense.observed_sparse)
 
 

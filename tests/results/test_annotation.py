@@ -225,8 +225,7 @@ def test_results_of_every_kind():
 
     gauss = dfac.sample(data, dfac.GaussianMF(2), dfac.Gibbs(), draws=3, **QUICK)
     dfac.to_anndata(gauss, adata, "gauss")
-    assert adata.obsm["gauss"].shape == (24, 2)
-    assert adata.uns["gauss"]["share"].shape == (2,)
+    assert (adata.obsm["gauss"].shape, adata.uns["gauss"]["share"].shape) == ((24, 2), (2,))
 
 
 def test_new_observations_go_where_the_old_ones_are(trace):

@@ -218,8 +218,7 @@ def test_distances_of_two_particles_by_hand():
     W = [np.eye(3)[:, :2], np.array([[0, np.cos(0.5)], [2, 0], [0, np.sin(0.5)]])]
     tree = fake_particles(W, [H2, np.array(H2)[::-1]])
     distance = pairwise_distances(tree)
-    assert distance.dims == ("draw", "other_draw")
-    assert distance.attrs["units"] == "degree"
+    assert (distance.dims, distance.attrs["units"]) == (("draw", "other_draw"), "degree")
     size = np.cos(0.5) + np.sin(0.5)
     moved_by = np.hypot(1 - np.cos(0.5) / size, np.sin(0.5) / size)
     # H on the scale of a W that adds up to 1: rows 2 and `size` times as long in the second.
