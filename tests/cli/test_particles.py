@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
-from tests.cli.shell import call, fails, plain, succeed
+from tests.cli.shell import answer, fails, plain, succeed
 from tests.results.particle_tree import particle_store
 
 
@@ -20,7 +20,7 @@ def stores(tmp_path_factory):
 
 
 def test_info_tells_of_particles_and_their_weights(stores):
-    text = plain(call("info", stores / "silf.zarr").stdout)
+    text = plain(succeed("info", stores / "silf.zarr"))
     assert "6 of 6 particles done" in text
     assert "4 particles carry weight, worth 2.8 of equal weight, the largest 50%" in text
     assert "Stein discrepancy 0.5 (0.75 under equal weights)" in text
@@ -29,32 +29,31 @@ def test_info_tells_of_particles_and_their_weights(stores):
     assert "Ensemble(start=q_transform)" in text
     for absent in ("divergences", "resume", "tuning", "dispersion"):
         assert absent not in text
-    text = plain(call("info", stores / "tweedie.zarr").stdout)
+    text = plain(succeed("info", stores / "tweedie.zarr"))
     assert "dispersion 1, prior rates 2 (W) and 3 (H)" in text
     assert "objective" not in text
 
 
 def test_info_of_particles_that_are_not_all_there(stores):
-    text = plain(call("info", stores / "early.zarr").stdout)
+    text = plain(succeed("info", stores / "early.zarr"))
     assert "4 of 6 particles done" in text
     assert "none yet: until all particles are there, they count alike" in text
     assert "to finish daskfactor resume" in text
     assert "--draws" not in text
-    found = json.loads(call("info", stores / "early.zarr", "--json").stdout)
+    found = answer("info", stores / "early.zarr")
     assert found["particles"]["with_weight"] is None
     assert (found["draws_done"], found["draws_kept"]) == (4, 4)
 
 
 def test_info_as_json_and_with_a_diagnosis(stores):
-    found = json.loads(call("info", stores / "silf.zarr", "--json", "--diagnose").stdout)
+    found = answer("info", stores / "silf.zarr", "--diagnose")
     particles = found["particles"]
     assert (particles["done"], particles["planned"], particles["with_weight"]) == (6, 6, 4)
-    assert particles["threshold"] == 9.0
-    assert particles["discrepancy"] == 0.5
+    assert (particles["threshold"], particles["discrepancy"]) == (9.0, 0.5)
     assert found["lights"]["predictions"]["status"] == "red"
     assert "worth 2.8 of equal weight" in found["lights"]["predictions"]["reasons"]
     assert "one_particle" in found["convergence"]["functionals"]["mu_mean"]
-    assert "widest of" in call("info", stores / "silf.zarr", "--diagnose").stdout
+    assert "widest of" in succeed("info", stores / "silf.zarr", "--diagnose")
 
 
 def test_predict_and_plot_take_what_the_model_has(stores, tmp_path):
@@ -69,8 +68,7 @@ def test_predict_and_plot_take_what_the_model_has(stores, tmp_path):
 
 @pytest.fixture
 def matrix(tmp_path):
-    rng = np.random.default_rng(0)
-    path = tmp_path / "V.npy"
+    rng, path = np.random.default_rng(0), tmp_path / "V.npy"
     np.save(path, rng.random((12, 2)) @ rng.random((2, 9)) + 0.05)
     return str(path)
 
@@ -78,8 +76,7 @@ def matrix(tmp_path):
 def test_particles_of_a_matrix(matrix, tmp_path):
     store = tmp_path / "modes.zarr"
     arguments = [matrix, "--store", store, "-k", 2, "-m", 3, "--pilot", 1, "--seed", 5]
-    more = ["--start", "random", "--max-iter", 30, "--quiet", "--json"]
-    made = json.loads(succeed("particles", *arguments, *more))
+    made = answer("particles", *arguments, "--start", "random", "--max-iter", 30, "--quiet")
     assert made["particles"]["done"] == 3
     tree = dfac.open_run(store)
     made = json.loads(tree.attrs["sampler"])

@@ -14,6 +14,7 @@ import daskfactor as dfac
 from daskfactor.data import adapters, entries
 from daskfactor.data.annotated import Compressed
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.data.written import names_of
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
@@ -22,7 +23,7 @@ RNG = np.random.default_rng(3)
 COUNTS = RNG.poisson(RNG.gamma(1, 1, (40, 3)) @ RNG.gamma(1, 1, (3, 30))).astype("f4")
 CELLS, GENES = [f"cell {i}" for i in range(40)], [f"gene {j}" for j in range(30)]
 MASK = RNG.random(30) < 0.5
-NULLABLE = pd.array(MASK, "boolean")
+CHOSEN, NULLABLE = np.array(GENES)[MASK].tolist(), pd.array(MASK, "boolean")
 # Which matrix, and what it is of the counts.
 LAYERS = {None: 1, "columns": 2, "dense": 3, "raw": 4}
 FORMS = ("memory", "view", "backed", "h5ad", "zarr 2", "zarr 3", "lazy")
@@ -72,8 +73,7 @@ def test_every_form_gives_the_same_matrix(forms, form, layer):
         kept = slice(None) if mask is None else MASK
         np.testing.assert_array_equal(data.to_numpy(), LAYERS[layer] * COUNTS[:, kept])
         assert data.is_sparse == (layer != "dense")
-        assert data.labels.row_coords["obs"].tolist() == CELLS
-        assert data.labels.col_coords["var"].tolist() == np.array(GENES)[kept].tolist()
+        assert names_of(data) == [CELLS, GENES if mask is None else CHOSEN]
         assert (data.source.kind, data.source.layer) == ("anndata", layer)
         lazily = form not in ("memory", "view", "backed") or (form, layer) == ("backed", None)
         assert data.source.lazy == lazily or (form, layer) == ("backed", "raw")
@@ -86,7 +86,7 @@ def test_what_a_mask_leaves_out_does_not_change_the_bits(forms):
         assert found.fingerprint == wanted.fingerprint
 
 
-def test_dense_regions_are_read_a_few_rows_at_a_time(monkeypatch):
+def test_dense_regions_are_read_a_few_rows_at_a_time_and_may_be_masked_whole(monkeypatch):
     monkeypatch.setattr(adapters, "DENSE_PART", 1)
     monkeypatch.setattr(adapters, "LEAST_LINES", 7)
     for chunks in (None, ((25, 15), (4, 20, 6))):
@@ -104,14 +104,9 @@ def test_dense_regions_are_read_a_few_rows_at_a_time(monkeypatch):
         assert max(rows for rows, _ in read) == (7 if chunks is None else 25)
         if chunks is not None:
             assert (source.chunks[0], sum(source.chunks[1])) == ((25, 15), MASK.sum())
-
-
-def test_a_mask_may_leave_nothing_of_a_chunk():
-    chosen = np.array([4, 5])
-    source = adapters.Source(
-        adapters.SourceInfo("test"), (2, 6), chunks=((2,), (3, 3)), read=lambda *at: COUNTS[at]
-    )
-    assert adapters.masked(source, chosen).chunks == ((2,), (2,))
+    info, chunks = adapters.SourceInfo("test"), ((2,), (3, 3))
+    source = adapters.Source(info, (2, 6), chunks=chunks, read=lambda *at: COUNTS[at])
+    assert adapters.masked(source, np.array([4, 5])).chunks == ((2,), (2,))
 
 
 class Spied:
@@ -189,21 +184,18 @@ def test_files_of_other_versions(tmp_path, names, format_, values, index):
     as_written(tmp_path / "a.h5ad", matrix, names)
     data = dfac.as_blocks(tmp_path / "a.h5ad", 3, mask_var=MASK)
     np.testing.assert_array_equal(data.to_numpy(), counts[:, MASK])
-    assert data.labels.row_coords["obs"].tolist() == CELLS
-    assert data.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
+    assert names_of(data) == [CELLS, CHOSEN]
 
 
 def test_files_that_are_damaged_are_refused(tmp_path):
-    matrix = sparse.csr_matrix(COUNTS)
+    matrix, path = sparse.csr_matrix(COUNTS), tmp_path / "a.h5ad"
     matrix.indptr[3] = 10**6
-    as_written(tmp_path / "a.h5ad", matrix, "string-array")
-    with pytest.raises(DataError, match="matrix is damaged: indptr falls after position 3"):
-        dfac.as_blocks(tmp_path / "a.h5ad", 3)
-    with h5py.File(tmp_path / "a.h5ad", "a") as file:
+    as_written(path, matrix, "string-array")
+    refused(DataError, "matrix is damaged: indptr falls after position 3", dfac.as_blocks, path, 3)
+    with h5py.File(path, "a") as file:
         file["X"].attrs["encoding-type"] = "dataframe"
-    with pytest.raises(DataError, match=r"X of .*a\.h5ad is stored as dataframe, which is no"):
-        dfac.as_blocks(tmp_path / "a.h5ad")
-    with h5py.File(tmp_path / "a.h5ad", "a") as file:
+    refused(DataError, r"X of .*a\.h5ad is stored as dataframe, which is no", dfac.as_blocks, path)
+    with h5py.File(path, "a") as file:
         del file["X"]
         file["obs/_index"].attrs["encoding-type"] = "of-the-future"
         file["X"] = COUNTS
@@ -235,13 +227,25 @@ def test_sentences(forms, form, options, message):
 
 
 def test_layers_and_masks_belong_to_annotated_data(tmp_path):
+    match = r"layer is for AnnData, .*leave it out"
     for data in (COUNTS, dfac.as_blocks(COUNTS), xr.DataArray(COUNTS), str(tmp_path)):
-        with pytest.raises(OptionError, match=r"layer is for AnnData, .*leave it out"):
-            dfac.as_blocks(data, layer="counts")
+        refused(OptionError, match, dfac.as_blocks, data, layer="counts")
     refused(OptionError, "mask_var is for AnnData", dfac.as_blocks, COUNTS, mask_var="variable")
-    with pytest.raises(OptionError, match="layer is for AnnData"):
-        dfac.hold_out(dfac.as_blocks(COUNTS), layer="counts")
+    refused(OptionError, match, dfac.hold_out, dfac.as_blocks(COUNTS), layer="counts")
+    place, given = tmp_path / "x.zarr", sparse.csr_array(COUNTS)
+    refused(OptionError, match, dfac.convert, given, place, layer="x", progressbar=False)
     refused(DataError, "has no layer 'x'", dfac.sample, annotated(), dfac.TweedieNMF(2), layer="x")
+
+
+def test_a_part_of_an_object_is_read_and_one_without_a_matrix_is_refused():
+    made = annotated()
+    part = dfac.as_blocks(made[10:30, [3, 5, 7]])
+    np.testing.assert_array_equal(part.to_numpy(), COUNTS[10:30, [3, 5, 7]])
+    assert part.labels.cell(0, 1) == "row 0 (cell 10), column 1 (gene 5)"
+    assert dfac.as_blocks(made.layers["columns"], unstored="zero").labels.row_dim == "row"
+    del made.X
+    match = r"has no X; set it, or choose a layer with layer= \(it has columns"
+    refused(DataError, match, dfac.as_blocks, made)
 
 
 def test_a_run_finds_its_layer_and_its_variables_again(forms, tmp_path):
@@ -257,7 +261,7 @@ def test_a_run_finds_its_layer_and_its_variables_again(forms, tmp_path):
         given = {} if form == "h5ad" else {"V": forms[form]}
         trace = dfac.resume(store, draws=3, progressbar=False, **given)
         assert trace["posterior"]["W"].equals(whole["posterior"]["W"])
-        assert trace["posterior"]["var"].values.tolist() == np.array(GENES)[MASK].tolist()
+        assert trace["posterior"]["var"].values.tolist() == CHOSEN
 
 
 def test_cells_held_out_of_counts_are_any_cells():
@@ -266,7 +270,7 @@ def test_cells_held_out_of_counts_are_any_cells():
     assert np.isnan(held.train.X.data).sum() == held.values.size == 120
     blocks = dfac.as_blocks(annotated(), layer="columns", mask_var="variable")
     held = dfac.hold_out(blocks, 0.1, random_seed=0)
-    assert held.train.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
+    assert held.train.labels.col_coords["var"].tolist() == CHOSEN
     np.testing.assert_array_equal(held.values, 2 * COUNTS[:, MASK][held.cells])
 
 
@@ -286,16 +290,12 @@ def test_conversion_takes_layers_and_variables(forms, tmp_path):
         dfac.convert(forms[form], store, layer="columns", mask_var="variable", progressbar=False)
         data = dfac.as_blocks(store)
         np.testing.assert_array_equal(data.to_numpy(), 2 * COUNTS[:, MASK])
-        assert data.labels.col_coords["var"].tolist() == np.array(GENES)[MASK].tolist()
-        assert data.labels.row_coords["obs"].tolist() == CELLS
+        assert names_of(data) == [CELLS, CHOSEN]
     for layer, message in (
         ("dense", r"dense of .* is dense; convert is for sparse"),
         ("x", "has no layer 'x'; its layers are: columns, dense"),
     ):
-        with pytest.raises(DataError, match=message):
-            dfac.convert(forms["h5ad"], tmp_path / "x.zarr", layer=layer, progressbar=False)
-    with pytest.raises(OptionError, match="layer is for AnnData"):
-        dfac.convert(sparse.csr_array(COUNTS), tmp_path / "x.zarr", layer="x", progressbar=False)
+        refused(DataError, message, dfac.convert, forms["h5ad"], tmp_path / "x.zarr", layer=layer)
 
 
 def test_costs_are_known_without_reading(forms):
@@ -303,6 +303,7 @@ def test_costs_are_known_without_reading(forms):
     assert costs[0] == costs[1]
 
 
+@pytest.mark.quick("asarray")
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
 def test_counts_are_asked_for_where_values_of_an_annotated_matrix_are_none(form):
     made = anndata.AnnData(form(np.log1p(COUNTS)), layers={"counts": form(COUNTS)})

@@ -74,22 +74,19 @@ def test_copies_give_the_blocks_bit_for_bit(name, memory_limit, tmp_path):
     assert len(sent) < (5000 if kind == "zarr" else 1000)
     copy = open_shared(pickle.loads(sent), memory_limit)
     assert isinstance(copy, BlockedData)
+    blocks = data.grid.all_blocks()
+    wanted = {block: [own.copy() for own in arrays(data.view(*block))] for block in blocks}
+
+    def check(block):
+        view = copy.view(*block)
+        for array, found in zip(wanted[block], arrays(view), strict=True):
+            np.testing.assert_array_equal(found, array, strict=True)
+            assert found.flags.behaved  # aligned and writeable
+        if isinstance(view, BlockView):
+            assert view.array.flags.c_contiguous
+
     with ThreadPoolExecutor(4) as pool:
-        wanted = {
-            block: [array.copy() for array in arrays(data.view(*block))]
-            for block in data.grid.all_blocks()
-        }
-
-        def check(block):
-            view = copy.view(*block)
-            for array, found in zip(wanted[block], arrays(view), strict=True):
-                np.testing.assert_array_equal(found, array)
-                assert found.dtype == array.dtype
-                assert found.flags.behaved  # aligned and writeable
-            if isinstance(view, BlockView):
-                assert view.array.flags.c_contiguous
-
-        list(pool.map(check, data.grid.all_blocks() * 3))
+        list(pool.map(check, blocks * 3))
     copy.close()
     data.close()
 
@@ -169,51 +166,44 @@ def test_the_file_goes_with_the_data(folder):
 
 @pytest.mark.parametrize("harm", ["other", "cut", "something else"])
 def test_a_file_of_other_data_is_refused(harm):
-    data, other = as_blocks(DENSE.copy(), 2), as_blocks(DENSE.copy(), 2)
-    handle = data.share()
-    assert handle.token != other.share().token
-    if harm == "other":
-        handle = handle._replace(location=other.share().location)
-    elif harm == "cut":
-        os.truncate(handle.location, 5000)
-    else:
-        size = Path(handle.location).stat().st_size
-        Path(handle.location).write_bytes(b"x" * size)
-    refused(StoreError, "cannot read the shared data", open_shared, handle)
-    data.close()
-    other.close()
+    with as_blocks(DENSE.copy(), 2) as data, as_blocks(DENSE.copy(), 2) as other:
+        handle = data.share()
+        assert handle.token != other.share().token
+        if harm == "other":
+            handle = handle._replace(location=other.share().location)
+        elif harm == "cut":
+            os.truncate(handle.location, 5000)
+        else:
+            size = Path(handle.location).stat().st_size
+            Path(handle.location).write_bytes(b"x" * size)
+        refused(StoreError, "cannot read the shared data", open_shared, handle)
 
 
 def test_files_of_killed_processes_are_swept_away(folder):
-    data = as_blocks(DENSE.copy(), 2)
-    handle = data.share()
-    old, young = (folder / f"{PREFIX}{name}.blocks" for name in ("old", "young"))
-    old.write_bytes(b"left behind")
-    young.write_bytes(b"being made")
-    long_ago = time.time() - 3600
-    os.utime(old, (long_ago, long_ago))
-    os.utime(handle.location, (long_ago, long_ago))
-    with as_blocks(DENSE.copy(), 2) as another:
+    with as_blocks(DENSE.copy(), 2) as data, as_blocks(DENSE.copy(), 2) as another:
+        held = Path(data.share().location)
+        old, young = (folder / f"{PREFIX}{name}.blocks" for name in ("old", "young"))
+        for left in (old, young):
+            left.write_bytes(b"left behind")
+        for place in (old, held):
+            os.utime(place, (time.time() - 3600,) * 2)
         another.share()
-    assert not old.exists()
-    assert young.exists()
-    assert Path(handle.location).exists()
-    young.unlink()
-    data.close()
+        assert [place.exists() for place in (old, young, held)] == [False, True, True]
+        young.unlink()
 
 
 def test_data_that_are_gone_or_changed_are_refused(tmp_path):
-    place = dense_zarr(tmp_path)
-    handle = as_blocks(place, 3).share()
+    place, gone = dense_zarr(tmp_path), {"location": str(tmp_path / "nowhere")}
+    handle, stored = as_blocks(place, 3).share(), as_blocks(store(tmp_path)).share()
     zarr.create_array(place, data=DENSE[:30], chunks=(7, 40), overwrite=True)
-    refused(StoreError, "is not the one that was shared: its shape", open_shared, handle)
-    with pytest.raises(StoreError, match=r"cannot open the data at .*under one location"):
-        open_shared(handle._replace(location=str(tmp_path / "nowhere")))
-    stored = as_blocks(store(tmp_path)).share()
-    with pytest.raises(StoreError, match="cannot open the data at"):
-        open_shared(stored._replace(location=str(tmp_path / "nowhere")))
     convert(2 * MATRIX, stored.location, overwrite=True, progressbar=False, **ZERO)
-    refused(StoreError, "its blocks are others", open_shared, stored)
+    for shared, match in (
+        (handle, "is not the one that was shared: its shape"),
+        (handle._replace(**gone), r"cannot open the data at .*under one location"),
+        (stored._replace(**gone), "cannot open the data at"),
+        (stored, "its blocks are others"),
+    ):
+        refused(StoreError, match, open_shared, shared)
 
 
 # -- what is offered beside blocks -----------------------------------------------------------
@@ -239,18 +229,7 @@ def test_describe_says_it_in_one_line():
     assert "all 2.0 k observed" in as_blocks(np.ones((50, 40))).describe()
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 5, 21])
-def test_missing_cells_come_row_by_row(blocks):
-    values = matrix()
-    rows, cols = as_blocks(values, blocks).missing_cells()
-    assert rows.dtype == cols.dtype == np.int64
-    np.testing.assert_array_equal((rows, cols), np.nonzero(np.isnan(values)))
-    rows, cols = as_blocks(np.ones((30, 21)), blocks).missing_cells()
-    assert rows.shape == cols.shape == (0,)
-    assert rows.dtype == np.int64
-
-
-def test_values_come_in_the_order_asked_for_and_to_numpy_gives_a_copy():
+def test_values_come_in_the_order_asked_for_and_where_none_is_missing_nothing():
     values = matrix()
     data = as_blocks(values, 4)
     rng = np.random.default_rng(2)
@@ -262,6 +241,9 @@ def test_values_come_in_the_order_asked_for_and_to_numpy_gives_a_copy():
     copy = as_blocks(values, 2).to_numpy()
     np.testing.assert_array_equal(copy, values)
     assert not np.shares_memory(copy, values)
+    rows, cols = as_blocks(np.ones((30, 21)), 2).missing_cells()
+    assert rows.shape == cols.shape == (0,)
+    assert rows.dtype == cols.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -292,11 +274,7 @@ def test_labels_name_cells_and_tell_names_apart_that_rows_and_columns_share():
     assert labels.index[1] is other
     with pytest.warns(DataWarning, match="'y' of one is 'y_'"):  # the dimension has the name
         labels = Labels("x", "y", {"y": own}, {"y": other})
-    assert labels.row_coords == {"y_": own}
-    assert labels.col_coords == {"y": other}
-
-
-def test_dims_that_cannot_be_used_are_replaced():
+    assert (labels.row_coords, labels.col_coords) == ({"y_": own}, {"y": other})
     given = [("a", "b"), (None, 3), ("a", "a"), ("chain", "b"), ("column", None)]
     assert [usable_dims(*dims) for dims in given] == [
         *(("a", "b"), ("row", "3"), ("row", "column"), ("chain", "b"), ("row", "column"))

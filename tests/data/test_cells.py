@@ -134,9 +134,7 @@ def test_an_array_is_used_where_it_is_if_no_cell_vanishes():
     values = V.astype("float32")
     data = as_blocks(values, 2, uncertainty=SIGMA)
     assert np.shares_memory(data.view(0, 0).block, values)
-
-
-def test_anything_will_do_where_nothing_is_observed():
+    # Anything will do where nothing is observed.
     sigma = np.where(SEEN, SIGMA, np.resize([np.nan, 0, -999, np.inf], SHAPE))
     np.testing.assert_array_equal(dense_of(as_blocks(V, 3, uncertainty=sigma)), WANTED)
 
@@ -153,15 +151,19 @@ def test_an_observed_cell_needs_an_uncertainty(bad, dense):
     refused(DataError, name, as_blocks, values, 3, uncertainty=given, **options)
 
 
-def test_weights_are_taken_as_they_are():
+def test_weights_are_taken_as_they_are_and_fingerprints_know_them():
     weights = RNG.integers(0, 3, SHAPE)
     data = as_blocks(V, 3, weights=weights)
     assert data.weighting == "weights"
     np.testing.assert_array_equal(dense_of(data), np.where(SEEN & (weights > 0), weights, np.nan))
-    with pytest.raises(DataError, match=r"weight at row 0.* is -1, where V is observed"):
-        as_blocks(V, 3, weights=-np.ones(SHAPE, int))
+    negative, match = -np.ones(SHAPE, int), r"weight at row 0.* is -1, where V is observed"
+    refused(DataError, match, as_blocks, V, 3, weights=negative)
     again = as_blocks(V, 3, weights=StoredWeights("uncertainty", Q))
     assert again.fingerprint == as_blocks(V, 3, uncertainty=SIGMA).fingerprint
+    others = [as_blocks(V, 3), *(as_blocks(V, 3, uncertainty=s) for s in (1.0, 2.0, SIGMA))]
+    others.append(as_blocks(V, 3, weights=1.0))
+    assert len({data.fingerprint for data in others}) == len(others)
+    assert "with uncertainty of cells" in others[1].describe()
 
 
 def test_zeros_that_are_not_stored_have_weight_one():
@@ -173,8 +175,8 @@ def test_zeros_that_are_not_stored_have_weight_one():
     np.testing.assert_allclose(data.mass.rows, whole.sum(1)[data.row_order], rtol=1e-6)
     np.testing.assert_allclose(data.mass.cols, whole.sum(0)[data.col_order], rtol=1e-6)
     np.testing.assert_allclose(data.mass.blocks.sum(), whole.sum(), rtol=1e-6)
-    with pytest.raises(OptionError, match=r"these would have none"):
-        as_blocks(counts, 3, unstored="zero", uncertainty=weights)
+    match, given = "these would have none", {"unstored": "zero", "uncertainty": weights}
+    refused(OptionError, match, as_blocks, counts, 3, **given)
 
 
 def test_blocks_of_a_store_with_those_of_another(tmp_path):
@@ -223,13 +225,6 @@ def test_cells_are_held_out_with_the_weights_of_the_others(unstored):
     assert np.isnan(held.train.values(*held.cells)).all()
 
 
-def test_fingerprints_know_the_weights():
-    others = [as_blocks(V, 3), *(as_blocks(V, 3, uncertainty=s) for s in (1.0, 2.0, SIGMA))]
-    others.append(as_blocks(V, 3, weights=1.0))
-    assert len({data.fingerprint for data in others}) == len(others)
-    assert "with uncertainty of cells" in others[1].describe()
-
-
 @pytest.mark.parametrize(
     ("values", "options", "words"),
     [
@@ -246,8 +241,8 @@ def test_fingerprints_know_the_weights():
     ],
 )
 def test_what_cannot_be_used_is_refused(values, options, words):
-    with pytest.raises((DataError, OptionError, OSError), match=words):
-        as_blocks(values, 2 if not isinstance(values, BlockedData) else None, **options)
+    blocks = None if isinstance(values, BlockedData) else 2
+    refused((DataError, OptionError, OSError), words, as_blocks, values, blocks, **options)
 
 
 def test_weights_of_a_multiindex_must_be_in_its_order():
@@ -256,6 +251,6 @@ def test_weights_of_a_multiindex_must_be_in_its_order():
     V = maps.stack(place=("lat", "lon"))
     for weights in (V[0], V, V.values):
         as_blocks(V, weights=weights).close()
+    match = "column labels of weights are not those of V"
     for weights in (V[0, ::-1], V[:, ::-1], maps.stack(place=("lon", "lat"))):
-        with pytest.raises(DataError, match="column labels of weights are not those of V"):
-            as_blocks(V, weights=weights)
+        refused(DataError, match, as_blocks, V, weights=weights)

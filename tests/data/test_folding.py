@@ -19,10 +19,10 @@ from daskfactor.data.folding import Side
 from daskfactor.data.tensor import TensorData, as_tensor
 from daskfactor.errors import DataError, DataWarning, OptionError
 from tests.refusals import refused
+from tests.tiers import FULL
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no observed entry and are left out")
 DIMS = ("time", "lat", "lon")
-SIZES = {"time": 7, "lat": 4, "lon": 5}
 LAYOUTS = {"times": (1, 160, 400), "places": (128, 2, 200), "longitudes": (128, 160, 2)}
 
 
@@ -54,7 +54,7 @@ def check(V, data):
     assert np.isfinite(matrix).sum() == int(V.notnull().sum())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 if FULL else 20, deadline=None)
 @given(
     order=st.permutations(DIMS),
     rows=st.lists(st.sampled_from(DIMS), min_size=1, max_size=2, unique=True),
@@ -108,10 +108,11 @@ def test_weights_have_some_of_the_dimensions():
     found = dfac.as_blocks(V, rows="time", weights=other.chunk(time=2)).weights.to_numpy()
     expected = np.arange(1.0, 8)[:, None] * expected
     np.testing.assert_allclose(found[seen], expected[seen], rtol=1e-6)
-    with pytest.raises(DataError, match="along 'lat' are not those of V"):
-        dfac.as_blocks(V, rows="time", weights=by_lat[::-1])
-    with pytest.raises(DataError, match="dimensions of V"):
-        dfac.as_blocks(V, rows="time", weights=by_lat.rename(lat="y"))
+    for weights, match in (
+        (by_lat[::-1], "along 'lat' are not those of V"),
+        (by_lat.rename(lat="y"), "dimensions of V"),
+    ):
+        refused(DataError, match, dfac.as_blocks, V, rows="time", weights=weights)
 
 
 CUBE = cube()
@@ -129,13 +130,12 @@ MISREAD = [
 @pytest.mark.parametrize(("V", "options", "error", "message"), MISREAD)
 def test_an_array_with_too_many_dimensions_says_what_to_write(V, options, error, message):
     refused(error, message, dfac.as_blocks, V, **options)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'row'"):
-        dfac.sample(V, dfac.TweedieNMF(2), row="time")
 
 
-def test_two_dimensions_are_turned():
-    V = cube().isel(lon=2)
+def test_two_dimensions_are_turned_and_options_are_spelt_right():
+    V, match = cube().isel(lon=2), "unexpected keyword argument 'row'"
     assert dfac.as_blocks(V, rows="lat", allow_empty=True).labels.row_dim == "lat"
+    refused(TypeError, match, dfac.sample, V, dfac.TweedieNMF(2), row="time")
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**31))
@@ -172,6 +172,7 @@ def large(chunks):
     return values, xr.DataArray(lazy, dims=DIMS), read
 
 
+@pytest.mark.quick("times", "places")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chunks_of_any_layout_are_read_once_and_in_little_memory(layout):
     values, lazy, read = large(LAYOUTS[layout])
@@ -188,7 +189,7 @@ def test_chunks_of_any_layout_are_read_once_and_in_little_memory(layout):
     assert peak < 16 * 2**20, f"{peak / 2**20:.1f} MiB"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25 if FULL else 12, deadline=None)
 @given(
     rows=st.lists(st.sampled_from(DIMS), min_size=1, max_size=2, unique=True),
     chunks=st.fixed_dictionaries({dim: st.integers(1, 7) for dim in DIMS}),
@@ -221,19 +222,24 @@ def dense(seed=0):
 
 def put_together(data):
     """The tensor that blocks hold, in the caller's order."""
-    grid, starts, fill = data.grid, data.grid.starts, 0.0 if data.unstored == "zero" else np.nan
-    first, others = data.row_order, data.col_order
+    grid, fill = data.grid, 0.0 if data.unstored == "zero" else np.nan
     out = np.full([own.size for own in grid.axes], fill)
     for block in grid.all_blocks():
-        view, at, spans = data.view(*block), [], grid.slices(block)
+        view = data.view(*block)
         rows = np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
-        for n, (own, part) in enumerate(zip((rows, *view.indices), spans, strict=True)):
-            place = own.astype(np.int64) + part.start
-            if first is not None:
-                place = first[place] if n == 0 else others[starts[n - 1] + place] - starts[n - 1]
-            at.append(place)
-        out[tuple(at)] = view.values
+        spans = zip((rows, *view.indices), grid.slices(block), strict=True)
+        first, *others = (own.astype(np.int64) + part.start for own, part in spans)
+        if data.row_order is not None:
+            first, pairs = data.row_order[first], zip(others, grid.starts, strict=False)
+            others = [data.col_order[start + own] - start for own, start in pairs]
+        out[(first, *others)] = view.values
     return out
+
+
+@pytest.fixture(scope="module")
+def split():
+    """A dense tensor in blocks."""
+    return as_tensor(dense(), 2)
 
 
 def forms(tmp_path):
@@ -298,16 +304,12 @@ def test_a_stored_nan_is_missing_whatever_others_are():
     assert data.fingerprint == known.fingerprint
 
 
-def test_blocks_survive_a_trip_to_another_process():
-    data = as_tensor(dense(), 2)
-    again = pickle.loads(pickle.dumps(data))
-    for block in data.grid.all_blocks():
-        for one, other in zip(data.view(*block).stored, again.view(*block).stored, strict=True):
+def test_blocks_survive_a_trip_to_another_process_and_into_a_file(split):
+    again = pickle.loads(pickle.dumps(split))
+    for block in split.grid.all_blocks():
+        for one, other in zip(split.view(*block).stored, again.view(*block).stored, strict=True):
             np.testing.assert_array_equal(one, other)
-    assert again.fingerprint == data.fingerprint
-
-
-def test_blocks_that_do_not_fit_memory_are_read_from_a_file():
+    assert again.fingerprint == split.fingerprint
     small = as_tensor(dense(), 2, memory_limit="1 kB")
     assert not small.in_memory
     np.testing.assert_array_equal(put_together(small), dense())
@@ -350,17 +352,15 @@ def test_what_is_no_tensor_is_refused_in_a_sentence(case):
     ],
 )
 def test_options_are_checked(options, words):
-    with pytest.raises((OptionError, DataError), match=words):
-        as_tensor(dense(), **options)
+    refused((OptionError, DataError), words, as_tensor, dense(), **options)
 
 
-def test_blocks_of_a_tensor_are_taken_as_they_are():
-    data = as_tensor(dense(), 2)
-    assert as_tensor(data) is data
-    assert isinstance(data, TensorData)
-    refused(DataError, "blocks of a matrix", as_tensor, dfac.as_blocks(np.ones((4, 4))))
-    with pytest.raises(DataError, match="blocks of a matrix"):
-        dfac.sample(dfac.as_blocks(np.ones((40, 40))), dfac.CP(2), progressbar=False)
+def test_blocks_of_a_tensor_are_taken_as_they_are(split):
+    assert as_tensor(split) is split
+    assert isinstance(split, TensorData)
+    matrix, match = dfac.as_blocks(np.ones((40, 40))), "blocks of a matrix"
+    refused(DataError, match, as_tensor, matrix)
+    refused(DataError, match, dfac.sample, matrix, dfac.CP(2), progressbar=False)
 
 
 def test_cells_are_held_out_and_every_index_keeps_one():
@@ -417,16 +417,12 @@ def test_a_run_has_units_in_memory_and_in_its_store(radiance, tmp_path):
     assert told(dfac.align(trace)["posterior"]) == told(dfac.predict(trace)) == (WAVE, SITE)
 
 
-def test_a_point_and_data_with_cells_held_out_have_units(radiance):
+def test_points_data_with_cells_held_out_and_stores_have_units(radiance, tmp_path):
     point = dfac.optimize(radiance, MODEL, dfac.MultiplicativeUpdates(), progressbar=False)
     assert told(point) == (WAVE, SITE)
-    with dfac.as_blocks(radiance) as data:
-        held = dfac.hold_out(data).train.labels
-    assert (held.attrs, held.about) == ({"band": WAVE, "site": SITE}, OWN)
-
-
-def test_a_converted_store_has_units(radiance, tmp_path):
     dfac.convert(radiance.copy(data=sparse.COO(radiance.values)), tmp_path / "cube.zarr")
-    labels = dfac.as_blocks(tmp_path / "cube.zarr").labels
-    assert (labels.attrs, labels.about) == ({"band": WAVE, "site": SITE}, OWN)
-    assert told(xr.Dataset(coords=labels.coords)) == (WAVE, SITE)
+    stored = dfac.as_blocks(tmp_path / "cube.zarr")
+    assert told(xr.Dataset(coords=stored.labels.coords)) == (WAVE, SITE)
+    with dfac.as_blocks(radiance) as data:
+        for labels in (stored.labels, dfac.hold_out(data).train.labels):
+            assert (labels.attrs, labels.about) == ({"band": WAVE, "site": SITE}, OWN)

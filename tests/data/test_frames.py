@@ -2,6 +2,7 @@
 
 import gzip
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.data.written import names_of
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
@@ -21,6 +23,7 @@ DENSE = np.array([[2.0, 0, 0], [4.0, 1.5, 0], [0, 0, 0.5]])
 WHOLE = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
 USERS, ITEMS = [3, 5, 3, 8], [20, 20, 9, 9]
 RATINGS = pd.DataFrame({"user": USERS, "item": ITEMS, "rating": [1.5, 2.0, 4.0, 0.5]})
+OF_RATINGS = [[4.0, 1.5], [0, 2.0], [0.5, 0]]
 ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*table=False"
 
 
@@ -38,8 +41,7 @@ class Stream:
     """Gives out columns as Arrow streams alone, as a relation of a database does."""
 
     def __init__(self, frame):
-        self._table = pa.Table.from_pandas(frame, preserve_index=False)
-        self.columns = list(frame)
+        self._table, self.columns = pa.Table.from_pandas(frame, preserve_index=False), list(frame)
 
     def __arrow_c_stream__(self, requested_schema=None):
         return self._table.__arrow_c_stream__(requested_schema)
@@ -57,19 +59,17 @@ def write(folder, frame, ending):
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["pandas", "arrow", "interchange", "stream"])
+KINDS = {"pandas": pd.DataFrame, "arrow": pa.table, "interchange": Interchange, "stream": Stream}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("choice", [{}, {"rows": "who", "columns": 1, "values": "stars"}])
 def test_tables_in_memory(kind, choice):
-    made = {"pandas": lambda f: f, "arrow": pa.table, "interchange": Interchange, "stream": Stream}
-    table = made[kind](LONG)
-    if choice:
-        data = dfac.as_blocks(table, 1, unstored="zero", **choice)
-    else:
-        with pytest.warns(DataWarning, match="rows in 'who', of columns in 'what', values in 'st"):
-            data = dfac.as_blocks(table, 1, unstored="zero")
+    told = pytest.warns(DataWarning, match="rows in 'who', of columns in 'what', values in 'st")
+    with nullcontext() if choice else told:
+        data = dfac.as_blocks(KINDS[kind](LONG), 1, unstored="zero", **choice)
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
-    assert data.labels.row_coords["who"].tolist() == ["a", "b", "c"]
-    assert data.labels.col_coords["what"].tolist() == [7, 30, 1000]
+    assert names_of(data) == [["a", "b", "c"], [7, 30, 1000]]
 
 
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv", "parquet"])
@@ -102,10 +102,7 @@ def test_keys_of_any_type(keys, dtype, labels):
     found = data.labels.row_coords["who"]
     sums = LONG["stars"].groupby(keys.astype(object)).sum()
     np.testing.assert_array_equal(data.to_numpy().sum(axis=1), sums)
-    if labels is None:
-        assert found[1] == np.datetime64("2021-01-01")
-    else:
-        assert found.tolist() == labels
+    assert found[1] == np.datetime64("2021-01-01") if labels is None else found.tolist() == labels
 
 
 def test_lines_of_one_cell_are_added_up_or_the_last_one_stays(tmp_path):
@@ -123,10 +120,9 @@ def test_lines_of_one_cell_are_added_up_or_the_last_one_stays(tmp_path):
 @pytest.mark.parametrize("ending", [None, "csv", "parquet"])
 def test_what_could_be_either_is_refused(tmp_path, ending):
     table = WHOLE if ending is None else write(tmp_path, WHOLE, ending)
-    with pytest.raises(DataError, match=r"rows='a', columns='b', values='c' \(or table=True\)"):
-        dfac.as_blocks(table)
-    with pytest.raises(DataError, match="could be a table"):
-        dfac.sample(table, dfac.TweedieNMF(1), progressbar=False)
+    match = r"rows='a', columns='b', values='c' \(or table=True\)"
+    refused(DataError, match, dfac.as_blocks, table)
+    refused(DataError, match, dfac.sample, table, dfac.TweedieNMF(1), progressbar=False)
     assert dfac.as_blocks(table, table=False).to_numpy().tolist() == WHOLE.to_numpy().tolist()
     assert dfac.as_blocks(table, 1, table=True, unstored="zero").to_numpy().trace() == 24
 
@@ -162,8 +158,7 @@ def test_a_table_of_text_and_counts_needs_a_key_twice():
     ],
 )
 def test_bad_tables(frame, options, message):
-    with pytest.raises((DataError, OptionError), match=message):
-        dfac.as_blocks(frame, unstored="zero", **options)
+    refused((DataError, OptionError), message, dfac.as_blocks, frame, unstored="zero", **options)
 
 
 def test_every_verb_takes_tables(tmp_path):
@@ -173,10 +168,11 @@ def test_every_verb_takes_tables(tmp_path):
     path = write(tmp_path, table, "csv")
     note = pytest.warns(DataWarning, match="taken for a table")
     run = {"draws": 2, "tune": 2, "random_seed": 0, "progressbar": False, "unstored": "zero"}
+    store = str(tmp_path / "run.zarr")
     with note:
-        trace = dfac.sample(path, dfac.TweedieNMF(2), store=str(tmp_path / "run.zarr"), **run)
+        trace = dfac.sample(path, dfac.TweedieNMF(2), store=store, **run)
     assert trace["posterior"]["user"].values[0] == 100
-    assert dfac.resume(str(tmp_path / "run.zarr"), draws=1, progressbar=False) is not None
+    assert dfac.resume(store, draws=1, progressbar=False) is not None
     with note:
         own = dfac.sample(table, dfac.TweedieNMF(2), **run)
     np.testing.assert_array_equal(own["posterior"]["W"], trace["posterior"]["W"])
@@ -193,28 +189,25 @@ def test_every_verb_takes_tables(tmp_path):
         assert cost.data == data.nbytes
 
 
+@pytest.mark.quick("csv", "None")
 @pytest.mark.parametrize("ending", ["csv", "parquet", None])
 def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
-    rng = np.random.default_rng(0)
+    rng, store = np.random.default_rng(0), str(tmp_path / "run.zarr")
     places = rng.permutation(12 * 9)[:70]
-    table = pd.DataFrame(
-        {"stars": rng.integers(1, 6, 70), "b": places // 9, "a": 100 + places % 9, "c": places}
-    )
+    columns = {"stars": rng.integers(1, 6, 70), "b": places // 9, "a": 100 + places % 9}
+    table = pd.DataFrame(columns | {"c": places})
     given = table if ending is None else write(tmp_path, table, ending)
     data = dfac.as_blocks(given, rows="b", columns="a", values="stars", unstored="missing")
-    run = {"random_seed": 0, "progressbar": False}
-    store = str(tmp_path / "run.zarr")
-    dfac.sample(data, dfac.TweedieNMF(2), draws=2, tune=2, store=store, **run)
+    run = {"draws": 2, "tune": 2, "random_seed": 0, "progressbar": False}
+    dfac.sample(data, dfac.TweedieNMF(2), store=store, **run)
     with warnings.catch_warnings(action="error", category=DataWarning):
         if ending is None:
-            with pytest.raises(DataError, match="pass the data again"):
-                dfac.resume(store, draws=1, progressbar=False)
-            trace = dfac.resume(store, draws=1, V=table, progressbar=False)
-        else:
-            trace = dfac.resume(store, draws=1, progressbar=False)
+            refused(DataError, "pass the data again", dfac.resume, store, progressbar=False)
+        again = {"V": table} if ending is None else {}
+        trace = dfac.resume(store, draws=1, progressbar=False, **again)
+        if ending is not None:
             best = dfac.recommend(store, n=9, exclude="seen")
-            left = (best["position"].values >= 0).sum()
-            assert left == 12 * 9 - 70
+            assert (best["position"].values >= 0).sum() == 12 * 9 - 70
     assert trace["posterior"].sizes["draw"] == 3
 
 
@@ -233,20 +226,19 @@ def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
     ],
 )
 def test_keys_are_told_by_their_names_where_they_are_no_first_whole_columns(table):
-    with pytest.raises(DataError, match=f"the DataFrame could be a table .*{ASIDE}"):
-        dfac.as_blocks(table, unstored="missing")
+    match = f"the DataFrame could be a table .*{ASIDE}"
+    refused(DataError, match, dfac.as_blocks, table, unstored="missing")
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_keys_are_told_by_their_names_in_files(tmp_path, ending):
     for table in (RATINGS.astype({"user": float}), RATINGS.reset_index(names="")):
         refused(DataError, ASIDE, dfac.as_blocks, write(tmp_path, table, ending))
-    path = tmp_path / "indexed.csv"
+    path, named = tmp_path / "indexed.csv", {"rows": "user", "columns": "item", "values": "rating"}
     RATINGS.to_csv(path)
-    refused(DataError, ASIDE, dfac.as_blocks, str(path))
-    told = {"rows": "user", "columns": "item", "values": "rating"}
-    read = dfac.as_blocks(str(path), 1, unstored="zero", **told)
-    np.testing.assert_array_equal(read.to_numpy(), [[4.0, 1.5], [0, 2.0], [0.5, 0]])
+    refused(DataError, ASIDE, dfac.as_blocks, path)
+    read = dfac.as_blocks(path, 1, unstored="zero", **named)
+    np.testing.assert_array_equal(read.to_numpy(), OF_RATINGS)
 
 
 def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
@@ -254,10 +246,9 @@ def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
     refused(DataError, "'who' converted to whole numbers, table=False", dfac.as_blocks, table)
     assert dfac.as_blocks(table, table=False).shape == (4, 3)
     refused(DataError, "could be a table", dfac.as_blocks, table[["who", "what"]])
-    run = {"tune": 2, "random_seed": 0, "progressbar": False}
-    known = table.fillna({"who": 1})
-    store = str(tmp_path / "run.zarr")
-    dfac.sample(known, dfac.TweedieNMF(1), table=False, draws=2, store=store, **run)
+    known, store = table.fillna({"who": 1}), str(tmp_path / "run.zarr")
+    run = {"draws": 2, "tune": 2, "random_seed": 0, "progressbar": False}
+    dfac.sample(known, dfac.TweedieNMF(1), table=False, store=store, **run)
     again = dfac.resume(store, V=known, draws=1, progressbar=False)
     assert again["posterior"].sizes["draw"] == 3
 
@@ -292,10 +283,10 @@ def test_a_series_with_two_keys_is_a_table_with_a_line_for_each_entry(names):
     for stacked in (series, series.to_frame(), series.rename(None)):
         with pytest.warns(DataWarning, match=f"keys of rows in '{dims[0]}'"):
             data = dfac.as_blocks(stacked, 1, unstored="zero")
-        np.testing.assert_array_equal(data.to_numpy(), [[4.0, 1.5], [0, 2.0], [0.5, 0]])
+        np.testing.assert_array_equal(data.to_numpy(), OF_RATINGS)
         assert (data.labels.row_dim, data.labels.col_dim) == dims
-        assert data.labels.row_coords[dims[0]].tolist() == [3, 5, 8]
+        assert names_of(data) == [[3, 5, 8], [9, 20]]
     assert dfac.as_blocks(series.to_frame(), table=False).shape == (4, 1)
-    with pytest.raises(OptionError, match=r"leave table out, or pass series\.unstack"):
-        dfac.as_blocks(series, table=False)
+    match = r"leave table out, or pass series\.unstack"
+    refused(OptionError, match, dfac.as_blocks, series, table=False)
     assert dfac.as_blocks(series, 1, table=True, unstored="zero").shape == (3, 2)

@@ -9,6 +9,7 @@ from daskfactor import Cyclic, NestedReshuffled, Proportional, Reshuffled
 from daskfactor.data import grid as grids
 from daskfactor.data.grid import Bands, Block, Grid, balanced_order, choose_grid, default_blocks
 from daskfactor.errors import GridError, OptionError
+from tests.refusals import refused
 
 SIZES = np.array([10, 1, 5, 4], dtype=np.int64)
 
@@ -51,11 +52,11 @@ def test_grids_from_chunks_are_square_whatever_the_chunks(rows, cols):
         (Grid, (Bands.even(9, 3), Bands.even(9, 2)), "got 3 row bands and 2 column bands"),
         (NestedReshuffled(4).cycle, (6, np.ones(6, int), None), "6 bands cannot be grouped into 4"),
         (NestedReshuffled, (0,), "at least 1"),
+        (Proportional().cycle, (2, np.zeros(2, int), None), "no part holds an observed entry"),
     ],
 )
-def test_impossible_bands_are_refused(make, given, message):
-    with pytest.raises((GridError, OptionError), match=message):
-        make(*given)
+def test_impossible_bands_and_parts_are_refused(make, given, message):
+    refused((GridError, OptionError), message, make, *given)
 
 
 @given(st.integers(2, 4), st.integers(1, 5))
@@ -117,6 +118,10 @@ def test_proportional_parts_are_drawn_by_size_and_scaled_by_its_inverse():
             assert part.scale == pytest.approx(20 / SIZES[diagonal_number])
     expected = 20_000 * SIZES / 20
     assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected))
+    sizes = np.array([0, 7, 0], dtype=np.int64)
+    parts = Proportional().cycle(3, sizes, np.random.default_rng(0))
+    assert {part.outer for part in parts} == {0, 1, 2}
+    assert all((part.blocks[0].col - part.blocks[0].row) % 3 == 1 for part in parts)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 3, 3)])
@@ -134,15 +139,6 @@ def test_scaled_block_sums_are_unbiased_for_unequal_parts(schedule, shape):
         means.append(np.mean([part.scale * sum(values[b] for b in part.blocks) for part in parts]))
     error = np.std(means) / np.sqrt(len(means))
     assert abs(np.mean(means) - values.sum()) < 5 * error + 1e-9
-
-
-def test_parts_without_an_entry_are_never_drawn():
-    sizes = np.array([0, 7, 0], dtype=np.int64)
-    parts = Proportional().cycle(3, sizes, np.random.default_rng(0))
-    assert {part.outer for part in parts} == {0, 1, 2}
-    assert all((part.blocks[0].col - part.blocks[0].row) % 3 == 1 for part in parts)
-    with pytest.raises(GridError, match=r"no part holds an observed entry"):
-        Proportional().cycle(2, np.zeros(2, dtype=np.int64), np.random.default_rng(0))
 
 
 # -- the grid that a matrix gets ------------------------------------------------------------
@@ -163,11 +159,14 @@ def test_default_number_of_blocks(shape, count):
     assert choose_grid(shape).blocks == count
 
 
-def test_more_components_are_worth_more_blocks_and_fewer_stored_entries_less():
+def test_components_entries_and_workers_change_the_number_of_blocks():
     faces = [default_blocks((10304, 400), components=K) for K in (2, 10, 25, 100, 1000)]
     assert faces == [1, 1, 2, 4, 8]
     stored = [default_blocks((10**5, 10**5), entries=n) for n in (10**6, 2**21, 2**23, 2**25)]
     assert stored == [1, 2, 4, 8]
+    shape, long = (10304, 400), (100_000, 100_000)
+    asked = [(shape, 2), (shape, 6), (shape, 50), ((63, 63), 50), (long, 200)]
+    assert [default_blocks(size, workers=n) for size, n in asked] == [4, 12, 15, 1, 64]
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
@@ -178,12 +177,6 @@ def test_default_grids_are_always_possible(rows, cols):
     if grid.blocks > 2:
         assert min(grid.rows.sizes) * min(grid.cols.sizes) >= 2**20
         assert min(*grid.rows.sizes, *grid.cols.sizes) >= 16
-
-
-def test_workers_count_only_when_named_and_within_the_limits():
-    shape, long = (10304, 400), (100_000, 100_000)
-    asked = [(shape, 2), (shape, 6), (shape, 50), ((63, 63), 50), (long, 200)]
-    assert [default_blocks(size, workers=n) for size, n in asked] == [4, 12, 15, 1, 64]
 
 
 def sizes(rows, cols, edge=2000):
@@ -211,15 +204,14 @@ def test_square_chunk_grids_are_taken_over(chunks, count):
 
 
 def test_a_number_of_blocks_wins_over_the_chunks():
-    grid = choose_grid((500, 250), sizes(10, 5, 50), blocks=3)
+    shape, chunks = (500, 250), sizes(10, 5, 50)
+    grid = choose_grid(shape, chunks, blocks=3)
     assert grid.blocks == 3
     assert all(offset % 50 == 0 for offset in grid.rows.offsets + grid.cols.offsets)
-    assert choose_grid((500, 250), sizes(10, 5, 50), blocks=7).blocks == 7
-    with pytest.raises(OptionError, match="from 1 to 250, the shorter side of a 500 x 250 matrix"):
-        choose_grid((500, 250), sizes(10, 5, 50), blocks=251)
-
-
-def test_chunks_at_the_edge_are_cut():
+    assert choose_grid(shape, chunks, blocks=7).blocks == 7
+    match = "from 1 to 250, the shorter side of a 500 x 250 matrix"
+    refused(OptionError, match, choose_grid, shape, chunks, blocks=251)
+    # Chunks at the edge are cut.
     assert grids.expand_chunks((10, 4), (4, 9)) == ((4, 4, 2), (4,))
 
 
@@ -239,17 +231,29 @@ def test_an_order_is_a_permutation_that_ascends_inside_bands(counts, data):
     np.testing.assert_array_equal(balanced_order(np.array(counts), bands), order)
 
 
+def heaviest(counts, bands, order=slice(None)):
+    """What the heaviest band holds, and the mean of all."""
+    held = np.add.reduceat(counts[order], bands.offsets[:-1])
+    return held.max(), held.mean()
+
+
 @pytest.mark.parametrize("blocks", [2, 5, 8])
 def test_heavy_rows_are_spread(blocks):
-    counts = (10_000 / np.arange(1, 1004)).astype(np.int64)
+    counts, smooth = (10_000 / np.arange(1, 1004)).astype(np.int64), 1000 + np.arange(1003)
     bands = Bands.even(counts.size, blocks)
-    before = np.add.reduceat(counts, bands.offsets[:-1])
-    after = np.add.reduceat(counts[balanced_order(counts, bands)], bands.offsets[:-1])
-    assert before.max() / before.mean() > 1.6
-    assert after.max() <= 1.03 * max(after.mean(), counts[0] + 1000)
-    smooth = 1000 + np.arange(1003)
-    after = np.add.reduceat(smooth[balanced_order(smooth, bands)], bands.offsets[:-1])
-    assert after.max() / after.mean() < 1.01
+    most, mean = heaviest(counts, bands)
+    assert most / mean > 1.6
+    most, mean = heaviest(counts, bands, balanced_order(counts, bands))
+    assert most <= 1.03 * max(mean, counts[0] + 1000)
+    most, mean = heaviest(smooth, bands, balanced_order(smooth, bands))
+    assert most / mean < 1.01
+
+
+def test_a_long_side_is_quick():
+    counts = np.random.default_rng(0).zipf(1.6, 300_000)
+    bands = Bands.even(counts.size, 64)
+    most, mean = heaviest(counts, bands, balanced_order(counts, bands))
+    assert most <= 1.01 * max(counts.max(), mean)
 
 
 def bands_of(counts, bands, turning):
@@ -259,24 +263,14 @@ def bands_of(counts, bands, turning):
 
 
 def test_rows_of_equal_length_part_from_their_neighbours():
-    bands = Bands.even(12, 3)
     for turning in (False, True):
-        band = bands_of(np.ones(12, np.int64), bands, turning)
-        for start in range(0, 12, 3):
-            assert set(band[start : start + 3]) == {0, 1, 2}
+        band = bands_of(np.ones(12, np.int64), Bands.even(12, 3), turning)
+        assert (np.sort(band.reshape(4, 3)) == [0, 1, 2]).all()
 
 
 @pytest.mark.parametrize("heavy", [False, True])
 def test_the_diagonal_is_spread_over_all_blocks(heavy):
     counts = (3000 / np.arange(1, 901)).astype(np.int64) if heavy else np.ones(900, np.int64)
-    bands = Bands.even(900, 6)
-    rows, cols = (bands_of(counts, bands, turning) for turning in (False, True))
+    rows, cols = (bands_of(counts, Bands.even(900, 6), turning) for turning in (False, True))
     blocks = np.bincount(rows * 6 + cols, minlength=36)
     assert blocks.max() < 3 * 25, "dealt out alike, 6 blocks would hold 150 each"
-
-
-def test_a_long_side_is_quick():
-    counts = np.random.default_rng(0).zipf(1.6, 300_000)
-    bands = Bands.even(counts.size, 64)
-    after = np.add.reduceat(counts[balanced_order(counts, bands)], bands.offsets[:-1])
-    assert after.max() <= 1.01 * max(counts.max(), after.mean())

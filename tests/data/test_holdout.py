@@ -19,9 +19,13 @@ from tests.refusals import refused
 
 def ratings(seed=0, shape=(30, 20)):
     rng = np.random.default_rng(seed)
-    return random_array(
-        shape, density=0.3, rng=rng, data_sampler=lambda size: 1 + rng.random(size)
-    ).tocsr()
+    options = {"density": 0.3, "rng": rng, "data_sampler": lambda size: 1 + rng.random(size)}
+    return random_array(shape, **options).tocsr()
+
+
+def pairs(cells):
+    """The places of cells, as pairs of a row and a column."""
+    return list(zip(*(at.tolist() for at in cells), strict=True))
 
 
 @given(st.integers(0, 1000), st.floats(0.05, 0.6), st.booleans())
@@ -54,8 +58,7 @@ def test_dense_and_labelled_input():
     V = np.arange(1.0, 31).reshape(5, 6)
     V[0, 0] = np.nan
     held = hold_out(xr.DataArray(V, dims=("a", "b")), 0.2, random_seed=3)
-    assert held.train.dims == ("a", "b")
-    assert held.values.size == 6
+    assert (held.train.dims, held.values.size) == (("a", "b"), 6)
     assert not np.isnan(held.values).any()
     np.testing.assert_array_equal(V[held.cells], held.values)
     assert np.isnan(held.train.values).sum() == 7
@@ -63,14 +66,16 @@ def test_dense_and_labelled_input():
 
 
 def test_the_same_seed_takes_the_same_cells():
-    rated = {"unstored": "missing"}
-    first, second = (hold_out(ratings(), random_seed=7, **rated) for _ in range(2))
-    np.testing.assert_array_equal(first.cells, second.cells)
-    other = hold_out(ratings(), random_seed=8, **rated)
-    assert not np.array_equal(first.cells[0], other.cells[0])
+    first, again, other = (
+        pairs(hold_out(ratings(), unstored="missing", random_seed=seed).cells) for seed in (7, 7, 8)
+    )
+    assert first == again != other
 
 
 MADE = dfac.as_blocks(ratings(), unstored="missing", allow_empty=True)
+
+
+FEW, UNREAL = sparse.eye_array(4).tocsr(), (np.ones(3), np.ones((2, 2), complex), np.array([["a"]]))
 
 
 @pytest.mark.parametrize(
@@ -78,16 +83,9 @@ MADE = dfac.as_blocks(ratings(), unstored="missing", allow_empty=True)
     [
         (ratings(), {"share": 1.5}, OptionError, "share must lie"),
         (ratings(), {"unstored": "maybe"}, OptionError, "unstored"),
-        (
-            sparse.eye_array(4).tocsr(),
-            {"share": 0.5, "unstored": "missing"},
-            OptionError,
-            "leaves none",
-        ),
+        (FEW, {"share": 0.5, "unstored": "missing"}, OptionError, "leaves none"),
         ([[1, 2]], {}, DataError, "list"),
-        (np.ones(3), {}, DataError, "matrix of real numbers"),
-        (np.ones((2, 2), complex), {}, DataError, "matrix of real numbers"),
-        (np.array([["a", "b"]]), {}, DataError, "matrix of real numbers"),
+        *((V, {}, DataError, "matrix of real numbers") for V in UNREAL),
         (MADE, {"unstored": "zero"}, OptionError, "made with 'missing'"),
     ],
 )
@@ -101,6 +99,7 @@ def test_what_does_not_fit_in_memory_is_refused(monkeypatch):
     refused(DataError, r"take 1600 bytes up to three times and 4799 are free", hold_out, data)
 
 
+@pytest.mark.quick("store-missing", "blocks-zero", "balanced-missing", "pydata-zero")
 @pytest.mark.parametrize("unstored", ["missing", "zero"])
 @pytest.mark.parametrize("kind", ["store", "blocks", "balanced", "pydata"])
 def test_what_goes_into_sample_goes_into_hold_out(kind, unstored, tmp_path):
@@ -148,14 +147,13 @@ def test_lazy_dense_data_keep_their_names(tmp_path):
 
 def test_the_callers_matrix_is_left_alone_whatever_its_form():
     """Duplicates and unsorted indices would be put in order in place."""
-    for unstored in ("missing", "zero"):
-        first = [2, 0, 1] if unstored == "missing" else [2, 0, 0]
+    for unstored, first in (("missing", [2, 0, 1]), ("zero", [2, 0, 0])):
         parts = (np.arange(1, 7, dtype=np.float32), [*first, 1, 2, 0], [0, 3, 6])
         V = sparse.csr_array(parts, shape=(2, 3))
         before = [array.copy() for array in (V.data, V.indices, V.indptr)]
         hold_out(V, 0.4, unstored=unstored, keep_one=False, random_seed=0)
-    for array, old in zip((V.data, V.indices, V.indptr), before, strict=True):
-        np.testing.assert_array_equal(array, old)
+        for array, old in zip((V.data, V.indices, V.indptr), before, strict=True):
+            np.testing.assert_array_equal(array, old)
 
 
 def test_cells_are_all_different_and_none_that_is_missing_already():
@@ -164,7 +162,7 @@ def test_cells_are_all_different_and_none_that_is_missing_already():
     for unstored, share in (("missing", 0.3), ("zero", 0.1), ("zero", 0.9)):
         held = hold_out(V, share, unstored=unstored, keep_one=False, random_seed=0)
         assert not np.isnan(held.values).any()
-        assert len(set(zip(*(at.tolist() for at in held.cells), strict=True))) == held.values.size
+        assert len(set(pairs(held.cells))) == held.values.size
 
 
 @pytest.mark.parametrize("unstored", ["missing", "zero"])
@@ -222,7 +220,7 @@ def test_named_cells_are_held_out_in_their_order(form):
         "blocks": dfac.as_blocks(dense, 2),
         "annotated": anndata.AnnData(entries),
     }.get(form, entries)
-    options = {"unstored": form} if form in ("missing", "zero") else {}
+    options = {"unstored": form} if V is entries else {}
     options |= {"unstored": "missing"} if form == "annotated" else {}
     rows, cols = [2, 0, 1], [3, 1, 0]
     held = hold_out(V, cells=(rows, cols), **options)
@@ -232,8 +230,8 @@ def test_named_cells_are_held_out_in_their_order(form):
     assert np.isnan(left.values(rows, cols)).all()
     assert left.n_missing == (3 if form == "zero" else 4)
     if form != "zero":
-        with pytest.raises(OptionError, match="1 of the cells to hold out are missing in V"):
-            hold_out(V, cells=([1, 0], [0, 0]), **options)
+        match, missing = "1 of the cells to hold out are missing in V", ([1, 0], [0, 0])
+        refused(OptionError, match, hold_out, V, cells=missing, **options)
     refused(OptionError, "cells to hold out are", hold_out, V, cells=([3], [0]), **options)
 
 
@@ -249,11 +247,11 @@ def test_a_mask_with_names_holds_out_its_own_cells(kind, dims):
     nameless = kind in ("array", "sparse")
     for own in (mask, mask.values) if nameless else (mask, mask.T, mask.values):
         held = hold_out(made[kind], cells=own, unstored="zero" if kind == "sparse" else None)
-        assert set(zip(*(at.tolist() for at in held.cells), strict=True)) == {(3, 0), (1, 4)}
+        assert set(pairs(held.cells)) == {(3, 0), (1, 4)}
         np.testing.assert_array_equal(held.values, V[held.cells])
     if not nameless and dims == ("a", "b"):
-        with pytest.raises(OptionError, match="dimensions a, c, and V has a, b"):
-            hold_out(made[kind], cells=mask.rename(b="c"))
-    long, at = xr.DataArray(V[:, :3], dims=("a", "b")), xr.DataArray(V[:, :3] == 6, dims=("a", "b"))
-    for own in (at, at.T):  # of a matrix that is not square
+        match, other = "dimensions a, c, and V has a, b", mask.rename(b="c")
+        refused(OptionError, match, hold_out, made[kind], cells=other)
+    long = named.rename(dict(zip(dims, "ab", strict=True)))[:, :3]
+    for own in (long == 6, (long == 6).T):  # of a matrix that is not square
         assert hold_out(long, cells=own).values.tolist() == [6]

@@ -28,7 +28,7 @@ from tests.random_sparse import random_array
 from tests.refusals import refused
 
 VALUES = np.random.default_rng(3).gamma(2.0, 1.0, (40, 30)).astype("f4")
-ZEROS = bytes(2**28)
+ZEROS = bytes(2**27)
 BOMBS = {
     "zlib": lambda: zlib.compress(ZEROS),
     "gzip": lambda: numcodecs.GZip().encode(ZEROS),
@@ -83,8 +83,8 @@ def test_nothing_is_run(tmp_path, monkeypatch):
     monkeypatch.setenv("ACTS", str(mark))
     monkeypatch.setitem(numcodecs.registry.codec_registry, "acts", Acts)
     v2_array(tmp_path / "v.zarr", VALUES.tobytes(), filters=[{"id": "acts"}])
-    with pytest.raises(StoreError, match=r"encoded with 'acts', which is not read.*do not trust"):
-        dfac.as_blocks(tmp_path / "v.zarr")
+    match = r"encoded with 'acts', which is not read.*do not trust"
+    refused(StoreError, match, dfac.as_blocks, tmp_path / "v.zarr")
     assert not mark.exists()
     assert np.array_equal(zarr.open_array(tmp_path / "v.zarr", mode="r")[:], VALUES)
     assert mark.exists()
@@ -101,9 +101,8 @@ def test_nothing_is_unpickled(tmp_path, dtype):
     np.save(tmp_path / "v.npy", np.array([[Harm(mark)]], object), allow_pickle=True)
     np.savez(tmp_path / "v.npz", a=np.array([[Harm(mark)]], object))
     for name in ("v.npy", "v.npz"):
-        with pytest.raises(DataError, match="it holds no numbers") as caught:
-            dfac.as_blocks(tmp_path / name)
-        assert "allow_pickle" not in str(caught.value)
+        told = refused(DataError, "it holds no numbers", dfac.as_blocks, tmp_path / name)
+        assert "allow_pickle" not in told
     assert not mark.exists()
 
 
@@ -160,8 +159,8 @@ def test_metadata_that_announces_absurd_sizes(tmp_path):
         changed(tmp_path / "v.zarr", huge)
         refused(kind, message, dfac.as_blocks, tmp_path / "v.zarr")
     np.save(tmp_path / "v.npy", VALUES)
-    raw = (tmp_path / "v.npy").read_bytes().replace(b"(40, 30)", b"(1000000, 10**9)"[:8])
-    (tmp_path / "w.npy").write_bytes(raw)
+    cut = (tmp_path / "v.npy").read_bytes().replace(b"(40, 30)", b"(1000000")
+    (tmp_path / "w.npy").write_bytes(cut)
     refused(DataError, r"w\.npy is no NumPy array file", dfac.as_blocks, tmp_path / "w.npy")
 
 
@@ -209,8 +208,8 @@ def test_blocks_whose_entries_lie_outside(tmp_path):
         parts = [group[name][entry : entry + stored] for name in ("values", "columns")]
         table[0, 0, 3] = crc32([*parts, group["row_starts"][start : start + 31]])
         forged(place, "block_table", table)
-        with pytest.raises(StoreFormatError, match=r"block \(0, 0\) .* outside of it"):
-            dfac.as_blocks(place).view(0, 0)
+        match, data = r"block \(0, 0\) .* outside of it", dfac.as_blocks(place)
+        refused(StoreFormatError, match, data.view, 0, 0)
 
 
 def test_a_block_of_absurd_size(tmp_path):
@@ -219,11 +218,7 @@ def test_a_block_of_absurd_size(tmp_path):
     table[0, 0, 2] = 10**13
     forged(place, "block_table", table)
     for name in ("values", "columns"):
-
-        def longer(document):
-            document["shape"] = [10**14]
-
-        changed(place / name, longer)
+        changed(place / name, lambda document: document.update(shape=[10**14]))
     refused(StoreFormatError, r"damaged", dfac.as_blocks, place)
 
 

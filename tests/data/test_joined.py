@@ -57,8 +57,7 @@ def test_views_of_three_kinds_stand_side_by_side_in_their_units():
     stored = {"counts": "zero", "rated": "missing"}
     with join(MIXED, unstored=stored, blocks=5, dtype="float64") as data:
         assert isinstance(data, JoinedData)
-        assert data.shape == (24, 24)
-        assert data.unstored == "mixed"
+        assert (data.shape, data.unstored) == ((24, 24), "mixed")
         parts = [COUNTS, GAPPY, known(RATED, "missing")]
         naive = np.hstack([own / unit(own) for own in parts])
         np.testing.assert_allclose(data.to_numpy(), naive, rtol=1e-6)
@@ -267,13 +266,11 @@ def test_one_word_for_unstored_holds_for_whatever_is_sparse(source, tmp_path, mo
 
 
 def test_a_grid_of_before_is_taken_again_and_others_are_refused():
-    with join({"a": COUNTS, "b": GAPPY}, blocks=3) as data:
-        grid = data.grid
-    with join({"a": COUNTS, "b": GAPPY}, blocks=grid) as again:
-        assert again.grid == grid
+    with join(TWO, blocks=3) as data, join(TWO, blocks=data.grid) as again:
+        assert again.grid == data.grid
         assert again.fingerprint == data.fingerprint
-    with pytest.raises(OptionError, match="the grid is for other matrices"):
-        join({"a": COUNTS, "b": GAPPY}, blocks=Grid.even((24, 16), 2))
+    wrong = Grid.even((24, 16), 2)
+    refused(OptionError, "the grid is for other matrices", join, TWO, blocks=wrong)
 
 
 LABELS = [f"c{number}" for number in range(24)]
@@ -324,7 +321,7 @@ BAD = {
         *(DataError, r"1 of 17 columns have no observed entry: column 16 \(7 of b\)"),
         {"a": COUNTS, "b": np.hstack([GAPPY, np.full((24, 1), np.nan)])},
     ),
-    "what is no matrix": (Exception, "'b': .*nowhere", {"a": COUNTS, "b": "nowhere.npy"}),
+    "what is no matrix": (DataError, "'b': .*nowhere", {"a": COUNTS, "b": "nowhere.npy"}),
     "too few blocks": (OptionError, "blocks must be from 3", THREE, None, {"blocks": 2}),
     "too many blocks": (OptionError, "to 16", TWO, None, {"blocks": 17}),
     "weights": (OptionError, "weights cannot be given for several", A, None, {"weights": COUNTS}),
@@ -347,14 +344,14 @@ BAD = {
     ),
 }
 
+TOLD = DataError, ModelError, OptionError, dfac.errors.StoreError
+
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_told_in_one_sentence(case):
     kind, words, given, relations, options = (*BAD[case], None, None)[:5]
-    with pytest.raises(kind, match=words) as caught:
-        join(given, relations, **options or {})
-    assert isinstance(caught.value, (DataError, ModelError, OptionError, dfac.errors.StoreError))
-    text = str(caught.value)
+    assert kind in TOLD
+    text = refused(kind, words, join, given, relations, **options or {})
     assert "\n" not in text
     assert len(text) < 400
 
@@ -368,7 +365,7 @@ def test_a_dict_for_one_model_and_a_matrix_for_several():
 
 
 def test_missing_cells_are_named_matrix_by_matrix():
-    with join({"a": COUNTS, "b": GAPPY}) as data:
+    with join(TWO) as data:
         refused(OptionError, r'monitor=\{"a": ', data.missing_cells)
         assert data.part_shape("b") == (24, 7)
         rows, cols = data.cells_of("b", np.array([0, 3]), np.array([6, 1]))

@@ -1,6 +1,7 @@
 """Files of arrays and scratch files: what was written comes back, nothing is left behind."""
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -47,9 +48,9 @@ def matrix():
 
 
 def test_scratch_holds_what_memory_holds(folder):
-    values = matrix()
-    kept = as_blocks(values.astype("float64"), 5)
-    with as_blocks(values.astype("float64"), 5, memory_limit=0) as data:
+    values = matrix().astype("float64")
+    kept = as_blocks(values, 5)
+    with as_blocks(values, 5, memory_limit=0) as data:
         assert (kept.in_memory, data.in_memory) == (True, False)
         assert "in memory" in kept.describe()
         assert "in a scratch file" in data.describe()
@@ -60,6 +61,8 @@ def test_scratch_holds_what_memory_holds(folder):
         np.testing.assert_array_equal(data.missing_cells(), kept.missing_cells())
         cells = [1, 102], [0, 46]
         np.testing.assert_array_equal(data.values(*cells), kept.values(*cells))
+    assert as_blocks(values, 2, memory_limit="10 MB").in_memory
+    assert not as_blocks(values, 2, memory_limit="10 kB").in_memory
 
 
 @pytest.mark.parametrize("scratch", [False, True])
@@ -68,19 +71,13 @@ def test_blocks_that_come_in_pieces_are_put_together(tmp_path, scratch):
     storage = Storage(grid, file=ArrayFile(str(tmp_path)) if scratch else None)
     for block in reversed(grid.all_blocks()):
         part = values[grid.slices(block)]
-        for rows in (slice(20, part.shape[0]), slice(0, 20)):
-            for cols in (slice(0, 5), slice(5, part.shape[1])):
-                piece = (slice(rows.start, rows.stop), cols)
-                storage.write(block, piece, np.asfortranarray(part[piece]))
+        end, right = part.shape
+        for rows, cols in itertools.product(((20, end), (0, 20)), ((0, 5), (5, right))):
+            piece = slice(*rows), slice(*cols)
+            storage.write(block, piece, np.asfortranarray(part[piece]))
     for block in grid.all_blocks():
         np.testing.assert_array_equal(storage.view(*block).block, values[grid.slices(block)])
     storage.close()
-
-
-def test_blocks_in_memory_once_the_limit_allows_it():
-    values = np.ones((256, 256))
-    assert as_blocks(values, 2, memory_limit="10 MB").in_memory
-    assert not as_blocks(values, 2, memory_limit="200 kB").in_memory
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
@@ -132,15 +129,13 @@ def test_the_scratch_file_goes_with_close_with_block_or_with_the_object(folder):
 @needs_proc
 @pytest.mark.parametrize("error", [DataError, KeyboardInterrupt])
 def test_nothing_stays_open_after_bad_data_or_an_interrupt(folder, monkeypatch, error):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     if error is KeyboardInterrupt:
-        monkeypatch.setattr("daskfactor.data.loading.Decoder.decode", interrupt)
+        interrupted = Mock(side_effect=KeyboardInterrupt)
+        monkeypatch.setattr("daskfactor.data.loading.Decoder.decode", interrupted)
     values = np.ones((40, 40))
     values[39, 39] = np.inf
-    with pytest.raises(error, match="row 39, column 39 is inf" if error is DataError else None):
-        as_blocks(values, memory_limit=0)
+    match = "row 39, column 39 is inf" if error is DataError else None
+    refused(error, match, as_blocks, values, memory_limit=0)
     assert not open_files(folder)
     assert not list(folder.iterdir())
 
@@ -203,33 +198,30 @@ def test_a_disk_that_fills_up_while_writing_is_reported(folder, monkeypatch):
         return real(descriptor, data[: max(1, len(data) // 2)], offset)
 
     monkeypatch.setattr(os, "pwrite", fills_up)
-    with pytest.raises(StoreError, match=r"of 6400 bytes .* there is not enough room"):
-        as_blocks(np.ones((40, 40)), 2, memory_limit=0)
+    match = r"of 6400 bytes .* there is not enough room"
+    refused(StoreError, match, as_blocks, np.ones((40, 40)), 2, memory_limit=0)
     assert len(calls) == 4
     assert not open_files(folder)
     assert not list(folder.iterdir())
 
 
 def test_a_file_that_finds_no_room_says_how_much_it_holds(tmp_path, monkeypatch):
-    file = ArrayFile(str(tmp_path))
-    extent = file.append(np.arange(100.0))
-    np.testing.assert_array_equal(file.read([extent])[0], np.arange(100.0))
+    file, values = ArrayFile(str(tmp_path)), np.arange(100.0)
+    extent = file.append(values)
+    np.testing.assert_array_equal(file.read([extent])[0], values)
     monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
-    with pytest.raises(StoreError, match=r"of 1632 or more bytes .* not enough room; free some"):
-        file.append(np.arange(100.0))
+    match = r"of 1632 or more bytes .* not enough room; free some"
+    refused(StoreError, match, file.append, values)
     file.close()
 
 
-def test_reads_and_writes_that_come_in_pieces_are_put_together(folder, monkeypatch):
+def test_reads_and_writes_come_in_pieces_and_a_file_cut_short_is_reported(folder, monkeypatch):
     write, read = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:77], at))
     monkeypatch.setattr(os, "preadv", lambda fd, data, at: read(fd, [data[0][:101]], at))
     values = matrix()
     with as_blocks(values.astype("float64"), 3, memory_limit=0) as data:
         np.testing.assert_array_equal(data.to_numpy(), values)
-
-
-def test_a_scratch_file_that_was_cut_short_is_reported(folder, monkeypatch):
     with as_blocks(np.ones((40, 40)), 2, memory_limit=0) as data:
         monkeypatch.setattr(os, "preadv", lambda *_: 0)
         refused(StoreError, r"block \(1, 0\) could not be read back .* too early", data.view, 1, 0)
@@ -279,7 +271,7 @@ print(data.in_memory, data.total_observed, memory("VmHWM") - before)
 """
 
 
-@pytest.mark.quick("chunks0", "chunks3")
+@pytest.mark.quick("chunks3")
 @needs_proc
 @pytest.mark.parametrize("chunks", [(512, 512), (64, 4096), (333, 700), (200, 200)])
 def test_peak_memory_stays_below_the_limit(tmp_path, chunks):
@@ -337,11 +329,9 @@ def test_arrays_come_back(groups):
             if not places:
                 continue
             again = file.read(places, again=True)
-            ways = (file.read(places), opened.read(places), again, opened.map(places))
-            for way in ways:
+            for way in (file.read(places), opened.read(places), again, opened.map(places)):
                 for array, found in zip(arrays, way, strict=True):
-                    np.testing.assert_array_equal(found, array)
-                    assert found.dtype == array.dtype
+                    np.testing.assert_array_equal(found, array, strict=True)
                     assert found.flags.carray  # contiguous, aligned, writeable
         opened.close()
         file.remove()
@@ -367,24 +357,17 @@ def test_memory_is_new_or_of_the_thread_and_mapped_arrays_may_be_written_to(tmp_
     own = file.read(second, again=True)[0]
     assert np.shares_memory(own, file.read(first, again=True)[0])
     assert not np.shares_memory(own, file.read(first)[0])
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(file.read(first, again=True)))
-    thread.start()
-    thread.join()
-    assert not np.shares_memory(own, found[0])
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = pool.submit(file.read, first, again=True).result()[0]
+    assert not np.shares_memory(own, elsewhere)
     file.remove()
 
 
-def test_a_file_that_shrinks_is_noticed(tmp_path):
+def test_a_file_is_for_this_user_notices_that_it_shrinks_and_may_have_no_name(tmp_path):
     file, _, second = made(tmp_path)
+    assert Path(file.path).stat().st_mode & 0o077 == 0
     os.truncate(file.path, 100)
     refused(StoreError, "ends too early, at byte", file.read, second)
-    file.remove()
-
-
-def test_files_are_for_this_user_and_without_a_name_where_none_is_asked(tmp_path):
-    file, _, _ = made(tmp_path)
-    assert Path(file.path).stat().st_mode & 0o077 == 0
     file.remove()
     unnamed = ArrayFile(str(tmp_path / "new" / "folder"))
     extent = unnamed.append(np.ones(3))

@@ -1,5 +1,6 @@
 """Every kind of input becomes the same blocks; chunks and blocks need not agree."""
 
+import collections
 import subprocess
 import sys
 import tracemalloc
@@ -25,6 +26,7 @@ from daskfactor.data.loading import load, regions, working_bytes
 from daskfactor.data.sources import SCAN_BYTES, as_blocks
 from daskfactor.data.storage import ArrayFile, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError
+from tests.data.written import names_of
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
@@ -121,11 +123,10 @@ def test_arrays_are_copied_where_kernels_cannot_use_them_in_place(tmp_path):
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "longdouble"])
 def test_real_types_of_all_sizes_are_read(dtype):
     values = np.random.default_rng(0).integers(0, 2, (9, 8)).astype(dtype)
-    for wanted in ("float32", np.float64):
-        data = as_blocks(values, 2, dtype=wanted)
-        assert data.dtype == wanted
+    for wanted in (np.float32, np.float64):
+        data = as_blocks(values, 2, dtype=np.dtype(wanted).name)
         assert data.is_integer
-        np.testing.assert_array_equal(data.to_numpy(), values.astype(wanted))
+        np.testing.assert_array_equal(data.to_numpy(), values.astype(wanted), strict=True)
 
 
 def test_statistics_are_those_of_the_observed_entries(tmp_path):
@@ -143,9 +144,9 @@ def test_statistics_are_those_of_the_observed_entries(tmp_path):
     assert (data.minimum, data.maximum) == (np.nanmin(values), np.nanmax(values))
     assert not data.is_integer
     whole = np.floor(values)
-    assert as_blocks(whole, 4, dtype="float64").is_integer
+    assert as_blocks(whole, 4, dtype=np.float64).is_integer
     whole[-1, -1] = 1.5
-    assert not as_blocks(whole, 4, dtype="float64").is_integer
+    assert not as_blocks(whole, 4, dtype=np.float64).is_integer
 
 
 def test_fingerprints_tell_values_places_and_grids_apart_and_nothing_that_no_kernel_can_see():
@@ -212,8 +213,7 @@ def test_labels_of_pandas_are_kept():
     frame = pd.DataFrame({"x": [1, 2], "y": [1.5, None]}, index=pd.Index(["a", "b"], name="who"))
     data = as_blocks(frame)
     assert (data.labels.row_dim, data.labels.col_dim) == ("who", "column")
-    assert list(data.labels.row_coords["who"]) == ["a", "b"]
-    assert list(data.labels.col_coords["column"]) == ["x", "y"]
+    assert names_of(data) == [["a", "b"], ["x", "y"]]
     np.testing.assert_array_equal(data.to_numpy(), [[1, 1.5], [2, np.nan]])
     assert not as_blocks(pd.DataFrame(matrix(3, 3))).labels.row_coords
 
@@ -229,29 +229,22 @@ def test_dimension_names_and_fill_values_of_zarr_are_kept(tmp_path):
     assert as_blocks(array).mean == 1.5
 
 
-class Counted:
-    """An array that counts how often each cell is read."""
-
-    def __init__(self, values):
-        self.values = values
-        self.shape, self.dtype, self.ndim = values.shape, values.dtype, 2
-        self.reads = np.zeros(values.shape, int)
-
-    def __getitem__(self, key):
-        self.reads[key] += 1
-        return self.values[key]
-
-
 @pytest.mark.parametrize(
     ("chunks", "blocks"),
     [((7, 13), None), ((7, 13), 5), ((103, 5), 2), ((5, 47), 47), ((103, 47), None), ((30, 20), 1)],
 )
 def test_every_dask_chunk_is_computed_once(chunks, blocks):
-    counted = Counted(matrix())
-    array = da.from_array(counted, chunks=chunks, meta=np.empty((0, 0), "f4"), lock=True)
-    data = as_blocks(array, blocks)
-    assert (counted.reads == 1).all()
-    np.testing.assert_array_equal(data.to_numpy(), counted.values)
+    values, read = matrix(), collections.Counter()
+
+    def chunk(block, block_info=None):
+        if block_info:
+            read[block_info[0]["chunk-location"]] += 1
+        return block
+
+    array = da.from_array(values, chunks=chunks)
+    lazy = array.map_blocks(chunk, dtype="f4", meta=np.empty((0, 0), "f4"))
+    np.testing.assert_array_equal(as_blocks(lazy, blocks).to_numpy(), values)
+    assert (len(read), set(read.values())) == (array.npartitions, {1})
 
 
 def test_reading_is_bounded_by_the_chunk_or_the_budget():
@@ -295,8 +288,9 @@ def test_blocks_tile_the_matrix_exactly(case, memory_limit, own):
             assert view.block.shape == data.grid.block_shape(block) == (view.m, view.n)
             np.testing.assert_array_equal(view.block, values[slices].astype("f4"))
         assert (covered == 1).all()
-        rows, cols = data.missing_cells()
-        np.testing.assert_array_equal((rows, cols), np.nonzero(np.isnan(values)))
+        missing = data.missing_cells()
+        assert [own.dtype for own in missing] == [np.int64] * 2
+        np.testing.assert_array_equal(missing, np.nonzero(np.isnan(values)))
         assert data.total == np.nansum(values)
         if not own:
             assert data.grid.blocks == blocks
@@ -378,14 +372,12 @@ def test_options_are_checked():
 
 @pytest.mark.parametrize("kind", ["xarray", "pandas"])
 def test_times_with_a_zone_become_utc_and_periods_their_names(kind):
-    V = np.ones((3, 2))
     zoned = pd.date_range("2024-03-30 12:00", periods=3, tz="Europe/Berlin", name="t")
     months = pd.period_range("2024-01", periods=3, freq="M", name="t")
 
     def labels(index):
-        data = pd.DataFrame(V, index=index)
-        if kind == "xarray":
-            data = xr.DataArray(V, dims=("t", "x"), coords={"t": index})
+        array = xr.DataArray(np.ones((3, 2)), {"t": index}, ("t", "x"))
+        data = array if kind == "xarray" else pd.DataFrame(array.values, index=index)
         return as_blocks(data).labels.row_coords["t"]
 
     with pytest.warns(DataWarning, match="'t' are times with the zone Europe/Berlin; .* in UTC"):

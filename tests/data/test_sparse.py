@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from daskfactor.data import entries as reading
 from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.sparse import compress, entry_type
@@ -130,26 +129,13 @@ def test_any_matrix_comes_back(data):
         assert again.fingerprint == found.fingerprint
 
 
-@pytest.mark.parametrize("name", ["csr", "csc", "coo"])
-def test_a_long_matrix_comes_in_pieces(name, monkeypatch):
-    monkeypatch.setattr(reading, "PIECE", 17)
-    dense = counts(90, 40)
-    dense[50] = 1.0
-    for balance in (False, True):
-        data = as_blocks(in_format(dense, name), 5, unstored="zero", balance=balance)
-        check_blocks(data)
-        np.testing.assert_array_equal(data.to_numpy(), dense)
-
-
 def test_explicit_zeros_are_observed_where_others_are_missing():
     matrix = sp.coo_array(([1.0, 0.0, -0.0, 4.0], ([0, 0, 1, 1], [0, 1, 0, 1])), shape=(2, 2))
     rated = as_blocks(matrix, 1, unstored="missing")
-    assert rated.total_observed == 4
-    assert rated.minimum == 0
+    assert (rated.total_observed, rated.minimum) == (4, 0)
     assert not np.signbit(rated.view(0, 0).values).any()
     counted = as_blocks(matrix, 1, unstored="zero")
-    assert counted.total_observed == 4
-    assert counted.n_stored.sum() == 2
+    assert (counted.total_observed, counted.n_stored.sum()) == (4, 2)
     np.testing.assert_array_equal(rated.to_numpy(), counted.to_numpy())
     assert rated.fingerprint != counted.fingerprint
 
@@ -186,13 +172,12 @@ def test_padding_is_not_data(name):
 
 
 def test_the_callers_matrix_is_left_alone():
-    dense = counts(20, 20)
-    matrix = sp.csr_array(dense)
-    parts = [part.copy() for part in (matrix.data, matrix.indices, matrix.indptr)]
+    matrix = sp.csr_array(counts(20, 20))
+    before = matrix.copy()
     data = as_blocks(matrix, 2, unstored="zero", dtype="float64")
     data.view(0, 0).values[:] = -1
-    for part, before in zip((matrix.data, matrix.indices, matrix.indptr), parts, strict=True):
-        np.testing.assert_array_equal(part, before)
+    for part in ("data", "indices", "indptr"):
+        np.testing.assert_array_equal(getattr(matrix, part), getattr(before, part))
 
 
 def test_the_meaning_of_unstored_entries_is_said_once():
@@ -202,10 +187,10 @@ def test_the_meaning_of_unstored_entries_is_said_once():
         data = as_blocks(matrix)
     assert seen[0].filename == __file__
     assert data.unstored == "zero"
-    assert as_blocks(data) is data
-    assert as_blocks(data, unstored="zero") is data
-    with pytest.raises(OptionError, match="unstored is 'missing', but these data were made with"):
-        as_blocks(data, unstored="missing")
+    for options in ({}, {"unstored": "zero"}):
+        assert as_blocks(data, **options) is data
+    match = "unstored is 'missing', but these data were made with"
+    refused(OptionError, match, as_blocks, data, unstored="missing")
     refused(OptionError, "made without balance=True", as_blocks, data, balance=True)
 
 
@@ -220,14 +205,13 @@ def test_the_grid_follows_from_the_entries():
     assert blocks(2000, 2000, 2**21 - 1) == 1
     assert blocks(2000, 2000, 2**21) == 2
     assert blocks(1000, 1000, 2 * 10**5, workers=10) == 3
-    grid = Grid(Bands((0, 10, 70)), Bands((0, 40, 45)))
+    grid, matrix = Grid(Bands((0, 10, 70)), Bands((0, 40, 45))), sp.csr_array(counts())
     for balance in (False, True):
-        found = as_blocks(sp.csr_array(counts()), grid, unstored="zero", balance=balance)
-        assert found.grid == grid
-    with pytest.raises(OptionError, match=r"grid is for a matrix of shape \(70, 45\)"):
-        as_blocks(sp.csr_array(counts(30, 30)), grid, unstored="zero")
-    with pytest.raises(OptionError, match="blocks must be a whole number from 1 to 45"):
-        as_blocks(sp.csr_array(counts()), 46, unstored="zero")
+        assert as_blocks(matrix, grid, unstored="zero", balance=balance).grid == grid
+    match, other = r"grid is for a matrix of shape \(70, 45\)", sp.csr_array(counts(30, 30))
+    refused(OptionError, match, as_blocks, other, grid, unstored="zero")
+    match = "blocks must be a whole number from 1 to 45"
+    refused(OptionError, match, as_blocks, matrix, 46, unstored="zero")
 
 
 @contextmanager
@@ -269,10 +253,8 @@ def test_a_large_matrix_takes_little_more_than_itself():
         data = as_blocks(matrix, 8, unstored="zero")
     assert peak() < 2.2 * size
     assert data.nbytes == pytest.approx(data.n_stored.sum() * 6, rel=0.1)
-    with (
-        traced() as peak,
-        as_blocks(matrix, 8, unstored="zero", memory_limit=0, balance=True) as data,
-    ):
+    options = {"unstored": "zero", "memory_limit": 0, "balance": True}
+    with traced() as peak, as_blocks(matrix, 8, **options) as data:
         assert not data.in_memory
     assert peak() < 100e6
 
@@ -308,20 +290,15 @@ def test_describe_says_it_in_one_line():
     dense = as_blocks(np.ones((20, 20)))
     assert not dense.is_sparse
     assert dense.unstored is None
-    assert dense.nbytes == 1600
-    assert dense.n_stored.sum() == 400
+    assert (dense.nbytes, dense.n_stored.sum()) == (1600, 400)
     refused(OptionError, r"these blocks are dense; use to_numpy\(\)", dense.observed_sparse)
 
 
 # -- entries in any order become sorted compressed rows --------------------------------------
 
 F4 = np.dtype(np.float32)
-cells = st.lists(
-    st.tuples(
-        st.integers(0, 6), st.integers(0, 4), st.sampled_from([0.0, -0.0, 1.5, -2.0, np.nan])
-    ),
-    max_size=40,
-)
+VALUES = st.sampled_from([0.0, -0.0, 1.5, -2.0, np.nan])
+cells = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), VALUES), max_size=40)
 
 
 def records(triples):
@@ -334,11 +311,7 @@ def by_dictionary(triples, zeros):
     for row, col, value in triples:
         before = found.get((row, col))
         found[row, col] = value if before is None or not zeros else before + value
-    kept = {
-        cell: value
-        for cell, value in sorted(found.items())
-        if (value != 0 if zeros else not np.isnan(value))
-    }
+    kept = {cell: v for cell, v in sorted(found.items()) if (v != 0 if zeros else not np.isnan(v))}
     return kept, len(triples) - len(found)
 
 

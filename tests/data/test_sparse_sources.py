@@ -1,9 +1,7 @@
 """Sparse input of other libraries: the same blocks as from scipy, and names if there are any."""
 
-import anndata
 import dask.array as da
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
 import sparse
@@ -44,6 +42,10 @@ def test_values_of_half_precision():
     assert same(sparse.COO(COO.coords, COO.data.astype("float16"), COO.shape)).dtype == "float32"
 
 
+QUICK = *(f"{kind}-chunks0" for kind in (None, "csr_matrix", "coo_array")), "csr_array-chunks1"
+
+
+@pytest.mark.quick(*QUICK, "csc_matrix-chunks2", "None-chunks3", "csr_array-chunks3")
 @pytest.mark.parametrize("chunks", [(20, 10), (7, 40), (60, 9), ((0, 31, 29), (40,))])
 @pytest.mark.parametrize("kind", [None, sp.csr_matrix, sp.csr_array, sp.csc_matrix, sp.coo_array])
 def test_dask_arrays_with_sparse_chunks(chunks, kind):
@@ -81,20 +83,19 @@ def test_dask_chunks_that_turn_out_dense_or_broken():
     meta = sp.csr_array((0, 0), dtype="f4")
     array = da.from_array(DENSE, chunks=(20, 20))
     same(array.map_blocks(np.asarray, meta=meta), unstored="zero")
-    with pytest.raises(DataError, match=r"a piece of the data is sparse .* name the kind"):
-        as_blocks(array.map_blocks(sp.csr_array, meta=np.empty((0, 0), "f4")))
+    wrong = array.map_blocks(sp.csr_array, meta=np.empty((0, 0), "f4"))
+    refused(DataError, r"a piece of the data is sparse .* name the kind", as_blocks, wrong)
 
     rated = sparse.COO([[0], [0]], [1.0], shape=(20, 20), fill_value=np.nan)
-    zero = sparse.COO([[0], [0]], [1.0], shape=(20, 20))
-    ones = da.ones((40, 20), chunks=20)
+    zero, ones = sparse.COO([[0], [0]], [1.0], shape=(20, 20)), da.ones((40, 20), chunks=20)
     mixed = da.map_blocks(lambda block: rated, ones, meta=zero[:0, :0], dtype="f8")
     refused(DataError, "a chunk of the dask array has fill_value nan", as_blocks, mixed)
 
     def broken(block):
         raise RuntimeError("the sensor was off")
 
-    with pytest.raises(StoreError, match="the dask input failed after 0 pieces: RuntimeError"):
-        as_blocks(array.map_blocks(broken, meta=meta), unstored="zero")
+    match = "the dask input failed after 0 pieces: RuntimeError"
+    refused(StoreError, match, as_blocks, array.map_blocks(broken, meta=meta), unstored="zero")
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -107,43 +108,3 @@ def test_xarray_keeps_its_names(lazy):
     assert data.labels.row(3) == "row 3 (user 3)"
     broken = array.copy(data=sparse.COO([[7], [3]], [np.inf], shape=(60, 40)))
     refused(DataError, r"row 7 \(user 7\), column 3 is inf", as_blocks, broken, balance=True)
-
-
-def annotated(kind):
-    cells = pd.DataFrame(index=[f"cell{n}" for n in range(60)])
-    genes = pd.DataFrame(index=[f"gene{n}" for n in range(40)])
-    return anndata.AnnData(kind(DENSE), obs=cells, var=genes)
-
-
-@pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix, np.asarray])
-@pytest.mark.parametrize("backed", [False, True])
-def test_anndata(kind, backed, tmp_path):
-    adata, dense = annotated(kind), kind is np.asarray
-    if backed:
-        adata.write_h5ad(tmp_path / "a.h5ad")
-        adata = anndata.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    data = as_blocks(adata, 3) if dense else same(adata, unstored="zero")
-    np.testing.assert_array_equal(data.to_numpy(), DENSE)
-    assert (data.source.kind, data.is_sparse) == ("anndata", not dense)
-    assert data.source.lazy == backed
-    assert data.labels.cell(2, 5) == "row 2 (cell2), column 5 (gene5)"
-    if backed:
-        adata.file.close()
-
-
-def test_layers_and_views_of_anndata():
-    adata = annotated(sp.csr_matrix)
-    adata.layers["counts"] = adata.X * 2
-    data = as_blocks(adata.layers["counts"], unstored="zero")
-    np.testing.assert_array_equal(data.to_numpy(), 2 * DENSE)
-    assert data.labels.row_dim == "row"
-    view = as_blocks(adata[10:30, [3, 5, 7]], unstored="zero")
-    np.testing.assert_array_equal(view.to_numpy(), DENSE[10:30, [3, 5, 7]])
-    assert view.labels.row(0) == "row 0 (cell10)"
-    del adata.X
-    refused(
-        DataError,
-        r"has no X; set it, or choose a layer with layer= \(it has counts\)",
-        as_blocks,
-        adata,
-    )

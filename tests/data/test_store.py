@@ -67,11 +67,7 @@ def test_blocks_are_those_of_the_matrix(store):
         rebuilt = sparse.csr_array((own[2], own[1].astype("i4"), own[0]), part.shape)
         np.testing.assert_array_equal(rebuilt.toarray(), part)
         assert sizes[block] == sum(a.nbytes for a in own)
-
-
-def test_another_dtype_is_converted_on_reading(store):
-    view = BlockStore(str(store)).read(0, 0, np.float64)
-    assert view.values.dtype == np.float64
+    assert found.read(0, 0, np.float64).values.dtype == np.float64
     assert as_blocks(str(store), dtype="float64", allow_empty=True).dtype == np.float64
 
 
@@ -94,34 +90,30 @@ def test_same_statistics_and_fingerprint_as_in_memory(store):
         np.testing.assert_array_equal(getattr(got, name), getattr(wanted, name))
 
 
+def flipped(raw, at):
+    """Return bytes with one bit changed."""
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
 @pytest.mark.parametrize("name", ["values", "columns", "row_starts"])
 @pytest.mark.parametrize("harm", ["change", "cut", "delete"])
 def test_a_damaged_chunk_names_its_block(store, name, harm):
-    found = BlockStore(str(store))
-    table = zarr.open_group(str(store))["block_table"][1, 2]
-    array = zarr.open_group(str(store))[name]
-    chunk = int(table[1 if name == "row_starts" else 0]) // array.chunks[0]
-    path = store / name / "c" / str(chunk)
-    raw = bytearray(path.read_bytes())
-    if harm == "delete":
-        path.unlink()
-    elif harm == "cut":
-        path.write_bytes(raw[:-3])
-    else:
-        raw[5] ^= 1
-        path.write_bytes(raw)
+    found, group = BlockStore(str(store)), zarr.open_group(str(store))
+    start = int(group["block_table"][1, 2][1 if name == "row_starts" else 0])
+    path = store / name / "c" / str(start // group[name].chunks[0])
+    raw = path.read_bytes()
+    path.unlink()
+    if harm != "delete":
+        path.write_bytes(raw[:-3] if harm == "cut" else flipped(raw, 5))
     refused(StoreError, r"block \(1, 2\) of the store", found.read, 1, 2)
     found.read(1, 1)
 
 
 def test_damage_to_padding_is_noticed_too(store):
-    found = BlockStore(str(store))
-    last = int(found.known.statistics.n_stored[0, 0])
-    path = store / "values" / "c" / "0"
-    raw = bytearray(path.read_bytes())
-    assert len(raw) > 4 * last
-    raw[4 * last] ^= 1
-    path.write_bytes(raw)
+    found, path = BlockStore(str(store)), store / "values" / "c" / "0"
+    last, raw = 4 * int(found.known.statistics.n_stored[0, 0]), path.read_bytes()
+    assert len(raw) > last
+    path.write_bytes(flipped(raw, last))
     refused(StoreFormatError, r"block \(0, 0\) of the store .* is damaged", found.read, 0, 0)
 
 
@@ -136,17 +128,10 @@ def test_what_is_no_store_says_what_it_is(tmp_path, store):
     assert is_blocked_store(f"file://{store}")
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "message"),
-    [
-        ({"format_version": 2}, StoreFormatError, r"format version 2, .* reads up to 1"),
-        ({"complete": None}, StoreError, "unfinished"),
-    ],
-)
-def test_newer_and_unfinished_stores_are_refused(store, change, kind, message):
-    change_attributes(store, **change)
+def test_newer_stores_are_refused(store):
+    change_attributes(store, format_version=2)
     assert is_blocked_store(str(store))
-    refused(kind, message, as_blocks, str(store), allow_empty=True)
+    refused(StoreFormatError, r"format version 2, .* reads up to 1", as_blocks, str(store))
 
 
 @pytest.mark.parametrize("harm", ["table", "attribute", "offsets"])
@@ -169,25 +154,20 @@ def test_rows_without_observed_entries_are_refused_unless_allowed(tmp_path):
 
 
 def test_blocks_are_kept_in_memory_within_the_budget(store):
-    found = BlockStore(str(store))
-    reads = []
+    found, reads = BlockStore(str(store)), []
     read = found.read
     found.read = lambda row, col, dtype=None: (reads.append((row, col)), read(row, col, dtype))[1]
     sizes = block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored)
-    budget = int(sizes.ravel()[:4].sum())
-    storage = found.blocks(np.dtype(np.float32), budget)
+    storage = found.blocks(np.dtype(np.float32), int(sizes.ravel()[:4].sum()))
     assert not storage.in_memory
-    for _ in range(3):
-        for block in found.known.grid.all_blocks():
-            storage.view(*block)
-            wanted = read(*block).values
-            np.testing.assert_array_equal(storage.view(*block).values, wanted)
+    for block in found.known.grid.all_blocks() * 3:
+        storage.view(*block)
+        np.testing.assert_array_equal(storage.view(*block).values, read(*block).values)
     # Four of nine blocks stay in memory, the others in a scratch file.
     assert len(reads) == 9
     storage.close()
-    size = int(block_bytes(found.known.grid, np.dtype("f4"), found.known.statistics.n_stored).sum())
-    assert found.blocks(np.dtype(np.float32), size).in_memory
-    assert not found.blocks(np.dtype(np.float32), size - 1).in_memory
+    assert found.blocks(np.dtype(np.float32), int(sizes.sum())).in_memory
+    assert not found.blocks(np.dtype(np.float32), int(sizes.sum()) - 1).in_memory
 
 
 def no_room(*_):
@@ -198,9 +178,8 @@ def test_without_room_for_a_scratch_file_the_store_is_read_again(store, monkeypa
     monkeypatch.setattr("daskfactor.data.storage.ArrayFile.append", no_room)
     found = BlockStore(str(store))
     storage = found.blocks(np.dtype(np.float32), 0)
-    for _ in range(2):
-        for block in found.known.grid.all_blocks():
-            np.testing.assert_array_equal(storage.view(*block).values, found.read(*block).values)
+    for block in found.known.grid.all_blocks() * 2:
+        np.testing.assert_array_equal(storage.view(*block).values, found.read(*block).values)
     storage.close()
 
 
@@ -281,9 +260,8 @@ def test_a_full_disk_does_not_keep_small_blocks_out_of_memory(monkeypatch):
 
     grid = Grid(Bands((0, 30, 40)), Bands((0, 30, 40)))
     storage = Storage(grid, load=load, nbytes=6400, budget=1600)
-    for _ in range(2):
-        for block in grid.all_blocks():
-            storage.view(*block)
+    for block in grid.all_blocks() * 2:
+        storage.view(*block)
     # The disk is full from the first on; the second and the last fit in memory all the same.
     assert loaded == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (1, 0)]
     storage.close()

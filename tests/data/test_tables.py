@@ -23,6 +23,7 @@ from daskfactor.data import files, tables
 from daskfactor.data.files import read_matrix
 from daskfactor.data.tables import read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
+from tests.data.written import names_of
 from tests.data.written import written as write
 from tests.refusals import refused
 
@@ -67,27 +68,22 @@ def test_separators_headers_and_packed_text(tmp_path, separator, header, pack):
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
     labels = data.labels
     assert (labels.row_dim, labels.col_dim) == (("user", "film") if header else ("row", "column"))
-    assert labels.row_coords[labels.row_dim].tolist() == ["a", "b", "c"]
-    assert labels.col_coords[labels.col_dim].tolist() == [7, 30, 1000]
+    assert names_of(data) == [["a", "b", "c"], [7, 30, 1000]]
 
 
 def test_comments_quotes_and_a_byte_order_mark(tmp_path):
     path = write(tmp_path, "t.csv", '% made by hand\n# really\n"user","film","stars"\n"a, b",1,2\n')
-    data = converted(path)
-    assert data.labels.row_coords["user"].tolist() == ["a, b"]
+    assert names_of(converted(path)) == [["a, b"], [1]]
     marked = write(tmp_path, "m.csv", "\ufeff" + text())
     assert converted(marked).labels.row_dim == "user"
 
 
-def test_columns_by_name_and_by_position(tmp_path):
+def test_columns_by_name_by_position_and_lines_that_are_counted(tmp_path):
     path = write(tmp_path, "t.csv", "when,stars,film,user\n1,2.5,10,7\n2,3.5,11,7\n")
     named = {"rows": "user", "columns": "film", "values": "stars"}
     placed = {"rows": 3, "columns": 2, "values": 1}
     for choice in (named, placed, {name: str(at) for name, at in placed.items()}):
         np.testing.assert_array_equal(converted(path, **choice).to_numpy(), [[2.5, 3.5]])
-
-
-def test_lines_are_counted(tmp_path):
     timed = write(tmp_path, "t.csv", "user,page,time\nu,x,1\nu,x,2\nv,x,3\nu,y,4\n")
     pairs = write(tmp_path, "p.csv", "user,page\nu,x\nu,x\nv,x\nu,y\n")
     for path, options in ((timed, {"values": False}), (pairs, {})):
@@ -137,14 +133,15 @@ def test_keys_that_only_look_like_numbers_at_first(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK", 64)
     lines = "".join(f"{number},{number % 3},1\n" for number in range(20))
     path = write(tmp_path, "t.csv", "user,film,stars\n" + lines + "x21,1,1\n")
-    data = converted(path)
-    names = data.labels.row_coords["user"].tolist()
-    assert names == sorted([*map(str, range(20)), "x21"])
-    assert data.labels.col_coords["film"].tolist() == [0, 1, 2]
+    assert names_of(converted(path)) == [sorted([*map(str, range(20)), "x21"]), [0, 1, 2]]
     dates = write(tmp_path, "d.csv", "day,film,stars\n2024-01-02,1.5,3\n2024-01-01,1.5,4\n")
-    data = converted(dates)
-    assert data.labels.row_coords["day"].tolist() == ["2024-01-01", "2024-01-02"]
-    assert data.labels.col_coords["film"].tolist() == ["1.5"]
+    assert names_of(converted(dates)) == [["2024-01-01", "2024-01-02"], ["1.5"]]
+    # Texts come late in both columns.
+    lines = [(str(at), str(at % 3), 1) for at in range(40)]
+    lines[20], lines[30] = ("u", "1", 1), ("4", "x", 1)
+    body = "".join(f"{a},{b},{c}\n" for a, b, c in lines)
+    users, films = names_of(converted(write(tmp_path, "l.csv", f"user,film,stars\n{body}")))
+    assert (set(users), films) == ({line[0] for line in lines}, ["0", "1", "2", "x"])
 
 
 def test_empty_values_are_missing_cells(tmp_path):
@@ -152,8 +149,7 @@ def test_empty_values_are_missing_cells(tmp_path):
     data = converted(path)
     np.testing.assert_array_equal(data.to_numpy(), [[np.nan, 5], [np.nan, 1]])
     assert data.n_observed.sum() == 2
-    data = converted(path, unstored="missing")
-    assert data.n_stored.sum() == 2
+    assert converted(path, unstored="missing").n_stored.sum() == 2
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -201,12 +197,10 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
     for name in ("home/user", "dated/year=2025", "dated/year=2026/month=1"):
         (tmp_path / name).mkdir(parents=True)
         pq.write_table(table, tmp_path / name / "part.parquet")
-    assert tables.parquet_files(str(tmp_path / "dated")) == sorted(
-        map(str, tmp_path.glob("dated/**/*.parquet"))
-    )
+    dated = sorted(map(str, tmp_path.glob("dated/**/*.parquet")))
+    assert tables.parquet_files(str(tmp_path / "dated")) == dated
     monkeypatch.setattr(os, "walk", None)
-    seen = []
-    listed = os.scandir
+    seen, listed = [], os.scandir
 
     def listing(place):
         if not isinstance(place, int):  # a folder of convert's own, which is removed again
@@ -216,8 +210,7 @@ def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", listing)
     for place in (tmp_path, Path("/")):
         refused(DaskfactorError, None, as_blocks, str(place))
-        with pytest.raises(DaskfactorError):
-            convert(place, tmp_path / "converted.zarr", progressbar=False)
+        refused(DaskfactorError, None, convert, place, tmp_path / "s.zarr", progressbar=False)
     assert {own.rstrip("/") for own in seen} <= {"", str(tmp_path)}
 
 
@@ -260,10 +253,9 @@ def test_dates_with_a_zone_are_texts(tmp_path):
 @pytest.mark.parametrize("chunk", [8, 2**24])
 def test_matrix_market(tmp_path, monkeypatch, symmetry, chunk):
     monkeypatch.setattr(files, "TEXT_CHUNK", chunk)
-    body = f"%%MatrixMarket matrix coordinate real {symmetry}\n% a comment\n\n4 4 3\n"
-    body += "2 1 1.5\n\n  3 1  -2e1\n4 3 1\n"
     path = tmp_path / "m.mtx.gz"
-    path.write_bytes(gzip.compress(body.encode()))
+    body = f"{MM} coordinate real {symmetry}\n% a comment\n\n4 4 3\n"
+    path.write_bytes(gzip.compress(f"{body}2 1 1.5\n\n  3 1  -2e1\n4 3 1\n".encode()))
     wanted = np.zeros((4, 4))
     wanted[[1, 2, 3], [0, 0, 2]] = [1.5, -20, 1]
     if symmetry != "general":
@@ -272,8 +264,7 @@ def test_matrix_market(tmp_path, monkeypatch, symmetry, chunk):
 
 
 def test_matrix_market_of_a_pattern_without_a_last_newline(tmp_path):
-    banner = "%%MatrixMarket matrix coordinate pattern general\n"
-    path = write(tmp_path, "m.mtx", banner + "2 3 2\n1 3\n2 1")
+    path = write(tmp_path, "m.mtx", f"{MM} coordinate pattern general\n2 3 2\n1 3\n2 1")
     np.testing.assert_array_equal(converted(path).to_numpy(), [[0, 0, 1], [1, 0, 0]])
 
 
@@ -303,8 +294,8 @@ def test_number_axes_learn_any_keys():
         for part in parts:
             np.testing.assert_array_equal(labels[axis.positions(part)], part)
         for unknown in (-spread - 1, spread, -(2**63), 2**63 - 1):
-            with pytest.raises(StoreError, match="has a row key that was not there"):
-                axis.positions(numbers(unknown))
+            match = "has a row key that was not there"
+            refused(StoreError, match, axis.positions, numbers(unknown))
     np.testing.assert_array_equal(learnt(numbers(2, 0, 1))[2], [0, 1, 2])  # as others are
 
 
@@ -318,12 +309,6 @@ def test_number_axes_take_the_ends_of_a_type(kind):
         assert named[axis.positions(part)].tolist() == part.tolist()
 
 
-def test_text_axes_ignore_names_that_no_entry_has():
-    axis, _, named = learnt(texts([2, 0], ["b", "unused", "a"]))
-    assert named.tolist() == ["a", "b"]
-    assert axis.positions(texts([1, 1], ["?", "b"])).tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("first", [numbers(0), texts([0], ["a"])])
 def test_axes_refuse_the_other_kind(first):
     other = numbers(0) if isinstance(first, pd.Categorical) else texts([0], ["a"])
@@ -335,28 +320,29 @@ def test_axes_refuse_the_other_kind(first):
     refused(DataError, "texts in another", keys.Axis("row", 1).learn, texts([0], ["a"]))
 
 
-def test_positions_outside_a_matrix_are_refused():
+def test_axes_refuse_positions_outside_and_ignore_names_that_no_entry_has():
     axis = keys.Axis("row", 2)
     axis.learn(numbers(1, 1, 0))
     assert axis.finish()[0].tolist() == [1, 2]
     for wrong in (-1, 2):
-        with pytest.raises(DataError, match=f"an entry is in row {wrong}, but the matrix has rows"):
-            axis.learn(numbers(0, wrong))
+        match = f"an entry is in row {wrong}, but the matrix has rows"
+        refused(DataError, match, axis.learn, numbers(0, wrong))
+    axis, _, named = learnt(texts([2, 0], ["b", "unused", "a"]))
+    assert named.tolist() == ["a", "b"]
+    assert axis.positions(texts([1, 1], ["?", "b"])).tolist() == [1, 1]
 
 
 def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    matrix, long = tmp_path / "matrix.csv", tmp_path / "long.csv"
-    matrix.write_text("1,2,nan,4\n3,0,1,2\n2,2,5,1\n")
+    plain, gz, zst, long = (tmp_path / f"{n}" for n in ("m.csv", "m.csv.gz", "m.csv.zst", "l.csv"))
+    plain.write_text("1,2,nan,4\n3,0,1,2\n2,2,5,1\n")
+    gz.write_bytes(gzip.compress(plain.read_bytes()))
     long.write_text("user,item,rating\nann,dune,4\nbob,dune,3\nann,emma,1\n")
-    np.testing.assert_array_equal(files.read_matrix(str(matrix))[1], [3, 0, 1, 2])
-    refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(long))
-    packed = tmp_path / "matrix.csv.gz"
-    packed.write_bytes(gzip.compress(matrix.read_bytes()))
-    np.testing.assert_array_equal(files.read_matrix(str(packed))[1], [3, 0, 1, 2])
-    packed = tmp_path / "matrix.csv.zst"
-    packed.write_bytes(b"")
-    refused(OptionError, r"pip install 'daskfactor\[tables\]'", files.read_matrix, str(packed))
+    zst.write_bytes(b"")
+    for path in (plain, gz):
+        np.testing.assert_array_equal(read_matrix(str(path))[1], [3, 0, 1, 2])
+    for path in (long, zst):
+        refused(OptionError, r"pip install 'daskfactor\[tables\]'", read_matrix, str(path))
 
 
 # -- matrices in files of every kind -------------------------------------------------------
@@ -380,9 +366,9 @@ def test_arrays_of_a_zarr_group_go_by_their_names(tmp_path, form):
         group.create_array(name, data=VALUES)
     found = dfac.as_blocks(read_matrix(f"{path}:b"), 1)
     np.testing.assert_array_equal(found.to_numpy(), VALUES)
+    match = r"holds 2 zarr arrays \(a, b\); name one as .*:NAME"
     for wrong in (path, f"{path}:c"):
-        with pytest.raises(DataError, match=r"holds 2 zarr arrays \(a, b\); name one as .*:NAME"):
-            read_matrix(str(wrong))
+        refused(DataError, match, read_matrix, str(wrong))
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.npz"])
@@ -427,12 +413,8 @@ def test_columns_named_by_rising_numbers_are_told_of(tmp_path):
 @pytest.mark.parametrize("first", [",5,2", "NaN,2,5", ",2,2", ",2,", ",,3"])
 def test_a_missing_cell_begins_a_line_of_data(tmp_path, first):
     assert read_table(write(tmp_path, "t.csv", f"{first}\n1,2,3\n")).shape == (2, 3)
-
-
-def test_a_blank_first_line_holds_no_names(tmp_path):
-    path = write(tmp_path, "t.csv", "\n1,2\n,4.5\n")
-    given = {"table": True, "unstored": "zero"}
-    refused(DataError, "1 lines of .* have nothing in the key", dfac.as_blocks, path, **given)
+    path, given = write(tmp_path, "b.csv", "\n1,2\n,4.5\n"), {"table": True, "unstored": "zero"}
+    refused(DataError, "1 lines of .* have nothing in the key", as_blocks, path, **given)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 30])
@@ -468,11 +450,8 @@ def test_zarr_arrays_and_stores_of_any_name_are_left_to_the_library(tmp_path):
 
 @pytest.mark.parametrize("name", ["v.nc", "v.zarr"])
 def test_labelled_files(tmp_path, name):
-    path = tmp_path / name
-    dataset = xr.Dataset(
-        {"v": (("time", "band"), VALUES), "line": (("band",), [1.0, 2.0])},
-        coords={"band": [450.0, 550.0]},
-    )
+    path, variables = tmp_path / name, {"v": (("time", "band"), VALUES)}
+    dataset = xr.Dataset(variables | {"line": ("band", [1.0, 2.0])}, {"band": [450.0, 550.0]})
     if name == "v.nc":
         dataset.to_netcdf(path, engine="h5netcdf")
     else:
@@ -506,11 +485,9 @@ def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
 @pytest.mark.parametrize("name", ["year", "Genotype", "id", "user_id", "sampleId", "zip"])
 def test_a_column_of_ids_is_labels_of_rows(tmp_path, name):
     lines = [(1990 + at, 0.5 * at, at % 2) for at in range(5)]
-    path = write(
-        tmp_path, "t.csv", "\n".join([f"{name},a,b", *(f"{i},{x},{y}" for i, x, y in lines)])
-    )
-    frame = pd.read_csv(path)
-    for given in (path, frame):
+    body = "".join(f"{i},{x},{y}\n" for i, x, y in lines)
+    path = write(tmp_path, "t.csv", f"{name},a,b\n{body}")
+    for given in (path, pd.read_csv(path)):
         with pytest.warns(DataWarning, match=rf"{name}.*whole number for each row.*labels of rows"):
             data = as_blocks(given, 1)
         np.testing.assert_array_equal(data.to_numpy(), np.array(lines, float)[:, 1:])
@@ -523,35 +500,16 @@ def test_a_column_of_ids_is_labels_of_rows(tmp_path, name):
 
 def test_codes_keep_their_leading_zeros(tmp_path):
     path = write(tmp_path, "t.csv", "user,film,stars\n007,1,5\n7,2,4\n012,1,3\n")
-    data = converted(path)
-    assert data.labels.row_coords["user"].tolist() == ["007", "012", "7"]
-    assert data.labels.col_coords["film"].tolist() == [1, 2]
+    assert names_of(converted(path)) == [["007", "012", "7"], [1, 2]]
     dense = write(tmp_path, "d.csv", "place,a,b\n02134,1.5,2\n10001,3,4\n")
     with pytest.warns(DataWarning, match="begins with 0 as codes do"):
         found = as_blocks(dense, 1)
-    assert found.labels.row_coords["row"].tolist() == ["02134", "10001"]
+    assert names_of(found) == [["02134", "10001"], ["a", "b"]]
     padded = write(tmp_path, "p.csv", "05,12,03,1.5\n07,01,10,2\n")
     assert as_blocks(padded, 1).shape == (2, 4)
-    large = write(
-        tmp_path, "s.csv", "user,film,stars\n1212092628029698048,1,5\n12120926280296980481,2,4\n"
-    )
-    assert converted(large).labels.row_coords["user"].tolist() == [
-        "1212092628029698048",
-        "12120926280296980481",
-    ]
-    assert found.shape == (2, 2)
-
-
-def test_later_keys_that_are_texts_in_both_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "CSV_BLOCK", 64)
-    lines = [(str(at), str(at % 3), 1) for at in range(40)]
-    lines[20], lines[30] = ("u", "1", 1), ("4", "x", 1)
-    path = write(
-        tmp_path, "t.csv", "user,film,stars\n" + "".join(f"{a},{b},{c}\n" for a, b, c in lines)
-    )
-    data = converted(path)
-    assert set(data.labels.row_coords["user"]) == {line[0] for line in lines}
-    assert data.labels.col_coords["film"].tolist() == ["0", "1", "2", "x"]
+    codes = ["1212092628029698048", "12120926280296980481"]
+    large = write(tmp_path, "s.csv", "user,film,stars\n{},1,5\n{},2,4\n".format(*codes))
+    assert names_of(converted(large))[0] == codes
 
 
 @pytest.mark.parametrize("code", [-9, -999])

@@ -208,7 +208,13 @@ def test_every_figure_has_the_ground_of_the_style(name, look, tmp_path):
                 assert (np.mean(to_rgb(text.get_color())) > 0.5) == (look != "default")
 
 
-def test_figures_have_names_and_a_wrong_one_is_told_them():
+def test_figures_have_names_and_those_that_fit_come_with_a_reason_for_others():
+    drawn = dict(plots.draw_all(fake_run(), count=2))
+    assert "weights" not in drawn
+    for name in ("maps", "curves"):
+        assert isinstance(drawn.pop(name), OptionError)
+    assert all(isinstance(figure, Figure) for figure in drawn.values())
+    assert {"weights", "particles"} <= set(dict(plots.draw_all(particle_tree())))
     assert {"overview", "components", "top-entries", "maps", "trace"} <= set(plots.FIGURES)
     for kind in plots.FIGURES.values():  # all take a result first
         first = next(iter(inspect.signature(kind.draw).parameters.values()))
@@ -217,15 +223,6 @@ def test_figures_have_names_and_a_wrong_one_is_told_them():
     refused(OptionError, match, plots.draw, fake_run(), "heatmap")
     match = "'trace' takes no count; it takes no options"
     refused(OptionError, match, plots.draw, fake_run(), "trace", count=3)
-
-
-def test_all_figures_that_fit_come_with_a_reason_for_others():
-    drawn = dict(plots.draw_all(fake_run(), count=2))
-    assert "weights" not in drawn
-    for name in ("maps", "curves"):
-        assert isinstance(drawn.pop(name), OptionError)
-    assert all(isinstance(figure, Figure) for figure in drawn.values())
-    assert {"weights", "particles"} <= set(dict(plots.draw_all(particle_tree())))
 
 
 def test_a_cell_shows_a_figure_that_pyplot_does_not_know():

@@ -1,15 +1,18 @@
-"""Whatever happens to a file of a store: the same results, or one sentence about damage."""
+"""Whatever happens to a file of a store or to who writes it: the same results, or one sentence."""
 
 import json
 import shutil
+import time
 import zlib
 from functools import partial
+from unittest.mock import Mock
 
 import dask
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from numpy.testing import assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import ModelError, StoreError, StoreFormatError
@@ -19,11 +22,14 @@ from daskfactor.inference.setting import RunOptions
 from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.results.files import seal
 from daskfactor.results.root import INDEX
+from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.stein.ensemble import ParticleMethod
 from tests.refusals import refused
-from tests.results.runs import fill, make_spec
+from tests.results.runs import I, J, K, factors, fill, make_spec, store_run
+from tests.results.writer import killed_at, start, state_of, write_until_killed
+from tests.tiers import FULL
 
 
 def whole_store(path):
@@ -90,7 +96,8 @@ def test_damage_anywhere_is_told_or_does_nothing(tmp_path):
         if told(changes):
             for file, changed in changes.items():
                 told({file: changed})
-    for number, file in enumerate(file for file in files if file not in copied):
+    others = [file for file in files if file not in copied]
+    for number, file in enumerate(others[:: 1 if FULL else 2]):
         raw = file.read_bytes()
         if raw:
             assert told({file: flipped(raw, number)}) or file not in chunks
@@ -106,9 +113,7 @@ def test_damage_is_told_by_lazy_readings_too(tmp_path):
     tree = open_run(path)
     assert tree.attrs["note"] == "mine"  # what others write into the root is taken
     chunk = path / "posterior" / "W" / "c" / "0" / "0" / "0" / "0"
-    raw = bytearray(chunk.read_bytes())
-    raw[100] ^= 4
-    chunk.write_bytes(raw)
+    chunk.write_bytes(flipped(chunk.read_bytes(), 2))
     match = r"run\.zarr is a damaged run store: posterior/W/c/0/0/0/0 is not what was written"
     for read, *given in (
         (dfac.predict(tree).load,),
@@ -181,25 +186,20 @@ SAMPLER, LENGTHS = dfac.PSGLD(warm_start=2), {"draws": 400, "tune": 6, "chains":
 NEWER = "the stored PSGLD has 'warmth', which .*know .*probably a newer version wrote it"
 
 
-def interrupted(path, kind):
-    """Write a run that has more to do."""
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Runs that have more to do."""
+    folder = tmp_path_factory.mktemp("stores")
+    found = {kind: folder / f"{kind}.zarr" for kind in ("chains", "particles")}
 
     def stop(event):
         if event.done >= {"draw": 8, "particles": 1}.get(event.phase, np.inf):
             raise KeyboardInterrupt
 
-    run = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
-    if kind == "particles":
-        run = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
-    refused(KeyboardInterrupt, None, run, store=path, callback=stop, **QUIET)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stores")
-    found = {kind: folder / f"{kind}.zarr" for kind in ("chains", "particles")}
-    for kind, path in found.items():
-        interrupted(path, kind)
+    chains = partial(dfac.sample, V, dfac.TweedieNMF(2), SAMPLER, **LENGTHS)
+    modes = partial(dfac.stein_posterior, V, dfac.TweedieNMF(2, dispersion=1.0), particles=3)
+    for run, path in zip((chains, modes), found.values(), strict=True):
+        refused(KeyboardInterrupt, None, run, store=path, callback=stop, **QUIET)
     return found
 
 
@@ -379,3 +379,110 @@ def test_what_the_first_version_wrote_is_known(base, stored, then):
     """No option was renamed or removed since; what is new does as 0.1.0 did where it is lacking."""
     found = algorithm_from_dict(base, stored, "it").to_dict()
     assert {name: found[name] for name in stored | then} == stored | then
+
+
+# -- processes that are killed while they write ----------------------------------------------
+
+KILLS = 10 if FULL else 4
+
+
+def check(path):
+    """Everything that the store vouches for is there, bit for bit; returns how many draws."""
+    plain, tree = xr.open_datatree(path, engine="zarr"), open_run(path)
+    with RunStore.open(path) as store:
+        (draws,) = store.committed.draws
+        if draws:
+            arrays, meta = store.load_checkpoint()
+            assert meta["draws"] == draws
+            for name, expected in state_of(draws).items():
+                assert arrays[name].tobytes() == expected.tobytes()
+    W, Ht = factors(0, 0, draws)
+    for found in (tree["posterior"], plain["posterior"].isel(draw=slice(draws))):
+        assert found["W"].values.tobytes() == W[None].tobytes()
+        assert_array_equal(found["H"][0], Ht.transpose(0, 2, 1))
+        assert found["draw"].values.tolist() == list(range(draws))
+    assert_array_equal(tree["sample_stats"]["lp"][0], np.arange(draws) + 0.5)
+    if "posterior_moments" in tree.children:
+        count = int(tree["posterior_moments"]["count"][0])
+        assert count in (draws, draws + 3)
+        assert_array_equal(tree["posterior_moments"]["W_mean"], factors(1, count, 1)[0])
+    return draws
+
+
+def test_a_run_killed_at_random_instants_loses_no_committed_draw(tmp_path):
+    path = tmp_path / "run.zarr"
+    RunStore.create(path, RunSpec(shape=(I, J, K), chains=1, draws=9)).close()
+    rng, seen = np.random.default_rng(0), [0]
+    for _ in range(KILLS):
+        process, pipe = start(write_until_killed, str(path))
+        assert pipe.recv() == "ready"
+        time.sleep(rng.uniform(0.0, 0.3))  # not a wait: the instant of death
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
+        seen.append(check(path))
+    assert seen == sorted(seen)
+    assert seen[-1] > 9
+    assert not list(path.rglob("*.partial"))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_checkpoint_cut_short_at_any_file_is_the_old_one_or_the_new_one(tmp_path, before):
+    path, outcomes = store_run(tmp_path / "run.zarr", make_spec(chains=1), draws=2), []
+    with RunStore.open(path) as store:
+        store.checkpoint({"a": np.full(3, 2.0)}, {"draws": 2, "turn": 0})
+    while 1 not in outcomes:
+        with RunStore.open(path) as store, killed_at(len(outcomes), before):
+            store.write_draws(0, 2, *factors(0, 2, 2))
+            store.checkpoint({"a": np.full(5_000, 4.0)}, {"draws": 4, "turn": 1})
+        with RunStore.open(path) as store:
+            kept, meta = store.load_checkpoint()
+            arrays, (draws,) = dict(kept), store.committed.draws
+        turn = meta["turn"]
+        assert draws == (2, 4)[turn]
+        assert_array_equal(arrays["a"], np.full((3, 5_000)[turn], 2.0 + 2 * turn))
+        assert_array_equal(open_run(path)["posterior"]["W"][0], factors(0, 0, draws)[0])
+        outcomes.append(turn)
+    assert 3 < len(outcomes) < 40
+
+
+RUNS = {
+    "tweedie": (dfac.TweedieNMF(2), dfac.PSGLD(step=dfac.ConstantStep(0.001))),
+    "gaussian": (dfac.GaussianMF(2), None),
+}
+OF_THE_MOMENT = {"sampling_time", "utilisation", "created_at", "trace_id"}
+
+
+@pytest.mark.quick("tweedie")
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_killed_before_it_was_closed_is_closed_by_resume(tmp_path, monkeypatch, kind):
+    options = QUIET | {"draws": 6, "tune": 4}
+    whole = dfac.sample(V, *RUNS[kind], store=tmp_path / "whole.zarr", **options)
+    path = tmp_path / "run.zarr"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "finish", Mock(side_effect=KeyboardInterrupt))
+        refused(KeyboardInterrupt, None, dfac.sample, V, *RUNS[kind], store=path, **options)
+    assert "divergences" not in dfac.open_run(path).attrs
+    found = dfac.resume(path, progressbar=False)
+    assert found.attrs.keys() == whole.attrs.keys()
+    for name in whole.attrs.keys() - OF_THE_MOMENT:
+        assert found.attrs[name] == whole.attrs[name], name
+    for name, values in whole["constant_data"].data_vars.items():
+        assert_array_equal(found["constant_data"][name], values)
+    assert dfac.resume(path, progressbar=False).attrs == found.attrs
+
+
+def test_reading_and_resuming_do_not_wait_for_a_cluster_without_workers(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    path, cells = tmp_path / "run.zarr", (np.array([1, 2]), np.array([0, 3]))
+    dfac.sample(V, dfac.TweedieNMF(2), store=path, monitor=cells, draws=3, tune=2, **QUIET)
+    none = {"n_workers": 0, "processes": False, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**none) as cluster, distributed.Client(cluster):
+        assert dfac.open_run(path)["posterior"].sizes["draw"] == 3
+        assert dfac.resume(path, draws=2, progressbar=False)["posterior"].sizes["draw"] == 5
+        assert dfac.align(path)["alignment/permutation"].sizes["draw"] == 5
+        assert dfac.summarize(path, cells=2).attrs["draws"] == 5
+        assert dfac.expectation(path, lambda W, H: W).shape == (12, 2)
+        assert dfac.top_entries(path, 2)["label"].sizes["rank"] == 2
+        assert dfac.monitored(path)["mean"].sizes["cell"] == 2

@@ -13,16 +13,8 @@ from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.refusals import refused
-from tests.results.particle_tree import (
-    KERNEL,
-    WEIGHTS,
-    M,
-    fill_particles,
-    particle_factors,
-    particle_spec,
-    particle_store,
-    particle_tree,
-)
+from tests.results import particle_tree as particles
+from tests.results.particle_tree import KERNEL, WEIGHTS, M, particle_factors
 from tests.results.runs import make_spec, store_run, validate
 
 
@@ -39,18 +31,19 @@ def path(tmp_path):
 def create(path, done, **changes):
     """A store, or a run in memory, with some finished particles."""
     W, H = particle_factors()
-    spec = particle_spec(W, H)
+    spec = particles.particle_spec(W, H)
     spec = replace(spec, attrs=spec.attrs | changes)
     store = Sink(spec) if path is None else RunStore.create(path, spec)
-    fill_particles(store, W, H, done=done)
+    particles.fill_particles(store, W, H, done=done)
     return store
 
 
 @pytest.mark.parametrize("silf", [True, False])
 def test_a_finished_store_is_the_tree_in_memory(path, silf):
-    found, expected = particle_store(path, silf=silf, at_once=1), particle_tree(silf=silf)
-    validate(found)
-    validate(expected)
+    found = particles.particle_store(path, silf=silf, at_once=1)
+    expected = particles.particle_tree(silf=silf)
+    for tree in (found, expected):
+        validate(tree)
     xr.testing.assert_identical(found.load(), expected)
     assert KERNEL.items() <= found["stein"].attrs.items()
     statistics = {"lp", "weight", "seconds", "n_iter"} | ({"objective"} if silf else set())
@@ -62,8 +55,8 @@ def test_a_finished_store_is_the_tree_in_memory(path, silf):
     assert "dispersion" not in found.attrs or not silf
 
 
-def test_an_unfinished_store_has_the_finished_particles_without_weights(tmp_path):
-    found = particle_store(tmp_path / "run.zarr", done=4, at_once=1)
+def test_an_unfinished_store_has_the_finished_particles_without_weights(path):
+    found = particles.particle_store(path, done=4, at_once=1)
     validate(found)
     W, H = particle_factors()
     assert_array_equal(found["posterior/W"].values[0], W[:4])
@@ -71,14 +64,6 @@ def test_an_unfinished_store_has_the_finished_particles_without_weights(tmp_path
     assert set(found["sample_stats"].data_vars) == {"objective", "seconds", "n_iter"}
     assert found["sample_stats/n_iter"].values.tolist() == [[100, 101, 102, 103]]
     assert "stein" not in found.children
-
-
-def test_weights_of_all_particles_wait_for_their_being_written(path):
-    with create(path, M) as store:
-        assert "stein" not in open_run(path).children
-        assert "lp" not in open_run(path)["sample_stats"].data_vars
-        store.write_weights(**weighing())
-        assert open_run(path)["sample_stats/weight"].values.tolist() == [WEIGHTS.tolist()]
 
 
 @pytest.mark.parametrize(("again", "dies_at"), [(False, 1), (True, 0), (True, 1)])
@@ -112,23 +97,22 @@ def test_a_kill_while_weights_are_written_leaves_all_or_none(path, monkeypatch, 
 
 
 def test_a_run_of_particles_goes_on_after_a_kill(path):
-    W, H = particle_factors()
     create(path, 3).close()
     with RunStore.open(path) as store:
         assert store.committed.draws == (3,)
         assert (store.chains, store.draws, store.cells) == (1, M, None)
-        fill_particles(store, W, H)
+        particles.fill_particles(store, *particle_factors())
         store.finish({"threshold": 8.0})
     found = open_run(path)
     assert float(found["constant_data/threshold"]) == found.attrs["threshold"] == 8.0
-    assert_array_equal(found["posterior/W"].values[0], W)
+    assert_array_equal(found["posterior/W"].values[0], particle_factors()[0])
 
 
 def test_weights_come_after_all_particles_and_are_masses(path):
     memory, nothing = create(None, M), np.zeros(M - 2)
     with create(path, 4) as store:
         refused(OptionError, "only 4 of 6 particles", store.write_weights, **weighing())
-        fill_particles(store, *particle_factors(), done=M)
+        particles.fill_particles(store, *particle_factors(), done=M)
         for weight, match in (
             (np.full(M, 0.5), "add up to 1"),
             (np.r_[1.5, -0.5, nothing], "at least 0"),
@@ -140,15 +124,12 @@ def test_weights_come_after_all_particles_and_are_masses(path):
         assert "stein" not in found.children
 
 
-def test_constants_that_are_not_the_models_stay_attributes(path):
+def test_constants_that_are_not_the_models_stay_attributes_and_other_runs_have_no_weights(path):
     create(path, None, dispersion=1.0).close()
     for found in (open_run(path), create(None, None, dispersion=1.0).tree()):
         assert set(found["constant_data"].data_vars) == {"threshold"}
         assert found.attrs["dispersion"] == 1.0
-
-
-def test_other_runs_have_no_weights(path):
-    spec = make_spec(chains=1)
+    path, spec = path.with_name("other.zarr"), make_spec(chains=1)
     with RunStore.open(store_run(path, spec)) as store:
         ten, match = weighing(10, weight=np.full(10, 0.1)), "has no stein/stein_matrix"
         refused(StoreError, match, store.write_weights, **ten)

@@ -97,20 +97,13 @@ def test_log_densities_are_scipys(law, block, monkeypatch):
     assert found["observed_data"]["V"].values.tolist() == values.tolist()
 
 
-def gaussian(**changes):
-    """Draws of a run that has drawn its noise."""
-    tree = memory_tree(make_spec(attrs=attrs({"type": "GaussianMF"}, **changes)))
-    noise = 0.5 + np.arange(CHAINS * DRAWS).reshape(CHAINS, DRAWS) / 10
-    tree["posterior/noise"] = xr.DataArray(noise, dims=("chain", "draw"))
-    return tree
-
-
 def test_noise_of_every_draw():
-    tree, quiet = gaussian(), gaussian()
-    sd = np.sqrt(tree["posterior"]["noise"].values)[:, :, None]
+    tree, quiet = (run({"type": "GaussianMF"}) for _ in range(2))
+    noise = 0.5 + np.arange(CHAINS * DRAWS).reshape(CHAINS, DRAWS) / 10
+    for own, values in ((tree, noise), (quiet, np.full_like(noise, 1e-20))):
+        own["posterior/noise"] = xr.DataArray(values, dims=("chain", "draw"))
+    sd, means = np.sqrt(noise)[:, :, None], drawn(quiet)
     assert_allclose(density(tree, VALUES), stats.norm.logpdf(VALUES, mu(), sd), rtol=1e-12)
-    quiet["posterior"]["noise"][:] = 1e-20
-    means = drawn(quiet)
     assert_allclose(means, mu(), rtol=1e-6)
     assert 0.7 < float(((drawn(tree) - means) / sd).std()) < 1.4
 
@@ -219,8 +212,7 @@ def test_cells_by_position_label_and_mask(how):
     found = dfac.log_likelihood(memory_tree(make_spec(observed=V)), forms.get(how, CELLS))
     group = found["log_likelihood"]
     order = np.lexsort((COLUMNS, ROWS)) if how == "mask" else np.arange(4)
-    told = {"row_index": ROWS, "column_index": COLUMNS, "gene": labels()[0]}
-    for name, values in told.items():
+    for name, values in {"row_index": ROWS, "column_index": COLUMNS, "gene": labels()[0]}.items():
         assert group[name].values.tolist() == values[order].tolist()
     assert group["weight"].dims == ("cell",)
     assert found["observed_data"]["V"].values.tolist() == V[CELLS][order].tolist()
@@ -310,11 +302,11 @@ def as_arviz(tree):
 
 
 def test_attributes_of_groups():
-    tree = memory_tree(make_spec(attrs={**ATTRS, "created_at": "2026-01-01T00:00:00+00:00"}))
+    made = {"created_at": "2026-01-01T00:00:00+00:00"}
+    tree = memory_tree(make_spec(attrs=ATTRS | made))
     found = dfac.log_likelihood(tree, CELLS, VALUES)
-    library = {"inference_library": "daskfactor", "creation_library": "daskfactor"}
-    library |= {"creation_library_version": dfac.__version__}
-    library |= {"created_at": "2026-01-01T00:00:00+00:00"}
+    library = dict.fromkeys(("inference_library", "creation_library"), "daskfactor")
+    library |= made | {"creation_library_version": dfac.__version__}
     for group in (*tree.children.values(), *found.children.values()):
         assert library.items() <= group.attrs.items()
     for group in (tree["posterior"], found["log_likelihood"]):
@@ -340,8 +332,7 @@ def test_arviz_takes_the_groups(counts):
         assert np.isfinite(np.asarray(check(data)["mu"])).all()
     shown = as_arviz(dfac.posterior_predictive(short, CELLS, values).load())
     old = hasattr(az, "plot_ppc")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the plots' own making
+    with warnings.catch_warnings(action="ignore"):  # of the plots' own making
         import matplotlib as mpl
 
         mpl.use("Agg")

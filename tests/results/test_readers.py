@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from unittest.mock import Mock
 
 import dask
 import numpy as np
@@ -22,21 +23,8 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
 from tests.pairwise import pairwise
 from tests.refusals import refused
-from tests.results.runs import (
-    CHAINS,
-    DRAWS,
-    REGISTRY,
-    I,
-    J,
-    K,
-    factors,
-    fill,
-    make_spec,
-    memory_tree,
-    store_run,
-    tree_of,
-    validate,
-)
+from tests.results import runs
+from tests.results.runs import CHAINS, DRAWS, I, J, K, factors, make_spec, memory_tree, store_run
 
 pytestmark = pytest.mark.libraries
 
@@ -106,7 +94,7 @@ print(int(tree["posterior"]["W"].notnull().all(["chain", "gene", "component"]).s
     assert done.stdout.strip() == "3", done.stderr
 
 
-def test_every_array_is_plain_zarr_v3(path):
+def test_every_array_is_plain_zarr_v3_and_nothing_a_pickle(path):
     nodes = sorted(path.rglob("zarr.json"))
     assert len(nodes) > 40
     for node in nodes:
@@ -119,12 +107,9 @@ def test_every_array_is_plain_zarr_v3(path):
             assert names <= {"bytes", "vlen-utf8", "zstd", "crc32c"}
             assert "crc32c" in names or node.parent.name == "state"
             assert document.get("dimension_names") or document["shape"] == []
-
-
-def test_nothing_in_the_store_is_a_pickle(path):
-    files = [file for file in path.rglob("*") if file.is_file()]
+    files = [file.read_bytes() for file in path.rglob("*") if file.is_file()]
     assert len(files) > 60
-    for raw in (file.read_bytes() for file in files):
+    for raw in files:
         # Protocol 2 and later start with the opcode PROTO and end with STOP.
         assert not (raw[:1] == b"\x80" and raw[1:2] in b"\x02\x03\x04\x05" and raw[-1:] == b".")
         words = (b"numpy.core", b"_reconstruct", b'"object"', b"pickle")
@@ -144,9 +129,7 @@ def test_labels_survive_the_store(tmp_path):
 
 
 def test_an_opened_run_is_lazy(tmp_path):
-    def fail(dsk, keys, **kwargs):
-        raise AssertionError("something was computed")
-
+    fail = Mock(side_effect=AssertionError("something was computed"))
     path = store_run(tmp_path / "run.zarr", make_spec(has_coarse=True))
     with dask.config.set(scheduler=fail):
         tree = open_run(path)
@@ -157,15 +140,15 @@ def test_an_opened_run_is_lazy(tmp_path):
 
 def test_a_tree_in_memory_shares_the_arrays():
     sink = Sink(make_spec())
-    fill(sink, make_spec())
+    runs.fill(sink, make_spec())
     tree, again = sink.tree(), sink.tree()
-    validate(tree)
+    runs.validate(tree)
     assert factor_dims(tree) == ("gene", "day")
     for name in "WH":
         assert np.shares_memory(tree["posterior"][name].values, again["posterior"][name].values)
     assert tree["posterior"]["H"].dims == ("chain", "draw", "component", "day")
     short = {"W": np.ones((CHAINS, 4, I, K), "f4"), "H": np.ones((CHAINS, 4, J, K), "f4")}
-    broken_off = tree_of(make_spec(), {"posterior": short})
+    broken_off = runs.tree_of(make_spec(), {"posterior": short})
     assert broken_off["posterior"]["draw"].values.tolist() == [1, 3, 5, 7]
     none = xr.DataTree.from_dict({"a": xr.Dataset()})
     refused(StoreFormatError, "no factors", factor_dims, none)
@@ -198,21 +181,11 @@ def test_expectation_is_an_extrapolated_mean(tmp_path, name, coarse, chain, monk
         assert_allclose(expectation(trace, function, chain=chain), expected, rtol=1e-5)
 
 
-def test_richardson_romberg_removes_a_bias_linear_in_the_step():
-    step, half = 0.1, DRAWS // 2
-    W, H = np.ones((CHAINS, DRAWS, I, K), "f4"), np.ones((CHAINS, DRAWS, J, K), "f4")
-    fine, coarse = {"W": W + step / 2, "H": H}, {"W": (W + step)[:, :half], "H": H[:, :half]}
-    arrays = {"posterior": fine, "posterior_coarse": coarse}
-    tree = tree_of(make_spec(has_coarse=True), arrays)
-    assert_allclose(expectation(tree, lambda W, H: W), np.ones((I, K)), rtol=1e-6)
-
-
 def test_expectation_says_what_is_missing(tmp_path):
-    path, moments = tmp_path / "run.zarr", memory_tree(make_spec(keep="moments"))
-    RunStore.create(path, make_spec()).close()
+    RunStore.create(path := tmp_path / "run.zarr", make_spec()).close()
     for match, trace, options in (
         ("no chain 5", memory_tree(make_spec()), {"chain": 5}),
-        ("moments only", moments, {}),
+        ("moments only", memory_tree(make_spec(keep="moments")), {}),
         ("no draws yet", path, {}),
     ):
         refused(OptionError, match, expectation, trace, lambda W, H: W, **options)
@@ -262,6 +235,6 @@ def test_chunks_are_neither_large_nor_many(shape, draws, dtype):
 
 
 def test_the_registry_names_each_variable_once():
-    names = [(variable.group, variable.name) for variable in REGISTRY]
+    names = [(variable.group, variable.name) for variable in runs.REGISTRY]
     assert len(names) == len(set(names))
-    assert all(variable.doc for variable in REGISTRY)
+    assert all(variable.doc for variable in runs.REGISTRY)

@@ -1,5 +1,6 @@
 import json
 from itertools import permutations
+from unittest.mock import Mock
 
 import dask
 import numpy as np
@@ -8,14 +9,9 @@ import xarray as xr
 from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
+from daskfactor import component_variability, downstream, pairwise_distances, top_entries
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results import compare
-from daskfactor.results.compare import (
-    component_variability,
-    downstream,
-    pairwise_distances,
-    top_entries,
-)
 from daskfactor.results.components import components_of, told_quantity
 from daskfactor.results.trace import draw_masses
 from tests.fake_particles import fake_particles, random_particles
@@ -70,9 +66,9 @@ def test_the_largest_entries_of_two_particles():
     assert found["mean"].to_dict() == pytest.approx({"w0": 0.475, "w1": 0.25, "w2": 0.275})
     assert top["weight"].values.tolist() == [[0.75, 0.25]]
     table = top.to_dataframe()
+    table, whole = top.to_dataframe(), top_entries(two_lists(), count=9)
     assert len(table) == 8
     assert {"label", "value", "share", "mean", "weight"} <= set(table.columns)
-    whole = top_entries(two_lists(), count=9)
     assert whole.sizes["rank"] == 4
     assert by_label(whole)["share"].loc[0].to_dict().items() >= {"w2": 1.0, "w3": 0.0}.items()
 
@@ -111,30 +107,31 @@ def test_labels_components_and_the_other_factor():
 
 def scored(*answers, **options):
     """Scores of two particles by a list of answers."""
-    W, H, weight = random_particles(count=2)
     answers = iter(answers)
-    return downstream(fake_particles(W, H, weight), lambda W, H: next(answers), **options)
+    tree = fake_particles(*random_particles(count=2))
+    return downstream(tree, lambda W, H: next(answers), **options)
 
 
 def test_what_comparisons_refuse():
-    for call, message in (
-        (lambda: top_entries(two_lists(), factor="V"), 'factor must be "W" or "H"'),
-        (lambda: top_entries(two_lists(), count=0), "count must be a whole number"),
-        (lambda: top_entries(two_lists(), component=5), r"no component \[5\]; .* \[0, 1\]"),
-        (lambda: top_entries(two_lists(), labels=["a"]), "for each of the 4 entries of 'word'"),
-        (lambda: top_entries(two_lists(), labels="colour"), "no coordinate of 'word', which has"),
-        (lambda: pairwise_distances(two_lists(), "V"), 'of must be "W", "H" or "both"'),
-        (lambda: pairwise_distances(two_lists(), metric="city"), 'must be "angle" or "euclidean"'),
-        (lambda: pairwise_distances(two_lists(), "both", metric="euclidean"), "different units"),
-        (lambda: pairwise_distances(two_lists(), most=0), "most must be a whole number"),
-        (lambda: scored("high", "low"), "score must return a number or a dict"),
-        (lambda: scored({}, {}), "an empty dict"),
-        (lambda: scored({"a": 1}, {"b": 1}), "the same names for every particle, got"),
-        (lambda: scored(1.0, 1.0, best="most"), 'best must be "highest"'),
-        (lambda: scored(np.nan, np.nan), "'score' is not a number for any"),
-        (lambda: downstream(fake_run(keep="moments"), lambda W, H: 0.0), "needs its draws"),
+    lists = two_lists()
+    for message, call, *given, options in (
+        ('factor must be "W" or "H"', top_entries, lists, {"factor": "V"}),
+        ("count must be a whole number", top_entries, lists, {"count": 0}),
+        (r"no component \[5\]; .* \[0, 1\]", top_entries, lists, {"component": 5}),
+        ("for each of the 4 entries of 'word'", top_entries, lists, {"labels": ["a"]}),
+        ("no coordinate of 'word', which has", top_entries, lists, {"labels": "colour"}),
+        ('of must be "W", "H" or "both"', pairwise_distances, lists, "V", {}),
+        ('must be "angle" or "euclidean"', pairwise_distances, lists, {"metric": "city"}),
+        ("different units", pairwise_distances, lists, "both", {"metric": "euclidean"}),
+        ("most must be a whole number", pairwise_distances, lists, {"most": 0}),
+        ("score must return a number or a dict", scored, "high", "low", {}),
+        ("an empty dict", scored, {}, {}, {}),
+        ("the same names for every particle, got", scored, {"a": 1}, {"b": 1}, {}),
+        ('best must be "highest"', scored, 1.0, 1.0, {"best": "most"}),
+        ("'score' is not a number for any", scored, np.nan, np.nan, {}),
+        ("needs its draws", downstream, fake_run(keep="moments"), lambda W, H: 0.0, {}),
     ):
-        refused(OptionError, message, call)
+        refused(OptionError, message, call, *given, **options)
 
 
 def tilted(weight, degrees=30.0):
@@ -221,8 +218,7 @@ def test_distances_of_two_particles_by_hand():
     W = [np.eye(3)[:, :2], np.array([[0, np.cos(0.5)], [2, 0], [0, np.sin(0.5)]])]
     tree = fake_particles(W, [H2, np.array(H2)[::-1]])
     distance = pairwise_distances(tree)
-    assert distance.dims == ("draw", "other_draw")
-    assert distance.attrs["units"] == "degree"
+    assert (distance.dims, distance.attrs["units"]) == (("draw", "other_draw"), "degree")
     size = np.cos(0.5) + np.sin(0.5)
     moved_by = np.hypot(1 - np.cos(0.5) / size, np.sin(0.5) / size)
     # H on the scale of a W that adds up to 1: rows 2 and `size` times as long in the second.
@@ -255,17 +251,12 @@ def test_distances_are_the_least_of_all_orders_and_in_blocks_the_same(monkeypatc
     assert_allclose(whole, [[least(a, b) for b in flat] for a in flat], atol=1e-5)
     assert whole["chain"].values.tolist() == [0, 0, 0, 1, 1, 1]
     assert whole["other_draw"].values.tolist() == [0, 1, 2, 0, 1, 2]
-    read, original = [], compare._read
-
-    def counted(*arguments):
-        read.append(len(arguments[-1]))
-        return original(*arguments)
-
+    counted = Mock(side_effect=compare._read)
     monkeypatch.setattr(compare, "_read", counted)
     monkeypatch.setattr(compare, "BLOCK_BYTES", 8 * 3 * 14 * 4)
     xr.testing.assert_allclose(pairwise_distances(tree, "both"), whole)
-    assert max(read) <= 4
-    assert len(read) > 2
+    assert max(len(call.args[-1]) for call in counted.call_args_list) <= 4
+    assert counted.call_count > 2
     with pytest.warns(SamplingWarning, match="one in 3 is compared; pass most=40"):
         some = pairwise_distances(fake_run(), most=15)
     assert some.shape == (14, 14)
@@ -365,7 +356,7 @@ def test_widths_are_those_of_the_spread(noise):
     assert_allclose(found["width_h"], 3.29 * noise, rtol=0.6)
 
 
-def test_coverage_counts_cells_inside_their_intervals():
+def test_coverage_counts_cells_inside_their_intervals_and_of_monitored_ones_needs_no_draws():
     """And leaves values out that are not known."""
     tree = fake_run()
     tree.attrs["model"] = TWEEDIE
@@ -377,9 +368,6 @@ def test_coverage_counts_cells_inside_their_intervals():
     assert (float(found["inside"][0]), int(found["cells"])) == (9 / 12, 84)
     assert_allclose(found["rmse"], np.square(values - inside["mean"].values).mean() ** 0.5)
     assert int(dfac.held_out_coverage(tree, ([3, 4], [3, 3]), [5.0, np.nan])["cells"]) == 1
-
-
-def test_monitored_cells_need_no_draws():
     tree = fake_run(keep="moments")
     tree.attrs["model"] = TWEEDIE
     cells = [tree["monitor"][name].values[::-1] for name in ("row_index", "column_index")]

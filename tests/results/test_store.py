@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,22 +20,8 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.results.zarr_stores import DurableStore
 from tests.refusals import refused
-from tests.results.runs import (
-    CHAINS,
-    DRAWS,
-    I,
-    K,
-    assert_same_tree,
-    factors,
-    fill,
-    make_spec,
-    memory_tree,
-    moments,
-    put_moments,
-    stats,
-    store_run,
-    validate,
-)
+from tests.results import runs
+from tests.results.runs import CHAINS, DRAWS, I, K, factors, fill, make_spec, store_run
 from tests.results.writer import killed_at, open_and_wait, start
 
 pytestmark = pytest.mark.libraries
@@ -50,6 +37,7 @@ def plain(path):
     return xr.open_datatree(path, engine="zarr")
 
 
+@pytest.mark.quick("True-draws", "False-moments")
 @pytest.mark.parametrize("keep", ["draws", "moments"])
 @pytest.mark.parametrize("observed", [True, False])
 def test_a_store_gives_back_the_tree_of_the_same_run_in_memory(path, keep, observed):
@@ -57,20 +45,27 @@ def test_a_store_gives_back_the_tree_of_the_same_run_in_memory(path, keep, obser
     V[2, 3] = np.nan
     spec = make_spec(keep=keep, has_coarse=keep == "draws", observed=V if observed else None)
     tree = open_run(store_run(path, spec))
-    validate(tree)
-    assert_same_tree(tree, memory_tree(spec))
-    assert (tree.attrs, tree["constant_data"]["dispersion"]) == (memory_tree(spec).attrs, 1.0)
+    runs.validate(tree)
+    runs.assert_same_tree(tree, runs.memory_tree(spec))
+    assert (tree.attrs, tree["constant_data"]["dispersion"]) == (runs.memory_tree(spec).attrs, 1.0)
 
 
-def test_an_empty_store_opens_with_nan_and_no_draws(path):
-    spec = make_spec()
+def test_an_empty_store_has_its_plan_nan_and_no_draws(path):
+    spec = make_spec(has_coarse=True)
     with RunStore.create(path, spec) as store:
         assert store.committed.draws == (0, 0)
         assert store.tree()["posterior"].sizes["draw"] == 0
-    posterior = plain(path)["posterior"]
+    with RunStore.open(path) as found:
+        for name in ("chains", "draws", "warmup_draws"):
+            assert getattr(found, name) == getattr(spec, name)
+        assert_array_equal(found.cells, [spec.monitor_rows, spec.monitor_columns])
+        assert {name: found.attrs[name] for name in spec.attrs} == spec.attrs
+    posterior = plain(path)["posterior"].to_dataset()
     assert posterior["W"].shape == (CHAINS, DRAWS, I, K)
     assert bool(posterior["W"].isnull().all())
     assert posterior["draw"].values.tolist() == spec.cycles.tolist()
+    labels = spec.labels.reset_coords("weight").set_coords("weight")
+    xr.testing.assert_equal(posterior[["gene", "day", "weight"]], labels)
     assert "posterior_moments" not in open_run(path).children
 
 
@@ -78,14 +73,14 @@ def test_draws_exist_only_once_committed(path):
     with RunStore.open(store_run(path, draws=4)) as store:
         for chain in range(CHAINS):
             store.write_draws(chain, 4, *factors(chain, 4, 3))
-            store.write_stats(chain, 4, stats(chain, 4, 3))
+            store.write_stats(chain, 4, runs.stats(chain, 4, 3))
         assert open_run(path)["posterior"].sizes["draw"] == 4
         store.checkpoint({}, {"draws": 7})
     tree = open_run(path)
     assert tree["posterior"].sizes["draw"] == 7
     for chain in range(CHAINS):
         assert_array_equal(tree["posterior"]["W"][chain], factors(chain, 0, 7)[0])
-        assert_array_equal(tree["sample_stats"]["lp"][chain], stats(chain, 0, 7)["lp"])
+        assert_array_equal(tree["sample_stats"]["lp"][chain], runs.stats(chain, 0, 7)["lp"])
     assert np.isnan(plain(path)["posterior"]["W"][:, 7:]).all()
 
 
@@ -117,18 +112,6 @@ def test_chains_of_different_lengths_give_the_largest_rectangle(tmp_path):
         assert tree["posterior"].sizes["draw"] == length
         for group in ("posterior", "sample_stats", "monitor"):
             assert tree[group]["chain"].values.tolist() == chains
-
-
-def test_the_plan_is_read_back(path):
-    spec = make_spec(has_coarse=True)
-    RunStore.create(path, spec).close()
-    found = RunStore.open(path)
-    for name in ("chains", "draws", "warmup_draws"):
-        assert getattr(found, name) == getattr(spec, name)
-    assert_array_equal(found.cells, [spec.monitor_rows, spec.monitor_columns])
-    labels = plain(path)["posterior"].to_dataset()[["gene", "day", "weight"]]
-    xr.testing.assert_equal(labels, spec.labels.reset_coords("weight").set_coords("weight"))
-    assert {name: found.attrs[name] for name in spec.attrs} == spec.attrs
 
 
 def test_checkpoints_come_back_bit_for_bit_and_may_grow_and_shrink(path):
@@ -165,7 +148,7 @@ def test_attributes_are_what_json_makes_of_them(path, tmp_path):
     given |= {"dict": {"c": None}, "keys": {1: "a", None: "b", False: "c"}}
     kept |= {"dict": {"c": None}, "keys": {"1": "a", "null": "b", "false": "c"}}
     spec = make_spec(attrs=given)
-    for found in (open_run(store_run(path, spec)), memory_tree(spec)):
+    for found in (open_run(store_run(path, spec)), runs.memory_tree(spec)):
         assert {name: found.attrs[name] for name in kept} == kept
     other, keys = tmp_path / "other.zarr", "keys must be"
     with RunStore.create(other, make_spec()) as store:
@@ -230,7 +213,7 @@ def test_checkpoints_that_cannot_be_kept_are_refused(path):
 def test_moments_cut_short_are_not_shown(path):
     with RunStore.open(store_run(path)) as store:
         assert "posterior_moments" in open_run(path).children
-        refused(TypeError, None, put_moments, store, MOMENTS, 0, {"W_mean": object()}, 5)
+        refused(TypeError, None, runs.put_moments, store, MOMENTS, 0, {"W_mean": object()}, 5)
         assert open_run(path)["posterior_moments"]["count"].values.tolist() == [0, DRAWS]
 
 
@@ -330,7 +313,7 @@ def test_a_full_disk_says_what_is_safe(path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(DurableStore, "set", full)
             with pytest.raises(StoreError, match=r"run\.zarr.*disk is full.*chain: 4, 4") as caught:
-                put_moments(store, MOMENTS, 0, moments(0), 9)
+                runs.put_moments(store, MOMENTS, 0, runs.moments(0), 9)
             assert caught.value.errno == errno.ENOSPC
             store.write_draws(0, 4, *factors(0, 4, 1))
             match, state = r"a checkpoint.*disk is full", {"a": np.ones(3)}
@@ -346,7 +329,7 @@ def test_a_disk_that_is_full_before_anything_was_drawn_keeps_nothing(path, monke
     monkeypatch.setattr(DurableStore, "set", full)
     match = r"disk is full; nothing of this run is kept; .*begin again"
     with pytest.raises(StoreError, match=match), store:
-        put_moments(store, MOMENTS, 0, moments(0), 9)
+        runs.put_moments(store, MOMENTS, 0, runs.moments(0), 9)
     match = r"disk is full.*nothing was changed.*begin again"
     refused(StoreError, match, RunStore.create, path, make_spec())
     assert not list(path.parent.iterdir())
@@ -358,14 +341,12 @@ def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where)
     def contents():
         return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
-    def fail(*args, **options):
-        raise OSError(number, why, "lock")
-
     RunStore.create(path, make_spec()).close()
     before, why = contents(), os.strerror(number)
     cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
+    cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
     with monkeypatch.context() as patch:
-        patch.setattr(where, fail)
+        patch.setattr(where, Mock(side_effect=OSError(number, why, "lock")))
         refused(StoreError, rf"run\.zarr cannot be written: {why}; mend this", RunStore.open, path)
         match = rf"run\.zarr, {cause}; nothing was changed; .*begin"
         refused(StoreError, match, RunStore.create, path, make_spec(), overwrite=True)
@@ -384,12 +365,13 @@ def finish_a_chunk(store):
 WRITES = {
     "draws": finish_a_chunk,
     "checkpoint": lambda store: store.checkpoint({"a": np.ones(3)}, {"draws": 4}),
-    "moments": lambda store: put_moments(store, MOMENTS, 0, moments(0), 9),
+    "moments": lambda store: runs.put_moments(store, MOMENTS, 0, runs.moments(0), 9),
     "attributes": lambda store: store.update_attrs({"sampling_time": 1.0}),
     "end": lambda store: store.finish({}),
 }
 
 
+@pytest.mark.quick("draws-True", "checkpoint-False", "moments-True", "attributes-False", "end-True")
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_store_that_is_removed_while_it_is_written_is_told(path, write, reopened):
@@ -420,22 +402,23 @@ def test_a_damaged_chunk_is_told_where_it_is_written_in_part(path):
 WARMED = {"warmup_draws": [0, 0]}
 IMPOSSIBLE = [
     *({"newest": 7}, {"newest": "first"}, {"newest": 1, "slots": None}),
-    *({"newest": 0, "slots": []}, {"slots": 3}, None),
+    *({"newest": 0, "slots": []}, {"slots": 3}),
     *({"slots": [{"draws": draws, **WARMED}, None]} for draws in (["many", 0], [-1, 0])),
     {"slots": [{"draws": [1, 0]}, None]},
 ]
 
 
-@pytest.mark.parametrize("attributes", IMPOSSIBLE, ids=str)
-def test_an_impossible_marker_is_reported(path, attributes):
+def test_an_impossible_marker_is_reported(path):
     with RunStore.create(path, make_spec()) as store:
         store.checkpoint({}, {"draws": 0})
     marker = path / "checkpoint" / "zarr.json"
-    document = json.loads(marker.read_text())
-    document["attributes"] |= attributes or {}
-    marker.write_text("{" if attributes is None else json.dumps(seal(document, "attributes")))
-    for opener in (RunStore.open, open_run):
-        refused(StoreFormatError, "damaged run store: checkpoint", opener, path)
+    whole = json.loads(marker.read_text())
+    attributes = (whole["attributes"] | own for own in IMPOSSIBLE)
+    sealed = (seal(whole | {"attributes": own}, "attributes") for own in attributes)
+    for text in (*map(json.dumps, sealed), "{"):
+        marker.write_text(text)
+        for opener in (RunStore.open, open_run):
+            refused(StoreFormatError, "damaged run store: checkpoint", opener, path)
 
 
 def test_missing_and_foreign_paths_are_told_apart(tmp_path):

@@ -15,14 +15,8 @@ from daskfactor.results.diagnose import addressed_cells, convergence, factor_ser
 from daskfactor.results.ranks import band, uniformity
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
-from tests.results.particle_tree import (
-    WEIGHTS,
-    M,
-    modes,
-    particle_factors,
-    particle_store,
-    particle_tree,
-)
+from tests.results import particle_tree as particles
+from tests.results.particle_tree import WEIGHTS, M, modes, particle_factors, particle_tree
 
 
 def run(chains=2, draws=500, lp=None, move=None, swap=False, seed=0):
@@ -50,7 +44,7 @@ def series_of(W, H, law, seed=5, count=3, dims=("row", "column")):
     return factor_series(group, law, addressed_cells((6, 9), count, seed))
 
 
-def test_functionals_are_what_their_names_say():
+def test_functionals_are_what_their_names_say_and_cells_are_addressed():
     rng = np.random.default_rng(0)
     W, H = rng.random((1, 4, 6, 7)), rng.random((1, 4, 7, 9))
     series = series_of(W, H, Law(np.arange(7), False, 7), dims=("gene", "day"))
@@ -64,6 +58,10 @@ def test_functionals_are_what_their_names_say():
         assert_allclose(found[f"mu[{i},{j}]"], mu[:, :, i, j])
     assert_allclose(found["w_sum"], W.sum(axis=(2, 3)))
     assert_allclose(sum(found[f"component[{k}]"] for k in range(7)), found["mu_mean"])
+    few, many = addressed_cells((100, 30), 3, 1), addressed_cells((100, 30), 50, 1)
+    assert_array_equal(few, [one[:3] for one in many])
+    assert (np.array(many).T < (100, 30)).all()
+    assert np.any(np.array(few) != addressed_cells((100, 30), 3, 2))
 
 
 def test_functionals_of_signed_factors_do_not_see_a_sign():
@@ -76,13 +74,6 @@ def test_functionals_of_signed_factors_do_not_see_a_sign():
         assert_allclose(old.values, new.values, err_msg=old.name)
     names = [one.name for one in before if one.kind == "component"]
     assert names == ["component[0]", "component[1]"]
-
-
-def test_cells_are_addressed():
-    few, many = addressed_cells((100, 30), 3, 1), addressed_cells((100, 30), 50, 1)
-    assert_array_equal(few, [one[:3] for one in many])
-    assert (np.array(many).T < (100, 30)).all()
-    assert np.any(np.array(few) != addressed_cells((100, 30), 3, 2))
 
 
 def test_independent_draws_have_converged():
@@ -159,12 +150,18 @@ def test_chains_with_other_components_are_seen_and_named():
         assert sorted(found["share"].dropna("functional").values.tolist()) == [0.5, 1.0, 1.0]
 
 
-def test_moments_alone_give_the_density_alone():
+def test_moments_give_the_density_alone_and_one_component_no_alignment():
     found = dfac.summarize(fake_run(keep="moments"))
     assert found["functional"].values.tolist() == ["lp"]
     assert found.predictions.status == "red"  # its chains disagree at a cell that is monitored
     assert found.components.status == "none"
     assert "kept no draws" in found.components.reasons[0]
+    found = dfac.summarize(fake_run().isel(component=[0]))
+    assert "aligned" not in found["kind"].values
+    W, H = particle_factors()
+    found = dfac.summarize(particle_tree(W[..., :1], H[:, :1], WEIGHTS))
+    assert set(found["kind"].values) == {"density", "product", "scale", "component"}
+    assert found.components.status == "none"
 
 
 def test_very_few_draws_say_nothing():
@@ -175,15 +172,6 @@ def test_very_few_draws_say_nothing():
     assert "nan" in str(found)
     refused(OptionError, "no draws yet", dfac.summarize, run().isel(draw=slice(0)))
     refused(OptionError, "cells", dfac.summarize, run(), cells=-1)
-
-
-def test_one_component_needs_no_alignment():
-    found = dfac.summarize(fake_run().isel(component=[0]))
-    assert "aligned" not in found["kind"].values
-    W, H = particle_factors()
-    found = dfac.summarize(particle_tree(W[..., :1], H[:, :1], WEIGHTS))
-    assert set(found["kind"].values) == {"density", "product", "scale", "component"}
-    assert found.components.status == "none"
 
 
 BIASED = dfac.PSGLD(), dfac.PSGRRLD()
@@ -317,7 +305,7 @@ def test_the_print_tells_it_all():
 
 
 def test_particles_without_weights_yet_count_alike(tmp_path):
-    tree = particle_store(tmp_path / "run.zarr", done=4)
+    tree = particles.particle_store(tmp_path / "run.zarr", done=4)
     found = dfac.summarize(tree)
     assert "4 particles are there, not weighted yet" in found.predictions.reasons[0]
     assert str(found).startswith("4 particles\nobjective")

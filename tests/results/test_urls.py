@@ -37,9 +37,11 @@ def place(s3, tmp_path):
     return s3.url(tmp_path.name)
 
 
-@pytest.fixture(params=tiered(["s3", "memory"], "s3".__eq__))
-def url(request, place, tmp_path):
-    return {"s3": place, "memory": f"memory://{tmp_path.name}"}[request.param]
+@pytest.fixture(params=tiered(["memory", "s3"], "memory".__eq__))
+def url(request, tmp_path):
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    return request.getfixturevalue("place")
 
 
 def write(store, start, n, chains=(0, 1)):
@@ -60,6 +62,7 @@ def holds(url, draws):
         assert_array_equal(open_run(url)["posterior"]["W"][chain], factors(chain, 0, draws)[0])
 
 
+@pytest.mark.parametrize("url", ["s3", "memory"], indirect=True)
 def test_a_url_gives_back_the_tree_of_the_same_run_in_memory(url):
     spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
     with RunStore.create(url, spec) as store:
@@ -108,8 +111,11 @@ def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url, tm
     holds(url, 14)
 
 
-def test_what_is_in_the_way_is_kept_and_a_run_is_replaced_at_once(url):
+def test_one_writer_at_a_time_whose_run_is_kept_or_replaced_at_once(url):
+    match = "is being written by this process"
     with RunStore.create(url, make_spec()) as store:
+        refused(StoreError, match, RunStore.open, url)
+        refused(StoreError, match, RunStore.create, url, make_spec(), overwrite=True)
         put(store, 0, 3)
         before = store._place._session.snapshot_id
     match = r"draws per chain: 3, 3 of 10.*overwrite.*resume"
@@ -117,6 +123,7 @@ def test_what_is_in_the_way_is_kept_and_a_run_is_replaced_at_once(url):
     RunStore.create(url, make_spec(chains=1), overwrite=True).close()
     assert open_run(url)["posterior"].sizes["draw"] == 0
     assert open_run(url, snapshot=before)["posterior"].sizes["draw"] == 3
+    RunStore.open(url).close()
 
 
 def test_a_run_that_fails_leaves_its_place_free_or_to_one_that_went_on_meanwhile(url):
@@ -151,15 +158,6 @@ def test_of_two_runs_that_begin_at_one_url_the_first_commit_wins(url):
         match = "is being written by another process"
         refused(StoreError, match, RunStore.create, url, make_spec())
     assert open_run(url)["sample_stats"].sizes["chain"] == 1
-
-
-def test_one_writer_at_a_time(url):
-    match = "is being written by this process"
-    with RunStore.create(url, make_spec()) as store:
-        refused(StoreError, match, RunStore.open, url)
-        refused(StoreError, match, RunStore.create, url, make_spec(), overwrite=True)
-        put(store, 0, 1)
-    RunStore.open(url).close()
 
 
 def create_and_wait(url, pipe):
@@ -227,10 +225,10 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
 
 
 def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
-    monkeypatch.setattr(urls, "QUIET", 0.5)
+    monkeypatch.setattr(urls, "QUIET", 0.2)
     with RunStore.create(place, make_spec()) as store, caplog.at_level(logging.WARNING):
         write(store, 0, 2)
-        back = s3.away(1.5)
+        back = s3.away(0.7)
         store.checkpoint({}, {"draws": 2})
         back.join()
     assert "no answer yet; waiting up to" in caplog.text
@@ -277,7 +275,7 @@ FAULTS = {
     ("fault", "says"), tiered(FAULTS.items(), lambda own: own[0][0] in (400, 500))
 )
 def test_a_store_that_keeps_refusing_stops_the_run(s3, place, monkeypatch, caplog, fault, says):
-    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "1")
+    monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "0.4")
     with RunStore.create(place, make_spec()) as store:
         put(store, 0, 2)
         with s3.failing(lambda environ: fault):
