@@ -1,7 +1,6 @@
 """What is asked of a run: its options, its timetable, and all that its chains share."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
@@ -144,7 +143,7 @@ def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
 
 
 def all_lengths(
-    lengths: Mapping[str, int], sampler: Sampler, blocks: int, on_device: bool = False
+    lengths: dict[str, int], sampler: Sampler, blocks: int, on_device: bool = False
 ) -> dict[str, int]:
     """Add the lengths that nobody asked for: several short chains where the data are one block.
 

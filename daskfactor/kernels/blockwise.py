@@ -58,17 +58,14 @@ def _parts(
     """Kernels for a block, the block as they take it, what they are told of the law, scratch."""
     N, K, dtype = len(factors), factors[0].shape[1], factors[0].dtype
     law = floor, likelihood.numbers
-    tensor = isinstance(view, TensorBlock)
-    if tensor or (isinstance(view, SparseBlock) and not likelihood.visits_all(view.zeros)):
-        kernels = sparse_kernels(likelihood, view.zeros, N, K, view.weights is not None)
-        return kernels, view.entries, law, work.sums(N, K, dtype)
-    complete = isinstance(view, BlockView) and view.complete
-    return (
-        dense_kernels(likelihood, complete),
-        view.arguments,
-        law,
-        work.tiles(*view.shape, K, dtype),
-    )
+    if isinstance(view, BlockView) or (
+        isinstance(view, SparseBlock) and likelihood.visits_all(view.zeros)
+    ):
+        complete = isinstance(view, BlockView) and view.complete
+        tiles = work.tiles(view.m, view.n, K, dtype)
+        return dense_kernels(likelihood, complete), view.arguments, law, tiles
+    kernels = sparse_kernels(likelihood, view.zeros, N, K, view.weights is not None)
+    return kernels, view.entries, law, work.sums(N, K, dtype)
 
 
 def gradient(
