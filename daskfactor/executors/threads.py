@@ -268,7 +268,7 @@ class ThreadsExecutor(Executor):
         pool.
         """
         lanes = min(self.lanes, len(chains))
-        if blocks > 1 or lanes == 1:
+        if blocks > 1 or lanes <= 1:
             super().run_chains(chains, blocks, watch)
             return
         with ThreadPoolExecutor(lanes, thread_name_prefix="daskfactor-chain") as pool:

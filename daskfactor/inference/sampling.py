@@ -4,7 +4,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +35,7 @@ from daskfactor.inference.base import (
     check_device,
     checked_sampler,
 )
-from daskfactor.inference.chain import Chain, check_saved, learnt_variables
+from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.saved import Saved
 from daskfactor.inference.session import as_begun, device_attrs, session, session_again
@@ -344,7 +344,7 @@ class Run:
         self.sink, self.on_event = sink, on_event
         self.chains = self._new_chains()
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
-        self._shown, self._lost = math.nan, 0
+        self._shown, self._lost, self._passes = math.nan, 0, 0
         self._kept: Any = None if sink.checkpoints is None else sink  # or the last state alone
 
     def _new_chains(self) -> list[Chain]:
@@ -364,13 +364,22 @@ class Run:
             for chain, kept in zip(self.chains, meta["chains"], strict=True):
                 chain.restore(arrays, kept)
             return
-        for chain in self.chains:
+        first, count = self.chains[0], len(self.chains)
 
-            def report(done: int, total: int, before: int = chain.number) -> None:
-                whole = total * len(self.chains)
-                self.on_event(RunEvent("warm start", before * total + done, whole))
+        def start(number: int, on_share: OnShare) -> None:
+            def report(done: int, total: int) -> None:
+                self._passes = total
+                on_share(done / max(total, 1))
 
-            chain.start(report, self.chains[0])
+            self.chains[number].start(report, first)
+
+        def tell(done: float) -> None:
+            if passes := self._passes:
+                self.on_event(RunEvent("warm start", round(done * passes), passes * count))
+
+        # What the first one finds, all others go by.
+        self._side_by_side(range(1), start, tell)
+        self._side_by_side(range(1, count), start, lambda done: tell(1 + done))
         self._agree()
 
     def go(self) -> None:
@@ -385,26 +394,42 @@ class Run:
 
     def _segment(self) -> None:
         end = next(end for end in self.setting.ends if end > self.cycle)
-        shares, caller = [0.0] * len(self.chains), threading.get_ident()
 
-        def tell() -> None:
-            self._tell_progress(end, sum(shares))
-
-        def advance(number: int) -> None:
-            def on_share(share: float) -> None:
-                shares[number] = share
-                if threading.get_ident() == caller:
-                    tell()
-
+        def advance(number: int, on_share: OnShare) -> None:
             self.chains[number].advance(end, on_share)
-            shares[number], self._shown = 1.0, self.chains[number].log_likelihood()
+            self._shown = self.chains[number].log_likelihood()
 
-        calls = [partial(advance, number) for number in range(len(self.chains))]
-        with single_threaded_blas():  # held for long: each change of it takes 30 µs
-            self.setting.executor.run_chains(calls, self.setting.data.grid.blocks, tell)
+        self._side_by_side(
+            range(len(self.chains)), advance, lambda done: self._tell_progress(end, done)
+        )
         self._agree()
         before, self.cycle = self.cycle, end
         self._write(before)
+
+    def _side_by_side(
+        self,
+        numbers: Sequence[int],
+        work: Callable[[int, OnShare], None],
+        tell: Callable[[float], None],
+    ) -> None:
+        """Work on some chains, at once where the executor can; ``tell`` hears how many are done.
+
+        ``work`` is given the number of a chain, and what hears its share as it goes on.
+        """
+        shares, caller = dict.fromkeys(numbers, 0.0), threading.get_ident()
+
+        def do(number: int) -> None:
+            def on_share(share: float) -> None:
+                shares[number] = share
+                if threading.get_ident() == caller:
+                    tell(sum(shares.values()))
+
+            work(number, on_share)
+            shares[number] = 1.0
+
+        calls, blocks = [partial(do, number) for number in numbers], self.setting.data.grid.blocks
+        with single_threaded_blas():  # held for long: each change of it takes 30 µs
+            self.setting.executor.run_chains(calls, blocks, lambda: tell(sum(shares.values())))
 
     def _recovering(self, work: Callable[[], None]) -> None:
         """Do something with bands; go back to the last checkpoint where they are lost.
