@@ -49,6 +49,7 @@ RUNS = {
 }
 
 
+@pytest.mark.quick("PSGLD", "cir", "SGLD", "SGHMC", "learnt", "auto")
 @pytest.mark.parametrize("name", RUNS)
 def test_every_biased_sampler(name):
     model, sampler, method = RUNS[name]
