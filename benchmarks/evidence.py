@@ -156,16 +156,16 @@ def automatic(run: Run) -> Iterator[Figure]:
 
 @line("claimed errors of log evidences by every sampler", "1", minutes=30, long=True)
 def coverage(run: Run) -> Iterator[Figure]:
-    from tests.evidence.exact_evidence import one_component_by_quadrature, poisson_by_enumeration
+    from tests.statistical.exact import exact_posterior
 
     small, tiny, X = np.array([[4.0, 7], [2, 5]]), np.array([[2, 1], [0, 3]]), counts(1, 0)
     unit: dict[str, Any] = {"rate_w": 1.0, "rate_h": 1.0}
     cases = {"Poisson 100 × 75": (X, model(1), exact_one(X))}
     for beta, phi in ((2.0, 1.0), (0.0, 0.3)):
         law = dfac.TweedieNMF(1, beta=beta, dispersion=phi, **unit)
-        cases[f"β = {beta:g}"] = small, law, one_component_by_quadrature(small, beta, phi)
+        cases[f"β = {beta:g}"] = small, law, exact_posterior(small, beta, phi)["log_evidence"]
     two = dfac.TweedieNMF(2, dispersion=1.0, **unit)
-    cases["Poisson 2 × 2, K = 2"] = tiny, two, poisson_by_enumeration(tiny, 2)
+    cases["Poisson 2 × 2, K = 2"] = tiny, two, exact_posterior(tiny, 1.0, K=2)["log_evidence"]
     for name, (V, law, exact) in cases.items():
         samplers = (kind().suited(law) for kind in known(Sampler).values())
         for sampler in ("exact", *(own for own in samplers if own is not None and own.tempers)):

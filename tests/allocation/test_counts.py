@@ -309,7 +309,7 @@ MODELS = {
 }
 
 
-@pytest.mark.quick("nmf", "collider")
+@pytest.mark.quick("collider")
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", MODELS)
 def test_the_law_of_the_counts(name):

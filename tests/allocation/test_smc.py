@@ -39,17 +39,6 @@ def toy():
     return compiled_of(TOY, MATRIX)
 
 
-def test_default_finds_the_toy():
-    method = SequentialMonteCarlo()
-    for R in (1, 2, 3):
-        compiled = compiled_of(TOY, AllocationModel.nmf(R))
-        found = run_smc(compiled, method, 3, in_turn, ignore)
-        assert found.standard_error <= method.target == 0.1
-        assert found.spread <= smc.TRUSTED
-        error = abs(found.log_evidence - enumerate_evidence(compiled))
-        assert error <= 4 * found.standard_error + 1e-9
-
-
 @pytest.mark.full
 def test_one_component_or_one_token_has_no_error():
     compiled = compiled_of(blocks(400), AllocationModel.nmf(1))

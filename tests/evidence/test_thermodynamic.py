@@ -51,6 +51,7 @@ def test_entries_that_are_not_stored_are_zero_or_missing(beta, unstored):
     assert (abs(stored - evidence(X, model).value) > 1) == (unstored == "missing")
 
 
+@pytest.mark.quick("underflow", "frozen", "0.5")
 @pytest.mark.parametrize(
     ("V", "model", "draws"),
     [

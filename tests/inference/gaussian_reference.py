@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daskfactor import SGHMC, GaussianMF, SerialExecutor, as_blocks
+from daskfactor import SGHMC, SerialExecutor
 from daskfactor.inference.setting import RunOptions, Setting
 
 
@@ -103,11 +103,11 @@ def _regress(rng, residual, seen, X, precision, noise, prior_mean):
     return centre + np.linalg.solve(np.swapaxes(factor, 1, 2), z[..., None])[..., 0]
 
 
-def chain_of(data, model, sampler=None, *, tune=0, draws=1, number=0, cells=None):
+def chain_of(data, model, sampler=None, *, tune=0, draws=1, number=0):
     """A chain that has not started."""
     sampler = (sampler or SGHMC()).suited(model)
     options = RunOptions(draws, tune, 1, 1, 0, "moments", 0, str(data.dtype))
-    return sampler.chain(Setting(data, model, sampler, options, SerialExecutor(), cells), number)
+    return sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), number)
 
 
 def run_chain(*given, **run):
@@ -118,32 +118,3 @@ def run_chain(*given, **run):
         chain.advance(end)
         chain.forget()
     return chain
-
-
-def block_copies(V, copies, uncertainty=None):
-    """Independent copies of a small problem along the diagonal, one matrix to the sampler."""
-    rows, cols = V.shape
-    whole = np.full((rows * copies, cols * copies), np.nan)
-    for copy in range(copies):
-        whole[copy * rows : (copy + 1) * rows, copy * cols : (copy + 1) * cols] = V
-    sigma = None if uncertainty is None else np.tile(uncertainty, (copies, copies))
-    return as_blocks(whole, 2, dtype="float64", allow_empty=True, uncertainty=sigma)
-
-
-SMALL = np.array([[1.2, np.nan], [0.3, -0.9], [np.nan, 0.8]])
-
-
-def moments_of_copies(noise, sampler=None, copies=100, **run):
-    """Differences of means of every copy of `SMALL`, in posterior standard deviations. With them
-    the ratios of variances, over draws and copies, to the exact ones."""
-    model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
-    rows, cols = (index.ravel() for index in np.indices(SMALL.shape))
-    each = np.arange(copies)[:, None]
-    cells = (rows + SMALL.shape[0] * each).ravel(), (cols + SMALL.shape[1] * each).ravel()
-    with block_copies(SMALL, copies) as data:
-        mean, variance = exact_one_component(SMALL, noise, 1.0, 1.2, data.mean)
-        track = run_chain(data, model, sampler, cells=cells, **run).tracks[0]
-    got, within = (track.gather_cells(name).reshape(copies, -1) for name in ("mean", "m2"))
-    away = (got - mean.ravel()) / np.sqrt(variance.ravel())
-    spread = (within / track.cell_count).mean(axis=0) + got.var(axis=0)
-    return away, spread / variance.ravel()

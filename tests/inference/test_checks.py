@@ -48,6 +48,7 @@ RUNS = {
 }
 
 
+@pytest.mark.quick("PSGLD", "SGLD", "SGHMC", "learnt", "auto")
 @pytest.mark.parametrize("name", RUNS)
 def test_every_biased_sampler(name):
     model, sampler, method = RUNS[name]

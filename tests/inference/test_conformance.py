@@ -172,8 +172,12 @@ def plain(group):
 
 
 each = pytest.mark.parametrize("name", CASES)
-main = pytest.mark.parametrize("name", [name for name in CASES if "plain" not in name])
 FIRST = {type(case.sampler): name for name, case in reversed(CASES.items())}.values()
+# With these every sampler, and every kind of model.
+BRIEF = {*FIRST, "PSGLD columns", "Gibbs real-valued", "Gibbs learnt", "BlockHMC learnt", "SGHMC"}
+BRIEF |= {"HMC log-linear", "SGHMC negative binomial"}
+AUDITED = BRIEF | {"PSGLD negative binomial", "BlockHMC columns", "SGHMC squares"}
+AUDITED |= {"PSGLD weights", "BlockHMC weights", "Gibbs weights", "SGHMC weights"}
 # Every sampler and every kind of model is stored with one of the others here.
 OF_PAIRS = {
     *("PSGLD euler", "SGLD moments", "SGLD of a third", "BlockHMC learnt", "SGHMC squares"),
@@ -186,7 +190,7 @@ stored = pytest.mark.parametrize(
 )
 
 
-@main
+@pytest.mark.parametrize("name", tiered(CASES, BRIEF.__contains__))
 def test_names_dims_and_types(name):
     V = xr.DataArray(counts(), dims=("gene", "sample"))
     tree = draw(name, V, chains=2, draws=4)
@@ -248,7 +252,7 @@ def test_lp_is_the_log_posterior_density_of_the_draw(name):
         assert tree["sample_stats"]["lp"].values[0, at] == pytest.approx(wanted, rel=1e-5)
 
 
-@each
+@pytest.mark.parametrize("name", tiered(CASES, AUDITED.__contains__))
 def test_the_audit_finds_nothing_and_the_same_bits(name):
     """So does whatever executor: `tests/executors/test_audit.py` shows what the audit finds."""
     assert same(draw(name, executor=AuditExecutor(len(name))), serial(name))
@@ -274,15 +278,7 @@ def test_another_seed_gives_other_draws(name):
 
 
 @pytest.mark.quick(
-    "PSGLD",
-    "PSGRRLD",
-    "Gibbs",
-    "HMC",
-    "BlockHMC",
-    "SGHMC",
-    "BlockHMC columns",
-    "Gibbs learnt",
-    "SGHMC covariates",
+    "PSGLD", "PSGRRLD", "HMC", "BlockHMC columns", "Gibbs learnt", "SGHMC covariates"
 )
 @stored
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, monkeypatch):
@@ -308,7 +304,7 @@ def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, mo
     "name",
     tiered(
         (name for name in CASES if "plain" not in name and "binomial weights" not in name),
-        lambda name: "columns" not in name and "weights" not in name,
+        lambda name: name in BRIEF and "columns" not in name,
     ),
 )
 def test_sparse_input_whatever_is_not_stored(name):

@@ -35,7 +35,7 @@ SLACK = 64 * 2**20
 POISSON = {"beta": 1.0, "dispersion": 1.0}
 COLUMNS = dfac.NegativeBinomialNMF(3, dispersion="column")
 MADE = {"executor": "serial", "draws": 6, "tune": 6, "random_seed": 3, "progressbar": False}
-QUICK = ("scratch, store", "covariates")
+QUICK = ("scratch, store",)
 LESS = ("scratch", "sparse", "small")
 KINDS = [name for name in CASES if name not in (*QUICK, *LESS)]
 SLOW = KINDS if FULL else KINDS[2::5]

@@ -2,7 +2,7 @@
 learnt of missing rows and dispersions, and what results of them go into."""
 
 import json
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import anndata
 import mudata
@@ -203,20 +203,9 @@ def test_monitored_cells_are_named_by_matrix_and_come_back_so(serial):
         np.testing.assert_array_equal(cells[1], cols)
 
 
-class Problem(NamedTuple):
-    """Three views; the second lacks half of the rows, and one component is of the first only."""
-
-    given: dict
-    full: dict
-    mean: dict
-    W: np.ndarray
-    seen: np.ndarray
-    rows: np.ndarray
-    trace: xr.DataTree
-
-
 @pytest.fixture(scope="module")
 def problem():
+    """Three views; the second lacks half of the rows, and one component is of the first only."""
     rng = np.random.default_rng(4)
     rows = np.array([f"r{number}" for number in range(120)])
     W = rng.gamma(1, 1, (120, 4))
@@ -237,7 +226,7 @@ def problem():
     relations["over"] = dfac.Relation(law="negative binomial")
     options = {"draws": 200, "tune": 200, "random_seed": 1, "progressbar": False}
     trace = dfac.sample(given, dfac.Coupled(4, relations=relations), dfac.BlockHMC(), **options)
-    return Problem(given, full, mean, W, seen, rows, trace)
+    return SimpleNamespace(full=full, W=W, seen=seen, rows=rows, trace=trace)
 
 
 def error(found, truth):

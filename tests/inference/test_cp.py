@@ -47,6 +47,7 @@ def test_the_audit_finds_nothing_and_the_same_bits(sampler, axes):
     assert here["posterior"]["W"].values.min() >= 0
 
 
+@pytest.mark.quick("PSGLD")
 @pytest.mark.parametrize("sampler", SAMPLERS[:1] + SAMPLERS[3:5], ids=lambda own: own.name)
 def test_a_resumed_run_is_the_run(sampler, tmp_path):
     V, model = truth(), dfac.CP(2, factors=NAMES, dispersion=1.0)
@@ -78,17 +79,27 @@ def test_dense_and_sparse_zeros_sample_the_same_posterior():
             )
 
 
-def test_what_is_predicted_is_what_draws_make():
-    V = xr.DataArray(truth(), dims=NAMES, coords={"week": np.arange(9) * 7})
-    at = np.array([0, 3, 13]), np.array([1, 1, 11]), np.array([8, 0, 2])
-    trace = dfac.sample(
-        V, dfac.CP(3, dispersion=1.0), dfac.PSGLD(warm_start=5), monitor=at, chains=2, **SETTINGS
-    )
-    factors = dfac.factors(trace)
+def means(trace):
+    """Return the mean of every cell at every draw."""
+    factors = (own.values for own in dfac.factors(trace).values())
+    return np.einsum("cdik,cdjk,cdlk->cdijl", *factors)
+
+
+LABELLED = xr.DataArray(truth(), dims=NAMES, coords={"week": np.arange(9) * 7})
+AT = np.array([0, 3, 13]), np.array([1, 1, 11]), np.array([8, 0, 2])
+
+
+@pytest.fixture(scope="module")
+def trace():
+    model, options = dfac.CP(3, dispersion=1.0), SETTINGS | {"monitor": AT, "chains": 2}
+    return dfac.sample(LABELLED, model, dfac.PSGLD(warm_start=5), **options)
+
+
+def test_what_is_predicted_is_what_draws_make(trace):
+    V, at, factors, mu = LABELLED, AT, dfac.factors(trace), means(trace)
     assert tuple(factors) == NAMES
     assert [own.dims[2] for own in factors.values()] == list(NAMES)
     np.testing.assert_array_equal(factors["week"]["week"], np.arange(9) * 7)
-    mu = np.einsum("cdik,cdjk,cdlk->cdijl", *(own.values for own in factors.values()))
     seen = mu[:, :, at[0], at[1], at[2]]
     points = dfac.predict(trace, at, of="mean")
     np.testing.assert_allclose(points["mean"], seen.mean((0, 1)), rtol=1e-5)
@@ -116,19 +127,13 @@ def test_what_is_predicted_is_what_draws_make():
     np.testing.assert_allclose(shares.values[:, :, 0], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_alignment_changes_no_mean_and_chains_begin_with_a_result():
-    trace = dfac.sample(
-        truth(), dfac.CP(3, dispersion=1.0), dfac.PSGLD(warm_start=5), chains=2, **SETTINGS
-    )
-    before, after = (
-        np.einsum("cdik,cdjk,cdlk->cdijl", *(own.values for own in dfac.factors(one).values()))
-        for one in (trace, dfac.align(trace))
-    )
-    np.testing.assert_allclose(after, before, rtol=1e-4)
-    sums = [own.values.sum(2) for own in dfac.factors(dfac.align(trace)).values()]
+def test_alignment_changes_no_mean_and_chains_begin_with_a_result(trace):
+    aligned = dfac.align(trace)
+    np.testing.assert_allclose(means(aligned), means(trace), rtol=1e-4)
+    sums = [own.values.sum(2) for own in dfac.factors(aligned).values()]
     np.testing.assert_allclose(sums[0], sums[1], rtol=1e-4)
     np.testing.assert_allclose(sums[0], sums[2], rtol=1e-4)
-    V, model, options = truth(), dfac.CP(3, dispersion=1.0), SETTINGS | {"tune": 0}
+    V, model, options = LABELLED, dfac.CP(3, dispersion=1.0), SETTINGS | {"tune": 0}
     again = dfac.sample(V, model, dfac.PSGLD(warm_start=0), init=trace, **options)
     last, first = (run["posterior"]["H"].values[0, at] for run, at in ((trace, -1), (again, 0)))
     assert np.corrcoef(last.ravel(), first.ravel())[0, 1] > 0.9
@@ -144,7 +149,7 @@ def test_an_unfolding_takes_new_indices_of_its_axis():
     model = dfac.CP(2, factors=NAMES, dispersion=1.0)
     trace = dfac.sample(V[:34], model, dfac.BlockHMC(), **options)
     matrix = dfac.view(trace, "person")
-    mu = np.einsum("cdik,cdjk,cdlk->cdijl", *(own.values for own in dfac.factors(trace).values()))
+    mu = means(trace)
     drawn = matrix["posterior"]
     np.testing.assert_allclose(
         drawn["W"].values @ drawn["H"].values, mu.reshape(*mu.shape[:3], -1), rtol=1e-4

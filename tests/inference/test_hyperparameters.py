@@ -17,6 +17,7 @@ from tests.inference.gaussian_reference import chain_of
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
 from tests.random_sparse import random_array
 from tests.refusals import refused
+from tests.tiers import tiered
 
 SETTINGS = {"random_seed": 5, "progressbar": False, "executor": "serial", "blocks": 2}
 ALPHA, K = 0.5, 2
@@ -151,7 +152,7 @@ def test_few_counts_do_not_make_components_fade_that_they_support():
     assert 9 <= np.median(tree["posterior"]["effective_components"]) <= 11
 
 
-@pytest.mark.parametrize("rank", [2, 5])
+@pytest.mark.parametrize("rank", tiered([2, 5], lambda rank: rank == 5))
 def test_the_number_of_components_is_found(rank):
     settings = {**SETTINGS, "draws": 60, "tune": 60}
     tree = dfac.sample(low_rank(rank), dfac.TweedieNMF("auto"), draws=2, tune=0, **SETTINGS)

@@ -36,7 +36,11 @@ def test_a_chain_far_below_its_start_is_told_of():
 
 @pytest.mark.parametrize(
     ("sampler", "dispersion"),
-    [(dfac.PSGLD(), 1e-4), (dfac.PSGLD(transition="euler"), 0.1), (dfac.LangevinDynamics(), 1e-4)],
+    [
+        (dfac.PSGLD(), 1e-4),
+        (dfac.PSGLD(transition="euler"), 0.1),
+        pytest.param(dfac.LangevinDynamics(), 1e-4, marks=pytest.mark.full),
+    ],
 )
 def test_a_chain_that_samples_is_not(sampler, dispersion):
     with warnings.catch_warnings(action="error"):

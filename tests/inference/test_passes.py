@@ -20,8 +20,9 @@ MODEL = dfac.TweedieNMF(2, dispersion=1.0)
 SETTINGS = {"draws": 8, "tune": 20, "random_seed": 3, "executor": "serial", "progressbar": False}
 
 
-def draw(sampler, **options):
-    data = dfac.as_blocks(counts(), options.pop("blocks", None), dtype="float64")
+def draw(sampler, V=None, **options):
+    reading = {"unstored": options.pop("unstored", None), "dtype": "float64"}
+    data = dfac.as_blocks(counts() if V is None else V, options.pop("blocks", 2), **reading)
     return dfac.sample(data, MODEL, sampler, **SETTINGS | options)
 
 
@@ -147,21 +148,13 @@ def test_frozen_components_do_not_move():
         assert np.all(np.isfinite(tree["sample_stats"]["lp"]))
 
 
-def draw_of(V, sampler, model=None, **options):
-    reading = {"unstored": options.pop("unstored", None), "dtype": options.pop("dtype", "float64")}
-    data = dfac.as_blocks(V, options.pop("blocks", 2), **reading)
-    model = model or dfac.TweedieNMF(2, dispersion=1.0)
-    return dfac.sample(data, model, sampler, **SETTINGS | options)
-
-
 def test_zeros_that_are_not_stored_count_as_those_that_are():
     """The kernels of beta = 2 are compared in tests/kernels/test_blocks.py."""
     V = np.random.default_rng(0).poisson(0.7, (11, 9)).astype(float)
     V[0] = V[:, 0] = 1.0
-    model = dfac.TweedieNMF(2, dispersion=1.0)
     sampler = dfac.BlockHMC(0.3, steps=2, warm_start=3)  # paths part soon
-    dense = draw_of(V, sampler, model, tune=2)["posterior"]
-    stored = draw_of(sparse.csr_array(V), sampler, model, tune=2, unstored="zero")["posterior"]
+    dense = draw(sampler, V, tune=2)["posterior"]
+    stored = draw(sampler, sparse.csr_array(V), tune=2, unstored="zero")["posterior"]
     np.testing.assert_allclose(dense["W"], stored["W"], rtol=1e-9)
     np.testing.assert_allclose(dense["H"], stored["H"], rtol=1e-9)
 
@@ -180,7 +173,7 @@ def test_masses_go_with_columns_that_are_multiplied(shape, logarithms):
 
 
 def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own():
-    tree = draw_of(counts(), dfac.BlockHMC(steps=3, warm_start=20), draws=200, tune=200)
+    tree = draw(dfac.BlockHMC(steps=3, warm_start=20), draws=200, tune=200)
     W, stats_ = tree["posterior"]["W"].values[0], tree["sample_stats"]
     still = np.all(np.diff(W, axis=0) == 0, axis=2)
     assert still.any(axis=0).sum() > 3
@@ -194,7 +187,7 @@ def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own():
 @pytest.mark.parametrize("kind", [dfac.BlockHMC, dfac.HMC])
 def test_paths_that_run_away_go_back(kind):
     """No roll-back and no warning: a path that diverges is a proposal like any other."""
-    tree = draw_of(counts(), kind(1e12, warm_start=3))
+    tree = draw(kind(1e12, warm_start=3))
     assert not tree["sample_stats"]["acceptance_rate"].values.any()
     W, H = (tree["posterior"][name].values[0] for name in "WH")
     for moved in (W / W.sum(axis=1, keepdims=True), H / H.sum(axis=2, keepdims=True)):
@@ -214,7 +207,7 @@ def test_nothing_of_a_path_is_left_in_a_checkpoint(tmp_path, monkeypatch):
         return right(run, kept, chain)
 
     monkeypatch.setattr(TrackRun, "snapshot", watched)
-    draw_of(counts(), dfac.BlockHMC(warm_start=3), store=tmp_path / "run.zarr")
+    draw(dfac.BlockHMC(warm_start=3), store=tmp_path / "run.zarr")
     assert seen
     assert all(STEPS in names and not names & set(PATH) for names in seen)
 

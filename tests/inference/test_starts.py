@@ -67,6 +67,7 @@ def trace():
     return dfac.sample(counts(), MODEL, dfac.BlockHMC(), chains=2, **SHORTLY | {"draws": 9})
 
 
+@pytest.mark.quick("multiplicative-1", "q_transform-3", "nndsvd-1", "nndsvdar-3", "random-3")
 @pytest.mark.parametrize(("kind", "count"), ASKED)
 def test_same_bits_from_threads_and_from_sparse_data(kind, count):
     assert {*FactorModel.inits, *dfac.GaussianMF.inits} < KINDS.keys()

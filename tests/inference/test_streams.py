@@ -22,10 +22,12 @@ from daskfactor.kernels.subsample import FIRST_STREAM, block_address
 from daskfactor.kernels.variates import CELL, ENTRY, STREAM, start_cell, start_entry
 from daskfactor.random import MOST_FACTORS, Stream, noise_key
 from tests.inference.record_streams import runs
+from tests.tiers import FULL, tiered
 
 KEY = np.array([5, 8], np.uint32)
 SCRIPT = Path(__file__).with_name("record_streams.py")
 PURPOSES = (0, ACROSS, CHANCE, WITHIN, OF_RATES)
+QUICK = [name for name in runs() if not name.startswith(("4 axes", "5 axes"))]
 
 
 def noise_words():
@@ -96,10 +98,11 @@ def record(out, *arguments):
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    return record(tmp_path_factory.mktemp("streams") / "found.json", "")
+    out = tmp_path_factory.mktemp("streams") / "found.json"
+    return record(out, "", *([] if FULL else QUICK))
 
 
-@pytest.mark.parametrize("name", runs())
+@pytest.mark.parametrize("name", tiered(runs(), QUICK.__contains__))
 def test_no_run_uses_a_stream_for_two_purposes(name, records):
     """And none has an address that the table above does not know."""
     found = records[name]
@@ -117,6 +120,7 @@ def test_no_run_uses_a_stream_for_two_purposes(name, records):
             assert word in words or FIRST_STREAM <= word < FIRST_STREAM + 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "name", "end"),
     [

@@ -59,6 +59,7 @@ def by_quadrature(model, H, v, shape, phi=1.0):
     return mean, np.sqrt((mass[..., None] * (grid - mean) ** 2).sum(axes))
 
 
+@pytest.mark.quick("2.0-0.6-None", "1.0-3.0-None", "0.5-1.0-None", "0.0-1.0-None", "2.0-0.6-cuda")
 @pytest.mark.parametrize(
     ("beta", "shape", "device"),
     [*((*law, None) for law in LAWS), *((*law, "cuda") for law in LAWS[1:4])],

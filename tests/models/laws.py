@@ -10,10 +10,6 @@ def divergence(v, mu, beta):
     return Tweedie(beta).deviance(v, mu)
 
 
-def variance(mu, dispersion, beta):
-    return Tweedie(beta).variance(mu, dispersion)
-
-
 def log_density(v, mu, dispersion, beta):
     return Tweedie(beta).log_density(v, mu, dispersion)
 
@@ -35,14 +31,6 @@ def compound_density(v, mu, phi, beta):
 
 def sample(rng, mu, dispersion, beta):
     return Tweedie(beta).sample(rng, mu, dispersion)
-
-
-def has_density(beta):
-    return Tweedie(beta).has_density
-
-
-def observation_variance(mean, variance_of_mean, dispersion, beta):
-    return Tweedie(beta).observation_variance(mean, variance_of_mean, dispersion)
 
 
 def observation_interval(mean, variance_of_mean, dispersion, beta, level=0.9):

@@ -202,9 +202,9 @@ def _poisson_row(v, H, beta, phi, rate, shape=1.0):
 
 
 def _gaussian_row(v, H, beta, phi, rate):
-    """A Gaussian integral cut off at zero."""
-    precision = np.sum(H**2, axis=1) / phi
-    center = (H @ v / phi - rate) / precision
+    """A Gaussian integral cut off at zero; every entry may have its own ``phi``."""
+    precision = np.sum(H**2 / phi, axis=1)
+    center = (H @ (v / phi) - rate) / precision
     sd = 1.0 / np.sqrt(precision)
     cut = center / sd
     c = np.maximum(-cut, 30.0)  # far cut-offs, where the direct formulas cancel
@@ -220,7 +220,7 @@ def _gaussian_row(v, H, beta, phi, rate):
     ratio = np.exp(-0.5 * near**2 - log_root - special.log_ndtr(near))
     first = sd * np.where(cut < -30.0, far_first, near + ratio)
     second = sd**2 * np.where(cut < -30.0, far_second, 1.0 + near * (near + ratio))
-    log_z = np.log(rate) - np.sum(v**2) / (2.0 * phi) + log_root + np.log(sd) + log_mass
+    log_z = np.log(rate) - 0.5 * np.sum(v**2 / phi) + log_root + np.log(sd) + log_mass
     return log_z, first, second
 
 

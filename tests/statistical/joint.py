@@ -20,9 +20,10 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.inference.base import Sampler, checked_sampler
 from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.chain import TrackRun
-from daskfactor.inference.links import LINKS
+from daskfactor.inference.links import LINK_PRECISIONS, LINKS
 from daskfactor.inference.program import DISPERSION, RATE, SHIFT
 from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.models.log_linear import multiples
 from daskfactor.models.settings import PriorDraw
 
 TUNE = 60
@@ -106,6 +107,11 @@ def put(chain, true, moments):
         spread(state.factors[1], true.dispersion[:, None], DISPERSION)
     typical = float(np.exp(np.mean(np.log(true.dispersion))))
     chain.hyper = type(chain.hyper)(typical, *rates, *shapes)
+    for side, own in enumerate(model.covariates):
+        if own is not None:
+            names = {LINKS[side], LINK_PRECISIONS[side]} & learnt.keys()
+            chain.links = chain.links | {name: learnt[name] for name in names}
+            spread(state.factors[side], rates[side] / multiples(own, learnt[LINKS[side]]), RATE)
 
 
 def put_gaussian(chain, true):
@@ -202,6 +208,12 @@ def functions(case, true):
     found["w h"] = (w[:, 0] * h[:, 0]).mean(axis=1)
     found["mu mu"] = m[:, 0, 0] * m[:, -1, -1]
     found["w mu"] = w[:, 0, 0] * m[:, 0, 0]
+    if (covariates := case.model.covariates[0]) is not None:  # which say where rows are
+        predicted = covariates.predicted(true.learnt["link_w"])
+        away = (np.log(true.W) if case.model.nonnegative else true.W)[:, :K] - predicted[:, :K]
+        away *= np.sqrt(true.learnt.get("precision_w", np.ones(K))[:K])
+        rows = np.mean(away**2, axis=1)
+        found |= {"rows": rows.mean(keepdims=True), "last row": rows[-1:]}
     for name, own in true.learnt.items():
         values = np.asarray(own, np.float64)
         values = np.arctan(values**2) if name in LINKS else np.log(values)

@@ -60,12 +60,32 @@ def cells_of(shape, copies):
     return (row * copies + each).ravel(), (col * copies + each).ravel()
 
 
+def model_of(case):
+    settings = case._asdict()
+    K, beta, *_ = (settings.pop(name) for name in ("K", "beta", "V", "name"))
+    if beta == NEGATIVE_BINOMIAL:
+        return NegativeBinomialNMF(K, **settings)
+    return TweedieNMF(K, beta=beta, **settings)
+
+
 def run_tracks(
-    case, sampler, *, copies, tune, draws, seed=0, blocks=None, dense=False, executor=None, **cells
+    case,
+    sampler,
+    *,
+    copies,
+    tune,
+    draws,
+    seed=0,
+    blocks=None,
+    dense=False,
+    executor=None,
+    model=None,
+    **cells,
 ):
     """What every copy gave, for each of the sampler's tracks (fine, coarse). ``blocks`` are bands a
     side, by default as many as cut through every row or column; ``draws`` count the fine track's;
-    ``cells`` are the ``uncertainty`` or the ``weights`` of the cells of a copy."""
+    ``model`` is another one than the case's; ``cells`` are the ``uncertainty`` or the ``weights``
+    of the cells of a copy."""
     copied = replicate if dense else replicate_sparse
     V = copied(case.V, copies)
     options = {"unstored": None if dense else "missing", "dtype": "float64"}
@@ -73,12 +93,7 @@ def run_tracks(
         options[kind] = copied(np.where(np.isnan(case.V), np.nan, given), copies)
     executor = executor or SerialExecutor()
     with as_blocks(V, blocks or min(case.V.shape), **options) as data:
-        settings = case._asdict()
-        beta, *_ = (settings.pop(name) for name in ("beta", "V", "name"))
-        if beta == NEGATIVE_BINOMIAL:
-            model = NegativeBinomialNMF(settings.pop("K"), **settings)
-        else:
-            model = TweedieNMF(settings.pop("K"), beta=beta, **settings)
+        model = model or model_of(case)
         plan = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         watched = cells_of(case.V.shape, copies)
         chain = sampler.chain(Setting(data, model, sampler, plan, executor, watched), 0)

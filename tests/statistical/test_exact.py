@@ -4,15 +4,14 @@ import operator
 
 import numpy as np
 import pytest
-from scipy import integrate, special
 
 from tests.statistical import exact
-from tests.statistical.exact import CASES, exact_posterior, reference_posterior
+from tests.statistical.allocations import Priors, posterior
+from tests.statistical.exact import CASES, Case, exact_posterior, reference_posterior
 from tests.tiers import tiered
 
 ONE = [case for case in CASES if case.K == 1]
 TWO = [case for case in CASES if case.K == 2]
-EXACT_TWO = [case for case in TWO if case.beta == 1.0]
 KEYS = ("mean_mu", "var_mu", "sum_w", "log_evidence")
 NAME = operator.attrgetter("name")
 
@@ -41,29 +40,6 @@ def test_published_posteriors_and_evidences():
     for K, published in ((1, -8.525465119275), (2, -7.504036700896)):
         got = exact_posterior(np.array([[2.0, 1.0], [0.0, 3.0]]), 1.0, K=K)
         assert got["log_evidence"] == pytest.approx(published, abs=1e-10)
-
-
-def tricomi_evidence(s, rate_w, rate_h):
-    """One component, no gaps: the closed form with Tricomi's function, by its integral."""
-    rows, columns = s.shape
-    n, kappa = s.sum(), rate_w * rate_h
-    a, b = n + rows, rows - columns + 1
-
-    def integrand(x):
-        return float(np.exp(-kappa * x + (a - 1) * np.log(x) + (b - a - 1) * np.log1p(x)))
-
-    log_u = np.log(integrate.quad(integrand, 0, np.inf, epsabs=0)[0]) - special.gammaln(a)
-    log_factorials = special.gammaln(s.sum(axis=1) + 1).sum()
-    log_factorials += special.gammaln(s.sum(axis=0) + 1).sum() - special.gammaln(s + 1).sum()
-    return float(rows * np.log(kappa) + log_factorials + log_u)
-
-
-@pytest.mark.parametrize("rates", [(1.0, 1.0), (0.4, 1.7)])
-@pytest.mark.parametrize("X", [[[2, 1], [0, 3]], [[1, 0, 4], [2, 0, 1]], [[3], [5], [0]]])
-def test_quadrature_meets_the_closed_evidence(X, rates):
-    s = np.array(X, dtype=np.float64)
-    got = exact_posterior(s, 1.0, 1.0, *rates)["log_evidence"]
-    assert got == pytest.approx(tricomi_evidence(s, *rates), abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +76,19 @@ def test_posterior_of_the_transpose_is_the_transpose(case):
     assert got["log_evidence"] == pytest.approx(swapped["log_evidence"], abs=1e-9)
 
 
-@pytest.mark.full
-def test_enumeration_has_converged(monkeypatch):
-    """Every share on the finer grid of the one-component route."""
-    case = next(case for case in EXACT_TWO if case.name == "poisson-two-gaps")
-    coarse = reference_posterior(case)
-
-    def finer(s, rate_w, rate_h):
-        shape = (s.shape[0], s.shape[1])
-        return exact._one_component(s.tobytes(), shape, 1.0, 1.0, rate_w, rate_h, 51)
-
-    monkeypatch.setattr(exact, "_share", finer)
-    fine = exact._poisson_two.__wrapped__(case.V.tobytes(), case.V.shape, case.rate_w, case.rate_h)
-    assert_same(coarse, fine, 1e-7)
+@pytest.mark.parametrize(
+    ("X", "K", "priors"),
+    [
+        ([[2, 1], [0, 3]], 2, Priors(0.4, 1.7)),
+        ([[1, 0, 2], [1, 0, 1]], 2, Priors()),
+        ([[2, 1], [0, 3]], 1, Priors(0.8, 1.5, 0.5, 1.5)),
+        ([[1, 0, 4], [2, 0, 1]], 1, Priors()),
+        ([[3], [5], [0]], 1, Priors(0.4, 1.7)),
+    ],
+)
+def test_sums_over_allocations_meet_the_other_routes(X, K, priors):
+    case = Case("", np.array(X, dtype=np.float64), 1.0, 1.0, *priors[:2], K, *priors[2:])
+    assert_same(posterior(case.V, K, priors), reference_posterior(case), 1e-7)
 
 
 MET = ("gaussian-skewed", "poisson-two")

@@ -92,11 +92,11 @@ def test_particles_of_every_kind_of_data(kind):
 def test_particles_of_a_tweedie_model_are_modes_of_its_posterior(beta):
     V = values() + 0.1
     model = dfac.TweedieNMF(3, beta=beta, dispersion=0.05, rate_w=0.3, rate_h=0.2)
-    method = dfac.Ensemble(start="random", max_iter=3000, tol=1e-9)
+    method = dfac.Ensemble(start="random", max_iter=1000, tol=1e-9)
     tree = posterior(V, model, method, dtype="float64", particles=3)
     validate(tree)
     assert "objective" not in tree["sample_stats"]
-    updates = dfac.MultiplicativeUpdates(3000, 1e-9)
+    updates = dfac.MultiplicativeUpdates(1000, 1e-9)
     point = dfac.optimize(dfac.as_blocks(V, dtype="float64"), model, updates, progressbar=False)
     pair, kernel = (point["W"].values[None], point["H"].values[None]), dfac.IMQ(1.0, 1.0)
     best = dfac.stein_discrepancy(pair, V, model, kernel=kernel, progressbar=False)
@@ -167,6 +167,7 @@ def stop_at(done):
     return stop
 
 
+@pytest.mark.quick("1-kept", "3-given")
 @pytest.mark.parametrize(("after", "data"), [(0, "given"), (1, "kept"), (3, "given"), (5, "kept")])
 def test_a_run_cut_short_goes_on_to_the_same_end(tmp_path, after, data):
     V = gaps() if data == "kept" else counts()

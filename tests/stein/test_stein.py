@@ -225,20 +225,6 @@ def test_single_precision_is_near_double():
         assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
 
 
-def test_the_models_own_score_agrees():
-    model, V, found = ABOVE.model, ABOVE.dense, scored(ABOVE, 1)
-    W, H = (one[0] for one in ABOVE.particles(1))
-    residual = np.nan_to_num(V - W @ H)
-    by_w, by_h = model.score(model.objective(V, W, H), -2 * residual @ H.T, -2 * W.T @ residual)
-    assert_allclose(found.W[0], by_w, rtol=1e-9)
-    assert_allclose(found.H[0], by_h, rtol=1e-9)
-    with ABOVE.open() as data:
-        posterior = posed(ABOVE, data)
-        sums = posterior.divergences(Particles.of(W[None], H[None], data))
-    assert posterior.objectives(sums)[0] == pytest.approx(model.objective(V, W, H), rel=1e-12)
-    assert found.divergence[0] == sums[0]
-
-
 def random_matrix(seed, count, rank=None, spread=0.0):
     """Positive (semi)definite, with diagonals that differ by up to 10 ** spread."""
     rng = np.random.default_rng(seed)
