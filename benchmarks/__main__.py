@@ -22,6 +22,7 @@ TABLES = [
     "peers",
     "accuracy",
     "calibration",
+    "lights",
     "evidence",
     "predictions",
     "starts",
@@ -50,7 +51,8 @@ def parsed() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="libmf=PATH of its library with AVX, esat=PYTHON, counts=FILE.npz, ratings=FILE",
+        help="libmf=PATH of its library with AVX, esat=PYTHON, counts=FILE.npz, ratings=FILE; "
+        "data of benchmarks/lights.py",
     )
     return parser.parse_args()
 

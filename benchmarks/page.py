@@ -19,6 +19,7 @@ TITLES = {
     "peers": "Beside other packages",
     "accuracy": "What draws are worth",
     "calibration": "Whether what runs say is true",
+    "lights": "Lights and several chains on real data",
     "evidence": "Evidences and ranks",
     "predictions": "New rows, cold rows and the best columns",
     "starts": "Starts",
