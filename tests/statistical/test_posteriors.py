@@ -139,7 +139,6 @@ EXACT = [
     "PSGLD-gaussian",
     "PSGLD drawn-poisson-gaps",
     "PSGLD of gamma priors-steep",
-    "PSGLD exact-gamma",
     "PSGLD-counts",
     "LangevinDynamics-poisson-two",
     "SGLD-poisson",
