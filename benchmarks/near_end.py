@@ -171,15 +171,8 @@ def to_the_same(shape: tuple[int, int], beta: int, run: Run) -> Figure:
         return told(test, point["W"].values @ point["H"].values, beta)
 
     def theirs(steps: int, tol: float = 0.0) -> float:
-        nmf = NMF(
-            10,
-            beta_loss=loss,
-            solver=solver,
-            init="random",
-            max_iter=steps,
-            tol=tol,
-            random_state=0,
-        )
+        start: Any = {"init": "random", "random_state": 0}
+        nmf = NMF(10, beta_loss=loss, solver=solver, max_iter=steps, tol=tol, **start)
         return told(test, nmf.fit_transform(train) @ nmf.components_, beta)
 
     ours(2), theirs(2)
@@ -274,15 +267,9 @@ def select_rank(run: Run) -> Iterator[Figure]:
     for name, validate in (("bi-cross-", bi_validation), ("thinned ", thinned_validation)):
         begun = time.perf_counter()
         rank = validate(V, ranks)
-        peer = time.perf_counter() - begun
-        yield Figure(
-            ours,
-            "s",
-            peer,
-            f"beside {name}validation",
-            beside="scikit-learn, points",
-            note=f"ranks {table.attrs['best']} and {rank}",
-        )
+        peer, note = time.perf_counter() - begun, f"ranks {table.attrs['best']} and {rank}"
+        what, beside = f"beside {name}validation", "scikit-learn, points"
+        yield Figure(ours, "s", peer, what, beside=beside, note=note)
 
 
 # -- the first answer --------------------------------------------------------------------------
@@ -341,10 +328,8 @@ def new_worker(run: Run) -> Figure:
         exec(FIRST, {})
         return time.perf_counter() - begun
 
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    size: Any = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(**size) as cluster, Client(cluster) as client:
         return Figure(float(client.submit(first_task).result()))
 
 
@@ -360,15 +345,13 @@ def evaluation(run: Run) -> Figure:
     tiles, pair = work.tiles(*V.shape, K), work.gradients(*V.shape, K)
     cells, out, block = np.zeros(0, np.int32), np.zeros(2), (V, 0, 0, NO_WEIGHTS)
     watch = (cells, cells, out, out, 1)
+    calls: dict[str, Callable[[], Any]] = {
+        "fit": lambda: k.evaluate(block, W, H, (1e-6, ()), out, watch, tiles),
+        "gradient": lambda: k.gradient(block, W, H, 1.0, (1e-6, ()), pair, tiles),
+    }
     with single_threaded_blas():
-        taken = per_call(
-            {
-                "fit": lambda: k.evaluate(block, W, H, (1e-6, ()), out, watch, tiles),
-                "gradient": lambda: k.gradient(block, W, H, 1.0, (1e-6, ()), pair, tiles),
-            },
-            run.pick(3, 9),
-        )
-    fit, gradient = (1e9 * taken[name] / V.size for name in ("fit", "gradient"))
+        taken = per_call(calls, run.pick(3, 9))
+    fit, gradient = (1e9 * taken[name] / V.size for name in calls)
     return Figure(fit, "ns a cell", gradient)
 
 

@@ -56,16 +56,9 @@ def compiled(X: Any, states: int = 10) -> CompiledModel:
 
 def batch(model: CompiledModel, particles: int, resampling: str | None) -> Callable[[], Any]:
     """Return a call that runs one batch of particles."""
-    plan = BatchPlan(
-        placement=place_counts(model),
-        particles=particles,
-        resampling=resampling,
-        least=0.5,
-        own=False,
-        keep=False,
-        seed=1,
-        round=0,
-    )
+    size: Any = {"placement": place_counts(model), "particles": particles, "seed": 1, "round": 0}
+    how: Any = {"resampling": resampling, "least": 0.5, "own": False, "keep": False}
+    plan = BatchPlan(**size, **how)
     return lambda: run_batch(plan, 0, Workspace())
 
 

@@ -160,10 +160,8 @@ def cold_rows(run: Run) -> Iterator[Figure]:
 def leave_one_out(run: Run) -> Iterator[Figure]:
     with silent():
         import arviz as az
-    options = (
-        QUIET | run.pick({"draws": 30, "tune": 10}, {"draws": 800, "tune": 150}) | {"chains": 2}
-    )
-    each = run.pick(1, 4, 8)
+    lengths = run.pick({"draws": 30, "tune": 10}, {"draws": 800, "tune": 150})
+    options, each = QUIET | lengths | {"chains": 2}, run.pick(1, 4, 8)
 
     def loo(tree: Any) -> tuple[Array, Array]:
         data = az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
@@ -207,10 +205,8 @@ def made_up_draws(folder: str, rows: int, columns: int, K: int, draws: int) -> N
     for name, size in (("W", rows), ("H", columns)):
         centre = rng.gamma(0.5, 1, (size, K)).astype("f4")
         width = rng.uniform(0.05, 0.5, (size, 1)).astype("f4")
-        chunks = (1, min(size, 2**16), K)
-        array = zarr.create_array(
-            f"{folder}/{name}", shape=(draws, size, K), chunks=chunks, dtype="f4"
-        )
+        form = {"shape": (draws, size, K), "chunks": (1, min(size, 2**16), K), "dtype": "f4"}
+        array = zarr.create_array(f"{folder}/{name}", **form)
         for draw in range(draws):
             array[draw] = centre * np.exp(width * rng.standard_normal((size, K), "f4"))
 
@@ -235,13 +231,8 @@ def recommended(folder: str, rows: int, columns: int) -> dict[str, float]:
     found = dfac.recommend(trace, n=10, exclude=seen, by="mean", progressbar=False)
     ended, peak = os.times(), memory("VmHWM")
     checked = np.sort(rng.permutation(rows)[:20])
-    mu = np.mean(
-        [
-            np.asarray(W[0, draw][checked]).astype(float) @ np.asarray(H[0, draw]).T
-            for draw in range(W.shape[1])
-        ],
-        axis=0,
-    )
+    pairs = zip(W[0], H[0], strict=True)
+    mu = np.mean([np.asarray(w[checked]).astype(float) @ np.asarray(h).T for w, h in pairs], axis=0)
     mu[seen[checked].toarray() > 0] = -np.inf
     best = np.argsort(-mu, axis=1, kind="stable")[:, :10]
     equal = (found["position"].isel(user=checked).values == best).all()
@@ -265,12 +256,5 @@ def recommend(run: Run) -> Iterator[Figure]:
     yield Figure(found["seconds"], "s", every, f"{what}, processor time", beside=beside)
     yield Figure(100 * found["looked_at"], "%", None, f"{what}, cells looked at")
     yield Figure(found["above"] / 2**30, "GiB", None, f"{what}, memory above the start")
-    yield Figure(
-        found["equal"],
-        "",
-        1.0,
-        f"{what}, equal to brute force on 20 rows",
-        "more",
-        ">= 1",
-        beside="equal",
-    )
+    what = f"{what}, equal to brute force on 20 rows"
+    yield Figure(found["equal"], "", 1.0, what, "more", ">= 1", beside="equal")
