@@ -41,7 +41,7 @@ from daskfactor.results import files
 from daskfactor.results.places import view_of
 from daskfactor.results.repository import RepositoryPlace
 from tests.cluster import dying
-from tests.cluster.hosts import certificates, start
+from tests.cluster.hosts import certificates, environment, start
 from tests.cluster.support import EXECUTORS
 
 WORKERS = 3
@@ -89,14 +89,9 @@ class Processes:
         return self._start("distributed.cli.dask_worker", "--scheduler-file", file, *options)
 
     def _start(self, module, *options):
-        inherited = dask.config.serialize(dask.config.global_config)
-        environment = {
-            "DASK_INTERNAL_INHERIT_CONFIG": inherited,
-            "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path]),
-        }
+        command = [sys.executable, "-m", module, *options]
         with Path(self.folder, "log").open("ab") as log:
-            command, env = [sys.executable, "-m", module, *options], {**os.environ, **environment}
-            process = start(command, env=env, stdout=log, stderr=log)
+            process = start(command, env=environment(), stdout=log, stderr=log)
         self._all.append(process)
         return process
 
@@ -267,7 +262,7 @@ class Outcome:
 class Bench:
     """Runs faults on a load whose data and runs are at a place, a folder or a URL."""
 
-    def __init__(self, load, place, patience, seconds):
+    def __init__(self, load, place, patience, seconds=8.0):
         self.place, self.patience, self.seconds = place, patience, seconds
         self.given, self._count = (f"{place}/v", load.model, load.sampler), 0
         self.options = {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])} | load.settings

@@ -59,6 +59,13 @@ def start(command, **options):
     return _LAUNCHER.submit(subprocess.Popen, mortal, **options).result()
 
 
+def environment():
+    """Return variables with which a process finds this code and has Dask's settings of this one."""
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    settings = dask.config.serialize(dask.config.global_config)
+    return {**os.environ, "PYTHONPATH": paths, "DASK_INTERNAL_INHERIT_CONFIG": settings}
+
+
 OWN_TMP = """
 set -e
 made=$1
@@ -124,9 +131,7 @@ class Host(Namespace):
         It writes to ``/tmp/log`` of the host.
         """
         script = [*self.enter, "sh", "-c", 'exec >>/tmp/log 2>&1; exec "$@"', "sh", sys.executable]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        env["DASK_INTERNAL_INHERIT_CONFIG"] = dask.config.serialize(dask.config.global_config)
-        process = start([*script, *command], env=env, stdin=subprocess.DEVNULL)
+        process = start([*script, *command], env=environment(), stdin=subprocess.DEVNULL)
         self.processes.append(process)
         return process
 
@@ -331,6 +336,4 @@ def later(seconds, *what):
             time.sleep(seconds)
             action()
 
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=go, daemon=True).start()

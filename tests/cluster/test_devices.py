@@ -35,11 +35,10 @@ def launched():
     return len(device.current()._compiled)
 
 
-@pytest.fixture(scope="module")
-def client():
-    with cluster(2, processes=True) as client:
-        client.run(install)
-        yield client
+@pytest.fixture
+def client(client):
+    client.run(install)
+    return client
 
 
 RUNS = {
