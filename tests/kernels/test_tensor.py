@@ -109,7 +109,7 @@ def test_two_factors_are_those_of_a_matrix():
 
 def test_a_share_of_a_law_counts_once():
     rng, law = np.random.default_rng(4), Tweedie(1.0)
-    factors = tuple(rng.gamma(2.0, size=(size, 3)) for size in SHAPE[:3])
+    factors = tuple(rng.gamma(2.0, size=(size, K)) for size in SHAPE[:3])
     block, _ = block_of(SHAPE[:3], False)
     work = Workspace(np.float64)
     for part, share in ((law, 1.0), (law.shared(0.25), 0.25)):
