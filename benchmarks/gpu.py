@@ -31,7 +31,7 @@ from dask.system import cpu_count
 
 import daskfactor as dfac
 from benchmarks import peers
-from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line
+from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, timed
 from benchmarks.kernels import cycle_plan, program, start
 from daskfactor import demos
 from daskfactor.data.blocks import BlockedData
@@ -263,9 +263,7 @@ def call_seconds(data: BlockedData, K: int, draws: int) -> float:
     """Seconds of a call of `sample` that keeps moments, from first to last."""
     model = dfac.TweedieNMF(K, dispersion=1.0)
     run: dict[str, Any] = QUIET | {"tune": 10, "keep": "moments", "device": "cuda"}
-    begun = time.perf_counter()
-    dfac.sample(data, model, dfac.PSGLD(warm_start=2), draws=draws, **run)
-    return time.perf_counter() - begun
+    return timed(dfac.sample, data, model, dfac.PSGLD(warm_start=2), draws=draws, **run)[1]
 
 
 @line("a draw of `sample` on a GPU, its fit and moments included")
@@ -290,9 +288,7 @@ def new_rows(run: Run) -> Figure:
     point = dfac.optimize(V[: max(8, rows // 100)], dfac.TweedieNMF(K, dispersion=1.0), **QUIET)
 
     def seconds(some: Array, **place: Any) -> float:
-        begun = time.perf_counter()
-        dfac.transform(point, some, draws=sizes.new_draws, **place, **QUIET)
-        return time.perf_counter() - begun
+        return timed(dfac.transform, point, some, draws=sizes.new_draws, **place, **QUIET)[1]
 
     part = V[: max(8, rows // sizes.part)]
     places: tuple[dict[str, Any], ...] = ({"device": "cuda"}, {"executor": ThreadsExecutor(LANES)})
@@ -351,9 +347,7 @@ def parts_of_faces(V: Array, iterations: int, executor: Executor) -> float:
         chain.start()
         chain._wanted = lambda run, cycle, end: CycleOptions(record=True, evaluate=cycle == end - 1)
         chain.advance(2)  # compiles and touches every buffer
-        begun = time.perf_counter()
-        chain.advance(2 + cycles)
-        seconds = time.perf_counter() - begun
+        _, seconds = timed(chain.advance, 2 + cycles)
     executor.close()
     return seconds
 
@@ -468,10 +462,8 @@ def our_updates(V: Array, error: Callable[[Array], float], counts: list[int]) ->
     """One call for each length, data brought to the device included."""
     path, model = [], dfac.TweedieNMF(K_FACES, dispersion=1.0)
     for count in [counts[0], *counts]:  # the first compiles
-        method = dfac.MultiplicativeUpdates(count, 0)
-        began = time.perf_counter()
-        point = dfac.optimize(V, model, method, blocks=1, device="cuda", **QUIET)
-        seconds = time.perf_counter() - began
+        given = V, model, dfac.MultiplicativeUpdates(count, 0)
+        point, seconds = timed(dfac.optimize, *given, blocks=1, device="cuda", **QUIET)
         path.append((seconds, error(point["W"].values @ point["H"].values)))
     return path[1:]
 

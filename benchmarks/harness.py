@@ -175,18 +175,22 @@ class Run:
 # -- clocks ----------------------------------------------------------------------------------
 
 
-def seconds(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return what a call takes."""
-    gc.collect()
+Clock = Callable[[], float]
+
+
+def timed(
+    call: Callable[..., Any], *given: Any, clock: Clock = time.perf_counter, **more: Any
+) -> Any:
+    """Return what a call returns, and the seconds that it takes."""
     begun = clock()
-    call()
-    return clock() - begun
+    found = call(*given, **more)
+    return found, clock() - begun
 
 
 def race(
     calls: dict[str, Callable[[], Any]],
     repeats: int = 3,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     warm: bool = True,
 ) -> dict[str, float]:
     """Return median seconds of calls that take turns, each called once before the clock starts."""
@@ -196,7 +200,8 @@ def race(
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            taken[name].append(seconds(call, clock))
+            gc.collect()
+            taken[name].append(timed(call, clock=clock)[1])
     return {name: statistics.median(each) for name, each in taken.items()}
 
 

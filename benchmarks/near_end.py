@@ -21,6 +21,7 @@ import numpy as np
 from scipy import sparse
 
 import daskfactor as dfac
+from benchmarks import harness
 from benchmarks.harness import QUIET, Array, Figure, Run, Skip, effective, line, per_call, race
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.views import NO_WEIGHTS, Workspace
@@ -106,9 +107,8 @@ def sample_nuts(run: Run) -> Figure:
     model = dfac.TweedieNMF(5, dispersion=1.0)
     draws = run.pick(50, 500)
     dfac.sample(V, model, draws=2, tune=2, **QUIET)
-    begun = time.perf_counter()
-    tree = dfac.sample(V, model, draws=draws, tune=draws, **QUIET)
-    ours = worth_of(tree, watched(V)) / (time.perf_counter() - begun)
+    tree, seconds = harness.timed(dfac.sample, V, model, draws=draws, tune=draws, **QUIET)
+    ours = worth_of(tree, watched(V)) / seconds
     theirs = nuts(V, model, draws) if run.has("numpyro") else None
     return Figure(ours, "draws/s", theirs, "effective draws", better="more")
 
@@ -183,10 +183,8 @@ def to_the_same(shape: tuple[int, int], beta: int, run: Run) -> Figure:
     def first(fit: Callable[[int], float]) -> tuple[float, int]:
         steps = 5
         while True:
-            begun = time.perf_counter()
-            reached = fit(steps) <= goal
-            seconds = time.perf_counter() - begun
-            if reached or steps >= most:
+            deviance, seconds = harness.timed(fit, steps)
+            if deviance <= goal or steps >= most:
                 return seconds, steps
             steps = min(most, 2 * steps)
 
@@ -261,13 +259,10 @@ def select_rank(run: Run) -> Iterator[Figure]:
     shape, ranks = run.pick(((60, 40), range(1, 4)), ((200, 150), range(1, 11)))
     V = counts(*shape, min(4, len(ranks)))
     dfac.log_evidence(V[:20, :20], dfac.TweedieNMF(2), **QUIET)
-    begun = time.perf_counter()
-    table = dfac.select_rank(V, dfac.TweedieNMF(1), ranks, **QUIET)
-    ours = time.perf_counter() - begun
+    table, ours = harness.timed(dfac.select_rank, V, dfac.TweedieNMF(1), ranks, **QUIET)
     for name, validate in (("bi-cross-", bi_validation), ("thinned ", thinned_validation)):
-        begun = time.perf_counter()
-        rank = validate(V, ranks)
-        peer, note = time.perf_counter() - begun, f"ranks {table.attrs['best']} and {rank}"
+        rank, peer = harness.timed(validate, V, ranks)
+        note = f"ranks {table.attrs['best']} and {rank}"
         what, beside = f"beside {name}validation", "scikit-learn, points"
         yield Figure(ours, "s", peer, what, beside=beside, note=note)
 
@@ -280,9 +275,8 @@ def process(command: list[str], cache_folder: str | None = None) -> float:
     environment = dict(os.environ)
     if cache_folder:
         environment["DASKFACTOR_JIT_CACHE"] = cache_folder
-    begun = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env=environment)
-    return time.perf_counter() - begun
+    options = {"check": True, "capture_output": True, "env": environment}
+    return float(harness.timed(subprocess.run, command, **options)[1])
 
 
 @line("a new process, kernels in the cache, 20 cycles", "import of xarray and pandas", "<= 1.5")

@@ -8,8 +8,6 @@ Stein: peak memory is that of the process above what it took before, data and pa
 already. The naive way holds particles² × dimension numbers, so it is run on a smaller problem.
 """
 
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +26,7 @@ from benchmarks.harness import (
     per_call,
     race,
     restart_peak,
+    timed,
 )
 from daskfactor.allocation.batches import BatchPlan, run_batch
 from daskfactor.allocation.compiled_model import CompiledModel, compile_model
@@ -157,9 +156,8 @@ def speed(run: Run) -> Iterator[Figure]:
             for d in np.unique(X.coords[0]):
                 lda.add_doc([str(w) for w in X.coords[1][X.coords[0] == d]])
             lda.train(1, workers=1)
-            begun = time.perf_counter()
-            lda.train(20, workers=1)
-            peer = 20 * X.nnz / (time.perf_counter() - begun) / 1e6
+            _, seconds = timed(lda.train, 20, workers=1)
+            peer = 20 * X.nnz / seconds / 1e6
             beside = "tomotopy's collapsed Gibbs"
             yield Figure(rates["ours"], unit, peer, f"{R} states", "more", beside=beside)
 
@@ -190,12 +188,9 @@ def ranks(run: Run) -> Iterator[Figure]:
     for seed in range(seeds):
         X, true = tensor(seed)
         for name, method in methods.items():
-            begun = time.perf_counter()
-            model = dfac.AllocationModel.cp(1, concentration=pseudo)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                table = dfac.select_rank(X, model, range(1, run.pick(4, 6)), method, **QUIET)
-            spent[name] += time.perf_counter() - begun
+            given = X, dfac.AllocationModel.cp(1, concentration=pseudo), range(1, run.pick(4, 6))
+            table, seconds = timed(dfac.select_rank, *given, method, **QUIET)
+            spent[name] += seconds
             close = np.atleast_1d(table.attrs.get("not_distinguishable", []))
             right[name] += true == table.attrs["best"] or true in close
     shares = {name: 100 * count / seeds for name, count in right.items()}
@@ -224,9 +219,8 @@ def discrepancy_costs(rows: int, columns: int, K: int, count: int) -> dict[str, 
     tiny = problem((64, 64), K, 2)
     dfac.stein_discrepancy(tiny[1:3], tiny[0], tiny[3], progressbar=False)
     V, W, H, model = problem((rows, columns), K, count)
-    before, begun = restart_peak(), time.perf_counter()
-    dfac.stein_discrepancy((W, H), V, model, progressbar=False)
-    seconds = time.perf_counter() - begun
+    before = restart_peak()
+    _, seconds = timed(dfac.stein_discrepancy, (W, H), V, model, progressbar=False)
     return {"seconds": seconds, "memory": (memory("VmHWM") - before) / (W.nbytes + H.nbytes)}
 
 

@@ -25,7 +25,7 @@ from scipy import sparse, special
 from sklearn.decomposition import NMF
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, line, race
+from benchmarks.harness import QUIET, Array, Figure, Run, line, race, timed
 from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DaskfactorError
 from daskfactor.kernels import factorwise
@@ -255,9 +255,7 @@ def ratings(run: Run) -> Iterator[Figure]:
     for name, fit in (("smurff", of_smurff), ("cmfrec", of_cmfrec), ("libmf", of_libmf)):
         if not run.has(name):
             continue
-        begun = time.perf_counter()
-        peer = fit(train, test, run.threads)
-        spent = time.perf_counter() - begun
+        peer, spent = timed(fit, train, test, run.threads)
         yield Figure(error, "", peer, "RMSE", beside=name)
         yield Figure(seconds, "s", spent, "the call", beside=name)
 
@@ -479,9 +477,8 @@ def tensor_cells(run: Run) -> Iterator[Figure]:
     new = mean[missing] + 0.5 * rng.normal(size=missing.sum())
     draws, model = run.pick(10, 300), dfac.CP(K, beta=2.0)
     dfac.sample(V, model, dfac.BlockHMC(), 2, 2, monitor=missing, **QUIET)
-    begun = time.perf_counter()
-    trace = dfac.sample(V, model, dfac.BlockHMC(), draws, draws, monitor=missing, **QUIET)
-    spent = time.perf_counter() - begun
+    given = V, model, dfac.BlockHMC(), draws, draws
+    trace, spent = timed(dfac.sample, *given, monitor=missing, **QUIET)
     cells = dfac.monitored(trace, of="observation")
     inside = np.mean((cells["lower"].values <= new) & (new <= cells["upper"].values))
     peer = seconds = None

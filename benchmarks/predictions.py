@@ -37,6 +37,7 @@ from benchmarks.harness import (
     memory,
     restart_peak,
     silent,
+    timed,
 )
 from daskfactor.errors import DaskfactorError
 
@@ -61,13 +62,12 @@ def compared(V: Array, model: Any, sampler: Any, count: int, lengths: Any) -> It
     hidden = (np.random.default_rng(1).random(V.shape) < 0.25) & new[:, None]
     V = np.where(hidden, np.float32(np.nan), V.astype(np.float32))
 
-    def fit(rows: Array, seed: int, **options: Any) -> tuple[Any, float]:
-        begun = time.process_time()
+    def fit(rows: Array, seed: int, **options: Any) -> Any:
         with dfac.as_blocks(V[rows], allow_empty=True) as data:
             own = QUIET | {"random_seed": seed, "keep": "draws"} | options
-            return dfac.sample(data, model, sampler, **lengths, **own), time.process_time() - begun
+            return dfac.sample(data, model, sampler, **lengths, **own)
 
-    trace, _ = fit(~new, 3)
+    trace = fit(~new, 3)
     settings: dict[str, Any] = {"progressbar": False}
     found = dfac.transform(trace, V[new], random_seed=1, **settings)  # compiles, too
     # Refits go on where the run ended: posteriors have modes, and others would end in other ones.
@@ -78,10 +78,11 @@ def compared(V: Array, model: Any, sampler: Any, count: int, lengths: Any) -> It
         {"W": (("row", "component"), W), "H": (("component", "column"), last["H"].values)},
         {"component": last["component"].values},
     )
-    (one, seconds), (other, _) = (fit(np.ones(len(V), bool), seed, init=start) for seed in (1, 2))
-    begun = time.process_time()
-    found = dfac.transform(trace, V[new], random_seed=0, **settings)
-    spent = time.process_time() - begun
+    every = np.ones(len(V), bool)
+    one, seconds = timed(fit, every, 1, init=start, clock=time.process_time)
+    other = fit(every, 2, init=start)
+    settings |= {"random_seed": 0, "clock": time.process_time}
+    found, spent = timed(dfac.transform, trace, V[new], **settings)
     H = trace["posterior"]["H"].values[0].astype(np.float64)
     ours = (found.values[0].astype(np.float64) @ H).mean(axis=0)
     (mean, sd), (again, _) = moments(one, new), moments(other, new)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line
+from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, timed
 from daskfactor.errors import DaskfactorError
 from daskfactor.executors import ThreadsExecutor
 from daskfactor.inference.singular import (
@@ -51,16 +51,13 @@ def times_to_goal(V: Array, rank: int, starts: int, most: int) -> dict[str, tupl
         size = float(X.ravel().astype(np.float64) @ X.ravel())
 
         def descend(make: Callable[[int], Any], number: int, goal: float) -> tuple[float, float]:
-            begun = time.perf_counter()
-            W, H = make(number)
-            spent = time.perf_counter() - begun
+            (W, H), spent = timed(make, number)
             first = error = relative_error(X, size, W, H)
             for _ in range(most // STEP):
                 if error <= goal:
                     return spent, first
-                begun = time.perf_counter()
-                W, H, _ = by_coordinates(X, W, H, objective, STEP, 0.0)
-                spent += time.perf_counter() - begun
+                (W, H, _), more = timed(by_coordinates, X, W, H, objective, STEP, 0.0)
+                spent += more
                 error = relative_error(X, size, W, H)
             return np.inf, first
 
@@ -68,9 +65,8 @@ def times_to_goal(V: Array, rank: int, starts: int, most: int) -> dict[str, tupl
         ends = [by_coordinates(X, *random(n), objective, most, 1e-4)[:2] for n in range(starts)]
         goal = max(relative_error(X, size, *pair) for pair in ends)
         for kind in KINDS:
-            begun = time.perf_counter()
-            make = prepare_starts(executor, data, objective, kind, starts, 0, 3)
-            shared = time.perf_counter() - begun
+            given = executor, data, objective, kind, starts, 0, 3
+            make, shared = timed(prepare_starts, *given)
             each = np.array([descend(make, number, goal) for number in range(starts)])
             extra = shared / 50 if kind == "q_transform" else 0.0
             found[kind] = float(np.median(each[:, 0]) + extra), float(np.median(each[:, 1]))
