@@ -41,7 +41,7 @@ from daskfactor.results import files
 from daskfactor.results.places import view_of
 from daskfactor.results.repository import RepositoryPlace
 from tests.cluster import dying
-from tests.cluster.hosts import certificates, environment, start
+from tests.cluster.hosts import environment, start
 from tests.cluster.support import EXECUTORS
 
 WORKERS = 3
@@ -111,6 +111,18 @@ class Processes:
         for process in self._all:
             kill_family(process.pid)
             process.wait()
+
+
+def certificates(security):
+    """Return settings by which other processes are of the same cluster."""
+    if security is None:
+        return {}
+    found = {"distributed.comm.require-encryption": True}
+    found["distributed.comm.tls.ca-file"] = security.tls_ca_file
+    for role in ("client", "scheduler", "worker"):
+        found[f"distributed.comm.tls.{role}.cert"] = getattr(security, f"tls_{role}_cert")
+        found[f"distributed.comm.tls.{role}.key"] = getattr(security, f"tls_{role}_key")
+    return found
 
 
 def kill_family(pid):

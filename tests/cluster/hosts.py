@@ -241,19 +241,19 @@ class Bed:
 class HostedCluster:
     """A scheduler on one host, workers on others, and a client of it whose host is another.
 
-    Hosts that are not there yet are made; with ``security`` all connections are encrypted.
+    Hosts that are not there yet are made.
     """
 
-    def __init__(self, bed, security=None):
-        self.bed, self.security = bed, security
+    def __init__(self, bed):
+        self.bed = bed
         self.workers = {}
         self._undo = ExitStack()
 
     def __enter__(self):
         with ExitStack() as undo:
-            undo.enter_context(dask.config.set(certificates(self.security)))
             undo.callback(self._power_off)
             self.scheduler_host = self.bed.host("scheduler")
+            self.address = f"tcp://{self.scheduler_host.address}:8786"
             self.scheduler = self.start_scheduler()
             self.client = undo.enter_context(self.connect())
             self._undo = undo.pop_all()
@@ -261,10 +261,6 @@ class HostedCluster:
 
     def __exit__(self, *error):
         self._undo.__exit__(*error)
-
-    @property
-    def address(self):
-        return f"{'tls' if self.security else 'tcp'}://{self.scheduler_host.address}:8786"
 
     def start_scheduler(self):
         own = ["--host", self.address.removesuffix(":8786"), "--port", "8786", "--no-dashboard"]
@@ -275,8 +271,7 @@ class HostedCluster:
         """A client on the client's host: its threads are made there, and their connections."""
         with self.bed.host("client").inside():
             self._await_scheduler()
-            options = {"security": self.security, "set_as_default": False, "timeout": RECONNECT}
-            client = Client(self.address, **options)
+            client = Client(self.address, set_as_default=False, timeout=RECONNECT)
         try:
             yield client
         finally:
@@ -299,7 +294,7 @@ class HostedCluster:
     def start_worker(self, name):
         """Start a worker on a host of that name, without waiting for it."""
         host = self.bed.host(name)
-        where = [self.address, "--host", self.address.split("//")[0] + "//" + host.address]
+        where = [self.address, "--host", f"tcp://{host.address}"]
         options = ["--nthreads", "1", "--no-dashboard", "--memory-limit", "0"]
         options += ["--no-nanny", "--name", name, "--local-directory", "/tmp"]
         self.workers[name] = host.python("-m", "distributed.cli.dask_worker", *where, *options)
@@ -314,18 +309,6 @@ class HostedCluster:
     def _power_off(self):
         for host in self.bed.hosts.values():
             host.power_off()
-
-
-def certificates(security):
-    """Return settings by which other processes are of the same cluster."""
-    if security is None:
-        return {}
-    found = {"distributed.comm.require-encryption": True}
-    found["distributed.comm.tls.ca-file"] = security.tls_ca_file
-    for role in ("client", "scheduler", "worker"):
-        found[f"distributed.comm.tls.{role}.cert"] = getattr(security, f"tls_{role}_cert")
-        found[f"distributed.comm.tls.{role}.key"] = getattr(security, f"tls_{role}_key")
-    return found
 
 
 def later(seconds, *what):

@@ -46,11 +46,6 @@ def normals(shape, key, iteration, factor, row0, dtype):
     return np.stack(pairs, axis=-1).reshape(n, 4 * quads)[:, :components]
 
 
-def fill_normals(out, key, iteration, factor, row0):
-    """Twin of :func:`daskfactor.kernels.philox.fill_normals`."""
-    out[...] = normals(out.shape, key, iteration, factor, row0, out.dtype)
-
-
 def _noise(theta, key, iteration, factor, row0, coarse):
     if not coarse:
         return normals(theta.shape, key, iteration, factor, row0, theta.dtype)
@@ -98,13 +93,6 @@ def moment_step(theta, grad, metric, step, rate, address, shape=1.0, matched=(1.
     r = np.maximum(2 * mean**2 / variance, 1)
     square = r - 1 + np.sqrt(r * (r - 1))
     theta[...] = np.maximum(mean * (np.sqrt(square) + z) ** 2 / (1 + square), 1e-37)
-
-
-def accumulate_moments(theta, count, mean, m2):
-    """Twin of :func:`daskfactor.kernels.langevin.accumulate_moments`."""
-    delta = theta - mean
-    mean += delta / count
-    m2 += delta * (theta - mean)
 
 
 def deviance(v, mu, beta):
