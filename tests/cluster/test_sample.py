@@ -17,6 +17,7 @@ from tests.cluster.hosts import environment
 from tests.cluster.support import KillOnce, alike, cluster, same
 from tests.random_sparse import random_array
 from tests.refusals import refused
+from tests.test_kill import counts
 from tests.tiers import tiered
 
 pytestmark = [
@@ -28,13 +29,6 @@ SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 4}
 KINDS = dfac.Gibbs, dfac.LangevinDynamics, dfac.SGLD, dfac.SGHMC
 SAMPLERS = [dfac.PSGLD(transition="cir", warm_start=3), *(kind(warm_start=3) for kind in KINDS)]
 SAMPLERS += [kind(steps=2, warm_start=3) for kind in (dfac.HMC, dfac.BlockHMC)]
-
-
-def counts():
-    rng = np.random.default_rng(5)
-    V = rng.poisson(rng.gamma(1, 1, (60, 4)) @ rng.gamma(1, 2, (4, 50))).astype(np.float32)
-    V[rng.random(V.shape) < 0.1] = np.nan
-    return V
 
 
 @pytest.mark.quick("{'rate_w': 'row', 'rate_h': 'component'}-ring", "{}-tasks")
