@@ -28,7 +28,8 @@ from distributed import Client, LocalCluster
 from scipy import sparse
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, child, cycle_seconds, line
+from benchmarks.harness import QUIET, Array, Figure, Run, cycle_seconds, line
+from benchmarks.processes import child
 from daskfactor.data.grid import Grid, Reshuffled
 from daskfactor.executors import ThreadsExecutor
 from daskfactor.executors.cluster import ClusterTasksExecutor

@@ -21,19 +21,8 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from benchmarks.harness import (
-    QUIET,
-    Array,
-    Figure,
-    Run,
-    child,
-    cycle_seconds,
-    limit_data,
-    line,
-    memory,
-    restart_peak,
-    silent,
-)
+from benchmarks.harness import QUIET, Array, Figure, Run, cycle_seconds, line, silent
+from benchmarks.processes import child, limit_data, memory, restart_peak
 from daskfactor.data.store import COMPRESSIONS, BlockStore
 
 MIB = 2**20

@@ -9,15 +9,12 @@ good, more is better.
 """
 
 import gc
-import importlib
 import importlib.util
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
-import sys
 import time
 import traceback
 import warnings
@@ -233,39 +230,6 @@ def silent() -> Iterator[None]:
         yield
 
 
-# -- processes of their own ------------------------------------------------------------------
-
-
-def child(function: Callable[..., Any], **options: Any) -> Any:
-    """Call a function of a benchmark in a process of its own; return what it returns, by JSON."""
-    name = f"{function.__module__}:{function.__name__}"
-    command = [sys.executable, "-m", "benchmarks.harness", name, json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def memory(field_name: str) -> int:
-    """Return a field of /proc/self/status, such as VmRSS, in bytes."""
-    for text in Path("/proc/self/status").read_text().splitlines():
-        if text.startswith(field_name + ":"):
-            return 1024 * int(text.split()[1])
-    raise KeyError(field_name)
-
-
-def restart_peak() -> int:
-    """Begin to measure the peak of memory anew; return what the process has now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
-
-
-def limit_data(more: int) -> None:
-    """Forbid the process to allocate more than so many bytes beside what it has."""
-    bound = memory("VmData") + more
-    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
-
-
 # -- effective draws -------------------------------------------------------------------------
 
 
@@ -450,10 +414,3 @@ def run_lines(chosen: list[Line], run: Run, board: dict[str, Any], path: Path | 
         print(f"{package} is missing: {PEERS.get(package, f'pip install {package}')}")
     print(f"{len(chosen)} lines in {(time.perf_counter() - begun) / 60:.1f} minutes")
     return well
-
-
-if __name__ == "__main__":
-    module, _, function_name = sys.argv[1].partition(":")
-    function = getattr(importlib.import_module(module), function_name)
-    with silent():
-        print(json.dumps(function(**json.loads(sys.argv[2]))))

@@ -15,19 +15,8 @@ import numpy as np
 import sparse
 
 import daskfactor as dfac
-from benchmarks.harness import (
-    QUIET,
-    Array,
-    Figure,
-    Run,
-    child,
-    line,
-    memory,
-    per_call,
-    race,
-    restart_peak,
-    timed,
-)
+from benchmarks.harness import QUIET, Array, Figure, Run, line, per_call, race, timed
+from benchmarks.processes import child, memory, restart_peak
 from daskfactor.allocation.batches import BatchPlan, run_batch
 from daskfactor.allocation.compiled_model import CompiledModel, compile_model
 from daskfactor.allocation.counts import as_counts

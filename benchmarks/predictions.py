@@ -26,19 +26,8 @@ import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
-from benchmarks.harness import (
-    QUIET,
-    Array,
-    Figure,
-    Run,
-    Skip,
-    child,
-    line,
-    memory,
-    restart_peak,
-    silent,
-    timed,
-)
+from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, silent, timed
+from benchmarks.processes import child, memory, restart_peak
 from daskfactor.errors import DaskfactorError
 
 Moments = tuple[Array, Array]

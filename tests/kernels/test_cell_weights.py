@@ -10,14 +10,7 @@ from daskfactor.kernels.views import BlockView
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import problems
-from tests.kernels.problems import (
-    FLOOR,
-    assert_close,
-    dense_view,
-    factor_pair,
-    sparse_block,
-    written_out,
-)
+from tests.kernels.problems import FLOOR, factor_pair, sparse_block, written_out
 
 # Types and K are those of whole runs with weights, for which most of this is compiled anyway.
 M, N, K = 53, 31, 2
@@ -39,7 +32,7 @@ def block_of(kind, dtype=np.float32):
     """A block with missing cells, and weights of 0 to 3; NaN where a cell is missing."""
     block = sparse_block(dtype, M, N, kind == "zero")
     if kind == "dense":
-        block = dense_view(sparse_block(dtype, M, N, True), dtype)
+        block = problems.dense_view(sparse_block(dtype, M, N, True), dtype)
     values = block.block if isinstance(block, BlockView) else block.values
     weights = np.random.default_rng(3).integers(0, MOST + 1, values.shape).astype(dtype)
     return block._replace(weights=np.where(np.isnan(values), np.nan, weights))
@@ -81,7 +74,7 @@ def test_a_weight_says_how_often_a_cell_counts(law, kind):
     block = block_of(kind)
     alone = [everything(copy, law) for copy in copies(block)]
     wanted = {name: sum(own[name] for own in alone) for name in alone[0]}
-    assert_close(everything(block, law), wanted, ROUNDING)
+    problems.assert_close(everything(block, law), wanted, ROUNDING)
 
 
 @pytest.mark.parametrize("kind", ["dense", "missing", "zero"])

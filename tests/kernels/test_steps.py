@@ -7,22 +7,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from daskfactor.kernels import langevin
-from daskfactor.kernels.langevin import (
-    accumulate_moments,
-    cir_step,
-    drift,
-    kick_drift,
-    langevin_step,
-    mean_share,
-    refresh,
-)
-from daskfactor.kernels.langevin import leapfrog_drift as mirror_drift
-from daskfactor.kernels.langevin import leapfrog_kick as mirror_kick
+from daskfactor.kernels.langevin import cir_step, drift, kick_drift, langevin_step, refresh
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.squares import STEEPEST, flight, kick_flight, refresh_length
 from tests.kernels import reference
 from tests.pairwise import pairwise
 
+mirror_kick, mirror_drift = langevin.leapfrog_kick, langevin.leapfrog_drift
 KEY = np.array([5, 8], np.uint32)
 REALS = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 SHAPES = [(1, 1), (1, 9), (7, 5), (65, 3), (40, 100)]
@@ -94,7 +85,7 @@ STEPS = FREEZING | {
     "plain": langevin_of(0.02, metric=False),
     "plain, coarse": langevin_of(0.02, metric=False, coarse=True),
     "metric, coarse": langevin_of(0.1, coarse=True),
-    "sums": lambda a, row0: accumulate_moments(a["theta"], 7, a["mean"], a["m2"]),
+    "sums": lambda a, row0: langevin.accumulate_moments(a["theta"], 7, a["mean"], a["m2"]),
 }
 
 
@@ -191,7 +182,7 @@ def test_moments_are_those_of_the_draws(dtype):
     draws = np.random.default_rng(0).gamma(2.0, size=(30, 9, 5)).astype(dtype)
     mean, m2 = np.zeros((2, 9, 5))
     for count, draw in enumerate(draws, start=1):
-        accumulate_moments(draw, count, mean, m2)
+        langevin.accumulate_moments(draw, count, mean, m2)
     wide = draws.astype(np.float64)
     np.testing.assert_allclose(mean, wide.mean(0), rtol=1e-13)
     np.testing.assert_allclose(m2 / len(draws), wide.var(0), rtol=1e-12)
@@ -343,11 +334,11 @@ def test_the_share_of_a_component():
     parts = W[:, None] * H
     mu = parts.sum(axis=2)
     exact = (parts**2).sum(axis=2) / mu
-    assert mean_share(W, H) == pytest.approx(exact.sum() / mu.sum(), rel=0.15)
-    assert mean_share(W[:, :1], H[:, :1]) == pytest.approx(1.0)
-    assert mean_share(np.ones((2, 5)), np.ones((3, 5))) == pytest.approx(0.2)
-    assert mean_share(np.zeros((2, 5)), H[:, :1].repeat(5, 1)) == 1.0
-    assert np.isnan(mean_share(np.full((2, 1), np.nan), np.ones((3, 1))))
+    assert langevin.mean_share(W, H) == pytest.approx(exact.sum() / mu.sum(), rel=0.15)
+    assert langevin.mean_share(W[:, :1], H[:, :1]) == pytest.approx(1.0)
+    assert langevin.mean_share(np.ones((2, 5)), np.ones((3, 5))) == pytest.approx(0.2)
+    assert langevin.mean_share(np.zeros((2, 5)), H[:, :1].repeat(5, 1)) == 1.0
+    assert np.isnan(langevin.mean_share(np.full((2, 1), np.nan), np.ones((3, 1))))
 
 
 # -- steps with momentum -------------------------------------------------------------------
