@@ -57,33 +57,15 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of the board.
-
-    Parameters
-    ----------
-    ours, unit
-        What was measured.
-    peer
-        The same of what it is compared with, in the same unit.
-    what
-        The part of the work, where a function yields several lines.
-    better
-        Whether "less" or "more" of the unit is better.
-    goal
-        As ``<= 1.0`` or ``>= 115`` of ours, or ``ratio >= 4``.
-    beside
-        What the peer is, in place of what the decorator says.
-    note
-        What else is to be known of this figure.
-    """
+    """A line of the board."""
 
     ours: float
     unit: str = "s"
-    peer: float | None = None
-    what: str = ""
-    better: str = "less"
-    goal: str = ""
-    beside: str = ""
+    peer: float | None = None  # what ours is compared with, in the same unit
+    what: str = ""  # the part of the work, where a function yields several figures
+    better: str = "less"  # or "more" of the unit
+    goal: str = ""  # such as ``<= 1.0`` or ``>= 115`` of ours, or ``ratio >= 4``
+    beside: str = ""  # the name of the peer, in place of the decorator's
     note: str = ""
 
     @property

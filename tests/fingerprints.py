@@ -555,8 +555,8 @@ def judge(old: Mapping[str, Any], new: Mapping[str, Any]) -> Verdict:
     for kind in ("different", "settings", "rounding"):
         if chosen := {name: one for name, one in verdicts.items() if one.kind == kind}:
             largest = max(one.deviation for one in chosen.values())
-            texts = (f"{name} {one.detail or f'{one.deviation:.1e}'}" for name, one in chosen.items())
-            return Verdict(kind, largest, "; ".join(texts))
+            said = (f"{key} {one.detail or f'{one.deviation:.1e}'}" for key, one in chosen.items())
+            return Verdict(kind, largest, "; ".join(said))
     return Verdict("equal")
 
 

@@ -27,19 +27,6 @@ def printed(*arguments, **settings):
     return done.stdout
 
 
-def run_small(tmp_path, wanted, **settings):
-    """What ``small_run.py`` finds in a fresh process with these environment variables."""
-    out = tmp_path / f"{'-'.join(settings) or 'plain'}.npz"
-    printed(SCRIPT, out, wanted, **settings)
-    return dict(np.load(out))
-
-
-@pytest.fixture(scope="module")
-def plain():
-    """As all other tests compile kernels or find them compiled."""
-    return all_results()
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("wanted", "settings"),
@@ -49,8 +36,9 @@ def plain():
     ],
     ids=["no JIT", "bounds checked"],
 )
-def test_same_results(plain, tmp_path, wanted, settings):
-    other = run_small(tmp_path, wanted, **settings)
+def test_same_results(tmp_path, wanted, settings):
+    printed(SCRIPT, tmp_path / "found.npz", wanted, **settings)
+    other, plain = dict(np.load(tmp_path / "found.npz")), all_results()
     assert other.keys() <= plain.keys()
     assert len(other) == len(plain) or wanted == "indexed"
     for name, found in other.items():
@@ -67,18 +55,6 @@ def test_bounds_checks_are_on(tmp_path):
     )
     settings = {"NUMBA_BOUNDSCHECK": "1", "DASKFACTOR_JIT_CACHE": "0"}
     refused(AssertionError, "IndexError", printed, "-c", code, **settings)
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_disk_cache_gives_the_same_bits(plain, tmp_path):
-    settings = {"DASKFACTOR_JIT_CACHE": str(tmp_path / "cache")}
-    first, second = (run_small(tmp_path, "closures", **settings) for _ in range(2))
-    assert list((tmp_path / "cache").rglob("*.nbc"))
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, plain[name], err_msg=name)
-        np.testing.assert_array_equal(second[name], value, err_msg=name)
 
 
 CLOSURES = """
