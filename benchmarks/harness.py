@@ -212,9 +212,6 @@ def silent() -> Iterator[None]:
         yield
 
 
-# -- effective draws -------------------------------------------------------------------------
-
-
 def effective(draws: Array) -> Array:
     """Return bulk effective sample sizes of quantities, from draws (chain, draw, quantity)."""
     from daskfactor.results.diagnose import convergence

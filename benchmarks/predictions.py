@@ -33,9 +33,6 @@ from daskfactor.errors import DaskfactorError
 Moments = tuple[Array, Array]
 
 
-# -- new rows ------------------------------------------------------------------------------------
-
-
 def moments(tree: Any, new: Array | None = None) -> Moments:
     """Return means and sds of WH, of some rows."""
     group = tree["posterior"].to_dataset()
@@ -111,9 +108,6 @@ def new_faces(run: Run) -> Iterator[Figure]:
     yield from compared(V, dfac.TweedieNMF(5), dfac.BlockHMC(), 2, lengths)
 
 
-# -- cold rows -----------------------------------------------------------------------------------
-
-
 @line("counts of rows without data, 2000 × 300, with covariates", "without", minutes=0.3)
 def cold_rows(run: Run) -> Iterator[Figure]:
     rng, (rows, columns) = np.random.default_rng(0), run.pick((100, 30), (2000, 300))
@@ -141,9 +135,6 @@ def cold_rows(run: Run) -> Iterator[Figure]:
     yield Figure(ours[0], "nats lost", peer[0], "log density of a cell")
     yield Figure(ours[1], "", peer[1], "root mean square error")
     yield Figure(ours[2], "%", peer[2], "in 90 % intervals with randomised ends", "more")
-
-
-# -- leave one out -------------------------------------------------------------------------------
 
 
 @line("PSIS leave-one-out, 40 × 20 counts, K = 3", "refits without the cell", minutes=0.4)
@@ -182,9 +173,6 @@ def leave_one_out(run: Run) -> Iterator[Figure]:
         what = f"mean {mean:g}, {each} cells of the largest k, largest difference"
         note = f"k up to {k.max():.2f}; {(every > 0.7).sum()} of {V.size} cells have k > .7"
         yield Figure(off, "nats", fit, what, beside="the fit to the cell itself", note=note)
-
-
-# -- recommending --------------------------------------------------------------------------------
 
 
 def made_up_draws(folder: str, rows: int, columns: int, K: int, draws: int) -> None:

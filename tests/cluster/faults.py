@@ -260,14 +260,9 @@ def frequent_checkpoints():
 class Outcome:
     """What came of a run; ``sentence``: what it ended with before it was resumed."""
 
-    fault: str
-    executor: str
-    store: str
-    seconds: float = 0.0
     struck: int = 0
     losses: int = 0
     sentence: str = ""
-    resumed: float = 0.0
     same: bool = False
 
 
@@ -285,8 +280,7 @@ class Bench:
         """Strike a run; resume it if it ended with a sentence."""
         fault = FAULTS[name]
         self._count += 1
-        store = f"{self.place}/run{self._count}"
-        found = Outcome(name, executor, "s3" if "://" in self.place else "local")
+        store, found = f"{self.place}/run{self._count}", Outcome()
         security = Security.temporary() if fault.tls else None
         with (
             dask.config.set(fault.config),
@@ -294,19 +288,17 @@ class Bench:
         ):
             made = EXECUTORS[executor](cluster.client, patience=self.patience)
             striker = Striker(fault, cluster, times, self._count, self.seconds)
-            begun, told = time.monotonic(), {"executor": made, "callback": striker}
+            told = {"executor": made, "callback": striker}
             try:
                 tree = dfac.sample(*self.given, store=store, **told, **self.options)
                 found.same = dying.digest(tree) == self.wanted
             except DaskfactorError as error:
                 found.sentence = str(error)
-            found.seconds = time.monotonic() - begun
             striker.join()
             found.struck, found.losses = striker.struck, made.report.lost_segments
             if cluster.client.status == "running":
                 made.close()
         if found.sentence:
-            begun = time.monotonic()
             with Processes() as another:
                 again = {"client": another.client, "executor": executor}
                 if view_of(store).exists():
@@ -314,5 +306,4 @@ class Bench:
                 else:  # it failed before it began
                     tree = dfac.sample(*self.given, **again, **self.options)
                 found.same = dying.digest(tree) == self.wanted
-            found.resumed = time.monotonic() - begun
         return found

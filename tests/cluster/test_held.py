@@ -55,9 +55,6 @@ def settled(client, expected):
         time.sleep(0.05)
 
 
-# -- the store of a worker ------------------------------------------------------------------
-
-
 @pytest.fixture
 def store():
     with ThreadPoolExecutor(1) as pool:
@@ -95,9 +92,6 @@ def test_a_store_drops_bands_with_their_clients_key(store):
 def test_a_change_is_made_once(store):
     store.once("call")
     refused(StateLost, "a second time", store.once, "call")
-
-
-# -- segments ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 4), (3, 3)])
@@ -201,9 +195,6 @@ class Continued:
         return self.state
 
 
-# -- memory ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.quick("tasks")
 @named
 def test_what_no_state_has_any_more_is_dropped(name, here):
@@ -229,9 +220,6 @@ def test_bands_go_with_a_client_that_dies(name, client):
         assert held_bytes(client) > 0
     settled(client, 0)
     refused(EngineError, "lost its scheduler", held.gather, "rows")
-
-
-# -- losses ------------------------------------------------------------------------------------
 
 
 class Saving:
