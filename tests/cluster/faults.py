@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError
-from daskfactor.inference import setting
-from daskfactor.results import files
 from daskfactor.results.places import view_of
-from daskfactor.results.repository import RepositoryPlace
 from tests.cluster import dying
 from tests.cluster.hosts import environment, start
 from tests.cluster.support import EXECUTORS
@@ -219,20 +216,9 @@ class Striker:
 # -- runs ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Load:
-    """What is sampled."""
-
-    data: Any
-    model: Any
-    sampler: Any
-    settings: Mapping[str, Any]
-
-
-def small(draws):
+def small():
     """A run of small segments, so that a loss may come in any of them."""
-    settings = {"draws": draws, "tune": 12, "random_seed": 5}
-    return Load(dying.data(), dying.MODEL, dying.SAMPLER, settings)
+    return (dying.data(), dying.MODEL, dying.SAMPLER), {"draws": 48, "tune": 12, "random_seed": 5}
 
 
 def large():
@@ -242,18 +228,7 @@ def large():
     values = np.ones(size, np.float32)
     data = sparse.csr_array((values, (rows, cols)), (size, size))
     settings = {"draws": 4, "tune": 4, "random_seed": 5, "keep": "moments"}
-    return Load(data, dfac.TweedieNMF(64, dispersion=1.0), dfac.PSGLD(warm_start=0), settings)
-
-
-@contextmanager
-def frequent_checkpoints():
-    """Save after every segment, and make these as small as the runs are."""
-    before = setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST
-    setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST = 6, 1e-9, 1e9
-    try:
-        yield
-    finally:
-        setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST = before
+    return (data, dfac.TweedieNMF(64, dispersion=1.0), dfac.PSGLD(warm_start=0)), settings
 
 
 @dataclass
@@ -266,44 +241,34 @@ class Outcome:
     same: bool = False
 
 
-class Bench:
-    """Runs faults on a load whose data and runs are at a place, a folder or a URL."""
-
-    def __init__(self, load, place, patience, seconds=8.0):
-        self.place, self.patience, self.seconds = place, patience, seconds
-        self.given, self._count = (f"{place}/v", load.model, load.sampler), 0
-        self.options = {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])} | load.settings
-        dfac.convert(load.data, f"{place}/v", unstored="zero", blocks=4, progressbar=False)
-        self.wanted = dying.digest(dfac.sample(*self.given, executor="threads", **self.options))
-
-    def run(self, name, executor, times=1, memory=""):
-        """Strike a run; resume it if it ended with a sentence."""
-        fault = FAULTS[name]
-        self._count += 1
-        store, found = f"{self.place}/run{self._count}", Outcome()
-        security = Security.temporary() if fault.tls else None
-        with (
-            dask.config.set(fault.config),
-            Processes(fault.nanny, memory if fault.limited else "0", security) as cluster,
-        ):
-            made = EXECUTORS[executor](cluster.client, patience=self.patience)
-            striker = Striker(fault, cluster, times, self._count, self.seconds)
-            told = {"executor": made, "callback": striker}
-            try:
-                tree = dfac.sample(*self.given, store=store, **told, **self.options)
-                found.same = dying.digest(tree) == self.wanted
-            except DaskfactorError as error:
-                found.sentence = str(error)
-            striker.join()
-            found.struck, found.losses = striker.struck, made.report.lost_segments
-            if cluster.client.status == "running":
-                made.close()
-        if found.sentence:
-            with Processes() as another:
-                again = {"client": another.client, "executor": executor}
-                if view_of(store).exists():
-                    tree = dfac.resume(store, progressbar=False, **again)
-                else:  # it failed before it began
-                    tree = dfac.sample(*self.given, **again, **self.options)
-                found.same = dying.digest(tree) == self.wanted
-        return found
+def strike_run(name, executor, load, place, patience, seconds=8.0, times=1, memory=""):
+    """Strike a run whose data and store are at a place; resume it if it ended with a sentence."""
+    (V, *rest), settings = load
+    fault, found, store, data = FAULTS[name], Outcome(), f"{place}/run", f"{place}/v"
+    given, options = (data, *rest), {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])}
+    dfac.convert(V, data, unstored="zero", blocks=4, progressbar=False)
+    options |= settings
+    wanted = dying.digest(dfac.sample(*given, executor="threads", **options))
+    security = Security.temporary() if fault.tls else None
+    limit = memory if fault.limited else "0"
+    with dask.config.set(fault.config), Processes(fault.nanny, limit, security) as cluster:
+        made = EXECUTORS[executor](cluster.client, patience=patience)
+        striker = Striker(fault, cluster, times, 1, seconds)
+        try:
+            tree = dfac.sample(*given, store=store, executor=made, callback=striker, **options)
+            found.same = dying.digest(tree) == wanted
+        except DaskfactorError as error:
+            found.sentence = str(error)
+        striker.join()
+        found.struck, found.losses = striker.struck, made.report.lost_segments
+        if cluster.client.status == "running":
+            made.close()
+    if found.sentence:
+        with Processes() as another:
+            again = {"client": another.client, "executor": executor}
+            if view_of(store).exists():
+                tree = dfac.resume(store, progressbar=False, **again)
+            else:  # it failed before it began
+                tree = dfac.sample(*given, **again, **options)
+            found.same = dying.digest(tree) == wanted
+    return found

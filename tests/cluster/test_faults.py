@@ -15,7 +15,9 @@ import pytest
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience, is_adaptive
-from tests.cluster.faults import EXECUTORS, FAULTS, Bench, frequent_checkpoints, large, small
+from daskfactor.results import files
+from daskfactor.results.repository import RepositoryPlace
+from tests.cluster.faults import EXECUTORS, FAULTS, large, small, strike_run
 from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, kill_one, oracle, wait_at_gate
 from tests.cluster.support import IMPATIENT, SHORT, bare_worker, beside, cluster, executing, named
 from tests.executors.mixer import bits
@@ -227,6 +229,13 @@ def add(item, workspace):
     return item + 1
 
 
+@pytest.fixture
+def every_segment_is_saved(monkeypatch):
+    monkeypatch.setattr(RepositoryPlace, "every", 1e-9)
+    monkeypatch.setattr(files, "DEAREST", 1e9)
+
+
+@pytest.mark.usefixtures("every_segment_is_saved")
 @pytest.mark.parametrize(("fault", "executor", "store"), MATRIX)
 def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
     fault, executor, store, tmp_path, request
@@ -236,11 +245,10 @@ def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
         request.getfixturevalue("s3")
     place = str(tmp_path) if store == "local" else f"s3://{BUCKET}/{fault}-{executor}"
     # One that is stopped for less than Dask's five seconds is waited for.
-    seconds = 3.0 if fault == "stopped" else 8.0
+    seconds, times = 3.0 if fault == "stopped" else 8.0, KILLS if fault == "kills" else 1
     patience = dataclasses.replace(IMPATIENT, workers=10.0)
-    with dask.config.set(SHORT), frequent_checkpoints():
-        bench = Bench(small(48), place, patience, seconds)
-        found = bench.run(fault, executor, times=KILLS if fault == "kills" else 1)
+    with dask.config.set(SHORT):
+        found = strike_run(fault, executor, small(), place, patience, seconds, times)
     assert found.struck
     assert found.same, found
     assert bool(found.sentence) == (fault in ("gone", "scheduler"))
@@ -249,10 +257,10 @@ def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("every_segment_is_saved")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", [name for name, told in FAULTS.items() if told.limited])
 @named
 def test_factors_that_outgrow_the_memory_of_workers(name, fault, tmp_path):
-    with frequent_checkpoints():
-        found = Bench(large(), str(tmp_path), Patience()).run(fault, name, memory="500MB")
+    found = strike_run(fault, name, large(), str(tmp_path), Patience(), memory="500MB")
     assert found.same, found
