@@ -101,7 +101,7 @@ def both(data, model, sampler="auto", **options):
     return found, dfac.sample(data, model, sampler, **run)
 
 
-CASES = [*((*run, "float64") for run in RUNS), *((*run, "float32") for run in RUNS[::3])]
+DRAWN = [*((*run, "float64") for run in RUNS), *((*run, "float32") for run in RUNS[::3])]
 
 
 @pytest.mark.quick(
@@ -111,7 +111,7 @@ CASES = [*((*run, "float64") for run in RUNS), *((*run, "float32") for run in RU
     *("sparse-PSGRRLD-float64", "signed-SGHMC-float64", "counts-LangevinDynamics-float64"),
     "counts-PSGLD-ConstantStep(size=1e-05)-identity-float64",
 )
-@pytest.mark.parametrize(("name", "sampler", "dtype"), CASES, ids=spelled)
+@pytest.mark.parametrize(("name", "sampler", "dtype"), DRAWN, ids=spelled)
 def test_draws_are_those_of_processors(stand_in, name, sampler, dtype):
     values, model = MODELS[name]
     data = blocks(values(), dtype)
