@@ -176,21 +176,15 @@ def test_auto_keeps_within_the_budget_and_statistics(sampler, chains, affordable
     assert tree["sample_stats"].sizes["draw"] >= 1
 
 
-def interrupted(store, after):
-    """A run of 60 draws in segments of ten, stopped by Ctrl-C in mid-draw."""
-
-    def press(event):
-        if event.phase == "draw" and event.done > after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        dfac.sample(counts(), TWO, store=store, callback=press, **QUICK | {"draws": 60})
-
-
 @pytest.mark.parametrize("more", [5, 100])
 def test_an_interrupted_run_goes_on_with_more_draws(tmp_path, more, monkeypatch):
+    def press(event):
+        if event.phase == "draw" and event.done > 25:
+            raise KeyboardInterrupt
+
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
-    interrupted(tmp_path / "run.zarr", 25)
+    options = QUICK | {"draws": 60, "store": tmp_path / "run.zarr", "callback": press}
+    refused(KeyboardInterrupt, None, dfac.sample, counts(), TWO, **options)
     begun = dfac.open_run(tmp_path / "run.zarr")
     done = begun["posterior"].sizes["draw"]
     assert 0 < done < 60

@@ -66,9 +66,6 @@ class Processes:
             where = ["--host", f"{protocol}://127.0.0.1", "--port", "0"]
             where += ["--no-dashboard", "--scheduler-file", file]
             self.scheduler = self._start("distributed.cli.dask_scheduler", *where)
-            until = time.monotonic() + 60
-            while not Path(file).exists() and time.monotonic() < until:
-                time.sleep(0.05)
             self.workers = [self._start_worker(file) for _ in range(WORKERS)]
             self.client = undo.enter_context(
                 Client(scheduler_file=file, security=self.security, set_as_default=False)

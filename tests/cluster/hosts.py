@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -270,26 +269,11 @@ class HostedCluster:
     def connect(self):
         """A client on the client's host: its threads are made there, and their connections."""
         with self.bed.host("client").inside():
-            self._await_scheduler()
             client = Client(self.address, set_as_default=False, timeout=RECONNECT)
         try:
             yield client
         finally:
             client.close(timeout=5)
-
-    def _await_scheduler(self, limit=60.0):
-        """Wait until something listens at the scheduler's port."""
-        until = time.monotonic() + limit
-        while True:
-            try:
-                socket.create_connection((self.scheduler_host.address, 8786), timeout=1.0).close()
-            except OSError as error:
-                if time.monotonic() > until or self.scheduler.poll() is not None:
-                    said = self.scheduler_host.log()
-                    raise OSError(f"no scheduler at {self.address}: {said}") from error
-                time.sleep(0.05)
-            else:
-                return
 
     def start_worker(self, name):
         """Start a worker on a host of that name, without waiting for it."""

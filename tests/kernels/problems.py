@@ -1,7 +1,5 @@
 """Blocks to try kernels on, and all that kernels give for one."""
 
-import threading
-
 import numpy as np
 
 from daskfactor.kernels import blockwise
@@ -57,15 +55,6 @@ def written_out(block, dtype=np.float64):
 
 def dense_view(block, dtype=np.float64):
     return window(written_out(block, dtype))
-
-
-def in_threads(function, cases):
-    """Call a function with each case, all at once, in threads of their own."""
-    threads = [threading.Thread(target=function, args=case) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def everything(

@@ -6,6 +6,7 @@ Factors are float32 unless somebody asks for more, so all laws are tried in it.
 
 import itertools
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from tests.kernels.problems import (
     dense_view,
     everything,
     factor_pair,
-    in_threads,
     sparse_block,
     written_out,
 )
@@ -263,14 +263,13 @@ def test_read_only_data(kind):
 def test_threads_do_not_share_scratch(kind):
     problems = [problem(kind, m=200, n=40, seed=seed) for seed in range(4)]
     alone = [everything(block, Tweedie(1.0), *factors) for block, *factors in problems]
-    together = [[] for _ in problems]
 
-    def work(block, W, H, results):
-        results.extend(everything(block, Tweedie(1.0), W, H) for _ in range(15))
+    def work(block, W, H):
+        return [everything(block, Tweedie(1.0), W, H) for _ in range(15)]
 
-    in_threads(work, [(*own, out) for own, out in zip(problems, together, strict=True)])
+    with ThreadPoolExecutor(len(problems)) as pool:
+        together = pool.map(work, *zip(*problems, strict=True))
     for wanted, results in zip(alone, together, strict=True):
-        assert len(results) == 15
         for found in results:
             assert_close(found, wanted, 1e-5 if kind == "dense" else 0.0)
 
