@@ -13,16 +13,7 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.errors import (
-    DataError,
-    DataWarning,
-    DivergenceError,
-    EngineError,
-    GridError,
-    OptionError,
-    SamplingWarning,
-    StoreFormatError,
-)
+from daskfactor.errors import DataError, DataWarning, EngineError, OptionError, SamplingWarning
 from daskfactor.executors.base import StateLost
 from daskfactor.inference import sampling
 from daskfactor.kernels import blockwise
@@ -280,7 +271,7 @@ def test_a_hopeless_step_ends_in_one_clear_error():
     sampler = dfac.PSGLD(step=1e30, preconditioner="identity")
     with np.errstate(all="ignore"):
         match = "diverged between cycles"
-        refused(DivergenceError, match, dfac.sample, counts(), TWO, sampler, **QUICK)
+        refused(dfac.errors.DivergenceError, match, dfac.sample, counts(), TWO, sampler, **QUICK)
 
 
 def test_events_and_attributes_tell_of_the_run():
@@ -363,10 +354,11 @@ BAD_OPTIONS = [
     ({"model": "nmf"}, r"model must be a model"),
     ({"sampler": "psgld"}, r'sampler must be "auto" or one of .*, PSGLD\(\.\.\.\), .* got .psgld.'),
 ]
+UNEVEN = {"sampler": NESTED, "blocks": 3}
 BAD = [
     *((V, settings, DataError, message) for V, settings, message in BAD_DATA),
     *((V0, settings, OptionError, message) for settings, message in BAD_OPTIONS),
-    (V0, {"sampler": NESTED, "blocks": 3}, GridError, r"3 bands cannot be grouped into 2"),
+    (V0, UNEVEN, dfac.errors.GridError, r"3 bands cannot be grouped into 2"),
 ]
 
 
@@ -415,7 +407,7 @@ def test_a_checkpoint_with_whole_factors_is_refused(tmp_path):
                 track["arrays"] = sorted({*track["arrays"][0], *track["arrays"][1]})
         held.checkpoint(whole, meta)
     match = r"begun by .*/rows/0/values.* can be read; .* anew$"
-    refused(StoreFormatError, match, dfac.resume, path, draws=2, progressbar=False)
+    refused(dfac.errors.StoreFormatError, match, dfac.resume, path, draws=2, progressbar=False)
     assert dfac.open_run(path)["posterior"].sizes["draw"] == QUICK["draws"]
 
 

@@ -19,16 +19,8 @@ from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.sparse import CHUNK, sparse_kernels
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
-from tests.kernels import reference
-from tests.kernels.problems import (
-    FLOOR,
-    assert_close,
-    dense_view,
-    everything,
-    factor_pair,
-    sparse_block,
-    written_out,
-)
+from tests.kernels import problems, reference
+from tests.kernels.problems import FLOOR, assert_close, everything, sparse_block, written_out
 from tests.pairwise import pairwise
 from tests.tiers import tiered
 
@@ -60,11 +52,11 @@ def block_of(kind, dtype=np.float32, m=53, n=31, **options):
     if kind == "full":
         options["density"] = 1.1
     block = sparse_block(dtype, m, n, kind in ("dense", "zero"), **options)
-    return block if kind in ("missing", "zero") else dense_view(block, dtype)
+    return block if kind in ("missing", "zero") else problems.dense_view(block, dtype)
 
 
 def problem(kind, dtype=np.float32, m=20, n=10, components=K, **options):
-    return block_of(kind, dtype, m, n, **options), *factor_pair(dtype, m, n, components)
+    return block_of(kind, dtype, m, n, **options), *problems.factor_pair(dtype, m, n, components)
 
 
 def check(block, W, H, beta, tolerance, **options):
@@ -105,7 +97,7 @@ def test_odd_shapes_of_dense_blocks(real, shape, tile, kind, monkeypatch):
     tiles_of(monkeypatch, tile)
     check(*problem(kind, dtype, *shape), 1.0, tolerance, slopes=True, cells=True)
     corner = BlockView(written_out(block_of(kind, dtype, *shape[:2]), dtype), 0, 0, m, shape[1])
-    check(corner, *factor_pair(dtype, *shape), 1.0, tolerance)
+    check(corner, *problems.factor_pair(dtype, *shape), 1.0, tolerance)
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0, 0.5])
@@ -302,7 +294,7 @@ def test_buffers_of_a_workspace_serve_both_kinds_in_turn(work):
     (block, W, H), law = problem("zero", m=150, n=90), Tweedie(1.0)
     first = blockwise.gradient(block, law, W, H, 1.0, FLOOR, work)
     kept = [own.copy() for own in first]
-    blockwise.gradient(dense_view(block, np.float32), law, W, H, 1.0, FLOOR, work)
+    blockwise.gradient(problems.dense_view(block, np.float32), law, W, H, 1.0, FLOOR, work)
     again = blockwise.gradient(block, law, W, H, 1.0, FLOOR, work)
     assert again[0].dtype == W.dtype
     for one, other, wanted in zip(first, again, kept, strict=True):
@@ -331,7 +323,7 @@ def test_memory_grows_with_rows_and_columns_only(beta, kind):
     values = rng.gamma(2.0, size=1000).astype(np.float32)
     indices = rng.integers(0, n, 1000).astype(np.uint16)
     block = SparseBlock(indptr, indices, values, m, n, kind == "zero")
-    W, H = factor_pair(np.float32, m, n, K)
+    W, H = problems.factor_pair(np.float32, m, n, K)
     everything(*problem(kind, m=5, n=5)[:1], Tweedie(beta), W[:5], H[:5])  # compiles
     tracemalloc.start()
     everything(block, Tweedie(beta), W, H)

@@ -11,19 +11,9 @@ from scipy import stats
 from daskfactor.allocation import batches, placement
 from daskfactor.allocation.batches import complete_network, run_batch, stretch_edges
 from daskfactor.allocation.placement import place_counts
+from daskfactor.kernels import resampling
 from daskfactor.kernels.philox import philox4x32
-from daskfactor.kernels.resampling import (
-    MOVES,
-    OFFSPRING,
-    ORDERS,
-    PURPOSES,
-    SCHEMES,
-    STATES,
-    SWEEP,
-    choose_parents,
-    count_offspring,
-    shuffle_orders,
-)
+from daskfactor.kernels.resampling import MOVES, OFFSPRING, PURPOSES, SCHEMES, STATES, SWEEP
 from daskfactor.kernels.urns import CHUNK, LANES, Particles, fill_uniforms, start_crowd, visit
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.allocation import AllocationModel
@@ -85,7 +75,7 @@ class Reference:
         if plan.own:
             self.orders = np.tile(tokens, (P, 1))
             key = batches.make_key(1)
-            shuffle_orders(self.orders, batch, self.tag, key, np.empty(T + T % 2))
+            resampling.shuffle_orders(self.orders, batch, self.tag, key, np.empty(T + T % 2))
         self.C, self.D = np.zeros((P, compiled.cells), int), np.zeros((P, compiled.totals), int)
         self.z = np.zeros((P, T), int)
         self.logs, self.level, self.resampled = np.zeros(P), 0.0, 0
@@ -116,8 +106,8 @@ class Reference:
         self.level += self.logs.max() + math.log(mean)
         offspring, parents = np.empty(P, np.int64), np.empty(P, np.int64)
         draws = uniforms(P, e, self.batch, self.tag + OFFSPRING)
-        count_offspring(SCHEMES[plan.resampling], weights, draws, offspring)
-        choose_parents(offspring, parents)
+        resampling.count_offspring(SCHEMES[plan.resampling], weights, draws, offspring)
+        resampling.choose_parents(offspring, parents)
         for array in (self.C, self.D, self.z, self.orders):
             array[:] = array[parents]
         self.logs[:] = 0
@@ -375,7 +365,7 @@ def test_plain_loops_of_particles_that_do_not_move(_, model, X, own):
     if own:
         orders = np.tile(tokens, (P, 1))
         scratch = np.empty(len(tokens) + len(tokens) % 2)
-        shuffle_orders(orders, batch, 0, batches.make_key(1), scratch)
+        resampling.shuffle_orders(orders, batch, 0, batches.make_key(1), scratch)
     placement = plan_of(compiled, P).placement
     for p in range(P):
         log_z, counts = walk(compiled, orders[p], uniforms(len(tokens), p, batch, STATES))
@@ -444,11 +434,11 @@ def test_long_stretches():
 
 def test_orders_are_permutations():
     orders = np.tile(np.arange(7, dtype=np.int32), (20_000, 1))
-    shuffle_orders(orders, 3, PURPOSES, KEY, np.empty(8))
+    resampling.shuffle_orders(orders, 3, PURPOSES, KEY, np.empty(8))
     assert (np.sort(orders, axis=1) == np.arange(7)).all()
     for place in range(7):
         count = np.bincount(orders[:, place], minlength=7)
         assert stats.chisquare(count).pvalue > 1e-4
     pairs = np.bincount(7 * orders[:, 0] + orders[:, 1], minlength=49).reshape(7, 7)
     assert stats.chisquare(pairs[~np.eye(7, dtype=bool)]).pvalue > 1e-4
-    assert ORDERS not in (STATES,)
+    assert resampling.ORDERS not in (STATES,)

@@ -9,15 +9,6 @@ from numba.core.errors import TypingError
 from daskfactor.kernels import linalg as vectors
 from daskfactor.kernels import polynomials
 from daskfactor.kernels.jit import jit, jit_exact, stack_array
-from daskfactor.kernels.linalg import (
-    VECTOR_BYTES,
-    add_row,
-    add_to_row,
-    dot_row,
-    load_row,
-    prefetch_row,
-    store_row,
-)
 from tests.refusals import refused
 
 
@@ -29,7 +20,7 @@ def test_pieces_cover_every_number_once(count, itemsize):
     assert ends[-1] == count
     widths = [width for _, width in found]
     assert widths == sorted(widths, reverse=True)
-    assert widths[0] * itemsize <= VECTOR_BYTES
+    assert widths[0] * itemsize <= vectors.VECTOR_BYTES
     assert all(width & (width - 1) == 0 for width in widths)
 
 
@@ -48,12 +39,12 @@ def workout(K):
     @jit
     def function(factor, rows, out):
         registers = stack_array(K, rows.dtype)
-        load_row(K, rows, 1, registers)
-        prefetch_row(K, rows, 2)
-        total = dot_row(K, registers, rows, 2)
-        add_row(K, factor, rows, 0, registers)
-        add_to_row(K, factor, registers, out, 0)
-        store_row(K, registers, out, 2)
+        vectors.load_row(K, rows, 1, registers)
+        vectors.prefetch_row(K, rows, 2)
+        total = vectors.dot_row(K, registers, rows, 2)
+        vectors.add_row(K, factor, rows, 0, registers)
+        vectors.add_to_row(K, factor, registers, out, 0)
+        vectors.store_row(K, registers, out, 2)
         return total
 
     return function
@@ -91,7 +82,7 @@ def test_rows_must_be_contiguous():
 def test_the_length_must_be_a_constant():
     @jit
     def function(K, rows):
-        return dot_row(K, rows[0], rows, 1)
+        return vectors.dot_row(K, rows[0], rows, 1)
 
     refused(TypingError, None, function, 4, np.ones((3, 4), np.float32))
 
