@@ -13,6 +13,7 @@ from daskfactor.errors import StoreError
 from tests.cluster.support import cluster
 from tests.object_store import BUCKET, SECRETS
 from tests.refusals import refused
+from tests.results.writer import take
 
 pytestmark = pytest.mark.cluster
 
@@ -23,7 +24,7 @@ FIT = {"draws": 2, "tune": 2, "progressbar": False, "random_seed": 1}
 @pytest.mark.parametrize("kind", ["blocks", "zarr", "icechunk"])
 def test_the_draws_of_one_process(kind, client, s3):
     pytest.importorskip("s3fs")
-    client.run(os.environ.update, s3.environment)
+    client.run(take, s3.environment)
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}/v"
     rng = np.random.default_rng(2)
     values = 1 + rng.poisson(2.0, (40, 32)).astype(np.float32)
