@@ -66,7 +66,7 @@ def finds_the_rank_that_the_bound_misses(printed):
     assert "right or tied within their errors in 1 of 1" in printed
 
 
-@example("letters.py", "--tokens 300 --ranks 1 2 --particles 4096")
+@example("letters.py", "--tokens 200 --ranks 1 2 --particles 2048")
 def prefers_two_tables(printed):
     one, two = (line.split() for line in re.findall(r"^ +[12] .*$", printed, re.M))
     assert float(one[0 + 1]) == float(one[4])  # one component: the bound is the evidence
