@@ -39,12 +39,11 @@ FEW = {"moments": (2.0, 4.0)}
 
 def pairs() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     """Return models, samplers that `sampler="auto"` may choose for them, and what data are like."""
+    each = {"rate_w": "component", "rate_h": "component"}
     poisson = {
         "Poisson": dfac.TweedieNMF(2, dispersion=1.0),
         "rates of rows": dfac.TweedieNMF(2, rate_w="row", rate_h="column", dispersion=1.0),
-        "rates of components": dfac.TweedieNMF(
-            2, rate_w="component", rate_h="component", dispersion=1.0
-        ),
+        "rates of components": dfac.TweedieNMF(2, dispersion=1.0, **each),
     }
     shapes = dfac.TweedieNMF(1, rate_w="component", shape_w="auto", shape_h="auto", dispersion=1.0)
     others = {

@@ -272,9 +272,8 @@ def h5ad(run: Run) -> Iterator[Figure]:
             shape = max(100, size // 1000), 5000
             indptr = np.linspace(0, size, shape[0] + 1).astype(np.int64)
             indices = np.sort(rng.integers(0, shape[1], size).astype(np.int32))
-            V = sparse.csr_matrix(
-                (rng.integers(1, 9, size).astype("f4"), rng.permutation(indices), indptr), shape
-            )
+            values = rng.integers(1, 9, size).astype("f4")
+            V = sparse.csr_matrix((values, rng.permutation(indices), indptr), shape)
             V.sum_duplicates()
             anndata.AnnData(V).write_h5ad(f"{folder}/{name}.h5ad")
         for limit in ("128 MiB", "32 MiB"):

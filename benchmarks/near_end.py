@@ -304,9 +304,8 @@ def command_line(run: Run) -> Iterator[Figure]:
         store, V = f"{folder}/run.zarr", counts(60, 40, 2)
         dfac.sample(V, dfac.TweedieNMF(2), draws=10, tune=10, store=store, **QUIET)
         commands = {"info run.zarr": ["info", store], "plot --help": ["plot", "--help"]}
-        calls: dict[str, Callable[[], Any]] = {
-            name: lambda words=words: process([shell, *words]) for name, words in commands.items()
-        }
+        calls: dict[str, Callable[[], Any]]
+        calls = {name: partial(process, [shell, *words]) for name, words in commands.items()}
         calls["peer"] = lambda: process([sys.executable, "-c", "import xarray, pandas"])
         taken = race(calls, run.pick(1, 3))
     for name in commands:

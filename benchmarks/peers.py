@@ -108,9 +108,8 @@ def faces(run: Run) -> Iterator[Figure]:
     taken = race(calls, 1)
     each = {}
     for name in ("ours", "sklearn", "numpy"):
-        (n, short), (m, long) = (
-            (int(key.split()[1]), t) for key, t in taken.items() if key.startswith(name)
-        )
+        own = {int(key.split()[1]): t for key, t in taken.items() if key.startswith(name)}
+        (n, short), (m, long) = own.items()
         each[name] = 1e3 * (long - short) / (m - n)
     yield Figure(each["ours"], "ms", each["numpy"], "a cycle", beside="the same in NumPy")
     note = "a cycle updates both factors B times; its iteration updates each once"
@@ -143,10 +142,8 @@ def read_ratings(path: Path) -> Ratings:
             user, item, value = file["user"], file["item"], file["half_stars"] / 2
     else:
         with path.open(newline="") as text:
-            lines = list(csv.DictReader(text))
-        user, item, value = (
-            np.array([float(one[n]) for one in lines]) for n in ("userId", "movieId", "rating")
-        )
+            lines, names = list(csv.DictReader(text)), ("userId", "movieId", "rating")
+        user, item, value = (np.array([float(one[name]) for one in lines]) for name in names)
     users, rows = np.unique(user, return_inverse=True)
     items, cols = np.unique(item, return_inverse=True)
     return Ratings(rows, cols, value.astype(np.float32), (len(users), len(items)))
@@ -631,9 +628,8 @@ def profiles(run: Run) -> Iterator[Figure]:
     yield Figure(spent, "s", None if other is None else float(other["seconds"]), "all starts")
     if other is not None:
         lengths = {"draws": run.pick(20, 1000), "tune": run.pick(20, 500), "starts": 10}
-        trace = dfac.sample(
-            V, dfac.TweedieNMF(K, beta=2), dfac.BlockHMC(), random_seed=0, **lengths, **options
-        )
+        given = V, dfac.TweedieNMF(K, beta=2), dfac.BlockHMC()
+        trace = dfac.sample(*given, random_seed=0, **lengths, **options)
         group = dfac.align(trace, (other["W"], other["H"]))["posterior"]
         W, H = (group[name].values[0].astype(float) for name in ("W", "H"))
         ends = np.quantile(W.mean(axis=1)[:, :, None] * H, [0.05, 0.95], axis=0)

@@ -200,10 +200,8 @@ def test_data_in_a_scratch_file_give_the_same_draws(stand_in, tmp_path, monkeypa
 def test_point_estimates_are_those_of_processors(stand_in, name):
     values, model = MODELS[name]
     method, data = dfac.MultiplicativeUpdates(max_iter=30), blocks(values(), "float64")
-    run = {"random_seed": 0, "progressbar": False}
-    found, wanted = (
-        dfac.optimize(data, model(), method, device=own, **run) for own in ("cuda", None)
-    )
+    given, run = (data, model(), method), {"random_seed": 0, "progressbar": False}
+    found, wanted = (dfac.optimize(*given, device=own, **run) for own in ("cuda", None))
     for own in ("W", "H"):
         exact = wanted[own].values
         np.testing.assert_allclose(found[own].values, exact, atol=1e-9 * exact.max())

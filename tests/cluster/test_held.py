@@ -177,10 +177,8 @@ def test_an_error_in_each_comes_back(executor):
 def test_a_copy_is_a_way_back(executor):
     state = executor.hold(oracle(segments=1))
     way_back = state.copy()
-    first, again = (
-        bits(chain(Continued(executor, own), cycles=2).local()) for own in (state, way_back.copy())
-    )
-    assert first == again
+    both = [chain(Continued(executor, own), cycles=2) for own in (state, way_back.copy())]
+    assert bits(both[0].local()) == bits(both[1].local())
     assert bits(way_back.local()) == bits(oracle(segments=1))
 
 

@@ -92,6 +92,5 @@ def assert_close(found, wanted, tolerance, least=1.0):
     """Numbers of two dictionaries are the same, beside the largest of each array."""
     for name, own in found.items():
         scale = max(np.abs(wanted[name]).max(), least)  # sums of cancelling terms may be zero
-        np.testing.assert_allclose(
-            own / scale, wanted[name] / scale, rtol=0, atol=tolerance, err_msg=name
-        )
+        close = {"rtol": 0, "atol": tolerance, "err_msg": name}
+        np.testing.assert_allclose(own / scale, wanted[name] / scale, **close)

@@ -162,9 +162,8 @@ def test_missing_values_that_slipped_through(beta):
 
 def test_types_of_indices_and_data_do_not_matter():
     block, W, H = problem("missing", m=30)
-    wide = block._replace(
-        indptr=block.indptr.astype(np.int64), indices=block.indices.astype(np.int32)
-    )
+    wide = {"indptr": block.indptr.astype(np.int64), "indices": block.indices.astype(np.int32)}
+    wide = block._replace(**wide)
     whole = np.rint(written_out(sparse_block(np.float32, 30, 10, True, held_out=0.0)))
     dense = [BlockView(whole.astype(dtype), 0, 0, 30, 10) for dtype in (np.int64, np.float32)]
     for pair in ((block, wide), dense):

@@ -26,9 +26,8 @@ def matrix(dtype="float64"):
     return V
 
 
-VIEWS = {"dense": window} | {
-    name: partial(compressed, zeros=name == "zeros") for name in ("stored", "zeros")
-}
+VIEWS = {"dense": window, "stored": partial(compressed, zeros=False)}
+VIEWS |= {"zeros": partial(compressed, zeros=True)}
 
 
 def draws(view, count, address):

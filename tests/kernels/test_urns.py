@@ -62,13 +62,17 @@ def uniforms(count, particle, batch, tag, seed=1):
     return out[:count]
 
 
+def tokens_of(compiled):
+    return np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
+
+
 class Reference:
     """A batch by plain loops, from the definition."""
 
     def __init__(self, compiled, plan, batch):
         self.compiled, self.plan, self.batch = compiled, plan, batch
         P, T = plan.particles, compiled.total
-        tokens = np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
+        tokens = tokens_of(compiled)
         shared = generator(1, batch, Stream.SCHEDULE, plan.round).permutation(tokens)
         self.orders = np.tile(shared, (P, 1))
         self.tag = PURPOSES * plan.round
@@ -360,7 +364,7 @@ def test_plain_loops_of_particles_that_do_not_move(_, model, X, own):
     compiled = compiled_of(X, model)
     P, batch = LANES + 1, 3
     found = batch_of(plan_of(compiled, P, own=own, keep=True, resampling=None), batch)
-    tokens = np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
+    tokens = tokens_of(compiled)
     orders = np.tile(generator(1, batch, Stream.SCHEDULE, 0).permutation(tokens), (P, 1))
     if own:
         orders = np.tile(tokens, (P, 1))
@@ -376,11 +380,9 @@ def test_plain_loops_of_particles_that_do_not_move(_, model, X, own):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("_", "model", "X"), STILL, ids=[name for name, *_ in STILL])
 def test_where_counts_are_kept_does_not_matter(_, model, X, own):
-    compiled = compiled_of(X, model)
-    settings = {"own": own, "keep": True, "least": 0.9}
-    dense, light, mixed = (
-        batch_of(plan_of(compiled, 9, limit, **settings)) for limit in (0, 10**6, 3)
-    )
+    compiled, settings = compiled_of(X, model), {"own": own, "keep": True, "least": 0.9}
+    plans = (plan_of(compiled, 9, limit, **settings) for limit in (0, 10**6, 3))
+    dense, light, mixed = map(batch_of, plans)
     for other in (light, mixed):
         assert other.log_z == dense.log_z
         for name in ("log_weights", "ess", "resampled", "counts"):
@@ -424,9 +426,7 @@ def test_long_stretches():
     assert (edges[:-1] % 2 == 0).all()
     assert edges[-1] == X.sum()
     found = batch_of(plan_of(compiled, 1, resampling=None, keep=True))
-    order = generator(1, 0, Stream.SCHEDULE, 0).permutation(
-        np.repeat(np.arange(len(compiled.values), dtype=np.int32), compiled.values)
-    )
+    order = generator(1, 0, Stream.SCHEDULE, 0).permutation(tokens_of(compiled))
     log_z, counts = walk(compiled, order, uniforms(len(order), 0, 0, STATES))
     np.testing.assert_array_equal(found.counts[0], counts)
     assert found.log_z + plan_of(compiled, 1).placement.constant == pytest.approx(log_z, rel=1e-12)
