@@ -183,12 +183,12 @@ def test_what_writes_says_what_it_wrote(tmp_path):
     run = tmp_path / "run.zarr"
     dfac.sample(V, dfac.TweedieNMF(2), store=run, **RUN)
     np.savetxt(tmp_path / "v.csv", V, delimiter=",")
-    ranks = "select-rank", tmp_path / "v.csv", *"--ranks 1,2 --held-out 0 --draws 10".split()
+    short = "--ranks", "1,2", "--held-out", "0", "--draws", "10", "--tune", "4"
     for name, command in (
         ("p.csv", ("predict", run, "--rows", "1")),
         ("r.parquet", ("recommend", run, "--rows", "1")),
         ("t.nc", ("transform", run, tmp_path / "v.csv")),
-        ("e.png", (*ranks, "--tune", "4")),
+        ("e.png", ("select-rank", tmp_path / "v.csv", *short)),
     ):
         told = succeed(*command, "-o", tmp_path / name)
         assert told.endswith(f"wrote {tmp_path / name}\n")
