@@ -139,8 +139,7 @@ def alarms(shape: float, mean: float, ratio: float, replications: int) -> Counte
         rng = np.random.default_rng((0, number))
         V = counts(rng, means(rng, shape, mean), ratio)
         law = dfac.TweedieNMF(K, shape_w=shape, shape_h=shape)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             own = SERIAL | {"random_seed": number, "draws": 100}
             tree = dfac.sample(V, law, **own)
         texts = [str(one.message) for one in caught]

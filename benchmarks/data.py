@@ -6,7 +6,6 @@ is imported and compiled. Out of core, blocks come from a scratch file through t
 10 GB/s; files are in the page cache, so that disks are not measured.
 """
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, cycle_seconds, line, silent
+from benchmarks.harness import QUIET, Array, Figure, Run, cycle_seconds, line
 from benchmarks.processes import child, limit_data, memory, restart_peak
 from daskfactor.data.store import COMPRESSIONS, BlockStore
 
@@ -194,13 +193,12 @@ def map_draws(folder: str, name: str, draws: int, limit: int | None) -> float:
 
 def map_costs(folder: str, times: int, lines: int, draws: int) -> dict[str, float]:
     """Measure the maps of a store; a process of its own."""
-    with silent():
-        write_rain(f"{folder}/small.zarr", 32, 24)
-        map_draws(folder, "small", draws, None)
-        size = times * lines * 2 * lines * 4
-        before = restart_peak()
-        error = map_draws(folder, "rain", draws, size // 16)
-        return {"peak": memory("VmHWM") - before, "error": error, "start": before}
+    write_rain(f"{folder}/small.zarr", 32, 24)
+    map_draws(folder, "small", draws, None)
+    size = times * lines * 2 * lines * 4
+    before = restart_peak()
+    error = map_draws(folder, "rain", draws, size // 16)
+    return {"peak": memory("VmHWM") - before, "error": error, "start": before}
 
 
 @line(
@@ -223,8 +221,9 @@ def maps(run: Run) -> Iterator[Figure]:
 
 @line("a Parquet table into a blocked store and back", minutes=0.3)
 def convert(run: Run) -> Iterator[Figure]:
-    entries, folder = int(1e6 * run.pick(0.1, 5, 20)), Path(tempfile.mkdtemp())
-    try:
+    entries = int(1e6 * run.pick(0.1, 5, 20))
+    with tempfile.TemporaryDirectory() as made_up:
+        folder = Path(made_up)
         rng, powers = np.random.default_rng(1), (1.5, 3)
         shape = max(1000, entries // 100), max(500, entries // 1000)
         spread = (n * rng.random(entries) ** p for n, p in zip(shape, powers, strict=True))
@@ -249,8 +248,6 @@ def convert(run: Run) -> Iterator[Figure]:
                 taken.append(time.perf_counter() - begun)
             rate = made.n_stored / min(taken) / 1e6
             yield Figure(rate, "million/s", None, f"{codec}, read", "more")
-    finally:
-        shutil.rmtree(folder)
 
 
 def h5ad_peak(folder: str, limit: str) -> int:

@@ -18,8 +18,7 @@ import subprocess
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -204,14 +203,6 @@ def per_call(
     return {name: statistics.median(each) for name, each in taken.items()}
 
 
-@contextmanager
-def silent() -> Iterator[None]:
-    """Show no warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def effective(draws: Array) -> Array:
     """Return bulk effective sample sizes of quantities, from draws (chain, draw, quantity)."""
     from daskfactor.results.diagnose import convergence
@@ -312,7 +303,7 @@ def measure(one: Line, run: Run) -> list[dict[str, Any]]:
     if lacking := [package for package in one.needs if not run.has(package)]:
         raise Skip(f"{', '.join(lacking)} not installed")
     begun = time.perf_counter()
-    with silent():
+    with warnings.catch_warnings(action="ignore"):
         found = one.measure(run)
         figures = [found] if isinstance(found, Figure) else list(found)
     spent = time.perf_counter() - begun

@@ -127,13 +127,12 @@ def noise(run: Run) -> Iterator[Figure]:
     shape, key = (1288, 100), np.array([1, 2], np.uint32)
     z, theta, metric = np.empty(shape, "f4"), np.ones(shape, "f4"), np.ones(shape, "f4")
     grad, mean, m2 = np.zeros(shape, "f4"), np.zeros(shape), np.zeros(shape)
-    address, philox = Address(key, 1, 0), np.random.Generator(np.random.Philox(0))
+    philox = np.random.Generator(np.random.Philox(0))
+    told = grad, metric, 0.1, (1.0, 1.0), Address(key, 1, 0), False
     calls: dict[str, Callable[[], Any]] = {
         "drawn": lambda: fill_normals(z, key, 1, 0, 0),
         "peer": lambda: philox.standard_normal(shape, "f4", out=z),
-        "drawn, with the step": lambda: langevin_step(
-            theta, grad, metric, 0.1, (1.0, 1.0), address, False
-        ),
+        "drawn, with the step": lambda: langevin_step(theta, *told),
         "moments": lambda: accumulate_moments(theta, 3, mean, m2),
     }
     taken = {name: 1e9 * t / z.size for name, t in per_call(calls, run.pick(3, 9)).items()}

@@ -26,7 +26,7 @@ import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, silent, timed
+from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, timed
 from benchmarks.processes import child, memory, restart_peak
 from daskfactor.errors import DaskfactorError
 
@@ -139,8 +139,8 @@ def cold_rows(run: Run) -> Iterator[Figure]:
 
 @line("PSIS leave-one-out, 40 × 20 counts, K = 3", "refits without the cell", minutes=0.4)
 def leave_one_out(run: Run) -> Iterator[Figure]:
-    with silent():
-        import arviz as az
+    import arviz as az
+
     lengths = run.pick({"draws": 30, "tune": 10}, {"draws": 800, "tune": 150})
     options, each = QUIET | lengths | {"chains": 2}, run.pick(1, 4, 8)
 

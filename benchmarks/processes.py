@@ -5,11 +5,12 @@ import json
 import resource
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, silent
+from benchmarks.harness import ROOT
 
 
 def child(function: Callable[..., Any], **options: Any) -> Any:
@@ -45,5 +46,5 @@ def limit_data(more: int) -> None:
 if __name__ == "__main__":
     module, _, function_name = sys.argv[1].partition(":")
     function = getattr(importlib.import_module(module), function_name)
-    with silent():
+    with warnings.catch_warnings(action="ignore"):
         print(json.dumps(function(**json.loads(sys.argv[2]))))

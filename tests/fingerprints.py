@@ -468,8 +468,7 @@ def all_cases() -> dict[str, Callable[[], Any]]:
 def run_case(name: str, make: Callable[[], Any]) -> dict[str, Any]:
     """Return the fingerprints of a case by name, or the error that it ended with."""
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             found = dict(leaves("", make()))
     except Exception as error:  # whatever it is, the others go on
         return {"error": f"{type(error).__name__}: {error}", "refusal": name.endswith(REFUSAL)}
