@@ -60,10 +60,9 @@ def compared(V: Array, model: Any, sampler: Any, count: int, lengths: Any) -> It
     last = trace["posterior"].to_dataset().isel(chain=0, draw=-1)
     W = np.empty((len(new), found.shape[-1]), np.float32)
     W[~new], W[new] = last["W"].values, found.values[0, -1]
-    start = xr.Dataset(
-        {"W": (("row", "component"), W), "H": (("component", "column"), last["H"].values)},
-        {"component": last["component"].values},
-    )
+    factors = {"W": (("row", "component"), W), "H": (("component", "column"), last["H"].values)}
+    names = ("component", "component_name")  # the latter of models with biases
+    start = xr.Dataset(factors, {own: last[own].variable for own in names if own in last.coords})
     every = np.ones(len(V), bool)
     one, seconds = timed(fit, every, 1, init=start, clock=time.process_time)
     other = fit(every, 2, init=start)
