@@ -146,6 +146,7 @@ FREEZING = [dfac.PSGLD(), dfac.PSGLD(1e-5, preconditioner="identity"), dfac.SGHM
 FREEZING += [dfac.BlockHMC(), dfac.LangevinDynamics()]
 
 
+@pytest.mark.quick("PSGLD", "SGHMC", "BlockHMC")
 @pytest.mark.parametrize("sampler", FREEZING, ids=spelled)
 def test_frozen_components_stay_there(stand_in, sampler):
     given = np.random.default_rng(0).gamma(1.0, size=(60, 2))

@@ -66,7 +66,7 @@ def test_every_executor_draws_the_same_bits(sampler, shape, blocks):
 LAWS = [(beta, "float32") for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)]
 
 
-@pytest.mark.quick("2.0-float32", "1.0-float32", "0.0-float32", "1.0-float64", "0.3-float64")
+@pytest.mark.quick("2.0-float32", "0.0-float32", "1.0-float64", "0.3-float64")
 @pytest.mark.parametrize(("beta", "dtype"), [*LAWS, (1.0, "float64"), (0.3, "float64")])
 def test_every_law_and_precision_runs_and_stays_positive(beta, dtype):
     V = dfac.as_blocks(counts() + 1, dtype=dtype)

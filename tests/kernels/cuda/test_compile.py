@@ -81,6 +81,7 @@ def test_kernels_that_draw_entries_are_compiled(dtype, values, zeros):
     assert found == {"draw_entries", "order_draws", "place_draws", "draw_starts"}
 
 
+@pytest.mark.quick("bool")
 @pytest.mark.parametrize("values", ["bool", "int8", "uint64"])
 def test_data_of_other_types_have_kernels(values):
     made = source.blocks(LAWS["beta=2.0"], "float32", values, False, False, 0)
