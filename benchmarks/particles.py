@@ -169,7 +169,7 @@ def tensor(seed: int) -> tuple[Any, int]:
 )
 def ranks(run: Run) -> Iterator[Figure]:
     right, spent, seeds = {"ours": 0, "peer": 0}, {"ours": 0.0, "peer": 0.0}, run.pick(1, 4, 20)
-    pseudo, most = {"r": 1.0, "i": 0.3, "j": 0.3, "k": 0.3}, run.pick(2**7, 2**14)
+    pseudo, most = {"r": 1.0, "i": 0.3, "j": 0.3, "k": 0.3}, run.pick(2**9, 2**14)
     methods = {
         "ours": dfac.SequentialMonteCarlo(max_particles=most),
         "peer": dfac.VariationalBayes(),
