@@ -106,25 +106,13 @@ def off(found: dict[str, Drawn]) -> str:
 
 def by_sampler(mean: float, run: Run) -> Iterator[Figure]:
     found = race(run.pick((40, 30), (150, 100)), 5, mean, 1.0, run)
+    what, note = "BlockHMC, a second", off(found)
     for name in ("SGHMC", "PSGLD", "Gibbs"):
-        yield Figure(
-            found["BlockHMC"].per_second,
-            "draws/s",
-            found[name].per_second,
-            "BlockHMC, a second",
-            better="more",
-            beside=name,
-            note=off(found),
-        )
+        ours, peer = found["BlockHMC"].per_second, found[name].per_second
+        yield Figure(ours, "draws/s", peer, what, "more", beside=name, note=note)
     for name, other in (("PSGLD", "Gibbs"), ("SGHMC", "PSGLD")):
-        yield Figure(
-            found[name].per_pass,
-            "a pass",
-            found[other].per_pass,
-            f"{name}, a pass",
-            better="more",
-            beside=other,
-        )
+        ours, peer = found[name].per_pass, found[other].per_pass
+        yield Figure(ours, "a pass", peer, f"{name}, a pass", "more", beside=other)
 
 
 @line(f"{COUNTED}, mean 5", minutes=0.3)
@@ -180,11 +168,10 @@ def faces(run: Run) -> Iterator[Figure]:
     }
     passes = [found[name].per_pass for name in ("SGHMC", "PSGLD")]
     yield Figure(passes[0], "a pass", passes[1], "SGHMC, a pass", "more", beside="PSGLD")
+    ours, note = found["BlockHMC"].per_second, off(found)
     for name in ("SGHMC", "PSGLD"):
-        rates = [found[one].per_second for one in ("BlockHMC", name)]
-        yield Figure(
-            rates[0], "draws/s", rates[1], "BlockHMC", "more", beside=name, note=off(found)
-        )
+        peer = found[name].per_second
+        yield Figure(ours, "draws/s", peer, "BlockHMC", "more", beside=name, note=note)
 
 
 # -- the scale that W and H share ------------------------------------------------------------------
@@ -340,16 +327,11 @@ def biases(names: list[str], run: Run) -> Iterator[Figure]:
         case = CASES[name]()
         exact = dfac.Gibbs() if case.model.beta == 1 else dfac.BlockHMC()
         truth = moments(case, exact, 2 * draws, draws // 2, 1, 1)
-        lines = {
-            kind: against(
-                moments(case, dfac.PSGLD(transition=kind), draws, draws // 3, 0, case.blocks), truth
-            )
-            for kind in ("moments", "euler")
-        }
-        (shift, ratio, total), (other, _, theirs) = lines.values()
-        note = (
-            f"variance {ratio:.2f} of the exact one; total {total:+.1f} %, Euler's {theirs:+.1f} %"
-        )
+        samplers = (dfac.PSGLD(transition=kind) for kind in ("moments", "euler"))
+        found = (moments(case, own, draws, draws // 3, 0, case.blocks) for own in samplers)
+        (shift, ratio, total), (other, _, theirs) = (against(one, truth) for one in found)
+        note = f"variance {ratio:.2f} of the exact one; total {total:+.1f} %, "
+        note += f"Euler's {theirs:+.1f} %"
         yield Figure(shift, "sd", other, f"{name}, shift of means", goal="<= 0.1", note=note)
 
 
@@ -385,14 +367,7 @@ def romberg(run: Run) -> Iterator[Figure]:
         pair = run_pair(case, sampler, copies, draws, 0)
         ours, peer = (bias_of(parts, case) for parts in (combined(*pair), [(1.0, pair.coarse)]))
         note = f"± {np.max(ours.mean_error):.4f}"
-        sizes = float(ours.mean_size), float(peer.mean_size)
-        yield Figure(sizes[0], "sd", sizes[1], f"{case.name}, ε = {step:g}", note=note)
-        times = float(noise_ratio(*pair))
-        yield Figure(
-            times,
-            "",
-            1.0,
-            f"{case.name}, ε = {step:g}, variance of the estimate",
-            beside="one chain",
-            goal="<= 1.3",
-        )
+        sizes, what = (float(ours.mean_size), float(peer.mean_size)), f"{case.name}, ε = {step:g}"
+        yield Figure(sizes[0], "sd", sizes[1], what, note=note)
+        times, what = float(noise_ratio(*pair)), f"{what}, variance of the estimate"
+        yield Figure(times, "", 1.0, what, beside="one chain", goal="<= 1.3")

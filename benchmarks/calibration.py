@@ -39,12 +39,11 @@ FEW = {"moments": (2.0, 4.0)}
 
 def pairs() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     """Return models, samplers that `sampler="auto"` may choose for them, and what data are like."""
+    each = {"rate_w": "component", "rate_h": "component"}
     poisson = {
         "Poisson": dfac.TweedieNMF(2, dispersion=1.0),
         "rates of rows": dfac.TweedieNMF(2, rate_w="row", rate_h="column", dispersion=1.0),
-        "rates of components": dfac.TweedieNMF(
-            2, rate_w="component", rate_h="component", dispersion=1.0
-        ),
+        "rates of components": dfac.TweedieNMF(2, dispersion=1.0, **each),
     }
     shapes = dfac.TweedieNMF(1, rate_w="component", shape_w="auto", shape_h="auto", dispersion=1.0)
     others = {
@@ -94,11 +93,10 @@ def calibrated(chosen: list[str], replications: int, draws: int) -> Iterator[Fig
     every = pairs()
     for name in chosen or list(every):
         law, sampler, options = every[name]
-        settings = SERIAL | options | {"tune": draws, "random_seed": 1, "blocks": 1, "together": 1}
+        lengths = {"replications": replications, "draws": draws, "tune": draws}
+        settings = SERIAL | options | lengths | {"random_seed": 1, "blocks": 1, "together": 1}
         try:
-            found = dfac.calibrate(
-                law, SHAPE, sampler, replications=replications, draws=draws, **settings
-            )
+            found = dfac.calibrate(law, SHAPE, sampler, **settings)
         except DivergenceError as error:
             yield Figure(0.0, "", None, name, goal=">= 0.001", note=str(error))
             continue
@@ -141,8 +139,7 @@ def alarms(shape: float, mean: float, ratio: float, replications: int) -> Counte
         rng = np.random.default_rng((0, number))
         V = counts(rng, means(rng, shape, mean), ratio)
         law = dfac.TweedieNMF(K, shape_w=shape, shape_h=shape)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             own = SERIAL | {"random_seed": number, "draws": 100}
             tree = dfac.sample(V, law, **own)
         texts = [str(one.message) for one in caught]
@@ -162,15 +159,10 @@ def false_alarms(run: Run) -> Iterator[Figure]:
         wrong = ratio <= 1.25  # which a run takes for Poisson counts
         others = {kind: found[kind] for kind in WARNINGS if kind != "not Poisson"}
         note = ", ".join(f"{kind}: {count}" for kind, count in others.items() if count)
-        yield Figure(
-            100 * found["dispersion"] / replications,
-            "%",
-            None,
-            f"shape {shape:g}, mean {mean:g}, variance {ratio:g} times the mean",
-            better="less" if wrong else "more",
-            goal="<= 2" if wrong else ">= 90",
-            note=note,
-        )
+        better, goal = ("less", "<= 2") if wrong else ("more", ">= 90")
+        what = f"shape {shape:g}, mean {mean:g}, variance {ratio:g} times the mean"
+        share = 100 * found["dispersion"] / replications
+        yield Figure(share, "%", None, what, better, goal, note=note)
 
 
 # -- lights --------------------------------------------------------------------------------------
@@ -222,9 +214,8 @@ def spread() -> Array:
 
 def signed() -> Array:
     rng = np.random.default_rng(3)
-    return (rng.normal(size=(60, 3)) @ rng.normal(size=(3, 40)) + rng.normal(size=(60, 40))).astype(
-        "f4"
-    )
+    mean = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 40))
+    return (mean + rng.normal(size=(60, 40))).astype("f4")
 
 
 def cases() -> dict[str, Case]:

@@ -28,7 +28,8 @@ from distributed import Client, LocalCluster
 from scipy import sparse
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, child, cycle_seconds, line
+from benchmarks.harness import QUIET, Array, Figure, Run, cycle_seconds, line
+from benchmarks.processes import child
 from daskfactor.data.grid import Grid, Reshuffled
 from daskfactor.executors import ThreadsExecutor
 from daskfactor.executors.cluster import ClusterTasksExecutor
@@ -44,16 +45,9 @@ BLOCKS = 8
 
 @contextmanager
 def workers(count: int) -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            dashboard_address=":0",
-            silence_logs=50,
-            memory_limit=0,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    size: Any = {"n_workers": count, "threads_per_worker": 1, "memory_limit": 0}
+    options: Any = {"dashboard_address": ":0", "silence_logs": 50}
+    with LocalCluster(**size, **options) as cluster, Client(cluster) as client:
         yield client
 
 
@@ -79,10 +73,8 @@ def useful(stores: dict[str, str], blocks: int | None, K: int, cycles: int) -> I
     def both_halves() -> float:
         at = time.time() + 20
         with ThreadPoolExecutor(2) as pool:
-            calls = [
-                pool.submit(child, alone, store=stores[name], at=at, **given)
-                for name in ("top", "bottom")
-            ]
+            halves = (stores[name] for name in ("top", "bottom"))
+            calls = [pool.submit(child, alone, store=half, at=at, **given) for half in halves]
             return max(float(call.result()) for call in calls)
 
     single, both, taken = child(alone, store=stores["all"], at=0.0, **given), both_halves(), {}
@@ -92,18 +84,9 @@ def useful(stores: dict[str, str], blocks: int | None, K: int, cycles: int) -> I
             options: Any = {"client": client, "executor": "ring"}
             cycle_seconds(data, *model_and_sampler(K), 2, **options)
             taken[count] = cycle_seconds(data, *model_and_sampler(K), cycles, **options)
-    note = f"blocks of {1e3 * single / BLOCKS**2:.1f} ms"
-    floor = single / 2 / both
-    yield Figure(
-        single / 2 / taken[2],
-        "",
-        floor,
-        "useful share of two processes",
-        "more",
-        "ratio >= 0.9",
-        beside="floor",
-        note=note,
-    )
+    note, what = f"blocks of {1e3 * single / BLOCKS**2:.1f} ms", "useful share of two processes"
+    share, floor = single / 2 / taken[2], single / 2 / both
+    yield Figure(share, "", floor, what, "more", "ratio >= 0.9", beside="floor", note=note)
     yield Figure(taken[2], "s", taken[1], "a cycle of two workers", beside="one worker")
 
 
@@ -115,9 +98,8 @@ def rings(V: Any, K: int, cycles: int) -> Iterator[Figure]:
         for name, part in {"all": V, "top": V[:half], "bottom": V[half:]}.items():
             stores[name] = f"{folder}/{name}.zarr"
             if sparse.issparse(V):
-                dfac.convert(
-                    part, stores[name], unstored="missing", blocks=BLOCKS, progressbar=False
-                )
+                options: Any = {"unstored": "missing", "blocks": BLOCKS, "progressbar": False}
+                dfac.convert(part, stores[name], **options)
             else:
                 zarr.save_array(stores[name], part)
         yield from useful(stores, None if sparse.issparse(V) else BLOCKS, K, cycles)
@@ -236,9 +218,8 @@ def checkpoints(run: Run) -> Iterator[Figure]:
         with tempfile.TemporaryDirectory() as folder:
             for name, store in {"folder": f"{folder}/run", "s3": "s3://runs/run"}.items():
                 seconds, costs = saved(V, K, draws, store)
-                note = f"{len(costs)} checkpoints" + (
-                    f" of {statistics.median(costs):.2f} s" if costs else ""
-                )
+                each = f" of {statistics.median(costs):.2f} s" if costs else ""
+                note = f"{len(costs)} checkpoints{each}"
                 yield Figure(seconds, "s", whole, f"in a {name}", note=note)
                 share = 100 * sum(costs) / seconds
                 yield Figure(share, "%", None, f"in a {name}, in checkpoints", goal="<= 3")

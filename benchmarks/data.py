@@ -6,7 +6,6 @@ is imported and compiled. Out of core, blocks come from a scratch file through t
 10 GB/s; files are in the page cache, so that disks are not measured.
 """
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,19 +20,8 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from benchmarks.harness import (
-    QUIET,
-    Array,
-    Figure,
-    Run,
-    child,
-    cycle_seconds,
-    limit_data,
-    line,
-    memory,
-    restart_peak,
-    silent,
-)
+from benchmarks.harness import QUIET, Array, Figure, Run, cycle_seconds, line
+from benchmarks.processes import child, limit_data, memory, restart_peak
 from daskfactor.data.store import COMPRESSIONS, BlockStore
 
 MIB = 2**20
@@ -98,12 +86,10 @@ def write_table(path: str, shape: tuple[int, int], entries: int) -> None:
     with pq.ParquetWriter(path, pa.schema(fields)) as file:
         for start in range(0, entries, PIECE):
             number = np.arange(start, min(start + PIECE, entries))
-            where = [
-                np.where(number < size, number, rng.integers(0, size, number.size))
-                for size in shape
-            ]
+            drawn = ((size, rng.integers(0, size, number.size)) for size in shape)
+            row, column = (np.where(number < size, number, at) for size, at in drawn)
             value = rng.integers(1, 6, number.size).astype(np.float32)
-            file.write_table(pa.table({"row": where[0], "column": where[1], "value": value}))
+            file.write_table(pa.table({"row": row, "column": column, "value": value}))
 
 
 def sparse_cycle(store: str, cycles: int, limit: str | None) -> dict[str, float]:
@@ -136,9 +122,8 @@ def huge(run: Run) -> Iterator[Figure]:
     ours, peer = (made.n_stored / one["seconds"] / 1e6 for one in both)
     yield Figure(ours, "million/s", peer, f"{entries:.0e} entries, a cycle", "more")
     peak, told = (both[0][name] / MIB for name in ("peak", "estimate"))
-    yield Figure(
-        peak, "MiB", told, f"{entries:.0e} entries, peak above the start", beside="`estimate_cost`"
-    )
+    what = f"{entries:.0e} entries, peak above the start"
+    yield Figure(peak, "MiB", told, what, beside="`estimate_cost`")
 
 
 # -- maps ----------------------------------------------------------------------------------------
@@ -208,13 +193,12 @@ def map_draws(folder: str, name: str, draws: int, limit: int | None) -> float:
 
 def map_costs(folder: str, times: int, lines: int, draws: int) -> dict[str, float]:
     """Measure the maps of a store; a process of its own."""
-    with silent():
-        write_rain(f"{folder}/small.zarr", 32, 24)
-        map_draws(folder, "small", draws, None)
-        size = times * lines * 2 * lines * 4
-        before = restart_peak()
-        error = map_draws(folder, "rain", draws, size // 16)
-        return {"peak": memory("VmHWM") - before, "error": error, "start": before}
+    write_rain(f"{folder}/small.zarr", 32, 24)
+    map_draws(folder, "small", draws, None)
+    size = times * lines * 2 * lines * 4
+    before = restart_peak()
+    error = map_draws(folder, "rain", draws, size // 16)
+    return {"peak": memory("VmHWM") - before, "error": error, "start": before}
 
 
 @line(
@@ -227,14 +211,8 @@ def maps(run: Run) -> Iterator[Figure]:
         sizes = {"times": times, "lines": lines, "draws": run.pick(4, 20)}
         found = child(map_costs, folder=folder, **sizes)
     what = f"{times} × {lines} × {2 * lines}, peak above the start"
-    yield Figure(
-        found["peak"] / MIB,
-        "MiB",
-        size / 4 / MIB,
-        what,
-        goal="ratio >= 1",
-        beside="a quarter of the data",
-    )
+    peak, quarter, beside = found["peak"] / MIB, size / 4 / MIB, "a quarter of the data"
+    yield Figure(peak, "MiB", quarter, what, goal="ratio >= 1", beside=beside)
     yield Figure(found["error"], "", None, "relative error of the day's means")
 
 
@@ -243,16 +221,13 @@ def maps(run: Run) -> Iterator[Figure]:
 
 @line("a Parquet table into a blocked store and back", minutes=0.3)
 def convert(run: Run) -> Iterator[Figure]:
-    entries, folder = int(1e6 * run.pick(0.1, 5, 20)), Path(tempfile.mkdtemp())
-    try:
-        rng, shape = (
-            np.random.default_rng(1),
-            (max(1000, entries // 100), max(500, entries // 1000)),
-        )
-        rows, cols = (
-            (n * rng.random(entries) ** p).astype(np.int64)
-            for n, p in zip(shape, (1.5, 3), strict=True)
-        )
+    entries = int(1e6 * run.pick(0.1, 5, 20))
+    with tempfile.TemporaryDirectory() as made_up:
+        folder = Path(made_up)
+        rng, powers = np.random.default_rng(1), (1.5, 3)
+        shape = max(1000, entries // 100), max(500, entries // 1000)
+        spread = (n * rng.random(entries) ** p for n, p in zip(shape, powers, strict=True))
+        rows, cols = (own.astype(np.int64) for own in spread)
         stars = (rng.integers(1, 11, entries) / 2).astype(np.float32)
         table = pa.table({"user": rows * 3 + 7, "film": cols * 11 + 1, "stars": stars})
         pq.write_table(table, folder / "table.parquet")
@@ -271,11 +246,8 @@ def convert(run: Run) -> Iterator[Figure]:
                 with ThreadPoolExecutor(run.threads) as pool:
                     list(pool.map(lambda block, s=opened: s.read(*block).values.size, blocks))
                 taken.append(time.perf_counter() - begun)
-            yield Figure(
-                made.n_stored / min(taken) / 1e6, "million/s", None, f"{codec}, read", "more"
-            )
-    finally:
-        shutil.rmtree(folder)
+            rate = made.n_stored / min(taken) / 1e6
+            yield Figure(rate, "million/s", None, f"{codec}, read", "more")
 
 
 def h5ad_peak(folder: str, limit: str) -> int:
@@ -297,9 +269,8 @@ def h5ad(run: Run) -> Iterator[Figure]:
             shape = max(100, size // 1000), 5000
             indptr = np.linspace(0, size, shape[0] + 1).astype(np.int64)
             indices = np.sort(rng.integers(0, shape[1], size).astype(np.int32))
-            V = sparse.csr_matrix(
-                (rng.integers(1, 9, size).astype("f4"), rng.permutation(indices), indptr), shape
-            )
+            values = rng.integers(1, 9, size).astype("f4")
+            V = sparse.csr_matrix((values, rng.permutation(indices), indptr), shape)
             V.sum_duplicates()
             anndata.AnnData(V).write_h5ad(f"{folder}/{name}.h5ad")
         for limit in ("128 MiB", "32 MiB"):
@@ -313,20 +284,16 @@ def h5ad(run: Run) -> Iterator[Figure]:
 
 def client_peaks(V: str, folder: str, cycles: int) -> dict[str, Any]:
     """Measure a run on a ring of two workers; a process of its own."""
-    from distributed import Client, LocalCluster
+    from benchmarks.cluster import workers
 
     model, sampler = poisson_model(32), dfac.PSGLD(warm_start=2)
     lengths: dict[str, Any] = {"draws": cycles, "tune": 2, "keep": "moments"}
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0) as cluster,
-        Client(cluster) as client,
-    ):
+    with workers(2) as client:
         options: Any = QUIET | lengths | {"client": client, "executor": "ring"}
         small = np.random.default_rng(0).poisson(2.0, (40, 40)).astype(np.float32)
         dfac.sample(dfac.as_blocks(small, 2), model, sampler, **options)
-        cost = dfac.estimate_cost(
-            V, model, sampler, workers=2, executor="ring", store="r", **lengths
-        )
+        foreseen = lengths | {"workers": 2, "executor": "ring", "store": "r"}
+        cost = dfac.estimate_cost(V, model, sampler, **foreseen)
         before, theirs = restart_peak(), client.run(restart_peak)
         dfac.sample(V, model, sampler, store=f"{folder}/run.zarr", **options)
         peaks = client.run(memory, "VmHWM")

@@ -31,7 +31,7 @@ from dask.system import cpu_count
 
 import daskfactor as dfac
 from benchmarks import peers
-from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line
+from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, timed
 from benchmarks.kernels import cycle_plan, program, start
 from daskfactor import demos
 from daskfactor.data.blocks import BlockedData
@@ -187,14 +187,8 @@ def dense(run: Run) -> Iterator[Figure]:
     full = on_gpu(V, K, blocks, sizes)
     part = V[: max(8, rows // sizes.part)]
     cpu = on_processors(part, K, 2) * rows / len(part)
-    yield Figure(
-        1e3 * full,
-        "ms",
-        1e3 * alone,
-        "a cycle",
-        goal="ratio >= 0.5",
-        beside="cuBLAS on the three products",
-    )
+    beside = "cuBLAS on the three products"
+    yield Figure(1e3 * full, "ms", 1e3 * alone, "a cycle", goal="ratio >= 0.5", beside=beside)
     yield Figure(1e3 * full, "ms", 1e3 * cpu, "a cycle", goal="ratio >= 50", beside=CPU)
 
 
@@ -242,15 +236,9 @@ def stored(run: Run) -> Iterator[Figure]:
     for K, gpu in found.items():
         moved = count * (28 + 8 * K) + blocks * 7 * 4 * K * (rows + cols)
         cpu = on_processors(part, K, 2) * rows / part.shape[0]
-        yield Figure(
-            1e3 * gpu,
-            "ms",
-            1e3 * moved / rate,
-            f"K = {K}",
-            goal="ratio >= 0.4",
-            beside="the rate of a copy",
-        )
-        yield Figure(1e3 * gpu, "ms", 1e3 * cpu, f"K = {K}", goal="ratio >= 15", beside=CPU)
+        what, limit, beside = f"K = {K}", 1e3 * moved / rate, "the rate of a copy"
+        yield Figure(1e3 * gpu, "ms", limit, what, goal="ratio >= 0.4", beside=beside)
+        yield Figure(1e3 * gpu, "ms", 1e3 * cpu, what, goal="ratio >= 15", beside=CPU)
 
 
 @line("a cycle over four times the memory that a GPU may use")
@@ -264,14 +252,8 @@ def streaming(run: Run) -> Iterator[Figure]:
     streams = on_gpu(V, K, blocks, sizes, memory_limit=limit)
     bound = max(stays, (V.nbytes - limit) / rate)
     what = f"{V.nbytes / 1e9:.2g} GB, {limit / 1e9:.2g} GB allowed"
-    yield Figure(
-        1e3 * streams,
-        "ms",
-        1e3 * bound,
-        what,
-        goal="ratio >= 0.7",
-        beside="copies from pinned memory",
-    )
+    beside = "copies from pinned memory"
+    yield Figure(1e3 * streams, "ms", 1e3 * bound, what, goal="ratio >= 0.7", beside=beside)
 
 
 # -- whole calls ---------------------------------------------------------------------------------
@@ -280,10 +262,8 @@ def streaming(run: Run) -> Iterator[Figure]:
 def call_seconds(data: BlockedData, K: int, draws: int) -> float:
     """Seconds of a call of `sample` that keeps moments, from first to last."""
     model = dfac.TweedieNMF(K, dispersion=1.0)
-    run: dict[str, Any] = {"tune": 10, "keep": "moments", "random_seed": 0, "progressbar": False}
-    begun = time.perf_counter()
-    dfac.sample(data, model, dfac.PSGLD(warm_start=2), draws=draws, device="cuda", **run)
-    return time.perf_counter() - begun
+    run: dict[str, Any] = QUIET | {"tune": 10, "keep": "moments", "device": "cuda"}
+    return timed(dfac.sample, data, model, dfac.PSGLD(warm_start=2), draws=draws, **run)[1]
 
 
 @line("a draw of `sample` on a GPU, its fit and moments included")
@@ -308,9 +288,7 @@ def new_rows(run: Run) -> Figure:
     point = dfac.optimize(V[: max(8, rows // 100)], dfac.TweedieNMF(K, dispersion=1.0), **QUIET)
 
     def seconds(some: Array, **place: Any) -> float:
-        begun = time.perf_counter()
-        dfac.transform(point, some, draws=sizes.new_draws, **place, **QUIET)
-        return time.perf_counter() - begun
+        return timed(dfac.transform, point, some, draws=sizes.new_draws, **place, **QUIET)[1]
 
     part = V[: max(8, rows // sizes.part)]
     places: tuple[dict[str, Any], ...] = ({"device": "cuda"}, {"executor": ThreadsExecutor(LANES)})
@@ -369,9 +347,7 @@ def parts_of_faces(V: Array, iterations: int, executor: Executor) -> float:
         chain.start()
         chain._wanted = lambda run, cycle, end: CycleOptions(record=True, evaluate=cycle == end - 1)
         chain.advance(2)  # compiles and touches every buffer
-        begun = time.perf_counter()
-        chain.advance(2 + cycles)
-        seconds = time.perf_counter() - begun
+        _, seconds = timed(chain.advance, 2 + cycles)
     executor.close()
     return seconds
 
@@ -388,19 +364,11 @@ def faces(run: Run) -> Iterator[Figure]:
     places = (DeviceExecutor(), ThreadsExecutor(LANES))
     gpu, cpu = (parts_of_faces(V, sizes.iterations, place) for place in places)
     floor = sum(each.values()) * launch_seconds(device, sizes.repeats) * (sizes.iterations // 8)
-    scale = 1000 / sizes.iterations
+    gpu, cpu, floor = (1000 * seconds / sizes.iterations for seconds in (gpu, cpu, floor))
     note = ", ".join(f"{name} {number:g}" for name, number in each.items())
-    yield Figure(
-        scale * gpu, "s", scale * cpu, "moments of every cycle", goal="ratio >= 10", beside=CPU
-    )
-    yield Figure(
-        scale * gpu,
-        "s",
-        scale * floor,
-        "moments of every cycle",
-        note=note,
-        beside="what is asked for, if it did nothing",
-    )
+    what, beside = "moments of every cycle", "what is asked for, if it did nothing"
+    yield Figure(gpu, "s", cpu, what, goal="ratio >= 10", beside=CPU)
+    yield Figure(gpu, "s", floor, what, note=note, beside=beside)
 
 
 # -- the same numbers ----------------------------------------------------------------------------
@@ -447,21 +415,11 @@ def restored(device: str | None, images: Any, draws: int) -> tuple[float, float]
     """Return the relative error of erased pixels, and their share in 90 % intervals."""
     observed = demos.erase(images, MISSING, 0)
     erased = np.isnan(observed.values)
-    with warnings.catch_warnings():  # gray values are whole numbers, but nobody counted them
-        warnings.simplefilter("ignore", DataWarning)
-        trace = dfac.sample(
-            observed,
-            dfac.TweedieNMF(images.n_components),
-            dfac.PSGLD(),
-            draws=draws,
-            tune=draws,
-            blocks=8,
-            keep="moments",
-            monitor=erased,
-            random_seed=0,
-            device=device,
-            progressbar=False,
-        )
+    model, lengths = dfac.TweedieNMF(images.n_components), {"draws": draws, "tune": draws}
+    options = {"blocks": 8, "keep": "moments", "monitor": erased, "device": device}
+    # Gray values are whole numbers, but nobody counted them.
+    with warnings.catch_warnings(action="ignore", category=DataWarning):
+        trace = dfac.sample(observed, model, dfac.PSGLD(), **lengths, **options, **QUIET)
     new = dfac.monitored(trace, interval=demos.INTERVAL).load()
     cells = new["row_index"].values, new["column_index"].values
     mean = demos.on_grid(new["mean"].values, cells, images.truth)
@@ -488,12 +446,10 @@ def posteriors(run: Run) -> Iterator[Figure]:
         yield alike("faces, share in 90 % intervals", gpu[1], cpu[1], 0.01)
     train, test = peers.split(peers.made_up_ratings(sizes.ratings), 0)
     lengths = {"tune": sizes.rating_draws // 3, "draws": sizes.rating_draws}
-    found = [
-        peers.our_ratings(train, test, dfac.SGHMC(), device=place, **lengths)
-        for place in ("cuda", None)
-    ]
-    yield alike("ratings, RMSE", found[0][0], found[1][0], 0.005)
-    yield alike("ratings, share in 90 % intervals", found[0][1], found[1][1], 0.01)
+    scores = partial(peers.our_ratings, train, test, dfac.SGHMC(), **lengths)
+    gpu, cpu = scores(device="cuda"), scores(device=None)
+    yield alike("ratings, RMSE", gpu[0], cpu[0], 0.005)
+    yield alike("ratings, share in 90 % intervals", gpu[1], cpu[1], 0.01)
 
 
 # -- torchnmf ------------------------------------------------------------------------------------
@@ -504,20 +460,10 @@ Path = list[tuple[float, float]]
 
 def our_updates(V: Array, error: Callable[[Array], float], counts: list[int]) -> Path:
     """One call for each length, data brought to the device included."""
-    path = []
+    path, model = [], dfac.TweedieNMF(K_FACES, dispersion=1.0)
     for count in [counts[0], *counts]:  # the first compiles
-        method = dfac.MultiplicativeUpdates(count, 0)
-        began = time.perf_counter()
-        point = dfac.optimize(
-            V,
-            dfac.TweedieNMF(K_FACES, dispersion=1.0),
-            method,
-            blocks=1,
-            random_seed=0,
-            device="cuda",
-            progressbar=False,
-        )
-        seconds = time.perf_counter() - began
+        given = V, model, dfac.MultiplicativeUpdates(count, 0)
+        point, seconds = timed(dfac.optimize, *given, blocks=1, device="cuda", **QUIET)
         path.append((seconds, error(point["W"].values @ point["H"].values)))
     return path[1:]
 

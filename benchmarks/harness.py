@@ -9,20 +9,16 @@ good, more is better.
 """
 
 import gc
-import importlib
 import importlib.util
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
-import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -60,33 +56,15 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of the board.
-
-    Parameters
-    ----------
-    ours, unit
-        What was measured.
-    peer
-        The same of what it is compared with, in the same unit.
-    what
-        The part of the work, where a function yields several lines.
-    better
-        Whether "less" or "more" of the unit is better.
-    goal
-        As ``<= 1.0`` or ``>= 115`` of ours, or ``ratio >= 4``.
-    beside
-        What the peer is, in place of what the decorator says.
-    note
-        What else is to be known of this figure.
-    """
+    """A line of the board."""
 
     ours: float
     unit: str = "s"
-    peer: float | None = None
-    what: str = ""
-    better: str = "less"
-    goal: str = ""
-    beside: str = ""
+    peer: float | None = None  # what ours is compared with, in the same unit
+    what: str = ""  # the part of the work, where a function yields several figures
+    better: str = "less"  # or "more" of the unit
+    goal: str = ""  # such as ``<= 1.0`` or ``>= 115`` of ours, or ``ratio >= 4``
+    beside: str = ""  # the name of the peer, in place of the decorator's
     note: str = ""
 
     @property
@@ -175,18 +153,22 @@ class Run:
 # -- clocks ----------------------------------------------------------------------------------
 
 
-def seconds(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return what a call takes."""
-    gc.collect()
+Clock = Callable[[], float]
+
+
+def timed(
+    call: Callable[..., Any], *given: Any, clock: Clock = time.perf_counter, **more: Any
+) -> Any:
+    """Return what a call returns, and the seconds that it takes."""
     begun = clock()
-    call()
-    return clock() - begun
+    found = call(*given, **more)
+    return found, clock() - begun
 
 
 def race(
     calls: dict[str, Callable[[], Any]],
     repeats: int = 3,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     warm: bool = True,
 ) -> dict[str, float]:
     """Return median seconds of calls that take turns, each called once before the clock starts."""
@@ -196,7 +178,8 @@ def race(
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            taken[name].append(seconds(call, clock))
+            gc.collect()
+            taken[name].append(timed(call, clock=clock)[1])
     return {name: statistics.median(each) for name, each in taken.items()}
 
 
@@ -218,50 +201,6 @@ def per_call(
                 call()
             taken[name].append((time.thread_time() - begun) / times[name])
     return {name: statistics.median(each) for name, each in taken.items()}
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Show no warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-# -- processes of their own ------------------------------------------------------------------
-
-
-def child(function: Callable[..., Any], **options: Any) -> Any:
-    """Call a function of a benchmark in a process of its own; return what it returns, by JSON."""
-    name = f"{function.__module__}:{function.__name__}"
-    command = [sys.executable, "-m", "benchmarks.harness", name, json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def memory(field_name: str) -> int:
-    """Return a field of /proc/self/status, such as VmRSS, in bytes."""
-    for text in Path("/proc/self/status").read_text().splitlines():
-        if text.startswith(field_name + ":"):
-            return 1024 * int(text.split()[1])
-    raise KeyError(field_name)
-
-
-def restart_peak() -> int:
-    """Begin to measure the peak of memory anew; return what the process has now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
-
-
-def limit_data(more: int) -> None:
-    """Forbid the process to allocate more than so many bytes beside what it has."""
-    bound = memory("VmData") + more
-    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
-
-
-# -- effective draws -------------------------------------------------------------------------
 
 
 def effective(draws: Array) -> Array:
@@ -364,7 +303,7 @@ def measure(one: Line, run: Run) -> list[dict[str, Any]]:
     if lacking := [package for package in one.needs if not run.has(package)]:
         raise Skip(f"{', '.join(lacking)} not installed")
     begun = time.perf_counter()
-    with silent():
+    with warnings.catch_warnings(action="ignore"):
         found = one.measure(run)
         figures = [found] if isinstance(found, Figure) else list(found)
     spent = time.perf_counter() - begun
@@ -445,10 +384,3 @@ def run_lines(chosen: list[Line], run: Run, board: dict[str, Any], path: Path | 
         print(f"{package} is missing: {PEERS.get(package, f'pip install {package}')}")
     print(f"{len(chosen)} lines in {(time.perf_counter() - begun) / 60:.1f} minutes")
     return well
-
-
-if __name__ == "__main__":
-    module, _, function_name = sys.argv[1].partition(":")
-    function = getattr(importlib.import_module(module), function_name)
-    with silent():
-        print(json.dumps(function(**json.loads(sys.argv[2]))))

@@ -112,27 +112,14 @@ def dense(run: Run) -> Iterator[Figure]:
             what = f"{shape[0]} × {shape[1]}, K = {K}"
             goal = "ratio >= 0.98" if K > 32 else ">= 0.7"
             yield Figure(share["1"], "", share["products"], f"{what}, β = 1", "more", goal)
-            others = [share[beta] / share["1"] for beta in ("2", "0.5", "0", "-1")]
             if K == 100:
-                yield Figure(
-                    min(others),
-                    "",
-                    1.0,
-                    f"{what}, slowest of β = 2, .5, 0, −1",
-                    "more",
-                    beside="β = 1",
-                )
-                yield Figure(
-                    share["0.3"] / share["1"], "", 1.0, f"{what}, β = .3", "more", beside="β = 1"
-                )
-                yield Figure(
-                    share["1"],
-                    "",
-                    share["numpy"],
-                    f"{what}, β = 1, plain NumPy",
-                    "more",
-                    beside="plain NumPy",
-                )
+                slowest = min(share[beta] for beta in ("2", "0.5", "0", "-1"))
+                others = {"slowest of β = 2, .5, 0, −1": slowest, "β = .3": share["0.3"]}
+                for label, other in others.items():
+                    ours = other / share["1"]
+                    yield Figure(ours, "", 1.0, f"{what}, {label}", "more", beside="β = 1")
+                peer, label = share["numpy"], "plain NumPy"
+                yield Figure(share["1"], "", peer, f"{what}, β = 1, {label}", "more", beside=label)
 
 
 @line("a normal number in a factor, 1288 × 100, float32, one core", "NumPy's Philox", minutes=0.1)
@@ -140,13 +127,12 @@ def noise(run: Run) -> Iterator[Figure]:
     shape, key = (1288, 100), np.array([1, 2], np.uint32)
     z, theta, metric = np.empty(shape, "f4"), np.ones(shape, "f4"), np.ones(shape, "f4")
     grad, mean, m2 = np.zeros(shape, "f4"), np.zeros(shape), np.zeros(shape)
-    address, philox = Address(key, 1, 0), np.random.Generator(np.random.Philox(0))
+    philox = np.random.Generator(np.random.Philox(0))
+    told = grad, metric, 0.1, (1.0, 1.0), Address(key, 1, 0), False
     calls: dict[str, Callable[[], Any]] = {
         "drawn": lambda: fill_normals(z, key, 1, 0, 0),
         "peer": lambda: philox.standard_normal(shape, "f4", out=z),
-        "drawn, with the step": lambda: langevin_step(
-            theta, grad, metric, 0.1, (1.0, 1.0), address, False
-        ),
+        "drawn, with the step": lambda: langevin_step(theta, *told),
         "moments": lambda: accumulate_moments(theta, 3, mean, m2),
     }
     taken = {name: 1e9 * t / z.size for name, t in per_call(calls, run.pick(3, 9)).items()}

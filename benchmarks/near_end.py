@@ -21,6 +21,7 @@ import numpy as np
 from scipy import sparse
 
 import daskfactor as dfac
+from benchmarks import harness
 from benchmarks.harness import QUIET, Array, Figure, Run, Skip, effective, line, per_call, race
 from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.views import NO_WEIGHTS, Workspace
@@ -106,9 +107,8 @@ def sample_nuts(run: Run) -> Figure:
     model = dfac.TweedieNMF(5, dispersion=1.0)
     draws = run.pick(50, 500)
     dfac.sample(V, model, draws=2, tune=2, **QUIET)
-    begun = time.perf_counter()
-    tree = dfac.sample(V, model, draws=draws, tune=draws, **QUIET)
-    ours = worth_of(tree, watched(V)) / (time.perf_counter() - begun)
+    tree, seconds = harness.timed(dfac.sample, V, model, draws=draws, tune=draws, **QUIET)
+    ours = worth_of(tree, watched(V)) / seconds
     theirs = nuts(V, model, draws) if run.has("numpyro") else None
     return Figure(ours, "draws/s", theirs, "effective draws", better="more")
 
@@ -171,15 +171,8 @@ def to_the_same(shape: tuple[int, int], beta: int, run: Run) -> Figure:
         return told(test, point["W"].values @ point["H"].values, beta)
 
     def theirs(steps: int, tol: float = 0.0) -> float:
-        nmf = NMF(
-            10,
-            beta_loss=loss,
-            solver=solver,
-            init="random",
-            max_iter=steps,
-            tol=tol,
-            random_state=0,
-        )
+        start: Any = {"init": "random", "random_state": 0}
+        nmf = NMF(10, beta_loss=loss, solver=solver, max_iter=steps, tol=tol, **start)
         return told(test, nmf.fit_transform(train) @ nmf.components_, beta)
 
     ours(2), theirs(2)
@@ -190,10 +183,8 @@ def to_the_same(shape: tuple[int, int], beta: int, run: Run) -> Figure:
     def first(fit: Callable[[int], float]) -> tuple[float, int]:
         steps = 5
         while True:
-            begun = time.perf_counter()
-            reached = fit(steps) <= goal
-            seconds = time.perf_counter() - begun
-            if reached or steps >= most:
+            deviance, seconds = harness.timed(fit, steps)
+            if deviance <= goal or steps >= most:
                 return seconds, steps
             steps = min(most, 2 * steps)
 
@@ -268,21 +259,12 @@ def select_rank(run: Run) -> Iterator[Figure]:
     shape, ranks = run.pick(((60, 40), range(1, 4)), ((200, 150), range(1, 11)))
     V = counts(*shape, min(4, len(ranks)))
     dfac.log_evidence(V[:20, :20], dfac.TweedieNMF(2), **QUIET)
-    begun = time.perf_counter()
-    table = dfac.select_rank(V, dfac.TweedieNMF(1), ranks, **QUIET)
-    ours = time.perf_counter() - begun
+    table, ours = harness.timed(dfac.select_rank, V, dfac.TweedieNMF(1), ranks, **QUIET)
     for name, validate in (("bi-cross-", bi_validation), ("thinned ", thinned_validation)):
-        begun = time.perf_counter()
-        rank = validate(V, ranks)
-        peer = time.perf_counter() - begun
-        yield Figure(
-            ours,
-            "s",
-            peer,
-            f"beside {name}validation",
-            beside="scikit-learn, points",
-            note=f"ranks {table.attrs['best']} and {rank}",
-        )
+        rank, peer = harness.timed(validate, V, ranks)
+        note = f"ranks {table.attrs['best']} and {rank}"
+        what, beside = f"beside {name}validation", "scikit-learn, points"
+        yield Figure(ours, "s", peer, what, beside=beside, note=note)
 
 
 # -- the first answer --------------------------------------------------------------------------
@@ -293,9 +275,8 @@ def process(command: list[str], cache_folder: str | None = None) -> float:
     environment = dict(os.environ)
     if cache_folder:
         environment["DASKFACTOR_JIT_CACHE"] = cache_folder
-    begun = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env=environment)
-    return time.perf_counter() - begun
+    options = {"check": True, "capture_output": True, "env": environment}
+    return float(harness.timed(subprocess.run, command, **options)[1])
 
 
 @line("a new process, kernels in the cache, 20 cycles", "import of xarray and pandas", "<= 1.5")
@@ -323,9 +304,8 @@ def command_line(run: Run) -> Iterator[Figure]:
         store, V = f"{folder}/run.zarr", counts(60, 40, 2)
         dfac.sample(V, dfac.TweedieNMF(2), draws=10, tune=10, store=store, **QUIET)
         commands = {"info run.zarr": ["info", store], "plot --help": ["plot", "--help"]}
-        calls: dict[str, Callable[[], Any]] = {
-            name: lambda words=words: process([shell, *words]) for name, words in commands.items()
-        }
+        calls: dict[str, Callable[[], Any]]
+        calls = {name: partial(process, [shell, *words]) for name, words in commands.items()}
         calls["peer"] = lambda: process([sys.executable, "-c", "import xarray, pandas"])
         taken = race(calls, run.pick(1, 3))
     for name in commands:
@@ -341,10 +321,8 @@ def new_worker(run: Run) -> Figure:
         exec(FIRST, {})
         return time.perf_counter() - begun
 
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    size: Any = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(**size) as cluster, Client(cluster) as client:
         return Figure(float(client.submit(first_task).result()))
 
 
@@ -360,15 +338,13 @@ def evaluation(run: Run) -> Figure:
     tiles, pair = work.tiles(*V.shape, K), work.gradients(V.shape, K)
     cells, out, block = np.zeros(0, np.int32), np.zeros(2), (V, 0, 0, NO_WEIGHTS)
     watch = ((cells, cells), out, out, 1)
+    calls: dict[str, Callable[[], Any]] = {
+        "fit": lambda: k.evaluate(block, (W, H), (1e-6, ()), out, watch, tiles),
+        "gradient": lambda: k.gradient(block, (W, H), 1.0, (1e-6, ()), (pair, pair), tiles),
+    }
     with single_threaded_blas():
-        taken = per_call(
-            {
-                "fit": lambda: k.evaluate(block, (W, H), (1e-6, ()), out, watch, tiles),
-                "gradient": lambda: k.gradient(block, (W, H), 1.0, (1e-6, ()), (pair, pair), tiles),
-            },
-            run.pick(3, 9),
-        )
-    fit, gradient = (1e9 * taken[name] / V.size for name in ("fit", "gradient"))
+        taken = per_call(calls, run.pick(3, 9))
+    fit, gradient = (1e9 * taken[name] / V.size for name in calls)
     return Figure(fit, "ns a cell", gradient)
 
 

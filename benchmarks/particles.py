@@ -8,8 +8,6 @@ Stein: peak memory is that of the process above what it took before, data and pa
 already. The naive way holds particles² × dimension numbers, so it is run on a smaller problem.
 """
 
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,18 +15,8 @@ import numpy as np
 import sparse
 
 import daskfactor as dfac
-from benchmarks.harness import (
-    QUIET,
-    Array,
-    Figure,
-    Run,
-    child,
-    line,
-    memory,
-    per_call,
-    race,
-    restart_peak,
-)
+from benchmarks.harness import QUIET, Array, Figure, Run, line, per_call, race, timed
+from benchmarks.processes import child, memory, restart_peak
 from daskfactor.allocation.batches import BatchPlan, run_batch
 from daskfactor.allocation.compiled_model import CompiledModel, compile_model
 from daskfactor.allocation.counts import as_counts
@@ -56,16 +44,9 @@ def compiled(X: Any, states: int = 10) -> CompiledModel:
 
 def batch(model: CompiledModel, particles: int, resampling: str | None) -> Callable[[], Any]:
     """Return a call that runs one batch of particles."""
-    plan = BatchPlan(
-        placement=place_counts(model),
-        particles=particles,
-        resampling=resampling,
-        least=0.5,
-        own=False,
-        keep=False,
-        seed=1,
-        round=0,
-    )
+    size: Any = {"placement": place_counts(model), "particles": particles, "seed": 1, "round": 0}
+    how: Any = {"resampling": resampling, "least": 0.5, "own": False, "keep": False}
+    plan = BatchPlan(**size, **how)
     return lambda: run_batch(plan, 0, Workspace())
 
 
@@ -164,9 +145,8 @@ def speed(run: Run) -> Iterator[Figure]:
             for d in np.unique(X.coords[0]):
                 lda.add_doc([str(w) for w in X.coords[1][X.coords[0] == d]])
             lda.train(1, workers=1)
-            begun = time.perf_counter()
-            lda.train(20, workers=1)
-            peer = 20 * X.nnz / (time.perf_counter() - begun) / 1e6
+            _, seconds = timed(lda.train, 20, workers=1)
+            peer = 20 * X.nnz / seconds / 1e6
             beside = "tomotopy's collapsed Gibbs"
             yield Figure(rates["ours"], unit, peer, f"{R} states", "more", beside=beside)
 
@@ -189,7 +169,7 @@ def tensor(seed: int) -> tuple[Any, int]:
 )
 def ranks(run: Run) -> Iterator[Figure]:
     right, spent, seeds = {"ours": 0, "peer": 0}, {"ours": 0.0, "peer": 0.0}, run.pick(1, 4, 20)
-    pseudo, most = {"r": 1.0, "i": 0.3, "j": 0.3, "k": 0.3}, run.pick(2**7, 2**14)
+    pseudo, most = {"r": 1.0, "i": 0.3, "j": 0.3, "k": 0.3}, run.pick(2**9, 2**14)
     methods = {
         "ours": dfac.SequentialMonteCarlo(max_particles=most),
         "peer": dfac.VariationalBayes(),
@@ -197,12 +177,9 @@ def ranks(run: Run) -> Iterator[Figure]:
     for seed in range(seeds):
         X, true = tensor(seed)
         for name, method in methods.items():
-            begun = time.perf_counter()
-            model = dfac.AllocationModel.cp(1, concentration=pseudo)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                table = dfac.select_rank(X, model, range(1, run.pick(4, 6)), method, **QUIET)
-            spent[name] += time.perf_counter() - begun
+            given = X, dfac.AllocationModel.cp(1, concentration=pseudo), range(1, run.pick(4, 6))
+            table, seconds = timed(dfac.select_rank, *given, method, **QUIET)
+            spent[name] += seconds
             close = np.atleast_1d(table.attrs.get("not_distinguishable", []))
             right[name] += true == table.attrs["best"] or true in close
     shares = {name: 100 * count / seeds for name, count in right.items()}
@@ -231,9 +208,8 @@ def discrepancy_costs(rows: int, columns: int, K: int, count: int) -> dict[str, 
     tiny = problem((64, 64), K, 2)
     dfac.stein_discrepancy(tiny[1:3], tiny[0], tiny[3], progressbar=False)
     V, W, H, model = problem((rows, columns), K, count)
-    before, begun = restart_peak(), time.perf_counter()
-    dfac.stein_discrepancy((W, H), V, model, progressbar=False)
-    seconds = time.perf_counter() - begun
+    before = restart_peak()
+    _, seconds = timed(dfac.stein_discrepancy, (W, H), V, model, progressbar=False)
     return {"seconds": seconds, "memory": (memory("VmHWM") - before) / (W.nbytes + H.nbytes)}
 
 

@@ -25,7 +25,7 @@ from scipy import sparse, special
 from sklearn.decomposition import NMF
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, line, race
+from benchmarks.harness import QUIET, Array, Figure, Run, line, race, timed
 from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DaskfactorError
 from daskfactor.kernels import blockwise
@@ -108,9 +108,8 @@ def faces(run: Run) -> Iterator[Figure]:
     taken = race(calls, 1)
     each = {}
     for name in ("ours", "sklearn", "numpy"):
-        (n, short), (m, long) = (
-            (int(key.split()[1]), t) for key, t in taken.items() if key.startswith(name)
-        )
+        own = {int(key.split()[1]): t for key, t in taken.items() if key.startswith(name)}
+        (n, short), (m, long) = own.items()
         each[name] = 1e3 * (long - short) / (m - n)
     yield Figure(each["ours"], "ms", each["numpy"], "a cycle", beside="the same in NumPy")
     note = "a cycle updates both factors B times; its iteration updates each once"
@@ -143,10 +142,8 @@ def read_ratings(path: Path) -> Ratings:
             user, item, value = file["user"], file["item"], file["half_stars"] / 2
     else:
         with path.open(newline="") as text:
-            lines = list(csv.DictReader(text))
-        user, item, value = (
-            np.array([float(one[n]) for one in lines]) for n in ("userId", "movieId", "rating")
-        )
+            lines, names = list(csv.DictReader(text)), ("userId", "movieId", "rating")
+        user, item, value = (np.array([float(one[name]) for one in lines]) for name in names)
     users, rows = np.unique(user, return_inverse=True)
     items, cols = np.unique(item, return_inverse=True)
     return Ratings(rows, cols, value.astype(np.float32), (len(users), len(items)))
@@ -203,15 +200,9 @@ def of_smurff(train: Ratings, test: Ratings, threads: int) -> float:
         sparse.csr_matrix(part._replace(values=part.values.astype(float) - mean).matrix())
         for part in (train, test)
     ]
-    session = smurff.TrainSession(
-        priors=["normal", "normal"],
-        num_latent=32,
-        burnin=20,
-        nsamples=80,
-        seed=1,
-        num_threads=threads,
-        verbose=0,
-    )
+    lengths = {"burnin": 20, "nsamples": 80, "seed": 1}
+    options = {"num_latent": 32, "num_threads": threads, "verbose": 0}
+    session = smurff.TrainSession(priors=["normal", "normal"], **lengths, **options)
     session.addTrainAndTest(*given, smurff.FixedNoise(5.0), is_scarce=True)
     session.init()
     error = np.nan
@@ -261,9 +252,7 @@ def ratings(run: Run) -> Iterator[Figure]:
     for name, fit in (("smurff", of_smurff), ("cmfrec", of_cmfrec), ("libmf", of_libmf)):
         if not run.has(name):
             continue
-        begun = time.perf_counter()
-        peer = fit(train, test, run.threads)
-        spent = time.perf_counter() - begun
+        peer, spent = timed(fit, train, test, run.threads)
         yield Figure(error, "", peer, "RMSE", beside=name)
         yield Figure(seconds, "s", spent, "the call", beside=name)
 
@@ -309,6 +298,12 @@ def read_counts(run: Run) -> sparse.csr_array:
     return V[:, V.sum(axis=0) > 0].tocsr()
 
 
+def products_at(W: Array, H: Array, rows: Array, columns: Array) -> Array:
+    """Return WH at cells, some of them at a time."""
+    parts = zip(np.array_split(rows, 50), np.array_split(columns, 50), strict=True)
+    return np.concatenate([np.einsum("nk,kn->n", W[r], H[:, c]) for r, c in parts])
+
+
 def log_poisson(values: Array, mean: Array) -> float:
     mean = np.maximum(mean, 1e-6)  # a mean of zero is not held against anybody for ever
     return float(np.mean(special.xlogy(values, mean) - mean - special.gammaln(values + 1)))
@@ -341,13 +336,7 @@ def single_cell(run: Run) -> Iterator[Figure]:
 
     def score(W: Array, H: Array) -> float:
         """Return the score of means that saw zeros at a tenth of the cells."""
-        found = np.concatenate(
-            [
-                np.einsum("nk,nk->n", W[r], H[:, c].T)
-                for r, c in zip(np.array_split(rows, 50), np.array_split(cols, 50), strict=True)
-            ]
-        )
-        return log_poisson(held.values, found / 0.9)
+        return log_poisson(held.values, products_at(W, H, rows, cols) / 0.9)
 
     begun, others = time.perf_counter(), {}
     nmf = NMF(10, max_iter=run.pick(10, 300), random_state=0, **KL)
@@ -394,12 +383,7 @@ def thinning(run: Run) -> Iterator[Figure]:
 
     nmf = NMF(12, max_iter=run.pick(20, 300), random_state=0, **KL)
     W, H = nmf.fit_transform(sparse.csr_matrix(train)), nmf.components_
-    means = np.concatenate(
-        [
-            np.einsum("nk,kn->n", W[r], H[:, c])
-            for r, c in zip(np.array_split(rows, 20), np.array_split(columns, 20), strict=True)
-        ]
-    )
+    means = products_at(W, H, rows, columns)
     total, size = float(W.sum(axis=0) @ H.sum(axis=1)), train.shape[0] * train.shape[1]
     # Its means have zeros, which no score forgives: what is best to add to all of them is added.
     peer = min(score(total + more * size, means + more) for more in (1e-5, 1e-4, 1e-3, 3e-3))
@@ -454,14 +438,8 @@ def tensor_pass(run: Run) -> Iterator[Figure]:
         "ours": lambda: blockwise.gradient(block, law, tuple(factors), 1.0, 1e-6, work),
         "plain loop": lambda: plain(*places, values, *factors, out),
     }
-    V = pydata.COO(
-        np.array(places),
-        values,
-        shape,
-        has_duplicates=False,
-        sorted=True,
-        fill_value=np.float32(np.nan),
-    )
+    made: Any = {"has_duplicates": False, "sorted": True, "fill_value": np.float32(np.nan)}
+    V = pydata.COO(np.array(places), values, shape, **made)
     if run.has("tensorly"):
         import tensorly as tl
         from tensorly.contrib.sparse.cp_tensor import unfolding_dot_khatri_rao
@@ -496,9 +474,8 @@ def tensor_cells(run: Run) -> Iterator[Figure]:
     new = mean[missing] + 0.5 * rng.normal(size=missing.sum())
     draws, model = run.pick(10, 300), dfac.CP(K, beta=2.0)
     dfac.sample(V, model, dfac.BlockHMC(), 2, 2, monitor=missing, **QUIET)
-    begun = time.perf_counter()
-    trace = dfac.sample(V, model, dfac.BlockHMC(), draws, draws, monitor=missing, **QUIET)
-    spent = time.perf_counter() - begun
+    given = V, model, dfac.BlockHMC(), draws, draws
+    trace, spent = timed(dfac.sample, *given, monitor=missing, **QUIET)
     cells = dfac.monitored(trace, of="observation")
     inside = np.mean((cells["lower"].values <= new) & (new <= cells["upper"].values))
     peer = seconds = None
@@ -507,17 +484,9 @@ def tensor_cells(run: Run) -> Iterator[Figure]:
         from tensorly.decomposition import non_negative_parafac
 
         begun = time.perf_counter()
-        found = tl.cp_to_tensor(
-            non_negative_parafac(
-                np.maximum(np.nan_to_num(V), 0),
-                K,
-                n_iter_max=500,
-                init="random",
-                tol=1e-8,
-                random_state=0,
-                mask=(~missing).astype(float),
-            )
-        )
+        options: Any = {"n_iter_max": 500, "init": "random", "tol": 1e-8, "random_state": 0}
+        filled, mask = np.maximum(np.nan_to_num(V), 0), (~missing).astype(float)
+        found = tl.cp_to_tensor(non_negative_parafac(filled, K, mask=mask, **options))
         seconds = time.perf_counter() - begun
         peer = rmse(np.asarray(found)[missing] - mean[missing])
     yield Figure(rmse(cells["mean"].values - mean[missing]), "", peer, "error of the means")
@@ -609,14 +578,8 @@ def of_esat(given: str, K: int, seeds: int) -> None:
         fits.append(fit)
     seconds = time.perf_counter() - begun
     best = min(fits, key=lambda fit: fit.Qtrue)
-    again = Bootstrap(
-        best,
-        [str(j) for j in range(V.shape[1])],
-        bootstrap_n=20,
-        block_size=10,
-        parallel=False,
-        seed=1,
-    )
+    names, how = [str(j) for j in range(V.shape[1])], {"parallel": False, "seed": 1}
+    again = Bootstrap(best, names, bootstrap_n=20, block_size=10, **how)
     again.run()
     boots = np.full((20, *best.H.shape), np.nan)
     for at, one in enumerate(again.bs_results.values()):
@@ -665,9 +628,8 @@ def profiles(run: Run) -> Iterator[Figure]:
     yield Figure(spent, "s", None if other is None else float(other["seconds"]), "all starts")
     if other is not None:
         lengths = {"draws": run.pick(20, 1000), "tune": run.pick(20, 500), "starts": 10}
-        trace = dfac.sample(
-            V, dfac.TweedieNMF(K, beta=2), dfac.BlockHMC(), random_seed=0, **lengths, **options
-        )
+        given = V, dfac.TweedieNMF(K, beta=2), dfac.BlockHMC()
+        trace = dfac.sample(*given, random_seed=0, **lengths, **options)
         group = dfac.align(trace, (other["W"], other["H"]))["posterior"]
         W, H = (group[name].values[0].astype(float) for name in ("W", "H"))
         ends = np.quantile(W.mean(axis=1)[:, :, None] * H, [0.05, 0.95], axis=0)

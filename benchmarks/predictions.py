@@ -26,24 +26,11 @@ import xarray as xr
 from scipy import sparse, stats
 
 import daskfactor as dfac
-from benchmarks.harness import (
-    QUIET,
-    Array,
-    Figure,
-    Run,
-    Skip,
-    child,
-    line,
-    memory,
-    restart_peak,
-    silent,
-)
+from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, timed
+from benchmarks.processes import child, memory, restart_peak
 from daskfactor.errors import DaskfactorError
 
 Moments = tuple[Array, Array]
-
-
-# -- new rows ------------------------------------------------------------------------------------
 
 
 def moments(tree: Any, new: Array | None = None) -> Moments:
@@ -61,27 +48,26 @@ def compared(V: Array, model: Any, sampler: Any, count: int, lengths: Any) -> It
     hidden = (np.random.default_rng(1).random(V.shape) < 0.25) & new[:, None]
     V = np.where(hidden, np.float32(np.nan), V.astype(np.float32))
 
-    def fit(rows: Array, seed: int, **options: Any) -> tuple[Any, float]:
-        begun = time.process_time()
+    def fit(rows: Array, seed: int, **options: Any) -> Any:
         with dfac.as_blocks(V[rows], allow_empty=True) as data:
             own = QUIET | {"random_seed": seed, "keep": "draws"} | options
-            return dfac.sample(data, model, sampler, **lengths, **own), time.process_time() - begun
+            return dfac.sample(data, model, sampler, **lengths, **own)
 
-    trace, _ = fit(~new, 3)
+    trace = fit(~new, 3)
     settings: dict[str, Any] = {"progressbar": False}
     found = dfac.transform(trace, V[new], random_seed=1, **settings)  # compiles, too
     # Refits go on where the run ended: posteriors have modes, and others would end in other ones.
     last = trace["posterior"].to_dataset().isel(chain=0, draw=-1)
     W = np.empty((len(new), found.shape[-1]), np.float32)
     W[~new], W[new] = last["W"].values, found.values[0, -1]
-    start = xr.Dataset(
-        {"W": (("row", "component"), W), "H": (("component", "column"), last["H"].values)},
-        {"component": last["component"].values},
-    )
-    (one, seconds), (other, _) = (fit(np.ones(len(V), bool), seed, init=start) for seed in (1, 2))
-    begun = time.process_time()
-    found = dfac.transform(trace, V[new], random_seed=0, **settings)
-    spent = time.process_time() - begun
+    factors = {"W": (("row", "component"), W), "H": (("component", "column"), last["H"].values)}
+    names = ("component", "component_name")  # the latter of models with biases
+    start = xr.Dataset(factors, {own: last[own].variable for own in names if own in last.coords})
+    every = np.ones(len(V), bool)
+    one, seconds = timed(fit, every, 1, init=start, clock=time.process_time)
+    other = fit(every, 2, init=start)
+    settings |= {"random_seed": 0, "clock": time.process_time}
+    found, spent = timed(dfac.transform, trace, V[new], **settings)
     H = trace["posterior"]["H"].values[0].astype(np.float64)
     ours = (found.values[0].astype(np.float64) @ H).mean(axis=0)
     (mean, sd), (again, _) = moments(one, new), moments(other, new)
@@ -121,9 +107,6 @@ def new_faces(run: Run) -> Iterator[Figure]:
     yield from compared(V, dfac.TweedieNMF(5), dfac.BlockHMC(), 2, lengths)
 
 
-# -- cold rows -----------------------------------------------------------------------------------
-
-
 @line("counts of rows without data, 2000 × 300, with covariates", "without", minutes=0.3)
 def cold_rows(run: Run) -> Iterator[Figure]:
     rng, (rows, columns) = np.random.default_rng(0), run.pick((100, 30), (2000, 300))
@@ -153,17 +136,12 @@ def cold_rows(run: Run) -> Iterator[Figure]:
     yield Figure(ours[2], "%", peer[2], "in 90 % intervals with randomised ends", "more")
 
 
-# -- leave one out -------------------------------------------------------------------------------
-
-
 @line("PSIS leave-one-out, 40 × 20 counts, K = 3", "refits without the cell", minutes=0.4)
 def leave_one_out(run: Run) -> Iterator[Figure]:
-    with silent():
-        import arviz as az
-    options = (
-        QUIET | run.pick({"draws": 30, "tune": 10}, {"draws": 800, "tune": 150}) | {"chains": 2}
-    )
-    each = run.pick(1, 4, 8)
+    import arviz as az
+
+    lengths = run.pick({"draws": 30, "tune": 10}, {"draws": 800, "tune": 150})
+    options, each = QUIET | lengths | {"chains": 2}, run.pick(1, 4, 8)
 
     def loo(tree: Any) -> tuple[Array, Array]:
         data = az.from_datatree(tree) if hasattr(az, "from_datatree") else tree
@@ -196,9 +174,6 @@ def leave_one_out(run: Run) -> Iterator[Figure]:
         yield Figure(off, "nats", fit, what, beside="the fit to the cell itself", note=note)
 
 
-# -- recommending --------------------------------------------------------------------------------
-
-
 def made_up_draws(folder: str, rows: int, columns: int, K: int, draws: int) -> None:
     """Write draws of factors whose relative spread differs from row to row, .05 to .5."""
     import zarr
@@ -207,10 +182,8 @@ def made_up_draws(folder: str, rows: int, columns: int, K: int, draws: int) -> N
     for name, size in (("W", rows), ("H", columns)):
         centre = rng.gamma(0.5, 1, (size, K)).astype("f4")
         width = rng.uniform(0.05, 0.5, (size, 1)).astype("f4")
-        chunks = (1, min(size, 2**16), K)
-        array = zarr.create_array(
-            f"{folder}/{name}", shape=(draws, size, K), chunks=chunks, dtype="f4"
-        )
+        form = {"shape": (draws, size, K), "chunks": (1, min(size, 2**16), K), "dtype": "f4"}
+        array = zarr.create_array(f"{folder}/{name}", **form)
         for draw in range(draws):
             array[draw] = centre * np.exp(width * rng.standard_normal((size, K), "f4"))
 
@@ -235,13 +208,8 @@ def recommended(folder: str, rows: int, columns: int) -> dict[str, float]:
     found = dfac.recommend(trace, n=10, exclude=seen, by="mean", progressbar=False)
     ended, peak = os.times(), memory("VmHWM")
     checked = np.sort(rng.permutation(rows)[:20])
-    mu = np.mean(
-        [
-            np.asarray(W[0, draw][checked]).astype(float) @ np.asarray(H[0, draw]).T
-            for draw in range(W.shape[1])
-        ],
-        axis=0,
-    )
+    pairs = zip(W[0], H[0], strict=True)
+    mu = np.mean([np.asarray(w[checked]).astype(float) @ np.asarray(h).T for w, h in pairs], axis=0)
     mu[seen[checked].toarray() > 0] = -np.inf
     best = np.argsort(-mu, axis=1, kind="stable")[:, :10]
     equal = (found["position"].isel(user=checked).values == best).all()
@@ -265,12 +233,5 @@ def recommend(run: Run) -> Iterator[Figure]:
     yield Figure(found["seconds"], "s", every, f"{what}, processor time", beside=beside)
     yield Figure(100 * found["looked_at"], "%", None, f"{what}, cells looked at")
     yield Figure(found["above"] / 2**30, "GiB", None, f"{what}, memory above the start")
-    yield Figure(
-        found["equal"],
-        "",
-        1.0,
-        f"{what}, equal to brute force on 20 rows",
-        "more",
-        ">= 1",
-        beside="equal",
-    )
+    what = f"{what}, equal to brute force on 20 rows"
+    yield Figure(found["equal"], "", 1.0, what, "more", ">= 1", beside="equal")

@@ -16,17 +16,10 @@ from typing import Any
 import numpy as np
 
 import daskfactor as dfac
-from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line
+from benchmarks.harness import QUIET, Array, Figure, Run, Skip, line, timed
 from daskfactor.errors import DaskfactorError
 from daskfactor.executors import ThreadsExecutor
-from daskfactor.inference.singular import (
-    consistent_signs,
-    learn_transfer,
-    prepare_starts,
-    q_transform,
-    random_start,
-    whole_svd,
-)
+from daskfactor.inference import singular
 from daskfactor.machine import single_threaded_blas
 from daskfactor.stein.ensemble import by_coordinates, whole_matrix
 from tests.inference.rainfall import rainfall
@@ -44,33 +37,29 @@ def relative_error(X: Array, size: float, W: Array, H: Array) -> float:
 def times_to_goal(V: Array, rank: int, starts: int, most: int) -> dict[str, tuple[float, float]]:
     """Return, by kind of start, median seconds to the goal and median errors of the starts."""
     executor, objective = ThreadsExecutor(1), dfac.SILFNMF(rank).for_optimizers()
-    learn_transfer(3, starts)
+    singular.learn_transfer(3, starts)
     found: dict[str, tuple[float, float]] = {}
     with dfac.as_blocks(V, dtype="float32") as data, single_threaded_blas():
         X = whole_matrix(data)
         size = float(X.ravel().astype(np.float64) @ X.ravel())
 
         def descend(make: Callable[[int], Any], number: int, goal: float) -> tuple[float, float]:
-            begun = time.perf_counter()
-            W, H = make(number)
-            spent = time.perf_counter() - begun
+            (W, H), spent = timed(make, number)
             first = error = relative_error(X, size, W, H)
             for _ in range(most // STEP):
                 if error <= goal:
                     return spent, first
-                begun = time.perf_counter()
-                W, H, _ = by_coordinates(X, W, H, objective, STEP, 0.0)
-                spent += time.perf_counter() - begun
+                (W, H, _), more = timed(by_coordinates, X, W, H, objective, STEP, 0.0)
+                spent += more
                 error = relative_error(X, size, W, H)
             return np.inf, first
 
-        random = prepare_starts(executor, data, objective, "random", starts, 0)
+        random = singular.prepare_starts(executor, data, objective, "random", starts, 0)
         ends = [by_coordinates(X, *random(n), objective, most, 1e-4)[:2] for n in range(starts)]
         goal = max(relative_error(X, size, *pair) for pair in ends)
         for kind in KINDS:
-            begun = time.perf_counter()
-            make = prepare_starts(executor, data, objective, kind, starts, 0, 3)
-            shared = time.perf_counter() - begun
+            given = executor, data, objective, kind, starts, 0, 3
+            make, shared = timed(singular.prepare_starts, *given)
             each = np.array([descend(make, number, goal) for number in range(starts)])
             extra = shared / 50 if kind == "q_transform" else 0.0
             found[kind] = float(np.median(each[:, 0]) + extra), float(np.median(each[:, 1]))
@@ -121,15 +110,15 @@ def transfer(run: Run) -> Iterator[Figure]:
     rng, count = np.random.default_rng(0), run.pick(5, 100)
     X = rng.random((500, 10)) @ rng.random((10, 500))
     X = np.maximum(X + 0.05 * X.mean() * rng.standard_normal(X.shape), 0.0)
-    size, found = np.linalg.norm(X), consistent_signs(whole_svd(X, 10))
+    size, found = np.linalg.norm(X), singular.consistent_signs(singular.whole_svd(X, 10))
 
     def errors(pairs: Any) -> Array:
         return np.array([np.linalg.norm(X - W @ H) / size for W, H in pairs])
 
-    best = errors(random_start(X.shape, 10, X.mean(), rng) for _ in range(count)).min()
+    best = errors(singular.random_start(X.shape, 10, X.mean(), rng) for _ in range(count)).min()
     for rank in run.pick((3,), (1, 3, 10)):
-        made = zip(*learn_transfer(rank, count), strict=True)
-        each = errors(q_transform(found, [pair], 10, rng) for pair in made)
+        made = zip(*singular.learn_transfer(rank, count), strict=True)
+        each = errors(singular.q_transform(found, [pair], 10, rng) for pair in made)
         yield Figure(float(np.median(each)), "", float(best), f"transfer rank {rank}, median")
 
 

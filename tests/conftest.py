@@ -1,5 +1,4 @@
 import gc
-import logging
 import os
 import warnings
 from pathlib import Path
@@ -37,17 +36,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-@pytest.fixture(autouse=True)
-def _loggers_that_speak():
-    """Undo what a library may have done to logging in a test before."""
-    logging.disable(logging.NOTSET)
-    logging.root.disabled = False
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if name.startswith("daskfactor") and isinstance(logger, logging.Logger):
-            logger.disabled, logger.propagate = False, True
-            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -119,8 +119,4 @@ class ObjectStore:
 
 
 def slow(seconds):
-    def fault(environ):
-        time.sleep(seconds)
-        return
-
-    return fault
+    return lambda environ: time.sleep(seconds)

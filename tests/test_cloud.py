@@ -53,14 +53,8 @@ def begin_and_die(url, pipe):
 
 
 @pytest.fixture(scope="module")
-def whole():
-    return bits(begin())
-
-
-def test_the_same_draws_in_an_object_store(s3, tmp_path, whole):
-    found = bits(begin(s3.url(tmp_path.name)))
-    assert found == bits(begin(tmp_path / "run.zarr"))
-    assert {name: found[name] for name in whole} == whole
+def whole(tmp_path_factory):
+    return bits(begin(tmp_path_factory.mktemp("local") / "run.zarr"))
 
 
 def test_a_client_that_was_killed_is_resumed_to_the_same_bits(s3, tmp_path, whole):
@@ -69,8 +63,7 @@ def test_a_client_that_was_killed_is_resumed_to_the_same_bits(s3, tmp_path, whol
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert 0 < dfac.open_run(url)["posterior"].sizes["draw"] < 60
-    found = bits(go_on(url))
-    assert {name: found[name] for name in whole} == whole
+    assert bits(go_on(url)) == whole
     assert bits(go_on(url, draws=10))["posterior/W"] == bits(begin(draws=70))["posterior/W"]
 
 
@@ -107,4 +100,4 @@ def test_a_run_waits_for_a_server_and_stops_without_credentials(s3, tmp_path, wh
     away[0].join()
     kept = dfac.open_run(url)["posterior"].sizes["draw"]
     assert 20 <= kept < 60
-    assert {name: value for name, value in bits(go_on(url)).items() if name in whole} == whole
+    assert bits(go_on(url)) == whole

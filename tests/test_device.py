@@ -82,9 +82,7 @@ def spelled(own):
 def assert_same(found, wanted, tolerance=TOLERANCE["float64"]):
     """All that a run has to say is the same, beside the largest number of its kind."""
     assert set(found.children) == set(wanted.children)
-    for group in ("posterior", "posterior_moments", "sample_stats"):
-        if group not in wanted.children:
-            continue
+    for group in {"posterior", "posterior_moments", "sample_stats"} & set(wanted.children):
         for name, values in wanted[group].data_vars.items():
             if values.dtype.kind != "f" or "seconds" in str(name):
                 continue
@@ -102,11 +100,17 @@ def both(data, model, sampler="auto", **options):
     return found, dfac.sample(data, model, sampler, **run)
 
 
-@pytest.mark.parametrize(
-    ("name", "sampler", "dtype"),
-    [*((*run, "float64") for run in RUNS), *((*run, "float32") for run in RUNS[::3])],
-    ids=spelled,
+DRAWN = [*((*run, "float64") for run in RUNS), *((*run, "float32") for run in RUNS[::3])]
+
+
+@pytest.mark.quick(
+    *(f"{name}-PSGLD-float64" for name in ("counts", "rates", "normal", "overdispersed")),
+    *(f"{name}-PSGLD-float32" for name in ("counts", "sparse prior")),
+    *("counts-PSGLD-euler-float64"),
+    *("sparse-PSGRRLD-float64", "signed-SGHMC-float64", "counts-LangevinDynamics-float64"),
+    "counts-PSGLD-ConstantStep(size=1e-05)-identity-float64",
 )
+@pytest.mark.parametrize(("name", "sampler", "dtype"), DRAWN, ids=spelled)
 def test_draws_are_those_of_processors(stand_in, name, sampler, dtype):
     values, model = MODELS[name]
     data = blocks(values(), dtype)
@@ -141,6 +145,7 @@ FREEZING = [dfac.PSGLD(), dfac.PSGLD(1e-5, preconditioner="identity"), dfac.SGHM
 FREEZING += [dfac.BlockHMC(), dfac.LangevinDynamics()]
 
 
+@pytest.mark.quick("PSGLD", "SGHMC", "BlockHMC")
 @pytest.mark.parametrize("sampler", FREEZING, ids=spelled)
 def test_frozen_components_stay_there(stand_in, sampler):
     given = np.random.default_rng(0).gamma(1.0, size=(60, 2))
@@ -195,9 +200,8 @@ def test_data_in_a_scratch_file_give_the_same_draws(stand_in, tmp_path, monkeypa
 def test_point_estimates_are_those_of_processors(stand_in, name):
     values, model = MODELS[name]
     method, data = dfac.MultiplicativeUpdates(max_iter=30), blocks(values(), "float64")
-    run = {"random_seed": 0, "progressbar": False}
-    found = dfac.optimize(data, model(), method, device="cuda", **run)
-    wanted = dfac.optimize(data, model(), method, **run)
+    given, run = (data, model(), method), {"random_seed": 0, "progressbar": False}
+    found, wanted = (dfac.optimize(*given, device=own, **run) for own in ("cuda", None))
     for own in ("W", "H"):
         exact = wanted[own].values
         np.testing.assert_allclose(found[own].values, exact, atol=1e-9 * exact.max())
@@ -245,14 +249,14 @@ def test_an_automatic_sampler_may_be_another_one_there():
 @pytest.fixture
 def launched(stand_in, monkeypatch):
     """How often each kernel ran on the device."""
-    found, launch = Counter(), Device.launch
+    counted, launch = Counter(), Device.launch
 
     def noted(self, source, name, *rest):
-        found[name] += 1
+        counted[name] += 1
         launch(self, source, name, *rest)
 
     monkeypatch.setattr(Device, "launch", noted)
-    return found
+    return counted
 
 
 def check_there(launched, case, sampler, tolerance, dtype="float64", **options):
@@ -281,6 +285,7 @@ PATHS = {
 }
 
 
+@pytest.mark.quick("dense")
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_dispersions_of_columns(launched, kind):
     given = (counts(), {}) if kind == "dense" else (STORED, MISSING)
@@ -289,6 +294,7 @@ def test_dispersions_of_columns(launched, kind):
     assert launched[f"{kind}_col_fits"]
 
 
+@pytest.mark.quick("counts", "shapes below 1", "a shape to learn", "rates", "dispersions", "sparse")
 @pytest.mark.parametrize("name", PATHS)
 def test_paths_of_rows(launched, name):
     """Decisions are those of processors: one that was not would move a whole row.
@@ -300,6 +306,7 @@ def test_paths_of_rows(launched, name):
     assert launched["leapfrog_kick"] > launched["leapfrog_drift"] == 7 * 2 * 4
 
 
+@pytest.mark.quick("counts", "sparse", "ratings")
 @pytest.mark.parametrize("name", ["counts", "rates", "sparse", "sparse, linear", "ratings"])
 def test_entries_that_are_drawn(launched, name):
     check_there(launched, PATHS[name], dfac.SGLD(), 1e-6, **LONGER)
@@ -380,6 +387,10 @@ ONCE = [("counts", False), *((name, n % 2 == 0) for n, name in enumerate(NEW))]
 """Each kind of new rows with draws or a point, in turn."""
 
 
+@pytest.mark.quick(
+    *("counts-False", "counts-True", "sparse prior-False", "rates-False", "frozen-False"),
+    *("of columns-False", "weighed-False", "zeros-True", "visited zeros-False"),
+)
 @pytest.mark.parametrize(("name", "point"), ONCE)
 def test_new_rows_are_those_of_processors(stand_in, name, point):
     assert_new_rows(name, point)
@@ -432,6 +443,7 @@ def assert_exact(name):
 
 
 @pytest.mark.statistical
+@pytest.mark.quick("poisson-gaps")
 @pytest.mark.parametrize("name", EXACT)
 def test_draws_are_from_the_exact_posterior(stand_in, name):
     assert_exact(name)

@@ -30,9 +30,6 @@ def found(name):
     return own
 
 
-# -- pages -----------------------------------------------------------------------------------
-
-
 def summarized(page):
     """Names that the tables of a page list."""
     for block in re.findall(r"^```\{eval-rst\}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
@@ -48,9 +45,6 @@ def test_every_public_name_is_on_one_page_and_every_page_in_the_navigation():
     index = (PAGES / "index.md").read_text("utf-8")
     pages = {path.stem for path in PAGES.glob("*.md")} - {"index"}
     assert set(re.findall(r"^(\w+)$", index, re.MULTILINE)) == pages
-
-
-# -- examples --------------------------------------------------------------------------------
 
 
 def examples(docstring, name):
@@ -85,9 +79,6 @@ def test_examples_that_are_missing_or_wrong_are_found():
     assert "Expected:\n    3\nGot:\n    2" in failures(examples(right.replace("\n2", "\n3"), "x"))
     assert "no example" in failures(examples("Add.\n\n>>> 1 + 1\n2\n", "x"))
     assert "no example" in failures(examples(right.replace("1 +", "1 # doctest: +SKIP\n"), "x"))
-
-
-# -- sections --------------------------------------------------------------------------------
 
 
 def test_numpydoc_finds_nothing_that_pyproject_asks_for():
@@ -148,9 +139,6 @@ def test_every_parameter_is_described():
     assert undocumented(documented) == set()
     lacking.__doc__ = documented.__doc__
     assert undocumented(lacking) == {"three"}
-
-
-# -- the built site --------------------------------------------------------------------------
 
 
 def test_what_is_wrong_with_a_site_is_found(monkeypatch, tmp_path):

@@ -34,15 +34,13 @@ FACTORS = dfac.TweedieNMF(2, dispersion=1.0)
 @pytest.fixture(autouse=True)
 def quiet():
     """Chains of thirty draws are told not to have settled, and these need not."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DaskfactorWarning)
+    with warnings.catch_warnings(action="ignore", category=DaskfactorWarning):
         yield
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DaskfactorWarning)
+    with warnings.catch_warnings(action="ignore", category=DaskfactorWarning):
         return dfac.BayesianNMF(model=FACTORS, **SHORT).fit(COUNTS)
 
 

@@ -30,17 +30,17 @@ def covers(printed):
     assert 0.85 < share < 0.95
 
 
-@example("evidence.py", "--ranks 3 --rows 20 --columns 15")
+@example("evidence.py", "--ranks 3 --rows 16 --columns 12")
 def finds_the_exact_peak(printed):
     assert "power ladder: largest at R = 3, the exact curve at R = 3" in printed
 
 
-@example("mixing.py", "--rows 24 32 --draws 40 --laws Poisson")
+@example("mixing.py", "--rows 16 24 --draws 20 --laws Poisson")
 def compares_claims(printed):
     assert "The paper's claims" in printed
 
 
-@example("piano.py", "--seconds 1 --components 4 --draws 20")
+@example("piano.py", "--seconds 1 --components 4 --draws 10")
 def agrees_on_notes(printed):
     rows = re.findall(r"^(LD|PSGLD.*?)\s\s+(.*)$", printed, re.M)
     found = {name: [float(value) for value in values.split()] for name, values in rows}
@@ -66,7 +66,7 @@ def finds_the_rank_that_the_bound_misses(printed):
     assert "right or tied within their errors in 1 of 1" in printed
 
 
-@example("letters.py", "--tokens 300 --ranks 1 2 --particles 4096")
+@example("letters.py", "--tokens 200 --ranks 1 2 --particles 2048")
 def prefers_two_tables(printed):
     one, two = (line.split() for line in re.findall(r"^ +[12] .*$", printed, re.M))
     assert float(one[0 + 1]) == float(one[4])  # one component: the bound is the evidence
@@ -132,7 +132,7 @@ def finds_materials_within_their_spread(printed):
     assert float(re.findall(r"known endmembers: ([\d.]+)°", printed)[0]) < 30.0
 
 
-@example("views.py", "--cells 200 --draws 150")
+@example("views.py", "--cells 150 --draws 80")
 def tells_what_only_one_measurement_shows(printed):
     rows = re.findall(r"^\d +(.*)$", printed, re.M)
     shares = [[int(one) for one in re.findall(r"(-?\d+) \(", row)] for row in rows]

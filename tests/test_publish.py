@@ -273,6 +273,7 @@ def test_what_a_kill_had_set_aside_is_put_back_when_it_is_opened(tmp_path):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["run.zarr", "v.zarr"]
 
 
+@pytest.mark.quick("KeyboardInterrupt", "RuntimeError")
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, RuntimeError])
 def test_a_run_stays_until_the_one_that_replaces_it_has_a_checkpoint(tmp_path, monkeypatch, error):
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 2)

@@ -14,16 +14,7 @@ import zarr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.errors import (
-    DataError,
-    DataWarning,
-    DivergenceError,
-    EngineError,
-    GridError,
-    OptionError,
-    SamplingWarning,
-    StoreFormatError,
-)
+from daskfactor.errors import DataError, DataWarning, EngineError, OptionError, SamplingWarning
 from daskfactor.executors import threads
 from daskfactor.executors.base import StateLost
 from daskfactor.inference import sampling
@@ -77,7 +68,7 @@ def test_every_executor_draws_the_same_bits(sampler, shape, blocks):
 LAWS = [(beta, "float32") for beta in (2.0, 1.0, 0.5, 0.0, -1.0, 0.3)]
 
 
-@pytest.mark.quick("2.0-float32", "1.0-float32", "0.0-float32", "1.0-float64", "0.3-float64")
+@pytest.mark.quick("2.0-float32", "0.0-float32", "1.0-float64", "0.3-float64")
 @pytest.mark.parametrize(("beta", "dtype"), [*LAWS, (1.0, "float64"), (0.3, "float64")])
 def test_every_law_and_precision_runs_and_stays_positive(beta, dtype):
     V = dfac.as_blocks(counts() + 1, dtype=dtype)
@@ -178,21 +169,15 @@ def test_auto_keeps_within_the_budget_and_statistics(sampler, chains, affordable
     assert tree["sample_stats"].sizes["draw"] >= 1
 
 
-def interrupted(store, after):
-    """A run of 60 draws in segments of ten, stopped by Ctrl-C in mid-draw."""
-
-    def press(event):
-        if event.phase == "draw" and event.done > after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        dfac.sample(counts(), TWO, store=store, callback=press, **QUICK | {"draws": 60})
-
-
 @pytest.mark.parametrize("more", [5, 100])
 def test_an_interrupted_run_goes_on_with_more_draws(tmp_path, more, monkeypatch):
+    def press(event):
+        if event.phase == "draw" and event.done > 25:
+            raise KeyboardInterrupt
+
     monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 10)
-    interrupted(tmp_path / "run.zarr", 25)
+    options = QUICK | {"draws": 60, "store": tmp_path / "run.zarr", "callback": press}
+    refused(KeyboardInterrupt, None, dfac.sample, counts(), TWO, **options)
     begun = dfac.open_run(tmp_path / "run.zarr")
     done = begun["posterior"].sizes["draw"]
     assert 0 < done < 60
@@ -344,7 +329,7 @@ def test_a_hopeless_step_ends_in_one_clear_error():
     sampler = dfac.PSGLD(step=1e30, preconditioner="identity")
     with np.errstate(all="ignore"):
         match = "diverged between cycles"
-        refused(DivergenceError, match, dfac.sample, counts(), TWO, sampler, **QUICK)
+        refused(dfac.errors.DivergenceError, match, dfac.sample, counts(), TWO, sampler, **QUICK)
 
 
 def test_events_and_attributes_tell_of_the_run():
@@ -427,10 +412,11 @@ BAD_OPTIONS = [
     ({"model": "nmf"}, r"model must be a model"),
     ({"sampler": "psgld"}, r'sampler must be "auto" or one of .*, PSGLD\(\.\.\.\), .* got .psgld.'),
 ]
+UNEVEN = {"sampler": NESTED, "blocks": 3}
 BAD = [
     *((V, settings, DataError, message) for V, settings, message in BAD_DATA),
     *((V0, settings, OptionError, message) for settings, message in BAD_OPTIONS),
-    (V0, {"sampler": NESTED, "blocks": 3}, GridError, r"3 bands cannot be grouped into 2"),
+    (V0, UNEVEN, dfac.errors.GridError, r"3 bands cannot be grouped into 2"),
 ]
 
 
@@ -479,7 +465,7 @@ def test_a_checkpoint_with_whole_factors_is_refused(tmp_path):
                 track["arrays"] = sorted({*track["arrays"][0], *track["arrays"][1]})
         held.checkpoint(whole, meta)
     match = r"begun by .*/rows/0/values.* can be read; .* anew$"
-    refused(StoreFormatError, match, dfac.resume, path, draws=2, progressbar=False)
+    refused(dfac.errors.StoreFormatError, match, dfac.resume, path, draws=2, progressbar=False)
     assert dfac.open_run(path)["posterior"].sizes["draw"] == QUICK["draws"]
 
 

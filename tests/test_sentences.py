@@ -37,10 +37,9 @@ def trace():
     return dfac.sample(V, dfac.TweedieNMF(2), **RUN)
 
 
-@pytest.mark.parametrize(
-    "verb", [dfac.predict, dfac.summarize, dfac.align], ids=lambda f: f.__name__
-)
-def test_a_group_is_no_trace(trace, verb):
+@pytest.mark.parametrize("name", ["predict", "summarize", "align"])
+def test_a_group_is_no_trace(trace, name):
+    verb = getattr(dfac, name)
     for group in (trace["posterior"], trace["posterior"].to_dataset()):
         refused(OptionError, r"its group 'posterior' alone; pass trace, not trace\[", verb, group)
 
@@ -151,10 +150,7 @@ def test_what_is_not_stored_is_missing_for_ratings_and_real_values():
 
 def test_advice_speaks_the_language_of_where_it_is_read():
     for python, shell in (
-        (
-            "Run four chains: sample(..., chains=4).",
-            "Run four chains: daskfactor fit ... --chains 4.",
-        ),
+        ("Four chains: sample(..., chains=4).", "Four chains: daskfactor fit ... --chains 4."),
         ("Draw more: resume(..., draws=500).", "Draw more: daskfactor resume r.zarr --draws 500."),
         ('Leave it, step="auto", or take sampler="auto".', "Leave it, or take --sampler auto."),
         ('Keep draws: keep="draws".', "Keep draws: --keep draws."),
@@ -254,21 +250,12 @@ def test_what_writes_says_what_it_wrote(tmp_path):
     run = tmp_path / "run.zarr"
     dfac.sample(V, dfac.TweedieNMF(2), store=run, **RUN)
     np.savetxt(tmp_path / "v.csv", V, delimiter=",")
-    ranks = (
-        "select-rank",
-        tmp_path / "v.csv",
-        "--ranks",
-        "1,2",
-        "--held-out",
-        "0",
-        "--draws",
-        "10",
-    )
+    short = "--ranks", "1,2", "--held-out", "0", "--draws", "10", "--tune", "4"
     for name, command in (
         ("p.csv", ("predict", run, "--rows", "1")),
         ("r.parquet", ("recommend", run, "--rows", "1")),
         ("t.nc", ("transform", run, tmp_path / "v.csv")),
-        ("e.png", (*ranks, "--tune", "4")),
+        ("e.png", ("select-rank", tmp_path / "v.csv", *short)),
     ):
         told = succeed(*command, "-o", tmp_path / name)
         assert told.endswith(f"wrote {tmp_path / name}\n")
@@ -334,16 +321,8 @@ def test_a_store_that_is_taken_is_refused_before_data_are_read(tmp_path, monkeyp
     dfac.sample(V, dfac.TweedieNMF(2), store=tmp_path / "r.zarr", **RUN)
     np.save(tmp_path / "v.npy", V)
     monkeypatch.setattr("daskfactor.data.sources.open_input", None)
-    fails(
-        4,
-        "exists and holds a run",
-        "fit",
-        tmp_path / "v.npy",
-        "--store",
-        tmp_path / "r.zarr",
-        "-k",
-        2,
-    )
+    fit = "fit", tmp_path / "v.npy", "--store", tmp_path / "r.zarr", "-k", 2
+    fails(4, "exists and holds a run", *fit)
 
 
 def test_a_share_in_percent_is_told_what_it_is(trace):

@@ -1,5 +1,4 @@
 from contextlib import ExitStack
-from pathlib import Path
 
 import dask
 import pytest
@@ -37,38 +36,21 @@ def here():
         yield client
 
 
-class Shared:
-    """Two worker processes that tests of this folder share, from the first that asks for them."""
-
-    def __init__(self):
-        self._undo = ExitStack()
-        self._client = None
-
-    def client(self):
-        if self._client is None:
-            self._client = self._undo.enter_context(running(2, processes=True))
-        self._client.wait_for_workers(2, timeout=60)  # nannies start those again that were killed
-        return self._client
-
-    def close(self):
-        self._client = None
-        self._undo.close()
-
-
-SHARED = Shared()
-
-
-def pytest_runtest_teardown(item, nextitem):
-    """Close the shared cluster when tests of another folder come, which may measure something."""
-    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
-        SHARED.close()
+@pytest.fixture(scope="package")
+def pair():
+    """Two worker processes that all tests of this folder share, and no others."""
+    with ExitStack() as stack:
+        with dask.config.set(SHORT):
+            client = stack.enter_context(running(2, processes=True))
+        yield client
 
 
 @pytest.fixture
-def client():
-    """Two worker processes, which tests may kill."""
+def client(pair):
+    """Two worker processes, which tests may kill: their nannies start them again."""
     with dask.config.set(SHORT):
-        yield SHARED.client()
+        pair.wait_for_workers(2, timeout=60)
+        yield pair
 
 
 @pytest.fixture(params=EXECUTORS)

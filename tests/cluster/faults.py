@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,9 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError
-from daskfactor.inference import setting
-from daskfactor.results import files
 from daskfactor.results.places import view_of
-from daskfactor.results.repository import RepositoryPlace
 from tests.cluster import dying
-from tests.cluster.hosts import certificates, start
+from tests.cluster.hosts import environment, start
 from tests.cluster.support import EXECUTORS
 
 WORKERS = 3
@@ -69,9 +66,6 @@ class Processes:
             where = ["--host", f"{protocol}://127.0.0.1", "--port", "0"]
             where += ["--no-dashboard", "--scheduler-file", file]
             self.scheduler = self._start("distributed.cli.dask_scheduler", *where)
-            until = time.monotonic() + 60
-            while not Path(file).exists() and time.monotonic() < until:
-                time.sleep(0.05)
             self.workers = [self._start_worker(file) for _ in range(WORKERS)]
             self.client = undo.enter_context(
                 Client(scheduler_file=file, security=self.security, set_as_default=False)
@@ -89,14 +83,9 @@ class Processes:
         return self._start("distributed.cli.dask_worker", "--scheduler-file", file, *options)
 
     def _start(self, module, *options):
-        inherited = dask.config.serialize(dask.config.global_config)
-        environment = {
-            "DASK_INTERNAL_INHERIT_CONFIG": inherited,
-            "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path]),
-        }
+        command = [sys.executable, "-m", module, *options]
         with Path(self.folder, "log").open("ab") as log:
-            command, env = [sys.executable, "-m", module, *options], {**os.environ, **environment}
-            process = start(command, env=env, stdout=log, stderr=log)
+            process = start(command, env=environment(), stdout=log, stderr=log)
         self._all.append(process)
         return process
 
@@ -116,6 +105,18 @@ class Processes:
         for process in self._all:
             kill_family(process.pid)
             process.wait()
+
+
+def certificates(security):
+    """Return settings by which other processes are of the same cluster."""
+    if security is None:
+        return {}
+    found = {"distributed.comm.require-encryption": True}
+    found["distributed.comm.tls.ca-file"] = security.tls_ca_file
+    for role in ("client", "scheduler", "worker"):
+        found[f"distributed.comm.tls.{role}.cert"] = getattr(security, f"tls_{role}_cert")
+        found[f"distributed.comm.tls.{role}.key"] = getattr(security, f"tls_{role}_key")
+    return found
 
 
 def kill_family(pid):
@@ -212,20 +213,9 @@ class Striker:
 # -- runs ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Load:
-    """What is sampled."""
-
-    data: Any
-    model: Any
-    sampler: Any
-    settings: Mapping[str, Any]
-
-
-def small(draws):
+def small():
     """A run of small segments, so that a loss may come in any of them."""
-    settings = {"draws": draws, "tune": 12, "random_seed": 5}
-    return Load(dying.data(), dying.MODEL, dying.SAMPLER, settings)
+    return (dying.data(), dying.MODEL, dying.SAMPLER), {"draws": 48, "tune": 12, "random_seed": 5}
 
 
 def large():
@@ -235,77 +225,47 @@ def large():
     values = np.ones(size, np.float32)
     data = sparse.csr_array((values, (rows, cols)), (size, size))
     settings = {"draws": 4, "tune": 4, "random_seed": 5, "keep": "moments"}
-    return Load(data, dfac.TweedieNMF(64, dispersion=1.0), dfac.PSGLD(warm_start=0), settings)
-
-
-@contextmanager
-def frequent_checkpoints():
-    """Save after every segment, and make these as small as the runs are."""
-    before = setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST
-    setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST = 6, 1e-9, 1e9
-    try:
-        yield
-    finally:
-        setting.LONGEST_SEGMENT, RepositoryPlace.every, files.DEAREST = before
+    return (data, dfac.TweedieNMF(64, dispersion=1.0), dfac.PSGLD(warm_start=0)), settings
 
 
 @dataclass
 class Outcome:
     """What came of a run; ``sentence``: what it ended with before it was resumed."""
 
-    fault: str
-    executor: str
-    store: str
-    seconds: float = 0.0
     struck: int = 0
     losses: int = 0
     sentence: str = ""
-    resumed: float = 0.0
     same: bool = False
 
 
-class Bench:
-    """Runs faults on a load whose data and runs are at a place, a folder or a URL."""
-
-    def __init__(self, load, place, patience, seconds):
-        self.place, self.patience, self.seconds = place, patience, seconds
-        self.given, self._count = (f"{place}/v", load.model, load.sampler), 0
-        self.options = {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])} | load.settings
-        dfac.convert(load.data, f"{place}/v", unstored="zero", blocks=4, progressbar=False)
-        self.wanted = dying.digest(dfac.sample(*self.given, executor="threads", **self.options))
-
-    def run(self, name, executor, times=1, memory=""):
-        """Strike a run; resume it if it ended with a sentence."""
-        fault = FAULTS[name]
-        self._count += 1
-        store = f"{self.place}/run{self._count}"
-        found = Outcome(name, executor, "s3" if "://" in self.place else "local")
-        security = Security.temporary() if fault.tls else None
-        with (
-            dask.config.set(fault.config),
-            Processes(fault.nanny, memory if fault.limited else "0", security) as cluster,
-        ):
-            made = EXECUTORS[executor](cluster.client, patience=self.patience)
-            striker = Striker(fault, cluster, times, self._count, self.seconds)
-            begun, told = time.monotonic(), {"executor": made, "callback": striker}
-            try:
-                tree = dfac.sample(*self.given, store=store, **told, **self.options)
-                found.same = dying.digest(tree) == self.wanted
-            except DaskfactorError as error:
-                found.sentence = str(error)
-            found.seconds = time.monotonic() - begun
-            striker.join()
-            found.struck, found.losses = striker.struck, made.report.lost_segments
-            if cluster.client.status == "running":
-                made.close()
-        if found.sentence:
-            begun = time.monotonic()
-            with Processes() as another:
-                again = {"client": another.client, "executor": executor}
-                if view_of(store).exists():
-                    tree = dfac.resume(store, progressbar=False, **again)
-                else:  # it failed before it began
-                    tree = dfac.sample(*self.given, **again, **self.options)
-                found.same = dying.digest(tree) == self.wanted
-            found.resumed = time.monotonic() - begun
-        return found
+def strike_run(name, executor, load, place, patience, seconds=8.0, times=1, memory=""):
+    """Strike a run whose data and store are at a place; resume it if it ended with a sentence."""
+    (V, *rest), settings = load
+    fault, found, store, data = FAULTS[name], Outcome(), f"{place}/run", f"{place}/v"
+    given, options = (data, *rest), {"progressbar": False, "monitor": ([0, 1, 2], [0, 1, 2])}
+    dfac.convert(V, data, unstored="zero", blocks=4, progressbar=False)
+    options |= settings
+    wanted = dying.digest(dfac.sample(*given, executor="threads", **options))
+    security = Security.temporary() if fault.tls else None
+    limit = memory if fault.limited else "0"
+    with dask.config.set(fault.config), Processes(fault.nanny, limit, security) as cluster:
+        made = EXECUTORS[executor](cluster.client, patience=patience)
+        striker = Striker(fault, cluster, times, 1, seconds)
+        try:
+            tree = dfac.sample(*given, store=store, executor=made, callback=striker, **options)
+            found.same = dying.digest(tree) == wanted
+        except DaskfactorError as error:
+            found.sentence = str(error)
+        striker.join()
+        found.struck, found.losses = striker.struck, made.report.lost_segments
+        if cluster.client.status == "running":
+            made.close()
+    if found.sentence:
+        with Processes() as another:
+            again = {"client": another.client, "executor": executor}
+            if view_of(store).exists():
+                tree = dfac.resume(store, progressbar=False, **again)
+            else:  # it failed before it began
+                tree = dfac.sample(*given, **again, **options)
+            found.same = dying.digest(tree) == wanted
+    return found

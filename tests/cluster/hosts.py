@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -57,6 +56,13 @@ def start(command, **options):
     """
     mortal = ["setpriv", "--pdeathsig", "KILL", *command]
     return _LAUNCHER.submit(subprocess.Popen, mortal, **options).result()
+
+
+def environment():
+    """Return variables with which a process finds this code and has Dask's settings of this one."""
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    settings = dask.config.serialize(dask.config.global_config)
+    return {**os.environ, "PYTHONPATH": paths, "DASK_INTERNAL_INHERIT_CONFIG": settings}
 
 
 OWN_TMP = """
@@ -124,9 +130,7 @@ class Host(Namespace):
         It writes to ``/tmp/log`` of the host.
         """
         script = [*self.enter, "sh", "-c", 'exec >>/tmp/log 2>&1; exec "$@"', "sh", sys.executable]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        env["DASK_INTERNAL_INHERIT_CONFIG"] = dask.config.serialize(dask.config.global_config)
-        process = start([*script, *command], env=env, stdin=subprocess.DEVNULL)
+        process = start([*script, *command], env=environment(), stdin=subprocess.DEVNULL)
         self.processes.append(process)
         return process
 
@@ -236,19 +240,19 @@ class Bed:
 class HostedCluster:
     """A scheduler on one host, workers on others, and a client of it whose host is another.
 
-    Hosts that are not there yet are made; with ``security`` all connections are encrypted.
+    Hosts that are not there yet are made.
     """
 
-    def __init__(self, bed, security=None):
-        self.bed, self.security = bed, security
+    def __init__(self, bed):
+        self.bed = bed
         self.workers = {}
         self._undo = ExitStack()
 
     def __enter__(self):
         with ExitStack() as undo:
-            undo.enter_context(dask.config.set(certificates(self.security)))
             undo.callback(self._power_off)
             self.scheduler_host = self.bed.host("scheduler")
+            self.address = f"tcp://{self.scheduler_host.address}:8786"
             self.scheduler = self.start_scheduler()
             self.client = undo.enter_context(self.connect())
             self._undo = undo.pop_all()
@@ -256,10 +260,6 @@ class HostedCluster:
 
     def __exit__(self, *error):
         self._undo.__exit__(*error)
-
-    @property
-    def address(self):
-        return f"{'tls' if self.security else 'tcp'}://{self.scheduler_host.address}:8786"
 
     def start_scheduler(self):
         own = ["--host", self.address.removesuffix(":8786"), "--port", "8786", "--no-dashboard"]
@@ -269,32 +269,16 @@ class HostedCluster:
     def connect(self):
         """A client on the client's host: its threads are made there, and their connections."""
         with self.bed.host("client").inside():
-            self._await_scheduler()
-            options = {"security": self.security, "set_as_default": False, "timeout": RECONNECT}
-            client = Client(self.address, **options)
+            client = Client(self.address, set_as_default=False, timeout=RECONNECT)
         try:
             yield client
         finally:
             client.close(timeout=5)
 
-    def _await_scheduler(self, limit=60.0):
-        """Wait until something listens at the scheduler's port."""
-        until = time.monotonic() + limit
-        while True:
-            try:
-                socket.create_connection((self.scheduler_host.address, 8786), timeout=1.0).close()
-            except OSError as error:
-                if time.monotonic() > until or self.scheduler.poll() is not None:
-                    said = self.scheduler_host.log()
-                    raise OSError(f"no scheduler at {self.address}: {said}") from error
-                time.sleep(0.05)
-            else:
-                return
-
     def start_worker(self, name):
         """Start a worker on a host of that name, without waiting for it."""
         host = self.bed.host(name)
-        where = [self.address, "--host", self.address.split("//")[0] + "//" + host.address]
+        where = [self.address, "--host", f"tcp://{host.address}"]
         options = ["--nthreads", "1", "--no-dashboard", "--memory-limit", "0"]
         options += ["--no-nanny", "--name", name, "--local-directory", "/tmp"]
         self.workers[name] = host.python("-m", "distributed.cli.dask_worker", *where, *options)
@@ -311,18 +295,6 @@ class HostedCluster:
             host.power_off()
 
 
-def certificates(security):
-    """Return settings by which other processes are of the same cluster."""
-    if security is None:
-        return {}
-    found = {"distributed.comm.require-encryption": True}
-    found["distributed.comm.tls.ca-file"] = security.tls_ca_file
-    for role in ("client", "scheduler", "worker"):
-        found[f"distributed.comm.tls.{role}.cert"] = getattr(security, f"tls_{role}_cert")
-        found[f"distributed.comm.tls.{role}.key"] = getattr(security, f"tls_{role}_key")
-    return found
-
-
 def later(seconds, *what):
     """Do things from a thread, each some seconds after the last."""
 
@@ -331,6 +303,4 @@ def later(seconds, *what):
             time.sleep(seconds)
             action()
 
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=go, daemon=True).start()

@@ -123,6 +123,25 @@ def chain(
     return state
 
 
+def kill_one(client, which=0):
+    """SIGKILL a worker process, whatever it is doing."""
+    pids = {}
+    while not pids:  # one that is dying is listed for a while, but does not answer
+        client.wait_for_workers(1, timeout=60)
+        pids = client.run(os.getpid, on_error="ignore")
+    os.kill(pids[sorted(pids)[which % len(pids)]], signal.SIGKILL)
+
+
+class Holding:
+    """An executor whose states stay in the workers."""
+
+    def __init__(self, executor):
+        self.executor = executor
+
+    def run(self, plan, program, state, data, on_done):
+        return self.executor.run(plan, program, self.executor.hold(state), data, on_done)
+
+
 def oracle(**options):
     """The same chain on the serial executor."""
     return chain(SerialExecutor(), **options)

@@ -1,7 +1,5 @@
 """Clusters that can be hurt, executors on them, and runs that are compared."""
 
-import os
-import signal
 import subprocess
 import sys
 from contextlib import closing, contextmanager
@@ -14,6 +12,8 @@ from distributed import Client, LocalCluster
 import daskfactor as dfac
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.ring import RingExecutor
+from tests.cluster.hosts import environment
+from tests.cluster.programs import kill_one
 
 EXECUTORS = {"ring": RingExecutor, "tasks": ClusterTasksExecutor}
 named = pytest.mark.parametrize("name", EXECUTORS)
@@ -53,8 +53,7 @@ def bare_worker(client):
     command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address]
     options = ["--no-nanny", "--nthreads", "1", "--no-dashboard", "--memory-limit", "0"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([*command, *options], env=env, **quiet)
+    process = subprocess.Popen([*command, *options], env=environment(), **quiet)
     try:
         yield process
     finally:
@@ -66,13 +65,12 @@ class KillOnce:
     """A callback that kills a worker at the first event of the draws, or the first ``when``."""
 
     def __init__(self, client, when=lambda event: event.phase == "draw"):
-        self.client, self.when, self.killed = client, when, []
+        self.client, self.when, self.killed = client, when, False
 
     def __call__(self, event):
         if self.when(event) and not self.killed:
-            pids = self.client.run(os.getpid)
-            self.killed.append(pids[min(pids)])
-            os.kill(self.killed[0], signal.SIGKILL)
+            self.killed = True
+            kill_one(self.client)
 
 
 def executing(client, name="ring", patience=IMPATIENT, **options):

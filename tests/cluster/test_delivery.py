@@ -79,9 +79,8 @@ def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatc
             sampled(sampler=sampler, executor="ring", client=here, store=store)
             parts = list((Path(store) / "checkpoint/state").glob("*-*.npz"))
             assert bool(parts) == shared
-            runs[shared] = dfac.resume(
-                store, 2, V=dying.data(), executor="ring", client=here, progressbar=False
-            )
+            place = {"executor": "ring", "client": here, "progressbar": False}
+            runs[shared] = dfac.resume(store, 2, V=dying.data(), **place)
     assert same(runs[True], runs[False])
     assert same(sampled(sampler=sampler, draws=6), runs[True])
 

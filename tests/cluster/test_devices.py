@@ -10,9 +10,10 @@ import daskfactor as dfac
 from daskfactor.errors import OptionError
 from daskfactor.kernels.cuda import device
 from tests.cluster.support import cluster, same
-from tests.cluster.test_sample import SETTINGS, counts
+from tests.cluster.test_sample import SETTINGS
 from tests.kernels.cuda import fake
 from tests.refusals import refused
+from tests.test_kill import counts
 
 pytestmark = [
     pytest.mark.cluster,
@@ -35,11 +36,10 @@ def launched():
     return len(device.current()._compiled)
 
 
-@pytest.fixture(scope="module")
-def client():
-    with cluster(2, processes=True) as client:
-        client.run(install)
-        yield client
+@pytest.fixture
+def client(client):
+    client.run(install)
+    return client
 
 
 RUNS = {

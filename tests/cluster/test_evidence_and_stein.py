@@ -8,7 +8,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
-from tests.cluster.support import KillOnce, cluster
+from tests.cluster.support import KillOnce
 
 pytestmark = pytest.mark.cluster
 
@@ -31,29 +31,25 @@ IN_TASKS = {"blocks": 2}, {"executor": "tasks"}
     ],
     ids=["temperatures", "islands and starts"],
 )
-def test_evidence(V, model, methods, options, there):
+def test_evidence(V, model, methods, options, there, here):
     options = {"random_seed": 1, "progressbar": False} | options
-    here = [dfac.log_evidence(V, model, method, **options) for method in methods]
-    with cluster(2, processes=False) as client:
-        there = options | there | {"client": client}
-        found = [dfac.log_evidence(V, model, method, **there) for method in methods]
-    for one, other in zip(here, found, strict=True):
+    there = options | there | {"client": here}
+    for method in methods:
+        one, other = (dfac.log_evidence(V, model, method, **own) for own in (options, there))
         assert one.value == other.value
         assert one.trace.identical(other.trace)
 
 
-def test_discrepancies():
+def test_discrepancies(here):
     rng = np.random.default_rng(0)
     V = rng.gamma(2.0, size=(30, 24))
     W, H = rng.gamma(1.0, size=(5, 30, 2)), rng.gamma(1.0, size=(5, 2, 24))
     model = dfac.SILFNMF(2, threshold=100.0)
     options = {"blocks": 3, "progressbar": False}
-    here = dfac.stein_discrepancy((W, H), V, model, **options)
-    with cluster(2, processes=False) as client:
-        there = dfac.stein_discrepancy((W, H), V, model, client=client, executor="tasks", **options)
-        chosen = dfac.stein_discrepancy((W, H), V, model, client=client, **options)
-    for one in (there, chosen):
-        assert one.identical(here)
+    wanted = dfac.stein_discrepancy((W, H), V, model, **options)
+    for chosen in ({"executor": "tasks"}, {}):
+        found = dfac.stein_discrepancy((W, H), V, model, client=here, **chosen, **options)
+        assert found.identical(wanted)
 
 
 @pytest.mark.slow

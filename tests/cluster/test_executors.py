@@ -24,7 +24,7 @@ from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.segment import PLUGIN, Parcel
 from daskfactor.executors.state import FactorBand, Portion, make_state
-from tests.cluster.programs import GATES, BrokenData, Gated, Reading, Slow, chain, oracle
+from tests.cluster.programs import GATES, BrokenData, Gated, Holding, Reading, Slow, chain, oracle
 from tests.cluster.support import EXECUTORS, cluster, executing, named
 from tests.executors.mixer import Mixer, bits
 from tests.refusals import refused
@@ -39,9 +39,11 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("shape", tiered(SHAPES, lambda own: own["blocks"] == 4), ids=str)
-def test_the_oracles_bits(executor, shape):
-    assert bits(chain(executor, cycles=2, **shape)) == bits(oracle(cycles=2, **shape))
+def test_the_oracles_bits(executor, shape, held):
+    state = chain(Holding(executor) if held else executor, cycles=2, **shape)
+    assert bits(state.local()) == bits(oracle(cycles=2, **shape))
     assert executor.report.lost_segments == 0
 
 
@@ -55,11 +57,21 @@ def test_bands_of_every_factor_are_handed_on_alone(here, monkeypatch):
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
 @named
 def test_the_oracles_bits_from_other_processes(name, factors, blocks, client):
+    """Also where bands stay in the workers."""
     options = {"factors": factors, "blocks": blocks, "cycles": 2}
+    expected = oracle(**options)
     with executing(client, name) as executor:
-        assert bits(chain(executor, **options)) == bits(oracle(**options))
+        assert bits(chain(executor, **options)) == bits(expected)
         assert executor.report.workers == 2
         assert 0 < executor.report.utilisation <= 1
+        after = chain(Holding(executor), **options)
+        assert bits(after.local()) == bits(expected)
+        assert after._named("0").keys() == expected._named("0").keys()
+        for side in ("rows", "columns", *range(2, factors)):
+            assert after.gather(side).tobytes() == expected.gather(side).tobytes()
+            found, wanted = (each.gather_draws(side, slice(2, 5)) for each in (after, expected))
+            assert found.tobytes() == wanted.tobytes()
+        assert after.recorded == expected.recorded == 6
 
 
 def test_a_ring_gives_fewer_bands_to_a_straggler(client):
@@ -74,7 +86,7 @@ def test_a_ring_gives_fewer_bands_to_a_straggler(client):
         assert executor.report.balance > 0.85
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_bands_of_every_size_between_processes(threads, client):
     """Small ones go inside a message, large ones beside it."""
     made = nullcontext(client) if threads == 1 else cluster(2, True, threads)
@@ -84,12 +96,13 @@ def test_bands_of_every_size_between_processes(threads, client):
             assert bits(chain(executor, **options)) == bits(oracle(**options))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full), 4])
 def test_any_number_of_workers(workers):
+    options = {"cycles": 2, "segments": 2}
     with cluster(workers, processes=False) as client:
         for name in EXECUTORS:
             with executing(client, name) as executor:
-                assert bits(chain(executor)) == bits(oracle())
+                assert bits(chain(executor, **options)) == bits(oracle(**options))
 
 
 def test_only_the_workers_that_were_named(here):
@@ -230,10 +243,10 @@ def test_a_ring_says_so_when_workers_are_busy(here):
 
     address = sorted(here.nthreads())[0]
     others = [here.submit(occupy, f"{address}{n}", workers=[address], pure=False) for n in range(2)]
-    with executing(here, patience=Patience(start=4.0)) as executor:
+    with executing(here, patience=Patience(start=2.0)) as executor:
         try:
             assert busy.wait(20)
-            words = r"1 of 3 workers did not start.*within 4 s"
+            words = r"1 of 3 workers did not start.*within 2 s"
             refused(EngineError, words, chain, executor, blocks=6)
         finally:
             release.set()

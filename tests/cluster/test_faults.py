@@ -15,8 +15,10 @@ import pytest
 from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience, is_adaptive
-from tests.cluster.faults import EXECUTORS, FAULTS, Bench, frequent_checkpoints, large, small
-from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, oracle, wait_at_gate
+from daskfactor.results import files
+from daskfactor.results.repository import RepositoryPlace
+from tests.cluster.faults import EXECUTORS, FAULTS, large, small, strike_run
+from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, kill_one, oracle, wait_at_gate
 from tests.cluster.support import IMPATIENT, SHORT, bare_worker, beside, cluster, executing, named
 from tests.executors.mixer import bits
 from tests.object_store import BUCKET
@@ -37,28 +39,19 @@ MATRIX = tiered(
 )
 
 
-def kill_one(client, which=0):
-    """SIGKILL a worker process, whatever it is doing."""
-    pids = {}
-    while not pids:  # one that is dying is listed for a while, but does not answer
-        client.wait_for_workers(1, timeout=60)
-        pids = client.run(os.getpid, on_error="ignore")
-    os.kill(pids[sorted(pids)[which % len(pids)]], signal.SIGKILL)
-
-
 @pytest.mark.quick("ring")
 @named
-def test_a_killed_worker_costs_one_segment_and_of_tasks_none_or_one(name, tmp_path):
+def test_a_killed_worker_costs_one_segment_and_of_tasks_none_or_one(name, client, tmp_path):
     """Dask may compute again what it held."""
     program = Killer(str(tmp_path), frozenset({(5, 2, 1)}))
-    with cluster(2, processes=True) as client, executing(client, name) as executor:
+    with executing(client, name) as executor:
         assert bits(chain(executor, program)) == bits(oracle())
         assert executor.report.lost_segments in ([1] if name == "ring" else [0, 1])
 
 
 @pytest.mark.quick("tasks")
 @named
-def test_remaining_workers_go_on_without_the_killed_one(name, tmp_path):
+def test_remaining_workers_go_on_without_the_killed_one_and_one_that_joins_is_used(name, tmp_path):
     program = Killer(str(tmp_path), frozenset({(5, 2, 1)}))
     with cluster(0, processes=True) as client, bare_worker(client), bare_worker(client):
         client.wait_for_workers(2, timeout=60)
@@ -66,22 +59,11 @@ def test_remaining_workers_go_on_without_the_killed_one(name, tmp_path):
             assert bits(chain(executor, program)) == bits(oracle())
             assert executor.report.lost_segments <= 1
             assert executor.report.workers == 1
-
-
-@pytest.mark.quick("tasks")
-@named
-def test_a_worker_that_joins_is_used_and_changes_nothing(name):
-    with cluster(0, processes=True) as client, bare_worker(client) as first:
-        client.wait_for_workers(1, timeout=60)
-
-        def join():
-            client.wait_for_workers(2, timeout=60)
-
+        join = partial(client.wait_for_workers, 2, timeout=60)
         with executing(client, name) as executor, bare_worker(client):
             assert bits(chain(executor, before=[lambda: None, join])) == bits(oracle())
             assert executor.report.workers == 2
             assert executor.report.lost_segments == 0
-            assert first.poll() is None
 
 
 @pytest.mark.full
@@ -122,19 +104,17 @@ def test_a_cluster_that_grows_and_shrinks_by_itself(name):
             assert bits(state) == bits(oracle(**options))
 
 
-def test_a_cluster_that_is_reached_by_its_address_is_known_to_be_adaptive():
+@pytest.mark.parametrize("how", ["adapts", "retires"])
+def test_a_cluster_that_is_reached_by_its_address_is_known_to_be_adaptive(how):
+    """Retired workers are all that a scheduler knows of a cluster of another process."""
     with cluster(2, processes=False) as client, beside(client) as other:
         assert not is_adaptive(client)
         assert not is_adaptive(other)
-        client.cluster.adapt(minimum=2, maximum=2)
-        assert is_adaptive(client)
-        assert is_adaptive(other)
-
-
-def test_a_cluster_whose_workers_were_retired_is_taken_for_adaptive():
-    """All that a scheduler knows of a cluster that is an object of another process."""
-    with cluster(2, processes=False) as client, beside(client) as other:
-        client.retire_workers([next(iter(client.nthreads()))])
+        if how == "adapts":
+            client.cluster.adapt(minimum=2, maximum=2)
+            assert is_adaptive(client)
+        else:
+            client.retire_workers([next(iter(client.nthreads()))])
         assert is_adaptive(other)
 
 
@@ -176,7 +156,7 @@ def test_kills_from_outside_at_moments_of_their_own(tmp_path):
         assert executor.report.lost_segments <= len(kills)
 
 
-def test_a_map_is_run_again_when_its_worker_dies(tmp_path):
+def test_a_map_is_run_again_when_its_worker_dies(client, tmp_path):
     def fatal(item, work):
         spot = tmp_path / str(item)
         if item == 3 and not spot.exists():
@@ -184,7 +164,7 @@ def test_a_map_is_run_again_when_its_worker_dies(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         return item * item
 
-    with cluster(2, processes=True) as client, executing(client) as executor:
+    with executing(client) as executor:
         assert executor.map(fatal, range(6)) == [n * n for n in range(6)]
 
 
@@ -209,6 +189,7 @@ def test_a_client_that_lost_its_scheduler_says_so(name):
         refused(EngineError, words, chain, executor, on_done=lambda done: own.close())
 
 
+@pytest.mark.quick("block-ring", "block-tasks", "share of a pass-ring")
 @named
 @pytest.mark.parametrize("what", ["block", "share of a pass"])
 def test_work_that_never_ends_is_given_up(name, what):
@@ -224,6 +205,7 @@ def test_work_that_never_ends_is_given_up(name, what):
             GATES["never"].set()
 
 
+@pytest.mark.quick("block-ring", "block-tasks", "pass-tasks")
 @named
 @pytest.mark.parametrize("what", ["block", "pass"])
 def test_workers_that_are_paused_for_want_of_memory_are_named(name, what):
@@ -247,6 +229,13 @@ def add(item, workspace):
     return item + 1
 
 
+@pytest.fixture
+def every_segment_is_saved(monkeypatch):
+    monkeypatch.setattr(RepositoryPlace, "every", 1e-9)
+    monkeypatch.setattr(files, "DEAREST", 1e9)
+
+
+@pytest.mark.usefixtures("every_segment_is_saved")
 @pytest.mark.parametrize(("fault", "executor", "store"), MATRIX)
 def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
     fault, executor, store, tmp_path, request
@@ -255,9 +244,11 @@ def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
         pytest.importorskip("icechunk", reason="runs at URLs need the extra cloud")
         request.getfixturevalue("s3")
     place = str(tmp_path) if store == "local" else f"s3://{BUCKET}/{fault}-{executor}"
-    with dask.config.set(SHORT), frequent_checkpoints():
-        bench = Bench(small(48), place, dataclasses.replace(IMPATIENT, workers=10.0), 8.0)
-        found = bench.run(fault, executor, times=KILLS if fault == "kills" else 1)
+    # One that is stopped for less than Dask's five seconds is waited for.
+    seconds, times = 3.0 if fault == "stopped" else 8.0, KILLS if fault == "kills" else 1
+    patience = dataclasses.replace(IMPATIENT, workers=10.0)
+    with dask.config.set(SHORT):
+        found = strike_run(fault, executor, small(), place, patience, seconds, times)
     assert found.struck
     assert found.same, found
     assert bool(found.sentence) == (fault in ("gone", "scheduler"))
@@ -266,11 +257,10 @@ def test_the_same_bits_or_a_sentence_and_a_resume_with_them(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("every_segment_is_saved")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("fault", [name for name, told in FAULTS.items() if told.limited])
 @named
 def test_factors_that_outgrow_the_memory_of_workers(name, fault, tmp_path):
-    with frequent_checkpoints():
-        bench = Bench(large(), str(tmp_path), Patience(), 8.0)
-        found = bench.run(fault, name, memory="500MB")
+    found = strike_run(fault, name, large(), str(tmp_path), Patience(), memory="500MB")
     assert found.same, found

@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 
 import daskfactor as dfac
-from daskfactor.data.grid import Block, NestedReshuffled, Reshuffled
+from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import StateLost
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.executors.store import HOLD, PLUGIN, BandStore, Key, Mode, Want
 from tests.cluster import dying
-from tests.cluster.programs import Killer, chain, oracle
+from tests.cluster.programs import Killer, chain, kill_one, oracle
 from tests.cluster.support import EXECUTORS, IMPATIENT, beside, cluster, executing, named, same
-from tests.cluster.test_faults import kill_one
 from tests.executors.mixer import HoardingMixer, Mixer, bits, hoard
 from tests.refusals import refused
 from tests.tiers import tiered
@@ -37,16 +36,6 @@ def content(state):
         (band.values.tobytes(), sorted((n, a.tobytes()) for n, a in band.arrays.items()))
         for band in state.copy().local().bands()
     ]
-
-
-class Holding:
-    """An executor whose states stay in the workers."""
-
-    def __init__(self, executor):
-        self.executor = executor
-
-    def run(self, plan, program, state, data, on_done):
-        return self.executor.run(plan, program, self.executor.hold(state), data, on_done)
 
 
 def held_bytes(client):
@@ -64,9 +53,6 @@ def settled(client, expected):
     while (found := held_bytes(client)) != expected:
         assert time.monotonic() < until, f"{found} bytes in the workers, not {expected}"
         time.sleep(0.05)
-
-
-# -- the store of a worker ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -106,31 +92,6 @@ def test_a_store_drops_bands_with_their_clients_key(store):
 def test_a_change_is_made_once(store):
     store.once("call")
     refused(StateLost, "a second time", store.once, "call")
-
-
-# -- segments ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("schedule", [Reshuffled(), NestedReshuffled(2)], ids=str)
-@pytest.mark.parametrize("blocks", [2, 6])
-def test_the_oracles_bits(executor, schedule, blocks):
-    options = {"schedule": schedule, "blocks": blocks, "cycles": 2}
-    assert bits(chain(Holding(executor), **options).local()) == bits(oracle(**options))
-
-
-@pytest.mark.parametrize(("factors", "blocks"), [(2, 5), (3, 3)])
-@named
-def test_the_oracles_bits_from_other_processes(name, factors, blocks, client):
-    options = {"factors": factors, "blocks": blocks, "cycles": 2}
-    with executing(client, name) as executor:
-        after, expected = chain(Holding(executor), **options), oracle(**options)
-        assert bits(after.local()) == bits(expected)
-        assert after._named("0").keys() == expected._named("0").keys()
-        for side in ("rows", "columns", *range(2, factors)):
-            assert after.gather(side).tobytes() == expected.gather(side).tobytes()
-            own, wanted = (each.gather_draws(side, slice(2, 5)) for each in (after, expected))
-            assert own.tobytes() == wanted.tobytes()
-        assert after.recorded == expected.recorded == 6
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 4), (3, 3)])
@@ -216,9 +177,8 @@ def test_an_error_in_each_comes_back(executor):
 def test_a_copy_is_a_way_back(executor):
     state = executor.hold(oracle(segments=1))
     way_back = state.copy()
-    first = bits(chain(Continued(executor, state)).local())
-    again = bits(chain(Continued(executor, way_back.copy())).local())
-    assert first == again
+    both = [chain(Continued(executor, own), cycles=2) for own in (state, way_back.copy())]
+    assert bits(both[0].local()) == bits(both[1].local())
     assert bits(way_back.local()) == bits(oracle(segments=1))
 
 
@@ -233,9 +193,6 @@ class Continued:
         return self.state
 
 
-# -- memory ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.quick("tasks")
 @named
 def test_what_no_state_has_any_more_is_dropped(name, here):
@@ -244,7 +201,7 @@ def test_what_no_state_has_any_more_is_dropped(name, here):
     with executing(here, name) as executor:
         state = executor.hold(local)
         first = held_bytes(here)
-        after = chain(Continued(executor, state))
+        after = chain(Continued(executor, state), cycles=2)
         after.forget()
         del state
         settled(here, first)
@@ -261,9 +218,6 @@ def test_bands_go_with_a_client_that_dies(name, client):
         assert held_bytes(client) > 0
     settled(client, 0)
     refused(EngineError, "lost its scheduler", held.gather, "rows")
-
-
-# -- losses ------------------------------------------------------------------------------------
 
 
 class Saving:

@@ -6,23 +6,18 @@ start many processes take minutes together, and are of the full tier.
 
 import os
 import signal
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import dask
 import pytest
-from distributed.security import Security
 
-import daskfactor as dfac
-from daskfactor.errors import EngineError
 from tests.cluster import dying
 from tests.cluster.hosts import Bed, HostedCluster, later, refusal
 from tests.cluster.programs import Slow, chain, oracle
-from tests.cluster.support import SHORT, executing, named, same
+from tests.cluster.support import SHORT, executing, named
 from tests.executors.mixer import bits
 from tests.tiers import tiered
 
@@ -58,10 +53,10 @@ class Rig:
 
 
 @contextmanager
-def rigged(settings=MappingProxyType({}), security=None):
+def rigged(settings=MappingProxyType({})):
     """Two workers."""
     settings = {**SHORT, **settings}
-    with dask.config.set(settings), Bed() as bed, HostedCluster(bed, security) as cluster:
+    with dask.config.set(settings), Bed() as bed, HostedCluster(bed) as cluster:
         cluster.start_workers(2)
         yield Rig(bed, cluster)
 
@@ -95,26 +90,6 @@ def test_a_link_that_blinks_costs_nothing(name, rig):
     host = rig.bed.hosts["worker1"]
     strike = [host.unplug, host.plug]
     assert rig.check(name, SLOW, lambda: later(0.5, *strike), **LONG).lost_segments == 0
-
-
-@pytest.mark.full
-@named
-def test_a_worker_that_is_stopped_is_waited_for(name, rig):
-    send = rig.cluster.workers["worker1"].send_signal
-    strike = [partial(send, signal.SIGSTOP), partial(send, signal.SIGCONT)]
-    assert rig.check(name, SLOW, lambda: later(1.0, *strike), **LONG).lost_segments == 0
-
-
-@pytest.mark.full
-@named
-def test_workers_die_and_others_join(name):
-    """One is killed within a segment; another host joins within it."""
-    with rigged() as rig:
-        cluster = rig.cluster
-        strike = [cluster.workers["worker0"].kill, lambda: cluster.start_worker("worker2")]
-        assert rig.check(name, SLOW, lambda: later(0.3, *strike), **LONG).lost_segments <= 1
-        cluster.client.wait_for_workers(2, timeout=60)
-        assert rig.check(name).workers == 2
 
 
 @pytest.mark.full
@@ -188,43 +163,3 @@ def test_a_scheduler_that_is_started_again_goes_on(name):
                 rig.cluster.start_worker(f"worker{number}")
 
         assert rig.check(name, SLOW, lambda: later(0.5, again), **LONG).lost_segments >= 1
-
-
-@pytest.mark.full  # test_executors.py has an encrypted cluster
-@named
-def test_encrypted_connections_between_hosts(name):
-    pytest.importorskip("cryptography")
-    with rigged(security=Security.temporary()) as rig:
-        addresses = rig.cluster.client.nthreads()
-        assert all(address.startswith("tls://") for address in addresses)
-        assert rig.check(name, cycles=2, width=3000).workers == 2
-
-
-@pytest.fixture
-def shared():
-    """A store of data that all hosts can read; a folder outside of ``/tmp`` is everybody's."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        store = str(Path(folder, "v.zarr"))
-        dfac.convert(dying.data(), store, unstored="zero", blocks=3, progressbar=False)
-        yield store
-
-
-@pytest.mark.full
-@named
-def test_a_run_whose_scheduler_dies_is_resumed_on_another_cluster(name, shared, tmp_path):
-    store = str(tmp_path / "run.zarr")
-    wanted = dying.sampled(shared, **dying.AS_STORED)
-    with rigged() as rig:
-
-        def strike(event):
-            if event.phase == "draw":
-                rig.cluster.scheduler.kill()
-
-        options = {"store": store, "client": rig.cluster.client, "callback": strike}
-        with pytest.raises(EngineError, match="the client has lost its scheduler"):
-            dying.sampled(shared, executor=name, **options, **dying.AS_STORED)
-        rig.bed.hosts["scheduler"].power_off()
-        with HostedCluster(rig.bed) as another:
-            another.start_workers(2)
-            found = dfac.resume(store, client=another.client, executor=name, progressbar=False)
-    assert same(found, wanted)

@@ -1,21 +1,23 @@
 """Whole runs on a cluster, with weights of cells too: the draws of one process, whoever dies."""
 
 import contextlib
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
+from distributed import get_client, worker_client
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
 from tests.cluster import dying
+from tests.cluster.hosts import environment
 from tests.cluster.support import KillOnce, alike, cluster, same
 from tests.random_sparse import random_array
+from tests.refusals import refused
+from tests.test_kill import counts
 from tests.tiers import tiered
 
 pytestmark = [
@@ -23,18 +25,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:around the means that:daskfactor.errors.DataWarning"),
 ]
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = {"random_seed": 3, "progressbar": False, "blocks": 4}
 KINDS = dfac.Gibbs, dfac.LangevinDynamics, dfac.SGLD, dfac.SGHMC
 SAMPLERS = [dfac.PSGLD(transition="euler", warm_start=3), *(kind(warm_start=3) for kind in KINDS)]
 SAMPLERS += [kind(steps=2, warm_start=3) for kind in (dfac.HMC, dfac.BlockHMC)]
-
-
-def counts():
-    rng = np.random.default_rng(5)
-    V = rng.poisson(rng.gamma(1, 1, (60, 4)) @ rng.gamma(1, 2, (4, 50))).astype(np.float32)
-    V[rng.random(V.shape) < 0.1] = np.nan
-    return V
 
 
 @pytest.mark.quick("{'rate_w': 'row', 'rate_h': 'component'}-ring", "{}-tasks")
@@ -104,15 +98,14 @@ def test_a_cluster_gives_the_draws_of_one_machine(executor, threads, wanted):
         assert same(dying.sampled(client=client, executor=executor), wanted)
 
 
-def test_real_valued_models_and_stores_run_on_a_cluster(tmp_path):
+def test_real_valued_models_and_stores_run_on_a_cluster(here, tmp_path):
     """From a store that workers open themselves, with hyperparameters drawn in the client."""
     store = str(tmp_path / "v.zarr")
     dfac.convert(dying.data(), store, unstored="missing", blocks=2, progressbar=False)
     settings = {"draws": 12, "tune": 6, "random_seed": 1, "progressbar": False}
     data = dfac.as_blocks(store, allow_empty=True)
     model = dfac.GaussianMF(3, covariates_h=np.arange(data.shape[1])[:, None])
-    with cluster(2, processes=False) as client:
-        assert alike(client, "ring", data, model, **settings)
+    assert alike(here, "ring", data, model, **settings)
 
 
 @pytest.mark.full
@@ -124,14 +117,9 @@ def test_a_killed_client_is_resumed_on_another_number_of_workers(
     executor, workers, wanted, tmp_path
 ):
     store = str(tmp_path / "run.zarr")
-    done = subprocess.run(
-        [sys.executable, dying.__file__, store, executor, "13"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = [sys.executable, dying.__file__, store, executor, "13"]
+    how = {"env": environment(), "capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run(command, check=False, **how)
     assert done.returncode == -9, done.stderr
     kept = int(dfac.open_run(store)["posterior"].sizes["draw"])
     assert 0 < kept < dying.SETTINGS["draws"]
@@ -140,19 +128,16 @@ def test_a_killed_client_is_resumed_on_another_number_of_workers(
         assert same(dfac.resume(store, V=dying.data(), client=client, **options), wanted)
 
 
-def test_an_executor_of_this_process_with_a_client_is_refused():
-    told = pytest.raises(OptionError, match="makes no use of client")
-    with cluster(1, processes=False) as client, told:
-        dying.sampled(client=client, executor="lanes")
+def test_an_executor_of_this_process_with_a_client_is_refused(here):
+    refused(OptionError, "makes no use of client", dying.sampled, client=here, executor="lanes")
 
 
 @pytest.mark.parametrize("executor", ["ring", "tasks"])
-def test_stochastic_descent_on_a_cluster_finds_what_one_machine_finds(executor):
+def test_stochastic_descent_on_a_cluster_finds_what_one_machine_finds(executor, here):
     settings = {"blocks": 4, "unstored": "missing", "random_seed": 0, "progressbar": False}
     asked = (dying.data(), dfac.TweedieNMF(2), dfac.DSGD(max_iter=3))
     wanted = dfac.optimize(*asked, **settings)
-    with cluster(2, processes=False) as client:
-        found = dfac.optimize(*asked, client=client, executor=executor, **settings)
+    found = dfac.optimize(*asked, client=here, executor=executor, **settings)
     for name in ("W", "H"):
         np.testing.assert_array_equal(found[name].values, wanted[name].values)
 
@@ -164,6 +149,55 @@ def test_what_takes_long_to_import_is_not_imported_before_it_is_used():
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
+
+# -- names on the dashboard, and runs within a task -----------------------------------------------
+
+SMALL = np.random.default_rng(0).poisson(3.0, (30, 20)).astype(np.float32)
+IN_TASKS = ("update-block", "send-program", "start-rows", "start-columns", "start-cells")
+OWN = {"ring": {"ring-segment"}, "tasks": {*IN_TASKS, "hand-on-cells", "leave-bands"}}
+"""What an executor computes that others do not."""
+
+
+def small_run(V=SMALL, **options):
+    arguments = V, dfac.TweedieNMF(2, dispersion=1.0), dfac.PSGLD(warm_start=2), 4, 4
+    return dfac.sample(*arguments, **SETTINGS | {"blocks": 3} | options)
+
+
+@pytest.mark.parametrize("executor", OWN)
+def test_the_dashboard_says_what_is_computed(executor):
+    V = SMALL.copy()
+    V[2, 3] = np.nan
+    with cluster(1, processes=False) as client:
+        small_run(V, client=client, executor=executor, monitor="missing")
+        names = client.run_on_scheduler(lambda dask_scheduler: {*dask_scheduler.task_prefixes})
+    held = {"daskfactor-hold", "each-band"}
+    assert names == OWN[executor] | held | {"log-normalizer", "send-log-normalizer"}
+
+
+def sample_inside(how, executor):
+    """On a worker: a run on the cluster that this task belongs to."""
+    own = worker_client() if how == "worker_client" else contextlib.nullcontext(get_client())
+    with own as client:
+        return small_run(client=client, executor=executor)["posterior"]["W"].values.tobytes()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("executor", "processes"), [("ring", True), ("tasks", True), ("ring", False), ("auto", False)]
+)
+def test_a_task_may_sample_on_its_own_cluster(executor, processes):
+    """Its only thread is needed by the tasks that it waits for."""
+    expected = small_run()["posterior"]["W"].values.tobytes()
+    with cluster(1, processes=processes) as client:
+        for how in ("get_client", "worker_client"):
+            future = client.submit(sample_inside, how, executor, pure=False)
+            assert future.result(timeout=50) == expected
+        # The worker takes new tasks, as many at a time as before.
+        assert client.submit(lambda: True, pure=False).result(timeout=10)
+
+
+# -- weights of cells -----------------------------------------------------------------------------
 
 RNG = np.random.default_rng(8)
 V = RNG.gamma(1, 1, (60, 4)) @ RNG.gamma(1, 2, (4, 52))  # chunks below are blocks of four

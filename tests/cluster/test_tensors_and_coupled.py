@@ -21,7 +21,7 @@ RELATIONS = {
     "counts": dfac.Relation("row", "gene", law="poisson"),
     "values": dfac.Relation("row", "protein", law="normal"),
     "over": dfac.Relation("row", "peak", law="negative binomial"),
-    "features": dfac.Relation("gene", "feature", law="gamma"),
+    "features": dfac.Relation("gene", "feature", law="normal"),
 }
 WATCHED = {"values": ([0, 7], [3, 1]), "counts": ([2], [19])}
 ROWS = np.array([f"r{number}" for number in range(40)])

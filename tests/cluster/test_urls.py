@@ -13,25 +13,18 @@ from daskfactor.errors import StoreError
 from tests.cluster.support import cluster
 from tests.object_store import BUCKET, SECRETS
 from tests.refusals import refused
+from tests.results.writer import take
 
 pytestmark = pytest.mark.cluster
 
 FIT = {"draws": 2, "tune": 2, "progressbar": False, "random_seed": 1}
 
 
-@pytest.fixture(scope="module")
-def client(_object_store):
-    pytest.importorskip("s3fs")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in _object_store.environment.items():
-            patch.setenv(name, value)
-        with cluster(2, processes=True) as client:
-            yield client
-
-
 @pytest.mark.quick("zarr")
 @pytest.mark.parametrize("kind", ["blocks", "zarr", "icechunk"])
 def test_the_draws_of_one_process(kind, client, s3):
+    pytest.importorskip("s3fs")
+    client.run(take, s3.environment)
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}/v"
     rng = np.random.default_rng(2)
     values = 1 + rng.poisson(2.0, (40, 32)).astype(np.float32)
@@ -65,7 +58,8 @@ def without_credentials():
 
 @pytest.mark.full
 @pytest.mark.parametrize(("what", "executor"), [("data", "tasks"), ("run", "ring")])
-def test_a_worker_without_credentials_is_named(what, executor, client):
+def test_a_worker_without_credentials_is_named(what, executor, s3):
+    pytest.importorskip("s3fs")
     pytest.importorskip("icechunk")
     place = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     values = sparse.csr_array(np.ones((40, 32), np.float32))

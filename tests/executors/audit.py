@@ -9,6 +9,7 @@ start goes next. Bands, tasks' results and programs are pickled wherever they ma
 import itertools
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -285,16 +286,6 @@ class Here:
         return band.arrays[key.name] if key.name else bare(band, ())
 
 
-class Wire:
-    """An exchange that leaves what is sent to the network."""
-
-    def __init__(self, network):
-        self.network = network
-
-    def send(self, address, parcel):
-        self.network.mail.append((int(address), parcel))
-
-
 class Member(SegmentRun):
     """A worker of a ring to which all bands come as bytes, its own ones too."""
 
@@ -313,7 +304,8 @@ class Network:
         shares = {str(rank): count for rank, count in enumerate(counts)}
         here, lanes = Here(state), [1] * len(counts)
         orders = make_orders(work, here, shares, lanes, ("token", 0), work.tell, 0.01)
-        self.workers = [kind(order, Wire(self)) for order in orders]
+        wire = SimpleNamespace(send=lambda to, parcel: self.mail.append((int(to), parcel)))
+        self.workers = [kind(order, wire) for order in orders]
         for worker in self.workers:
             worker.begin(here.found(worker.order.wants))
 

@@ -168,14 +168,11 @@ def test_an_address_where_nobody_answers_or_without_certificates(mute, monkeypat
     refused(OptionError, r"distributed\.comm\.tls", connect, "tls://127.0.0.1:1")
 
 
-def versions_of(**versions):
-    usual = {"daskfactor": "0.2.0", "python": "3.11.7.final.0", "numpy": "2.0.0", "numba": "0.60.0"}
-    return {"packages": usual | {"dask": "1", "distributed": "1"} | versions}
-
-
 def versions_told(**versions):
-    workers = {"tcp://a:1": versions_of(), "tcp://b:1": versions_of(**versions)}
-    return {"client": versions_of(), "workers": workers}
+    usual = {"daskfactor": "0.2.0", "python": "3.11.7.final.0", "numpy": "2.0.0", "numba": "0.60.0"}
+    usual |= {"dask": "1", "distributed": "1"}
+    own, other = ({"packages": each} for each in (usual, usual | versions))
+    return {"client": own, "workers": {"tcp://a:1": own, "tcp://b:1": other}}
 
 
 @pytest.mark.parametrize(

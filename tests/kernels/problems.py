@@ -1,7 +1,5 @@
 """Blocks to try kernels on, and all that kernels give for one."""
 
-import threading
-
 import numpy as np
 
 from daskfactor.kernels import blockwise
@@ -59,15 +57,6 @@ def dense_view(block, dtype=np.float64):
     return window(written_out(block, dtype))
 
 
-def in_threads(function, cases):
-    """Call a function with each case, all at once, in threads of their own."""
-    threads = [threading.Thread(target=function, args=case) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def everything(
     view, law, W, H, *, scale=1.7, floor=FLOOR, start=7.0, slopes=False, cells=False, work=None
 ):
@@ -103,6 +92,5 @@ def assert_close(found, wanted, tolerance, least=1.0):
     """Numbers of two dictionaries are the same, beside the largest of each array."""
     for name, own in found.items():
         scale = max(np.abs(wanted[name]).max(), least)  # sums of cancelling terms may be zero
-        np.testing.assert_allclose(
-            own / scale, wanted[name] / scale, rtol=0, atol=tolerance, err_msg=name
-        )
+        close = {"rtol": 0, "atol": tolerance, "err_msg": name}
+        np.testing.assert_allclose(own / scale, wanted[name] / scale, **close)

@@ -46,11 +46,6 @@ def normals(shape, key, iteration, factor, row0, dtype):
     return np.stack(pairs, axis=-1).reshape(n, 4 * quads)[:, :components]
 
 
-def fill_normals(out, key, iteration, factor, row0):
-    """Twin of :func:`daskfactor.kernels.philox.fill_normals`."""
-    out[...] = normals(out.shape, key, iteration, factor, row0, out.dtype)
-
-
 def _noise(theta, key, iteration, factor, row0, coarse):
     if not coarse:
         return normals(theta.shape, key, iteration, factor, row0, theta.dtype)
@@ -59,21 +54,17 @@ def _noise(theta, key, iteration, factor, row0, coarse):
     return (first + second) / np.sqrt(2)
 
 
-def metric_step(theta, grad, metric, step, rate, key, iteration, factor, row0, coarse, shape=1.0):
-    """Twin of :func:`daskfactor.kernels.langevin.metric_step`."""
-    z = _noise(theta, key, iteration, factor, row0, coarse)
-    y = step / metric
-    limit = 2 * np.sqrt(2 * y * (theta + y))
-    drift = np.clip(y * theta * (grad - rate), -limit, limit)
-    theta[...] = np.abs(theta + drift + shape * y + np.sqrt(2 * y * theta) * z)
-
-
-def plain_step(theta, grad, step, rate, key, iteration, factor, row0, coarse, shape=1.0):
-    """Twin of :func:`daskfactor.kernels.langevin.plain_step`."""
-    z = _noise(theta, key, iteration, factor, row0, coarse)
-    deviation = np.sqrt(2 * step)
-    push = (shape - 1) / np.maximum(theta, 1e-30)
-    drift = np.clip(step * (grad - rate + push), -2 * deviation, 2 * deviation)
+def langevin_step(theta, grad, metric, step, prior, address, coarse):
+    """Twin of :func:`daskfactor.kernels.langevin.langevin_step`."""
+    z, (rate, shape) = _noise(theta, *address, coarse), prior
+    if metric is None:
+        deviation = np.sqrt(2 * step)
+        push, limit = (shape - 1) / np.maximum(theta, 1e-30), 2 * deviation
+        drift = np.clip(step * (grad - rate + push), -limit, limit)
+    else:
+        y = step / metric
+        deviation, limit = np.sqrt(2 * y * theta), 2 * np.sqrt(2 * y * (theta + y))
+        drift = np.clip(y * theta * (grad - rate), -limit, limit) + shape * y
     theta[...] = np.abs(theta + drift + deviation * z)
 
 
@@ -89,7 +80,7 @@ def step_moments(theta, grad, metric, step, rate, shape=1.0, matched=(1.0, np.in
 
 
 def moment_step(theta, grad, metric, step, rate, address, shape=1.0, matched=(1.0, np.inf)):
-    """Twin of :func:`daskfactor.kernels.langevin.langevin_step` where variance <= 2 mean².
+    """Twin of `langevin_step` that matches moments, where variance <= 2 mean².
 
     ``address`` is (key, iteration, factor, row0, coarse).
     """
@@ -98,13 +89,6 @@ def moment_step(theta, grad, metric, step, rate, address, shape=1.0, matched=(1.
     r = np.maximum(2 * mean**2 / variance, 1)
     square = r - 1 + np.sqrt(r * (r - 1))
     theta[...] = np.maximum(mean * (np.sqrt(square) + z) ** 2 / (1 + square), 1e-37)
-
-
-def accumulate_moments(theta, count, mean, m2):
-    """Twin of :func:`daskfactor.kernels.langevin.accumulate_moments`."""
-    delta = theta - mean
-    mean += delta / count
-    m2 += delta * (theta - mean)
 
 
 def deviance(v, mu, beta):

@@ -6,6 +6,7 @@ Factors are float32 unless somebody asks for more, so all laws are tried in it.
 
 import itertools
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,18 +19,10 @@ from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.sparse import CHUNK, sparse_kernels
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
-from tests.kernels import reference
-from tests.kernels.problems import (
-    FLOOR,
-    assert_close,
-    dense_view,
-    everything,
-    factor_pair,
-    in_threads,
-    sparse_block,
-    written_out,
-)
+from tests.kernels import problems, reference
+from tests.kernels.problems import FLOOR, assert_close, everything, sparse_block, written_out
 from tests.pairwise import pairwise
+from tests.tiers import tiered
 
 BETAS = (2.0, 1.0, 0.5, 0.0, -1.0, 0.3, 3.0)
 K = 11
@@ -45,16 +38,25 @@ CASES += [(beta, "full", *SINGLE) for beta in BETAS]
 CASES += [(*rule, *SINGLE) for rule in ZEROS] + [(*rule, *DOUBLE) for rule in CHIEF]
 
 
+def is_quick(case):
+    """Every law in one kind of blocks, and chief ones in all."""
+    beta, kind, *real = case
+    return (*real,) == DOUBLE or kind == "zero" or (kind == "missing") == (beta in (0.5, 0.3, -1.0))
+
+
+EACH = pytest.mark.parametrize(("beta", "kind", "dtype", "tolerance"), tiered(CASES, is_quick))
+
+
 def block_of(kind, dtype=np.float32, m=53, n=31, **options):
     """Sparse beside what is missing or zeros, or dense: with zeros and gaps, with gaps, or full."""
     if kind == "full":
         options["density"] = 1.1
     block = sparse_block(dtype, m, n, kind in ("dense", "zero"), **options)
-    return block if kind in ("missing", "zero") else dense_view(block, dtype)
+    return block if kind in ("missing", "zero") else problems.dense_view(block, dtype)
 
 
 def problem(kind, dtype=np.float32, m=20, n=10, components=K, **options):
-    return block_of(kind, dtype, m, n, **options), *factor_pair(dtype, m, n, components)
+    return block_of(kind, dtype, m, n, **options), *problems.factor_pair(dtype, m, n, components)
 
 
 def check(block, W, H, beta, tolerance, **options):
@@ -76,7 +78,7 @@ def tiles_of(patch, rows):
         patch.setattr(views, "tile_rows", lambda m, *_: min(m, rows))
 
 
-@pytest.mark.parametrize(("beta", "kind", "dtype", "tolerance"), CASES)
+@EACH
 def test_kernels_equal_their_twins(beta, kind, dtype, tolerance, monkeypatch):
     tiles_of(monkeypatch, 16)
     block, *factors = problem(kind, dtype, 53, 31)
@@ -95,7 +97,7 @@ def test_odd_shapes_of_dense_blocks(real, shape, tile, kind, monkeypatch):
     tiles_of(monkeypatch, tile)
     check(*problem(kind, dtype, *shape), 1.0, tolerance, slopes=True, cells=True)
     corner = BlockView(written_out(block_of(kind, dtype, *shape[:2]), dtype), 0, 0, m, shape[1])
-    check(corner, *factor_pair(dtype, *shape), 1.0, tolerance)
+    check(corner, *problems.factor_pair(dtype, *shape), 1.0, tolerance)
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0, 0.5])
@@ -137,7 +139,7 @@ def test_any_number_of_components_of_sparse_blocks(components):
     assert_close(gradients(block, W, H), wanted, 1e-5)
 
 
-@pytest.mark.parametrize(("beta", "kind", "dtype", "tolerance"), CASES)
+@EACH
 def test_a_block_without_entries_adds_nothing(beta, kind, dtype, tolerance):
     """Stored and missing, or not stored; zeros' part is taken back everywhere."""
     options = {"held_out": 1.1, "density": 1.1 if kind in ("dense", "zero") else 0.0}
@@ -161,9 +163,8 @@ def test_missing_values_that_slipped_through(beta):
 
 def test_types_of_indices_and_data_do_not_matter():
     block, W, H = problem("missing", m=30)
-    wide = block._replace(
-        indptr=block.indptr.astype(np.int64), indices=block.indices.astype(np.int32)
-    )
+    wide = {"indptr": block.indptr.astype(np.int64), "indices": block.indices.astype(np.int32)}
+    wide = block._replace(**wide)
     whole = np.rint(written_out(sparse_block(np.float32, 30, 10, True, held_out=0.0)))
     dense = [BlockView(whole.astype(dtype), 0, 0, 30, 10) for dtype in (np.int64, np.float32)]
     for pair in ((block, wide), dense):
@@ -254,14 +255,13 @@ def test_read_only_data(kind):
 def test_threads_do_not_share_scratch(kind):
     problems = [problem(kind, m=200, n=40, seed=seed) for seed in range(4)]
     alone = [everything(block, Tweedie(1.0), *factors) for block, *factors in problems]
-    together = [[] for _ in problems]
 
-    def work(block, W, H, results):
-        results.extend(everything(block, Tweedie(1.0), W, H) for _ in range(15))
+    def work(block, W, H):
+        return [everything(block, Tweedie(1.0), W, H) for _ in range(15)]
 
-    in_threads(work, [(*own, out) for own, out in zip(problems, together, strict=True)])
+    with ThreadPoolExecutor(len(problems)) as pool:
+        together = pool.map(work, *zip(*problems, strict=True))
     for wanted, results in zip(alone, together, strict=True):
-        assert len(results) == 15
         for found in results:
             assert_close(found, wanted, 1e-5 if kind == "dense" else 0.0)
 
@@ -294,7 +294,7 @@ def test_buffers_of_a_workspace_serve_both_kinds_in_turn(work):
     (block, W, H), law = problem("zero", m=150, n=90), Tweedie(1.0)
     first = blockwise.gradient(block, law, (W, H), 1.0, FLOOR, work)
     kept = [own.copy() for own in first]
-    blockwise.gradient(dense_view(block, np.float32), law, (W, H), 1.0, FLOOR, work)
+    blockwise.gradient(problems.dense_view(block, np.float32), law, (W, H), 1.0, FLOOR, work)
     again = blockwise.gradient(block, law, (W, H), 1.0, FLOOR, work)
     assert again[0].dtype == W.dtype
     for one, other, wanted in zip(first, again, kept, strict=True):
@@ -323,7 +323,7 @@ def test_memory_grows_with_rows_and_columns_only(beta, kind):
     values = rng.gamma(2.0, size=1000).astype(np.float32)
     indices = rng.integers(0, n, 1000).astype(np.uint16)
     block = SparseBlock(indptr, indices, values, m, n, kind == "zero")
-    W, H = factor_pair(np.float32, m, n, K)
+    W, H = problems.factor_pair(np.float32, m, n, K)
     everything(*problem(kind, m=5, n=5)[:1], Tweedie(beta), W[:5], H[:5])  # compiles
     tracemalloc.start()
     everything(block, Tweedie(beta), W, H)

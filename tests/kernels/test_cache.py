@@ -17,6 +17,7 @@ from daskfactor.kernels import cache, polynomials
 from daskfactor.kernels.cache import KernelCache, cache_folder, description, sweep
 from daskfactor.kernels.jit import jit, overload
 from tests.kernels.test_compiler_modes import ROOT, printed
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -59,8 +60,8 @@ def test_folder_is_none_of_a_user_without_a_home(settings, monkeypatch):
 
 @pytest.mark.parametrize("said", ["off", "kernels", "./here"])
 def test_a_relative_folder_is_refused(settings, said):
-    with pytest.raises(OptionError, match=r"DASKFACTOR_JIT_CACHE is .* 0 .* 1 .* absolute path"):
-        settings(DASKFACTOR_JIT_CACHE=said)
+    words = r"DASKFACTOR_JIT_CACHE is .* 0 .* 1 .* absolute path"
+    refused(OptionError, words, settings, DASKFACTOR_JIT_CACHE=said)
 
 
 def kernel(folder):
@@ -271,8 +272,7 @@ def test_what_has_no_description_is_compiled_and_not_kept(tmp_path):
     def uses(x):
         return x if strange is None else 2 * x
 
-    with pytest.raises(TypeError, match="no description that holds in another process"):
-        description(jit(uses))
+    refused(TypeError, "no description that holds in another process", description, jit(uses))
 
 
 def aged(folder, name, age, size=1):

@@ -13,12 +13,9 @@ SHAPE = (17, 11)
 K = 5
 
 
-def visit(beta, block, order, W, H, share_w, share_h, col_w, col_h, *rest, projected=True):
-    kernel = descent_kernel(Tweedie(beta), projected, W.shape[1])
-    step, floor = rest
-    kernel(
-        (*block, NO_WEIGHTS), order, (W, H), (share_w, share_h), (col_w, col_h), step, (floor, ())
-    )
+def visit(beta, block, order, W, H, share_w, share_h, col_w, col_h, step, floor, projected=True):
+    kernel, given = descent_kernel(Tweedie(beta), projected, W.shape[1]), (*block, NO_WEIGHTS)
+    kernel(given, order, (W, H), (share_w, share_h), (col_w, col_h), step, (floor, ()))
 
 
 def problem(dtype, seed=0):
@@ -54,11 +51,12 @@ def twin(V, order, W, H, share_w, share_h, col_w, col_h, step, floor, beta, proj
     return W, H
 
 
-@pytest.mark.parametrize(
-    ("beta", "dtype", "tolerance"),
-    [(beta, np.float32, 2e-5) for beta in BETAS]
-    + [(beta, np.float64, 1e-12) for beta in (1.0, 0.3)],
-)
+CASES = [(beta, np.float32, 2e-5) for beta in BETAS]
+CASES += [(beta, np.float64, 1e-12) for beta in (1.0, 0.3)]
+
+
+@pytest.mark.quick("2.0-float32-2e-05", "0.3-float32-2e-05", "1.0-float64-1e-12")
+@pytest.mark.parametrize(("beta", "dtype", "tolerance"), CASES)
 def test_both_kernels_equal_their_twin(beta, dtype, tolerance):
     V, *rest = problem(dtype)
     scalars = (0.05, FLOOR)

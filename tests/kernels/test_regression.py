@@ -95,9 +95,7 @@ COLUMNS = np.array(
 
 
 @pairwise(
-    dtype=[np.float32, np.float64],
-    share=list(SHARES),
-    still=[(3,), (0, 3), (), (0, 1, 2, 3, 4)],
+    dtype=[np.float32, np.float64], share=list(SHARES), still=[(3,), (0, 3), (), (0, 1, 2, 3, 4)]
 )
 def test_draws(share, still, dtype):
     V, other, columns = matrix(SHARES[share], dtype), rows_of(N, 5, dtype), COLUMNS.copy()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.views import SparseBlock, TensorBlock, Workspace
+from daskfactor.kernels.views import TensorBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.tiers import tiered
 
@@ -94,22 +94,9 @@ def test_slopes_and_fits_are_their_definitions(beta, zeros, width, share):
     np.testing.assert_allclose(m2, 0, atol=1e-20)
 
 
-@pytest.mark.full
-def test_two_factors_are_those_of_a_matrix():
-    rng, law = np.random.default_rng(3), Tweedie(1.0)
-    W, H = (rng.gamma(2.0, size=(size, 4)) for size in (9, 11))
-    block, _ = block_of((9, 11), True)
-    same = SparseBlock(block.indptr, block.indices[0], block.values, 9, 11, True)
-    work, other = Workspace(np.float64), Workspace(np.float64)
-    found = blockwise.gradient(block, law, (W, H), 0.7, FLOOR, work)
-    known = blockwise.gradient(same, law, W, H, 0.7, FLOOR, other)
-    for one, two in zip(found, known, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-12)
-
-
 def test_a_share_of_a_law_counts_once():
     rng, law = np.random.default_rng(4), Tweedie(1.0)
-    factors = tuple(rng.gamma(2.0, size=(size, 3)) for size in SHAPE[:3])
+    factors = tuple(rng.gamma(2.0, size=(size, K)) for size in SHAPE[:3])
     block, _ = block_of(SHAPE[:3], False)
     work = Workspace(np.float64)
     for part, share in ((law, 1.0), (law.shared(0.25), 0.25)):

@@ -9,7 +9,7 @@ from numba.core.errors import TypingError
 from daskfactor.kernels import polynomials
 from daskfactor.kernels import rows as vectors
 from daskfactor.kernels.jit import jit, jit_exact, stack_array
-from daskfactor.kernels.rows import VECTOR_BYTES, dot_rows
+from tests.refusals import refused
 
 NAMES = "copy_row", "dot_rows", "multiply_rows", "add_products", "scale_row", "add_scaled"
 NAMES += ("prefetch_row",)
@@ -23,7 +23,7 @@ def test_pieces_cover_every_number_once(count, itemsize):
     assert ends[-1] == count
     widths = [width for _, width in found]
     assert widths == sorted(widths, reverse=True)
-    assert widths[0] * itemsize <= VECTOR_BYTES
+    assert widths[0] * itemsize <= vectors.VECTOR_BYTES
     assert all(width & (width - 1) == 0 for width in widths)
 
 
@@ -81,17 +81,15 @@ def test_every_function(K, dtype, tolerance):
 
 def test_rows_must_be_contiguous():
     rows = np.ones((4, 3), np.float32).T[:, ::1]
-    with pytest.raises(TypingError):
-        compiled(4)(np.float32(1), rows, np.ones((3, 4), np.float32))
+    refused(TypingError, None, compiled(4), np.float32(1), rows, np.ones((3, 4), np.float32))
 
 
 def test_the_length_must_be_a_constant():
     @jit
     def function(K, rows):
-        return dot_rows(K, rows, 0, rows, 1)
+        return vectors.dot_rows(K, rows, 0, rows, 1)
 
-    with pytest.raises(TypingError):
-        function(4, np.ones((3, 4), np.float32))
+    refused(TypingError, None, function, 4, np.ones((3, 4), np.float32))
 
 
 @jit_exact
@@ -152,8 +150,7 @@ def test_python_forms_equal_the_compiled_ones():
         evaluate_all(np.array([x]), log, power)
         f, exponent = polynomials.split(x)
         assert (1 + f) * 2.0**exponent == x
-        np.testing.assert_allclose(
-            f + polynomials.log_tail(f) + exponent * np.log(2), log[0], rtol=1e-6
-        )
+        found = f + polynomials.log_tail(f) + exponent * np.log(2)
+        np.testing.assert_allclose(found, log[0], rtol=1e-6)
         sine, cosine = polynomials.sincos(x / 10)
         np.testing.assert_allclose([sine, cosine], [np.sin(x / 10), np.cos(x / 10)], rtol=1e-6)

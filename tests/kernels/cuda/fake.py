@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -193,17 +193,12 @@ class RawModule:
 # -- streams and products ------------------------------------------------------------------
 
 
-class Stream:
+class Stream(nullcontext):
     """Copies that were asked for, and are made when something waits for them."""
 
     def __init__(self, non_blocking=False):
+        super().__init__()
         self.asked = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        pass
 
     def wait_event(self, event):
         event.synchronize()

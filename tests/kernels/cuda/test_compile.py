@@ -45,10 +45,9 @@ def kernels_of(made, architecture):
     macros = [tuple(own[2:].split("=", 1)) for own in made.options if own.startswith("-D")]
     exact = "-fmad=false" in made.options
     assert len(macros) + exact == len(made.options)
-    options = core.ProgramOptions(
-        arch=architecture, std="c++17", fma=not exact, define_macro=macros
-    )
-    code = bytes(core.Program(made.text, "c++", options).compile("cubin").code)
+    rules = {"arch": architecture, "std": "c++17", "fma": not exact, "define_macro": macros}
+    program = core.Program(made.text, "c++", core.ProgramOptions(**rules))
+    code = bytes(program.compile("cubin").code)
     return {own.decode() for own in re.findall(rb"(?<=\0)\.text\.(\w+)(?=\0)", code)}
 
 
@@ -82,6 +81,7 @@ def test_kernels_that_draw_entries_are_compiled(dtype, values, zeros):
     assert found == {"draw_entries", "order_draws", "place_draws", "draw_starts"}
 
 
+@pytest.mark.quick("bool")
 @pytest.mark.parametrize("values", ["bool", "int8", "uint64"])
 def test_data_of_other_types_have_kernels(values):
     made = source.blocks(LAWS["beta=2.0"], "float32", values, False, False, 0)

@@ -14,6 +14,7 @@ from daskfactor.kernels.cuda.translate import TYPES, Translation, Untranslatable
 from daskfactor.kernels.entries import entry_rules
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
+from tests.refusals import refused
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
@@ -323,8 +324,7 @@ def test_what_is_not_understood_is_an_error_when_a_kernel_is_made(body, tmp_path
     file = tmp_path / "refused.py"
     file.write_text("def refused(x):\n" + indent(body, "    "))
     function = run_path(str(file), {"larger": larger})["refused"]
-    with pytest.raises(Untranslatable, match="form in C"):
-        Translation().add(function)
+    refused(Untranslatable, "form in C", Translation().add, function)
 
 
 def test_functions_are_written_once_and_before_those_that_call_them():
