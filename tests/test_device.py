@@ -106,7 +106,7 @@ DRAWN = [*((*run, "float64") for run in RUNS), *((*run, "float32") for run in RU
 @pytest.mark.quick(
     *(f"{name}-PSGLD-float64" for name in ("counts", "rates", "normal", "overdispersed")),
     *(f"{name}-PSGLD-float32" for name in ("counts", "sparse prior")),
-    *("counts-PSGLD-euler-float64"),
+    "counts-PSGLD-euler-float64",
     *("sparse-PSGRRLD-float64", "signed-SGHMC-float64", "counts-LangevinDynamics-float64"),
     "counts-PSGLD-ConstantStep(size=1e-05)-identity-float64",
 )

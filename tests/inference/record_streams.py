@@ -70,6 +70,9 @@ def runs():
         for name, own in LANGEVIN.items():
             tensor = counts(3, *[2] * (axes - 1))
             found[f"{axes} axes, {name}"] = tensor, dfac.CP(3, dispersion=1.0), own
+        # Gamma numbers have a stream for each entry.
+        peaked = dfac.CP(3, dispersion=1.0, shape_w=0.3, shape_h=0.3)
+        found[f"{axes} axes, PSGLD spiked"] = tensor, peaked, LANGEVIN["PSGLD"]
     for name, own in (LANGEVIN | MORE).items():
         found[f"coupled, {name}"] = views, VIEWS, own
     return found
