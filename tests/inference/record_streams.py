@@ -15,7 +15,7 @@ import daskfactor as dfac
 from daskfactor import random
 from daskfactor.inference import chain, program, tweedie_chain
 from daskfactor.inference.block_hmc import CHANCE
-from daskfactor.kernels import langevin, philox, variates
+from daskfactor.kernels import langevin, philox, squares, variates
 
 KERNELS = str(Path(philox.__file__).parent)
 PACKAGE = str(Path(dfac.__file__).parent)
@@ -70,9 +70,8 @@ def runs():
         for name, own in LANGEVIN.items():
             tensor = counts(3, *[2] * (axes - 1))
             found[f"{axes} axes, {name}"] = tensor, dfac.CP(3, dispersion=1.0), own
-        # Gamma numbers have a stream for each entry.
-        peaked = dfac.CP(3, dispersion=1.0, shape_w=0.3, shape_h=0.3)
-        found[f"{axes} axes, PSGLD spiked"] = tensor, peaked, LANGEVIN["PSGLD"]
+    steep_tensor = dfac.CP(3, dispersion=1.0, shape_w=0.7, shape_h=0.7)
+    found["3 axes, SGHMC steep"] = counts(3, 2, 2), steep_tensor, LANGEVIN["SGHMC"]
     for name, own in (LANGEVIN | MORE).items():
         found[f"coupled, {name}"] = views, VIEWS, own
     return found
@@ -156,7 +155,8 @@ def without_a_byte():
         stream[0], stream[1], stream[2] = np.uint64(key[0]) ^ variates.ENTRY, key[1], 0
         stream[3], stream[4], stream[5], stream[7] = row, iteration, component * 256 + factor, 0
 
-    variates.start_entry = langevin.start_entry = start
+    for module in (variates, langevin, squares):
+        module.start_entry = start
     program.factor_word = chain.factor_word = tweedie_chain.factor_word = word
 
 
