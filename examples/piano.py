@@ -13,9 +13,8 @@ Prints what each run cost and reached, how well its dictionary agrees with LD's,
 partial is the strongest in every component.
 
 Entries of a spectrum differ by factors of a million, and the parts' gradients with them, so
-that PSGLD's default step is too long here. It gets the decreasing step of the paper,
-and in a third run exact transitions (``transition="cir"``), which bear a longer step but cost
-more. A fourth run starts from elsewhere: how far two runs of one sampler agree.
+that PSGLD's default step is too long here. It gets the decreasing step of the paper. A third run
+starts from elsewhere: how far two runs of one sampler agree.
 """
 
 import argparse
@@ -134,7 +133,6 @@ def main() -> None:
     runs = {
         "LD": (dfac.LangevinDynamics(), 0),
         "PSGLD": (dfac.PSGLD(step=decreasing), 0),
-        "PSGLD, exact": (dfac.PSGLD(transition="cir"), 0),
         "PSGLD, other start": (dfac.PSGLD(step=decreasing), 1),
     }
     found: dict[str, xr.DataTree] = {}

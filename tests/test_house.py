@@ -85,7 +85,7 @@ def class_checks(tree, names):
 
 def test_only_models_ask_for_the_class_of_a_model():
     names = models()
-    assert {"TweedieNMF", "GaussianMF", "SILFNMF", "AllocationModel"} <= names
+    assert {"TweedieNMF", "GaussianMF", "Coupled", "CP"} <= names
     assert class_checks(ast.parse("isinstance(x, A | TweedieNMF)"), names) == [1]
     for name, path in MODULES.items():
         lines = class_checks(parsed(path), names)

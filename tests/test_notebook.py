@@ -74,7 +74,7 @@ def whole(text):
 def test_results_are_html_that_stands_alone():
     found = dfac.summarize(run(draws=100))
     text = whole(found._repr_html_())
-    assert text.count("&#9679;") == 3  # a dot for each light, and its word
+    assert text.count("&#9679;") == 4  # a dot for each light, and its word
     assert all(f"<b>{light.status}</b>" in text for light in found.lights.values())
     assert "xr-" in found[["rhat"]]._repr_html_()
     V = np.random.default_rng(0).poisson(3.0, (20, 15)).astype("float32")

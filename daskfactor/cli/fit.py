@@ -60,21 +60,24 @@ class Law:
         return kinds.get(self.model, dfac.TweedieNMF)(components, **given)
 
 
+SHORT = "Without --draws, --tune and --chains small data have four chains of 125 draws after 250."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chains:
     """What `sample` is told of chains: how many, how long, where they begin, what is kept."""
 
     draws: Annotated[
         int | None,
-        Option(min=1, help="Draws per chain: 500, or 125 in each of four chains of small data."),
+        Option(min=1, help="Draws per chain; 500. " + SHORT),
     ] = None
     tune: Annotated[
         int | None,
-        Option(min=0, help="Cycles of a chain before its first draw: 500, or 250 in each of four."),
+        Option(min=0, help="Cycles of a chain before its first draw; 500."),
     ] = None
     chains: Annotated[
         int | None,
-        Option(min=1, help="Independent chains: 1, or 4 of small data where no length is given."),
+        Option(min=1, help="Independent chains; 1."),
     ] = None
     thin: Annotated[int, Option(min=1, help="Cycles per draw.")] = 1
     init: Annotated[

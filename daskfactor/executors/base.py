@@ -216,13 +216,18 @@ class Executor(ABC):
         return ChainState(made, {})
 
     def run_chains(
-        self, chains: Sequence[Callable[[], None]], blocks: int, watch: Callable[[], None]
+        self,
+        chains: Sequence[Callable[[], None]],
+        blocks: int,
+        watch: Callable[[], None],
+        stop: threading.Event,
     ) -> None:
         """Call functions that each run plans for a chain of their own, on ``blocks`` row bands.
 
-        ``watch`` is called now and then in the calling thread, and may raise an error to stop.
+        ``watch`` is called now and then in the calling thread, and may raise an error. Functions
+        that run in other threads end soon after ``stop`` is set, which an error does.
         """
-        del blocks
+        del blocks, stop
         for chain in chains:
             chain()
             watch()

@@ -105,8 +105,8 @@ def build_plan(
     order: Schedule = Cyclic()
     if isinstance(schedule, NestedReshuffled):
         order = NestedReshuffled(schedule.groups)
-    visits = order.cycle(blocks, sizes, np.random.default_rng(0))
-    # A generator of each cycle's own takes 30 µs, which is for nothing where the order is fixed.
+    visits: Sequence[Part] | None = None
+    # A generator for each cycle takes 30 µs; where the order is fixed none is needed.
     fixed, parts = blocks == 1 or isinstance(schedule, Passes | Cyclic), None
     rounds: list[Round] = []
     for cycle in cycles:
@@ -115,6 +115,7 @@ def build_plan(
             parts = schedule.cycle(blocks, sizes, shuffle(cycle))
         rounds += _rounds(parts, cycle, wanted)
         if wanted.evaluate:
+            visits = visits or order.cycle(blocks, sizes, np.random.default_rng(0))
             rounds += _rounds(visits, cycle, wanted, Action.EVALUATE)
     return tuple(rounds)
 

@@ -12,8 +12,8 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from concurrent.futures import Executor as Pool
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -257,10 +257,14 @@ class ThreadsExecutor(Executor):
         self.lanes = lanes or cpu_count()
         super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
-        self._of_thread = threading.local()
+        self._of_thread, self._reporting = threading.local(), threading.Lock()
 
     def run_chains(
-        self, chains: Sequence[Callable[[], None]], blocks: int, watch: Callable[[], None]
+        self,
+        chains: Sequence[Callable[[], None]],
+        blocks: int,
+        watch: Callable[[], None],
+        stop: threading.Event,
     ) -> None:
         """Work on several chains at once where the operations of one are done in order.
 
@@ -269,26 +273,29 @@ class ThreadsExecutor(Executor):
         """
         lanes = min(self.lanes, len(chains))
         if blocks > 1 or lanes <= 1:
-            super().run_chains(chains, blocks, watch)
+            super().run_chains(chains, blocks, watch, stop)
             return
         with ThreadPoolExecutor(lanes, thread_name_prefix="daskfactor-chain") as pool:
-            futures = [pool.submit(chain) for chain in chains]
+            running = {pool.submit(chain) for chain in chains}
             try:
-                while wait(futures, LOOK).not_done:
+                while running:
+                    done, running = wait(running, LOOK, return_when=FIRST_EXCEPTION)
+                    for future in done:
+                        future.result()
                     watch()
             except BaseException:
+                stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
-        for future in futures:
-            future.result()
-        watch()
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         self.report.lanes = lanes = min(self.lanes, state.blocks)
         if lanes == 1:  # handing an operation to a thread would take .1 ms
             if not hasattr(self._of_thread, "workspace"):
                 self._of_thread.workspace = Workspace()
-            self.report.busy_seconds += run_in_order(work, state, self._of_thread.workspace)
+            busy = run_in_order(work, state, self._of_thread.workspace)
+            with self._reporting:
+                self.report.busy_seconds += busy
             return state
         scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 

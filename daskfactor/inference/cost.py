@@ -26,7 +26,7 @@ from daskfactor.inference.setting import (
     learnt_bytes,
     plan_run,
 )
-from daskfactor.inference.timing import EVALUATION, Place, place_of, time_of
+from daskfactor.inference.timing import EVALUATION, Place, chains_together, place_of, time_of
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel
@@ -278,7 +278,7 @@ def estimate_cost(
     plain = cast("BlockedData", data)
     taken = wanted or best_sampler(model, V if isinstance(V, BlockedData) else data)
     taken = taken.over(len(data.grid.sides))
-    lengths = all_lengths(lengths, taken, data.grid.blocks)
+    lengths = all_lengths(lengths, taken, data.grid.blocks, given.device is not None)
     plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
     init = Init(starts=whole_number("starts", given.starts, 1))
     setting = Setting(plain, model, taken, plan, cast("Executor", None), init=init)
@@ -345,7 +345,8 @@ def _memory(
     if setting.visits_all:
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
-    threads = min(place.lanes, data.grid.blocks) * (
+    together = chains_together(setting, place)
+    threads = max(together, min(place.lanes, data.grid.blocks)) * (
         task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max()))
     )
     usual = data.grid.areas.size * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
@@ -354,11 +355,11 @@ def _memory(
     usual += 2 * sum(array.nbytes for array in setting.model.arrays().values())
     usual += LINK_BYTES[setting.model.nonnegative] * width * max(linked, default=0)
     copies = COPIES if tasks else 0
-    states = chains + 1 + copies
+    states = chains + together + copies
     if place.elsewhere:  # workers make and save their bands, but for first states of some kinds
         states = int(not (setting.model.nonnegative and setting.init.made_by_bands))
         usual += HANDED_ON
-    inside = int(gathered * factors)  # of the one chain that is in a cycle
+    inside = together * int(gathered * factors)  # of the chains that are in a cycle
     usual += 0 if place.elsewhere else (1 + copies) * inside
     written = min(WRITING_BYTES, WRITING_COPIES * (result + checkpoint))
     drawn = waiting + (written if place.stored else result - observed)
@@ -371,7 +372,7 @@ def _memory(
     phase = max(phases, key=lambda name: phases[name])
     client = worker = phases[phase]
     if place.elsewhere:
-        moving = (chains + 1 + copies) * tuning + inside + waiting
+        moving = (chains + together + copies) * tuning + inside + waiting
         worker = (int(data.sizes.sum()) + int(MARGIN * moving)) // place.workers + int(
             MARGIN * threads
         )

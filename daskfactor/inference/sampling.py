@@ -377,7 +377,7 @@ class Run:
             if passes := self._passes:
                 self.on_event(RunEvent("warm start", round(done * passes), passes * count))
 
-        # What the first one finds, all others go by.
+        # The first chain decides for all whether counts are Poisson.
         self._side_by_side(range(1), start, tell)
         self._side_by_side(range(1, count), start, lambda done: tell(1 + done))
         self._agree()
@@ -397,11 +397,11 @@ class Run:
 
         def advance(number: int, on_share: OnShare) -> None:
             self.chains[number].advance(end, on_share)
-            self._shown = self.chains[number].log_likelihood()
 
         self._side_by_side(
             range(len(self.chains)), advance, lambda done: self._tell_progress(end, done)
         )
+        self._shown = self.chains[-1].log_likelihood()
         self._agree()
         before, self.cycle = self.cycle, end
         self._write(before)
@@ -417,19 +417,24 @@ class Run:
         ``work`` is given the number of a chain, and what hears its share as it goes on.
         """
         shares, caller = dict.fromkeys(numbers, 0.0), threading.get_ident()
+        stop = threading.Event()
 
         def do(number: int) -> None:
             def on_share(share: float) -> None:
                 shares[number] = share
                 if threading.get_ident() == caller:
                     tell(sum(shares.values()))
+                elif stop.is_set():
+                    raise InterruptedError("another chain, or the caller, ended the run")
 
             work(number, on_share)
             shares[number] = 1.0
 
         calls, blocks = [partial(do, number) for number in numbers], self.setting.data.grid.blocks
         with single_threaded_blas():  # held for long: each change of it takes 30 µs
-            self.setting.executor.run_chains(calls, blocks, lambda: tell(sum(shares.values())))
+            self.setting.executor.run_chains(
+                calls, blocks, lambda: tell(sum(shares.values())), stop
+            )
 
     def _recovering(self, work: Callable[[], None]) -> None:
         """Do something with bands; go back to the last checkpoint where they are lost.

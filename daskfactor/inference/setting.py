@@ -148,8 +148,7 @@ def all_lengths(
     """Add the lengths that nobody asked for: several short chains where the data are one block.
 
     Chains of one block run side by side, and one alone cannot show whether others would end
-    elsewhere. A run that is told any of ``draws``, ``tune`` and ``chains`` has one chain, and as
-    many of the others as it always had.
+    elsewhere. If any of ``draws``, ``tune`` and ``chains`` is given, the others are 500, 500 and 1.
     """
     usual = {"draws": USUAL_DRAWS, "tune": USUAL_TUNE, "chains": 1}
     if blocks == 1 and not on_device and not usual.keys() & lengths.keys():

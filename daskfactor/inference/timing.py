@@ -97,6 +97,12 @@ def network_rate(network: float | str) -> float:
     return float(rate)
 
 
+def chains_together(setting: Setting, place: Place) -> int:
+    """Return how many chains are worked on at once: several where each has one block."""
+    alone = place.executor != "threads" or setting.data.grid.blocks > 1
+    return 1 if alone else min(place.lanes, setting.options.chains)
+
+
 def time_of(setting: Setting, place: Place, flops: float, longest: int) -> dict[str, Any]:
     """Say how long a run takes and, in other processes, what these send each other in a cycle.
 
@@ -128,7 +134,7 @@ def time_of(setting: Setting, place: Place, flops: float, longest: int) -> dict[
     return {
         "sent": sent,
         "cycle_seconds": alone * speed / parallel,
-        "seconds": flops * speed / (FLOPS * parallel),
+        "seconds": flops * speed / (FLOPS * parallel * chains_together(setting, place)),
         **limits,
     }
 

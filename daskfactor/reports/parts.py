@@ -85,7 +85,7 @@ class Table(NamedTuple):
 
 
 def lights(summary: Summary) -> list[dict[str, Any]]:
-    """The three lights, with signs and words beside their colors."""
+    """The lights, with signs and words beside their colors."""
     return [
         {
             "name": LIGHTS[name].capitalize(),

@@ -89,7 +89,7 @@ def particle_lights(
         )
     lights = {
         "predictions": _of_weights(attrs),
-        "observations": Light("none", ("Particles are judged by their predictions alone.",)),
+        "observations": Light("none", ("New observations of particles are not judged.",)),
         "components": _of_modes(attrs),
         "log_density": Light("none", ("Particles have no chain that could settle.",)),
     }

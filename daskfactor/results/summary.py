@@ -101,7 +101,7 @@ class Summary(Judged):  # type: ignore[no-untyped-call]
         Whether means and intervals of WH may be relied on, at the cells that the run monitored
         or at some others.
     observations
-        Whether new observations, whose own noise is added to WH, are predicted.
+        Reliability of predicted observations, which are WH plus noise.
     components
         Whether single components are the same in all chains.
     log_density
@@ -236,11 +236,11 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     -----
     Predictions are green if means of WH (at monitored cells, or at ``cells`` others) have a Monte
     Carlo error of 0.1 posterior standard deviations, root mean square, and R-hat is at most 1.01
-    over all of them; red above 0.3 or 1.1 (Vehtari et al. 2021; Gelman and Rubin 1992). Lights go
-    by an R-hat of which the draws' own autocorrelation has been taken off; the table has the usual
-    one. Observations are green if these means, by the distances of chains, are off by at most 0.07
-    standard deviations of an observation as :func:`predict` gives them: chains that have settled
-    apart may be all the same to whoever predicts. They are red above 0.3. One chain cannot show
+    over all of them; red above 0.3 or 1.1 (Vehtari et al. 2021; Gelman and Rubin 1992). Lights
+    over draws go by an R-hat of which the draws' own autocorrelation has been taken off; the table
+    has the usual one. Observations are green if these means, by the distances of chains, are off
+    by at most 0.07 standard deviations of an observation as :func:`predict` gives them, which
+    pools the chains, also those that have settled apart; red above 0.3. One chain cannot show
     that others would end elsewhere: it is amber at best, unless the fit leaves no more of the data
     than noise (Poisson counts whose dispersion was left to the data, and is 1), which a chain in a
     worse mode does not. Components
@@ -393,7 +393,7 @@ def _lights(
     log_density = of_density(
         float(found[at, 0]), moving, facts, within=lambda: _within([series[at].values])
     )
-    # Chains that stand still have no trend, and come from nowhere to rest.
+    # Chains that stand still have no trend, and have not come to rest.
     rising = moving is not None or math.isinf(found[at, 0])
     known = [n for n in _of_kind(series, "product") if not np.isnan(found[n]).any()]
     if has_draws(tree):
@@ -428,16 +428,20 @@ def _of_observations(
     """Judge new observations of the cells that are followed."""
     places = {n: at for n, one in enumerate(series) if (at := CELL.fullmatch(one.name))}
     known = [n for n in places if not np.isnan(found[n]).any()]
+    model = stored_model(tree)
     if not has_draws(tree):
         return Light("none", ("The run kept no draws.",), 'Keep draws: keep="draws".')
+    if model is not None and model.joins:
+        return Light("none", ("Each of the matrices has a law of its own.",))
     if not places or not knows_variances(tree, None):
         missing = "the uncertainties of cells" if places else "single cells"
         return Light("none", (f"Nothing is known of {missing}.",))
-    if stored_model(tree) is None or "dispersion" not in tree.attrs:
+    if model is None or "dispersion" not in tree.attrs:
         return Light("none", ("The run does not say its model.",))
+    if not known:
+        nothing = np.empty(0)
+        return of_observations(nothing, nothing, nothing, facts, rising=rising)
     model, dispersion = observed_law(tree)
-    if model.joins:
-        return Light("none", ("Each of the matrices has a law of its own.",))
     rows, columns = np.array([places[n].groups() for n in known], int).reshape(-1, 2).T
     drawn = np.array([series[n].values for n in known]).reshape(len(known), *series[0].values.shape)
     mean, variance = drawn.mean(axis=(1, 2)), drawn.var(axis=(1, 2))
@@ -449,9 +453,13 @@ def _of_observations(
     sd = np.sqrt(model.likelihood.observation_variance(mean, variance, dispersion))
     error = np.sqrt(variance / np.maximum(found[known, 1:].min(axis=1), 1.0))
     half = drawn.shape[2] // 2
-    alone = [drawn[:, 0, :half], drawn[:, 0, -half:]]
-    parts = np.stack(alone, axis=1) if facts.chains == 1 else drawn
-    return of_observations(parts.mean(axis=2).T, error, sd, facts, rising=rising)
+    halves = np.stack([drawn[:, 0, :half], drawn[:, 0, -half:]], axis=1)
+    parts = halves if facts.chains == 1 else drawn
+    sure = np.isfinite(sd) & (sd > 0)  # a cell of weight 0 was not observed
+    if not sure.any():
+        return Light("none", ("No cell that is followed has a finite uncertainty.",))
+    means = parts[sure].mean(axis=2).T
+    return of_observations(means, error[sure], sd[sure], facts, rising=rising)
 
 
 def _of_kind(series: list[Series], *kinds: str) -> list[int]:

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.results.annotation import annotate_file
+from daskfactor.results.verdict import LIGHTS
 from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 
@@ -80,7 +81,7 @@ def test_means_and_sds_of_aligned_draws_are_written(store, trace):
     assert "None" not in repr(noted)
     assert_allclose(noted["weight"].sum(), 1.0)
     assert noted["share"].shape == (3,)
-    assert set(noted["convergence"]) == {"predictions", "components", "log_density", "verdict"}
+    assert set(noted["convergence"]) == {*LIGHTS, "verdict"}
 
 
 def test_entries_are_matched_by_name(trace):

@@ -16,6 +16,7 @@ from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, SamplingWarning
+from daskfactor.results.verdict import LIGHTS
 from tests.refusals import refused
 from tests.tiers import tiered
 
@@ -218,7 +219,7 @@ def has_joint_factors(found, case):
 
 
 def is_judged(found, case):
-    assert set(found.lights) == {"predictions", "components", "log_density"}
+    assert set(found.lights) == set(LIGHTS)
     named = [name for name in found["functional"].values if name.startswith("mu[")]
     assert bool(named) is ("posterior" in case.tree.children)
     for name in named[:3] if case.group in ("draws", "tensor") else []:
