@@ -194,7 +194,7 @@ def scale(run: Run) -> Iterator[Figure]:
             tree = dfac.sample(V, model, getattr(dfac, name)(), draws, tune, **SERIAL)
             sums = np.log(tree["posterior"]["W"].values.sum(axis=2, dtype=np.float64))
             yield Figure(
-                draws / effective(sums).min(), "cycles", None, f"{name}, K = {K}", goal=goal
+                draws / float(effective(sums).min()), "cycles", None, f"{name}, K = {K}", goal=goal
             )
 
 

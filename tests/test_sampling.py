@@ -17,7 +17,7 @@ import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, EngineError, OptionError, SamplingWarning
 from daskfactor.executors import threads
 from daskfactor.executors.base import StateLost
-from daskfactor.inference import sampling
+from daskfactor.inference import sampling, setting
 from daskfactor.kernels import blockwise
 from daskfactor.options import Reading
 from daskfactor.results.store import RunStore
@@ -265,6 +265,7 @@ def test_chains_of_one_block_run_side_by_side_with_the_same_bits(sampler):
         told.append((event.phase, event.done))
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setting, "WORTH_A_THREAD", 0)
         run_in_order = threads.run_in_order
 
         def seen(*given):
@@ -282,7 +283,9 @@ def test_chains_of_one_block_run_side_by_side_with_the_same_bits(sampler):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_callback_ends_chains_that_run_side_by_side(error, tmp_path):
+def test_a_callback_ends_chains_that_run_side_by_side(error, tmp_path, monkeypatch):
+    monkeypatch.setattr(setting, "WORTH_A_THREAD", 0)
+
     def stop(event):
         if event.phase == "draw":
             raise error("enough")

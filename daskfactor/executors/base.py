@@ -218,16 +218,16 @@ class Executor(ABC):
     def run_chains(
         self,
         chains: Sequence[Callable[[], None]],
-        blocks: int,
+        at_once: bool,
         watch: Callable[[], None],
         stop: threading.Event,
     ) -> None:
-        """Call functions that each run plans for a chain of their own, on ``blocks`` row bands.
+        """Call functions that each run plans for a chain of their own; ``at_once``: where possible.
 
         ``watch`` is called now and then in the calling thread, and may raise an error. Functions
         that run in other threads end soon after ``stop`` is set, which an error does.
         """
-        del blocks, stop
+        del at_once, stop
         for chain in chains:
             chain()
             watch()

@@ -262,18 +262,18 @@ class ThreadsExecutor(Executor):
     def run_chains(
         self,
         chains: Sequence[Callable[[], None]],
-        blocks: int,
+        at_once: bool,
         watch: Callable[[], None],
         stop: threading.Event,
     ) -> None:
-        """Work on several chains at once where the operations of one are done in order.
+        """Work on several chains at once, each of which does its operations in order.
 
         They have threads of their own: what a chain maps over its bands waits for those of the
         pool.
         """
         lanes = min(self.lanes, len(chains))
-        if blocks > 1 or lanes <= 1:
-            super().run_chains(chains, blocks, watch, stop)
+        if not at_once or lanes <= 1:
+            super().run_chains(chains, at_once, watch, stop)
             return
         with ThreadPoolExecutor(lanes, thread_name_prefix="daskfactor-chain") as pool:
             running = {pool.submit(chain) for chain in chains}

@@ -129,7 +129,8 @@ def sample(
         ``draws``, ``tune`` and ``chains`` is given.
     chains
         Independent chains, each from a start of its own; several tell what one cannot, and
-        predict better together. Those of data of one block run side by side on threads.
+        predict better together. Those of data of one block run side by side on threads, unless
+        the data are so small that threads gain nothing.
     thin
         Cycles per draw.
     init
@@ -430,10 +431,10 @@ class Run:
             work(number, on_share)
             shares[number] = 1.0
 
-        calls, blocks = [partial(do, number) for number in numbers], self.setting.data.grid.blocks
+        calls = [partial(do, number) for number in numbers]
         with single_threaded_blas():  # held for long: each change of it takes 30 µs
             self.setting.executor.run_chains(
-                calls, blocks, lambda: tell(sum(shares.values())), stop
+                calls, self.setting.at_once, lambda: tell(sum(shares.values())), stop
             )
 
     def _recovering(self, work: Callable[[], None]) -> None:

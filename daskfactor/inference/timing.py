@@ -99,7 +99,7 @@ def network_rate(network: float | str) -> float:
 
 def chains_together(setting: Setting, place: Place) -> int:
     """Return how many chains are worked on at once: several where each has one block."""
-    alone = place.executor != "threads" or setting.data.grid.blocks > 1
+    alone = place.executor != "threads" or not setting.at_once
     return 1 if alone else min(place.lanes, setting.options.chains)
 
 
