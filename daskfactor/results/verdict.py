@@ -320,7 +320,7 @@ def of_observations(means: Array, error: Array, sd: Array, facts: Facts, *, risi
     }
     off = numbers["off"]
     parts = "halves of the chain" if facts.chains == 1 else "chains"
-    said = f"By their {parts}, predicted means are off by {off:.2g} sd of an observation"
+    said = f"As {parts} differ, predicted means are off by {off:.2g} sd of an observation"
     reasons = [f"{said} ({sd.size} cells; up to {HARDLY_OFF:g} hardly shows)."]
     fine = off <= HARDLY_OFF and numbers["error"] <= SMALL_ERROR
     sound = fine and not facts.by_hand and not rising
@@ -332,7 +332,7 @@ def of_observations(means: Array, error: Array, sd: Array, facts: Facts, *, risi
         reasons.append(ALONE)
         advice = FOUR_CHAINS
     elif not sound:
-        advice = "See to the predictions: what helps them helps here, too."
+        advice = "Take the advice for predictions."
     return Light(status, tuple(reasons), advice, numbers, alone)
 
 
