@@ -1,4 +1,4 @@
-"""Whether what runs say is true: calibration of draws, warnings that are false, the three lights.
+"""Whether what runs say is true: calibration of draws, warnings that are false, the lights.
 
 *Calibration* is simulation-based: data say much of WH, and only the priors hold the scale that W
 and H share, so that a sampler has to move along it for intervals of W and of H to cover. The
