@@ -91,13 +91,10 @@ def convergence(draws: NDArray[np.floating]) -> Convergence:
     Vehtari et al. 2021, sections 3 and 4.
     """
     drawn: Array = np.asarray(draws, dtype=np.float64)
-    if drawn.shape[1] < LEAST_DRAWS or not np.isfinite(drawn).all():
+    ranks = _ranks(drawn)
+    if ranks is None:
         return UNKNOWN
-    if np.ptp(drawn) <= ROUNDING * np.abs(drawn).max():
-        return UNKNOWN
-    halves = split_chains(drawn)
-    ranked = rank_normalised(halves)
-    folded = rank_normalised(np.abs(halves - np.median(halves)))
+    ranked, folded = ranks
     ends = np.quantile(drawn, TAILS)
     return Convergence(
         max(_rhat(ranked), _rhat(folded)),
@@ -125,16 +122,32 @@ def rhat_beyond_autocorrelation(draws: NDArray[np.floating], errors: float = 0.0
         which the larger of the two R-hats, of ranks and of folded ranks, is above each.
     """
     drawn: Array = np.asarray(draws, dtype=np.float64)
-    if math.isnan(convergence(drawn).rhat):
+    ranks = _ranks(drawn)
+    if ranks is None:
         return math.nan
-    halves, found = split_chains(drawn), []
-    for own in (rank_normalised(halves), rank_normalised(np.abs(halves - np.median(halves)))):
-        length, rhat = own.shape[1], _rhat(own)
+    rhats, found = [_rhat(own) for own in ranks], []
+    if math.isnan(max(rhats)):
+        return math.nan
+    for own, rhat in zip(ranks, rhats, strict=True):
+        length = own.shape[1]
         centred = own - own.mean(axis=1, keepdims=True)
         tau = max(own.size / effective_size(centred), 1.0) if math.isfinite(rhat) else 1.0
         chance = (LARGER_OF_TWO + errors) * tau * math.sqrt(2.0 / (len(own) - 1))
         found.append(rhat**2 - (tau - 1.0 + chance) / length)
     return math.sqrt(max(*found, 0.0))
+
+
+def _ranks(drawn: Array) -> tuple[Array, Array] | None:
+    """Ranks of the halves of chains, and of their distances from the median, as normal numbers.
+
+    None for draws that are too few, not all finite, or all the same.
+    """
+    if drawn.shape[1] < LEAST_DRAWS or not np.isfinite(drawn).all():
+        return None
+    if np.ptp(drawn) <= ROUNDING * np.abs(drawn).max():
+        return None
+    halves = split_chains(drawn)
+    return rank_normalised(halves), rank_normalised(np.abs(halves - np.median(halves)))
 
 
 def split_chains(draws: Array) -> Array:
