@@ -1,15 +1,17 @@
-"""The dispersion of a run: fixed, estimated from fits, or drawn with the factors."""
+"""The dispersions of a run, one for each matrix: fixed, estimated from fits, or drawn."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.joined import JoinedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, pieces_of, take_array
@@ -24,7 +26,8 @@ from daskfactor.inference.program import (
     tally_columns,
 )
 from daskfactor.models.gamma_factors import GammaFactors
-from daskfactor.models.negative_binomial import OF_COLUMNS
+from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.negative_binomial import OF_COLUMNS, NegativeBinomial
 from daskfactor.models.rates import EVEN, draw_each, draw_positive
 from daskfactor.models.tweedie_law import NORMAL
 
@@ -61,188 +64,135 @@ def typical_value(data: BlockedData) -> float:
     return data.level if data.level > 0 else 1.0
 
 
-class DispersionRule:
-    """The rule for φ: fixed by the user, 1 for counts that may be Poisson, or estimated.
+@dataclass
+class MatrixDispersion:
+    """The dispersion of one matrix: fixed, 1 for counts that may be Poisson, estimated, or drawn.
 
-    Pearson's φ̂ = Σ (v - μ)² μ^(β-2) / N at draws of the chain; of whole numbers under β = 1
-    φ̂ = Σ (v - μ)² / Σ v, on which cells of tiny means have no hold. The spread of the draws
-    makes up for the degrees of freedom that the factors use; at a point estimate the divisor
-    is N less the number of parameters.
+    Several matrices that share factors are divided by their means u: there a dispersion counts in
+    units of the `scale`, and that of the data is ``phi / scale``.
 
-    ``assumed``: what a sampler takes φ to be, whatever the model says.
+    Attributes
+    ----------
+    name
+        Of the matrix, "" of the only one.
+    law, weight, unit, scale
+        Of its entries: their law, what a log-likelihood counts, u, and the dispersion that 1
+        becomes when values are divided by u.
+    requested
+        The dispersion that the model or the sampler asks for, in units of the data; a word where
+        it is estimated or drawn.
+    count, parameters
+        Numbers of observations, by weight, and of what is fitted to them.
+    counts
+        Whether they are whole numbers of which the run is to tell whether they are Poisson.
+    owner
+        Which blocks are the matrix's, (B, B); None: all.
+    fixed
+        The dispersion where that is settled, else None.
+    current
+        The latest dispersion of one that is drawn.
+    limit
+        How many times as much as Poisson counts these may vary and still be Poisson.
     """
 
-    drawn = False
-    """Whether chains draw it, given their states."""
-    divides = True
-    """Whether it does no more than divide gradients and divergences."""
-    counted: Tally | None = None
-    """The values of the data, and how often they are there."""
-    alone = False
-    """Whether a point estimate is all that there will be."""
-    limit = 1.0
-    """How many times as much as Poisson counts counts vary at most that may be Poisson."""
+    law: Likelihood
+    requested: Any
+    count: float
+    parameters: float
+    integer: InitVar[bool]
+    name: str = ""
+    weight: float = 1.0
+    unit: float = 1.0
+    scale: float = 1.0
+    owner: Array | None = None
+    counts: bool = field(init=False)
+    drawn: bool = field(init=False)
+    fixed: float | None = field(init=False)
+    current: float = field(init=False)
+    limit: float = field(default=1.0, init=False)
+    _tally: Tally | None = field(default=None, init=False)
 
-    def __init__(
-        self, model: GammaFactors, data: BlockedData, assumed: float | None = None
-    ) -> None:
-        self.model, self.data = model, data
-        self.count = data.effective
-        components = min(model.n_components, *data.shape)
-        self.parameters = components * (sum(data.shape) - components)
-        if (more := len(data.grid.sides) - 1) > 1:  # scales of components alone are free
-            self.parameters = model.n_components * (sum(data.shape) - more)
-        if model.fixed != (None, None):
-            self.parameters = _free_parameters(data.shape, model)
-        self.fixed = assumed
-        if assumed is None and not isinstance(model.dispersion, str):
-            self.fixed = float(model.dispersion)
-        self.settled = self.fixed is not None
-        self.counts = not self.settled and model.likelihood.counts and bool(data.is_integer)
-        """Whether these are whole numbers of which the run is to tell whether they are Poisson."""
-
-    def begin(self, state: ChainState, dispersion: float) -> None:
-        """Give bands what they keep of the dispersion, at the start of a chain."""
-
-    def log_prior(self, state: ChainState, dispersion: float) -> float:
-        """Return the log prior density of what is drawn."""
-        return 0.0
-
-    @property
-    def first(self) -> float:
-        """What φ is taken to be before there is a fit: 0, under which the prior counts nothing."""
-        return 0.0 if self.fixed is None else self.fixed
-
-    def look(self, executor: Executor, state: ChainState, floor: float) -> tuple[Fit, float]:
-        """Evaluate a point estimate, and estimate φ from its fit."""
-        fit = evaluate(executor, self.data, state, self.model.likelihood, floor)
-        return fit, self.estimate(fit)
-
-    def normalizer(self, executor: Executor, dispersion: float) -> float:
-        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series."""
-        law = self.model.likelihood
-        return normalizer(self.data, dispersion, law, executor) if law.closed_form else 0.0
-
-    @property
-    def memory(self) -> Any:
-        """What a checkpoint keeps of it: what is fixed."""
-        return self.fixed
-
-    @memory.setter
-    def memory(self, known: Any) -> None:
-        self.fixed = known
-
-    @property
-    def estimates(self) -> bool:
-        """Whether chains estimate something of it."""
-        return self.fixed is None and not self.drawn
-
-    def merged(self, own: Any, estimate: Any) -> Any:
-        """Return an estimate, with a chain's own values where these are drawn or fixed."""
-        del own
-        return estimate
-
-    def estimate(self, fit: Fit, at_point: bool = True) -> float:
-        """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
-        if self.fixed is not None:
-            return self.fixed
-        divisor = self.freedom if at_point else float(self.count)
-        return max(float(fit.pearson) / divisor, float(np.finfo(np.float32).tiny))
+    def __post_init__(self, integer: bool) -> None:
+        free = isinstance(self.requested, str)
+        self.fixed = None if free else float(self.requested) * self.scale
+        self.drawn = free and isinstance(self.law, NegativeBinomial)
+        self.counts = free and self.law.counts and integer
+        start = self.scale if self.law.counts or self.drawn else 1.0
+        self.current = start if self.fixed is None else self.fixed
 
     @property
     def freedom(self) -> float:
         """Degrees of freedom of a point estimate: never fewer than a tenth of the entries."""
-        return max(float(self.count - self.parameters), 0.1 * self.count)
+        return max(self.count - self.parameters, 0.1 * self.count)
 
-    def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
-        """Estimate φ from a draw of the chain, and its fit."""
-        if self.counts:
-            return self.variation(executor, state, floor)
-        return self.estimate(fit, at_point=False)
-
-    def variation(self, executor: Executor, state: ChainState, floor: float) -> float:
-        """Return how many times as much counts vary around their means as Poisson counts do."""
-        fit = evaluate(executor, self.data, state, NORMAL, floor)
-        self.counted = self.counted or tally(self.data, executor)
-        total, self.limit = poisson_limit(self.counted, self.count, self.parameters)
-        return float(fit.pearson) / total
+    def estimate(self, pearson: float, at_point: bool) -> float:
+        """Estimate the dispersion from Pearson's statistic; return it where it is known."""
+        if self.fixed is not None:
+            return self.fixed
+        if self.drawn:
+            return self.current
+        divisor = self.freedom if at_point else self.count
+        return max(float(pearson) / divisor, float(np.finfo(np.float32).tiny))
 
     @property
-    def looks_again(self) -> bool:
-        """Whether a look at a state is a pass over the data of its own."""
-        return bool(self.counts) and self.fixed is None
+    def undecided(self) -> bool:
+        """Whether these are counts that may be Poisson, and may not."""
+        return self.counts and self.fixed is None
 
-    def mean_estimate(self, looks: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the mean of the later half of the estimates at draws, in the order of these.
+    def in_data(self, dispersion: float) -> float:
+        """Return a dispersion in units of the data."""
+        return dispersion / self.scale
 
-        And, of counts, whether they may yet come to vary as Poisson counts do.
-        """
-        waits = self.counts and still_falls(looks, self.limit)
-        return float(np.mean(looks[len(looks) // 2 :])), waits
+    def at_point(self, variation: float) -> float:
+        """Return the dispersion of a point estimate around whose means counts vary so much."""
+        return self.snap(variation * self.count / self.freedom) if self.undecided else variation
 
-    def pool(self, estimates: Sequence[tuple[Any, Any]]) -> Any:
-        """Return the mean over chains of their `mean_estimate`; of counts the smallest.
+    def merge(self, present: float, estimate: float) -> float:
+        """Return an estimate; the present value where it is drawn, and what is fixed."""
+        if self.fixed is not None:
+            return self.fixed
+        return present if self.drawn else estimate
 
-        A chain that is stuck at means far from the counts says nothing of how much these vary.
-        It is 1 while that with the smallest is still on its way.
-        """
-        if not self.counts:
-            return float(np.mean([estimate for estimate, _ in estimates]))
-        estimate, waits = min(estimates)
-        return 1.0 if waits else estimate
+    def snap(self, dispersion: float) -> float:
+        """Return the estimate: 1 for counts that do not vary more than Poisson counts may."""
+        return self.scale if self.counts and dispersion <= self.limit * self.scale else dispersion
 
-    def snap_to_poisson(self, dispersion: Any) -> Any:
-        """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
-        return 1.0 if self.counts and dispersion <= self.limit else dispersion
-
-    def variations(self, estimate: Any, dispersion: Any) -> dict[str, float]:
-        """Return how many times as much as Poisson counts counts vary, where that is not once.
-
-        By the name of their matrix, "" if there is one. ``dispersion`` is what `snap_to_poisson`
-        makes of an ``estimate``.
-        """
-        pairs = {"": (float(estimate), float(dispersion), self.limit)} if self.counts else {}
-        return departures(pairs)
-
-    def fade(self, model: GammaFactors, state: ChainState) -> None:
-        """Count the parameters of those components that are left, where some fade."""
-        if model.shares_rates:
-            left = components_left(state)
-            self.parameters = left * (sum(self.data.shape) - left)
-
-    def settle(
-        self,
-        executor: Executor,
-        state: ChainState,
-        floor: float,
-        estimate: Any,
-        last: bool = True,
-    ) -> Any:
-        """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
-
-        A fit on its way may yet come closer: unless it is the ``last``, others may be looked at.
-        Where it is all that there will be, nothing tells its lack of fit from dispersion.
-        """
-        if self.counts and self.alone:
-            self.fixed = 1.0
-        if self.looks_again:
-            varied = self.variation(executor, state, floor) * self.count / self.freedom
-            estimate = self.snap_to_poisson(varied)
-            if estimate == 1.0 and not self.settled:
-                self.fixed = 1.0
-        self.settled = self.settled or last or self.fixed is not None
-        return estimate if self.fixed is None else self.fixed
-
-    def reopen(self, estimate: Any) -> Any:
+    def reopen(self, estimate: float) -> float:
         """Leave it to draws whether counts are Poisson, and begin as if they were."""
-        if not self.counts:
-            return estimate
-        self.fixed = None
-        return 1.0
+        if self.counts:
+            self.fixed = None
+            return self.scale
+        return estimate
 
-    def told(self, dispersion: Any) -> dict[str, Any]:
-        """Give the dispersion by the name that results have."""
-        return self.model.told(dispersion)
+    def tally(self, data: BlockedData, executor: Executor) -> Tally:
+        """Count how often each value occurs, in units of the data."""
+        if self._tally is None:
+            self._tally = tally(data, executor, self.owner)
+            if self.unit != 1.0:
+                values = np.rint(self._tally.values * self.unit)
+                self._tally = self._tally._replace(values=values)
+        return self._tally
+
+    def variation(self, squares: float, data: BlockedData, executor: Executor) -> float:
+        """Return how much counts vary around their means, in units of what Poisson counts do.
+
+        ``squares`` is the sum of (v - mu)² in units of u².
+        """
+        total, self.limit = poisson_limit(self.tally(data, executor), self.count, self.parameters)
+        return float(squares) * self.unit**2 / total * self.scale
+
+    def normalizer(self, data: BlockedData, executor: Executor, dispersion: float) -> float:
+        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series."""
+        if isinstance(self.law, NegativeBinomial):
+            values, numbers, _ = self.tally(data, executor)
+            terms = self.law.log_normalizer(values, self.in_data(dispersion))
+            return self.weight * float(numbers @ terms)
+        if not self.law.closed_form:
+            return 0.0
+        value = normalizer(data, dispersion, self.law, executor, self.owner)
+        if self.unit != 1.0 and not self.law.counts:
+            value -= self.count * math.log(self.unit)
+        return self.weight * value
 
 
 def departures(known: dict[str, tuple[float, float, float]]) -> dict[str, float]:
@@ -317,57 +267,342 @@ def most_likely(log_likelihood: Callable[[float], float]) -> float:
     return math.exp(best.x)
 
 
-class LearntDispersion(DispersionRule):
-    """The dispersion as one of a law's own numbers, given its conditional: found, or drawn.
+class DispersionRule:
+    """The rule for the dispersions φ of a run: one for each matrix, of which most runs have one.
 
-    log p(V | W, H, α) - α, the prior being Exponential(1)
+    A dispersion is fixed by the user, 1 for counts that may be Poisson, drawn given the factors
+    if the law is negative binomial, or else estimated by Pearson's φ̂ = Σ (v - μ)² μ^(β-2) / N at
+    draws of the chain; of whole numbers under β = 1 φ̂ = Σ (v - μ)² / Σ v, on which cells of tiny
+    means have no hold. The spread of the draws makes up for the degrees of freedom that the
+    factors use; at a point estimate the divisor is N less the number of parameters.
+
+    A dispersion is a number, or a tuple for several matrices, in units of their means.
+
+    Attributes
+    ----------
+    matrices
+        Of each matrix, in order.
+    alone
+        Whether a point estimate is all that there will be.
+    settled
+        Whether a point estimate no longer decides if counts are Poisson.
     """
 
-    drawn = True
-    divides = False
-    found = 1.0
+    alone = False
+
+    def __init__(
+        self, model: GammaFactors, data: BlockedData, assumed: float | None = None
+    ) -> None:
+        """Make the rule; ``assumed`` is what a sampler takes φ to be, whatever the model says."""
+        self.model, self.data = model, data
+        if model.joins:
+            self.matrices = _coupled_matrices(model, cast("JoinedData", data), assumed)
+        else:
+            requested = model.dispersion if assumed is None else assumed
+            observed, whole = data.effective, bool(data.is_integer)
+            self.matrices = [MatrixDispersion(model.likelihood, requested, observed, 0.0, whole)]
+        self._count_parameters(model.n_components)
+        self.settled = self.fixed is not None
+
+    def _count_parameters(self, components: int) -> None:
+        """Count what so many components determine, of each matrix."""
+        model, data, shape = self.model, self.data, self.data.shape
+        if model.joins:
+            counts = _parameters_of(components, cast("JoinedData", data)).tolist()
+        elif model.fixed != (None, None) and components == model.n_components:
+            counts = [_free_parameters(shape, model)]
+        elif (axes := len(data.grid.sides)) > 2:  # scales of components alone are free
+            counts = [components * (sum(shape) - axes + 1)]
+        else:
+            fewer = min(components, *shape)
+            counts = [fewer * (sum(shape) - fewer)]
+        for matrix, count in zip(self.matrices, counts, strict=True):
+            matrix.parameters = count
+
+    def _value(self, each: Sequence[float]) -> Any:
+        return tuple(each) if self.model.joins else each[0]
+
+    def _pairs(self, value: Any) -> "list[tuple[MatrixDispersion, float]]":
+        return list(zip(self.matrices, value if self.model.joins else [value], strict=True))
 
     @property
-    def first(self) -> float:
-        return self.found
+    def parameters(self) -> int:
+        """Number of parameters that the data determine."""
+        return int(sum(matrix.parameters for matrix in self.matrices))
 
-    def log_prior(self, state: ChainState, dispersion: float) -> float:
-        return -dispersion
+    @property
+    def drawn(self) -> bool:
+        """Whether chains draw one of them, given their states."""
+        return any(matrix.drawn for matrix in self.matrices)
 
-    def estimate(self, fit: Fit, at_point: bool = True) -> float:
-        del fit, at_point
-        return self.found
+    @property
+    def divides(self) -> bool:
+        """Whether it does no more than divide gradients and divergences."""
+        return not (self.drawn or self.model.joins)
 
-    def normalizer(self, executor: Executor, dispersion: float) -> float:
-        self.counted = self.counted or tally(self.data, executor)
-        values, numbers, _ = self.counted
-        return float(numbers @ self.model.likelihood.log_normalizer(values, dispersion))
+    @property
+    def fixed(self) -> Any:
+        """The dispersion, if all of it is fixed; else None."""
+        values = [matrix.fixed for matrix in self.matrices if matrix.fixed is not None]
+        return self._value(values) if len(values) == len(self.matrices) else None
 
-    def log_likelihood(
-        self, executor: Executor, state: ChainState, floor: float, dispersion: float
-    ) -> float:
-        """Return log p(V | W, H, α); a pass over the data."""
-        law, phi = self.model.likelihood.at(dispersion)
+    @property
+    def first(self) -> Any:
+        """What φ is taken to be before there is a fit.
+
+        0 for the one of a single matrix that is to be estimated: the prior then counts nothing.
+        """
+        if self.divides and self.fixed is None:
+            return 0.0
+        return self._value([matrix.current for matrix in self.matrices])
+
+    @property
+    def memory(self) -> list[float | None]:
+        """What a checkpoint keeps of it: what is fixed."""
+        return [matrix.fixed for matrix in self.matrices]
+
+    @memory.setter
+    def memory(self, values: Sequence[float | None]) -> None:
+        for matrix, value in zip(self.matrices, values, strict=True):
+            matrix.fixed = value
+
+    @property
+    def estimates(self) -> bool:
+        """Whether chains estimate something of it."""
+        return any(matrix.fixed is None and not matrix.drawn for matrix in self.matrices)
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether a look at a state is a pass over the data of its own."""
+        return any(matrix.undecided for matrix in self.matrices)
+
+    # -- at a point, or at a draw ------------------------------------------------
+
+    def _fit(self, executor: Executor, state: ChainState, floor: float) -> Fit:
+        law, _ = self.model.likelihood.at(self._value([own.current for own in self.matrices]))
+        return evaluate(executor, self.data, state, law, floor)
+
+    def look(self, executor: Executor, state: ChainState, floor: float) -> tuple[Fit, Any]:
+        """Evaluate a point estimate, and estimate φ from its fit, or where it is most likely."""
+        place, fit = (executor, state, floor), None
+        if not all(matrix.drawn for matrix in self.matrices):
+            fit = self._fit(*place)
+            for matrix, phi in self._pairs(self.estimate(fit)):
+                matrix.current = phi
+        for matrix in self.matrices:
+            if matrix.drawn:
+                matrix.current = most_likely(self._density(matrix, *place)) * matrix.scale
+        if fit is None or not self.divides:
+            fit = self._fit(*place)
+        return fit, self._value([matrix.current for matrix in self.matrices])
+
+    def estimate(self, fit: Fit, at_point: bool = True) -> Any:
+        """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
+        pairs = self._pairs(fit.pearson)
+        return self._value([matrix.estimate(pearson, at_point) for matrix, pearson in pairs])
+
+    def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
+        """Estimate φ from a draw of the chain, and its fit."""
+        estimate = self.estimate(fit, at_point=False)
+        if self.looks_again:
+            return self.variation(executor, state, floor, estimate)
+        return estimate
+
+    def variation(
+        self, executor: Executor, state: ChainState, floor: float, estimate: Any = 1.0
+    ) -> Any:
+        """Put how much undecided counts vary around their means in the places of their estimates.
+
+        In units of what Poisson counts do.
+        """
+        law: Likelihood = NORMAL
+        if self.model.joins:
+            joint: Any = self.model.likelihood
+            laws = tuple(NORMAL if own.counts else own.law for own in self.matrices)
+            law, _ = replace(joint, laws=laws).at([own.current for own in self.matrices])
         fit = evaluate(executor, self.data, state, law, floor)
-        return fit.negative_divergence / phi + self.normalizer(executor, dispersion)
+        squares = fit.pearson if self.model.joins else [fit.pearson]
+        return self._value(
+            [
+                matrix.variation(own, self.data, executor) if matrix.undecided else phi
+                for (matrix, phi), own in zip(self._pairs(estimate), squares, strict=True)
+            ]
+        )
 
-    def look(self, executor: Executor, state: ChainState, floor: float) -> tuple[Fit, float]:
-        """Find the dispersion at which the conditional is largest, and evaluate at it."""
-        self.found = most_likely(partial(self.log_likelihood, executor, state, floor))
-        law, _ = self.model.likelihood.at(self.found)
-        return evaluate(executor, self.data, state, law, floor), self.found
+    def settle(
+        self,
+        executor: Executor,
+        state: ChainState,
+        floor: float,
+        estimate: Any,
+        last: bool = True,
+    ) -> Any:
+        """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
+
+        A fit on its way may yet come closer: unless it is the ``last``, others may be looked at.
+        Where it is all that there will be, nothing tells its lack of fit from dispersion.
+        """
+        if self.alone:
+            estimate = self.reopen(estimate)
+            for matrix in self.matrices:
+                matrix.fixed = matrix.scale if matrix.counts else matrix.fixed
+        if self.looks_again:
+            estimate = self.variation(executor, state, floor, estimate)
+            estimate = self._value([m.at_point(phi) for m, phi in self._pairs(estimate)])
+            if not self.settled:
+                for matrix, phi in self._pairs(estimate):
+                    if matrix.counts and phi == matrix.scale:
+                        matrix.fixed = matrix.scale
+        self.settled = self.settled or last or self.fixed is not None
+        return self.merge(estimate, estimate)
+
+    def reopen(self, estimate: Any) -> Any:
+        """Leave it to draws whether counts are Poisson, and begin as if they were."""
+        return self._value([matrix.reopen(phi) for matrix, phi in self._pairs(estimate)])
+
+    def fade(self, model: GammaFactors, state: ChainState) -> None:
+        """Count the parameters of those components that are left, where some fade."""
+        if model.shares_rates:
+            self._count_parameters(components_left(state))
+
+    # -- of several draws, and of several chains -----------------------------------
+
+    def mean_estimate(self, looks: Sequence[Any]) -> tuple[Any, list[bool]]:
+        """Return the mean of the later half of the estimates at draws, in the order of these.
+
+        And, of counts, whether they may yet come to vary as Poisson counts do.
+        """
+        means, waits = [], []
+        for number, matrix in enumerate(self.matrices):
+            series = [look[number] if self.model.joins else look for look in looks]
+            means.append(float(np.mean(series[len(series) // 2 :])))
+            ratios = [phi / matrix.scale for phi in series]
+            waits.append(matrix.counts and still_falls(ratios, matrix.limit))
+        return self._value(means), waits
+
+    def pool(self, estimates: Sequence[tuple[Any, list[bool]]]) -> Any:
+        """Return the mean over chains of their `mean_estimate`; of counts the smallest.
+
+        A chain that is stuck at means far from the counts says nothing of how much these vary.
+        It is 1 while that with the smallest is still on its way.
+        """
+        pooled = []
+        for number, matrix in enumerate(self.matrices):
+            each = [
+                (value[number] if self.model.joins else value, waits[number])
+                for value, waits in estimates
+            ]
+            phi, on_its_way = min(each)
+            if not matrix.counts:
+                phi = float(np.mean([value for value, _ in each]))
+            pooled.append(matrix.scale if matrix.counts and on_its_way else phi)
+        return self._value(pooled)
+
+    def merge(self, present: Any, estimate: Any) -> Any:
+        """Return an estimate, with a chain's present values where these are drawn or fixed."""
+        pairs = zip(self._pairs(present), self._pairs(estimate), strict=True)
+        return self._value([matrix.merge(own, phi) for (matrix, own), (_, phi) in pairs])
+
+    def snap_to_poisson(self, dispersion: Any) -> Any:
+        """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
+        return self._value([matrix.snap(phi) for matrix, phi in self._pairs(dispersion)])
+
+    def variations(self, estimate: Any, dispersion: Any) -> dict[str, float]:
+        """Return how many times as much as Poisson counts counts vary, where that is not once.
+
+        By the name of their matrix, "" if there is one. ``dispersion`` is what `snap_to_poisson`
+        makes of an ``estimate``.
+        """
+        pairs = zip(self._pairs(estimate), self._pairs(dispersion), strict=True)
+        return departures(
+            {
+                matrix.name: (ratio / matrix.scale, phi / matrix.scale, matrix.limit)
+                for (matrix, ratio), (_, phi) in pairs
+                if matrix.undecided
+            }
+        )
+
+    # -- densities, and draws ------------------------------------------------------
+
+    def begin(self, state: ChainState, dispersion: float) -> None:
+        """Give bands what they keep of the dispersion, at the start of a chain."""
+
+    def log_prior(self, state: ChainState, dispersion: Any) -> float:
+        """Return the log prior density of what is drawn: Exponential(1) each."""
+        return -sum(m.in_data(phi) for m, phi in self._pairs(dispersion) if m.drawn)
+
+    def normalizer(self, executor: Executor, dispersion: Any) -> float:
+        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series.
+
+        Of a density of values in units u, log u is taken off for each of them.
+        """
+        pairs = self._pairs(dispersion)
+        return sum(own.normalizer(self.data, executor, phi) for own, phi in pairs)
+
+    def _density(
+        self, matrix: MatrixDispersion, executor: Executor, state: ChainState, floor: float
+    ) -> Callable[[float], float]:
+        """Return log p(V | factors, α) of a matrix but for a constant, as a function of its α."""
+
+        def density(alpha: float) -> float:
+            present = matrix.current
+            matrix.current = alpha * matrix.scale
+            fit = self._fit(executor, state, floor).negative_divergence
+            value = fit + matrix.normalizer(self.data, executor, matrix.current)
+            matrix.current = present
+            return value
+
+        return density
 
     def draw(
         self,
         executor: Executor,
         state: ChainState,
         floor: float,
-        dispersion: float,
+        dispersion: Any,
         rng: np.random.Generator,
-    ) -> float:
-        """Draw the dispersion from its conditional; each density is a pass over the data."""
-        density = partial(self.log_likelihood, executor, state, floor)
-        return draw_positive(density, dispersion, rng, DRAWN)
+    ) -> Any:
+        """Draw from their conditionals, one by one; each density is a pass over the data."""
+        for matrix, phi in self._pairs(dispersion):
+            matrix.current = phi
+        for matrix in self.matrices:
+            if matrix.drawn:
+                density = self._density(matrix, executor, state, floor)
+                drawn = draw_positive(density, matrix.in_data(matrix.current), rng, DRAWN)
+                matrix.current = drawn * matrix.scale
+        return self._value([matrix.current for matrix in self.matrices])
+
+    def attrs(self, dispersion: Any) -> dict[str, Any]:
+        """Name dispersions as results do, in units of the data; fixed ones as they were given."""
+        values = self.model.dispersion_attrs(dispersion)
+        for matrix, phi in self._pairs(dispersion):
+            poisson = matrix.counts and math.isclose(phi, matrix.scale)
+            if poisson or matrix.fixed is not None:
+                name = f"dispersion_{matrix.name}" if self.model.joins else "dispersion"
+                values[name] = 1.0 if isinstance(matrix.requested, str) else matrix.requested
+        return values
+
+
+def _coupled_matrices(
+    model: Any, data: JoinedData, assumed: float | None
+) -> list[MatrixDispersion]:
+    """Describe the matrices of a `Coupled` model."""
+    laws = zip(model.likelihood.laws, model.likelihood.weights, strict=True)
+    return [
+        MatrixDispersion(
+            law,
+            model.relation(relation.name).dispersion if assumed is None else assumed,
+            float(relation.n_observed),
+            0.0,
+            relation.is_integer,
+            relation.name,
+            weight,
+            relation.unit,
+            model.in_unit(relation.name, 1.0),
+            data.owner == number,
+        )
+        for number, (relation, (law, weight)) in enumerate(zip(data.joints, laws, strict=True))
+    ]
 
 
 def same_dispersions(band: FactorBand, dispersion: float) -> None:
@@ -375,7 +610,7 @@ def same_dispersions(band: FactorBand, dispersion: float) -> None:
     band.arrays[DISPERSION] = np.full((len(band.values), 1), dispersion)
 
 
-class ColumnDispersions(LearntDispersion):
+class ColumnDispersions(DispersionRule):
     """A dispersion α_j for every column, which the column's band keeps: log α_j ~ N(m, s²).
 
     m and s are drawn anew whenever the dispersions are. A point estimate has one for all
@@ -430,8 +665,30 @@ class ColumnDispersions(LearntDispersion):
         return float(np.exp(x.mean()))
 
 
+def _parameters_of(n_components: int, data: JoinedData) -> Array:
+    """Count what each of several matrices determines: of a factor by its share of the entries."""
+    total = dict.fromkeys(data.axes, 0)
+    for own in data.joints:
+        for axis in own.axes:
+            total[axis] += own.n_observed
+    lengths = {name: n_components * axis.length for name, axis in data.axes.items()}
+    shares = [
+        [lengths[axis] * own.n_observed / max(total[axis], 1) for axis in own.axes]
+        for own in data.joints
+    ]
+    return np.array([sum(own) for own in shares])
+
+
 def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
     """Count entries that move, less one for each way to mix components free on both sides."""
     moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
     count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
     return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
+
+
+def dispersion_rule(
+    model: GammaFactors, data: BlockedData, assumed: float | None = None
+) -> DispersionRule:
+    """Make the rule of a model; ``assumed`` is what a sampler takes the dispersion to be."""
+    by_column = any(own.name == "dispersion" and own.dims for own in model.learnt)
+    return (ColumnDispersions if by_column else DispersionRule)(model, data, assumed)

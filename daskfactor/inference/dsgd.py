@@ -21,9 +21,8 @@ from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_pla
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import drop_arrays
 from daskfactor.inference.base import Bands, check_schedule
-from daskfactor.inference.dispersion import DispersionRule, typical_value
+from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table, warm_start
-from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import (
     OnStep,
     Optimizer,

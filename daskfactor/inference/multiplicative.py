@@ -17,8 +17,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, empty_state
 from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_moving
 from daskfactor.inference.base import Algorithm
-from daskfactor.inference.dispersion import DispersionRule, typical_value
-from daskfactor.inference.joint_dispersion import dispersion_rule
+from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.passes import Share, SharePass, evaluate, every, run_pass
 from daskfactor.inference.program import Fit
 from daskfactor.kernels import steps

@@ -173,7 +173,7 @@ def point_dataset(
             "model": json.dumps(model.to_dict()),
             "run": json.dumps({"source": data.source.to_dict()}),
             **hyper,
-            **model.told(point.hyper.dispersion),
+            **model.dispersion_attrs(point.hyper.dispersion),
             "n_iter": int(iterations[-1]),
             "mean": data.mean,
             "level": data.level,

@@ -20,8 +20,7 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.bands import pieces_of
-from daskfactor.inference.dispersion import typical_value
-from daskfactor.inference.joint_dispersion import dispersion_rule
+from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.multiplicative import run_updates, start_state
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import GammaFactors

@@ -16,9 +16,8 @@ from daskfactor.data.grid import TensorGrid
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
-from daskfactor.inference.dispersion import DispersionRule
+from daskfactor.inference.dispersion import DispersionRule, dispersion_rule
 from daskfactor.inference.inits import SHORT, Init
-from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import (
     FIT_EVERY,
     LAST_LOOK,

@@ -11,9 +11,8 @@ from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, drop_arrays, multiply
 from daskfactor.inference.base import TUNING
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
-from daskfactor.inference.dispersion import typical_value
+from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.inits import DRAWS
-from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import (
     OnStep,
     balance,
@@ -144,7 +143,7 @@ class TweedieChain(Chain):
         self.rule.begin(state, estimate)
         self.hyper = model.resolve(data.level, estimate)
         if self.rule.estimates:
-            self.latest = self.hyper.dispersion, np.zeros_like(self.hyper.dispersion, bool)
+            self.latest = self.hyper.dispersion, [False] * len(self.rule.matrices)
         if not drawn:
             self._level(state)
         if setting.temperature is not None:
@@ -271,7 +270,7 @@ class TweedieChain(Chain):
 
     def learnt(self, run: TrackRun) -> Arrays:
         found: Arrays = {}
-        told = self.rule.told(self.hyper.dispersion)
+        told = self.rule.attrs(self.hyper.dispersion)
         for own in self.model.learnt:
             if own.dims in (("row",), ("column",)):
                 side = "rows" if own.dims == ("row",) else "columns"
@@ -299,7 +298,7 @@ class TweedieChain(Chain):
         learnt = {own.name for own in self.model.learnt if not own.name.startswith("dispersion")}
         if self.rule.drawn:
             given["dispersion"] = self.mean_dispersion
-        given |= self.rule.told(given["dispersion"])
+        given |= self.rule.attrs(given["dispersion"])
         if learnt:  # rates that are chosen may follow shapes that are learnt
             names = ("rate_w", "rate_h")
             learnt |= {name for name in names if isinstance(getattr(self.model, name), str)}
@@ -326,7 +325,8 @@ class TweedieChain(Chain):
         self.hyper = Hyperparameters(*values)
         self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none
         self.effective = memory.get("effective", 0.0)
-        self.rule.memory = memory["fixed"]
+        fixed = memory["fixed"]
+        self.rule.memory = fixed if isinstance(fixed, list) else [fixed]  # older runs have one
         self.normalizer = memory["normalizer"]
         noise, self.noise_draws = memory.get("noise", (0.0, 0))
         self.noise_sum = np.asarray(noise)
@@ -410,7 +410,7 @@ class TweedieChain(Chain):
         estimate = self.rule.pool(estimates)
         dispersion = self.rule.snap_to_poisson(estimate)
         self.variations = self.rule.variations(estimate, dispersion)
-        dispersion = self.rule.merged(self.hyper.dispersion, dispersion)
+        dispersion = self.rule.merge(self.hyper.dispersion, dispersion)
         if dispersion != self.hyper.dispersion:
             self.hyper = self.hyper._replace(dispersion=dispersion)
             self._follow_dispersion()

@@ -370,7 +370,7 @@ class Coupled(GammaFactors):
         factor = unit**-law.beta if isinstance(law, Tweedie) else unit
         return float(dispersion * factor if to else dispersion / factor)
 
-    def told(self, dispersion: Any) -> dict[str, Any]:
+    def dispersion_attrs(self, dispersion: Any) -> dict[str, Any]:
         """Give dispersions, one for each matrix, by their names and in units of the data."""
         pairs = zip(self.relations or {}, dispersion, strict=True)
         found = {f"dispersion_{name}": self.in_unit(name, phi, to=False) for name, phi in pairs}

@@ -352,7 +352,7 @@ class FactorModel(StoredModel, ABC):
             )
         return self
 
-    def told(self, dispersion: Any) -> dict[str, Any]:
+    def dispersion_attrs(self, dispersion: Any) -> dict[str, Any]:
         """Dispersions by the names that results have, in units of the data."""
         return {"dispersion": dispersion}
 

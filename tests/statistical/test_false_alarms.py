@@ -15,7 +15,7 @@ from daskfactor.data.joined import JoinedData, join
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.dispersion import DispersionRule, poisson_limit, still_falls
-from daskfactor.inference.joint_dispersion import dispersion_rule
+from daskfactor.inference.dispersion import dispersion_rule
 from daskfactor.inference.multiplicative import mean_floor, start_state
 from daskfactor.inference.program import Tally, tally
 from daskfactor.inference.tweedie_chain import TweedieChain
@@ -175,7 +175,7 @@ def test_counts_vary_as_their_squares_say(kind):
     seen = V[~np.isnan(V)]
     pairs = np.sum(seen * (seen - 1))
     limit = 1.1 + 4 * np.sqrt(2 * (pairs + 4)) / seen.sum() + 1e-6 * pairs / seen.sum()
-    assert rule.limit == pytest.approx(limit)
+    assert rule.matrices[0].limit == pytest.approx(limit)
 
 
 BOTH = {name: dfac.Relation("row", name, law="poisson") for name in "ab"}
@@ -217,12 +217,12 @@ def test_counts_go_by_the_chain_that_fits_them_best(several):
     """And that is waited for, other chains are not."""
     with data_of(sparse_counts(), several) as data:
         rule = dispersion_rule(model_of(data), data)
-    one = rule._in_unit(1, 1.0) if several else 1.0
+    one = rule.matrices[-1].scale
 
     def pool(*estimates):
         given = [(phi * one, waits) for phi, waits in estimates]
         pairs = [((one, phi), [True, waits]) for phi, waits in given]
-        found = rule.pool(pairs if several else given)
+        found = rule.pool(pairs if several else [(phi, [waits]) for phi, waits in given])
         return float((found[1] if several else found) / one)
 
     assert pool((3.0, False), (900.0, False)) == pytest.approx(3.0)

@@ -146,7 +146,7 @@ class SameNumbers(dfac.Gibbs):
 PATH, TURN = "inference.block_hmc.Path", "inference.block_hmc.leapfrog_drift"
 WEIGHTS, SHAPES = "models.gamma_factors._weights", "models.gamma_factors.draw_positive"
 DRAW_ROWS = "inference.gaussian_chain.GaussianChain._draw_unobserved"
-NORMALIZER = "inference.dispersion.LearntDispersion.normalizer"
+NORMALIZER = "inference.dispersion.MatrixDispersion.normalizer"
 BUGS = {
     "no Metropolis test": (PATH, NoTest, local(POISSON, BOLD)),
     "a metric that moves": (PATH, MovingMass, local(POISSON, BLOCK_HMC)),
