@@ -11,9 +11,15 @@ import lazy_loader
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.2.0.dev0"
+REMOVED = {
+    "HMC": "use BlockHMC(), which is exact, too, and faster; 0.1.0 is the last version with HMC()"
+}
+"""Public names of earlier versions, and what to do without them."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in REMOVED:
+        raise AttributeError(f"daskfactor has no {name} any more: {REMOVED[name]}")
     # What modules make while they are loaded stays: looking through it again and again for
     # garbage is a third of the time that a first call takes.
     collects = gc.isenabled()

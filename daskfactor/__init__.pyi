@@ -37,7 +37,6 @@ from .inference.cost import Cost as Cost
 from .inference.cost import estimate_cost as estimate_cost
 from .inference.dsgd import DSGD as DSGD
 from .inference.gibbs import Gibbs as Gibbs
-from .inference.hmc import HMC as HMC
 from .inference.langevin import PSGLD as PSGLD
 from .inference.langevin import PSGRRLD as PSGRRLD
 from .inference.langevin import SGLD as SGLD
@@ -87,3 +86,4 @@ from .stein import stein_posterior as stein_posterior
 from .stein.silf import SILFNMF as SILFNMF
 
 __version__: str
+REMOVED: dict[str, str]

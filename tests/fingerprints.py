@@ -223,8 +223,8 @@ KINDS = (dfac.PSGLD, dfac.PSGRRLD, dfac.LangevinDynamics, dfac.SGLD)
 SAMPLERS: dict[str, Any] = {kind.__name__: kind(**WARM) for kind in KINDS}
 SAMPLERS |= {f"{kind.__name__} plain": kind(**PLAIN) for kind in KINDS}
 SAMPLERS["PSGLD euler"] = dfac.PSGLD(transition="euler", **WARM)
-SAMPLERS |= {"Gibbs": dfac.Gibbs(**WARM), "HMC": dfac.HMC(steps=3, **WARM)}
-SAMPLERS |= {"BlockHMC": dfac.BlockHMC(steps=2), "SGHMC": dfac.SGHMC(), "Gibbs real": dfac.Gibbs()}
+SAMPLERS |= {"Gibbs": dfac.Gibbs(**WARM), "BlockHMC": dfac.BlockHMC(steps=2)}
+SAMPLERS |= {"SGHMC": dfac.SGHMC(), "Gibbs real": dfac.Gibbs()}
 REAL = ("SGHMC", "Gibbs real")
 FIXED: dict[str, Any] = {"random_seed": 5, "executor": "serial", "progressbar": False}
 METHODS = {"updates": dfac.MultiplicativeUpdates(max_iter=70), "descent": dfac.DSGD(max_iter=15)}
@@ -319,7 +319,7 @@ def sampler_cases() -> Cases:
     for beta in (2.0, 1.0, 0.5, 0.0, -1.0):
         V, law = law_data(beta), dfac.TweedieNMF(K, beta=beta, dispersion=0.5)
         yield f"beta/{beta:g}/auto", partial(draw, V, dfac.TweedieNMF(K, beta=beta))
-        for name in ("PSGLD", "PSGRRLD", "SGLD", "HMC") if beta != 1.0 else ():
+        for name in ("PSGLD", "PSGRRLD", "SGLD") if beta != 1.0 else ():
             for given in ("gaps", "ratings"):
                 wrap, reading = INPUTS[given]
                 made = partial(draw, wrap(V), law, SAMPLERS[name], **reading)
@@ -338,7 +338,7 @@ def sampler_cases() -> Cases:
         "fixed noise": (with_gaps(signed()), dfac.GaussianMF(K, noise=0.3, precision_w=1.0)),
     }
     for label, (data, model) in models.items():
-        others = ("PSGLD", "PSGRRLD", "SGLD", "HMC", "Gibbs")
+        others = ("PSGLD", "PSGRRLD", "SGLD", "Gibbs")
         for name in ("auto", *(others if label in ("gamma", "fixed w") else ())):
             yield f"model/{label}/{name}", partial(draw, data, model, SAMPLERS.get(name))
     for order in (dfac.Cyclic(), dfac.NestedReshuffled(2), dfac.Proportional()):
@@ -384,7 +384,7 @@ def input_cases() -> Cases:
         "many segments": {"draws": 520, "tune": 520, "keep": "moments"},
         "seed": {"random_seed": 2**40 + 1},
     }
-    for name in ("PSGLD", "PSGRRLD", "Gibbs", "HMC", "SGHMC"):
+    for name in ("PSGLD", "PSGRRLD", "Gibbs", "SGHMC"):
         for label, options in variations.items():
             yield f"option/{label}/{name}", partial(drawn_by, name, **options)
 

@@ -497,7 +497,6 @@ REFUSED = [
     ("Coupled does not run", (TABLES, dfac.Coupled(2, relations=RELATIONS)), {}),
     ("models with covariates do not run on a GPU", (None, COVARIATES), {}),
     ("zeros that sparse data do not store do not run on a GPU", VISITED, {}),
-    (r"HMC does not run on a GPU \(PSGLD", (full(), None, dfac.HMC()), {}),
     (r"Gibbs does not run on a GPU \(PSGLD", (full(), None, dfac.Gibbs()), {}),
 ]
 

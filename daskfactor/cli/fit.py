@@ -106,7 +106,7 @@ Sampler = Annotated[
         metavar="NAME",
         help="auto: by model, size and counts; or blockhmc: exact, for any data; gibbs: exact, "
         "for counts and for gaussian; sghmc: with momentum, for large data; psgld: without; "
-        "psgrrld: its bias is less, for half as much work again; hmc: exact, for small data; "
+        "psgrrld: its bias is less, for half as much work again; "
         "langevin, sgld: for comparison.",
     ),
 ]

@@ -120,13 +120,12 @@ def build_plan(
     return tuple(rounds)
 
 
-def plan_visits(
-    observed: NDArray[np.int64], action: Action, cycle: int = 0, wanted: CycleOptions | None = None
-) -> tuple[Round, ...]:
-    """Return the rounds of one visit of every block, in an order that no chance decides."""
-    blocks = len(observed)
-    parts = Cyclic().cycle(blocks, diagonal_sizes(observed), np.random.default_rng(0))
-    return tuple(_rounds(parts, cycle, wanted or CycleOptions(), action))
+def plan_evaluation(observed: NDArray[np.int64]) -> tuple[Round, ...]:
+    """Return the rounds that evaluate every block once, in an order that no chance decides."""
+    sizes, rng = diagonal_sizes(observed), np.random.default_rng(0)
+    return tuple(
+        _rounds(Cyclic().cycle(len(observed), sizes, rng), 0, CycleOptions(), Action.EVALUATE)
+    )
 
 
 def _rounds(

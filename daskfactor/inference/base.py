@@ -367,9 +367,9 @@ class Sampler(Algorithm, ABC):
         """Tell what a cycle takes on a grid of ``blocks`` x ``blocks``."""
         return Work(blocks)
 
+    @abstractmethod
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         """Choose the step of one track on a grid of ``blocks`` x ``blocks``."""
-        raise NotImplementedError(f"{self.name} has no step that is known before it runs")
 
     def pair(self) -> "Sampler | None":
         """Return this sampler as two coupled chains, with half the step and with the whole one."""
@@ -462,9 +462,9 @@ def algorithm_from_dict(base: Any, values: dict[str, Any], made_by: str) -> Any:
     name = values.get("type")
     kind = getattr(daskfactor, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, base)):
+        advice = daskfactor.REMOVED.get(str(name)) or f"it knows {', '.join(known(base))}"
         raise StoreFormatError(
-            f"{made_by} called {name!r}, which this version does not have; it knows "
-            f"{', '.join(known(base))}"
+            f"{made_by} called {name!r}, which this version does not have; {advice}"
         )
     made: Any = kind
     return made.from_dict(values)

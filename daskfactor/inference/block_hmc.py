@@ -16,16 +16,19 @@ paths of θ itself that lead there are refused, and draws miss small entries.
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.checks import inner_share, positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Passes
+from daskfactor.data.grid import Passes, Schedule
+from daskfactor.errors import OptionError
 from daskfactor.executors.plan import CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
+    HYPER_EVERY,
     MOMENTS,
     Bands,
     ConstantStep,
@@ -36,7 +39,6 @@ from daskfactor.inference.base import (
     told_each,
 )
 from daskfactor.inference.chain import Chain, TrackRun
-from daskfactor.inference.hmc import HMC, DualAveraging, first_step
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.passes import Share
 from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, values_of
@@ -54,6 +56,7 @@ from daskfactor.kernels.steps import (
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import held, named_columns
+from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
@@ -77,6 +80,64 @@ CHANCE, WITHIN = 2, 4
 """Added to the factor in the address of the numbers that decide, and of those within rounding."""
 HEADWAY, RECENT = 9, 3.0
 """Cycles that the first mass counts as; weights grow with the square of the cycle's number."""
+GAMMA, OFFSET, DECAY = 0.05, 10.0, 0.75
+"""Pull of log ε towards its start, number of cycles that are damped, decay of the weights."""
+REACH = math.log(10.0)
+"""Steps that are tried gravitate to ten times the first one: large ones are cheap to try."""
+FIRST_STEP = 0.5
+"""Step that tuning begins with, for one entry; d of them take d^(-1/4) as much."""
+
+
+def check_leapfrog(options: Any) -> None:
+    """Check ``step``, ``steps`` and ``target_accept`` of a frozen dataclass, as plain numbers."""
+    step, target = options.step, options.target_accept
+    if isinstance(step, str):
+        if step != "auto":
+            raise OptionError(f'step must be "auto" or a number, got {step!r}')
+    else:
+        object.__setattr__(options, "step", positive_number("step", step))
+    object.__setattr__(options, "steps", whole_number("steps", options.steps, 1))
+    inner_share("target_accept", target)
+    object.__setattr__(options, "target_accept", float(target))
+
+
+def first_step(step: float | str, entries: int) -> float:
+    """Return ε at the first proposal, for so many entries."""
+    return FIRST_STEP * math.pow(entries, -0.25) if isinstance(step, str) else step
+
+
+@dataclass(frozen=True)
+class DualAveraging:
+    """log ε and its average after ``count`` cycles.
+
+    log ε ← log(10 ε₁) - √t / γ / (t + t₀) Σ (δ - α),  the average with weights t^(-κ)
+
+    ``start`` is log ε₁, ``error`` the averaged δ - α; numbers, or arrays of many steps'.
+
+    Source: Hoffman and Gelman 2014, "The No-U-Turn Sampler", equation 6 and algorithm 5.
+    """
+
+    start: float
+    log_step: Any
+    log_average: Any
+    error: Any = 0.0
+    count: int = 0
+
+    @classmethod
+    def at(cls, step: float) -> "DualAveraging":
+        """Before the first cycle."""
+        start = math.log(step)
+        return cls(start, start, start)
+
+    def after(self, acceptance: Any, target: float) -> "DualAveraging":
+        """With one more cycle's acceptance probability."""
+        count = self.count + 1
+        share = 1.0 / (count + OFFSET)
+        error = (1.0 - share) * self.error + share * (target - acceptance)
+        log_step = self.start + REACH - math.sqrt(count) / GAMMA * error
+        weight = count**-DECAY
+        average = weight * log_step + (1.0 - weight) * self.log_average
+        return replace(self, log_step=log_step, log_average=average, error=error, count=count)
 
 
 def steepness(theta: Array, power: float) -> Array | float:
@@ -117,7 +178,7 @@ class BlockHMCChain(TweedieChain):
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Start as other chains do, with masses from the multiplicative update's denominators.
 
-        m = c / (θ + 1/c), as for `HMC`: no less than the expected information.
+        m = c / (θ + 1/c): no less than the expected information.
         """
         super().start(on_step, first)
         sampler, logarithms = self.setting.sampler, self.setting.temperature is not None
@@ -326,7 +387,7 @@ class Path(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BlockHMC(HMC):
+class BlockHMC(Sampler):
     """Hamiltonian Monte Carlo on every row of W given H, then on every column of H given W.
 
     Exact, in parallel, and with an acceptance that does not fall with the size of the data:
@@ -381,13 +442,20 @@ class BlockHMC(HMC):
     (1, 20, 2, 15)
     """
 
-    chain = BlockHMCChain
+    chain: ClassVar[type[Chain]] = BlockHMCChain
     judges: ClassVar[bool] = True
-    tempers: ClassVar[bool] = True
+    biased: ClassVar[bool] = False
     merit: ClassVar[str] = "exact, and quick enough on data of this size"
-    by_rows: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
+    rescales_every: ClassVar[int | None] = HYPER_EVERY
+    statistics: ClassVar[tuple[Variable, ...]] = (
+        statistic("acceptance_rate", "acceptance probability of the proposal"),
+    )
+    step: float | Literal["auto"] = "auto"
     steps: int = 4
+    target_accept: float = 0.8
+    warm_start: int | Literal["auto"] = "auto"
+    schedule: Schedule = field(init=False, repr=False)
     n_factors: int = field(default=2, init=False, repr=False)
 
     def over(self, n_factors: int) -> Self:
@@ -399,6 +467,7 @@ class BlockHMC(HMC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_leapfrog(self)
         object.__setattr__(self, "schedule", Passes(self.n_factors * (self.steps + 1)))
 
     def worth(self, model: Any, data: Any) -> float:
@@ -419,7 +488,7 @@ class BlockHMC(HMC):
 
     def sizes(self, width: int) -> dict[str, float]:
         """Count three numbers a row in double precision, too."""
-        return Sampler.sizes(self, width) | {STEPS: 6 / width}
+        return super().sizes(width) | {STEPS: 6 / width}
 
     def gathered(self, width: int) -> float:
         """Count the five arrays of a path, and two numbers a row in double precision."""
@@ -442,6 +511,9 @@ class BlockHMC(HMC):
         steps = np.repeat([[start, start, 0.0]], len(band.values), axis=0)
         band.arrays[STEPS] = beside(band.values, steps)
         band.counts[ADAPTED] = 0
+
+    def for_compilation(self) -> Self:
+        return replace(super().for_compilation(), steps=1, step="auto", target_accept=0.8)
 
     def conditional(self) -> Self:
         """Take longer paths: a draw of the other factor is dear, and passes of few rows are not."""

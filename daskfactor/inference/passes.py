@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes
 from daskfactor.executors.base import Executor
-from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_visits
+from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_evaluation
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation
 from daskfactor.inference.bands import drop_arrays, pieces_of, take_array
 from daskfactor.inference.base import Bands
@@ -208,7 +208,7 @@ def evaluate(
     executor: Executor, data: BlockedData, state: ChainState, likelihood: Likelihood, floor: float
 ) -> Fit:
     """Evaluate how well a state fits, summed over blocks in row-major order."""
-    plan = plan_visits(data.n_observed, Action.EVALUATE)
+    plan = plan_evaluation(data.n_observed)
     state.become(executor.run(plan, Pass(likelihood, floor), state, data))
     (fit,) = take_fits(state).values()
     return fit

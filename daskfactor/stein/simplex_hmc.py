@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import FactorBand, make_state
-from daskfactor.inference.hmc import DualAveraging, check_leapfrog, first_step
+from daskfactor.inference.block_hmc import DualAveraging, check_leapfrog, first_step
 from daskfactor.inference.passes import BOTH, Share, SharePass, run_pass
 from daskfactor.inference.singular import Pair
 from daskfactor.machine import single_threaded_blas
@@ -49,6 +49,8 @@ EXCESS: Final = 10.0
 """a, of the law of the sum of a column."""
 DOUBLINGS: Final = 200
 """Of a distance, or halvings, until it is given up."""
+JITTER: Final = 0.2
+"""A proposal's step is ε times a uniform factor within 1 ± this."""
 FEW: Final = 0.1
 """Share of accepted proposals below which a chain is warned of."""
 
@@ -333,7 +335,10 @@ class SimplexHMC(ParticleMethod):
             jitter, threshold = rng.random(2)
             first, second = (rng.standard_normal(one.shape) for one in spot.place)
             before = energy(spot, (first, second))
-            size = averaging.size(self.step, tuning, jitter)
+            size = self.step
+            if isinstance(size, str):
+                size = math.exp(averaging.log_step if tuning else averaging.log_average)
+            size *= 1.0 + JITTER * (2.0 * jitter - 1.0)
             # A proposal may run away: it is then rejected.
             with single_threaded_blas(), np.errstate(all="ignore"):
                 end, momentum, looks = leapfrog(

@@ -34,7 +34,7 @@ LANGEVIN = {
     "SGHMC": dfac.SGHMC(**WARM),
     "BlockHMC": dfac.BlockHMC(steps=1, **WARM),
 }
-MORE = {"SGLD": dfac.SGLD(**WARM), "HMC": dfac.HMC(steps=1, **WARM)}
+MORE = {"SGLD": dfac.SGLD(**WARM)}
 OF_A_MATRIX = {
     "SGLD of half": dfac.SGLD(0.01, subsample=0.5, **WARM),
     "PSGRRLD moments": dfac.PSGRRLD(transition="moments", **WARM),

@@ -17,7 +17,6 @@ X = RNG.normal(size=(24, 2))
 CASES = {
     "PSGLD": (dfac.TweedieNMF(2, beta=0.5), dfac.PSGLD()),
     "SGHMC": (dfac.TweedieNMF(2, beta=1.0), dfac.SGHMC()),
-    "HMC": (dfac.TweedieNMF(2, beta=1.0), dfac.HMC(steps=2)),
     "BlockHMC": (dfac.TweedieNMF(2, beta=1.0, shape_w="auto"), dfac.BlockHMC()),
     "shared rates": (dfac.TweedieNMF("auto", beta=1.0), dfac.PSGLD()),
     "columns": (dfac.NegativeBinomialNMF(2, dispersion="column"), dfac.PSGLD()),

@@ -15,8 +15,8 @@ import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference import gaussian_chain
 from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
+from daskfactor.inference.block_hmc import BlockHMC
 from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import LangevinSampler
 from daskfactor.inference.sghmc import SquaresSGHMC
 from tests.executors.audit import AuditExecutor
@@ -50,7 +50,7 @@ LOG_LINEAR = replace(POISSON, covariates_w=COSINES, covariates_h=EACH_COLUMN)
 @pytest.fixture(autouse=True)
 def scales_are_drawn(monkeypatch):
     """Short runs draw them, too."""
-    for kind in (LangevinSampler, HMC, Gibbs, SquaresSGHMC):
+    for kind in (LangevinSampler, BlockHMC, Gibbs, SquaresSGHMC):
         monkeypatch.setattr(kind, "rescales_every", 4)
     monkeypatch.setattr(gaussian_chain, "SYMMETRIES_EVERY", 2)
 
@@ -73,8 +73,7 @@ REFUSED = {
     dfac.Gibbs: WARM_STARTS,
     dfac.LangevinDynamics: LANGEVIN | {"transition": ("exact",)},
     dfac.SGLD: LANGEVIN | {"subsample": SUBSAMPLES},
-    dfac.HMC: {"step": STEPS, "steps": (0, 2.5), "target_accept": RATES} | WARM_STARTS,
-    dfac.BlockHMC: {"step": STEPS, "steps": (0,), "target_accept": (1,)} | WARM_STARTS,
+    dfac.BlockHMC: {"step": STEPS, "steps": (0, 2.5), "target_accept": RATES} | WARM_STARTS,
     dfac.SGHMC: {"step": STEPS[:3], "friction": (0,), "schedule": ("cyclic",)} | WARM_STARTS,
 }
 """Values of options that a sampler must refuse."""
@@ -96,11 +95,10 @@ CASES = {
     ),
     "SGLD": Case(dfac.SGLD(**WARM), POISSON),
     "SGLD of a third": Case(dfac.SGLD(0.01, subsample=0.3, **WARM), POISSON),
-    "HMC": Case(dfac.HMC(**TWO), POISSON),
     "BlockHMC": Case(dfac.BlockHMC(**TWO), POISSON),
     "PSGLD negative binomial": Case(dfac.PSGLD(**WARM), OVERDISPERSED),
     "PSGRRLD negative binomial": Case(dfac.PSGRRLD(**WARM), OVERDISPERSED),
-    "HMC negative binomial": Case(dfac.HMC(**TWO), OVERDISPERSED),
+    "BlockHMC negative binomial": Case(dfac.BlockHMC(**TWO), OVERDISPERSED),
     "PSGLD columns": Case(dfac.PSGLD(**WARM), BOTH_BY_COLUMN),
     "BlockHMC columns": Case(dfac.BlockHMC(**TWO), BY_COLUMN),
     "PSGLD learnt": Case(dfac.PSGLD(**WARM), LEARNT),
@@ -109,7 +107,6 @@ CASES = {
     "SGHMC covariates": Case(dfac.SGHMC(), LINKED),
     "PSGLD log-linear": Case(dfac.PSGLD(**WARM), LOG_LINEAR),
     "Gibbs log-linear": Case(dfac.Gibbs(**WARM), LOG_LINEAR),
-    "HMC log-linear": Case(dfac.HMC(**TWO), LOG_LINEAR),
     "BlockHMC log-linear": Case(dfac.BlockHMC(**TWO), LOG_LINEAR),
     "SGHMC": Case(dfac.SGHMC(), dfac.GaussianMF(2)),
     "SGHMC squares": Case(dfac.SGHMC(friction=0.5, **WARM), POISSON),
@@ -175,14 +172,14 @@ each = pytest.mark.parametrize("name", CASES)
 FIRST = {type(case.sampler): name for name, case in reversed(CASES.items())}.values()
 # With these every sampler, and every kind of model.
 BRIEF = {*FIRST, "PSGLD columns", "Gibbs real-valued", "Gibbs learnt", "BlockHMC learnt", "SGHMC"}
-BRIEF |= {"HMC log-linear", "SGHMC negative binomial"}
+BRIEF |= {"BlockHMC log-linear", "SGHMC negative binomial"}
 AUDITED = BRIEF | {"PSGLD negative binomial", "BlockHMC columns", "SGHMC squares"}
 AUDITED |= {"PSGLD weights", "BlockHMC weights", "Gibbs weights", "SGHMC weights"}
 # Every sampler and every kind of model is stored with one of the others here.
 OF_PAIRS = {
     *("PSGLD euler", "SGLD moments", "SGLD of a third", "BlockHMC learnt", "SGHMC squares"),
-    *("PSGRRLD negative binomial", "HMC negative binomial", "SGHMC negative binomial"),
-    *("Gibbs log-linear", "HMC log-linear"),
+    *("PSGRRLD negative binomial", "BlockHMC negative binomial", "SGHMC negative binomial"),
+    "Gibbs log-linear",
     *("PSGLD negative binomial weights", "SGLD weights", "BlockHMC weights", "SGHMC weights"),
 }
 stored = pytest.mark.parametrize(
@@ -277,9 +274,7 @@ def test_another_seed_gives_other_draws(name):
     assert not np.any(one[..., :2] == other[..., :2])
 
 
-@pytest.mark.quick(
-    "PSGLD", "PSGRRLD", "HMC", "BlockHMC columns", "Gibbs learnt", "SGHMC covariates"
-)
+@pytest.mark.quick("PSGLD", "PSGRRLD", "BlockHMC columns", "Gibbs learnt", "SGHMC covariates")
 @stored
 def test_stopped_and_extended_runs_draw_what_unbroken_ones_do(name, tmp_path, monkeypatch):
     """The unbroken run has one segment where these have many."""

@@ -175,7 +175,7 @@ def run(V=None, settings=None, sampler=None, **options):
     [
         *(
             ({"sampler": own}, OptionError, "samples matrices")
-            for own in (dfac.Gibbs(), dfac.SGLD(), dfac.HMC())
+            for own in (dfac.Gibbs(), dfac.SGLD())
         ),
         ({"settings": {"rate_w": "component"}}, ModelError, None),
         ({"settings": {"shape_w": "auto"}}, ModelError, None),

@@ -132,8 +132,6 @@ def test_what_takes_settled_priors_says_so(model):
     refused(ModelError, words, dfac.sample, V, model, dfac.PSGRRLD(), **SETTINGS)
     for call in (dfac.optimize, dfac.log_evidence, dfac.stein_posterior):
         refused(ModelError, words, call, V, model)
-    words = r'HMC\(\) takes shapes .* got "auto"; use BlockHMC'
-    refused(ModelError, words, dfac.sample, V, LEARNT, dfac.HMC(), **SETTINGS)
 
 
 def low_rank(rank, shape=(80, 60)):

@@ -9,8 +9,7 @@ from scipy import sparse, stats
 
 import daskfactor as dfac
 from daskfactor.executors.state import FactorBand, make_state
-from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS, Path
-from daskfactor.inference.hmc import DualAveraging
+from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS, DualAveraging, Path
 from daskfactor.inference.langevin import allotment
 from daskfactor.inference.multiplicative import balance
 from daskfactor.kernels import blockwise
@@ -30,7 +29,6 @@ def draw(sampler, V=None, **options):
     "sampler",
     [
         dfac.LangevinDynamics(warm_start=3),
-        dfac.HMC(0.1, steps=3, warm_start=3),
         dfac.BlockHMC(0.3, steps=2, warm_start=3),
     ],
 )
@@ -114,32 +112,11 @@ def test_balanced_factors_have_equal_sums_and_the_same_product():
     np.testing.assert_allclose(left @ right.T, W @ H.T)
 
 
-def test_hmc_repeats_a_draw_that_it_rejects():
-    tree = draw(dfac.HMC(0.6, steps=3, warm_start=3), draws=60)
-    rate = tree["sample_stats"]["acceptance_rate"].values[0]
-    assert np.all((rate >= 0) & (rate <= 1))
-    draws = [tree["posterior"][name].values[0] for name in "WH"]
-    moved = [np.any(np.diff(own, axis=0) != 0, axis=(1, 2)) for own in draws]
-    np.testing.assert_array_equal(moved[0], moved[1])
-    assert 0 < np.mean(moved[0]) < 1
-    assert np.mean(moved[0]) == pytest.approx(rate[1:].mean(), abs=0.2)
-    lp = tree["sample_stats"]["lp"].values[0]
-    np.testing.assert_array_equal(np.diff(lp) != 0, moved[0])
-
-
-def test_hmc_learns_its_step_while_tuning_and_keeps_it():
-    tree = draw(dfac.HMC(steps=3, target_accept=0.7, warm_start=20), draws=150, tune=150)
-    stats = tree["sample_stats"]
-    steps = stats["step_size"].values[0]
-    assert 1.2 < steps.max() / steps.min() <= 1.2 / 0.8  # ε times a factor from 0.8 to 1.2
-    assert stats["acceptance_rate"].mean() == pytest.approx(0.7, abs=0.15)
-
-
 def test_frozen_components_do_not_move():
     V, frozen = counts(), np.full((7, 1), 0.5)
     model = dfac.TweedieNMF(3, dispersion=1.0, fixed_w=frozen, shape_h=2.0)
     kinds = dfac.LangevinDynamics, dfac.SGLD, dfac.Gibbs, dfac.BlockHMC
-    samplers = [*(kind(warm_start=3) for kind in kinds), dfac.HMC(steps=3, warm_start=3)]
+    samplers = [kind(warm_start=3) for kind in kinds]
     for sampler in (*samplers, dfac.LangevinDynamics(1e-3, "identity", warm_start=3)):
         tree = dfac.sample(V, model, sampler, blocks=2, **SETTINGS)
         W = tree["posterior"]["W"].values[0]
@@ -184,10 +161,9 @@ def test_rows_are_refused_one_by_one_and_learn_steps_of_their_own():
     assert np.ptp(stats_["step_size"].values) == 0  # kept after tuning
 
 
-@pytest.mark.parametrize("kind", [dfac.BlockHMC, dfac.HMC])
-def test_paths_that_run_away_go_back(kind):
+def test_paths_that_run_away_go_back():
     """No roll-back and no warning: a path that diverges is a proposal like any other."""
-    tree = draw(kind(1e12, warm_start=3))
+    tree = draw(dfac.BlockHMC(1e12, warm_start=3))
     assert not tree["sample_stats"]["acceptance_rate"].values.any()
     W, H = (tree["posterior"][name].values[0] for name in "WH")
     for moved in (W / W.sum(axis=1, keepdims=True), H / H.sum(axis=2, keepdims=True)):

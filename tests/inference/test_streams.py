@@ -139,7 +139,6 @@ def test_streams_that_coincide_are_found(fault, name, end, tmp_path):
 
 
 APART = {
-    ("ACCEPTANCE", "hmc", "simplex_hmc"): "a sampler of chains, or of particles",
     ("HYPER", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
     ("SCALE", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
     ("SCHEDULE", "batches", "dsgd"): "allocation models, or an optimizer",

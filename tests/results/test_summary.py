@@ -175,7 +175,7 @@ def test_very_few_draws_say_nothing():
 
 
 BIASED = dfac.PSGLD(), dfac.PSGRRLD()
-EXACT = dfac.Gibbs(), dfac.HMC(), dfac.BlockHMC()
+EXACT = dfac.Gibbs(), dfac.BlockHMC()
 
 
 @pytest.mark.parametrize("sampler", [*BIASED, *EXACT])

@@ -163,12 +163,6 @@ class Biased(Distance):
     most_off, ratios_between, most_sum, most_error = 0.10, (0.90, 1.12), 0.03, 0.03
 
 
-class Rejecting(Biased):
-    """With those of a sampler all of whose copies are taken or rejected together."""
-
-    most_off = 0.05
-
-
 def distance(case, sampler, kind=Distance, exact=None, **settings):
     """The distance of a run; counts under gamma priors are quickest by allocations."""
     priors = Priors(case.rate_w, case.rate_h, case.shape_w, case.shape_h)

@@ -68,11 +68,10 @@ ROWS = dfac.BlockHMC(**WARM)
     [
         (ROWS, 600, TWICE),
         (ROWS, 600, None),
-        (dfac.HMC(**WARM), 600, None),
         (dfac.PSGLD(step=0.02, **WARM), 4000, None),
         (dfac.SGHMC(**WARM), 4000, None),
     ],
-    ids=["weights", "BlockHMC", "HMC", "PSGLD", "SGHMC"],
+    ids=["weights", "BlockHMC", "PSGLD", "SGHMC"],
 )
 def test_draws_of_the_dispersion_have_its_exact_posterior(sampler, draws, weights):
     x, (mean, sd) = drawn_dispersions(sampler, draws, weights), exact_dispersion(weights is TWICE)

@@ -27,7 +27,7 @@ COPIES, CHAINS = (12000, 600) if FULL else (3000, 40)
 ROWS_X = np.random.default_rng(0).normal(size=(5, 2))
 COLUMNS_X = np.eye(6)[:, :2]
 WARM = {"warm_start": 5}
-GIBBS, BLOCK_HMC, HMC = dfac.Gibbs(**WARM), dfac.BlockHMC(**WARM), dfac.HMC(**WARM)
+GIBBS, BLOCK_HMC = dfac.Gibbs(**WARM), dfac.BlockHMC(**WARM)
 BOLD = dfac.BlockHMC(step=1.1, **WARM)
 
 RATES_OF = {"rate_w": 1.0, "rate_h": 0.8}
@@ -83,9 +83,6 @@ CASES = {
     "BlockHMC, negative binomial": local(replace(COUNTS, dispersion=0.5), BLOCK_HMC),
     "BlockHMC, its dispersion": shared(COUNTS, BLOCK_HMC),
     "BlockHMC, dispersions of columns": shared(OF_COLUMNS, BLOCK_HMC),
-    "HMC, rates of rows and columns": shared(BY_ROW, HMC),
-    "HMC, rates of components": shared(SHARED, HMC),
-    "HMC, its dispersion": shared(COUNTS, HMC),
     "Gibbs, normal": local(NORMAL, dfac.Gibbs()),
     "Gibbs, real-valued": shared(dfac.GaussianMF(2), dfac.Gibbs(), shape=(5, 6)),
     "Gibbs, covariates": COVARIATES,
@@ -104,7 +101,7 @@ CASES = {
     "BlockHMC, frozen",
     "BlockHMC, bold",
     "BlockHMC, negative binomial",
-    "HMC, rates of components",
+    "BlockHMC, rates of components",
 )
 @pytest.mark.parametrize("name", CASES)
 def test_the_prior_stays_as_it_is(name):
@@ -198,7 +195,6 @@ PAIRS = {
     "Gibbs, real-valued": (REAL, dfac.Gibbs(), {"missing": 0.2}),
     "BlockHMC, noisy": (NOISY, BLOCK_HMC, {"replications": 800}),
     "BlockHMC, dispersions of columns": (OF_COLUMNS, BLOCK_HMC, EACH),
-    "HMC": (RANKED, HMC, {"together": 10, "replications": 200, "draws": 400}),
 }
 
 

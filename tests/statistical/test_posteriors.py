@@ -10,16 +10,15 @@ from scipy import stats
 import daskfactor as dfac
 from daskfactor.data.grid import SCHEDULES, Cyclic, Proportional, Reshuffled
 from daskfactor.executors import LanesExecutor
-from daskfactor.inference import block_hmc, hmc, sghmc
+from daskfactor.inference import block_hmc, sghmc
 from daskfactor.inference.block_hmc import ENERGY, MASS, BlockHMC, Path
 from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, gathered
-from daskfactor.inference.hmc import HMC
 from daskfactor.inference.langevin import PSGLD, PSGRRLD, SGLD, LangevinDynamics
 from daskfactor.inference.sghmc import SquaresSGHMC
 from daskfactor.kernels.philox import fill_normals
 from daskfactor.models import negative_binomial
 from tests.statistical.exact import NEGATIVE_BINOMIAL, Case, reference_posterior
-from tests.statistical.replicas import BY_NAME, Biased, Distance, Rejecting, distance, run_copies
+from tests.statistical.replicas import BY_NAME, Biased, Distance, distance, run_copies
 
 pytestmark = pytest.mark.statistical
 
@@ -67,10 +66,6 @@ def plain(step, kind=PSGLD):
 SMALLER = {"copies": 2048, "tune": 1000, "draws": 500, "label": " of a smaller step"}
 DENSE = {"dense": True, "copies": 128, "draws": 1500, "label": " dense"}
 LONG = {"tune": 1000, "draws": 500}
-FEW = {"copies": 32, "tune": 150, "draws": 300}
-"""Copies of HMC are taken or rejected together: the more there are, the shorter the steps."""
-HMC_PATHS = {"copies": 48, "tune": 150, "draws": 1000, "blocks": 1, "dense": True}
-BOLD_PATHS = {"copies": 16, "tune": 50, "draws": 1500, "blocks": 1}
 SHORT_FLIGHT = (0.3 / 2) ** 2
 DRAWN = {"tune": 300, "draws": 1500}
 EXACT = [
@@ -97,12 +92,6 @@ EXACT = [
     *steps(LangevinDynamics(), "gaussian compound", blocks=1, tune=1000, draws=125),
     *steps(plain(0.02, LangevinDynamics), "poisson", " plain", blocks=1, draws=125),
     *steps(SGLD(), "poisson", draws=125),
-    *steps(HMC(), "poisson", kind=Rejecting, dense=True, **FEW),
-    *steps(HMC(), "gaussian", kind=Rejecting, blocks=1, **FEW | {"draws": 500}),
-    *steps(HMC(), "steep", kind=Rejecting, blocks=1, **FEW),
-    *steps(HMC(), "gaussian-skewed", kind=Rejecting, **HMC_PATHS),
-    # Two thirds are refused: with half of ΔE the variance is 1.15 times too large.
-    *steps(HMC(step=0.7, steps=6), "gaussian", " bold", Rejecting, **BOLD_PATHS),
     *exact(
         Gibbs(**WARM),
         "poisson poisson-gaps poisson-two two-rates poisson-small poisson-tall poisson-two-large "
@@ -142,7 +131,6 @@ EXACT = [
     "PSGLD-counts",
     "LangevinDynamics-poisson-two",
     "SGLD-poisson",
-    "HMC-gaussian",
     "Gibbs-poisson-two",
     "BlockHMC-spikes",
     "BlockHMC-gaussian-skewed",
@@ -168,16 +156,6 @@ def test_copies_in_a_dense_matrix_do_what_they_do_in_a_sparse_one(name):
     for other in others:
         for value, wanted in zip(other, one, strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-9)
-
-
-@pytest.mark.parametrize("learnt", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_hmc_comes_to_means_whose_mode_is_zero(learnt, monkeypatch):
-    """With masses as they are at the mode an entry near zero takes hardly a step."""
-    if not learnt:
-        monkeypatch.setattr(hmc, "LEARN_EVERY", 10**9)
-    settings = {"copies": 32, "tune": 200, "draws": 700, "blocks": 1, "dense": True}
-    found = distance(BY_NAME["compound-two"], HMC(), **settings)
-    assert (found.rms < 0.1 and min(found.ratios.ravel()) > 0.7) == learnt, str(found)
 
 
 def test_matched_moments_widen_the_posterior_of_counts_less():
@@ -373,7 +351,6 @@ BUGS = [
     (POISSON, NotScaledUp(), STEPS | {"draws": 20}, None),
     (SHAPED["steep"], ShapeForgotten(), STEPS | {"draws": 60}, None),
     (SHAPED["steep"], plain(0.02, ShapeForgotten), STEPS | {"draws": 60}, None),
-    (SKEWED, HMC(), HMC_PATHS | {"kind": Biased}, (hmc, "leapfrog_drift", drift_without_turning)),
     *((POISSON, own(**WARM), SWEEPS, None) for own in (NoPriorShape, NoPriorRate)),
     (POISSON, BOLD, PATHS, (block_hmc, "Path", NoTest)),
     (SKEWED, BlockHMC(**WARM), PATHS, (block_hmc, "leapfrog_drift", drift_without_turning)),

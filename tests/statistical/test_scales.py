@@ -103,7 +103,6 @@ MIXED = {
     "BlockHMC": (POISSON, dfac.BlockHMC()),
     "BlockHMC, rates of rows": (BY_ROW, dfac.BlockHMC()),
     "BlockHMC, negative binomial": (dfac.NegativeBinomialNMF(2), dfac.BlockHMC()),
-    "HMC": (POISSON, dfac.HMC()),
     "Gibbs": (POISSON, dfac.Gibbs()),
     "SGHMC": (POISSON, dfac.SGHMC()),
     "PSGLD": (POISSON, dfac.PSGLD()),
