@@ -41,7 +41,7 @@ from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.program import Program, prepare_state
 from daskfactor.kernels import blockwise, linalg
-from daskfactor.kernels.dense import dense_kernels
+from daskfactor.kernels.dense import accumulation
 from daskfactor.kernels.jit import jit
 from daskfactor.kernels.langevin import accumulate_moments, langevin_step
 from daskfactor.kernels.philox import Address, fill_normals
@@ -86,8 +86,8 @@ def dense_calls(shape: tuple[int, int], K: int) -> dict[str, Callable[[], Any]]:
     into = np.zeros_like(large)
 
     def gradient(beta: float) -> Callable[[], Any]:
-        kernel = dense_kernels(Tweedie(beta)).gradient
-        return lambda: kernel(block, (W, H), 1.0, FLOOR, (pair, pair), tiles)
+        kernel, sums = accumulation(Tweedie(beta), "score", None, False), (pair, pair, np.empty(0))
+        return lambda: kernel(block, (W, H), 1.0, FLOOR, sums, tiles)
 
     return {
         "peak": lambda: sgemm(1.0, large, large, 0.0, into, overwrite_c=1),

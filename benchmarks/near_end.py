@@ -23,8 +23,8 @@ from scipy import sparse
 import daskfactor as dfac
 from benchmarks import harness
 from benchmarks.harness import QUIET, Array, Figure, Run, Skip, effective, line, per_call, race
-from daskfactor.kernels.dense import dense_kernels
-from daskfactor.kernels.views import NO_WEIGHTS, Workspace
+from daskfactor.kernels import blockwise
+from daskfactor.kernels.views import BlockView, Sums, Workspace
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models.tweedie_law import Tweedie
 
@@ -334,13 +334,11 @@ def evaluation(run: Run) -> Figure:
     rng, K = np.random.default_rng(0), 10
     V = counts(1000, 500, K)
     W, H = (rng.gamma(2.0, size=(n, K)).astype(np.float32) for n in V.shape)
-    k, work = dense_kernels(Tweedie(1.0)), Workspace()
-    tiles, pair = work.tiles(*V.shape, K), work.gradients(V.shape, K)
-    cells, out, block = np.zeros(0, np.int32), np.zeros(2), (V, 0, 0, NO_WEIGHTS)
-    watch = ((cells, cells), out, out, 1)
+    block, law, work = BlockView(V, 0, 0, *V.shape), Tweedie(1.0), Workspace()
+    fit_of, total = (block, law, (W, H), 1e-6, "score"), Sums(total=np.zeros(2))
     calls: dict[str, Callable[[], Any]] = {
-        "fit": lambda: k.evaluate(block, (W, H), (1e-6, ()), out, watch, tiles),
-        "gradient": lambda: k.gradient(block, (W, H), 1.0, (1e-6, ()), (pair, pair), tiles),
+        "fit": lambda: blockwise.accumulate(*fit_of, total, work),
+        "gradient": lambda: blockwise.gradient(block, law, (W, H), 1.0, 1e-6, work),
     }
     with single_threaded_blas():
         taken = per_call(calls, run.pick(3, 9))

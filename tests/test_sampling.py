@@ -18,7 +18,7 @@ from daskfactor.errors import DataError, DataWarning, EngineError, OptionError, 
 from daskfactor.executors import threads
 from daskfactor.executors.base import StateLost
 from daskfactor.inference import sampling, setting
-from daskfactor.kernels import blockwise
+from daskfactor.kernels import sparse as sparse_kernels
 from daskfactor.options import Reading
 from daskfactor.results.store import RunStore
 from tests.refusals import refused
@@ -574,13 +574,13 @@ def test_a_run_killed_as_its_store_appears_begins_again(tmp_path, monkeypatch):
 
 def test_kernels_are_compiled_for_the_components_of_the_model_and_no_others(monkeypatch):
     """Those of sparse blocks are made for a number of columns: half a second for each kernel."""
-    widths, made = set(), blockwise.sparse_kernels
+    widths, made = set(), sparse_kernels.accumulation
 
-    def spy(likelihood, zeros, N, K, weights):
+    def spy(likelihood, zeros, N, K, *rest, **more):
         widths.add(K)
-        return made(likelihood, zeros, N, K, weights)
+        return made(likelihood, zeros, N, K, *rest, **more)
 
-    monkeypatch.setattr(blockwise, "sparse_kernels", spy)
+    monkeypatch.setattr(sparse_kernels, "accumulation", spy)
     monkeypatch.setattr(sampling, "_compiled", set())
     V = sparse.csr_array(np.random.default_rng(0).poisson(1.0, (9, 8)).astype("f4"))
     options = {"unstored": "zero", "draws": 2, "tune": 2, "random_seed": 0, "progressbar": False}

@@ -53,7 +53,7 @@ from daskfactor.kernels.steps import (
     take_rows,
     zeros_beside,
 )
-from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
+from daskfactor.kernels.views import BlockView, SparseBlock, Sums, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import held, named_columns
 from daskfactor.results.schema import Variable, statistic
@@ -61,7 +61,7 @@ from daskfactor.results.schema import Variable, statistic
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
 Block = tuple[Any, Any, int, tuple[Array, ...], float]
-"""A block as `blockwise.slope` takes it: view, law, factor, values of the bands, and floor."""
+"""A block: view, law, factor, values of the bands, and floor."""
 
 MASS, STEPS = "mass", "steps"
 """What a band keeps: the mass of each entry; log ε, its average and the averaged δ - α of each
@@ -360,7 +360,9 @@ class Path(NamedTuple):
         """Add a block's share of the gradient, and at the path's ends of the fits."""
         arrays = self.band.arrays
         fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
-        blockwise.slope(*block, (arrays[GRADIENT], fits), workspace)
+        view, law, factor, values, floor = block
+        sums = Sums.of(factor, len(values), arrays[GRADIENT], fits=fits)
+        blockwise.accumulate(view, law, values, floor, "score", sums, workspace)
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""

@@ -32,7 +32,7 @@ from daskfactor.inference.program import (
 )
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import zeros_beside
-from daskfactor.kernels.views import AnyBlock, Workspace
+from daskfactor.kernels.views import AnyBlock, Sums, Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -94,7 +94,7 @@ class Pass:
         del cells
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        blockwise.evaluate(*block, sums, None, workspace)
+        blockwise.accumulate(*block, "score", Sums(total=sums), workspace)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:
@@ -151,7 +151,8 @@ def add_share(
     work: Workspace,
 ) -> None:
     """Add a block's numerator and denominator of the multiplicative update of a factor."""
-    blockwise.multiplicative(view, law, factor, values_of(bands), floor, share, work)
+    sums = Sums.of(factor, len(bands), *share)
+    blockwise.accumulate(view, law, values_of(bands), floor, "ratio", sums, work)
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,10 @@ class ColumnPass(Pass):
         law, _ = self.likelihood.at(cols.arrays[TRIED].copy())
         if self.place(op, data.grid.parts)[1]:
             cols.arrays[FITS] = zeros_beside(cols.values, (len(cols.values),), np.float64)
-        block = data.view(*op.block), law, COLUMNS, values_of(bands)
-        sums = np.zeros_like(cols.values), cols.arrays[FITS]
-        blockwise.slope(*block, self.floor, sums, workspace)
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        unused = np.zeros_like(cols.values)
+        sums = Sums.of(COLUMNS, len(bands), unused, fits=cols.arrays[FITS])
+        blockwise.accumulate(*block, "score", sums, workspace)
 
 
 def run_pass(

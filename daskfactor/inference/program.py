@@ -23,7 +23,7 @@ from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import accumulate_moments, beside
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import Sums, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters, Rate
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask, named_columns
@@ -151,7 +151,8 @@ class Program:
             watched = (cells.at, cells.mean, cells.m2, cells.count)
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        blockwise.evaluate(*block, sums, watched, workspace)
+        total = Sums(total=sums)
+        blockwise.accumulate(*block, "score", total, workspace, cells=watched)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:

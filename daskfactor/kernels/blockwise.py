@@ -2,7 +2,7 @@
 
 Factors are a tuple of bands (I_n, K), C-contiguous, of one float dtype; of a matrix they are W
 (m, K) and H (n, K). ``work`` is the thread's :class:`Workspace`; gradients that are returned are
-its buffers, good until the next call. The letters of the formulas are those of `BlockKernels`.
+its buffers, good until the next call. The letters of the formulas are those of `Sums`.
 Blocks that lie on a GPU are answered by :mod:`daskfactor.kernels.cuda.blocks`. Laws whose
 unstored zeros do not add up in a closed form (`Likelihood.visits_all`) are not served of a tensor.
 
@@ -11,26 +11,25 @@ Bader 2009, section 3.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels import subsample
+from daskfactor.kernels import dense, sparse, subsample
 from daskfactor.kernels.cuda import blocks as cuda
 from daskfactor.kernels.cuda.device import is_here
-from daskfactor.kernels.dense import dense_kernels
 from daskfactor.kernels.jit import jit_exact
 from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick, mean_share
-from daskfactor.kernels.sparse import sparse_kernels
 from daskfactor.kernels.views import (
     AnyBlock,
-    BlockKernels,
     BlockView,
     Kernel,
+    Kind,
     Law,
     SparseBlock,
+    Sums,
     TensorBlock,
     Watched,
     Workspace,
@@ -39,7 +38,6 @@ from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
-Sums = tuple[Any, ...]
 AnyView = AnyBlock | TensorBlock | cuda.Part
 
 SLAB = 2**17
@@ -48,24 +46,96 @@ NO_FITS = np.empty(0)
 """In place of sums of fit that nobody asks for."""
 
 
-def _parts(
+class Taken(NamedTuple):
+    """A block as kernels take it: their maker, the block, the law, and scratch."""
+
+    accumulation: Callable[..., Kernel]
+    evaluation: Callable[[], Kernel]
+    block: Any
+    law: Law
+    work: Any
+
+
+def _taken(
     view: AnyBlock | TensorBlock,
     likelihood: Likelihood,
     factors: Arrays,
     floor: float,
     work: Workspace,
-) -> tuple[BlockKernels, Any, Law, Any]:
-    """Kernels for a block, the block as they take it, what they are told of the law, scratch."""
+    factor: int | None = None,
+) -> Taken:
     N, K, dtype = len(factors), factors[0].shape[1], factors[0].dtype
     law = floor, likelihood.numbers
     if isinstance(view, BlockView) or (
         isinstance(view, SparseBlock) and likelihood.visits_all(view.zeros)
     ):
-        complete = isinstance(view, BlockView) and view.complete
+        whole = isinstance(view, BlockView) and view.complete
+        add, fit = partial(dense.accumulation, likelihood), partial(dense.evaluation, likelihood)
         tiles = work.tiles(view.m, view.n, K, dtype)
-        return dense_kernels(likelihood, complete), view.arguments, law, tiles
-    kernels = sparse_kernels(likelihood, view.zeros, N, K, view.weights is not None)
-    return kernels, view.entries, law, work.sums(N, K, dtype)
+        return Taken(partial(add, complete=whole), fit, view.arguments, law, tiles)
+    about = likelihood, view.zeros, N, K, view.weights is not None
+    add, fit = partial(sparse.accumulation, *about), partial(sparse.evaluation, *about)
+    rows = 0 if factor is None else view.shape[factor]
+    return Taken(add, fit, view.entries, law, work.sums(N, K, rows, dtype))
+
+
+def accumulate(
+    view: AnyView,
+    likelihood: Likelihood,
+    factors: Arrays,
+    floor: float,
+    kind: Kind,
+    sums: Sums,
+    work: Workspace,
+    scale: float = 1.0,
+    cells: Watched | None = None,
+) -> None:
+    """Add the sums over a block's entries to the arrays that ask for them.
+
+    Parameters
+    ----------
+    view, likelihood
+        The block and the law of its entries, whose share counts.
+    floor
+        Smallest mean; it may be -inf for means of any sign.
+    kind
+        What ``sums.terms`` are of.
+    sums
+        Arrays of all factors, or of one of them; those of `Sums.total` alone or beside others.
+    scale
+        Of terms of the kind "score": the part of the data's scale over the dispersion.
+    cells : (places, mean, m2, count) or None
+        Monitored cells, which an evaluation moves; int32 positions inside the block along each
+        factor, of a matrix in row-major order, and running means and sums of squared deviations
+        of their mu (not floored) over ``count`` draws including this one.
+    """
+    if isinstance(view, cuda.Part):
+        cuda.accumulate(view, likelihood, factors, floor, kind, sums, scale, cells)
+        return
+    if sums.total is not None:
+        _evaluate(_taken(view, likelihood, factors, floor, work), factors, sums.total, cells)
+    wanted = [n for n, term in enumerate(sums.terms) if term is not None]
+    if not wanted:
+        return
+    factor = wanted[0] if len(wanted) == 1 else None
+    taken = _taken(view, likelihood, factors, floor, work, factor)
+    added = sums if likelihood.share == 1.0 else sums.zeros()
+    some = added.terms[wanted[0]]
+    terms = tuple(some if term is None else term for term in added.terms)
+    curvatures = tuple(some if own is None else own for own in added.curvatures) or terms
+    fits = added.fits[factor] if factor is not None and added.fits else None
+    out = terms, curvatures, NO_FITS if fits is None else fits
+    kernel = taken.accumulation(kind=kind, factor=factor, curved=sums.curved)
+    kernel(taken.block, factors, scale, taken.law, out, taken.work)
+    if added is not sums:
+        sums.add(likelihood.share, added)
+
+
+def _evaluate(taken: Taken, factors: Arrays, out: Array, cells: Watched | None) -> None:
+    if cells is None:
+        none, nothing = np.empty(0, np.int32), np.empty(0, factors[0].dtype)
+        cells = (none,) * len(factors), nothing, nothing, 1
+    taken.evaluation()(taken.block, factors, taken.law, out, cells, taken.work)
 
 
 def gradient(
@@ -77,86 +147,18 @@ def gradient(
     work: Workspace,
     curvatures: Arrays | None = None,
 ) -> Arrays:
-    """Every factor's gradient (I_n, K), in buffers of ``work``; of a matrix ``(R H, R.T W)``.
+    """Return every factor's gradient (I_n, K), in buffers of ``work``; ``curvatures`` gain theirs.
 
-    R = scale M (V - mu) w, with s / dispersion for ``scale``; ``floor`` may be -inf for means
-    of any sign. ``curvatures`` gain theirs, ``C H`` and ``C.T W``.
+    These are the sums of `accumulate` of the kind "score".
     """
     if isinstance(view, cuda.Part):
         return cuda.gradient(view, likelihood, factors, scale, floor, curvatures)
-    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
     out = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)
-    scale = scale * likelihood.share
-    if curvatures is None:
-        kernels.gradient(block, factors, scale, law, (out, out), scratch)
-        return out
-    added = _addends(likelihood, curvatures)
-    kernels.gradient_curvature(block, factors, scale, law, (out, added), scratch)
-    _add(likelihood, curvatures, added)
+    for array in out:
+        array[:] = 0
+    sums = Sums(out, curvatures or ())
+    accumulate(view, likelihood, factors, floor, "score", sums, work, scale)
     return out
-
-
-def _addends(likelihood: Likelihood, sums: Sums) -> Sums:
-    """Give arrays of zeros to add to, for `_add`; ``sums`` themselves where the share is 1."""
-    if likelihood.share == 1.0:
-        return sums
-    return tuple(None if own is None else np.zeros_like(own) for own in sums)
-
-
-def _add(likelihood: Likelihood, sums: Sums, added: Sums) -> None:
-    """Add the law's share of what `_addends` gave to ``sums``."""
-    if added is not sums:
-        for own, more in zip(sums, added, strict=True):
-            if own is not None:
-                own += likelihood.share * more
-
-
-def multiplicative(
-    view: AnyView,
-    likelihood: Likelihood,
-    factor: int,
-    factors: Arrays,
-    floor: float,
-    out: tuple[Array, Array],
-    work: Workspace,
-) -> None:
-    """Add the block's share of one factor's multiplicative update to ``out``.
-
-    Numerator and denominator, (I_n, K); of W they are Q H and C H, of H Q.T W and C.T W, with
-    Q = M ratio.
-    """
-    if isinstance(view, cuda.Part):
-        cuda.multiplicative(view, likelihood, factor, factors, floor, out)
-        return
-    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
-    added = _addends(likelihood, out)
-    kernels.multiplicative[factor](block, factors, law, added, scratch)
-    _add(likelihood, out, added)
-
-
-def slope(
-    view: AnyView,
-    likelihood: Likelihood,
-    factor: int,
-    factors: Arrays,
-    floor: float,
-    out: tuple[Array, NDArray[np.float64] | None],
-    work: Workspace,
-) -> None:
-    """Add the block's share of one factor's gradient, and of the fit of each of its rows.
-
-    ``out`` is (gradient, fits): gradient (I_n, K) += R H for W, or R.T W for H, with
-    R = M (V - mu) w; fits, if not None, (I_n,), -= M deviance summed over the other factors.
-    """
-    if isinstance(view, cuda.Part):
-        cuda.slope(view, likelihood, factor, factors, floor, out)
-        return
-    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
-    part = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)[factor]
-    gradient, fits = added = _addends(likelihood, out)
-    found = gradient, NO_FITS if fits is None else fits
-    kernels.slope[factor](block, factors, law, found, (part, *scratch))
-    _add(likelihood, out, added)
 
 
 @lru_cache(maxsize=128)
@@ -173,9 +175,9 @@ def _path_kernel(slope: Kernel) -> Kernel:
     ) -> None:
         theta, momentum, spread, gradient = band
         precision, rate, shape = prior
-        nothing = np.empty(0)
+        nothing, each = np.empty(0), (gradient, gradient)
         for _ in range(count):
-            slope(block, factors, law, (gradient, nothing), work)
+            slope(block, factors, 1.0, law, (each, each, nothing), work)
             leapfrog_kick(theta, momentum, gradient, spread, 1.0, precision, rate, shape)
             leapfrog_drift(theta, momentum, spread, 1.0)
             gradient[:, :] = 0
@@ -198,41 +200,11 @@ def leapfrog(
 
     ``band`` is (theta, momentum, spread, gradient), of which theta is the factor, and ``prior``
     (precision, rate, shape), all as `leapfrog_kick` takes them. ``gradient`` is zero before and
-    after. One compiled call does what `slope`, `leapfrog_kick` and `leapfrog_drift` do in turn.
+    after. One compiled call does what `accumulate`, `leapfrog_kick` and `leapfrog_drift` do.
     """
-    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
-    part = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)[factor]
-    path = _path_kernel(kernels.slope[factor])
-    path(block, factors, law, band, prior, count, (part, *scratch))
-
-
-def evaluate(
-    view: AnyView,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    out: Array,
-    cells: Watched | None,
-    work: Workspace,
-) -> None:
-    """Add the block's sums of fit to ``out``; move the moments of its monitored cells.
-
-    Parameters
-    ----------
-    out : (2,) float64, += (-sum M deviance, sum M (V - mu)**2 w); entries that are
-        observed zeros count
-    cells : (places, mean, m2, count) or None; int32 positions inside the block along each
-        factor, of a matrix in row-major order, and running means and sums of squared deviations
-        of their mu (not floored) over ``count`` draws including this one
-    """
-    if isinstance(view, cuda.Part):
-        cuda.evaluate(view, likelihood, factors, floor, out, cells)
-        return
-    if cells is None:
-        none, nothing = np.empty(0, np.int32), np.empty(0, factors[0].dtype)
-        cells = (none,) * len(factors), nothing, nothing, 1
-    kernels, block, law, scratch = _parts(view, likelihood, factors, floor, work)
-    kernels.evaluate(block, factors, law, out, cells, scratch)
+    taken = _taken(view, likelihood, factors, floor, work, factor)
+    path = _path_kernel(taken.accumulation(kind="score", factor=factor, curved=False))
+    path(taken.block, factors, taken.law, band, prior, count, taken.work)
 
 
 def add_subsample(view: AnyView, *rest: Any) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.jit import jit
-from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn, matmul_nn, matmul_nt
+from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn, matmul_nt
 from daskfactor.kernels.views import (
-    BlockKernels,
     Kernel,
+    Kind,
     Law,
     Watched,
     entry_kernels,
@@ -40,38 +40,71 @@ Pair = tuple[Array, Array]
 Scratch = tuple[Array, Array, Array]
 
 
-@lru_cache(maxsize=64)
-def dense_kernels(likelihood: Likelihood, complete: bool = False) -> BlockKernels:
-    """Kernels of one likelihood, made once and compiled when first called.
+@lru_cache(maxsize=256)
+def accumulation(
+    likelihood: Likelihood, kind: Kind, factor: int | None, curved: bool, complete: bool = False
+) -> Kernel:
+    """Make the kernel that adds a block's `Sums` of one factor, or of both, if None.
+
+    kernel(block, factors, scale, law, out, work), compiled when first called, in about half a
+    second for each dtype. ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse
+    block whose unstored entries are zeros, with weights of cells or `NO_WEIGHTS` behind them;
+    ``law`` a :data:`Law`; ``out`` terms and curvatures, a pair of arrays each, of which those not
+    asked for are not looked at, and the fits of one factor, which may be empty; ``work`` two tiles
+    (T, n) and two lines (2, n).
 
     Where a block is ``complete`` and the law's curvatures add up in a closed form, those of the
     multiplicative update form no matrix of them.
-
-    ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse block whose unstored
-    entries are zeros, with weights of cells or `NO_WEIGHTS` behind them, and ``work`` two tiles
-    (T, n) and two lines (2, n). Compilation takes about half a second for each kernel and dtype.
     """
-    if complete:
+    closed = _CURVATURES[likelihood.zeros] if complete and kind == "ratio" and curved else None
+    if complete and closed is None:
         # The argument is said: what is cached goes by how it was called.
-        same, closed = dense_kernels(likelihood, False), _CURVATURES[likelihood.zeros]
-        if closed is None:
-            return same
-        terms = tile_terms(likelihood, False, False)
-        means = likelihood.zeros == "constant"  # else the ratio is v, whatever the mean
-        sides = (_multiplicative(terms, by_rows, closed, means) for by_rows in (True, False))
-        return same._replace(multiplicative=tuple(sides))
-    # Kernels that do the same with a tile share what does it: each is compiled for itself.
-    residuals, fitted = tile_terms(likelihood, True, False), _fitted(likelihood, False)
-    ratios = tile_terms(likelihood, False, True)
-    return BlockKernels(
-        gradient=_gradient(residuals, False),
-        gradient_curvature=_gradient(tile_terms(likelihood, True, True), True),
-        multiplicative=(_multiplicative(ratios, True), _multiplicative(ratios, False)),
-        slope=(_slope(residuals, fitted, True), _slope(residuals, fitted, False)),
-        evaluate=_evaluation(_fitted(likelihood, True)),
-    )
+        return accumulation(likelihood, kind, factor, curved, False)
+    by_rows, by_columns, score = factor != 1, factor != 0, kind == "score"
+    tiled, fittable = curved and closed is None, score and factor is not None
+    # The ratio of a law that adds no matrix of curvatures may be v, whatever the mean.
+    means = closed is None or likelihood.zeros == "constant"
+    terms, fitted = tile_terms(likelihood, score, tiled), _fitted(likelihood, False)
+    add_closed = closed or _add_nothing
+
+    @jit
+    def accumulate(
+        block: Window,
+        factors: Pair,
+        scale: float,
+        law: Law,
+        out: tuple[Pair, Pair, Array],
+        work: Scratch,
+    ) -> None:
+        (W, H), (sums, curvatures, fits) = factors, out
+        tile, tile2, line = work
+        for begin in range(0, W.shape[0], tile.shape[0]):
+            end = min(begin + tile.shape[0], W.shape[0])
+            w, r, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
+            if means:
+                matmul_nt(w, H, r)
+            if fittable and fits.size:
+                fitted(block, begin, r, c, scale, law, line)
+                _take_off_sums(c, by_rows, fits[begin:end] if by_rows else fits)
+            else:
+                terms(block, begin, r, c, scale, law, line)
+            if by_rows:
+                add_matmul_nn(r, H, sums[0][begin:end])
+                if tiled:
+                    add_matmul_nn(c, H, curvatures[0][begin:end])
+            if by_columns:
+                add_matmul_tn(r, w, sums[1])
+                if tiled:
+                    add_matmul_tn(c, w, curvatures[1])
+        if by_rows:
+            add_closed(W, H, curvatures[0])
+        if by_columns:
+            add_closed(H, W, curvatures[1])
+
+    return accumulate
 
 
+@lru_cache(maxsize=256)
 def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
     """What becomes of a tile of means whose first row is ``row`` of the block.
 
@@ -108,33 +141,6 @@ def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
     return terms
 
 
-def _gradient(terms: Kernel, curved: bool) -> Kernel:
-    @jit
-    def gradient(
-        block: Window,
-        factors: Pair,
-        scale: float,
-        law: Law,
-        out: tuple[Pair, Pair],
-        work: Scratch,
-    ) -> None:
-        (W, H), ((GW, GH), (CW, CH)) = factors, out
-        tile, tile2, line = work
-        GH[:, :] = 0
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            w, r, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
-            matmul_nt(w, H, r)
-            terms(block, begin, r, c, scale, law, line)
-            matmul_nn(r, H, GW[begin:end])
-            add_matmul_tn(r, w, GH)
-            if curved:
-                add_matmul_nn(c, H, CW[begin:end])
-                add_matmul_tn(c, w, CH)
-
-    return gradient
-
-
 @jit
 def _add_nothing(theta: Array, other: Array, den: Array) -> None:
     """Leave the denominator as it is."""
@@ -168,48 +174,15 @@ _CURVATURES: dict[str | None, Kernel | None] = {
 """Kernel that adds the curvatures of a complete block, by `Likelihood.zeros`."""
 
 
-def _multiplicative(
-    terms: Kernel, by_rows: bool, closed: Kernel | None = None, means: bool = True
-) -> Kernel:
-    """Make the kernel of one side; ``closed`` adds the curvatures in place of a matrix of them.
-
-    Without ``means`` the ratio is the same at every mean, and none is computed.
-    """
-    curved, add_closed = closed is None, closed or _add_nothing
-
-    @jit
-    def multiplicative(block: Window, factors: Pair, law: Law, out: Pair, work: Scratch) -> None:
-        (W, H), (num, den) = factors, out
-        tile, tile2, line = work
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            w, q, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
-            if means:
-                matmul_nt(w, H, q)
-            terms(block, begin, q, c, 1.0, law, line)
-            if by_rows:
-                add_matmul_nn(q, H, num[begin:end])
-            else:
-                add_matmul_tn(q, w, num)
-            if curved:
-                if by_rows:
-                    add_matmul_nn(c, H, den[begin:end])
-                else:
-                    add_matmul_tn(c, w, den)
-        if by_rows:
-            add_closed(W, H, den)
-        else:
-            add_closed(H, W, den)
-
-    return multiplicative
-
-
+@lru_cache(maxsize=256)
 def _fitted(likelihood: Likelihood, squares: bool) -> Kernel:
     weight, _, _, deviance, _ = entry_kernels(likelihood)
 
     @jit
-    def fitted(block: Window, row: int, tile: Array, out: Array, law: Law, spare: Array) -> None:
-        """Set ``out`` to the deviances of a tile of means, and tile to (v - mu) w.
+    def fitted(
+        block: Window, row: int, tile: Array, out: Array, scale: float, law: Law, spare: Array
+    ) -> None:
+        """Set ``out`` to the deviances of a tile of means, and tile to scale (v - mu) w.
 
         Or to (v - mu)**2 w, if ``squares``.
         """
@@ -223,7 +196,7 @@ def _fitted(likelihood: Likelihood, squares: bool) -> Kernel:
                 v, mu = real(data[j]), floored(line[j], floor)
                 seen = v == v
                 v = v if seen else mu  # a missing entry adds d(mu | mu) = 0
-                term = (v - mu) * (v - mu) if squares else v - mu
+                term = (v - mu) * (v - mu) if squares else real(scale) * (v - mu)
                 term = weighed(term * weight(v, mu, *numbers), q, j, seen)
                 line[j] = term if seen else real(0)
                 lost[j] = weighed(deviance(v, mu, *numbers), q, j, seen)
@@ -252,34 +225,6 @@ def _take_off_sums(tile: Array, by_rows: bool, out: Array) -> None:
                 out[j] -= np.float64(line[j])
 
 
-def _slope(terms: Kernel, fitted: Kernel, by_rows: bool) -> Kernel:
-    @jit
-    def slope(
-        block: Window,
-        factors: Pair,
-        law: Law,
-        out: Pair,
-        work: tuple[Array, Array, Array, Array],
-    ) -> None:
-        (W, H), (gradient, fits) = factors, out
-        _, tile, tile2, line = work
-        for begin in range(0, W.shape[0], tile.shape[0]):
-            end = min(begin + tile.shape[0], W.shape[0])
-            w, r, d = W[begin:end], tile[: end - begin], tile2[: end - begin]
-            matmul_nt(w, H, r)
-            if fits.size:
-                fitted(block, begin, r, d, law, line)
-                _take_off_sums(d, by_rows, fits[begin:end] if by_rows else fits)
-            else:
-                terms(block, begin, r, d, 1.0, law, line)
-            if by_rows:
-                add_matmul_nn(r, H, gradient[begin:end])
-            else:
-                add_matmul_tn(r, w, gradient)
-
-    return slope
-
-
 @jit
 def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
     """Welford update of the cells in the rows of this tile; return the next cell."""
@@ -293,7 +238,16 @@ def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
     return cell
 
 
-def _evaluation(fitted: Kernel) -> Kernel:
+@lru_cache(maxsize=64)
+def evaluation(likelihood: Likelihood) -> Kernel:
+    """Make the kernel that adds to a block's ``total``, and moves its monitored ``cells``.
+
+    kernel(block, factors, law, out, cells, work). The means of the cells, a :data:`Watched`,
+    block-local, in row-major order, not floored, go into the running mean and sum of squares of
+    ``count`` draws, this one among them.
+    """
+    fitted = _fitted(likelihood, True)
+
     @jit
     def evaluate(
         block: Window, factors: Pair, law: Law, out: Array, cells: Watched, work: Scratch
@@ -305,7 +259,7 @@ def _evaluation(fitted: Kernel) -> Kernel:
             mu, lost = tile[: end - begin], tile2[: end - begin]
             matmul_nt(W[begin:end], H, mu)
             cell = _monitor(mu, begin, cell, cells)
-            fitted(block, begin, mu, lost, law, line)
+            fitted(block, begin, mu, lost, 1.0, law, line)
             for i in range(end - begin):
                 out[0] -= _sum(lost[i])
                 out[1] += _sum(mu[i])

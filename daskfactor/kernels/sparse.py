@@ -13,8 +13,8 @@ of the other factors' column sums, or of their Gram matrices entry by entry.
 
 A block is (indptr, indices, values, weights): row i of factor 0 has the entries
 ``indptr[i]:indptr[i + 1]``, ``indices`` has an array of places for each further factor, and
-``weights`` are those of the entries or `NO_WEIGHTS`. Scratch is gram (K, K) of the factors'
-dtype and sums (N, K, K) and wide (any, K), both float64.
+``weights`` are those of the entries or `NO_WEIGHTS`. Scratch is part (I_n, K) and gram (K, K) of
+the factors' dtype, and sums (N, K, K) and wide (any, K), both float64.
 
 Source: Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
 """
@@ -38,7 +38,7 @@ from daskfactor.kernels.rows import (
     prefetch_row,
     scale_row,
 )
-from daskfactor.kernels.views import BlockKernels, Kernel, Law, law_at
+from daskfactor.kernels.views import Kernel, Kind, Law, law_at
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ Arrays = tuple[Array, ...]
 Scalar = Any
 Step = Callable[[Any], Any]
 Entries = tuple[Array, Arrays, Array, Array]
-Scratch = tuple[Array, Array, Array]
+Scratch = tuple[Array, Array, Array, Array]
 
 CHUNK = 256
 """Entries whose fit is computed together."""
@@ -234,12 +234,13 @@ def wide_gram(rows: Array, out: Array, wide: Array) -> None:
 
 
 @jit
-def take_off(share: float, own: Array, part: Array, gradient: Array, fits: Array) -> None:
-    """``gradient -= part`` and, if there are any, ``fits -= share`` of its product with ``own``."""
+def take_off(scale: float, share: float, own: Array, part: Array, term: Array, fits: Array) -> None:
+    """``term -= scale part`` and, if there are any, ``fits -= share`` of its product with own."""
+    size = part.dtype.type(scale)
     for i in range(part.shape[0]):
         total = 0.0
         for k in range(part.shape[1]):
-            gradient[i, k] -= part[i, k]
+            term[i, k] -= size * part[i, k]
             total += np.float64(own[i, k]) * np.float64(part[i, k])
         if fits.size:
             fits[i] -= share * total
@@ -321,23 +322,28 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
 
 
 @lru_cache(maxsize=256)
-def sparse_kernels(
-    likelihood: Likelihood, zeros: bool, N: int, K: int, weights: bool = False
-) -> BlockKernels:
-    """Kernels of one likelihood, N factors and K components, compiled when first called.
+def accumulation(
+    likelihood: Likelihood,
+    zeros: bool,
+    N: int,
+    K: int,
+    weights: bool,
+    kind: Kind,
+    factor: int | None,
+    curved: bool,
+) -> Kernel:
+    """Make the kernel that adds a block's `Sums` of one of N factors, or of all, if None.
 
-    ``zeros``: unstored entries are observed zeros, which `Likelihood.zeros` must say how to add
-    up, or else missing; ``weights``: whether cells have any. Compilation takes about half a
-    second for each kernel, K and dtype.
+    kernel(block, factors, scale, law, out, work), compiled when first called, in about half a
+    second for each K and dtype. ``zeros``: unstored entries are observed zeros, which
+    `Likelihood.zeros` must say how to add up, or else missing; ``weights``: whether cells have
+    any. ``out`` is as for dense blocks.
     """
-    made = (_weighed(entry_rules(likelihood, zeros, weights), weights), _zeros(likelihood, zeros))
-    return BlockKernels(
-        gradient=_gradient(*made, N, K, False),
-        gradient_curvature=_gradient(*made, N, K, True),
-        multiplicative=tuple(_multiplicative(*made, N, K, n) for n in range(N)),
-        slope=tuple(_slope(*made, N, K, n) for n in range(N)),
-        evaluate=_evaluate(*made, N, K),
-    )
+    rules = _weighed(entry_rules(likelihood, zeros, weights), weights)
+    if factor is None:
+        assert kind == "score"  # the multiplicative update moves one factor at a time
+        return _all_sums(rules, _zeros(likelihood, zeros), N, K, curved)
+    return _one_sum(rules, _zeros(likelihood, zeros), N, K, kind, factor)
 
 
 def _zeros(likelihood: Likelihood, zeros: bool) -> str | None:
@@ -374,32 +380,30 @@ def _weighed(rules: Rules, weights: bool) -> Rules:
     return Rules(weighed_step, weighed_ratio, weighed_fit)
 
 
-def _start(n: int, zero: ZeroParts, which: int) -> Step:
+def _start(n: int, zero: ZeroParts) -> Step:
     @inline
     def start(given: Any) -> None:
         factors, out, factor, gram, sums = given
-        if which == 0:
-            out[n][:, :] = 0
         zero.add(n, factor, factors[n], out[n], gram, sums)
 
     return start
 
 
-def _gradient(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> Kernel:
+def _all_sums(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> Kernel:
     step, zero = rules.step, zero_parts(zeros, N)
-    start, more = (in_turn([_start(n, zero, which) for n in range(N)]) for which in (0, 1))
+    start = in_turn([_start(n, zero) for n in range(N)])
     mean, spread, ask = _mean(N, K), _spread(N, K), asked(K, list(range(N)))
     room = N * K
 
     @jit
-    def gradient(
+    def accumulate(
         block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
     ) -> None:
-        (indptr, indices, values, own), (gram, sums, wide), (G, C) = block, work, out
+        (indptr, indices, values, own), (_, gram, sums, wide), (G, C, _) = block, work, out
         zero.prepare(-1, factors, sums, wide)
         start((factors, G, -scale, gram, sums))
         if curved:
-            more((factors, C, 1.0, gram, sums))
+            start((factors, C, 1.0, gram, sums))
         first = factors[0]
         real, last = first.dtype.type, values.size - 1
         ahead, behind = stack_array(room, first.dtype), stack_array(K, first.dtype)
@@ -425,101 +429,76 @@ def _gradient(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> 
             if curved:
                 copy_row(K, c, 0, C[0], i)
 
-    return gradient
+    return accumulate
 
 
-def _multiplicative(rules: Rules, zeros: str | None, N: int, K: int, factor: int) -> Kernel:
-    ratio, zero, (mean, add) = rules.ratio, zero_parts(zeros, N), _others(N, K, factor)
+def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor: int) -> Kernel:
+    step, ratio, fit = rules
+    zero, (mean, add) = zero_parts(zeros, N), _others(N, K, factor)
     ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
+    share, curved = 0.5 if zeros == "linear" else 1.0, kind == "ratio"
 
     @jit
-    def multiplicative(
-        block: Entries, factors: Arrays, law: Law, out: tuple[Array, Array], work: Scratch
+    def accumulate(
+        block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
     ) -> None:
-        (indptr, indices, values, own), (gram, sums, wide), (num, den) = block, work, out
-        zero.prepare(factor, factors, sums, wide)
-        zero.add(factor, 1.0, factors[factor], den, gram, sums)
-        first = factors[0]
+        (indptr, indices, values, own), (part, gram, sums, wide) = block, work
+        term, curvature, fits = out[0][factor], out[1][factor], out[2]
+        first, fitted = factors[0], fits.size > 0
+        if zeros is not None:
+            zero.prepare(factor, factors, sums, wide)
+            if curved:
+                zero.add(factor, 1.0, factors[factor], curvature, gram, sums)
+            else:
+                part[:, :] = 0
+                zero.add(factor, 1.0, factors[factor], part, gram, sums)
+                take_off(scale, share, factors[factor], part, term, fits)
         real, last = first.dtype.type, values.size - 1
         ahead = stack_array(room, first.dtype)
         above, below = stack_array(K, first.dtype), stack_array(K, first.dtype)
         for i in range(first.shape[0]):
             copy_row(K, first, i, ahead, 0)
             if factor == 0:
-                copy_row(K, num, i, above, 0)
-                copy_row(K, den, i, below, 0)
-            for p in range(indptr[i], indptr[i + 1]):
-                later = min(p + AHEAD, last)
-                ask((indices, factors, later))
-                if factor > 0:
-                    prefetch_row(K, num, np.intp(indices[place][later]))
-                    prefetch_row(K, den, np.intp(indices[place][later]))
-                mu, column = mean(indices, factors, p, ahead), np.intp(indices[0][p])
-                q, c = ratio(real(values[p]), mu, law_at(law, column), own, p)
-                if factor == 0:
-                    add(q, factors[1], column, ahead, above, 0)
-                    if c != 0:
-                        add(c, factors[1], column, ahead, below, 0)
-                else:
-                    j = np.intp(indices[place][p])
-                    add(q, factors[1], column, ahead, num, j)
-                    if c != 0:
-                        add(c, factors[1], column, ahead, den, j)
-            if factor == 0:
-                copy_row(K, above, 0, num, i)
-                copy_row(K, below, 0, den, i)
-
-    return multiplicative
-
-
-def _slope(rules: Rules, zeros: str | None, N: int, K: int, factor: int) -> Kernel:
-    step, _, fit = rules
-    zero, (mean, add) = zero_parts(zeros, N), _others(N, K, factor)
-    ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
-    share = 0.5 if zeros == "linear" else 1.0
-
-    @jit
-    def slope(
-        block: Entries, factors: Arrays, law: Law, out: tuple[Array, Array], work: Any
-    ) -> None:
-        (indptr, indices, values, own), (part, gram, sums, wide), (G, fits) = block, work, out
-        if zeros is not None:
-            zero.prepare(factor, factors, sums, wide)
-            part[:, :] = 0
-            zero.add(factor, 1.0, factors[factor], part, gram, sums)
-            take_off(share, factors[factor], part, G, fits)
-        first, fitted = factors[0], fits.size > 0
-        real, last = first.dtype.type, values.size - 1
-        ahead, g = stack_array(room, first.dtype), stack_array(K, first.dtype)
-        for i in range(first.shape[0]):
-            copy_row(K, first, i, ahead, 0)
-            if factor == 0:
-                copy_row(K, G, i, g, 0)
+                copy_row(K, term, i, above, 0)
+                if curved:
+                    copy_row(K, curvature, i, below, 0)
             total = 0.0
             for p in range(indptr[i], indptr[i + 1]):
                 later = min(p + AHEAD, last)
                 ask((indices, factors, later))
                 if factor > 0:
-                    prefetch_row(K, G, np.intp(indices[place][later]))
+                    prefetch_row(K, term, np.intp(indices[place][later]))
+                    if curved:
+                        prefetch_row(K, curvature, np.intp(indices[place][later]))
                 v, column = real(values[p]), np.intp(indices[0][p])
                 mu, here = mean(indices, factors, p, ahead), law_at(law, column)
-                a, _ = step(v, mu, here, real(1), own, p)
-                if factor == 0:
-                    add(a, factors[1], column, ahead, g, 0)
+                if curved:
+                    a, c = ratio(v, mu, here, own, p)
                 else:
-                    add(a, factors[1], column, ahead, G, np.intp(indices[place][p]))
-                if fitted:
+                    a, c = step(v, mu, here, real(scale), own, p)
+                if factor == 0:
+                    add(a, factors[1], column, ahead, above, 0)
+                    if curved and c != 0:
+                        add(c, factors[1], column, ahead, below, 0)
+                else:
+                    j = np.intp(indices[place][p])
+                    add(a, factors[1], column, ahead, term, j)
+                    if curved and c != 0:
+                        add(c, factors[1], column, ahead, curvature, j)
+                if not curved and fitted:
                     found, _ = fit(v, mu, here, own, p)
                     if factor == 0:
                         total += found
                     else:
                         fits[np.intp(indices[place][p])] -= found
             if factor == 0:
-                copy_row(K, g, 0, G, i)
-                if fitted:
+                copy_row(K, above, 0, term, i)
+                if curved:
+                    copy_row(K, below, 0, curvature, i)
+                elif fitted:
                     fits[i] -= total
 
-    return slope
+    return accumulate
 
 
 def monitor(N: int, K: int) -> Kernel:
@@ -541,8 +520,11 @@ def monitor(N: int, K: int) -> Kernel:
     return watch
 
 
-def _evaluate(rules: Rules, zeros: str | None, N: int, K: int) -> Kernel:
-    fit, zero, watch = rules.fit, zero_parts(zeros, N), monitor(N, K)
+@lru_cache(maxsize=256)
+def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: bool) -> Kernel:
+    """Make the kernel that adds to a block's ``total``, and moves its monitored cells."""
+    fit = _weighed(entry_rules(likelihood, zeros, weights), weights).fit
+    zero, watch = zero_parts(_zeros(likelihood, zeros), N), monitor(N, K)
     mean, ask, room = _mean(N, K), asked(K, list(range(N))), N * K
 
     @jit
@@ -561,7 +543,7 @@ def _evaluate(rules: Rules, zeros: str | None, N: int, K: int) -> Kernel:
     def evaluate(
         block: Entries, factors: Arrays, law: Law, out: Array, cells: Any, work: Scratch
     ) -> None:
-        (indptr, indices, values, own), (_, sums, wide) = block, work
+        (indptr, indices, values, own), (_, _, sums, wide) = block, work
         watch(factors, cells)
         zero.prepare(-1, factors, sums, wide)
         total, pearson = zero.fit(sums)

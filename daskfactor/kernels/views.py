@@ -7,7 +7,7 @@ grow on demand and are then reused: fresh temporaries cost more than the arithme
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numba import types
@@ -187,40 +187,71 @@ The law of a block may have one number of its own for every column: an array (n,
 """
 
 
-class BlockKernels(NamedTuple):
-    """The jitted kernels of one likelihood and one kind of block.
+Kind = Literal["score", "ratio"]
+"""What an entry's terms are: the slope of its log-likelihood, or the positive part of that."""
+Each = tuple[Any, ...]
+"""An array for each factor, or None."""
+NONE: Each = ()
 
-    Outputs and ``work`` are the caller's arrays; nothing is allocated. In all of them
-    mu is the mean, floored, M is 1 where V is observed, w = weight(V, mu), and products of
-    arrays are entry by entry. ``law`` is a :data:`Law`. Where cells have weights, those take the
-    place of M: of residuals, curvatures, ratios, deviances and Pearson terms alike. "By the
-    others" stands for sums over a factor's rows of the product of the other factors' rows; of a
-    matrix, whose mean is W H.T, ``X by the others`` is X H for W (m, K) and X.T W for H (n, K).
 
-    gradient(block, factors, scale, law, (gradients, gradients), work)
-        R = scale M (V - mu) w;  each gradient (I_n, K) = R by the others.
-    gradient_curvature(block, factors, scale, law, (gradients, curvatures), work)
-        as gradient, and each curvature += C by the others, with C = M curvature(V, mu, w).
-    multiplicative[n](block, factors, law, (num, den), work)
-        num (I_n, K) += M ratio(V, mu, w) by the others,  den += C by the others.
-    slope[n](block, factors, law, (G, fits), work)
-        G (I_n, K) += M (V - mu) w by the others. ``work`` begins with scratch of the shape of G.
-        fits (I_n,) float64 -= the sums of M deviance(V, mu) over the other factors' rows, unless
-        it is empty.
-    evaluate(block, factors, law, out, cells, work)
-        out (2,) float64 += (-sum M deviance(V, mu), sum M (V - mu)**2 w); the means of the
-        monitored ``cells``, a :data:`Watched`, block-local, of a dense block in row-major order,
-        and not floored, go into the running mean and sum of squares of ``count`` draws,
-        this one among them.
+class Sums(NamedTuple):
+    """Arrays that gain sums over the entries of a block, for each factor; None: not asked for.
+
+    With mu the mean, floored, M 1 where V is observed, w = weight(V, mu), and products of arrays
+    entry by entry. Where cells have weights, those take the place of M. "By the others" stands
+    for sums over a factor's rows of the product of the other factors' rows; of a matrix, whose
+    mean is W H.T, ``X by the others`` is X H for W (m, K) and X.T W for H (n, K).
+
+    Attributes
+    ----------
+    terms
+        (I_n, K): R by the others. A "score" is R = scale M (V - mu) w, a "ratio", the numerator of
+        the multiplicative update, R = M ratio(V, mu, w).
+    curvatures
+        (I_n, K): C by the others, with C = M curvature(V, mu, w).
+    fits
+        (I_n,) float64: minus M deviance(V, mu), summed over the other factors' rows.
+    total
+        (2,) float64: (-sum M deviance(V, mu), sum M (V - mu)**2 w).
 
     Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, sections 4 and 6.
     """
 
-    gradient: Kernel
-    gradient_curvature: Kernel
-    multiplicative: tuple[Kernel, ...]
-    slope: tuple[Kernel, ...]
-    evaluate: Kernel
+    terms: Each = NONE
+    curvatures: Each = NONE
+    fits: Each = NONE
+    total: Any = None
+
+    @classmethod
+    def of(
+        cls, factor: int, n_factors: int, term: Any, curvature: Any = None, fits: Any = None
+    ) -> Self:
+        """Ask for the sums of one factor."""
+
+        def alone(array: Any) -> Each:
+            return tuple(array if n == factor else None for n in range(n_factors))
+
+        return cls(alone(term), alone(curvature), alone(fits))
+
+    @property
+    def curved(self) -> bool:
+        """Whether curvatures are asked for."""
+        return any(array is not None for array in self.curvatures)
+
+    def zeros(self) -> Self:
+        """Return zeros in the places of the arrays of factors."""
+        each = (
+            tuple(None if array is None else np.zeros_like(array) for array in arrays)
+            for arrays in self[:3]
+        )
+        return type(self)(*each)
+
+    def add(self, share: float, more: "Sums") -> None:
+        """Add a share of other sums to these."""
+        for arrays, gains in zip(self[:3], more[:3], strict=True):
+            for array, gain in zip(arrays, gains, strict=True):
+                if array is not None:
+                    array += share * gain
 
 
 def index_type(n: int) -> np.dtype[Any]:
@@ -397,7 +428,13 @@ class Workspace:
         tiles = self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
         return (*tiles, self._view("line", dtype, 2, n))
 
-    def sums(self, N: int, K: int, dtype: DTypeLike | None = None) -> tuple[Array, Array, Array]:
-        """Scratch of a sparse block: gram (K, K); in float64 sums (N, K, K) and wide (64, K)."""
+    def sums(
+        self, N: int, K: int, rows: int, dtype: DTypeLike | None = None
+    ) -> tuple[Array, Array, Array, Array]:
+        """Scratch of a sparse block: part (rows, K), gram (K, K).
+
+        In float64 sums (N, K, K) and wide (64, K).
+        """
+        part, gram = self._view("part", dtype, rows, K), self._view("gram", dtype, K, K)
         sums = self._view("sums", np.float64, N, K, K)
-        return self._view("gram", dtype, K, K), sums, self._view("wide", np.float64, WIDE_ROWS, K)
+        return part, gram, sums, self._view("wide", np.float64, WIDE_ROWS, K)

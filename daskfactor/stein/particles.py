@@ -27,7 +27,7 @@ from daskfactor.inference.multiplicative import mean_floor
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.singular import Pair, Side
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.views import Workspace
+from daskfactor.kernels.views import Sums, Workspace
 from daskfactor.machine import memory_budget
 from daskfactor.stein.kernel import IMQ, Block, assemble
 
@@ -404,7 +404,8 @@ class Posterior:
                 theirs = particles.band("columns", col)
                 view = data.view(row, col)
                 for *pair, out in zip(own, theirs, sums[col], strict=True):
-                    blockwise.evaluate(view, likelihood, (*pair,), floor, out, None, work)
+                    block = view, likelihood, (*pair,), floor
+                    blockwise.accumulate(*block, "score", Sums(total=out), work)
             return sums[..., 0]
 
         table = np.concatenate(self.executor.map(one_row, range(blocks), "divergence"))
@@ -442,8 +443,8 @@ class Posterior:
                 view = data.view(number, other) if by_rows else data.view(other, number)
                 for mine, its, out in zip(own, theirs, gradient, strict=True):
                     pair = (mine, its) if by_rows else (its, mine)
-                    found = blockwise.gradient(view, likelihood, pair, 1.0, floor, work)
-                    out += found[0] if by_rows else found[1]
+                    sums = Sums.of(0 if by_rows else 1, 2, out)
+                    blockwise.accumulate(view, likelihood, pair, floor, "score", sums, work)
             return use(BandScore(own, gradient, slope, *prior[side]))
 
         items = [(side, number) for side in SIDES for number in range(blocks)]

@@ -3,7 +3,14 @@
 import numpy as np
 
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.views import BlockView, SparseBlock, Workspace, index_type, pointer_type
+from daskfactor.kernels.views import (
+    BlockView,
+    SparseBlock,
+    Sums,
+    Workspace,
+    index_type,
+    pointer_type,
+)
 from tests.kernels.reference import watched_cells
 
 FLOOR = 1e-6
@@ -57,6 +64,24 @@ def dense_view(block, dtype=np.float64):
     return window(written_out(block, dtype))
 
 
+def multiplicative(view, law, factor, factors, floor, out, work):
+    """Numerator and denominator of one factor's update gain the block's."""
+    sums = Sums.of(factor, len(factors), *out)
+    blockwise.accumulate(view, law, factors, floor, "ratio", sums, work)
+
+
+def slope(view, law, factor, factors, floor, out, work):
+    """One factor's gradient, and the fits of its rows if there are any, gain the block's."""
+    term, fits = out
+    sums = Sums.of(factor, len(factors), term, fits=fits)
+    blockwise.accumulate(view, law, factors, floor, "score", sums, work)
+
+
+def evaluate(view, law, factors, floor, out, cells, work):
+    """The sums of fit gain the block's, and its monitored cells move."""
+    blockwise.accumulate(view, law, factors, floor, "score", Sums(total=out), work, cells=cells)
+
+
 def everything(
     view, law, W, H, *, scale=1.7, floor=FLOOR, start=7.0, slopes=False, cells=False, work=None
 ):
@@ -71,20 +96,20 @@ def everything(
         found |= {f"{name} {side}": own.copy() for side, own in zip(sides, made, strict=True)}
     for factor, (side, own) in enumerate(sides.items()):
         added = {name: np.full_like(own, start) for name in ("numerator", "denominator")}
-        blockwise.multiplicative(view, law, factor, (W, H), floor, (*added.values(),), work)
+        multiplicative(view, law, factor, (W, H), floor, (*added.values(),), work)
         if slopes:
             added |= {name: np.full_like(own, start) for name in ("slope", "slope alone")}
             added["fits"] = np.full(len(own), start)
             told = view, law, factor, (W, H), floor
-            blockwise.slope(*told, (added["slope"], added["fits"]), work)
-            blockwise.slope(*told, (added["slope alone"], None), work)
+            slope(*told, (added["slope"], added["fits"]), work)
+            slope(*told, (added["slope alone"], None), work)
         found |= {f"{name} {side}": part for name, part in added.items()}
     found["fit"], watched = np.full(2, start), None
     if cells:
         at = watched_cells(view.m, view.n)
         found["mean"], found["m2"] = np.full((2, len(at[0])), [[1.0], [0.5]])
         watched = at, found["mean"], found["m2"], 3
-    blockwise.evaluate(view, law, (W, H), floor, found["fit"], watched, work)
+    evaluate(view, law, (W, H), floor, found["fit"], watched, work)
     return found
 
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskfactor.kernels import blockwise, views
+from daskfactor.kernels import blockwise, dense, sparse, views
 from daskfactor.kernels.blockwise import SLAB, observed_values
-from daskfactor.kernels.dense import dense_kernels
-from daskfactor.kernels.sparse import CHUNK, sparse_kernels
+from daskfactor.kernels.sparse import CHUNK
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels import problems, reference
@@ -110,7 +109,7 @@ def test_what_updates_divide_by_in_a_complete_block_has_a_closed_form(beta, rows
         sums = {known: (np.zeros_like(theta), np.zeros_like(theta)) for known in (False, True)}
         for known, out in sums.items():
             view, work = block._replace(complete=known), Workspace(np.float64)
-            blockwise.multiplicative(view, Tweedie(beta), factor, factors, FLOOR, out, work)
+            problems.multiplicative(view, Tweedie(beta), factor, factors, FLOOR, out, work)
         for one, other in zip(*sums.values(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-13)
 
@@ -267,8 +266,9 @@ def test_threads_do_not_share_scratch(kind):
 
 
 def test_kernels_are_made_once():
-    assert dense_kernels(Tweedie(1)) is dense_kernels(Tweedie(1.0))
-    assert sparse_kernels(Tweedie(1), 0, 2, 5) is sparse_kernels(Tweedie(1.0), False, 2, 5)
+    what, whole = ("score", None, False), (Tweedie(1), Tweedie(1.0))
+    assert len({dense.accumulation(law, *what) for law in whole}) == 1
+    assert len({sparse.accumulation(law, False, 2, 5, False, *what) for law in whole}) == 1
 
 
 @pairwise(
@@ -283,7 +283,7 @@ def test_deviance_has_no_cancellation(beta, real, distance):
     mu = np.array([[0.37, 1.0, 250.0]]).astype(dtype)
     v = (mu.astype(float) * (1 + distance)).astype(dtype)
     view, factors = BlockView(v, 0, 0, 1, 3), (np.ones((1, 1), dtype), mu.T.copy())
-    blockwise.evaluate(view, Tweedie(beta), factors, FLOOR, out, None, Workspace())
+    problems.evaluate(view, Tweedie(beta), factors, FLOOR, out, None, Workspace())
     exact = reference.deviance(v, mu, beta).sum()
     slack = np.finfo(np.longdouble).eps * 1e3 * float(np.abs(v).max() ** max(beta, 1))
     assert abs(-out[0] - exact) <= max(tolerance * exact, slack)

@@ -60,7 +60,7 @@ def test_bounds_checks_are_on(tmp_path):
 CLOSURES = """
 import sys
 import numpy as np
-from daskfactor.kernels.sparse import sparse_kernels
+from daskfactor.kernels.sparse import accumulation
 from daskfactor.kernels.views import NO_WEIGHTS, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 for K in (int(text) for text in sys.argv[1:]):
@@ -69,8 +69,11 @@ for K in (int(text) for text in sys.argv[1:]):
     block = indptr, (columns,), np.arange(1.0, 4.0), NO_WEIGHTS
     space = Workspace(np.float64)
     out = space.gradients((2, 3), K)
-    kernels = sparse_kernels(Tweedie(1.0), True, 2, K)
-    kernels.gradient(block, (W, H), 1.0, (1e-6, ()), (out, out), space.sums(2, K))
+    for own in out:
+        own[:] = 0
+    kernel = accumulation(Tweedie(1.0), True, 2, K, False, "score", None, False)
+    sums = out, out, np.empty(0)
+    kernel(block, (W, H), 1.0, (1e-6, ()), sums, space.sums(2, K, 0))
     print(K, *(own.tolist() for own in out))
 """
 

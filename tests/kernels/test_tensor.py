@@ -6,6 +6,7 @@ import pytest
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.views import TensorBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels import problems
 from tests.tiers import tiered
 
 SHAPE, K, FLOOR = (5, 6, 7, 4), 5, 1e-6
@@ -37,7 +38,7 @@ def test_gradients_and_updates_are_their_definitions(N, beta, zeros):
         np.testing.assert_allclose(found[n], slope, rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(curvatures[n], below, rtol=1e-11, atol=1e-11)
         out = np.zeros_like(above), np.zeros_like(below)
-        blockwise.multiplicative(block, law, n, factors, FLOOR, out, work)
+        problems.multiplicative(block, law, n, factors, FLOOR, out, work)
         np.testing.assert_allclose(out[0], above, rtol=1e-11, atol=1e-11)
         np.testing.assert_allclose(out[1], below, rtol=1e-11, atol=1e-11)
 
@@ -80,17 +81,17 @@ def test_slopes_and_fits_are_their_definitions(beta, zeros, width, share):
         slope = np.einsum(rule, seen * (V - mu) * mu ** (beta - 2), *(factors[m] for m in others))
         for fits in (None, np.zeros(shape[n])):
             found = np.zeros_like(factors[n])
-            blockwise.slope(block, law, n, factors, FLOOR, (found, fits), work)
+            problems.slope(block, law, n, factors, FLOOR, (found, fits), work)
             np.testing.assert_allclose(found, slope, rtol=1e-10, atol=1e-10)
         axes = tuple(others)
         np.testing.assert_allclose(fits, -deviance.sum(axes), atol=1e-9)
     out, cells = np.zeros(2), tuple(np.array([0, 2], np.int32) for _ in range(3))
     mean, m2 = np.zeros(2), np.zeros(2)
-    blockwise.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 1), work)
+    problems.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 1), work)
     pearson = (seen * (V - mu) ** 2 * mu ** (beta - 2)).sum()
     np.testing.assert_allclose(out, [-deviance.sum(), pearson])
     np.testing.assert_allclose(mean, mu[cells])
-    blockwise.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 2), work)
+    problems.evaluate(block, law, factors, FLOOR, out, (cells, mean, m2, 2), work)
     np.testing.assert_allclose(m2, 0, atol=1e-20)
 
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from daskfactor.errors import ModelError
 from daskfactor.kernels import polynomials
-from daskfactor.kernels.dense import dense_kernels
+from daskfactor.kernels.dense import evaluation
 from daskfactor.kernels.views import entry_kernels
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import POISSON
@@ -77,11 +77,11 @@ def test_deviance_has_no_cancellation(real, tolerance, alpha, distance):
 def test_laws_that_differ_in_their_numbers_share_kernels():
     first, second = NegativeBinomial(0.3), NegativeBinomial(0.8)
     assert first.numbers == (0.3,)
-    assert dense_kernels(first) is dense_kernels(second)
+    assert evaluation(first) is evaluation(second)
     law, phi = first.at(0.5)
     assert (law.numbers, phi) == ((0.5,), 1.0)
     assert POISSON.at(2.0) == (POISSON, 2.0)
-    assert dense_kernels(first) is not dense_kernels(POISSON)
+    assert evaluation(first) is not evaluation(POISSON)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.7])

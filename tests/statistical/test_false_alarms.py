@@ -14,8 +14,12 @@ import daskfactor as dfac
 from daskfactor.data.joined import JoinedData, join
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.dispersion import DispersionRule, poisson_limit, still_falls
-from daskfactor.inference.dispersion import dispersion_rule
+from daskfactor.inference.dispersion import (
+    DispersionRule,
+    dispersion_rule,
+    poisson_limit,
+    still_falls,
+)
 from daskfactor.inference.multiplicative import mean_floor, start_state
 from daskfactor.inference.program import Tally, tally
 from daskfactor.inference.tweedie_chain import TweedieChain

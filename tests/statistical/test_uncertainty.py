@@ -13,6 +13,7 @@ from daskfactor.inference.gibbs import Gibbs
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.kernels import blockwise
+from daskfactor.kernels.views import Sums
 from tests.inference.gaussian_reference import exact_one_component
 from tests.statistical import exact
 from tests.statistical.exact import Case
@@ -69,15 +70,16 @@ def test_steps_of_a_finite_size():
     assert result.passes, str(result)
 
 
-def unweighed_fit(*args):
+def unweighed_fit(view, law, factors, floor, kind, sums, *rest, **more):
     """The weight forgotten in the deviance."""
-    view, *rest, (gradient, fits), work = args
-    right_slope(view, *rest, (gradient, None), work)
-    if fits is not None:
-        right_slope(view._replace(weights=None), *rest, (np.zeros_like(gradient), fits), work)
+    right(view, law, factors, floor, kind, sums._replace(fits=()), *rest, **more)
+    if any(own is not None for own in sums.fits):
+        terms = tuple(None if own is None else np.zeros_like(own) for own in sums.terms)
+        fits = Sums(terms, fits=sums.fits)
+        right(view._replace(weights=None), law, factors, floor, kind, fits, *rest, **more)
 
 
-right_slope, right_weights = blockwise.slope, loading.weights_of
+right, right_weights = blockwise.accumulate, loading.weights_of
 
 
 @pytest.mark.full
@@ -85,7 +87,7 @@ right_slope, right_weights = blockwise.slope, loading.weights_of
 def test_every_planted_bug_is_seen(bug, monkeypatch):
     sigma = SIGMA
     if bug == "fit":
-        monkeypatch.setattr(blockwise, "slope", unweighed_fit)
+        monkeypatch.setattr(blockwise, "accumulate", unweighed_fit)
     elif bug == "root":
         roots = lambda *given: np.sqrt(right_weights(*given))  # noqa: E731
         monkeypatch.setattr(loading, "weights_of", roots)  # 1 / sigma in place of 1 / sigma**2

@@ -3,7 +3,7 @@
 Blocks of a part share no band, so that W and H are met by whole: row i of W by its block alone.
 Dense blocks are a stack around three batched matrix products; of sparse ones a warp takes a row,
 then a column: no sum has two writers, and all have the same order every time. Definitions are
-those of :class:`daskfactor.kernels.views.BlockKernels`.
+those of :class:`daskfactor.kernels.views.Sums`.
 
 Source: Şimşekli et al. 2015, section 3 (parts), section 5 (a GPU).
 """
@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from daskfactor.kernels.cuda import source
 from daskfactor.kernels.cuda.device import Calls, Device, DeviceArray, Host, current
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.views import BlockView, SparseBlock
+from daskfactor.kernels.views import BlockView, Kind, SparseBlock, Sums
 from daskfactor.models.likelihood import Likelihood
 
 Pair = tuple[DeviceArray | None, DeviceArray | None]
@@ -29,8 +29,8 @@ TILE_BYTES = 2**30
 """What a tile of means may take."""
 SMALL_BYTES = 2**24
 """What the means of a part take at most whose launches are taken down."""
-STEP, RATIO = 0, 1
-"""Kinds of what entries are multiplied with, see ``blocks.cu``."""
+KINDS: dict[Kind, int] = {"score": 0, "ratio": 1}
+"""Kinds of terms by their numbers in ``blocks.cu``."""
 
 
 @dataclass
@@ -327,56 +327,29 @@ def _gradient(
     out = tuple(part.device.empty(own.shape, own.dtype) for own in factors)
     for own in out:
         part.device.clear(own)
-    _add(part, STEP, law, factors, scale, floor, Sums(out, curvatures or NONE))
+    _add(part, KINDS["score"], law, factors, scale, floor, Sums(out, curvatures or ()))
     return out
 
 
-def multiplicative(
+def accumulate(
     part: Part,
     likelihood: Likelihood,
-    factor: int,
     factors: tuple[DeviceArray, ...],
     floor: float,
-    out: tuple[DeviceArray, DeviceArray],
+    kind: Kind,
+    sums: Sums,
+    scale: float = 1.0,
+    cells: Any = None,
 ) -> None:
-    """Add numerator and denominator of the multiplicative update of one factor."""
-    found = [(own, None) if factor == 0 else (None, own) for own in out]
-    _add(part, RATIO, likelihood, factors, 1.0, floor, Sums(*found))
+    """Add the sums over all entries of the part to the arrays that ask for them, of all rows.
 
-
-def slope(
-    part: Part,
-    likelihood: Likelihood,
-    factor: int,
-    factors: tuple[DeviceArray, ...],
-    floor: float,
-    out: tuple[DeviceArray, DeviceArray | None],
-) -> None:
-    """Add one factor's gradient, and take deviances off the fits of its rows, of all rows."""
-    found, fits = (((own, None) if factor == 0 else (None, own)) for own in out)
-    sums = Sums(found, fits=fits)
-    _add(part, STEP, likelihood, factors, likelihood.share, floor, sums)
-
-
-class Sums(NamedTuple):
-    """Arrays that gain sums over the entries of blocks; of each pair the first is W's.
-
-    Attributes
-    ----------
-    first, second
-        Rows of products of terms with the other factor, and of curvatures; None is left out.
-    fits
-        Of rows, float64: they lose the deviances of these, times the law's share.
+    As `daskfactor.kernels.blockwise.accumulate` does; ``sums.total`` is here, all else there.
     """
-
-    first: Pair
-    second: Pair = NONE
-    fits: Pair = NONE
-
-    @property
-    def curved(self) -> bool:
-        """Whether curvatures are asked for."""
-        return any(own is not None for own in self.second)
+    if sums.total is not None:
+        _evaluate(part, likelihood, factors, floor, sums.total, cells)
+    if sums.terms:
+        scale = scale * likelihood.share if kind == "score" else 1.0
+        _add(part, KINDS[kind], likelihood, factors, scale, floor, sums)
 
 
 def _add(
@@ -423,12 +396,13 @@ def _add_dense(
         # Before means become terms.
         each, share = part.blocks * part.cols.most, np.float64(law.share)
         kinds = ("dense_row_fits", lines), ("dense_col_fits", each)
-        for (name, threads), own_fits in zip(kinds, sums.fits, strict=True):
+        for (name, threads), own_fits in zip(kinds, sums.fits or NONE, strict=True):
             if own_fits is not None:
                 fitted = *taken, share, tile, own_fits
                 device.launch(part.source(law, W), name, threads, *fitted)
         device.launch(part.source(law, W), "dense_terms", lines, *taken, *rest)
-        for number, (terms, (rows, cols)) in enumerate(((tile, sums.first), (tile2, sums.second))):
+        pairs = (tile, sums.terms), (tile2, sums.curvatures or NONE)
+        for number, (terms, (rows, cols)) in enumerate(pairs):
             if rows is not None:
                 if part.rows.plain:
                     place = part.stacked(0, rows)[:, begin:end]
@@ -451,10 +425,10 @@ def _add_sparse(
     floor: float,
     sums: Sums,
 ) -> None:
-    first, second, fits = sums
+    first, second, fits = (own or NONE for own in sums[:3])
     device, (W, H), held = part.device, factors, part.arrays
     if part.zeros:
-        for by, pair in ((-scale if kind == STEP else 0.0, first), (1.0, second)):
+        for by, pair in ((-scale if kind == KINDS["score"] else 0.0, first), (1.0, second)):
             for factor, out in enumerate(pair):
                 if out is not None and by:
                     _add_zeros(part, law, factor, factors, by, out)
@@ -541,11 +515,11 @@ def add_subsample(
     """
     drawn = _drawn(part, factors[0].dtype, *draws)
     if curvature is None:
-        _add(drawn, STEP, likelihood, factors, scale, floor, Sums(gradients))
+        _add(drawn, KINDS["score"], likelihood, factors, scale, floor, Sums(gradients))
         return
     gathered, weight = curvature
     found = tuple(part.device.zeros(own.shape, own.dtype) for own in gathered)
-    _add(drawn, STEP, likelihood, factors, scale, floor, Sums(gradients, found))
+    _add(drawn, KINDS["score"], likelihood, factors, scale, floor, Sums(gradients, found))
     for own, more in zip(gathered, found, strict=True):
         own += own.dtype.type(weight) * more
 
@@ -587,7 +561,7 @@ def _drawn(part: Part, dtype: np.dtype[Any], counts: NDArray[np.int64], address:
     return Part(part.rows, part.cols, made, zeros=False)
 
 
-def evaluate(
+def _evaluate(
     part: Part,
     likelihood: Likelihood,
     factors: tuple[DeviceArray, ...],

@@ -18,6 +18,7 @@ from daskfactor.kernels.subsample import block_address, drawn_entries
 from daskfactor.kernels.views import BlockView, Workspace
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
+from tests.kernels import problems
 from tests.kernels.problems import compressed
 from tests.pairwise import pairwise
 from tests.tiers import tiered
@@ -193,13 +194,13 @@ def test_multiplicative_updates_are_those_of_each_block(stand_in, case):
 
         def add(view, factors, spans, factor=factor, wanted=wanted):
             own = tuple(total[spans[factor]].copy() for total in wanted)
-            blockwise.multiplicative(view, problem.law, factor, factors, FLOOR, own, Workspace())
+            problems.multiplicative(view, problem.law, factor, factors, FLOOR, own, Workspace())
             for total, more in zip(wanted, own, strict=True):
                 total[spans[factor]] = more
 
         problem.each(add)
         found = tuple(stand_in.zeros(like.shape, like.dtype) for _ in range(2))
-        blockwise.multiplicative(part, problem.law, factor, factors, FLOOR, found, Workspace())
+        problems.multiplicative(part, problem.law, factor, factors, FLOOR, found, Workspace())
         for own, exact in zip(found, wanted, strict=True):
             assert_close(stand_in.take(own), exact, problem.bounds()[factor], problem.dtype)
 
@@ -212,14 +213,14 @@ def assert_slopes(device, problem, factor, law=None):
     mine, alone = tuple(map(device.put, out)), device.put(out[0])
     told = law.at(device.put(law.numbers[0]))[0] if by_column else law
     part, placed, work = problem.part(device), problem.put(device), Workspace(problem.dtype)
-    blockwise.slope(part, told, factor, placed, FLOOR, mine, work)
-    blockwise.slope(part, told, factor, placed, FLOOR, (alone, None), work)
+    problems.slope(part, told, factor, placed, FLOOR, mine, work)
+    problems.slope(part, told, factor, placed, FLOOR, (alone, None), work)
     np.testing.assert_array_equal(device.take(mine[0]), device.take(alone))
 
     def add(view, factors, spans):
         own = law.at(law.numbers[0][spans[1]])[0] if by_column else law
         sums = tuple(total[spans[factor]] for total in out)
-        blockwise.slope(view, own, factor, factors, FLOOR, sums, work)
+        problems.slope(view, own, factor, factors, FLOOR, sums, work)
 
     problem.each(add)
     for found, exact in zip(map(device.take, mine), out, strict=True):
@@ -286,7 +287,7 @@ def test_fits_and_monitored_cells_are_those_of_each_block(stand_in, case):
     def add(view, factors, spans):
         rows, cols, mean, m2, count = next(given)
         own = (rows, cols), mean.copy(), m2.copy(), count
-        blockwise.evaluate(view, problem.law, factors, FLOOR, out, own, Workspace())
+        problems.evaluate(view, problem.law, factors, FLOOR, out, own, Workspace())
         wanted.append(own[1:3])
 
     problem.each(add)
@@ -297,7 +298,7 @@ def test_fits_and_monitored_cells_are_those_of_each_block(stand_in, case):
     )
     mean, m2 = (put(np.concatenate([own[n] for own in cells])) for n in (2, 3))
     told = problem.put(stand_in), FLOOR, there, (at, mean, m2, 4), Workspace()
-    blockwise.evaluate(problem.part(stand_in), problem.law, *told)
+    problems.evaluate(problem.part(stand_in), problem.law, *told)
     inside = problem.terms > 0
     deviance = np.abs(problem.law.deviance(problem.V, problem.mu))[inside]
     bound = np.nansum(deviance) + (problem.terms * problem.mu).sum()
@@ -317,7 +318,7 @@ def test_fits_without_cells_are_the_same(stand_in):
             at = tuple(put(own.astype(np.int64)) for own in cells[:2])
             cells = at, put(cells[2]), put(cells[3]), 4
         told = problem.put(stand_in), FLOOR, out, cells, Workspace()
-        blockwise.evaluate(problem.part(stand_in), problem.law, *told)
+        problems.evaluate(problem.part(stand_in), problem.law, *told)
         sums.append(out)
     np.testing.assert_array_equal(*sums)
 
@@ -331,7 +332,7 @@ def test_tiles_of_few_rows_give_the_same_sums(stand_in, case, monkeypatch):
         part, factors, fit = problem.part(stand_in), problem.put(stand_in), np.zeros(2)
         curvatures = tuple(stand_in.zeros(own.shape, own.dtype) for own in factors)
         found = blockwise.gradient(part, problem.law, factors, 2.5, FLOOR, Workspace(), curvatures)
-        blockwise.evaluate(part, problem.law, factors, FLOOR, fit, None, Workspace())
+        problems.evaluate(part, problem.law, factors, FLOOR, fit, None, Workspace())
         results.append([*map(stand_in.take, (*found, *curvatures)), fit])
     whole, tiled = results
     bounds = [2.5 * own for own in problem.bounds()] + list(problem.bounds())
