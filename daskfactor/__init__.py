@@ -12,7 +12,7 @@ import lazy_loader
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.2.0.dev0"
 REMOVED = {
-    "HMC": "use BlockHMC(), which is exact, too, and faster; 0.1.0 is the last version with HMC()"
+    "HMC": "use BlockHMC(), which is exact, too, and faster; 0.1.0 is the last version that has it"
 }
 """Public names of earlier versions, and what to do without them."""
 

@@ -416,7 +416,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         exact = choice == "exact"
         kind = "exact"
         if isinstance(choice, Sampler):
-            kind = "judge" if choice.judges else "sampler"
+            kind = "sampler" if choice.biased else "judge"
             if choice.biased:
                 warn(
                     f"the claimed errors do not know of the bias of {choice.name}'s steps, which "

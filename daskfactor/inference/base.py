@@ -235,17 +235,12 @@ class Sampler(Algorithm, ABC):
         Order in which a cycle visits the parts of the data.
     step
         Its `Step`, checked.
-    nonnegative
-        Whether it samples non-negative factors, or real-valued ones.
     tensors
         Whether it samples the factors of tensors, too.
     statistics
         What it tells of a draw besides density, step and divergence.
     biased
         Whether draws of the group ``posterior`` are off by an amount that shrinks with the step.
-    judges
-        Whether its draws are exact for all data of the models that it takes, and come soon
-        enough for others to be judged by them.
     tempers
         Whether it samples powers of the likelihood, as evidences need them, soon enough for
         their claims.
@@ -268,11 +263,9 @@ class Sampler(Algorithm, ABC):
     tracks: ClassVar[tuple[Track, ...]] = (Track("chain", "posterior", 1),)
     schedule: Schedule
     step: Any = "auto"
-    nonnegative: ClassVar[bool] = True
     tensors: ClassVar[bool] = False
     statistics: ClassVar[tuple[Variable, ...]] = ()
     biased: ClassVar[bool] = True
-    judges: ClassVar[bool] = False
     tempers: ClassVar[bool] = True
     dispersion: ClassVar[float | None] = None
     learns_every: ClassVar[int | None] = 1
@@ -289,7 +282,7 @@ class Sampler(Algorithm, ABC):
 
     def suited(self, model: Any) -> "Sampler | None":
         """Return the sampler as it samples models of this kind; None where it does not."""
-        return self if model.nonnegative == self.nonnegative else None
+        return self if model.nonnegative else None
 
     def over(self, n_factors: int) -> Self:
         """Return the sampler as it moves so many factors: two of a matrix, more of a tensor.
@@ -451,10 +444,10 @@ def _homes() -> list[tuple[str, str]]:
 
 
 def judge(model: Any) -> Sampler:
-    """Return the first sampler whose draws of this model others are judged by."""
+    """Return the first sampler by name whose draws of this model are exact."""
     kinds: dict[str, type[Sampler]] = known(Sampler)
     suited = (kind().suited(model) for kind in kinds.values())
-    return next(found for found in suited if found is not None and found.judges)
+    return next(found for found in suited if found is not None and not found.biased)
 
 
 def algorithm_from_dict(base: Any, values: dict[str, Any], made_by: str) -> Any:

@@ -445,7 +445,6 @@ class BlockHMC(Sampler):
     """
 
     chain: ClassVar[type[Chain]] = BlockHMCChain
-    judges: ClassVar[bool] = True
     biased: ClassVar[bool] = False
     merit: ClassVar[str] = "exact, and quick enough on data of this size"
     on_device: ClassVar[bool] = True

@@ -250,8 +250,6 @@ class GaussianGibbs(Gibbs):
     """What `Gibbs` is for real-valued models: rows from their normal conditionals."""
 
     chain = GaussianChain
-    judges: ClassVar[bool] = True
-    nonnegative: ClassVar[bool] = False
     rescales_every: ClassVar[int | None] = None  # with the hyperparameters, see `GaussianChain`
     independent: ClassVar[bool] = True
 

@@ -172,7 +172,6 @@ class SGHMC(Sampler):
 
     chain: ClassVar[type[Chain]] = GaussianChain
     on_device: ClassVar[bool] = True
-    nonnegative: ClassVar[bool] = False
     tempers: ClassVar[bool] = False
     learns_every: ClassVar[int | None] = HYPER_EVERY
     merit: ClassVar[str] = "momentum makes the most of a pass over the data"
@@ -298,7 +297,6 @@ class SquaresSGHMC(SGHMC):
     schedule: Schedule | Literal["auto"] = field(default_factory=Cyclic)
 
     chain: ClassVar[type[Chain]] = SquaresChain
-    nonnegative: ClassVar[bool] = True
     tensors: ClassVar[bool] = True
     rescales_every: ClassVar[int | None] = HYPER_EVERY
     tempers: ClassVar[bool] = True

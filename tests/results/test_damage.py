@@ -344,7 +344,7 @@ def test_runs_of_a_sampler_that_is_gone_are_read_and_not_resumed(tmp_path):
     path = edited(tmp_path / "made.zarr", tmp_path / "run.zarr", change, everywhere=True)
     assert dfac.summarize(path).verdict
     assert dfac.predict(path, rows=[0], columns=[0])["mean"].size == 1
-    match = r"called 'HMC', which .* use BlockHMC\(\), .* 0\.1\.0 is the last version"
+    match = r"called 'HMC', which .* use BlockHMC\(\), .* 0\.1\.0 is the last"
     refused(StoreFormatError, match, dfac.resume, path, progressbar=False)
     match = r"no HMC any more: use BlockHMC\(\), .* 0\.1\.0"
     refused(AttributeError, match, getattr, dfac, "HMC")
