@@ -17,12 +17,13 @@ from daskfactor.data.tables import Wanted
 from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
-from daskfactor.inference.sampling import SMALL_DATA, sample
+from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import blocks_for, known_components
 from daskfactor.inference.setting import (
     Setting,
     all_lengths,
     checked_lengths,
+    kept_copies,
     learnt_bytes,
     monitored_cells,
     plan_run,
@@ -161,11 +162,7 @@ class Cost:
     def _rows(self) -> list[tuple[str, str, str]]:
         """Name, size in readable units, and what it is."""
         rows = [
-            (
-                name.replace("_", " "),
-                format_bytes(getattr(self, name)).replace("k", "K"),
-                hint.__metadata__[0],
-            )
+            (name.replace("_", " "), _size(getattr(self, name)), hint.__metadata__[0])
             for name, hint in get_type_hints(type(self), include_extras=True).items()
             if hasattr(hint, "__metadata__")
         ]
@@ -184,10 +181,16 @@ class Cost:
         each = format_time(self.cycle_seconds)
         rows.append(("time", f"roughly {format_time(self.seconds)}, {each} a cycle", ""))
         if self.network_workers is not None and self.network_data is not None:
-            least = format_bytes(self.network_data).replace("k", "K")
-            limit = f"the limit from {self.network_workers:,} workers on, and below {least} of data"
-            rows.append(("network", limit, ""))
+            few, small = (
+                f"{self.network_workers:,} workers on",
+                f"{_size(self.network_data)} of data",
+            )
+            rows.append(("network", f"the limit from {few}, and below {small}", ""))
         return rows
+
+
+def _size(count: int) -> str:
+    return str(format_bytes(count).replace("k", "K"))
 
 
 def estimate_cost(
@@ -287,7 +290,7 @@ def _opened(
     if source is None:
         # What has covariates is predicted from these, if from nothing else.
         told = {"allow_empty": model.covariates != (None, None)}
-        told |= {name: own for name, own in options.items() if name in READING}
+        told |= {name: own for name, own in options.items() if name in READING and own is not None}
         return blocks_for(model, V, **told)
     if not source.is_sparse and source.entries is None and _watches_missing(given.monitor):
         raise OptionError(
@@ -296,28 +299,18 @@ def _opened(
         )
     if not model.nonnegative:
         source = replace(source, usual="missing")
-    asked = given.blocks, given.dtype, given.unstored, given.memory_limit
-    return unread_blocks(source, *asked, known_components(model), weighting)
+    reading = given.blocks, given.dtype or "float32", given.unstored, given.memory_limit
+    return unread_blocks(source, *reading, known_components(model), weighting)
 
 
-OWN = {
-    "workers": None,
-    "lanes": None,
-    "network": None,
-    "block_seconds": None,
-    "dtype": "float32",
-    "balance": False,
-    "memory_limit": None,
-    "allow_empty": False,
-    "entries": None,
-}
+OTHERS = "workers", "lanes", "network", "block_seconds", "entries", *BLOCKS_ONLY
 """Arguments of `estimate_cost` beside those of `sample`: of the place, and of `as_blocks`."""
 READING = {"blocks", *BLOCKS_ONLY, *Weighing.__annotations__}
 """Arguments that `as_blocks` has, too."""
 estimate_cost.__signature__ = Signature(  # type: ignore[attr-defined]  # for help(), too
     [
         *signature(sample).parameters.values(),
-        *(Parameter(name, Parameter.KEYWORD_ONLY, default=usual) for name, usual in OWN.items()),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in OTHERS),
     ],
     return_annotation=Cost,
 )
@@ -341,11 +334,7 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     checkpoint = chains * (tuning if options.tune else drawing)
     learnt = learnt_bytes(data, model)
     draw = int(chains * (learnt + sum(factors / track.coarseness for track in sampler.tracks)))
-    size = data.shape[0] * data.shape[1] * itemsize
-    small, weighed = size <= SMALL_DATA, data.weights is not None
-    kept = not (data.is_sparse or data.source.lazy) and (place.stored or small)
-    beside = weighed and (kept or (small and not data.is_sparse))
-    observed = size * (int(kept) + int(beside))
+    observed = data.shape[0] * data.shape[1] * itemsize * sum(kept_copies(data, place.stored))
     moments = chains * (2 * factors + 16 * cells)
     result = (len(options.index) * draw if options.keep_every else 0) + moments + observed
     waiting = _most_waiting(setting) * draw

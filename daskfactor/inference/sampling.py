@@ -45,6 +45,7 @@ from daskfactor.inference.setting import (
     Setting,
     all_lengths,
     checked_lengths,
+    kept_copies,
     monitored_cells,
     plan_run,
 )
@@ -75,8 +76,6 @@ NOT_STARTED: dict[str, Any] = {
 """The checkpoint of a run whose warm start has not ended: resuming begins it again."""
 PROCESSORS, NEXT = "processors", "; "
 """What a run without a GPU is on, and what stands between the devices that a run was on."""
-SMALL_DATA = 2**28
-"""Bytes of data that a trace in memory holds a copy of; a store always does."""
 
 
 @verb
@@ -660,20 +659,12 @@ def described(
 ) -> dict[str, Any]:
     """Give the part of a `RunSpec` that tells of data and origin; ``attrs`` go in as well.
 
-    ``options`` has ``seed`` and ``dtype``. Results keep the data if they are dense, in memory,
-    and small or for a store; and with them the weights of their cells, or these alone if they
-    are small and nothing says where to read them again.
+    ``options`` has ``seed`` and ``dtype``.
     """
-    labels, source, weights = data.labels, data.source, data.weights
-    small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
-    # What is kept of several matrices in units of their means would not be those matrices.
-    kept = (stored or small) and not (data.is_sparse or source.lazy or data.placed)
-    place = source.to_dict()
-    beside = None
+    labels, weights, place = data.labels, data.weights, data.source.to_dict()
+    kept, weights_kept = kept_copies(data, stored)
     if weights is not None:
-        place["weights"] = where = weights.source.location
-        if kept or (small and where is None and not data.is_sparse):
-            beside = weights.to_numpy()
+        place["weights"] = weights.source.location
     run = {"options": options, "model": model, "sampler": sampler, "source": place}
     empty = any(has_zeros(data.counts(factor)) for factor in (0, 1))
     about = {
@@ -698,7 +689,7 @@ def described(
         "coords": labels.coords,
         "dtype": options["dtype"],
         "observed": data.to_numpy() if kept else None,
-        "weights": beside,
+        "weights": weights.to_numpy() if weights and weights_kept else None,
         "attrs": {
             "inference_library": "daskfactor",
             "inference_library_version": daskfactor.__version__,
