@@ -316,9 +316,10 @@ def unread_blocks(
     components: int | None,
     weighting: str | None = None,
 ) -> BlockedData:
-    """Return blocks of the size of a source, for estimates: they have statistics, and no values.
+    """Return blocks of the size of a source, for estimates: statistics without values.
 
-    Stored entries are spread evenly over the blocks of a sparse source, and all of them are 1.
+    They have no fingerprint. Stored entries are spread evenly over the blocks of a sparse source,
+    and all of them are 1.
     """
     kind, shape, count = checked_options(dtype, unstored), source.shape, source.entries
     assert shape is not None
@@ -439,15 +440,12 @@ def _agreeing(
     return data
 
 
-def _needs(source: Source, grid: Grid, dtype: FloatType, limit: int) -> tuple[bool, int, int]:
-    """Whether an array is used where it is; bytes of the blocks; bytes that reading takes."""
-    working = working_bytes(source, grid, dtype, read_budget(limit))
-    borrowed = source.array is not None and zero_copy(source.array, dtype)
-    return borrowed, grid.shape[0] * grid.shape[1] * dtype.itemsize, working
-
-
 def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storage:
-    borrowed, size, working = _needs(source, grid, dtype, limit)
+    size, working = (
+        grid.cells * dtype.itemsize,
+        working_bytes(source, grid, dtype, read_budget(limit)),
+    )
+    borrowed = source.array is not None and zero_copy(source.array, dtype)
     if borrowed or size + working <= limit:
         return Storage(grid)
     if working > max(SURELY * available_memory(), NEGLIGIBLE):

@@ -282,8 +282,7 @@ def _opened(
     V: Any, model: FactorModel, given: SimpleNamespace, options: dict[str, Any]
 ) -> BlockedData:
     """Return blocks of the size that the data have, read only where nothing else tells it."""
-    weighting = "uncertainty" if given.uncertainty is not None else None
-    weighting = "weights" if given.weights is not None else weighting
+    weighting = [name for name in ("uncertainty", "weights") if getattr(given, name) is not None]
     source = None
     if not (model.joins or model.tensor):
         source = unread_source(V, Wanted.of(vars(given)), given.entries)
@@ -292,15 +291,10 @@ def _opened(
         told = {"allow_empty": model.covariates != (None, None)}
         told |= {name: own for name, own in options.items() if name in READING and own is not None}
         return blocks_for(model, V, **told)
-    if not source.is_sparse and source.entries is None and _watches_missing(given.monitor):
-        raise OptionError(
-            'how many cells monitor="missing" names is not known before the data are read; pass '
-            "the result of as_blocks"
-        )
     if not model.nonnegative:
         source = replace(source, usual="missing")
     reading = given.blocks, given.dtype or "float32", given.unstored, given.memory_limit
-    return unread_blocks(source, *reading, known_components(model), weighting)
+    return unread_blocks(source, *reading, known_components(model), *weighting)
 
 
 OTHERS = "workers", "lanes", "network", "block_seconds", "entries", *BLOCKS_ONLY
@@ -448,13 +442,14 @@ def _most_waiting(setting: Setting) -> int:
     return max(end - start for start, end in itertools.pairwise(kept))
 
 
-def _watches_missing(monitor: Any) -> bool:
-    return isinstance(monitor, str) and monitor == "missing"
-
-
 def _count_cells(monitor: Any, data: BlockedData) -> int:
     """Count the cells that ``monitor`` names."""
-    if _watches_missing(monitor):
-        return data.n_missing
+    if isinstance(monitor, str) and monitor == "missing":
+        if data.fingerprint or data.is_sparse:
+            return data.n_missing
+        raise OptionError(
+            'how many cells monitor="missing" names is not known before the data are read; pass '
+            "the result of as_blocks"
+        )
     cells = monitored_cells(monitor, data)
     return 0 if cells is None else len(cells[0])
