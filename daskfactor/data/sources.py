@@ -221,7 +221,7 @@ def blocks_of(
     store = _store_at(V, wanted)
     if store is not None and cells is None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
-    source = open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
+    source = _source_of(V, wanted, store)
     source = source if usual is None else replace(source, usual=usual)
     if not source.is_sparse:
         if unstored == "missing":
@@ -258,9 +258,7 @@ def blocks_of(
 def stores_all(V: Any) -> bool:
     """Whether an input is dense: then there is no entry that it does not store."""
     (V,) = all_placed((V,), None)
-    store = _store_at(V, ANYTHING)
-    source = open_input(V, ANYTHING) if store is None else from_blocks(store.known, store.read)
-    return not source.is_sparse
+    return not _source_of(V, ANYTHING, _store_at(V, ANYTHING)).is_sparse
 
 
 def checked_options(
@@ -279,10 +277,13 @@ def checked_options(
     return cast("FloatType", kind)
 
 
-def unread_source(V: Any, wanted: Wanted, entries: int | None = None) -> Source | None:
+def unread_source(
+    V: Any, wanted: Wanted, blocks: int | Grid | None, entries: int | None
+) -> Source | None:
     """Return the source of an input whose size is known and whose values lie elsewhere, else None.
 
-    ``V`` may be the shape of a matrix; ``entries`` are the stored ones of a sparse matrix.
+    It is None of a blocked store whose ``blocks`` are used as they are, too. ``V`` may be the shape
+    of a matrix; ``entries`` are the stored ones of a sparse matrix.
 
     Raises
     ------
@@ -291,10 +292,10 @@ def unread_source(V: Any, wanted: Wanted, entries: int | None = None) -> Source 
     """
     if isinstance(V, tuple):
         return Source(SourceInfo("shape"), matrix_shape(V), entries=entries)
-    if isinstance(V, BlockedData) or _store_at(V, wanted) is not None:
-        return None
-    source = open_input(V, wanted)
-    if source.shape is None or not source.info.lazy:
+    store = _store_at(V, wanted)
+    source = _source_of(V, wanted, store)
+    as_it_is = store is not None and _serves(store, blocks, None, False)
+    if as_it_is or source.shape is None or not source.info.lazy:
         return None
     if not source.is_sparse:
         return source
@@ -407,6 +408,10 @@ def _store_at(V: Any, wanted: Wanted) -> BlockStore | None:
         return None
     refuse_columns(V, wanted)
     return BlockStore(fspath(V))
+
+
+def _source_of(V: Any, wanted: Wanted, store: BlockStore | None) -> Source:
+    return open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
 
 
 def _agreeing(

@@ -285,7 +285,7 @@ def _opened(
     weighting = [name for name in ("uncertainty", "weights") if getattr(given, name) is not None]
     source = None
     if not (model.joins or model.tensor):
-        source = unread_source(V, Wanted.of(vars(given)), given.entries)
+        source = unread_source(V, Wanted.of(vars(given)), given.blocks, given.entries)
     if source is None:
         # What has covariates is predicted from these, if from nothing else.
         told = {"allow_empty": model.covariates != (None, None)}
@@ -318,8 +318,7 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     tasks = place.executor == "tasks"
     # What there is.
     factors = sum(data.shape) * width * itemsize
-    pairs = zip(data.shape, model.covariates, strict=True)
-    linked = [length for length, covariates in pairs if covariates is not None]
+    linked = [n for n, table in zip(data.shape, model.covariates, strict=True) if table is not None]
     shifts = sum(linked) * width * itemsize + learnt_bytes(data, model, banded=True)
     tuning, drawing = (int(tracks * n * factors) + shifts for n in sampler.carried(width))
     if model.learnt and "curvature" in sampler.arrays:

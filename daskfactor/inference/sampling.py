@@ -666,7 +666,9 @@ def described(
     if weights is not None:
         place["weights"] = weights.source.location
     run = {"options": options, "model": model, "sampler": sampler, "source": place}
-    empty = any(has_zeros(data.counts(factor)) for factor in (0, 1))
+    # Results tell where factors are of several matrices, and of a tensor.
+    places = data.placed if data.placed and len(data.placed["factors"]) > 2 else None
+    optional = {"weighting": data.weighting, "name": labels.name, "placed": places}
     about = {
         "shape": list(data.shape),
         "row_offsets": list(data.grid.rows.offsets),
@@ -676,20 +678,18 @@ def described(
         "level": data.level,
         "fingerprint": data.fingerprint,
         "unstored": data.unstored,
-        **({} if data.weighting is None else {"weighting": data.weighting}),
         "balance": data.is_balanced,
-        "allow_empty": empty,
-        **({} if labels.name is None else {"name": labels.name}),
+        "allow_empty": any(has_zeros(data.counts(factor)) for factor in (0, 1)),
+        **{name: value for name, value in optional.items() if value is not None},
         **labels.about,
         **labels.folded,
-        **({"placed": data.placed} if kept_places(data) else {}),
     }
     return {
         "dims": (labels.row_dim, labels.col_dim),
         "coords": labels.coords,
         "dtype": options["dtype"],
         "observed": data.to_numpy() if kept else None,
-        "weights": weights.to_numpy() if weights and weights_kept else None,
+        "weights": weights.to_numpy() if weights is not None and weights_kept else None,
         "attrs": {
             "inference_library": "daskfactor",
             "inference_library_version": daskfactor.__version__,
@@ -710,11 +710,6 @@ def described(
             **attrs,
         },
     }
-
-
-def kept_places(data: BlockedData) -> bool:
-    """Whether results tell where factors are: of several matrices, and of a tensor."""
-    return data.placed is not None and len(data.placed["factors"]) > 2
 
 
 def closing_attrs(run: Run, known: Mapping[str, Any]) -> dict[str, Any]:
