@@ -4,7 +4,7 @@ import re
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
@@ -112,6 +112,35 @@ Sampler = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Where a run would happen, and what its network carries."""
+
+    panel: ClassVar = "Where it would run"
+
+    store: Annotated[bool, Option("--store/--no-store", help="Whether the run writes a store.")] = (
+        True
+    )
+    executor: o.Executor = "auto"
+    workers: Annotated[
+        int | None, Option(min=1, help="Processes that share the work; 1 if left out.")
+    ] = None
+    threads: Annotated[
+        int | None, Option(min=1, help="Threads of each; this machine's cores if left out.")
+    ] = None
+    network: Annotated[
+        str | None, Option(metavar="RATE", help="What a worker sends at once, as '10 Gbit/s'.")
+    ] = None
+    block_seconds: Annotated[
+        float | None, Option(help="Of an update of the largest block, as a run on a cluster tells.")
+    ] = None
+
+    def told(self) -> dict[str, Any]:
+        """Give the options as arguments of Python."""
+        given = asdict(self)
+        return given | {"store": self.store or None, "lanes": given.pop("threads")}
+
+
 def fit(
     matrix: o.Weighed,
     place: o.SeededOnDevice,
@@ -173,25 +202,10 @@ def estimate_cost(
     components: o.Rank,
     law: Law,
     chains: Chains,
+    place: Workers,
     sampler: Sampler = "auto",
     balance: o.Balance = False,
     dtype: o.Arithmetic = "float32",
-    store: Annotated[
-        bool, Option("--store/--no-store", help="Whether the run writes a store.")
-    ] = True,
-    executor: o.Executor = "auto",
-    workers: Annotated[
-        int | None, Option(min=1, help="Processes that share the work; 1 if left out.")
-    ] = None,
-    threads: Annotated[
-        int | None, Option(min=1, help="Threads of each; this machine's cores if left out.")
-    ] = None,
-    network: Annotated[
-        str | None, Option(metavar="RATE", help="What a worker sends at once, as '10 Gbit/s'.")
-    ] = None,
-    block_seconds: Annotated[
-        float | None, Option(help="Of an update of the largest block, as a run on a cluster tells.")
-    ] = None,
     memory: Annotated[
         str | None, Option(help="Memory for blocks, as 4GiB; half of what is free if left out.")
     ] = None,
@@ -211,13 +225,8 @@ def estimate_cost(
         sampler,
         balance=balance,
         dtype=dtype,
-        store=store or None,
-        executor=executor,
-        workers=workers,
-        lanes=threads,
-        network=network,
-        block_seconds=block_seconds,
         memory_limit=memory,
+        **place.told(),
         **asdict(chains),
         **matrix.told(),
     )

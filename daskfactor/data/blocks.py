@@ -211,11 +211,23 @@ class BlockedData:
         return self._storage.place
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that the blocks take, in memory or on disk."""
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of every block with its weights, (B, B)."""
         n_stored = self.n_stored if self.is_sparse else None
         copies = 1 if self.weights is None else 2
-        return copies * int(block_bytes(self.grid, self.dtype, n_stored).sum())
+        return copies * block_bytes(self.grid, self.dtype, n_stored)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the blocks take, in memory or on disk."""
+        return int(self.sizes.sum())
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that the blocks take once all were read, but for the caller's array."""
+        if self.weights is None:
+            return min(self.nbytes, self._storage.budget)
+        return min(self.nbytes // 2, self._storage.budget) + self.weights.resident
 
     @property
     def imbalance(self) -> float:

@@ -1,33 +1,31 @@
-"""`as_blocks`: any kind of matrix becomes `BlockedData`; and what that takes, from metadata."""
+"""`as_blocks`: any kind of matrix becomes `BlockedData`."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from typing import Any, Unpack, cast
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from daskfactor.checks import one_of, warn
 from daskfactor.data.adapters import Source, from_blocks
 from daskfactor.data.blocks import BlockedData, filled, open_store
 from daskfactor.data.cells import Asked, Pairing, asked
-from daskfactor.data.entries import PIECE
 from daskfactor.data.files import ANYTHING, open_input, refuse_columns
 from daskfactor.data.folding import settled
 from daskfactor.data.grid import Grid, choose_grid
-from daskfactor.data.known import TILE_ENTRIES, refuse_unobserved
-from daskfactor.data.loading import Beside, load, read_budget, weighed, working_bytes
-from daskfactor.data.sparse import (
-    BLOCK_BYTES,
-    LoadOptions,
-    entry_type,
-    meaning_of_unstored,
-    most_threads,
-    sparse_bytes,
-    sparse_data,
+from daskfactor.data.known import (
+    Known,
+    Labels,
+    Layout,
+    SourceInfo,
+    Statistics,
+    matrix_shape,
+    refuse_unobserved,
 )
+from daskfactor.data.loading import Beside, load, read_budget, weighed, working_bytes
+from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
 from daskfactor.data.storage import (
     ArrayFile,
     FloatType,
@@ -45,16 +43,6 @@ from daskfactor.urls import all_placed, placed
 NEGLIGIBLE = 2**26
 SURELY = 4
 """What is projected may be so many times too much."""
-
-PIECE_BYTES = 64
-"""Bytes per entry of a piece while it is sorted by block: its parts, and what becomes of them."""
-ASSEMBLY_BYTES = 48
-"""Bytes per entry of a sparse block while it is put together."""
-SCAN_BYTES = 24
-"""Bytes per entry of a tile while statistics are taken."""
-READING = 6
-"""Blocks' worth of memory that a thread takes to read one from a store: compressed, decompressed,
-decoded, and what zarr holds of them at once; measured."""
 
 
 @verb
@@ -233,7 +221,7 @@ def blocks_of(
     store = _store_at(V, wanted)
     if store is not None and cells is None and _serves(store, blocks, unstored, balance):
         return _stored(store, kind, limit, allow_empty)
-    source = open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
+    source = _source_of(V, wanted, store)
     source = source if usual is None else replace(source, usual=usual)
     if not source.is_sparse:
         if unstored == "missing":
@@ -270,9 +258,7 @@ def blocks_of(
 def stores_all(V: Any) -> bool:
     """Whether an input is dense: then there is no entry that it does not store."""
     (V,) = all_placed((V,), None)
-    store = _store_at(V, ANYTHING)
-    source = open_input(V, ANYTHING) if store is None else from_blocks(store.known, store.read)
-    return not source.is_sparse
+    return not _source_of(V, ANYTHING, _store_at(V, ANYTHING)).is_sparse
 
 
 def checked_options(
@@ -291,220 +277,69 @@ def checked_options(
     return cast("FloatType", kind)
 
 
-@dataclass(frozen=True)
-class Outline:
-    """Stands in for `BlockedData` where only sizes matter.
+def unread_source(
+    V: Any, wanted: Wanted, blocks: int | Grid | None, entries: int | None
+) -> Source | None:
+    """Return the source of an input whose size is known and whose values lie elsewhere, else None.
 
-    Attributes
-    ----------
-    grid, dtype, unstored, n_stored
-        As those of `BlockedData`; of a sparse source that has not been read,
-        ``n_stored`` is the same for blocks of one size.
-    n_missing, mean
-        Missing cells, or None if that is not known without reading; the mean of the others,
-        NaN if it is not known, in a sparse source as if every stored entry were 1.
-    held
-        Bytes of blocks that a run keeps in the memory of its process, the caller's
-        own arrays not counted.
-    loading
-        Most bytes that reading takes at any time, finished blocks included.
-    buffered
-        Whether every thread needs a buffer for the block it works on.
-    keeps_copy
-        Whether results may keep a dense copy of the matrix.
-    weighed
-        Whether cells have weights, which take as much again.
-    """
-
-    grid: Grid
-    dtype: FloatType
-    unstored: str | None
-    n_stored: NDArray[np.int64]
-    n_missing: int | None
-    mean: float = math.nan
-    held: int = 0
-    loading: int = 0
-    buffered: bool = False
-    keeps_copy: bool = False
-    weighed: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(I, J)."""
-        return self.grid.shape
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether blocks hold compressed rows."""
-        return self.unstored is not None
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Bytes of every block, wherever it is, (B, B)."""
-        found = block_bytes(self.grid, self.dtype, self.n_stored if self.is_sparse else None)
-        return 2 * found if self.weighed else found
-
-    @property
-    def n_observed(self) -> NDArray[np.int64]:
-        """Observed entries of every block, (B, B), as if none were NaN."""
-        return self.n_stored if self.unstored == "missing" else self.grid.areas
-
-    def with_weights(self) -> "Outline":
-        """The same with weights of cells."""
-        return replace(self, held=2 * self.held, loading=2 * self.loading, weighed=True)
-
-
-def outline(
-    V: Any,
-    *,
-    blocks: int | Grid | None,
-    dtype: FloatType,
-    unstored: str | None,
-    balance: bool,
-    memory_limit: int | str | None,
-    entries: int | None,
-    wanted: Wanted = ANYTHING,
-    components: int | None = None,
-) -> Outline:
-    """The outline of anything that `as_blocks` takes, with its options.
-
-    No entry is read, but for those of a table with a line for each.
-
-    ``entries`` are the stored ones of a sparse input that does not say how many it has. Places
-    without any entry, which only reading can tell, are counted.
+    It is None of a blocked store whose ``blocks`` are used as they are, too. ``V`` may be the shape
+    of a matrix; ``entries`` are the stored ones of a sparse matrix.
 
     Raises
     ------
     OptionError
-        If ``V`` is sparse and nothing says how many entries it stores.
-    DataError, StoreError
-        As from `as_blocks`.
+        If the input is sparse and its number of stored entries is not known.
     """
-    if isinstance(V, BlockedData):
-        return _of_blocks(V)
-    limit, store = memory_budget(memory_limit), _store_at(V, wanted)
-    if store is not None:
-        return _of_store(store, blocks, dtype, limit)
-    source = open_input(V, wanted)
-    if source.shape is None:  # keys are learnt by reading
-        told: Any = {"balance": balance, "memory_limit": memory_limit}
-        told |= {"unstored": unstored or source.unstored or "zero"}
-        with as_blocks(source, blocks, dtype=dtype, allow_empty=True, **told) as data:
-            found, count = _of_blocks(data), int(data.n_stored.sum())
-        size = sparse_bytes(found.grid, count, dtype)
-        held = size if size <= limit else 0
-        loading = _sparse_loading(source, V, found.grid, balance, count, held, limit)
-        return replace(found, held=held, loading=loading, buffered=not held)
+    if isinstance(V, tuple):
+        return Source(SourceInfo("shape"), matrix_shape(V), entries=entries)
+    store = _store_at(V, wanted)
+    source = _source_of(V, wanted, store)
+    as_it_is = store is not None and _serves(store, blocks, None, False)
+    if as_it_is or source.shape is None or not source.info.lazy:
+        return None
     if not source.is_sparse:
-        grid = choose_grid(source.shape, source.chunks, blocks, None, None, components)
-        return _of_dense(source, grid, dtype, limit)
-    count = entries or source.entries or _stored_entries(V)
-    chunks = None if balance else source.chunks
-    grid = choose_grid(source.shape, chunks, blocks, None, count, components)
-    meaning = unstored or source.unstored or "zero"
-    size = sparse_bytes(grid, count, dtype)
-    held = size if size <= limit else 0
-    cells = grid.shape[0] * grid.shape[1]
-    return Outline(
-        grid,
-        dtype,
-        meaning,
-        np.ceil(count * (grid.areas / cells)).astype(np.int64),  # they are taken to lie evenly
-        cells - count if meaning == "missing" else 0,
-        count / (count if meaning == "missing" else cells),
-        held,
-        _sparse_loading(source, V, grid, balance, count, held, limit),
-        buffered=not held,
-    )
-
-
-def _of_blocks(data: BlockedData) -> Outline:
-    """Of data that are on their blocks already."""
-    copied = not (data.is_sparse or data.source.lazy)
-    return Outline(
-        data.grid, data.dtype, data.unstored, data.n_stored, data.n_missing, data.mean,
-        buffered=not data.in_memory, keeps_copy=copied, weighed=data.weights is not None,
-    )  # fmt: skip
-
-
-def _of_store(
-    store: BlockStore, blocks: int | Grid | None, dtype: FloatType, limit: int
-) -> Outline:
-    """Of a blocked sparse store that is used as it is: blocks are kept up to the limit."""
-    from dask.system import cpu_count
-
-    data = open_store(store, dtype, limit)
-    grid = data.grid
-    if blocks is not None and blocks not in (grid, grid.blocks):
+        return source
+    count = entries or source.entries
+    if count is None:
         raise OptionError(
-            f"blocks is {blocks!r}, but the store at {store.location} is on a grid of "
-            f"{grid.blocks} x {grid.blocks} blocks; its cost on another grid is known once it is "
-            "read: pass as_blocks(V, blocks) instead"
+            f"this sparse input ({type(V).__name__}) does not say how many entries it stores; pass "
+            "entries=, or the result of as_blocks"
         )
-    found = _of_blocks(data)
-    largest = READING * int(found.sizes.max()) * cpu_count()
-    return replace(found, held=min(data.nbytes, limit) + largest)
+    return replace(source, entries=count)
 
 
-def _of_dense(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Outline:
-    """Of a dense matrix: used where it is, decoded into memory, or into a scratch file."""
-    borrowed, size, working = _needs(source, grid, dtype, limit)
-    held = size if not borrowed and size + working <= limit else 0
-    missing, mean = (None, math.nan) if source.array is None else _told_of(source.array)
-    scan = SCAN_BYTES * max(TILE_ENTRIES, *grid.cols.sizes)
-    return Outline(
-        grid,
-        dtype,
-        None,
-        grid.areas,
-        missing,
-        mean,
-        held,
-        scan + (0 if borrowed else held + working),
-        buffered=not (borrowed or held),
-        keeps_copy=not source.info.lazy,
+def unread_blocks(
+    source: Source,
+    blocks: int | Grid | None,
+    dtype: DTypeLike,
+    unstored: str | None,
+    memory_limit: int | str | None,
+    components: int | None,
+    weighting: str | None = None,
+) -> BlockedData:
+    """Return blocks of the size of a source, for estimates: statistics without values.
+
+    They have no fingerprint. Stored entries are spread evenly over the blocks of a sparse source,
+    and all of them are 1.
+    """
+    kind, shape, count = checked_options(dtype, unstored), source.shape, source.entries
+    assert shape is not None
+    grid = choose_grid(shape, source.chunks, blocks, None, count, components)
+    meaning = None if count is None else unstored or source.unstored or source.usual
+    stored = grid.areas if count is None else np.ceil(count * grid.areas / grid.cells).astype(int)
+    observed = stored if meaning == "missing" else grid.areas
+    rows, cols = (
+        np.broadcast_to(np.int64(observed.sum() // side.size), side.size) for side in grid.sides
     )
-
-
-def _sparse_loading(
-    source: Source, V: Any, grid: Grid, balance: bool, entries: int, held: int, limit: int
-) -> int:
-    """Most bytes while entries are put on their blocks, of which ``held`` stay."""
-    value, block = source.dtype.itemsize, -(-entries // grid.blocks**2)
-    if source.matrix is not None:
-        # A copy in rows unless it is that already; what says something; a band, as it is cut and
-        # permuted (measured: three to four copies of it with what scipy holds meanwhile).
-        copied = 0 if getattr(V, "format", None) == "csr" else entries * (16 + value)
-        told = entries * (9 if balance else 2)
-        band = (4 if balance else 3) * -(-entries // grid.blocks) * (8 + value)
-        return copied + max(told, band + ASSEMBLY_BYTES * block + held)
-    threads = most_threads()
-    piece = PIECE_BYTES * min(entries, PIECE) * (threads + 2)
-    shelf = min(limit // 2, entries * (16 + value + entry_type(np.dtype(float)).itemsize))
-    return shelf + max(piece, held + threads * BLOCK_BYTES * block)
-
-
-def _stored_entries(V: Any) -> int:
-    """Entries that a sparse input says it stores."""
-    for owner in (V, getattr(V, "X", None)):
-        count = getattr(owner, "nnz", None)
-        if isinstance(count, int | np.integer):
-            return int(count)
-    raise OptionError(
-        f"this sparse input ({type(V).__name__}) does not say how many entries it stores; pass "
-        "entries=, or the result of as_blocks"
+    statistics = Statistics(
+        observed, rows, cols, float(stored.sum()), 0.0, 1.0, True, "", stored, kind=weighting
     )
-
-
-def _told_of(array: NDArray[Any]) -> tuple[int, float]:
-    """Missing entries of an array in memory, and the mean of the others, a few rows at a time."""
-    rows = max(1, TILE_ENTRIES // array.shape[1])
-    missing, total = 0, 0.0
-    for start in range(0, array.shape[0], rows):
-        part = array[start : start + rows]
-        missing += int(np.count_nonzero(np.isnan(part)))
-        total += float(np.nansum(part, dtype=np.float64))
-    return missing, total / max(1, array.size - missing)
+    known = Known(grid, Labels(), statistics, source.info, kind, Layout(meaning))
+    size = int(block_bytes(grid, kind, None if count is None else stored).sum())
+    fits = size * (1 if weighting is None else 2) <= memory_budget(memory_limit)
+    storage = Storage(grid, meaning, file=None if fits else ArrayFile())
+    weights = None if weighting is None else BlockedData(known, storage)
+    return BlockedData(known, storage, weights)
 
 
 def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) -> BlockedData:
@@ -575,6 +410,10 @@ def _store_at(V: Any, wanted: Wanted) -> BlockStore | None:
     return BlockStore(fspath(V))
 
 
+def _source_of(V: Any, wanted: Wanted, store: BlockStore | None) -> Source:
+    return open_input(V, wanted) if store is None else from_blocks(store.known, store.read)
+
+
 def _agreeing(
     data: BlockedData,
     blocks: int | Grid | None,
@@ -606,15 +445,12 @@ def _agreeing(
     return data
 
 
-def _needs(source: Source, grid: Grid, dtype: FloatType, limit: int) -> tuple[bool, int, int]:
-    """Whether an array is used where it is; bytes of the blocks; bytes that reading takes."""
-    working = working_bytes(source, grid, dtype, read_budget(limit))
-    borrowed = source.array is not None and zero_copy(source.array, dtype)
-    return borrowed, grid.shape[0] * grid.shape[1] * dtype.itemsize, working
-
-
 def _storage(source: Source, grid: Grid, dtype: FloatType, limit: int) -> Storage:
-    borrowed, size, working = _needs(source, grid, dtype, limit)
+    size, working = (
+        grid.cells * dtype.itemsize,
+        working_bytes(source, grid, dtype, read_budget(limit)),
+    )
+    borrowed = source.array is not None and zero_copy(source.array, dtype)
     if borrowed or size + working <= limit:
         return Storage(grid)
     if working > max(SURELY * available_memory(), NEGLIGIBLE):

@@ -292,6 +292,7 @@ class Storage:
         budget: int = sys.maxsize,
     ) -> None:
         self.in_memory = file is None and nbytes <= budget
+        self.budget = 0 if file else budget
         self.load = load
         elsewhere = "in a scratch file" if load is None else "in a store"
         self.place = "in memory" if self.in_memory else elsewhere
@@ -367,6 +368,7 @@ class Storage:
             rows, cols = self._grid.slices(block)
             shape = self._grid.block_shape(block)
             self._kept[block] = BlockView(array, rows.start, cols.start, *shape)
+        self.budget = 0
 
     def _read(self, block: BlockAddress) -> AnyBlock:
         try:

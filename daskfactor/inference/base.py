@@ -309,7 +309,7 @@ class Sampler(Algorithm, ABC):
         del data
 
     def worth(self, model: Any, data: Any) -> float:
-        """Tell how well it suits a model and `Outline` or `BlockedData`; 0: only if asked for.
+        """Tell how well it suits a model and data; 0: only if asked for.
 
         About as many times as draws of `PSGLD` a second of its draws are worth, as
         ``python -m benchmarks --long --only accuracy.laws`` measures it; more if they are exact
@@ -503,21 +503,12 @@ def pass_size(model: FactorModel, data: Any) -> float:
     return float(cells) * model.n_components
 
 
-def observed_cells(data: Any) -> int:
-    """Count observed cells of data, or of an outline of a matrix."""
-    if isinstance(data, BlockedData):
-        return data.total_observed
-    return int(data.shape[0] * data.shape[1] - (data.n_missing or 0))
-
-
 def told_each(model: FactorModel, data: Any) -> float:
     """Count observed cells for each number of the factors, by the information of their law.
 
-    A mean that is not known without reading, NaN, is taken for 1, and so is a dispersion of
-    counts that is learnt, as in its prior.
+    A dispersion of counts that is learnt is taken for 1, as in its prior.
     """
-    mean = 1.0 if math.isnan(data.mean) else data.mean
-    information = observed_cells(data) * model.likelihood.information(mean)
+    information = data.total_observed * model.likelihood.information(data.mean)
     return float(information / (sum(data.shape) * model.n_components))
 
 
@@ -529,8 +520,8 @@ def asked_sampler(model: FactorModel, sampler: object) -> Sampler | None:
     return checked_sampler(model, sampler)
 
 
-def best_sampler(model: FactorModel, data: Any, device: bool = False) -> Sampler:
-    """Choose the sampler that says of itself that it suits a model and an outline of data best.
+def best_sampler(model: FactorModel, data: BlockedData, device: bool = False) -> Sampler:
+    """Choose the sampler that says of itself that it suits a model and data best.
 
     On a ``device`` it is one of those that run there.
     """
@@ -540,9 +531,8 @@ def best_sampler(model: FactorModel, data: Any, device: bool = False) -> Sampler
         with suppress(ModelError, DataError, OptionError):
             if own is not None:
                 own.check_model(model)
-                if isinstance(data, BlockedData):
-                    own = own.over(len(data.grid.sides))
-                    own.check_data(data)
+                own = own.over(len(data.grid.sides))
+                own.check_data(data)
                 takers.append(own)
     # A model that has no place on a device is refused with a reason, whatever the sampler.
     takers = [own for own in takers if own.on_device or not device] or takers

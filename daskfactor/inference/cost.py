@@ -1,35 +1,38 @@
 """Estimate what a run takes in memory, on disk and in tasks, before it is begun."""
 
 import itertools
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
-import numpy as np
 from dask.utils import format_bytes, format_time
 
 from daskfactor import markup
 from daskfactor.checks import whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.sources import Outline, outline
+from daskfactor.data.sources import unread_blocks, unread_source
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import OptionError
 from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
 from daskfactor.inference.inits import Init
-from daskfactor.inference.sampling import SMALL_DATA, sample
+from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import blocks_for, known_components
 from daskfactor.inference.setting import (
     Setting,
     all_lengths,
     checked_lengths,
+    kept_copies,
     learnt_bytes,
+    monitored_cells,
     plan_run,
 )
 from daskfactor.inference.timing import EVALUATION, Place, chains_together, place_of, time_of
 from daskfactor.kernels.blockwise import SLAB
 from daskfactor.kernels.views import tile_rows
 from daskfactor.models.settings import FactorModel
+from daskfactor.options import BLOCKS_ONLY, Weighing
 
 if TYPE_CHECKING:
     from daskfactor.executors.base import Executor
@@ -47,6 +50,9 @@ WRITING_COPIES = 4
 """Copies that there are at most of what is written: as drawn, in chunks, and compressed."""
 HANDED_ON = 2**27
 """What a client holds of bands at most that it hands on, or reads again, in pieces."""
+READ_COPIES = 6
+"""Blocks' worth of memory that a thread takes to read one from a store: compressed, decompressed,
+decoded, and what zarr holds of them at once; measured."""
 COPIES = 3
 """States beside the chain's own where blocks are updated by tasks of this process."""
 OPERATION_BYTES = 512
@@ -68,7 +74,7 @@ class Cost:
     Attributes
     ----------
     data, data_memory
-        All decoded blocks, and what of them is in memory, the input not counted.
+        All decoded blocks, and what of them is in memory beside arrays of the caller's own.
     block, bands, task
         The largest block, its two bands with all that travels with them, and what one update
         holds: block, bands and buffers.
@@ -113,7 +119,7 @@ class Cost:
     """
 
     data: Annotated[int, "all decoded blocks"]
-    data_memory: Annotated[int, "of them in memory, input not counted"]
+    data_memory: Annotated[int, "of them in memory, the caller's array not counted"]
     block: Annotated[int, "largest block"]
     bands: Annotated[int, "its two bands with all that travels with them"]
     task: Annotated[int, "block, bands and buffers of one update"]
@@ -156,11 +162,7 @@ class Cost:
     def _rows(self) -> list[tuple[str, str, str]]:
         """Name, size in readable units, and what it is."""
         rows = [
-            (
-                name.replace("_", " "),
-                format_bytes(getattr(self, name)).replace("k", "K"),
-                hint.__metadata__[0],
-            )
+            (name.replace("_", " "), _size(getattr(self, name)), hint.__metadata__[0])
             for name, hint in get_type_hints(type(self), include_extras=True).items()
             if hasattr(hint, "__metadata__")
         ]
@@ -179,10 +181,16 @@ class Cost:
         each = format_time(self.cycle_seconds)
         rows.append(("time", f"roughly {format_time(self.seconds)}, {each} a cycle", ""))
         if self.network_workers is not None and self.network_data is not None:
-            least = format_bytes(self.network_data).replace("k", "K")
-            limit = f"the limit from {self.network_workers:,} workers on, and below {least} of data"
-            rows.append(("network", limit, ""))
+            few, small = (
+                f"{self.network_workers:,} workers on",
+                f"{_size(self.network_data)} of data",
+            )
+            rows.append(("network", f"the limit from {few}, and below {small}", ""))
         return rows
+
+
+def _size(count: int) -> str:
+    return str(format_bytes(count).replace("k", "K"))
 
 
 def estimate_cost(
@@ -195,20 +203,19 @@ def estimate_cost(
     thin: int = 1,
     **options: Any,
 ) -> Cost:
-    """Estimate what :func:`sample` with the same arguments would take, from metadata alone.
+    """Estimate what :func:`sample` with the same arguments would take.
 
-    peak = max(reading, blocks + 1.3 (states + draws + results + buffers))
-
-    Nothing is read but metadata, except to count the NaN of an array in memory and add up the
-    rest, and to learn the keys of a file with a line for each entry. But for these, no array of
-    the size of the data or the factors is made.
+    peak = blocks + 1.3 (states + draws + results + buffers)
 
     Parameters
     ----------
-    V, model, sampler, draws, tune, chains, thin
-        As for :func:`sample`. Sparse entries are taken to lie evenly; with the result of
-        :func:`as_blocks` they are counted. What ``"auto"`` takes can hang on what is not read
-        here, whether all numbers are whole, for one: it, too, is sure with :func:`as_blocks`.
+    V
+        What :func:`as_blocks` returns or takes, or the shape (I, J) of a matrix. What is in memory
+        is put on blocks as :func:`sample` does it, and so is a table with a line for each entry.
+        Of a dask array, a file or a store only the size is used: its entries are taken to lie
+        evenly and to be whole numbers, on which the choice of ``sampler="auto"`` can depend.
+    model, sampler, draws, tune, chains, thin
+        As for :func:`sample`.
     options
         All that :func:`sample` takes by name: ``keep``, ``monitor``, ``blocks`` and ``unstored``
         as there; of ``store`` only whether there is one counts; ``client`` and ``executor``,
@@ -222,9 +229,9 @@ def estimate_cost(
         block takes on one thread, as a run on a cluster tells when it begins; from sizes
         if left out.
 
-        ``dtype``, ``balance``, ``memory_limit`` and ``allow_empty`` as :func:`as_blocks` would
-        be told, and ``entries``: stored entries of a sparse input that does not say how many it
-        has.
+        ``dtype``, ``balance``, ``memory_limit`` and ``allow_empty`` as for :func:`as_blocks`.
+        ``entries``: number of stored entries, where V is the shape of a sparse matrix, or a sparse
+        input that does not say how many it has.
 
     Returns
     -------
@@ -238,7 +245,9 @@ def estimate_cost(
 
     Notes
     -----
-    The estimate is an upper one: tests hold it against the memory that runs take.
+    The estimate is an upper one: tests compare it with the memory that runs take. Reading the
+    input for the first time is not part of it. Of the network it is a rough one: every column band
+    moves on after every round, in messages of 1.5 ms and the time of their bytes.
 
     Examples
     --------
@@ -247,92 +256,78 @@ def estimate_cost(
     >>> cost = dfac.estimate_cost(np.ones((2000, 1000)), dfac.TweedieNMF(10), draws=100)
     >>> cost.blocks, cost.cycles
     (1, 600)
+    >>> dfac.estimate_cost((2_000_000, 50_000), dfac.TweedieNMF(10), entries=10**9).data
+    8256006400
     """
-    asked = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
-    asked.apply_defaults()  # a TypeError has named what nobody takes
-    given = SimpleNamespace(**asked.arguments)
+    bound = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
+    bound.apply_defaults()  # a TypeError has named what nobody takes
+    given = SimpleNamespace(**bound.arguments)
     wanted = asked_sampler(model, sampler)
     lengths = checked_lengths(wanted, draws=draws, tune=tune, chains=chains, thin=thin)
-    if (model.joins or model.tensor) and not isinstance(V, BlockedData):
-        # Their blocks depend on where entries are, so that they have to be read.
-        names = "blocks", "dtype", "unstored", "memory_limit"
-        told = {name: getattr(given, name) for name in names}
-        rest: Any = {name: own for name, own in options.items() if name not in names}
-        with blocks_for(model, V, **told) as read:
-            return estimate_cost(read, model, sampler, draws, tune, chains, thin, **rest)
-    data = outline(
-        V,
-        blocks=given.blocks,
-        dtype=np.dtype(given.dtype),
-        unstored=given.unstored,
-        balance=given.balance,
-        memory_limit=given.memory_limit,
-        entries=given.entries,
-        wanted=Wanted.of(asked.arguments),
-        components=known_components(model),
-    )
-    unweighed = given.uncertainty is None and given.weights is None
-    if not (unweighed or data.weighed):
-        data = data.with_weights()
-    model = model.placed(getattr(V, "placed", None)).sized(data.shape)
-    plain = cast("BlockedData", data)
-    taken = wanted or best_sampler(model, V if isinstance(V, BlockedData) else data)
-    taken = taken.over(len(data.grid.sides))
-    lengths = all_lengths(lengths, taken, data.grid.blocks, given.device is not None)
-    plan = plan_run(plain, model, taken, given.keep, seed=0, **lengths)
-    init = Init(starts=whole_number("starts", given.starts, 1))
-    setting = Setting(plain, model, taken, plan, cast("Executor", None), init=init)
-    place = place_of(given, plain, model.width)
-    counts, longest = _operations(setting, place)
-    memory = _memory(setting, data, place, _count_cells(given.monitor, data), longest)
-    return Cost(**memory, **counts, **time_of(setting, place, counts["flops"], longest))
+    data = V if isinstance(V, BlockedData) else _opened(V, model, given, options)
+    with nullcontext() if data is V else closing(data):
+        model = model.placed(data.placed).sized(data.shape)
+        taken = (wanted or best_sampler(model, data)).over(len(data.grid.sides))
+        lengths = all_lengths(lengths, taken, data.grid.blocks, given.device is not None)
+        plan = plan_run(data, model, taken, given.keep, seed=0, **lengths)
+        init = Init(starts=whole_number("starts", given.starts, 1))
+        setting = Setting(data, model, taken, plan, cast("Executor", None), init=init)
+        place = place_of(given, data, model.width)
+        counts, longest = _operations(setting, place)
+        memory = _memory(setting, place, _count_cells(given.monitor, data), longest)
+        return Cost(**memory, **counts, **time_of(setting, place, counts["flops"]))
 
 
-OWN = {
-    "workers": None,
-    "lanes": None,
-    "network": None,
-    "block_seconds": None,
-    "dtype": "float32",
-    "balance": False,
-    "memory_limit": None,
-    "allow_empty": False,
-    "entries": None,
-}
+def _opened(
+    V: Any, model: FactorModel, given: SimpleNamespace, options: dict[str, Any]
+) -> BlockedData:
+    """Return blocks of the size that the data have, read only where nothing else tells it."""
+    weighting = [name for name in ("uncertainty", "weights") if getattr(given, name) is not None]
+    source = None
+    if not (model.joins or model.tensor):
+        source = unread_source(V, Wanted.of(vars(given)), given.blocks, given.entries)
+    if source is None:
+        # What has covariates is predicted from these, if from nothing else.
+        told = {"allow_empty": model.covariates != (None, None)}
+        told |= {name: own for name, own in options.items() if name in READING and own is not None}
+        return blocks_for(model, V, **told)
+    if not model.nonnegative:
+        source = replace(source, usual="missing")
+    reading = given.blocks, given.dtype or "float32", given.unstored, given.memory_limit
+    return unread_blocks(source, *reading, known_components(model), *weighting)
+
+
+OTHERS = "workers", "lanes", "network", "block_seconds", "entries", *BLOCKS_ONLY
 """Arguments of `estimate_cost` beside those of `sample`: of the place, and of `as_blocks`."""
+READING = {"blocks", *BLOCKS_ONLY, *Weighing.__annotations__}
+"""Arguments that `as_blocks` has, too."""
 estimate_cost.__signature__ = Signature(  # type: ignore[attr-defined]  # for help(), too
     [
         *signature(sample).parameters.values(),
-        *(Parameter(name, Parameter.KEYWORD_ONLY, default=usual) for name, usual in OWN.items()),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in OTHERS),
     ],
     return_annotation=Cost,
 )
 
 
-def _memory(
-    setting: Setting, data: Outline, place: Place, cells: int, longest: int
-) -> dict[str, Any]:
+def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[str, Any]:
     """Add up what there is, and say when most of it exists at once, and how much that is."""
     options, sampler, width = setting.options, setting.sampler, setting.model.width
+    data, model = setting.data, setting.model
     itemsize, chains, tracks = data.dtype.itemsize, options.chains, len(sampler.tracks)
     tasks = place.executor == "tasks"
     # What there is.
     factors = sum(data.shape) * width * itemsize
-    pairs = zip(data.shape, setting.model.covariates, strict=True)
-    linked = [length for length, own in pairs if own is not None]
-    shifts = sum(linked) * width * itemsize
-    own = learnt_bytes(cast("BlockedData", data), setting.model)
-    shifts += learnt_bytes(cast("BlockedData", data), setting.model, banded=True)
+    linked = [n for n, table in zip(data.shape, model.covariates, strict=True) if table is not None]
+    shifts = sum(linked) * width * itemsize + learnt_bytes(data, model, banded=True)
     tuning, drawing = (int(tracks * n * factors) + shifts for n in sampler.carried(width))
-    if setting.model.learnt and "curvature" in sampler.arrays:
+    if model.learnt and "curvature" in sampler.arrays:
         drawing += tracks * factors  # rates that move take the metric with them
     gathered = sampler.gathered(width)
     checkpoint = chains * (tuning if options.tune else drawing)
-    draw = int(chains * (own + sum(factors / track.coarseness for track in sampler.tracks)))
-    size = data.shape[0] * data.shape[1] * itemsize
-    kept = data.keeps_copy and (place.stored or size <= SMALL_DATA)
-    beside = data.weighed and (kept or (size <= SMALL_DATA and not data.is_sparse))
-    observed = size * (int(kept) + int(beside))
+    learnt = learnt_bytes(data, model)
+    draw = int(chains * (learnt + sum(factors / track.coarseness for track in sampler.tracks)))
+    observed = data.shape[0] * data.shape[1] * itemsize * sum(kept_copies(data, place.stored))
     moments = chains * (2 * factors + 16 * cells)
     result = (len(options.index) * draw if options.keep_every else 0) + moments + observed
     waiting = _most_waiting(setting) * draw
@@ -341,7 +336,10 @@ def _memory(
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
     bands = int((rows + cols) * width * itemsize * (sampler.carried(width)[0] + gathered))
     task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
-    task += int(data.sizes.max()) if data.buffered else 0
+    block, held = int(data.sizes.max()), data.resident
+    task += 0 if data.in_memory else block
+    if data.source.kind == "blocks":
+        held += READ_COPIES * block * min(place.lanes, data.grid.blocks)
     if setting.visits_all:
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
@@ -352,12 +350,12 @@ def _memory(
     usual = data.grid.areas.size * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
     usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
     # The settings that are arrays, those of rows with data, and a link's draw.
-    usual += 2 * sum(array.nbytes for array in setting.model.arrays().values())
-    usual += LINK_BYTES[setting.model.nonnegative] * width * max(linked, default=0)
+    usual += 2 * sum(array.nbytes for array in model.arrays().values())
+    usual += LINK_BYTES[model.nonnegative] * width * max(linked, default=0)
     copies = COPIES if tasks else 0
     states = chains + together + copies
     if place.elsewhere:  # workers make and save their bands, but for first states of some kinds
-        states = int(not (setting.model.nonnegative and setting.init.made_by_bands))
+        states = int(not (model.nonnegative and setting.init.made_by_bands))
         usual += HANDED_ON
     inside = together * int(gathered * factors)  # of the chains that are in a cycle
     usual += 0 if place.elsewhere else (1 + copies) * inside
@@ -367,20 +365,16 @@ def _memory(
         "tuning": usual + states * tuning,
         "drawing": usual + states * (drawing if options.tune else tuning) + drawn,
     }
-    phases = {name: data.held + observed + int(MARGIN * own) for name, own in phases.items()}
-    phases["reading the data"] = data.loading
     phase = max(phases, key=lambda name: phases[name])
-    client = worker = phases[phase]
+    client = worker = held + observed + int(MARGIN * phases[phase])
     if place.elsewhere:
         moving = (chains + together + copies) * tuning + inside + waiting
-        worker = (int(data.sizes.sum()) + int(MARGIN * moving)) // place.workers + int(
-            MARGIN * threads
-        )
+        worker = (data.nbytes + int(MARGIN * moving)) // place.workers + int(MARGIN * threads)
         phase = phase if client >= worker else "updating blocks on a worker"
     return {
-        "data": int(data.sizes.sum()),
-        "data_memory": data.held,
-        "block": int(data.sizes.max()),
+        "data": data.nbytes,
+        "data_memory": held,
+        "block": block,
         "bands": bands,
         "task": task,
         "factors": factors,
@@ -447,25 +441,14 @@ def _most_waiting(setting: Setting) -> int:
     return max(end - start for start, end in itertools.pairwise(kept))
 
 
-def _count_cells(monitor: Any, data: Outline) -> int:
-    """Count the cells that ``monitor`` names.
-
-    Raises
-    ------
-    OptionError
-        If that is not known without reading the data.
-    """
-    if monitor is None:
-        return 0
-    if isinstance(monitor, tuple) and len(monitor) == 2:
-        return int(np.size(monitor[0]))
-    if not isinstance(monitor, str):
-        return int(np.count_nonzero(getattr(monitor, "values", monitor)))
-    if monitor == "missing" and data.n_missing is not None:
-        return data.n_missing
-    raise OptionError(
-        'how many cells monitor="missing" names is not known before the data are read; pass '
-        "the result of as_blocks"
-        if monitor == "missing"
-        else f'monitor takes "missing", a mask or (rows, columns), got {monitor!r}'
-    )
+def _count_cells(monitor: Any, data: BlockedData) -> int:
+    """Count the cells that ``monitor`` names."""
+    if isinstance(monitor, str) and monitor == "missing":
+        if data.fingerprint or data.is_sparse:
+            return data.n_missing
+        raise OptionError(
+            'how many cells monitor="missing" names is not known before the data are read; pass '
+            "the result of as_blocks"
+        )
+    cells = monitored_cells(monitor, data)
+    return 0 if cells is None else len(cells[0])

@@ -45,6 +45,7 @@ from daskfactor.inference.setting import (
     Setting,
     all_lengths,
     checked_lengths,
+    kept_copies,
     monitored_cells,
     plan_run,
 )
@@ -75,8 +76,6 @@ NOT_STARTED: dict[str, Any] = {
 """The checkpoint of a run whose warm start has not ended: resuming begins it again."""
 PROCESSORS, NEXT = "processors", "; "
 """What a run without a GPU is on, and what stands between the devices that a run was on."""
-SMALL_DATA = 2**28
-"""Bytes of data that a trace in memory holds a copy of; a store always does."""
 
 
 @verb
@@ -660,22 +659,16 @@ def described(
 ) -> dict[str, Any]:
     """Give the part of a `RunSpec` that tells of data and origin; ``attrs`` go in as well.
 
-    ``options`` has ``seed`` and ``dtype``. Results keep the data if they are dense, in memory,
-    and small or for a store; and with them the weights of their cells, or these alone if they
-    are small and nothing says where to read them again.
+    ``options`` has ``seed`` and ``dtype``.
     """
-    labels, source, weights = data.labels, data.source, data.weights
-    small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
-    # What is kept of several matrices in units of their means would not be those matrices.
-    kept = (stored or small) and not (data.is_sparse or source.lazy or data.placed)
-    place = source.to_dict()
-    beside = None
+    labels, weights, place = data.labels, data.weights, data.source.to_dict()
+    kept, weights_kept = kept_copies(data, stored)
     if weights is not None:
-        place["weights"] = where = weights.source.location
-        if kept or (small and where is None and not data.is_sparse):
-            beside = weights.to_numpy()
+        place["weights"] = weights.source.location
     run = {"options": options, "model": model, "sampler": sampler, "source": place}
-    empty = any(has_zeros(data.counts(factor)) for factor in (0, 1))
+    # Results tell where factors are of several matrices, and of a tensor.
+    places = data.placed if data.placed and len(data.placed["factors"]) > 2 else None
+    optional = {"weighting": data.weighting, "name": labels.name, "placed": places}
     about = {
         "shape": list(data.shape),
         "row_offsets": list(data.grid.rows.offsets),
@@ -685,20 +678,18 @@ def described(
         "level": data.level,
         "fingerprint": data.fingerprint,
         "unstored": data.unstored,
-        **({} if data.weighting is None else {"weighting": data.weighting}),
         "balance": data.is_balanced,
-        "allow_empty": empty,
-        **({} if labels.name is None else {"name": labels.name}),
+        "allow_empty": any(has_zeros(data.counts(factor)) for factor in (0, 1)),
+        **{name: value for name, value in optional.items() if value is not None},
         **labels.about,
         **labels.folded,
-        **({"placed": data.placed} if kept_places(data) else {}),
     }
     return {
         "dims": (labels.row_dim, labels.col_dim),
         "coords": labels.coords,
         "dtype": options["dtype"],
         "observed": data.to_numpy() if kept else None,
-        "weights": beside,
+        "weights": weights.to_numpy() if weights is not None and weights_kept else None,
         "attrs": {
             "inference_library": "daskfactor",
             "inference_library_version": daskfactor.__version__,
@@ -719,11 +710,6 @@ def described(
             **attrs,
         },
     }
-
-
-def kept_places(data: BlockedData) -> bool:
-    """Whether results tell where factors are: of several matrices, and of a tensor."""
-    return data.placed is not None and len(data.placed["factors"]) > 2
 
 
 def closing_attrs(run: Run, known: Mapping[str, Any]) -> dict[str, Any]:

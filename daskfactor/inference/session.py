@@ -303,18 +303,15 @@ def session_again(
 
 def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `as_blocks` by which data were read."""
-    placed = saved.get("placed", {})
-    reading = {name: saved[name] for name in ("balance", "allow_empty") if name in saved}
+    placed, unstored = saved.get("placed", {}), saved.get("unstored")
+    names = ("allow_empty",) if placed else ("balance", "allow_empty")
+    reading = {name: saved[name] for name in names if name in saved}
     if "offsets" in placed:
-        reading |= {"blocks": grid_of(placed["offsets"]), "unstored": saved.get("unstored")}
-        reading.pop("balance")
-        return reading
-    sides = (Bands(tuple(saved[f"{side}_offsets"])) for side in ("row", "column"))
-    reading |= {"blocks": Grid(*sides), "unstored": saved.get("unstored")}
+        return reading | {"blocks": grid_of(placed["offsets"]), "unstored": unstored}
     if placed:
-        reading["unstored"] = {own["name"]: own["unstored"] for own in placed["relations"]}
-        reading.pop("balance")
-    return reading
+        unstored = {relation["name"]: relation["unstored"] for relation in placed["relations"]}
+    sides = (Bands(tuple(saved[f"{side}_offsets"])) for side in ("row", "column"))
+    return reading | {"blocks": Grid(*sides), "unstored": unstored}
 
 
 @contextmanager
@@ -337,17 +334,13 @@ def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
     """Find the data: given again, kept in a stored run, or in the place they were read from."""
     kept = _kept(run, "V") if V is None else V
     if kept is None and source["location"] is None:
+        names = {"coupled": "several matrices that are", "tensor": "a tensor that is"}
+        kind = names.get(source["kind"], f"a {source['kind']} object that is")
         raise DataError(
-            f"the run at {run.path} was made from {_what(source['kind'])} not kept with "
-            "it; pass the data again: resume(path, V=...)"
+            f"the run at {run.path} was made from {kind} not kept with it; pass the data again: "
+            "resume(path, V=...)"
         )
     return opened_again(source["location"] if kept is None else kept, source)
-
-
-def _what(kind: str) -> str:
-    """Name data by their kind."""
-    names = {"coupled": "several matrices that are", "tensor": "a tensor that is"}
-    return names.get(kind, f"a {kind} object that is")
 
 
 def _kept(run: Begun, name: str) -> Any:

@@ -35,6 +35,8 @@ MONITOR = (
     'monitor takes None, "missing", a boolean mask of the shape of V, or a pair (rows, columns) '
     "of integer positions"
 )
+SMALL_DATA = 2**28
+"""Bytes of data that a trace in memory holds a copy of; a store always does."""
 DRAWS_BUDGET = 2**30
 """Bytes that draws may take under ``keep="auto"``."""
 SEGMENT_BYTES = 2**25
@@ -179,6 +181,20 @@ def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> flo
     """
     rows = sum(data.shape) + model.n_covariates
     return rows * model.width * data.dtype.itemsize * share + learnt_bytes(data, model)
+
+
+def kept_copies(data: BlockedData, stored: bool) -> tuple[bool, bool]:
+    """Return whether results hold a copy of the data, and of the weights of their cells.
+
+    Data are held if they are dense, in memory, and small or for a store; their weights with them,
+    or alone if they are small and nothing says where to read them again.
+    """
+    small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
+    # What is kept of several matrices in units of their means would not be those matrices.
+    kept = (stored or small) and not (data.is_sparse or data.source.lazy or data.placed)
+    if data.weights is None:
+        return kept, False
+    return kept, kept or (small and data.weights.source.location is None and not data.is_sparse)
 
 
 def plan_run(

@@ -28,7 +28,6 @@ from daskfactor.inference.base import (
     Track,
     check_schedule,
     checked_step,
-    observed_cells,
 )
 from daskfactor.inference.chain import Chain
 from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
@@ -270,7 +269,7 @@ class SGHMC(Sampler):
 
 def takes_long_steps(model: Any, data: Any) -> bool:
     """Whether sums over components, and over a row's or column's cells, are of many."""
-    cells = observed_cells(data)
+    cells = data.total_observed
     return bool(model.n_components > 2 and cells >= FEW_CELLS * max(data.shape))
 
 

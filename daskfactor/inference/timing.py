@@ -7,24 +7,26 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from dask.system import cpu_count
+from numpy.typing import NDArray
 
 from daskfactor.checks import is_number, one_of, positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Cyclic, Passes, block_at
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
-from daskfactor.executors.plan import Action, CycleOptions, Round, build_plan
-from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import TUNING
-from daskfactor.inference.program import Program
+from daskfactor.executors.plan import Action, CycleOptions, Op
+from daskfactor.executors.threads import share_bands
+from daskfactor.inference.base import MOMENTS, TUNING
 from daskfactor.inference.setting import Setting
-from daskfactor.random import Stream, generator
 
 FLOPS = 4e10
 """Floating-point operations per second and thread that the kernels reach on usual machines."""
 EVALUATION = 0.33
 """Work of an evaluation, in updates."""
-MOST_FORESEEN = 16_384
-"""Block updates of a ring that is foreseen."""
+HOP = 1.5e-3
+"""Seconds that a message takes from worker to worker, however short it is."""
+ON_WIRE = 1538 / 1448
+"""Bytes that Ethernet and TCP send for one of data: a frame with the gap behind it."""
 RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bits?|bytes?|b)(?:/s|ps)?", re.IGNORECASE)
 PREFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -50,26 +52,21 @@ class Place(NamedTuple):
 
 def place_of(given: Any, data: BlockedData, width: int) -> Place:
     """Decide where the run is to happen, with as many threads as it has there."""
-    executor, client, network, block = (
-        given.executor,
-        given.client,
-        given.network,
-        given.block_seconds,
-    )
-    if executor != "lanes":
-        one_of("executor", executor, ("auto", "threads", "serial", "tasks", "ring"))
+    executor, client = given.executor, given.client
+    one_of("executor", executor, ("auto", "threads", "serial", "tasks", "ring"))
     threads = {} if client is None else client.nthreads()
-    workers = (
-        len(threads) or 1 if given.workers is None else whole_number("workers", given.workers, 1)
+    counts = {"workers": len(threads) or 1, "lanes": max(threads.values(), default=cpu_count())}
+    workers, lanes = (
+        usual if getattr(given, name) is None else whole_number(name, getattr(given, name), 1)
+        for name, usual in counts.items()
     )
-    lanes = max(threads.values(), default=cpu_count())
-    lanes = lanes if given.lanes is None else whole_number("lanes", given.lanes, 1)
     if executor == "auto":
         there: Any = client or SimpleNamespace(  # of a cluster that stays as it is
             nthreads=lambda: dict.fromkeys(range(workers), lanes), cluster=SimpleNamespace()
         )
         alone = client is None and workers == 1
         executor = "threads" if alone else choose_executor(there, data, width).name
+    network, block = given.network, given.block_seconds
     return Place(
         executor,
         workers,
@@ -103,43 +100,63 @@ def chains_together(setting: Setting, place: Place) -> int:
     return 1 if alone else min(place.lanes, setting.options.chains)
 
 
-def time_of(setting: Setting, place: Place, flops: float, longest: int) -> dict[str, Any]:
+def time_of(setting: Setting, place: Place, flops: float) -> dict[str, Any]:
     """Say how long a run takes and, in other processes, what these send each other in a cycle.
 
-    ``flops`` are those of the whole run, ``longest`` cycles those of its longest plan.
+    ``flops`` are those of the whole run.
     """
     data, blocks = setting.data, setting.data.grid.blocks
     share = np.maximum(data.grid.areas if setting.visits_all else data.n_stored, 1.0)
     share /= share.sum()
-    alone, speed = setting.work / FLOPS, 1.0  # a cycle on one thread
+    alone = setting.work / FLOPS  # a cycle on one thread
     if place.block is not None:
-        updates = alone / setting.sampler.work(blocks).visits
-        speed = place.block / (updates * float(share.max()))
-    parallel, sent, limits = float(min(place.workers * place.lanes, blocks)), 0, {}
+        alone = place.block * setting.sampler.work(blocks).visits / float(share.max())
+    parallel, network = float(min(place.workers * place.lanes, blocks)), {"sent": 0}
     if place.elsewhere:
-        from daskfactor.executors.traffic import RingClock  # `distributed` takes long to import
-
-        options = setting.options
-        cycles = max(1, min(longest, options.draws * options.thin, MOST_FORESEEN // blocks**2))
-        plan = _drawing_plan(setting, cycles)
-        evaluations = sum(part.ops[0].action == Action.EVALUATE for part in plan) / blocks
-        whole = alone * speed * (cycles + EVALUATION * evaluations)
-        program = Program(setting.sampler, setting.model.likelihood, 0.0, None, (0, 0))
-        threads, each = [place.lanes] * place.workers, share * whole * blocks / len(plan)
-        ring = plan, program, _column(setting), data.grid.cols.sizes, threads, each
-        clock = RingClock(*ring, place.network or math.inf).run()
-        parallel, sent = float(whole / clock.seconds), int(clock.sent.sum() / cycles)
-        if place.network is not None and clock.hops:
-            limits = _limits(whole * place.network / clock.hops, place, blocks, data)
-    return {
-        "sent": sent,
-        "cycle_seconds": alone * speed / parallel,
-        "seconds": flops * speed / (FLOPS * parallel * chains_together(setting, place)),
-        **limits,
-    }
+        parallel, network = _over_workers(setting, place, alone, share.reshape(blocks, -1).sum(1))
+    seconds = flops / setting.work * alone / (parallel * chains_together(setting, place))
+    return {"cycle_seconds": alone / parallel, "seconds": seconds, **network}
 
 
-def _limits(work: float, place: Place, blocks: int, data: Any) -> dict[str, int]:
+def _over_workers(
+    setting: Setting, place: Place, alone: float, share: NDArray[np.float64]
+) -> tuple[float, dict[str, int]]:
+    """Return by how much workers are faster than a thread, what they send, and limits of that.
+
+    A worker has b of the B row bands. All column bands move on after every round: in the order of
+    the diagonals one of b leaves its worker, in a random order all but b - 1 of B - 1. A cycle
+    takes as long as the longest of the work of the busiest worker, the bytes through its network
+    card, and the way of one band through all rounds.
+
+    ``alone`` are the seconds of a cycle on one thread, ``share`` is every row band's in the work.
+    """
+    data, sampler, blocks = setting.data, setting.sampler, setting.data.grid.blocks
+    drawn = 1 / setting.options.thin
+    alone *= 1 + EVALUATION * drawn
+    bands = [n for n in share_bands(blocks, [place.lanes] * place.workers, None) if n]
+    most, starts = max(bands), np.cumsum([0, *bands[:-1]])
+    next_leaves = (len(bands) > 1) / most
+    ordered = isinstance(sampler.schedule, Cyclic | Passes)
+    leaves = next_leaves if ordered else (blocks - most) / max(1, blocks - 1)
+    updates, evaluations = blocks * sampler.work(blocks).visits, blocks * drawn
+    always, written, moments = _travelling(setting)
+    by_updates = data.shape[1] * (updates * (always + written) + moments * drawn)
+    by_evaluations = data.shape[1] * evaluations * always
+    moved, sent = by_updates + by_evaluations, by_updates * leaves + by_evaluations * next_leaves
+    card = (place.network or math.inf) / ON_WIRE
+    hops = updates * (leaves if ordered else leaves > 0) + evaluations * next_leaves
+    seconds = max(
+        alone * (np.add.reduceat(share, starts) / np.minimum(bands, place.lanes)).max(),
+        sent * most / blocks / card,
+        alone / blocks + hops * (HOP + moved / (updates + evaluations) / blocks / card),
+    )
+    limits = {}
+    if place.network is not None and moved:
+        limits = _limits(alone * place.network / moved, place, blocks, data)
+    return float(alone / seconds), {"sent": int(sent), **limits}
+
+
+def _limits(work: float, place: Place, blocks: int, data: BlockedData) -> dict[str, int]:
     """Say from how many workers on, and below which size of data, the network is the limit.
 
     A worker of T threads does w / (P T) of the work, in units of the time that one card has for
@@ -153,36 +170,20 @@ def _limits(work: float, place: Place, blocks: int, data: Any) -> dict[str, int]
     hops = (1 - 1 / place.workers) * max(1.0, place.workers / kept_busy)
     return {
         "network_workers": max(2, math.ceil(fewest)),
-        "network_data": int(data.sizes.sum() * hops / work),
+        "network_data": int(data.nbytes * hops / work),
     }
 
 
-def _column(setting: Setting) -> FactorBand:
-    """Make a column band of one row, with arrays of the sizes that those of a chain have.
+def _travelling(setting: Setting) -> tuple[float, float, float]:
+    """Return the bytes that travel with a column: always, after updates, and of its moments.
 
     What a cycle gathers and uses up is taken to be there all the time.
     """
     width, sampler = setting.model.width, setting.sampler
-    band = FactorBand(0, np.zeros((1, width), setting.data.dtype))
-    sizes = sampler.sizes(width) | {"gathered in a cycle": sampler.gathered(width)}
-    for name, size in sizes.items():
-        if name not in TUNING:
-            band.arrays[name] = np.zeros(round(size * band.values.nbytes), np.uint8)
-    return band
-
-
-def _drawing_plan(setting: Setting, cycles: int) -> tuple[Round, ...]:
-    """Plan some cycles as a chain does that draws."""
-    options = setting.options
-
-    def wanted(cycle: int) -> CycleOptions:
-        drawn = options.draw_index(cycle) is not None
-        return CycleOptions(record=drawn, keep=drawn, evaluate=drawn)
-
-    return build_plan(
-        setting.sampler.schedule,
-        setting.data.n_observed,
-        range(options.tune, options.tune + cycles),
-        lambda cycle: generator(options.seed, 0, Stream.SCHEDULE, cycle),
-        wanted,
-    )
+    op = Op(Action.UPDATE, block_at(0, 0), 0, 0, 1.0, False, CycleOptions())
+    written, idle = sampler.writes(op), {*TUNING, *sampler.reads(), *sampler.writes(op), *MOMENTS}
+    sizes = sampler.sizes(width)
+    always = 1 + sampler.gathered(width) + sum(sizes[name] for name in sizes.keys() - idle)
+    parts = always, sum(sizes.get(name, 0) for name in written), sizes.get("mean", 0) * 2
+    always, after, moments = (part * width * setting.data.dtype.itemsize for part in parts)
+    return always, after, moments

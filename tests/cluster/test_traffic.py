@@ -1,21 +1,30 @@
 """What a ring is foreseen to send and to take, beside rings that run."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, estimate_cost
+from daskfactor import (
+    PSGLD,
+    SGHMC,
+    Cyclic,
+    GaussianMF,
+    Gibbs,
+    Reshuffled,
+    TweedieNMF,
+    as_blocks,
+    estimate_cost,
+)
 from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
+from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.segment import Exchange
-from daskfactor.executors.state import FactorBand
-from daskfactor.executors.traffic import RingClock
 from daskfactor.inference.base import checked_sampler
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.timing import _column, _drawing_plan, network_rate
+from daskfactor.inference.timing import HOP, Place, network_rate, time_of
+from daskfactor.random import Stream, generator
 from tests.cluster.support import cluster
 from tests.refusals import refused
 
@@ -47,12 +56,12 @@ def sent(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "sampler", "more"),
     [
-        (TweedieNMF(3), PSGLD(warm_start=1), 1.0),
-        (GaussianMF(3), SGHMC(), 1.0),
-        (TweedieNMF(3, dispersion=1.0), Gibbs(warm_start=1), 1.7),  # as if it always gathered
+        (TweedieNMF(3), PSGLD(warm_start=1), 1.3),
+        (GaussianMF(3), SGHMC(), 1.3),
+        (TweedieNMF(3, dispersion=1.0), Gibbs(warm_start=1), 1.8),  # as if it always gathered
     ],
 )
-def test_bytes_are_those_that_a_ring_sends(model, sampler, more, client, sent):
+def test_bytes_are_about_those_that_a_ring_sends(model, sampler, more, client, sent):
     V = np.random.default_rng(0).poisson(3.0, (40, 61)).astype(np.float32)
     sampler = checked_sampler(model, sampler)
     with as_blocks(V, 4) as data:
@@ -60,48 +69,50 @@ def test_bytes_are_those_that_a_ring_sends(model, sampler, more, client, sent):
         setting = Setting(data, model, sampler, options, SerialExecutor())
         chain = sampler.chain(setting, 0)
         chain.start()
-        (run,), plan = chain.tracks, _drawing_plan(setting, 6)
-        column, rows = _column(setting), data.grid.cols.sizes
-        seconds = np.full((4, 4), 1e-3)
-        program = chain.program(run.track)
-        clock = RingClock(plan, program, column, rows, [1] * WORKERS, seconds).run()
+        (run,) = chain.tracks
         executor = RingExecutor(client)
-        executor.run(plan, program, run.state, data)
+        executor.run(drawing_plan(setting), chain.program(run.track), run.state, data)
         executor.close()
+        place = Place("ring", WORKERS, 1, stored=False)
+        estimate = 6 * time_of(setting, place, 1.0)["sent"]
     assert sum(sent) > 10 * V.shape[1] * 12
-    assert sum(sent) <= clock.sent.sum() <= more * sum(sent)
+    assert 0.9 * sum(sent) <= estimate <= more * sum(sent)
 
 
-class Program:
-    """An operation that does nothing and changes every array."""
+def drawing_plan(setting):
+    """Plan all cycles of a chain that draws in half of them."""
+
+    def wanted(cycle):
+        drawn = setting.options.draw_index(cycle) is not None
+        return CycleOptions(record=drawn, keep=drawn, evaluate=drawn)
+
+    return build_plan(
+        setting.sampler.schedule,
+        setting.data.n_observed,
+        range(6),
+        lambda cycle: generator(0, 0, Stream.SCHEDULE, cycle),
+        wanted,
+    )
 
 
-def even(blocks, cycles):
-    """Plan cycles of equal blocks, in the one order in which every band has to travel."""
-    with as_blocks(np.ones((blocks, blocks), np.float32), blocks) as data:
-        options = RunOptions(cycles, 0, 1, 1, 0, "moments", 0, "float32")
-        sampler = checked_sampler(TweedieNMF(1), PSGLD())
-        setting = SimpleNamespace(data=data, sampler=sampler, options=options)
-        return tuple(part for part in _drawing_plan(setting, cycles) if part.ops[0].action == 0)
+@pytest.mark.parametrize("schedule", [Reshuffled(), Cyclic()])
+def test_time_is_that_of_the_slowest_of_threads_cards_and_bands(schedule):
+    def ring(workers, seconds=0.01, network=None):
+        place = {"executor": "ring", "workers": workers, "lanes": 1, "network": network}
+        known = place | {"blocks": 8, "block_seconds": seconds, "draws": 20, "tune": 20}
+        return estimate_cost((800, 4000), TweedieNMF(20), PSGLD(schedule=schedule), **known)
 
-
-def ring_seconds(workers, blocks, network, size):
-    """Seconds of operations of 10 ms on one thread, and in a ring."""
-    plan = even(blocks, 20)
-    column = FactorBand(0, np.zeros((1, size), np.uint8))
-    seconds = np.full((blocks, blocks), 0.01)
-    ring = plan, Program(), column, [1] * blocks, [1] * workers, seconds, network
-    return len(plan) * blocks * 0.01, RingClock(*ring).run().seconds
-
-
-def test_time_is_that_of_the_slowest_of_threads_cards_and_bands():
-    alone, none = ring_seconds(1, 8, math.inf, 1000)
-    assert none == pytest.approx(alone)
-    alone, free = ring_seconds(4, 8, math.inf, 1000)
-    assert free == pytest.approx(alone / 4, rel=0.05)  # messages hide behind the second band
-    alone, narrow = ring_seconds(4, 8, 1e6, 100_000)  # 0.1 s a band
-    messages = alone / 0.01 * 0.1 / 4  # of one card, if every band left every time
-    assert 0.7 * messages < narrow < 1.5 * messages
+    alone = ring(1)
+    assert (alone.sent, alone.cycle_seconds) == (0, pytest.approx(64 * 0.01))
+    free = ring(4)
+    assert free.cycle_seconds == pytest.approx(alone.cycle_seconds / 4)  # messages hide behind it
+    with_evaluation = 1.33  # a cycle and the evaluation of its draw, in units of a cycle
+    narrow = ring(4, network=1e6)
+    card = free.sent / 4 / 1e6 / with_evaluation
+    assert narrow.cycle_seconds == pytest.approx(card, rel=0.1)
+    assert card > 2 * free.cycle_seconds
+    quick = ring(8, 1e-5)  # every band leaves its worker after every round
+    assert 16 * HOP < with_evaluation * quick.cycle_seconds < 17 * HOP
 
 
 @pytest.mark.parametrize(

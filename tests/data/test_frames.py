@@ -184,7 +184,7 @@ def test_every_verb_takes_tables(tmp_path):
         found = dfac.log_evidence(table.head(9), model, random_seed=0, progressbar=False)
     assert np.isfinite(found.value)
     with note:
-        cost = dfac.estimate_cost(path, dfac.TweedieNMF(2))
+        cost = dfac.estimate_cost(path, dfac.TweedieNMF(2), unstored="zero")
     with note, dfac.as_blocks(path, unstored="zero") as data:
         assert cost.data == data.nbytes
 

@@ -17,14 +17,13 @@ import zarr
 
 import daskfactor as dfac
 from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, estimate_cost
-from daskfactor.data.sources import outline
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.traffic import HOP
 from daskfactor.inference.base import Sampler, best_sampler, checked_sampler, known
 from daskfactor.inference.gibbs import GaussianGibbs
 from daskfactor.inference.passes import Pass
 from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.timing import HOP
 from tests.inference.measuring import CASES
 from tests.random_sparse import random_array
 from tests.refusals import refused
@@ -205,16 +204,21 @@ def test_blocks_and_sources_agree_and_scratch_is_not_memory():
         known = estimate_cost(data, TweedieNMF(3))
         assert known.data == data.nbytes
         assert known.block < known.data
-        guessed = estimate_cost(V, TweedieNMF(3), **options)
+        assert estimate_cost(V, TweedieNMF(3), allow_empty=True, **options) == known
+    guessed = estimate_cost(V.shape, TweedieNMF(3), entries=V.nnz, **options)
     assert guessed.data == pytest.approx(known.data, rel=0.02)
     assert guessed.block == pytest.approx(known.block, rel=0.1)
-    assert (guessed.data_memory, known.data_memory) == (guessed.data, 0)
+    assert (guessed.data_memory, known.data_memory) == (guessed.data, known.data)
     V = np.ones((2000, 1000))
     limits = "1 GiB", "1 MiB"
     inside, outside = (estimate_cost(V, TweedieNMF(2), memory_limit=own) for own in limits)
     assert (inside.data_memory, outside.data_memory) == (V.nbytes // 2, 0)
     assert outside.task > inside.task
     assert estimate_cost(V.astype("f4"), TweedieNMF(2)).data_memory == 0
+    dense = estimate_cost(V.shape, TweedieNMF(2), memory_limit="1 GiB")
+    assert (dense.data, dense.data_memory, dense.peak) == (inside.data, inside.data, inside.peak)
+    weighed = estimate_cost(V.shape, TweedieNMF(2), memory_limit="1 GiB", weights=0.5)
+    assert weighed.data == weighed.data_memory == 2 * dense.data
 
 
 def test_what_moves_what():
@@ -264,6 +268,9 @@ def test_bad_arguments():
     blocks = da.from_array(np.eye(40, dtype="f4"), chunks=20).map_blocks(sp.csr_array)
     refused(OptionError, "entries=", estimate_cost, blocks, TweedieNMF(2))
     assert estimate_cost(blocks, TweedieNMF(2), entries=40).data > 0
+    words = "not known before the data are read"
+    refused(OptionError, words, estimate_cost, (40, 30), TweedieNMF(2), monitor="missing")
+    refused(DataError, "3 dimensions", estimate_cost, (40, 30, 20), TweedieNMF(2))
 
 
 def counts(rows, columns, mean):
@@ -299,12 +306,9 @@ TABLE = [
     ("model", "V", "name"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
 def test_what_is_chosen(model, V, name):
-    """On every grid, in every type, and from an outline alone."""
+    """On every grid and in every type."""
     assert chosen(model, V) == name
     assert chosen(model, V, blocks=1, dtype="float64") == name
-    asked = dict.fromkeys(("blocks", "unstored", "memory_limit", "entries"))
-    seen = outline(V, dtype=np.dtype(np.float32), balance=False, **asked)
-    assert best_sampler(model.sized(V.shape), seen).name == name
 
 
 @pytest.mark.parametrize("beta", [2.0, 1.0, 0.5, 0.0, -1.0])
