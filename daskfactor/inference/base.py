@@ -35,12 +35,62 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Bands = tuple[FactorBand, ...]
 """A band of W and one of H: what meets in a block."""
+
+
+class ArraySpec(NamedTuple):
+    """Declares an array that bands carry beside their values.
+
+    Attributes
+    ----------
+    life
+        "chain": as long as the chain; "tune": while it tunes; "cycle": made and used up within
+        a cycle, so that it is in no state and travels with its band.
+    changes
+        Which operations write it: "never" any, "always" all, "record" those that end a cycle
+        whose draw counts, "adapt" those of a cycle that learns, "adapted" the last one of these.
+    columns
+        Numbers for each row, or how many these are of a factor's width; None: as many as that.
+    wide
+        Whether numbers are in double precision.
+    """
+
+    life: Literal["chain", "tune", "cycle"] = "chain"
+    changes: Literal["never", "always", "record", "adapt", "adapted"] = "always"
+    columns: int | Callable[[int], int] | None = None
+    wide: bool = False
+
+    def size(self, width: int) -> float:
+        """Return the size of the array, in units of a factor of so many columns."""
+        columns = self.columns(width) if callable(self.columns) else self.columns
+        return (1 + self.wide) * (1.0 if columns is None else columns / width)
+
+    def changed_by(self, op: Op) -> bool:
+        """Tell whether an operation writes the array."""
+        adapts = op.wanted.adapt
+        return {
+            "never": False,
+            "always": True,
+            "record": op.last and op.wanted.record,
+            "adapt": adapts,
+            "adapted": adapts and op.last,
+        }[self.changes]
+
+    def touched_by(self, op: Op) -> bool:
+        """Tell whether an operation reads or writes the array."""
+        read = self.life == "chain" and self.changes != "record"
+        return read or self.changed_by(op)
+
+
+Arrays = dict[str, ArraySpec]
 MOMENTS = ("mean", "m2")
 """Running moments of every entry."""
-METRIC = ("metric", "curvature", "gathered")
+RECORDED: Arrays = dict.fromkeys(MOMENTS, ArraySpec(changes="record"))
+METRIC: Arrays = {
+    "metric": ArraySpec(changes="adapted"),
+    "curvature": ArraySpec("tune", "adapted"),
+    "gathered": ArraySpec("tune", "adapt"),
+}
 """The majoriser's metric, and what it is learnt from."""
-TUNING = METRIC[1:]
-"""Arrays that only tuning needs."""
 HYPER_EVERY = 10
 """Cycles of the Langevin samplers between draws of hyperparameters: each ends a plan."""
 
@@ -239,6 +289,8 @@ class Sampler(Algorithm, ABC):
         Whether it samples the factors of tensors, too.
     statistics
         What it tells of a draw besides density, step and divergence.
+    arrays
+        What bands carry besides their values, by name.
     biased
         Whether draws of the group ``posterior`` are off by an amount that shrinks with the step.
     tempers
@@ -336,25 +388,12 @@ class Sampler(Algorithm, ABC):
         return max(track.coarseness for track in self.tracks)
 
     @property
-    def arrays(self) -> tuple[str, ...]:
-        """Names of what bands carry for each entry, besides its value."""
-        return MOMENTS
+    def arrays(self) -> Arrays:
+        return RECORDED
 
-    def sizes(self, width: int) -> dict[str, float]:
-        """Return sizes of the arrays that a chain holds beside a factor, in units of it."""
-        del width
-        return dict.fromkeys(self.arrays, 1.0)
-
-    def carried(self, width: int) -> tuple[float, float]:
-        """Count arrays of a factor's shape that a chain holds while it tunes, and after."""
-        sizes = self.sizes(width)
-        tuning = 1 + math.fsum(sizes.values())
-        return tuning, tuning - sum(sizes.get(name, 0.0) for name in TUNING)
-
-    def gathered(self, width: int) -> float:
-        """Count such arrays that bands gather within a cycle, and have used up at its end."""
-        del width
-        return 0
+    def carried(self, width: int, *lives: str) -> float:
+        """Count arrays of a factor's shape that bands hold beside it, of these lives."""
+        return math.fsum(own.size(width) for own in self.arrays.values() if own.life in lives)
 
     def work(self, blocks: int) -> Work:
         """Tell what a cycle takes on a grid of ``blocks`` x ``blocks``."""
@@ -400,15 +439,6 @@ class Sampler(Algorithm, ABC):
 
         ``shape`` is that of its gamma prior.
         """
-
-    def reads(self) -> tuple[str, ...]:
-        """Name the arrays of a band that a block step reads and never writes."""
-        return ()
-
-    def writes(self, op: Op) -> tuple[str, ...]:
-        """Name the arrays of a band that a block step writes, besides moments."""
-        del op
-        return ()
 
     def log_prior(self, program: "Program", band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band's entries that move."""

@@ -29,7 +29,9 @@ from daskfactor.executors.plan import CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
     HYPER_EVERY,
-    MOMENTS,
+    RECORDED,
+    Arrays,
+    ArraySpec,
     Bands,
     ConstantStep,
     Sampler,
@@ -68,7 +70,12 @@ MASS, STEPS = "mass", "steps"
 row, (n, 3) in double precision."""
 GRADIENT, FITS, START, ENERGY = "gradient", "fits", "start", "energy"
 PLACE, MOMENTUM, SPREAD = "place", "momentum", "spread"
-PATH = (GRADIENT, FITS, START, ENERGY, PLACE, MOMENTUM, SPREAD)
+KEPT: Arrays = {
+    MASS: ArraySpec(changes="adapt"),
+    STEPS: ArraySpec(changes="adapt", columns=3, wide=True),
+}
+PATH: Arrays = dict.fromkeys((GRADIENT, START, PLACE, MOMENTUM, SPREAD), ArraySpec("cycle"))
+PATH |= dict.fromkeys((FITS, ENERGY), ArraySpec("cycle", columns=1, wide=True))
 """What a band has along a path alone."""
 ADAPTED, LOGARITHMS = "adapted", "logarithms"
 """Counts the cycles that step and mass were learnt from; 1 if paths are those of log θ."""
@@ -484,16 +491,8 @@ class BlockHMC(Sampler):
         return Work(1, self.n_factors * (self.steps + 1), self.steps + 1 + 2 / 3)
 
     @property
-    def arrays(self) -> tuple[str, ...]:
-        return (*MOMENTS, MASS)
-
-    def sizes(self, width: int) -> dict[str, float]:
-        """Count three numbers a row in double precision, too."""
-        return super().sizes(width) | {STEPS: 6 / width}
-
-    def gathered(self, width: int) -> float:
-        """Count the five arrays of a path, and two numbers a row in double precision."""
-        return 5 + 4 / width
+    def arrays(self) -> Arrays:
+        return RECORDED | KEPT | PATH
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> ConstantStep:
         """Return 1: rows have their own steps."""
@@ -526,15 +525,6 @@ class BlockHMC(Sampler):
         power = power_of(band, float(hyper.prior(factor)[1]))
         by = (size ** (-2.0 * power)).astype(band.values.dtype)
         band.arrays[MASS] *= beside(band.values, by)
-
-    def reads(self) -> tuple[str, ...]:
-        return (MASS, STEPS)
-
-    def writes(self, op: Op) -> tuple[str, ...]:
-        return self.reads() if op.wanted.adapt else ()
-
-    # What belongs to a path is made and used up inside a cycle, so it is in no state, and
-    # `reads` and `writes` do not name it: whatever has no name there travels with its band.
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace

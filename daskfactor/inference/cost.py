@@ -319,11 +319,15 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     # What there is.
     factors = sum(data.shape) * width * itemsize
     linked = [n for n, table in zip(data.shape, model.covariates, strict=True) if table is not None]
+    drawn = 1 + sampler.carried(width, "chain")
+    carried, gathered = (
+        (drawn + sampler.carried(width, "tune"), drawn),
+        sampler.carried(width, "cycle"),
+    )
     shifts = sum(linked) * width * itemsize + learnt_bytes(data, model, banded=True)
-    tuning, drawing = (int(tracks * n * factors) + shifts for n in sampler.carried(width))
+    tuning, drawing = (int(tracks * n * factors) + shifts for n in carried)
     if model.learnt and "curvature" in sampler.arrays:
         drawing += tracks * factors  # rates that move take the metric with them
-    gathered = sampler.gathered(width)
     checkpoint = chains * (tuning if options.tune else drawing)
     learnt = learnt_bytes(data, model)
     draw = int(chains * (learnt + sum(factors / track.coarseness for track in sampler.tracks)))
@@ -334,7 +338,7 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     # What an update works on: gradient, curvature and its weighted copy, in double precision
     # where sums are taken so.
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
-    bands = int((rows + cols) * width * itemsize * (sampler.carried(width)[0] + gathered))
+    bands = int((rows + cols) * width * itemsize * (carried[0] + gathered))
     task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
     block, held = int(data.sizes.max()), data.resident
     task += 0 if data.in_memory else block

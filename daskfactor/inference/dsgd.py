@@ -20,7 +20,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import drop_arrays
-from daskfactor.inference.base import Bands, check_schedule
+from daskfactor.inference.base import Arrays, ArraySpec, Bands, check_schedule
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table, warm_start
 from daskfactor.inference.multiplicative import (
@@ -201,12 +201,9 @@ class DSGD(Optimizer):
         law = program.floor, program.likelihood.numbers
         descent(view.arguments, order, factors, shares, (col_w, col_h), step, law)
 
-    def reads(self) -> tuple[str, ...]:
-        return (SHARE,)
-
-    def writes(self, op: Op) -> tuple[str, ...]:
-        del op
-        return ()
+    @property
+    def arrays(self) -> Arrays:
+        return {SHARE: ArraySpec(changes="never", columns=1)}
 
 
 class StochasticDescent:

@@ -16,7 +16,8 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import pieces_of, take_array
-from daskfactor.inference.base import MOMENTS
+from daskfactor.inference.base import Arrays as Specs
+from daskfactor.inference.base import ArraySpec
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.links import (
@@ -79,13 +80,17 @@ def observation_weights(observed: Array, n_components: int, squares: Array | Non
     return (n + np.where(n > 0, spread, 0.0))[:, None]
 
 
+WEIGHTS: Specs = {"weights": ArraySpec(changes="never", columns=1)}
+"""How much data each row has, for its metric."""
+
+
 def warm_start(
     data: BlockedData,
     model: GaussianMF,
     seed: int,
     chain: int,
     executor: Executor,
-    arrays: tuple[str, ...] = ("momentum", "weights", *MOMENTS),
+    arrays: Specs = WEIGHTS,
     state: ChainState | None = None,
 ) -> tuple[ChainState, GaussianHyper]:
     """Prepare a first state, momentum at rest; without one it is drawn from the prior.
@@ -105,7 +110,7 @@ def warm_start(
         size = data.shape[number], model.n_components
         factors.append(rng.normal(size=size) / np.sqrt(precisions))
     state = executor.hold(state or _packed(data, model, factors))
-    prepare_state(state, [name for name in arrays if name != "weights"])
+    prepare_state(state, arrays)
     if "weights" in arrays:
         _weigh(state, data, model)
     return state, hyper

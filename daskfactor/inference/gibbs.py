@@ -17,6 +17,9 @@ from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
     HYPER_EVERY,
+    RECORDED,
+    Arrays,
+    ArraySpec,
     Bands,
     ConstantStep,
     Sampler,
@@ -183,18 +186,15 @@ class Gibbs(Sampler):
         del blocks
         return Work(1, PASSES, WORK)
 
-    def gathered(self, width: int) -> float:
-        """Count two sums in double precision."""
-        del width
-        return 4
+    @property
+    def arrays(self) -> Arrays:
+        return RECORDED | dict.fromkeys((ALLOCATED, RATES), ArraySpec("cycle", wide=True))
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> ConstantStep:
         del track, blocks, n_components
         return self.step
 
-    # The sums that bands gather are made and used up inside a cycle, so they are in no state,
-    # and `reads` and `writes` do not name them: whatever has no name there travels with its
-    # band. Random numbers are addressed by the cycle and by global rows and columns.
+    # Random numbers are addressed by the cycle and by global rows and columns.
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
@@ -272,9 +272,10 @@ class GaussianGibbs(Gibbs):
 
     worth = Sampler.worth
 
-    def gathered(self, width: int) -> float:
-        """Count a triangle for each row, and its products with the data, in double precision."""
-        return 2 * (triangle(width) / width + 1)
+    @property
+    def arrays(self) -> Arrays:
+        grams = ArraySpec("cycle", columns=triangle, wide=True)
+        return RECORDED | {GRAMS: grams, TARGETS: ArraySpec("cycle", wide=True)}
 
     def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
         del program, op

@@ -31,7 +31,9 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
     HYPER_EVERY,
     METRIC,
-    MOMENTS,
+    RECORDED,
+    Arrays,
+    ArraySpec,
     Bands,
     ConstantStep,
     Sampler,
@@ -154,9 +156,9 @@ class LangevinSampler(Sampler):
         return self.preconditioner == "majorizer"
 
     @property
-    def arrays(self) -> tuple[str, ...]:
-        gradient = ("gradient",) if self.whole else ()
-        return (*MOMENTS, *(METRIC if self.majorizer else ()), *gradient)
+    def arrays(self) -> Arrays:
+        gradient = {"gradient": ArraySpec()} if self.whole else {}
+        return RECORDED | (METRIC if self.majorizer else {}) | gradient
 
     def for_compilation(self) -> Self:
         step: Step = "auto" if self.majorizer else 1e-3
@@ -237,15 +239,6 @@ class LangevinSampler(Sampler):
             for factor, band in enumerate(bands):
                 learn_metric(band, program.hyper, factor, program.frozen[factor])
         program.finish_cycle(op, bands)
-
-    def reads(self) -> tuple[str, ...]:
-        return ("metric",) if self.majorizer else ()
-
-    def writes(self, op: Op) -> tuple[str, ...]:
-        gradient = ("gradient",) if self.whole else ()
-        if not (op.wanted.adapt and self.majorizer):
-            return gradient
-        return (*gradient, "gathered", *(("curvature", "metric") if op.last else ()))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ of a factor meets all of its blocks, in the blocks' order and on one worker, so 
 same bits on every executor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.inference.base import MOMENTS, Bands, ConstantStep, StepSize
+from daskfactor.inference.base import RECORDED, Arrays, ArraySpec, Bands, ConstantStep, StepSize
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.philox import Address
@@ -159,14 +159,15 @@ class Program:
         """Name the arrays of a band that an operation reads or writes."""
         if op.action != Action.UPDATE:
             return (DISPERSION,)
-        return (*self.algorithm.reads(), RATE, SHIFT, DISPERSION, *self.changes(op))
+        return (*self._named(op, ArraySpec.touched_by), RATE, SHIFT, DISPERSION)
 
     def changes(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation writes."""
-        if op.action != Action.UPDATE:
-            return ()
-        moments = MOMENTS if op.last and op.wanted.record else ()
-        return (*self.algorithm.writes(op), *moments)
+        return self._named(op, ArraySpec.changed_by) if op.action == Action.UPDATE else ()
+
+    def _named(self, op: Op, concerned: Callable[[ArraySpec, Op], bool]) -> tuple[str, ...]:
+        arrays = self.algorithm.arrays.items()
+        return tuple(name for name, own in arrays if own.life != "cycle" and concerned(own, op))
 
     def finish_cycle(self, op: Op, bands: Bands) -> None:
         """Record what a cycle left in two bands, as `finish_band` does.
@@ -220,9 +221,10 @@ def unshifted(band: FactorBand) -> Array:
     return band.values - band.arrays[SHIFT] if SHIFT in band.arrays else band.values
 
 
-def prepare_state(state: ChainState, names: Iterable[str] = MOMENTS) -> None:
-    """Give every band arrays of zeros by these names, one number for each entry."""
-    state.each(partial(prepare_band, names=tuple(names)))
+def prepare_state(state: ChainState, arrays: Arrays = RECORDED) -> None:
+    """Give every band those of these arrays that have a number for each entry, of zeros."""
+    names = tuple(n for n, own in arrays.items() if own.columns is None and own.life != "cycle")
+    state.each(partial(prepare_band, names=names))
 
 
 def prepare_band(band: FactorBand, names: Iterable[str]) -> None:

@@ -321,7 +321,7 @@ class Setting:
         if options.keep_every:
             # All chains hold their draws until the segment is written.
             draw = draw_bytes(self.data, self.model) * options.chains
-            carried = self.sampler.carried(self.model.width)[1]
+            carried = 1 + self.sampler.carried(self.model.width, "chain")
             room = max(SEGMENT_BYTES, carried * draw)
             length = min(length, room / draw * options.thin * options.keep_every)
         step = max(1, int(length) // coarseness) * coarseness

@@ -19,7 +19,9 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import (
     HYPER_EVERY,
     METRIC,
-    MOMENTS,
+    RECORDED,
+    Arrays,
+    ArraySpec,
     Bands,
     ConstantStep,
     Sampler,
@@ -30,7 +32,12 @@ from daskfactor.inference.base import (
     checked_step,
 )
 from daskfactor.inference.chain import Chain
-from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
+from daskfactor.inference.gaussian_chain import (
+    WEIGHTS,
+    GaussianChain,
+    column_table,
+    quadratic_form,
+)
 from daskfactor.inference.program import SHIFT, Program, learn_metric, unshifted
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.philox import Address
@@ -205,12 +212,8 @@ class SGHMC(Sampler):
         return math.exp(-cast("float", self.friction))
 
     @property
-    def arrays(self) -> tuple[str, ...]:
-        return (*MOMENTS, "momentum", "weights")
-
-    def sizes(self, width: int) -> dict[str, float]:
-        """Count the weights as one column."""
-        return super().sizes(width) | {"weights": 1 / width}
+    def arrays(self) -> Arrays:
+        return RECORDED | WEIGHTS | {"momentum": ArraySpec()}
 
     def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
         del track
@@ -253,13 +256,6 @@ class SGHMC(Sampler):
 
     def stir(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
         self._refresh(band, 0.0, address, shape)
-
-    def reads(self) -> tuple[str, ...]:
-        return ("weights",)
-
-    def writes(self, op: Op) -> tuple[str, ...]:
-        del op
-        return ("momentum",)
 
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
@@ -305,10 +301,9 @@ class SquaresSGHMC(SGHMC):
         return SGHMC.__name__
 
     @property
-    def arrays(self) -> tuple[str, ...]:
-        return (*MOMENTS, "momentum", SPIN, *METRIC)
+    def arrays(self) -> Arrays:
+        return RECORDED | dict.fromkeys(("momentum", SPIN), ArraySpec()) | METRIC
 
-    sizes = Sampler.sizes
     log_prior = Sampler.log_prior
 
     def worth(self, model: Any, data: Any) -> float:
@@ -360,12 +355,3 @@ class SquaresSGHMC(SGHMC):
             refresh(band.arrays[SPIN], keep, key, iteration, factor + ACROSS, row)
         else:
             refresh_length(band.arrays[SPIN], keep, shape, *address)
-
-    def reads(self) -> tuple[str, ...]:
-        return ("metric",)
-
-    def writes(self, op: Op) -> tuple[str, ...]:
-        own = ("momentum", SPIN)
-        if not op.wanted.adapt:
-            return own
-        return (*own, "gathered", *(("curvature", "metric") if op.last else ()))

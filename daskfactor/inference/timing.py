@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import is_number, one_of, positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Cyclic, Passes, block_at
+from daskfactor.data.grid import Cyclic, Passes
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
-from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.threads import share_bands
-from daskfactor.inference.base import MOMENTS, TUNING
 from daskfactor.inference.setting import Setting
 
 FLOPS = 4e10
@@ -180,10 +178,13 @@ def _travelling(setting: Setting) -> tuple[float, float, float]:
     What a cycle gathers and uses up is taken to be there all the time.
     """
     width, sampler = setting.model.width, setting.sampler
-    op = Op(Action.UPDATE, block_at(0, 0), 0, 0, 1.0, False, CycleOptions())
-    written, idle = sampler.writes(op), {*TUNING, *sampler.reads(), *sampler.writes(op), *MOMENTS}
-    sizes = sampler.sizes(width)
-    always = 1 + sampler.gathered(width) + sum(sizes[name] for name in sizes.keys() - idle)
-    parts = always, sum(sizes.get(name, 0) for name in written), sizes.get("mean", 0) * 2
+    written = [own for own in sampler.arrays.values() if own.life == "chain"]
+    parts = (
+        1 + sampler.carried(width, "cycle"),
+        *(
+            sum(own.size(width) for own in written if own.changes == changes)
+            for changes in ("always", "record")
+        ),
+    )
     always, after, moments = (part * width * setting.data.dtype.itemsize for part in parts)
     return always, after, moments

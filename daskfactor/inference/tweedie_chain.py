@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, drop_arrays, multiply
-from daskfactor.inference.base import TUNING
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.inits import DRAWS
@@ -398,7 +397,9 @@ class TweedieChain(Chain):
             self.latest = self.rule.mean_estimate(self.looks)
         if end >= self.setting.options.tune:
             # Rates that move take the metric with them.
-            names = TUNING[1:] if self.model.learnt else TUNING
+            arrays = self.setting.sampler.arrays.items()
+            kept = {"curvature"} if self.model.learnt else set()
+            names = [n for n, own in arrays if own.life == "tune" and n not in kept]
             for run in self.tracks:
                 run.state.each(partial(drop_arrays, names=names))
 

@@ -105,8 +105,8 @@ def test_orders_segments_and_ways_differ():
     assert seen != sorted(seen)
 
 
-def undeclared_write(writes):
-    return lambda own, op: tuple(name for name in writes(own, op) if name != "metric")
+def without_metric(names):
+    return lambda own, op: tuple(name for name in names(own, op) if name != "metric")
 
 
 def write_of_an_evaluation(evaluate):
@@ -206,9 +206,9 @@ PIECES = ("tasks", "ring")
 """Ways that copy bands, or send parts of them."""
 FAULTS = [
     # Place, name, fault, what audits it, by which ways, and what that says.
-    (PSGLD, "writes", undeclared_write, SAMPLER, WAYS, "undeclared write: 'metric'"),
+    (Program, "changes", without_metric, SAMPLER, WAYS, "undeclared write: 'metric'"),
     (Mixer, "evaluate", write_of_an_evaluation, MIXER, WAYS, "evaluation moved"),
-    (PSGLD, "reads", lambda right: lambda own: (), SAMPLER, WAYS, "KeyError: 'metric'"),
+    (Program, "touches", without_metric, SAMPLER, WAYS, "KeyError: 'metric'"),
     (SegmentRun, "_collect", stale_band, SAMPLER, ("ring",), "stale: columns band"),
     # Operations do not wait for their bands of columns.
     (threads, "_at_round", lambda _: NO_ROUND, SAMPLER, ("threads",), "out of order: columns band"),

@@ -158,7 +158,7 @@ def test_gathered_is_what_bands_gather(K, monkeypatch):
     dfac.sample(V, model, Gibbs(), executor="serial", progressbar=False, **options)
     sizes = model.width * sum(V.shape) * 4
     # The last run of four bands is this one's, not the one that compiles.
-    assert sum(found[-4:]) == GaussianGibbs().gathered(model.width) * sizes
+    assert sum(found[-4:]) == GaussianGibbs().carried(model.width, "cycle") * sizes
     more = estimate_cost(V, model, Gibbs(), **options).bands
     assert more > estimate_cost(V, model, SGHMC(), **options).bands
 

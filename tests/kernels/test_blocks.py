@@ -382,7 +382,7 @@ def test_tile_rows(m, n, K, itemsize):
 
 def buffers(workspace, m, n, K):
     tiles, gradients = workspace.tiles(m, n, K), workspace.gradients((m, n), K)
-    return [*tiles, *gradients, *workspace.sums(2, K)]
+    return [*tiles, *gradients, *workspace.sums(2, K, 3)]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
