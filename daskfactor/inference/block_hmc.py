@@ -132,12 +132,12 @@ class DualAveraging:
 
     @classmethod
     def at(cls, step: float) -> "DualAveraging":
-        """Before the first cycle."""
+        """Return log ε and its average before the first cycle."""
         start = math.log(step)
         return cls(start, start, start)
 
     def after(self, acceptance: Any, target: float) -> "DualAveraging":
-        """With one more cycle's acceptance probability."""
+        """Return them after one more cycle, with its acceptance probability."""
         count = self.count + 1
         share = 1.0 / (count + OFFSET)
         error = (1.0 - share) * self.error + share * (target - acceptance)
