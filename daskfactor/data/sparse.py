@@ -113,6 +113,13 @@ def sparse_bytes(grid: Grid, entries: int, dtype: FloatType) -> int:
     return entries * each + grid.blocks * (grid.shape[0] + grid.blocks) * 4
 
 
+def most_threads() -> int:
+    """How many threads deal entries out."""
+    from dask.system import cpu_count  # not before a sparse matrix is read
+
+    return min(MOST_THREADS, cpu_count())
+
+
 def entry_type(value: np.dtype[Any]) -> np.dtype[Any]:
     """The record of one entry: 12 bytes with float32 values, 16 with float64."""
     return np.dtype([("row", np.uint32), ("col", np.uint32), ("value", value)])
@@ -284,9 +291,7 @@ class Task:
         self.counts: NDArray[np.int64] = np.zeros((0, 0), np.int64)
         self._record = entry_type(options.dtype)
         self._file = ArrayFile(budget=options.limit // 2)
-        from dask.system import cpu_count  # not before a sparse matrix is read
-
-        self._threads = min(MOST_THREADS, cpu_count())
+        self._threads = most_threads()
         self._keeps = keeps
         self._dealt: list[tuple[Any, NDArray[np.int64]]] = []
         self._ready: dict[Block, tuple[SparseBlock, int]] = {}

@@ -23,6 +23,7 @@ from daskfactor.inference.setting import (
     Setting,
     all_lengths,
     checked_lengths,
+    draw_bytes,
     kept_copies,
     learnt_bytes,
     monitored_cells,
@@ -257,7 +258,7 @@ def estimate_cost(
     >>> cost.blocks, cost.cycles
     (1, 600)
     >>> dfac.estimate_cost((2_000_000, 50_000), dfac.TweedieNMF(10), entries=10**9).data
-    8256006400
+    6064000256
     """
     bound = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
     bound.apply_defaults()  # a TypeError has named what nobody takes
@@ -329,8 +330,8 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     if model.learnt and "curvature" in sampler.arrays:
         drawing += tracks * factors  # rates that move take the metric with them
     checkpoint = chains * (tuning if options.tune else drawing)
-    learnt = learnt_bytes(data, model)
-    draw = int(chains * (learnt + sum(factors / track.coarseness for track in sampler.tracks)))
+    shares = sum(1 / track.coarseness for track in sampler.tracks)
+    draw = int(chains * draw_bytes(data, model, shares))
     observed = data.shape[0] * data.shape[1] * itemsize * sum(kept_copies(data, place.stored))
     moments = chains * (2 * factors + 16 * cells)
     result = (len(options.index) * draw if options.keep_every else 0) + moments + observed

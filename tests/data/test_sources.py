@@ -23,7 +23,7 @@ from daskfactor.data.grid import Bands, Grid
 from daskfactor.data.holdout import hold_out
 from daskfactor.data.known import TILE_ENTRIES
 from daskfactor.data.loading import load, regions, working_bytes
-from daskfactor.data.sources import SCAN_BYTES, as_blocks
+from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import ArrayFile, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError
 from tests.data.written import names_of
@@ -325,7 +325,7 @@ def test_the_projected_memory_is_an_upper_bound(tmp_path, chunks, blocks):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         storage.close()
-    fixed = SCAN_BYTES * TILE_ENTRIES  # a tile while its statistics are taken
+    fixed = 24 * TILE_ENTRIES  # bytes of a tile while its statistics are taken
     assert projected / 8 < peaks[1] < projected + fixed
 
 

@@ -98,7 +98,6 @@ LINKED = TweedieNMF(32, covariates_w=COVARIATES, **ONE)
 IN_SCRATCH = copied_case(*COPIED, memory_limit="32 MiB")
 AS_ZEROS = sparse_case(60_000, 20_000, 3_000_000, unstored="zero", form="csc")
 TALL, WIDE = sparse_case(100_000, 20_000, 1_000_000), numpy_case(500, 8_000)
-TRIPLES = sparse_case(20_000, 20_000, 4_000_000, form="coo")
 GAPS, FOUR = numpy_case(3_000, 2_000, missing=0.4), numpy_case(4_000, 1_000)
 CASES = {
     "dense, few draws": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS),
@@ -111,7 +110,6 @@ CASES = {
     "scratch, store": (IN_SCRATCH, TweedieNMF(8), cheap(), SHORTEST | {"store": True}),
     "sparse": (ENTRIES, TweedieNMF(32), cheap(), SHORT | MOMENTS),
     "sparse columns, zeros": (AS_ZEROS, TweedieNMF(8), cheap(), SHORT),
-    "sparse coo": (TRIPLES, TweedieNMF(4), cheap(), SHORT),
     "two chains": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS | {"chains": 2}),
     "store, moments": (LARGE, TweedieNMF(64, **ONE), cheap(), SHORT | MOMENTS | {"store": True}),
     "Richardson-Romberg": (LARGE, TweedieNMF(32, **ONE), PSGRRLD(warm_start=2), SHORT),
