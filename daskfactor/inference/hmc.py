@@ -43,12 +43,7 @@ from daskfactor.inference.program import (
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.langevin import (
-    accumulate_moments,
-    fill_normals,
-    leapfrog_drift,
-    leapfrog_kick,
-)
+from daskfactor.kernels.steps import accumulate_moments, fill_normals, leapfrog_drift, leapfrog_kick
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import Mask

@@ -50,16 +50,16 @@ ROOT_HALF = 0.7071067811865476
 
 
 class Role(NamedTuple):
-    """What a parameter of a move stands for.
+    """How loops and kernels pass a parameter to a move: texts, in which {0} is its name.
 
     Attributes
     ----------
     value
-        Text of what a loop passes to the move.
+        What a loop passes.
     cuda_value
-        The same in a kernel for GPUs.
+        What a kernel for GPUs passes.
     cuda_parameters
-        Text of the kernel's parameters; empty if the loop has no argument for this.
+        Parameters of that kernel; empty if the loop has no argument for this.
     """
 
     value: str
@@ -67,34 +67,27 @@ class Role(NamedTuple):
     cuda_parameters: str = ""
 
 
-MOVING = Role("{0}{at}", "{0}[p]", "REAL *{0}")
-ENTRY = Role("real({0}{at})", "{0}[p]", "const REAL *{0}")
-ROW = Role("{0}_of_row", "{0}[row]", "const REAL *{0}")
-COLUMN = Role(
+_COLUMN = Role(
     "({0}[0, k], {0}[1, k], {0}[2, k], {0}[3, k])",
     "pack({0}[k], {0}[K + k], {0}[2 * K + k], {0}[3 * K + k])",
     "const REAL *{0}",
 )
-REAL = Role("real({0})", "{0}", "REAL {0}")
-SHARE = Role("real({0})", "({0}_rows ? {0}_rows[row] : {0})", "REAL {0}, const REAL *{0}_rows")
-DOUBLE = Role("float({0})", "{0}", "double {0}")
-NORMAL = Role("z[p]", "z[k - 4 * quad]")
-STREAMED = Role("stream", "(Word *)stream")
-PLACE = Role(
-    "(key, iteration, factor, row0 + i, k)",
+_SHARE = Role("real({0})", "({0}_rows ? {0}_rows[row] : {0})", "REAL {0}, const REAL *{0}_rows")
+# The key's words alone: a tuple with an array in it is counted anew for every entry.
+_PLACE = Role(
+    "((key[0], key[1]), iteration, factor, row0 + i, k)",
     "pack((unsigned int *)noise.key, iteration, factor, row0 + row, (Word)k)",
 )
-
-Moving = Annotated[Any, MOVING]
-Entry = Annotated[Any, ENTRY]
-Row = Annotated[Any, ROW]
-Column = Annotated[Any, COLUMN]
-Real = Annotated[Any, REAL]
-Share = Annotated[Any, SHARE]
-Double = Annotated[Any, DOUBLE]
-Normal = Annotated[Any, NORMAL]
-Stream = Annotated[Any, STREAMED]
-Place = Annotated[Any, PLACE]
+Moving = Annotated[Any, Role("{0}{at}", "{0}[p]", "REAL *{0}")]
+Entry = Annotated[Any, Role("real({0}{at})", "{0}[p]", "const REAL *{0}")]
+Row = Annotated[Any, Role("{0}_of_row", "{0}[row]", "const REAL *{0}")]
+Column = Annotated[Any, _COLUMN]
+Real = Annotated[Any, Role("real({0})", "{0}", "REAL {0}")]
+Share = Annotated[Any, _SHARE]
+Double = Annotated[Any, Role("float({0})", "{0}", "double {0}")]
+Normal = Annotated[Any, Role("z[p]", "z[k - 4 * quad]")]
+Stream = Annotated[Any, Role("stream", "(Word *)stream")]
+Place = Annotated[Any, _PLACE]
 
 
 class Move(NamedTuple):
@@ -106,27 +99,29 @@ class Move(NamedTuple):
         Name of the loop, and of the kernel for GPUs.
     entry
         The function of numbers.
-    roles
-        Roles of its parameters by their names.
+    kinds
+        Its parameters and their annotations.
     """
 
     name: str
     entry: Callable[..., Any]
-    roles: dict[str, Role]
+    kinds: dict[str, Any]
 
     @property
-    def arguments(self) -> dict[str, Role]:
-        """Arguments of the loop, but for those of random numbers."""
-        return {name: role for name, role in self.roles.items() if role.cuda_parameters}
+    def arguments(self) -> list[str]:
+        """Names of the loop's arguments, but for the address of random numbers."""
+        drawn = self.named(Normal, Stream, Place)
+        return [name for name in self.kinds if name not in drawn]
 
-    @property
-    def moving(self) -> list[str]:
-        """Names of the arrays that change."""
-        return [name for name, role in self.roles.items() if role is MOVING]
+    def named(self, *kinds: Any) -> list[str]:
+        """Return the names of the parameters of some kinds."""
+        return [name for name, kind in self.kinds.items() if kind in kinds]
 
-    def takes(self, *roles: Role) -> bool:
-        """Tell whether the move has a parameter with one of some roles."""
-        return any(role in roles for role in self.roles.values())
+    def texts(self, part: str, at: str = "") -> list[str]:
+        """Return one of the texts of each parameter's `Role`, if it is not empty."""
+        roles = {name: kind.__metadata__[0] for name, kind in self.kinds.items()}
+        texts = (getattr(role, part).format(name, at=at) for name, role in roles.items())
+        return [text for text in texts if text]
 
 
 @jit_exact
@@ -186,25 +181,23 @@ def make(entry):
 
 def _text(move: Move) -> str:
     """Return the Python of a loop."""
-    roles, normal, place = move.roles, move.takes(NORMAL), move.takes(PLACE)
-    grid = not normal and (place or move.takes(ROW, COLUMN))
+    moving, arrays, normal = move.named(Moving), move.named(Moving, Entry), move.named(Normal)
+    place, rows = move.named(Place), move.named(Row)
+    grid = not normal and (place or rows)
     at = "_chunk[p]" if normal else "[i, k]" if grid else "[p]"
-    values = ", ".join(role.value.format(name, at=at) for name, role in roles.items())
-    changed = ", ".join(MOVING.value.format(name, at=at) for name in move.moving)
-    arrays = [name for name, role in roles.items() if role in (MOVING, ENTRY)]
-    rows = [name for name, role in roles.items() if role is ROW]
     address = ["key", "iteration", "factor", "row0"] if normal or place else []
+    changed, values = (f"{name}{at}" for name in moving), move.texts("value", at)
     parts = {
         "name": move.name,
-        "parameters": ", ".join([*move.arguments, *address, *(["coarse=False"] if normal else [])]),
+        "parameters": ", ".join([*move.arguments, *address, *("coarse=False" for _ in normal)]),
         "first": arrays[0],
-        "moving": move.moving[0],
+        "moving": moving[0],
         "stream": "stream = stack_array(STREAM, np.uint64)" if place else "",
         "flat": "; ".join(f"{name} = {name}.reshape({name}.size)" for name in arrays),
         "chunks": "; ".join(f"{name}_chunk = {name}[begin : begin + count]" for name in arrays),
         "rows": "; ".join(f"{name}_of_row = {name}[i, 0]" for name in rows),
         "place": "i, k = (begin + p) // K, (begin + p) % K" if place else "",
-        "call": f"{changed} = entry({values})",
+        "call": f"{', '.join(changed)} = entry({', '.join(values)})",
     }
     body = NOISY if normal else GRID if grid else FLAT
     return LOOP.format(body=body.format(**parts), **parts)
@@ -216,8 +209,8 @@ def entrywise(function: Callable[..., Any]) -> Any:
     The loop is compiled by numba and has the attribute ``move``.
     """
     parameters = inspect.signature(function).parameters.items()
-    roles = {name: parameter.annotation.__metadata__[0] for name, parameter in parameters}
-    move = Move(function.__name__, inline(function), roles)
+    kinds = {name: parameter.annotation for name, parameter in parameters}
+    move = Move(function.__name__, inline(function), kinds)
     scope: dict[str, Any] = {}
     exec(compile(_text(move), f"<loop of {move.name}>", "exec"), globals(), scope)
     loop = scope["make"](move.entry)
@@ -229,5 +222,4 @@ def entrywise(function: Callable[..., Any]) -> Any:
 
 def moves_of(module: ModuleType) -> list[Move]:
     """Return the moves that a module defines."""
-    loops = (value for value in vars(module).values() if hasattr(value, "move"))
-    return [loop.move for loop in loops]
+    return [value.move for value in vars(module).values() if hasattr(value, "move")]

@@ -165,23 +165,23 @@ def moment_step(
     theta: Moving,
     grad: Entry,
     metric: Entry,
-    gone: Real,
-    stays: Real,
+    gone: Double,
     rate: Real,
     shape: Real,
     share: Share,
     most: Real,
     z: Normal,
 ) -> Any:
-    """Take a step that matches moments, of 1 - exp(-step) = ``gone`` = 1 - ``stays``.
+    """Take a step that matches moments, where ``gone`` is 1 - exp(-step).
 
     theta + s theta G lies between 0 and theta + most sqrt(s (theta + s)).
     """
-    s, smallest = gone / metric, type(theta)(SMALLEST)
-    mean, variance = _moments(theta, grad, s, (stays, rate, shape, share, most))
+    real = type(theta)
+    s, smallest = real(gone) / metric, real(SMALLEST)
+    mean, variance = _moments(theta, grad, s, (real(1.0 - gone), rate, shape, share, most))
     moved = _squared(mean, variance, z)
     moved = smallest if moved < smallest else moved
-    return moved if s > type(theta)(0) else theta
+    return moved if s > real(0) else theta
 
 
 @entrywise
@@ -189,8 +189,7 @@ def spiked_step(
     theta: Moving,
     grad: Entry,
     metric: Entry,
-    gone: Real,
-    stays: Real,
+    gone: Double,
     rate: Real,
     shape: Real,
     share: Share,
@@ -200,16 +199,17 @@ def spiked_step(
     place: Place,
 ) -> Any:
     """Take a `moment_step`, with a gamma number where no squared normal one is wide enough."""
-    s, smallest, two = gone / metric, type(theta)(SMALLEST), type(theta)(2)
-    mean, variance = _moments(theta, grad, s, (stays, rate, shape, share, most))
+    real = type(theta)
+    s, smallest = real(gone) / metric, real(SMALLEST)
+    mean, variance = _moments(theta, grad, s, (real(1.0 - gone), rate, shape, share, most))
     moved = _squared(mean, variance, z)
-    if variance > two * mean * mean:
+    if variance > real(2) * mean * mean:
         start_entry(stream, place[0], place[1], place[2], place[3], place[4])
         m = np.float64(mean)  # float() of a float32 is one in kernels
         form = max(m * m / np.float64(variance), np.float64(shape))
-        moved = type(theta)(gamma(form, form / m, stream))
+        moved = real(gamma(form, form / m, stream))
     moved = smallest if moved < smallest else moved
-    return moved if s > type(theta)(0) else theta
+    return moved if s > real(0) else theta
 
 
 @jit_exact

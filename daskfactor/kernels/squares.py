@@ -26,15 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.kernels.entrywise import (
-    Double,
-    Entry,
-    Moving,
-    Place,
-    Real,
-    Stream,
-    entrywise,
-)
+from daskfactor.kernels.entrywise import Double, Entry, Moving, Place, Real, Stream, entrywise
 from daskfactor.kernels.jit import inline
 from daskfactor.kernels.variates import gamma, poisson, start_entry
 

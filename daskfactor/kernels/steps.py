@@ -3,9 +3,8 @@
 Both have the same names and arguments; which one it is only the arrays know.
 """
 
-from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import wraps
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
@@ -16,19 +15,17 @@ from daskfactor.kernels.cuda.device import current, is_here
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.polynomials import expm1
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _by_place(step: F) -> F:
+def _by_place(step: Any) -> Any:
     """Take a step on the device if its first argument is there."""
     move = getattr(step, "move", None)
-    there = partial(cuda.run, move) if move else getattr(cuda, step.__name__)
+    there = cuda.over_entries(move) if move else getattr(cuda, step.__name__)
 
     @wraps(step)
     def taken(first: Any, *rest: Any) -> Any:
         return step(first, *rest) if is_here(first) else there(first, *rest)
 
-    return cast("F", taken)
+    return taken
 
 
 fill_normals = _by_place(langevin.fill_normals)
@@ -88,7 +85,7 @@ def langevin_step(
     else:
         gone = -expm1(-float(step))
         form = spiked_step if theta.dtype.type(prior[1]) < langevin.SQUARED else moment_step
-        form(theta, grad, metric, gone, 1.0 - gone, *prior, *matched, *noise)
+        form(theta, grad, metric, gone, *prior, *matched, *noise)
 
 
 def take_share(theta: Any, num: Any, den: Any, penalty: Any, power: float) -> None:

@@ -1,4 +1,4 @@
-// Steps of one factor: noise by address, an entry's move, its mirror and its moments.
+// Steps of one factor: noise by address, for the kernels of moves, and steps that are no moves.
 // A thread takes a quad of components of a row, whose four normal numbers one block of Philox
 // gives. To be compiled without fused multiply-adds: bits are those of processors.
 
@@ -6,8 +6,8 @@ struct Noise { Word iteration, factor, row0; unsigned int key[2]; };
 
 DEVICE void normals(REAL *z, Word quad, Word row, Word iteration, const Noise &noise) {
   const REAL one = 1;
-  auto words = philox_rounds(pack(quad, row, iteration, noise.factor), (Word)noise.key[0],
-                             (Word)noise.key[1]);
+  auto words = rounds(pack(quad, row, iteration, noise.factor), (Word)noise.key[0],
+                      (Word)noise.key[1]);
   REAL r = radius((unsigned int)at<0>(words), one), s = radius((unsigned int)at<2>(words), one);
   auto first = direction((unsigned int)at<1>(words), one);
   auto second = direction((unsigned int)at<3>(words), one);
@@ -29,9 +29,6 @@ DEVICE void noise_of(REAL *z, Word quad, Size row, const Noise &noise, int coars
 
 #define NOISE_ARGUMENTS unsigned int key0, unsigned int key1, Word iteration, Word factor, Word row0
 #define NOISE Noise noise = {iteration, factor, row0, {key0, key1}}
-#define EACH_QUAD                                                                                 \
-  const Size quads = (K + 3) / 4;                                                                 \
-  for (Size p = THREAD; p < rows * quads; p += THREADS)
 #define EACH_ENTRY for (Size p = THREAD; p < rows * K; p += THREADS)
 
 // A place at which theta has no number is as likely as others below it: times Phi(z).
