@@ -1,10 +1,9 @@
 """Dynamics of one factor band, in place: Langevin steps, with and without momentum; leapfrog.
 
-Noise comes by address in chunks that stay in the first-level cache; the
-update then runs over contiguous memory. Everything follows IEEE 754 exactly,
-so a row has the same bits however the rows are split into bands.
+Loops, and kernels for GPUs, come from functions of numbers (:mod:`daskfactor.kernels.entrywise`).
+Noise comes by address in chunks that stay in the first-level cache.
 
-:func:`langevin_step` can match the mean and the variance of a process that needs no mirror, with
+:func:`moment_step` matches the mean and the variance of a process that needs no mirror, with
 one normal number. In the majoriser's metric c an entry follows Cox, Ingersoll and Ross's
 
     d theta = (theta G + a) dt + sqrt(2 theta / c) dB

@@ -5,7 +5,7 @@ An entry under a gamma prior of shape a is taken for the squared length of a vec
 
     theta = |u|^2 / (4c)
 
-with c its metric, as in :func:`daskfactor.kernels.langevin.langevin_step`. Where all u are equally
+with c its metric, as in :func:`daskfactor.kernels.steps.langevin_step`. Where all u are equally
 likely theta has the density theta^(a - 1), so that the prior leaves exp(-rate theta) of the
 density of u: zero is a place like any other, with no wall and no pole. The diffusion of u at
 unit mass is that of theta in the metric c / theta, Cox, Ingersoll and Ross's. Everything depends
