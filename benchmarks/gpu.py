@@ -41,10 +41,10 @@ from daskfactor.executors import Executor, ThreadsExecutor
 from daskfactor.executors.device import DeviceExecutor
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.tweedie_chain import TweedieChain
-from daskfactor.kernels import philox
+from daskfactor.kernels import langevin, steps
 from daskfactor.kernels.cuda import blocks as cuda_blocks
 from daskfactor.kernels.cuda import device as cuda_device
-from daskfactor.kernels.cuda import source, steps
+from daskfactor.kernels.cuda import source
 from daskfactor.kernels.cuda.device import Device
 
 LANES = 2
@@ -382,7 +382,7 @@ def differences(device: Device, kind: str, count: int) -> Counter[int]:
 
     def compared(number: int, there: Array) -> tuple[Array, Array]:
         here = np.empty_like(there)
-        philox.fill_normals(here, key, number, number % 2, number * rows)
+        langevin.fill_normals(here, key, number, number % 2, number * rows)
         away = np.abs(here.view(word).astype(np.int64) - there.view(word).astype(np.int64))
         sizes, counts = np.unique(away, return_counts=True)
         return sizes, counts

@@ -43,8 +43,9 @@ from daskfactor.inference.program import Program, prepare_state
 from daskfactor.kernels import blockwise, linalg
 from daskfactor.kernels.dense import accumulation
 from daskfactor.kernels.jit import jit
-from daskfactor.kernels.langevin import accumulate_moments, langevin_step
-from daskfactor.kernels.philox import Address, fill_normals
+from daskfactor.kernels.langevin import accumulate_moments, fill_normals
+from daskfactor.kernels.philox import Address
+from daskfactor.kernels.steps import langevin_step
 from daskfactor.kernels.views import NO_WEIGHTS, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.tweedie_law import Tweedie

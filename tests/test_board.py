@@ -14,8 +14,8 @@ from benchmarks import gpu, harness, page
 from benchmarks.__main__ import TABLES
 from benchmarks.harness import Figure, Line, Run
 from daskfactor.errors import OptionError
-from daskfactor.kernels import philox
-from daskfactor.kernels.cuda import device, steps
+from daskfactor.kernels import langevin, steps
+from daskfactor.kernels.cuda import device
 
 ROOT = Path(__file__).parents[1]
 WHERE = {"machine": {"cores": 2}, "versions": {"numpy": "2"}}
@@ -142,7 +142,7 @@ def test_every_line_of_a_gpu_is_measured(name, stand_in, monkeypatch):
 
 def test_bits_that_differ_are_counted(monkeypatch):
     def off_by_two(out, *address):
-        philox.fill_normals(out, *address)
+        langevin.fill_normals(out, *address)
         out.view(np.int32)[0, :3] += 2
 
     monkeypatch.setattr(steps, "fill_normals", off_by_two)

@@ -17,9 +17,8 @@ from daskfactor.executors.device import CUDA, DeviceExecutor
 from daskfactor.inference import new_rows, transform
 from daskfactor.inference.base import best_sampler
 from daskfactor.inference.setting import DEVICE_PACE, Setting, plan_run
-from daskfactor.kernels import philox
+from daskfactor.kernels import langevin, steps
 from daskfactor.kernels.cuda import device as module
-from daskfactor.kernels.cuda import steps
 from daskfactor.kernels.cuda.device import Device
 from tests.random_sparse import random_array
 from tests.refusals import refused
@@ -513,7 +512,7 @@ def test_what_does_not_run_there_is_refused(stand_in, message, given, options):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_normal_numbers_of_a_gpu_have_the_bits_of_processors(gpu, dtype):
     key, wanted = np.array([5, 8], np.uint32), np.empty((10_000, 100), dtype)
-    philox.fill_normals(wanted, key, 11, 1, 2**32 - 10_000)
+    langevin.fill_normals(wanted, key, 11, 1, 2**32 - 10_000)
     found = gpu.empty(wanted.shape, dtype)
     steps.fill_normals(found, key, 11, 1, 2**32 - 10_000)
     assert gpu.take(found).tobytes() == wanted.tobytes()

@@ -1,10 +1,9 @@
 """Dynamics of one factor band, in place: Langevin steps, with and without momentum; leapfrog.
 
-Noise comes by address in chunks that stay in the first-level cache; the
-update then runs over contiguous memory. Everything follows IEEE 754 exactly,
-so a row has the same bits however the rows are split into bands.
+Loops, and kernels for GPUs, come from functions of numbers (:mod:`daskfactor.kernels.entrywise`).
+Noise comes by address in chunks that stay in the first-level cache.
 
-:func:`langevin_step` can match the mean and the variance of a process that needs no mirror, with
+:func:`moment_step` matches the mean and the variance of a process that needs no mirror, with
 one normal number. In the majoriser's metric c an entry follows Cox, Ingersoll and Ross's
 
     d theta = (theta G + a) dt + sqrt(2 theta / c) dB
@@ -51,10 +50,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import inline, jit_exact, stack_array
-from daskfactor.kernels.philox import CHUNK, NUMBERS, Address, normal_chunk
-from daskfactor.kernels.polynomials import expm1
-from daskfactor.kernels.variates import STREAM, TINY, gamma, start_entry
+from daskfactor.kernels.entrywise import (
+    Column,
+    Double,
+    Entry,
+    Moving,
+    Normal,
+    Place,
+    Real,
+    Row,
+    Share,
+    Stream,
+    entrywise,
+)
+from daskfactor.kernels.jit import inline, jit_exact
+from daskfactor.kernels.variates import TINY, gamma, start_entry
 
 Array = NDArray[Any]
 Scalar = Any
@@ -68,25 +78,6 @@ SEEN = 64
 """Cells of a block at which :func:`mean_share` looks."""
 NEAR_ZERO = 1e-30
 """Where the pull of a gamma prior, (shape - 1) / theta, stops growing."""
-ROOT_HALF = 0.7071067811865476
-
-
-@jit_exact
-def _noise(start: int, components: int, address: Address, coarse: bool, z: Array) -> int:
-    """Fill ``z`` with one chunk; the coarse chain sums the two fine chains' numbers.
-
-    Source: Şimşekli et al. 2017, eq. 11.
-    """
-    if not coarse:
-        return normal_chunk(start, components, address, z)
-    key, iteration, factor, row0 = address
-    second = stack_array(NUMBERS, z.dtype)
-    normal_chunk(start, components, Address(key, 2 * iteration + 1, factor, row0), second)
-    count = normal_chunk(start, components, Address(key, 2 * iteration, factor, row0), z)
-    half = z.dtype.type(ROOT_HALF)
-    for i in range(NUMBERS):
-        z[i] = (z[i] + second[i]) * half
-    return count
 
 
 @jit_exact
@@ -96,47 +87,52 @@ def _clip(value: Scalar, limit: Scalar) -> Scalar:
     return -limit if value < -limit else value
 
 
-@inline
-def metric_entry(
-    x: Scalar, push: Scalar, held: Scalar, step: Scalar, rate: Scalar, shape: Scalar, z: Scalar
-) -> Scalar:
-    """An entry after a step in the majoriser's metric."""
-    two = type(x)(2)
-    y = step / held
-    limit = two * np.sqrt(two * y * (x + y))
-    drift = _clip(y * x * (push - rate), limit)
-    return np.abs(x + drift + y * shape + np.sqrt(two * y * x) * z)
+@entrywise
+def fill_normals(out: Moving, z: Normal) -> Any:
+    """Fill a factor band with the standard normal numbers of one iteration.
+
+    out[i, k] = z(key; counter = (k // 4, row0 + i, iteration, factor))[k % 4]
+    """
+    return z
 
 
-@jit_exact
-def _metric_update(
-    theta: Array, grad: Array, metric: Array, step: Scalar, rate: Scalar, shape: Scalar, z: Array
-) -> None:
-    for i in range(theta.size):
-        theta[i] = metric_entry(theta[i], grad[i], metric[i], step, rate, shape, z[i])
+@entrywise
+def metric_step(
+    theta: Moving, grad: Entry, metric: Entry, step: Real, rate: Real, shape: Real, z: Normal
+) -> Any:
+    """Take a step in the majoriser's metric.
+
+    With y = step / metric and G = grad - rate:
+
+    theta <- |theta + clip(y theta G, +-2 sqrt(2 y (theta + y))) + shape y + sqrt(2 y theta) z|
+
+    The metric's divergence term y and the gradient (shape - 1) / theta of a gamma prior, which
+    the metric makes (shape - 1) y, come to shape y. Where the metric is infinite, theta keeps its
+    bits.
+    """
+    two = type(theta)(2)
+    y = step / metric
+    limit = two * np.sqrt(two * y * (theta + y))
+    drift = _clip(y * theta * (grad - rate), limit)
+    return np.abs(theta + drift + y * shape + np.sqrt(two * y * theta) * z)
 
 
-@inline
-def plain_entry(
-    x: Scalar, push: Scalar, step: Scalar, rate: Scalar, shape: Scalar, z: Scalar
-) -> Scalar:
-    """An entry after a step without a metric; the clip bounds the pull of a prior near zero."""
-    real = type(x)
+@entrywise
+def plain_step(theta: Moving, grad: Entry, step: Real, rate: Real, shape: Real, z: Normal) -> Any:
+    """Take a step without a metric; the clip bounds the pull of a prior near zero.
+
+    With G = grad - rate + (shape - 1) / theta:
+
+    theta <- |theta + clip(step G, +-2 sqrt(2 step)) + sqrt(2 step) z|
+    """
+    real = type(theta)
     two, tiny, excess = real(2), real(NEAR_ZERO), shape - real(1)
     deviation = np.sqrt(two * step)
     limit = two * deviation
-    push = push - rate
+    push = grad - rate
     if excess != 0:
-        push += excess / (x if x > tiny else tiny)
-    return np.abs(x + _clip(step * push, limit) + deviation * z)
-
-
-@jit_exact
-def _plain_update(
-    theta: Array, grad: Array, step: Scalar, rate: Scalar, shape: Scalar, z: Array
-) -> None:
-    for i in range(theta.size):
-        theta[i] = plain_entry(theta[i], grad[i], step, rate, shape, z[i])
+        push += excess / (theta if theta > tiny else tiny)
+    return np.abs(theta + _clip(step * push, limit) + deviation * z)
 
 
 @inline
@@ -163,71 +159,56 @@ def _squared(mean: Scalar, variance: Scalar, z: Scalar) -> Scalar:
     return mean * (z * z / (one + b * b))
 
 
-@inline
-def moment_entry(
-    x: Scalar, push: Scalar, held: Scalar, gone: Scalar, numbers: Numbers, z: Scalar
-) -> Scalar:
-    """An entry after a step that matches moments; z is a normal number."""
-    s, smallest = gone / held, type(x)(SMALLEST)
-    mean, variance = _moments(x, push, s, numbers)
-    moved = _squared(mean, variance, z)
-    moved = smallest if moved < smallest else moved
-    return moved if s > type(x)(0) else x
+@entrywise
+def moment_step(
+    theta: Moving,
+    grad: Entry,
+    metric: Entry,
+    gone: Double,
+    rate: Real,
+    shape: Real,
+    share: Share,
+    most: Real,
+    z: Normal,
+) -> Any:
+    """Take a step that matches moments, where ``gone`` is 1 - exp(-step).
 
-
-@jit_exact
-def _moment_update(
-    theta: Array, grad: Array, metric: Array, gone: Scalar, numbers: Numbers, z: Array
-) -> None:
-    for i in range(theta.size):
-        theta[i] = moment_entry(theta[i], grad[i], metric[i], gone, numbers, z[i])
-
-
-@inline
-def spiked_entry(
-    x: Scalar,
-    push: Scalar,
-    held: Scalar,
-    gone: Scalar,
-    numbers: Numbers,
-    z: Scalar,
-    stream: Array,
-    address: tuple[Any, ...],
-) -> Scalar:
-    """As `moment_entry`; a gamma number where no squared normal one is wide enough.
-
-    ``address`` is that of `start_entry`: key, iteration, factor, row and component.
+    theta + s theta G lies between 0 and theta + most sqrt(s (theta + s)).
     """
-    s, smallest, two = gone / held, type(x)(SMALLEST), type(x)(2)
-    mean, variance = _moments(x, push, s, numbers)
+    real = type(theta)
+    s, smallest = real(gone) / metric, real(SMALLEST)
+    mean, variance = _moments(theta, grad, s, (real(1.0 - gone), rate, shape, share, most))
     moved = _squared(mean, variance, z)
-    if variance > two * mean * mean:
-        start_entry(stream, address[0], address[1], address[2], address[3], address[4])
-        m = np.float64(mean)  # float() of a float32 is one in kernels
-        form = max(m * m / np.float64(variance), np.float64(numbers[2]))
-        moved = type(x)(gamma(form, form / m, stream))
     moved = smallest if moved < smallest else moved
-    return moved if s > type(x)(0) else x
+    return moved if s > real(0) else theta
 
 
-@jit_exact
-def _spiked_update(
-    theta: Array,
-    grad: Array,
-    metric: Array,
-    gone: Scalar,
-    numbers: Numbers,
-    z: Array,
-    address: Address,
-    place: tuple[int, int],
-) -> None:
-    first, components = place
-    key, iteration, factor, row0 = address
-    stream = stack_array(STREAM, np.uint64)
-    for i in range(theta.size):
-        row, k = (first + i) // components, (first + i) % components
-        at = key, iteration, factor, row0 + row, k
-        theta[i] = spiked_entry(theta[i], grad[i], metric[i], gone, numbers, z[i], stream, at)
+@entrywise
+def spiked_step(
+    theta: Moving,
+    grad: Entry,
+    metric: Entry,
+    gone: Double,
+    rate: Real,
+    shape: Real,
+    share: Share,
+    most: Real,
+    z: Normal,
+    stream: Stream,
+    place: Place,
+) -> Any:
+    """Take a `moment_step`, with a gamma number where no squared normal one is wide enough."""
+    real = type(theta)
+    s, smallest = real(gone) / metric, real(SMALLEST)
+    mean, variance = _moments(theta, grad, s, (real(1.0 - gone), rate, shape, share, most))
+    moved = _squared(mean, variance, z)
+    if variance > real(2) * mean * mean:
+        start_entry(stream, place[0], place[1], place[2], place[3], place[4])
+        m = np.float64(mean)  # float() of a float32 is one in kernels
+        form = max(m * m / np.float64(variance), np.float64(shape))
+        moved = real(gamma(form, form / m, stream))
+    moved = smallest if moved < smallest else moved
+    return moved if s > real(0) else theta
 
 
 @jit_exact
@@ -256,188 +237,67 @@ def mean_share(W: Array, H: Array) -> float:
     return squares / total if total != 0.0 else 1.0
 
 
-@jit_exact
-def langevin_step(
-    theta: Array,
-    grad: Array,
-    metric: Array | None,
-    step: float,
-    prior: tuple[float, float],
-    address: Address,
-    coarse: bool,
-    matched: tuple[float, float] | None = None,
-) -> None:
-    """Langevin step, mirrored at zero, in place on ``theta``.
-
-    With a metric (the majoriser's), y = step / metric and G = grad - rate:
-
-    theta <- |theta + clip(y theta G, +-2 sqrt(2 y (theta + y))) + a y + sqrt(2 y theta) z|
-
-    The metric's divergence term y and the gradient (a - 1) / theta of a gamma prior of
-    shape a, which the metric makes (a - 1) y, come to a y. Where the metric is infinite,
-    theta keeps its bits. Without one, as in the papers, with G = grad - rate + (a - 1) / theta:
-
-    theta <- |theta + clip(step G, +-2 sqrt(2 step)) + sqrt(2 step) z|
-
-    Parameters
-    ----------
-    theta, grad, metric : (n, K), C-contiguous, one float dtype, n rows of a factor;
-        ``grad`` without the prior, ``metric`` the denominator of the multiplicative update,
-        or None
-    step : unitless step size; without a metric in units of theta squared
-    prior : rate, in units of 1 / theta, and shape of the gamma prior; shape 1: exponential
-    address : of the noise, see :func:`fill_normals`
-    coarse : True draws z = (z(2 iteration) + z(2 iteration + 1)) / sqrt 2
-    matched : None, or f in [0, 1] and a bound for the step that matches moments (see the
-        module), which needs a metric and keeps theta positive: theta + s theta G is held
-        between 0 and theta + bound sqrt(s (theta + s)); gamma numbers have the address of
-        :func:`daskfactor.kernels.variates.start_entry`
-
-    Source: Şimşekli et al. 2017, eq. 6 to 8, with D = theta / metric and its divergence term
-    (the clip only acts near mu = 0).
-    """
-    x, push = theta.reshape(theta.size), grad.reshape(theta.size)
-    z = stack_array(NUMBERS, theta.dtype)
-    real = theta.dtype.type
-    size, rate, shape = real(step), real(prior[0]), real(prior[1])
-    begin = start = 0
-    while begin < x.size:
-        count = _noise(start, theta.shape[1], address, coarse, z)
-        end = min(begin + count, x.size)
-        if metric is None:
-            _plain_update(x[begin:end], push[begin:end], size, rate, shape, z)
-        elif matched is None:
-            held = metric.reshape(theta.size)[begin:end]
-            _metric_update(x[begin:end], push[begin:end], held, size, rate, shape, z)
-        else:
-            held, gone = metric.reshape(theta.size)[begin:end], -expm1(-float(step))
-            numbers = real(1.0 - gone), rate, shape, real(matched[0]), real(matched[1])
-            if shape < SQUARED:
-                place = begin, theta.shape[1]
-                _spiked_update(
-                    x[begin:end], push[begin:end], held, real(gone), numbers, z, address, place
-                )
-            else:
-                _moment_update(x[begin:end], push[begin:end], held, real(gone), numbers, z)
-        begin = end
-        start += CHUNK
-
-
-@inline
-def welford(value: Scalar, mean: Scalar, m2: Scalar, weight: Scalar) -> Scalar:
-    """Mean and sum of squared deviations with one number more; ``weight`` is 1 / count."""
-    delta = value - mean
-    mean = mean + delta * weight
-    return mean, m2 + delta * (value - mean)
-
-
-@jit_exact
-def accumulate_moments(theta: Array, count: int, mean: Array, m2: Array) -> None:
-    """Add one draw to a running mean and sum of squared deviations (Welford), in place.
+@entrywise
+def accumulate_moments(theta: Entry, count: Real, mean: Moving, m2: Moving) -> Any:
+    """Add one draw to a running mean and sum of squared deviations (Welford).
 
     delta = theta - mean;  mean += delta / count;  m2 += delta (theta - mean)
 
-    Parameters
-    ----------
-    theta : (n, K), C-contiguous, the draw
-    count : number of draws including this one, >= 1
-    mean, m2 : (n, K), C-contiguous, one float dtype; the population variance is m2 / count
+    ``count`` is the number of draws with this one; the population variance is m2 / count.
     """
-    flat, flat_mean, flat_m2 = theta.reshape(-1), mean.reshape(-1), m2.reshape(-1)
-    real = mean.dtype.type
-    weight = real(1) / real(count)
-    for i in range(flat.size):
-        flat_mean[i], flat_m2[i] = welford(real(flat[i]), flat_mean[i], flat_m2[i], weight)
+    delta = theta - mean
+    mean = mean + delta * (type(count)(1) / count)
+    return mean, m2 + delta * (theta - mean)
 
 
 @inline
-def mobility(weight: Scalar, column: Any, size: Scalar) -> Scalar:
-    """The d of an entry, from its row's weight and its column of ``columns``."""
-    return column[3] * np.sqrt(size / (weight * column[2] + column[1]))
+def _mobility(weight: Scalar, column: Any, step: Scalar) -> Scalar:
+    """Return the d of an entry, from its row's weight and its column."""
+    return column[3] * np.sqrt(step / (weight * column[2] + column[1]))
 
 
-@inline
-def kicked(
-    x: Scalar, q: Scalar, grad: Scalar, weight: Scalar, column: Any, size: Scalar, part: Scalar
-) -> Scalar:
-    """Entry and momentum after a kick and a part of a drift."""
-    d = mobility(weight, column, size)
-    q = q + d * (grad - column[1] * (x - column[0]))
-    return x + part * d * q, q
-
-
-@jit_exact
+@entrywise
 def kick_drift(
-    x: Array,
-    momentum: Array,
-    grad: Array,
-    weights: Array,
-    columns: Array,
-    step: float,
-    share: float,
-) -> None:
-    """A kick by the gradient and ``share`` of a drift, in place on ``x`` and ``momentum``.
+    x: Moving, momentum: Moving, grad: Entry, weight: Row, column: Column, step: Real, share: Real
+) -> Any:
+    """Kick by the gradient and take ``share`` of a drift.
 
     q <- q + d (grad - precision (x - mean));  x <- x + share d q
 
     Parameters
     ----------
-    x, momentum, grad : (n, K), C-contiguous, one float dtype; ``grad`` without the prior
-    weights : (n, 1), how much data a row has
-    columns : (4, K) mean, precision, curvature, free
-    step : squared time step, without a unit
-    share : 1 for a whole drift, 0.5 where a refresh follows
+    x, momentum
+        An entry and its momentum.
+    grad
+        The gradient without the prior.
+    weight
+        How much data the row has.
+    column
+        Mean, precision, curvature, free.
+    step
+        Squared time step, without a unit.
+    share
+        1 for a whole drift, 0.5 where a refresh follows.
     """
-    n, K = x.shape
-    real = x.dtype.type
-    size, part = real(step), real(share)
-    for i in range(n):
-        weight = weights[i, 0]
-        for k in range(K):
-            column = columns[0, k], columns[1, k], columns[2, k], columns[3, k]
-            given = x[i, k], momentum[i, k], grad[i, k], weight
-            x[i, k], momentum[i, k] = kicked(*given, column, size, part)
+    d = _mobility(weight, column, step)
+    momentum = momentum + d * (grad - column[1] * (x - column[0]))
+    return x + share * d * momentum, momentum
 
 
-@jit_exact
-def drift(
-    x: Array, momentum: Array, weights: Array, columns: Array, step: float, share: float
-) -> None:
-    """``share`` of a drift: x <- x + share d q, in place on ``x``; as :func:`kick_drift`."""
-    n, K = x.shape
-    real = x.dtype.type
-    size, part = real(step), real(share)
-    for i in range(n):
-        weight = weights[i, 0]
-        for k in range(K):
-            column = columns[0, k], columns[1, k], columns[2, k], columns[3, k]
-            x[i, k] = x[i, k] + part * mobility(weight, column, size) * momentum[i, k]
+@entrywise
+def drift(x: Moving, momentum: Entry, weight: Row, column: Column, step: Real, share: Real) -> Any:
+    """Take ``share`` of a drift: x <- x + share d q; as :func:`kick_drift`."""
+    return x + share * _mobility(weight, column, step) * momentum
 
 
-@jit_exact
-def refresh(
-    momentum: Array, keep: float, key: NDArray[np.uint32], iteration: int, factor: int, row0: int
-) -> None:
-    """Mix fresh noise into the momentum, in place: q <- keep q + sqrt(1 - keep^2) z.
+@entrywise
+def refresh(momentum: Moving, keep: Double, z: Normal) -> Any:
+    """Mix fresh noise into the momentum: q <- keep q + sqrt(1 - keep^2) z.
 
-    Parameters
-    ----------
-    momentum : (n, K), C-contiguous, float32 or float64
-    keep : correlation of the momentum with what it was, from 0 to 1
-    key, iteration, factor, row0 : noise address, see :func:`fill_normals`
+    ``keep`` is the correlation of the momentum with what it was, from 0 to 1.
     """
-    flat = momentum.reshape(momentum.size)
-    z, address = stack_array(NUMBERS, momentum.dtype), Address(key, iteration, factor, row0)
-    real = momentum.dtype.type
-    kept, spread = real(keep), real(np.sqrt(1.0 - keep * keep))
-    begin = start = 0
-    while begin < flat.size:
-        count = normal_chunk(start, momentum.shape[1], address, z)
-        end = min(begin + count, flat.size)
-        for i in range(end - begin):
-            flat[begin + i] = kept * flat[begin + i] + spread * z[i]
-        begin = end
-        start += CHUNK
+    real = type(momentum)
+    return real(keep) * momentum + real(np.sqrt(1.0 - keep * keep)) * z
 
 
 @jit_exact
@@ -455,69 +315,48 @@ def sums_of_squares(x: Array, centre: Array, out: NDArray[np.float64]) -> None:
             out[k] += away * away
 
 
-@inline
-def leapfrog_kicked(
-    x: Scalar,
-    u: Scalar,
-    grad: Scalar,
-    s: Scalar,
-    size: Scalar,
-    precision: Scalar,
-    rate: Scalar,
-    shape: Scalar,
-) -> Scalar:
-    """Momentum after a kick."""
-    real = type(x)
-    excess, tiny = shape - real(1), real(NEAR_ZERO)
-    pull = precision * grad - rate
-    if excess != 0:
-        pull += excess / (x if x > tiny else tiny)
-    return u + size * s * pull
-
-
-@jit_exact
+@entrywise
 def leapfrog_kick(
-    theta: Array,
-    momentum: Array,
-    grad: Array,
-    spread: Array,
-    size: float,
-    precision: float,
-    rate: float,
-    shape: float,
-) -> None:
+    theta: Entry,
+    momentum: Moving,
+    grad: Entry,
+    spread: Entry,
+    size: Real,
+    precision: Real,
+    rate: Real,
+    shape: Real,
+) -> Any:
     """Change the momentum by the gradient of the log posterior.
 
     u <- u + size s (precision grad - rate + (shape - 1) / theta)
 
     Parameters
     ----------
-    theta, momentum, grad, spread : (n, K), C-contiguous, one float dtype; ``grad`` of the
-        log-likelihood at dispersion 1, ``spread`` s = 1 / sqrt(mass)
-    size : time, in units in which ``spread`` is a length
-    precision : 1 / dispersion
-    rate, shape : of the gamma prior
+    theta, momentum
+        An entry and its momentum.
+    grad
+        The gradient of the log-likelihood at dispersion 1.
+    spread
+        s = 1 / sqrt(mass).
+    size
+        Time, in units in which ``spread`` is a length.
+    precision
+        1 / dispersion.
+    rate, shape
+        Of the gamma prior.
 
     Source: Neal 2011, "MCMC using Hamiltonian dynamics", equation 2.28.
     """
-    real = theta.dtype.type
-    x, u = theta.reshape(theta.size), momentum.reshape(theta.size)
-    g, s = grad.reshape(theta.size), spread.reshape(theta.size)
-    numbers = real(size), real(precision), real(rate), real(shape)
-    for i in range(x.size):
-        u[i] = leapfrog_kicked(x[i], u[i], g[i], s[i], *numbers)
+    real = type(theta)
+    excess, tiny = shape - real(1), real(NEAR_ZERO)
+    pull = precision * grad - rate
+    if excess != 0:
+        pull += excess / (theta if theta > tiny else tiny)
+    return momentum + size * spread * pull
 
 
-@inline
-def leapfrog_moved(x: Scalar, u: Scalar, s: Scalar, size: Scalar) -> Scalar:
-    """Entry and momentum after a drift; both turn where the entry passes zero."""
-    moved = x + size * s * u
-    back = moved < 0
-    return (-moved if back else moved), (-u if back else u)
-
-
-@jit_exact
-def leapfrog_drift(theta: Array, momentum: Array, spread: Array, size: float) -> None:
+@entrywise
+def leapfrog_drift(theta: Moving, momentum: Moving, spread: Entry, size: Real) -> Any:
     """Move along the momentum; an entry that passes zero comes back, and its momentum turns.
 
     x = theta + size s u;  theta <- |x|,  u <- -u where x < 0
@@ -525,11 +364,9 @@ def leapfrog_drift(theta: Array, momentum: Array, spread: Array, size: float) ->
     That is a drift in the mirrored density p(|x|), folded back: reversible, and volumes
     stay. Parameters as for :func:`leapfrog_kick`.
     """
-    real = theta.dtype.type
-    x, u = theta.reshape(theta.size), momentum.reshape(theta.size)
-    s = spread.reshape(theta.size)
-    for i in range(x.size):
-        x[i], u[i] = leapfrog_moved(x[i], u[i], s[i], real(size))
+    moved = theta + size * spread * momentum
+    back = moved < 0
+    return (-moved if back else moved), (-momentum if back else momentum)
 
 
 @jit_exact

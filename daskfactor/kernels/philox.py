@@ -187,30 +187,3 @@ def normal_chunk(start: int, components: int, address: Address, z: Array) -> int
     if components % 4 == 0:
         return NUMBERS
     return _drop_padding(quad, quads, components, z)
-
-
-@jit_exact
-def fill_normals(
-    out: Array, key: NDArray[np.uint32], iteration: int, factor: int, row0: int
-) -> None:
-    """Standard normal numbers of one factor band at one iteration.
-
-    out[i, k] = z(key; counter = (k // 4, row0 + i, iteration, factor))[k % 4]
-
-    Parameters
-    ----------
-    out : (n, K), C-contiguous, float32 or float64, overwritten
-    key : (2,) uint32, one per seed and chain
-    iteration, factor, row0 : 0 <= value < 2**32; row0 is the global index of the first row
-    """
-    flat = out.reshape(out.size)
-    z, address = stack_array(NUMBERS, out.dtype), Address(key, iteration, factor, row0)
-    begin = start = 0
-    while begin < flat.size:
-        count = normal_chunk(start, out.shape[1], address, z)
-        count = min(count, flat.size - begin)
-        # A loop: an assignment to a slice compiles a message about shapes, which takes seconds.
-        for i in range(count):
-            flat[begin + i] = z[i]
-        begin += count
-        start += CHUNK

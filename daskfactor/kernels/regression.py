@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskfactor.kernels.jit import inline, jit_exact
-from daskfactor.kernels.philox import Address, fill_normals
+from daskfactor.kernels.langevin import fill_normals
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockView,

@@ -5,7 +5,7 @@ An entry under a gamma prior of shape a is taken for the squared length of a vec
 
     theta = |u|^2 / (4c)
 
-with c its metric, as in :func:`daskfactor.kernels.langevin.langevin_step`. Where all u are equally
+with c its metric, as in :func:`daskfactor.kernels.steps.langevin_step`. Where all u are equally
 likely theta has the density theta^(a - 1), so that the prior leaves exp(-rate theta) of the
 density of u: zero is a place like any other, with no wall and no pole. The diffusion of u at
 unit mass is that of theta in the metric c / theta, Cox, Ingersoll and Ross's. Everything depends
@@ -25,12 +25,11 @@ molecular sampling").
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import inline, jit_exact, stack_array
-from daskfactor.kernels.variates import STREAM, gamma, poisson, start_entry
+from daskfactor.kernels.entrywise import Double, Entry, Moving, Place, Real, Stream, entrywise
+from daskfactor.kernels.jit import inline
+from daskfactor.kernels.variates import gamma, poisson, start_entry
 
-Array = NDArray[Any]
 Scalar = Any
 
 STEEPEST = 1.0
@@ -54,108 +53,66 @@ def _flight(root: Scalar, c: Scalar, p: Scalar, s: Scalar, size: Scalar) -> Scal
     return moved, (along * p + across * s) / far, root * s / far
 
 
-@inline
-def flight_entry(x: Scalar, p: Scalar, s: Scalar, c: Scalar, part: Scalar) -> Scalar:
-    """Entry and both momenta after a drift; an infinite c leaves the entry where it is."""
-    moved, p, s = _flight(np.sqrt(x / c), c, p, s, part)
-    return (moved if c < type(x)(np.inf) else x), p, s
+@entrywise
+def flight(theta: Moving, along: Moving, across: Moving, metric: Entry, size: Real) -> Any:
+    """Drift over a time ``size``; an infinite metric leaves the entry where it is."""
+    root = np.sqrt(theta / metric)
+    moved, along, across = _flight(root, metric, along, across, size)
+    return (moved if metric < type(theta)(np.inf) else theta), along, across
 
 
-@inline
-def kick_entry(
-    x: Scalar,
-    p: Scalar,
-    s: Scalar,
-    grad: Scalar,
-    c: Scalar,
-    rate: Scalar,
-    size: Scalar,
-    part: Scalar,
-) -> Scalar:
-    """Entry and both momenta after a kick and a part of a drift."""
-    real = type(x)
-    root = np.sqrt(x / c)
-    push = size * (root * (grad - rate))
-    most = real(STEEPEST) + real(2) * c * root
-    push = most if push > most else push
-    push = -most if push < -most else push
-    moved, p, s = _flight(root, c, p + push, s, part)
-    return (moved if c < real(np.inf) else x), p, s
-
-
-@jit_exact
+@entrywise
 def kick_flight(
-    theta: Array,
-    along: Array,
-    across: Array,
-    grad: Array,
-    metric: Array,
-    rate: float,
-    size: float,
-    share: float,
-) -> None:
-    """A kick by the gradient and ``share`` of a drift, in place on all but the last arrays.
+    theta: Moving,
+    along: Moving,
+    across: Moving,
+    grad: Entry,
+    metric: Entry,
+    rate: Real,
+    size: Real,
+    share: Real,
+) -> Any:
+    """Kick by the gradient and take ``share`` of a drift.
 
     Parameters
     ----------
-    theta, along, across, grad, metric : (n, K), C-contiguous, one float dtype: entries, p and s,
-        the gradient of the log-likelihood, and c, infinite where theta keeps its bits
-    rate : of the gamma prior
-    size : time h, without a unit
-    share : 1 for a whole drift, 0.5 where a refresh follows
+    theta, along, across
+        An entry, p and s.
+    grad
+        The gradient of the log-likelihood.
+    metric
+        c, infinite where theta keeps its bits.
+    rate
+        Of the gamma prior.
+    size
+        Time h, without a unit.
+    share
+        1 for a whole drift, 0.5 where a refresh follows.
     """
-    real = theta.dtype.type
-    x, p, s = theta.reshape(theta.size), along.reshape(theta.size), across.reshape(theta.size)
-    g, held = grad.reshape(theta.size), metric.reshape(theta.size)
-    h, part, pull = real(size), real(size * share), real(rate)
-    for i in range(x.size):
-        x[i], p[i], s[i] = kick_entry(x[i], p[i], s[i], g[i], held[i], pull, h, part)
+    real = type(theta)
+    root = np.sqrt(theta / metric)
+    push = size * (root * (grad - rate))
+    most = real(STEEPEST) + real(2) * metric * root
+    push = most if push > most else push
+    push = -most if push < -most else push
+    moved, along, across = _flight(root, metric, along + push, across, size * share)
+    return (moved if metric < real(np.inf) else theta), along, across
 
 
-@jit_exact
-def flight(theta: Array, along: Array, across: Array, metric: Array, size: float) -> None:
-    """A drift over a time ``size``; arrays as for :func:`kick_flight`."""
-    real = theta.dtype.type
-    x, p, s = theta.reshape(theta.size), along.reshape(theta.size), across.reshape(theta.size)
-    held, part = metric.reshape(theta.size), real(size)
-    for i in range(x.size):
-        x[i], p[i], s[i] = flight_entry(x[i], p[i], s[i], held[i], part)
-
-
-@inline
-def length_entry(length: Scalar, keep: float, shape: float, stream: Array) -> Scalar:
-    """A refreshed length; the stream is that of its entry."""
-    kept, fresh = keep * np.float64(length), 1.0 - keep * keep
-    if not kept * kept < FARTHEST:
-        return length  # a divergence, to be seen as one
-    form = shape - 0.5 + np.float64(poisson(kept * kept / (2.0 * fresh), stream))
-    square = gamma(form, 1.0, stream) if form > 0.0 else 0.0
-    return type(length)(np.sqrt(2.0 * fresh * square))
-
-
-@jit_exact
+@entrywise
 def refresh_length(
-    across: Array,
-    keep: float,
-    shape: float,
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
-) -> None:
-    """Refresh s, the length of 2 shape - 1 dimensions, in place; shape at least 1/2.
+    across: Moving, keep: Double, shape: Double, stream: Stream, place: Place
+) -> Any:
+    """Refresh s, the length of 2 shape - 1 dimensions; shape at least 1/2.
 
     n ~ Poisson(k^2 s^2 / (2 (1 - k^2))),  s^2 <- 2 (1 - k^2) Gamma(shape - 1/2 + n)
 
-    Parameters
-    ----------
-    across : (n, K)
-    keep : k, the share of the momentum that stays, from 0 to below 1
-    key, iteration, factor, row0 : address, see
-        :func:`daskfactor.kernels.variates.start_entry`
+    ``keep`` is k, the share of the momentum that stays, from 0 to below 1.
     """
-    stream = stack_array(STREAM, np.uint64)
-    for i in range(across.shape[0]):
-        for k in range(across.shape[1]):
-            start_entry(stream, key, iteration, factor, row0 + i, k)
-            across[i, k] = length_entry(across[i, k], keep, shape, stream)
+    kept, fresh = keep * np.float64(across), 1.0 - keep * keep
+    if not kept * kept < FARTHEST:
+        return across  # a divergence, to be seen as one
+    start_entry(stream, place[0], place[1], place[2], place[3], place[4])
+    form = shape - 0.5 + np.float64(poisson(kept * kept / (2.0 * fresh), stream))
+    square = gamma(form, 1.0, stream) if form > 0.0 else 0.0
+    return type(across)(np.sqrt(2.0 * fresh * square))

@@ -15,13 +15,13 @@ import daskfactor as dfac
 from daskfactor import random
 from daskfactor.inference import chain, program, tweedie_chain
 from daskfactor.inference.block_hmc import CHANCE
-from daskfactor.kernels import langevin, philox, squares, variates
+from daskfactor.kernels import entrywise, langevin, philox, squares, variates
 
 KERNELS = str(Path(philox.__file__).parent)
 PACKAGE = str(Path(dfac.__file__).parent)
 # A chunk of one quad: no counter is used up that no number comes from.
-philox.CHUNK = langevin.CHUNK = 1
-philox.NUMBERS = langevin.NUMBERS = 4
+philox.CHUNK = entrywise.CHUNK = 1
+philox.NUMBERS = entrywise.NUMBERS = 4
 
 WARM = {"warm_start": 1}
 COUNTS = dfac.TweedieNMF(3, dispersion=1.0)

@@ -55,7 +55,7 @@ def _noise(theta, key, iteration, factor, row0, coarse):
 
 
 def langevin_step(theta, grad, metric, step, prior, address, coarse):
-    """Twin of :func:`daskfactor.kernels.langevin.langevin_step`."""
+    """Twin of :func:`daskfactor.kernels.steps.langevin_step`."""
     z, (rate, shape) = _noise(theta, *address, coarse), prior
     if metric is None:
         deviation = np.sqrt(2 * step)

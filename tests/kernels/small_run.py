@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 
-from daskfactor.kernels.langevin import accumulate_moments, langevin_step
-from daskfactor.kernels.philox import Address, fill_normals
+from daskfactor.kernels.langevin import accumulate_moments, fill_normals
+from daskfactor.kernels.philox import Address
+from daskfactor.kernels.steps import langevin_step
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.problems import everything

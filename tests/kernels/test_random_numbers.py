@@ -8,7 +8,8 @@ from scipy import stats
 
 from daskfactor.kernels import variates
 from daskfactor.kernels.jit import jit_exact, stack_array
-from daskfactor.kernels.philox import CHUNK, fill_normals, philox4x32
+from daskfactor.kernels.langevin import fill_normals
+from daskfactor.kernels.philox import CHUNK, philox4x32
 from daskfactor.kernels.variates import (
     STREAM,
     binomial,

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from daskfactor.kernels.philox import Address, fill_normals
+from daskfactor.kernels.langevin import fill_normals
+from daskfactor.kernels.philox import Address
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
 from daskfactor.kernels.views import BlockView
 from tests.kernels import reference

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from daskfactor.kernels import langevin
-from daskfactor.kernels.langevin import drift, kick_drift, langevin_step, refresh
+from daskfactor.kernels.langevin import drift, kick_drift, refresh
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.squares import STEEPEST, flight, kick_flight, refresh_length
+from daskfactor.kernels.steps import langevin_step
 from tests.kernels import reference
 from tests.pairwise import pairwise
 

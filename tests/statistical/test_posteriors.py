@@ -15,7 +15,7 @@ from daskfactor.inference.block_hmc import ENERGY, MASS, BlockHMC, Path
 from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, gathered
 from daskfactor.inference.langevin import PSGLD, PSGRRLD, SGLD, LangevinDynamics
 from daskfactor.inference.sghmc import SquaresSGHMC
-from daskfactor.kernels.philox import fill_normals
+from daskfactor.kernels.langevin import fill_normals
 from daskfactor.models import negative_binomial
 from tests.statistical.exact import NEGATIVE_BINOMIAL, Case, reference_posterior
 from tests.statistical.replicas import BY_NAME, Biased, Distance, distance, run_copies

@@ -13,6 +13,7 @@ import numpy as np
 from daskfactor.kernels import langevin, philox, squares, subsample, variates
 from daskfactor.kernels.cuda.translate import Translation
 from daskfactor.kernels.entries import entry_rules
+from daskfactor.kernels.entrywise import ROOT_HALF, Move, Moving, Normal, Place, moves_of
 from daskfactor.models.likelihood import Likelihood
 
 REALS = {"float32": "float", "float64": "double"}
@@ -53,33 +54,55 @@ def _defined(**macros: object) -> tuple[str, ...]:
     return tuple(f"-D{name}={value}" for name, value in macros.items())
 
 
+OVER_ENTRIES = """{{
+  for (Size p = THREAD; p < rows * K; p += THREADS) {{
+    const Size row = p / K, k = p % K;
+    {body}
+  }}
+}}
+"""
+OVER_QUADS = """{{
+  NOISE;
+  const Size quads = (K + 3) / 4;
+  for (Size q = THREAD; q < rows * quads; q += THREADS) {{
+    const Size row = q / quads, quad = q % quads;
+    REAL z[4];
+    noise_of(z, quad, row, noise, coarse);
+    for (Size k = 4 * quad; k < 4 * quad + 4 && k < K; ++k) {{
+      const Size p = row * K + k;
+      {body}
+    }}
+  }}
+}}
+"""
+
+
+def _kernel(move: Move, entry: str) -> str:
+    """Return the kernel of a move, whose function of numbers is ``entry`` in C++."""
+    moving, normal, place = move.named(Moving), move.named(Normal), move.named(Place)
+    parameters = ["Size rows", "Size K", *move.texts("cuda_parameters")]
+    body = f"auto moved = {entry}({', '.join(move.texts('cuda_value'))});"
+    for n, name in enumerate(moving):
+        body += f" {name}[p] = {f'at<{n}>(moved)' if len(moving) > 1 else 'moved'};"
+    if normal or place:
+        parameters += ["NOISE_ARGUMENTS", *("int coarse" for _ in normal)]
+    if place:
+        body = f"{'' if normal else 'NOISE; '}Word stream[{variates.STREAM}]; {body}"
+    loop = (OVER_QUADS if normal else OVER_ENTRIES).format(body=body)
+    return f'extern "C" __global__ void {move.name}({", ".join(parameters)}) {loop}'
+
+
 @lru_cache(maxsize=2)
 def steps(dtype: str) -> Source:
-    """Kernels of bands: ``steps.cu``, without fused multiply-adds."""
+    """Kernels of bands: all moves and ``steps.cu``, without fused multiply-adds."""
     scalars = Translation()
-    for function, name in (
-        (philox.rounds, "philox_rounds"),
-        (philox.radius, "radius"),
-        (philox.direction, "direction"),
-        (variates.start_entry, "start_entry"),
-        (langevin.plain_entry, "plain_entry"),
-        (langevin.metric_entry, "metric_entry"),
-        (langevin.moment_entry, "moment_entry"),
-        (langevin.spiked_entry, "spiked_entry"),
-        (langevin.welford, "welford"),
-        (langevin.mobility, "mobility"),
-        (langevin.kicked, "kicked"),
-        (langevin.leapfrog_kicked, "leapfrog_kicked"),
-        (langevin.leapfrog_moved, "leapfrog_moved"),
-        (squares.kick_entry, "kick_entry"),
-        (squares.flight_entry, "flight_entry"),
-        (squares.length_entry, "length_entry"),
-    ):
-        scalars.add(function, name)
-    text = "\n".join((_file("prelude.h"), scalars.text, _file("steps.cu")))
-    half = langevin.ROOT_HALF
-    macros = _defined(REAL=REALS[dtype], STREAM=variates.STREAM, ROOT_HALF=half.hex())
-    return Source(text, (*macros, "-fmad=false"))
+    for function in (philox.rounds, philox.radius, philox.direction):
+        scalars.add(function, function.__name__)
+    moves = [*moves_of(langevin), *moves_of(squares)]
+    kernels = [_kernel(move, scalars.add(move.entry)) for move in moves]
+    texts = _file("prelude.h"), scalars.text, _file("steps.cu"), *kernels
+    macros = _defined(REAL=REALS[dtype], ROOT_HALF=ROOT_HALF.hex())
+    return Source("\n".join(texts), (*macros, "-fmad=false"))
 
 
 @lru_cache(maxsize=2)

@@ -30,7 +30,8 @@ DENSE = {"dense_terms", "dense_fit", "dense_row_fits", "dense_col_fits"}
 SPARSE = {"sparse_rows", "sparse_cols", "sparse_fit", "sparse_row_fits", "sparse_col_fits"}
 STEPS = {
     *("fill_normals", "plain_step", "metric_step", "moment_step", "spiked_step"),
-    *("accumulate_moments", "kick_drift", "refresh", "kick_flight", "refresh_length", "take_share"),
+    *("accumulate_moments", "kick_drift", "drift", "refresh", "take_share"),
+    *("kick_flight", "flight", "refresh_length"),
     *("leapfrog_kick", "leapfrog_drift", "level_places", "take_rows"),
 }
 BANDS = {

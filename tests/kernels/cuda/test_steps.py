@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from daskfactor.kernels import langevin, philox, squares, steps
-from daskfactor.kernels.cuda import steps as cuda
+from daskfactor.kernels import langevin, steps
 from daskfactor.kernels.philox import Address
 from tests.pairwise import pairwise
 
@@ -36,10 +35,9 @@ class Band:
 
 def assert_same(device, name, changed, *rest):
     """A step changes copies of arrays alike here and there, and changes them."""
-    step = getattr(steps, name) if hasattr(steps, name) else getattr(cuda, name)
-    twin = getattr(squares, name, None) or getattr(langevin, name, None) or getattr(philox, name)
+    step = getattr(steps, name)
     here, there = [own.copy() for own in changed], [device.put(own) for own in changed]
-    twin(*here, *rest)
+    step(*here, *rest)
     step(*there, *(device.put(own) if is_entries(own, changed) else own for own in rest))
     for own, found in zip(here, map(device.take, there), strict=True):
         assert found.dtype == own.dtype
@@ -91,7 +89,7 @@ def test_shares_of_rows_are_those_of_their_row(stand_in, dtype, shape):
     for i, share in enumerate(shares):
         own, address = band.theta[i : i + 1].copy(), ADDRESS._replace(row0=ADDRESS.row0 + i)
         told = band.grad[i : i + 1], band.metric[i : i + 1], 0.2, (0.5, shape), address, False
-        langevin.langevin_step(own, *told, (share, 2.8))
+        steps.langevin_step(own, *told, (share, 2.8))
         np.testing.assert_array_equal(stand_in.take(there)[i : i + 1], own)
 
 

@@ -339,7 +339,7 @@ def test_functions_are_written_once_and_before_those_that_call_them():
 
 @pytest.mark.parametrize(
     "function",
-    [langevin.spiked_entry, squares.length_entry],
+    [langevin.spiked_step.move.entry, squares.refresh_length.move.entry],
     ids=lambda own: own.py_func.__name__,
 )
 def test_no_translation_depends_on_what_was_translated_before(function):
