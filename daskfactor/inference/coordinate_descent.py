@@ -1,6 +1,5 @@
 """Coordinate descent on squares: a point estimate of a matrix in which no cell is missing."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +8,16 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import FactorBand
 from daskfactor.inference.multiplicative import (
     AlternatingUpdates,
+    Descent,
+    OnCycle,
     mean_floor,
     pull_of,
 )
 from daskfactor.inference.passes import BOTH, Share, SharePass, run_pass
 from daskfactor.kernels.coordinates import descend_rows
-from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.settings import Mask
 
 Array = NDArray[Any]
@@ -88,8 +87,14 @@ class CoordinateDescent(AlternatingUpdates):
                 "MultiplicativeUpdates(), or leave method out"
             )
 
-    def update(self, *given: Any) -> None:
-        _update(*given)
+    def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
+        """Descend by columns."""
+        likelihood, hyper = descent.model.at(descent.hyper)
+        penalties = tuple(pull_of(hyper, factor)[0] for factor in BOTH)
+        move = MoveByGram(penalties, descent.model.frozen)
+        floor = mean_floor(descent.data, likelihood)
+        program = SharePass(likelihood, floor, BOTH, finish=move, gram=True)
+        run_pass(descent.executor, program, descent.state, descent.data, iterations, on_cycle)
 
 
 def suits(model: Any, data: BlockedData) -> bool:
@@ -106,22 +111,6 @@ def _is_squares(model: Any) -> bool:
 
 def _is_whole(data: BlockedData) -> bool:
     return data.weights is None and data.n_missing == 0
-
-
-def _update(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    hyper: Hyperparameters,
-    iterations: int,
-    on_cycle: Callable[[int], None] | None = None,
-) -> None:
-    likelihood, hyper = model.at(hyper)
-    move = MoveByGram(tuple(pull_of(hyper, factor)[0] for factor in BOTH), model.frozen)
-    floor = mean_floor(data, likelihood)
-    program = SharePass(likelihood, floor, BOTH, finish=move, gram=True)
-    run_pass(executor, program, state, data, iterations, on_cycle)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +21,7 @@ from daskfactor.inference.dispersion import DispersionRule, typical_value
 from daskfactor.inference.joint_dispersion import dispersion_rule
 from daskfactor.inference.passes import Share, SharePass, evaluate, every, run_pass
 from daskfactor.inference.program import Fit
-from daskfactor.kernels import steps
+from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals, count_floored, log_sum
@@ -30,61 +30,10 @@ from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
 OnStep = Callable[[int, int], None]
+OnCycle = Callable[[int], None]
 
 SMALLEST = 1e-6
 """Smallest entry, as a share of the start's: with a < 1 the objective has no minimum."""
-NEWTON_STEPS = 12
-
-
-def gamma_update(
-    theta: Array,
-    numerator: Array,
-    denominator: Array,
-    pull: float,
-    likelihood: Likelihood,
-    smallest: float,
-) -> Array:
-    """The new θ, in double precision.
-
-    Parameters
-    ----------
-    theta, numerator, denominator
-        Of one band, (rows, K); the denominator with φ λ in it, positive.
-    pull
-        p = φ (a - 1), not zero.
-    likelihood
-        Its majoriser's powers (m, n) say what is solved: D r^m = num r^n + p / θ.
-    smallest
-        Least value of an entry, old or new.
-    """
-    old = np.maximum(theta.astype(np.float64), smallest)
-    num = np.maximum(numerator.astype(np.float64), 0.0)
-    den = denominator.astype(np.float64)
-    share = np.abs(pull) / old
-    if pull < 0:
-        ratio = (num / (den + share)) ** likelihood.exponent
-    elif likelihood.majorizer == (1.0, 0.0):
-        ratio = (num + share) / den
-    else:
-        ratio = _root(num, den, share, likelihood)
-    return np.asarray(np.maximum(old * ratio, smallest))
-
-
-def _root(num: Array, den: Array, share: Array, likelihood: Likelihood) -> Array:
-    """The one positive r with den r^m = num r^n + share, by Newton steps that never overshoot.
-
-    den r^m - num r^n - share is concave for n < 0 and m = 1 and convex for m > 1 and n = 1,
-    where it increases, and the steps begin below the root in the first case and above it in
-    the second.
-    """
-    m, n = likelihood.majorizer
-    alone, prior = (num / den) ** likelihood.exponent, share / den
-    r = np.maximum(alone, prior) if n < 0 else alone + prior ** (1.0 / m)
-    for _ in range(NEWTON_STEPS):
-        value = den * r**m - num * r**n - share
-        r = r - value / (m * den * r ** (m - 1.0) - n * num * r ** (n - 1.0))
-    return np.asarray(r)
-
 
 FIT_EVERY = 20
 """Iterations between looks at the fit (for the dispersion and for convergence)."""
@@ -92,13 +41,87 @@ FIRST_LOOK, LAST_LOOK = 5, 60
 """Iterations at which the dispersion is estimated first and last."""
 
 
-class PointFit(NamedTuple):
-    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
+NO_FIT = Fit(-math.inf, math.inf)
 
+
+@dataclass
+class Descent:
+    """A point estimate on its way.
+
+    Attributes
+    ----------
+    data, model, executor
+        The problem, and what runs the passes over the data.
+    state
+        Factors, which change in place.
+    rule
+        Estimates the dispersion, which the hyperparameters hold.
+    objective
+        Values of `loss`, each with its iteration.
+    """
+
+    data: BlockedData
+    model: Any
+    executor: Executor
     state: ChainState
+    rule: DispersionRule
     hyper: Any
-    fit: Fit
-    objective: list[tuple[int, float]]
+    fit: Fit = NO_FIT
+    objective: list[tuple[int, float]] = field(default_factory=list)
+
+    @classmethod
+    def start(
+        cls,
+        data: BlockedData,
+        model: Any,
+        executor: Executor,
+        state: ChainState,
+        rule: DispersionRule | None = None,
+    ) -> "Descent":
+        """Begin at a state, with the rule of the model unless there is another one."""
+        rule = rule or dispersion_rule(model, data)
+        hyper = model.resolve(data.level, rule.fixed or 1.0)._replace(dispersion=rule.first)
+        return cls(data, model, executor, state, rule, hyper)
+
+    @property
+    def floor(self) -> float:
+        """Smallest mean that gradients are taken at."""
+        return mean_floor(self.data, self.model.likelihood)
+
+    @property
+    def loss(self) -> float:
+        """Objective at the present dispersion."""
+        return objective(self.model, self.state, self.hyper, self.fit)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Likelihood of a cell at the present dispersion."""
+        law: Likelihood = self.model.likelihood.at(self.hyper.dispersion)[0]
+        return law
+
+    def evaluate(self) -> None:
+        """Evaluate the fit at the present dispersion."""
+        self.fit = evaluate(self.executor, self.data, self.state, self.likelihood, self.floor)
+
+    def settle(self, dispersion: Any, last: bool = True) -> Any:
+        """Return the dispersion that the rule settles on."""
+        return self.rule.settle(self.executor, self.state, self.floor, dispersion, last=last)
+
+    def set_dispersion(self, dispersion: Any) -> None:
+        """Take a dispersion, and the rates that follow from it and the factors."""
+        self.hyper = self.hyper._replace(dispersion=dispersion)
+        self.follow_rates()
+
+    def follow_rates(self) -> None:
+        """Set rates that both factors share to their means given these, so that components fade.
+
+        Source: Tan and Févotte 2013, algorithm 1.
+        """
+        if self.model.shares_rates:
+            data, totals = self.data, totals_of(self.model, self.state)
+            level = self.hyper.dispersion, data.level, data.total_mass
+            rates = self.model.mean_relevance(totals, *level)
+            self.hyper = self.hyper._replace(rate_w=rates, rate_h=rates)
 
 
 class Optimizer(Algorithm, ABC):
@@ -107,7 +130,7 @@ class Optimizer(Algorithm, ABC):
     Attributes
     ----------
     multiplicative
-        Whether its own iterations are multiplicative updates.
+        Tells whether its iterations are multiplicative updates.
     """
 
     multiplicative: ClassVar[bool] = False
@@ -120,39 +143,11 @@ class Optimizer(Algorithm, ABC):
             raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
 
     def check_model(self, model: Any) -> None:
-        """Raise OptionError if this model is not one that it is right for."""
+        """Raise OptionError if it does not fit this model."""
         del model
 
-    @abstractmethod
-    def fit(
-        self,
-        data: BlockedData,
-        model: Any,
-        executor: Executor,
-        seed: int,
-        on_step: OnStep,
-        state: ChainState | None = None,
-    ) -> PointFit:
-        """Iterate; ``on_step`` is told how many iterations are done, of how many.
-
-        It begins with ``state``, which may change in place, or with random factors.
-
-        Raises
-        ------
-        OptionError
-            If these data are not ones that it is right for.
-        """
-
-
-class AlternatingUpdates(Optimizer):
-    """Move W given H and H given W, in turn, by sums over the blocks."""
-
-    @abstractmethod
-    def update(self, *given: Any) -> None:
-        """Run some iterations; arguments as for `update`."""
-
     def check_data(self, data: BlockedData) -> None:
-        """Raise OptionError if these data are not ones that it is right for."""
+        """Raise OptionError if it does not fit these data."""
         del data
 
     def fit(
@@ -163,18 +158,48 @@ class AlternatingUpdates(Optimizer):
         seed: int,
         on_step: OnStep,
         state: ChainState | None = None,
-    ) -> PointFit:
+    ) -> Descent:
+        """Return a point estimate, from a state, which may change in place, or random factors.
+
+        ``on_step`` receives the number of iterations done, and their largest number.
+
+        Raises
+        ------
+        OptionError
+            If it does not fit these data.
+        """
         self.check_data(data)
+        descent = self.begin(data, model, executor, seed, state)
+        descent.rule.alone = True
+        self.descend(descent, seed, on_step)
+        return descent
+
+    def begin(
+        self, data: BlockedData, model: Any, executor: Executor, seed: int, state: ChainState | None
+    ) -> Descent:
+        """Begin at a state, or at random factors."""
         state = state or start_state(data, model, seed, 0, executor=executor)
-        rule = dispersion_rule(model, data)
-        rule.alone = True
-        given = data, model, state, executor, rule, self.max_iter, self.tol, on_step
-        point = run_updates(*given, self.update)
-        if self.max_iter >= LAST_LOOK:
-            return point
-        floor = mean_floor(data, model.likelihood)
-        phi = rule.settle(executor, point.state, floor, point.hyper.dispersion)
-        return point._replace(hyper=point.hyper._replace(dispersion=phi))
+        return Descent.start(data, model, executor, state)
+
+    @abstractmethod
+    def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
+        """Iterate until the objective hardly falls any more, or ``max_iter`` is reached."""
+
+
+class AlternatingUpdates(Optimizer):
+    """Move W given H and H given W, in turn, by sums over the blocks."""
+
+    @abstractmethod
+    def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
+        """Run some iterations."""
+
+    def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
+        """Iterate by `run_updates`."""
+        del seed
+        run_updates(descent, self.max_iter, self.tol, on_step, self.update)
+        if self.max_iter < LAST_LOOK:
+            phi = descent.settle(descent.hyper.dispersion)
+            descent.hyper = descent.hyper._replace(dispersion=phi)
 
 
 @dataclass(frozen=True)
@@ -237,8 +262,9 @@ class MultiplicativeUpdates(AlternatingUpdates):
                     DataWarning,
                 )
 
-    def update(self, *given: Any) -> None:
-        update(*given)
+    def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
+        """Run multiplicative updates."""
+        update(descent, iterations, on_cycle)
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
@@ -281,82 +307,69 @@ def draw_rows(band: FactorBand, length: int, size: float, address: Sequence[Any]
 
 
 def run_updates(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    rule: DispersionRule,
+    descent: Descent,
     iterations: int,
     tol: float = 0.0,
     on_step: OnStep | None = None,
-    move: Callable[..., None] | None = None,
-) -> PointFit:
-    """Update W and H in turn from a state, which changes in place, by `update` or ``move``.
+    move: Callable[[Descent, int, OnCycle | None], None] | None = None,
+) -> Descent:
+    """Update W and H in turn, in place, by `update` or ``move``.
 
-    Until the first look at φ, after five iterations, the prior counts nothing, because
-    how much it counts against the likelihood depends on φ. After 60 iterations φ
-    stays as it is, and only then can the objective be compared with itself. Priors of shapes
-    below 1 count nothing until then: they drive entries to zero, where nothing is to be learnt
-    of φ, and the more so the larger φ is taken to be.
+    Until the first estimate of φ, after five iterations, the prior counts nothing, because
+    how much it counts against the likelihood depends on φ. After 60 iterations φ stays as it
+    is, and only then can the objective be compared with itself. Priors of shapes below 1 count
+    nothing until then: they drive entries to zero, where nothing is to be learnt of φ, and the
+    more so the larger φ is taken to be.
     """
-    floor, history, done = mean_floor(data, model.likelihood), list[tuple[int, float]](), 0
-    hyper = model.resolve(data.level, rule.fixed or 1.0)._replace(dispersion=rule.first)
-    fit, spiked = Fit(-math.inf, math.inf), min(model.starting_shapes) < 1
+    model, rule, done = descent.model, descent.rule, 0
+    history, spiked = descent.objective, min(model.starting_shapes) < 1
     for stop in sorted({*range(FIT_EVERY, iterations, FIT_EVERY), FIRST_LOOK, iterations}):
         if stop > iterations:
             continue
         follow = model.shares_rates and (done >= LAST_LOOK or rule.settled)
         while done < stop:
-            hyper = relevance(data, model, state, hyper) if follow else hyper
+            if follow:
+                descent.follow_rates()
             count = 1 if follow else stop - done
-            told = counted(on_step, done, iterations)
-            (move or update)(data, model, state, executor, hyper, count, told)
+            (move or update)(descent, count, report_from(on_step, done, iterations))
             done += count
-        rule.fade(model, state)
-        law, _ = model.at(hyper)
+        rule.fade(model, descent.state)
+        phi = descent.hyper.dispersion
         if done <= LAST_LOOK:
-            fit, phi = rule.look(executor, state, floor)
+            descent.fit, phi = rule.look(descent.executor, descent.state, descent.floor)
         else:
-            fit, phi = evaluate(executor, data, state, law, floor), hyper.dispersion
+            descent.evaluate()
         if done >= LAST_LOOK:
-            settled = rule.settle(executor, state, floor, phi, last=False)
+            settled = descent.settle(phi, last=False)
             phi = settled if done == LAST_LOOK or rule.fixed is not None else phi
         elif spiked and done < iterations:
             phi = rule.first
-        hyper = hyper._replace(dispersion=phi)
-        history.append((done, objective(model, state, hyper, fit)))
+        descent.hyper = descent.hyper._replace(dispersion=phi)
+        history.append((done, descent.loss))
         if done > LAST_LOOK + FIT_EVERY and tol:
             before, value = history[-2][1], history[-1][1]
             if before - value <= tol * abs(before):
                 break
-    return PointFit(state, hyper, fit, history)
+    return descent
 
 
-def counted(on_step: OnStep | None, before: int, whole: int) -> Callable[[int], None]:
-    """Listen to the cycles of a plan, and tell how many iterations are done in all."""
-    return lambda cycle: None if on_step is None else on_step(before + cycle + 1, whole)
+def report_from(on_step: OnStep | None, before: int, total: int) -> OnCycle:
+    """Turn the numbers of a plan's cycles into numbers of iterations for ``on_step``."""
+    return lambda cycle: None if on_step is None else on_step(before + cycle + 1, total)
 
 
-def update(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    hyper: Hyperparameters,
-    iterations: int = 1,
-    on_cycle: Callable[[int], None] | None = None,
-) -> None:
+def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = None) -> None:
     """Update W and H in turn by multiplication; φ says how much their priors count."""
-    likelihood, hyper = model.at(hyper)
-    factors = every(state)
+    (likelihood, hyper), data = descent.model.at(descent.hyper), descent.data
+    factors = every(descent.state)
     move = MoveByShare(
         tuple(pull_of(hyper, factor) for factor in factors),
         likelihood,
-        SMALLEST * nth_root(typical_value(data) / model.n_components, len(factors)),
-        model.frozen,
+        SMALLEST * nth_root(typical_value(data) / descent.model.n_components, len(factors)),
+        descent.model.frozen,
     )
     program = SharePass(likelihood, mean_floor(data, likelihood), factors, finish=move)
-    run_pass(executor, program, state, data, iterations, on_cycle)
+    run_pass(descent.executor, program, descent.state, data, iterations, on_cycle)
 
 
 def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
@@ -379,30 +392,7 @@ class MoveByShare:
         del cycle
         with held(band.values, self.frozen[factor]):
             rest = *self.priors[factor], self.likelihood, self.smallest
-            take_share(band.values, share, *rest)
-
-
-def take_share(
-    theta: Array,
-    share: Share,
-    penalty: Any,
-    pull: float,
-    likelihood: Likelihood,
-    smallest: float,
-) -> None:
-    """Move the entries of a band by a numerator and a denominator, in place.
-
-    ``penalty`` is φ λ and ``pull`` φ (a - 1) of their prior; others as for `gamma_update`.
-    """
-    if not pull:
-        num, den = share
-        steps.take_share(theta, num, den, penalty, likelihood.exponent)
-        return
-    own, num, den = steps.here(theta), *map(steps.here, share)
-    more = steps.here(penalty) if np.ndim(penalty) else penalty
-    positive = np.maximum(den + more, np.finfo(own.dtype).tiny)
-    moved = gamma_update(own, num, positive, pull, likelihood, smallest)
-    theta[:] = steps.beside(theta, moved.astype(own.dtype))
+            multiply_by_share(band.values, share, *rest)
 
 
 class Entries(NamedTuple):
@@ -459,20 +449,6 @@ def totals_of(
             total = np.concatenate([part.rows for part in parts])
         found.append(Totals(count, total, logs, sum(part.floored for part in parts)))
     return found
-
-
-def relevance(
-    data: BlockedData, model: GammaFactors, state: ChainState, hyper: Hyperparameters
-) -> Hyperparameters:
-    """Set rates that both factors share by their means given these, so that components fade.
-
-    Source: Tan and Févotte 2013, algorithm 1.
-    """
-    if not model.shares_rates:
-        return hyper
-    about = hyper.dispersion, data.level, data.total_mass
-    rates = model.mean_relevance(totals_of(model, state), *about)
-    return hyper._replace(rate_w=rates, rate_h=rates)
 
 
 def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fit: Fit) -> float:

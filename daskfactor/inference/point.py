@@ -17,7 +17,7 @@ from daskfactor.inference.chain import stacked
 from daskfactor.inference.coordinate_descent import CoordinateDescent, suits
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
-from daskfactor.inference.multiplicative import OnStep, Optimizer, PointFit
+from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
 from daskfactor.inference.session import Session, device_attrs, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
@@ -129,15 +129,15 @@ def _opening(
     if not short:
         return make(0, 0)
     states = (make(0, attempt) for attempt in range(init.starts))
-    whole = init.starts * SHORT
-    return best_of(states, data, model, executor, on_step=lambda done: on_step(done, whole))
+    descents = (Descent.start(data, model, executor, state) for state in states)
+    return best_of(descents, lambda done: on_step(done, init.starts * SHORT))
 
 
 def point_dataset(
     data: BlockedData,
     model: FactorModel,
     method: Optimizer,
-    point: PointFit,
+    point: Descent,
     attrs: dict[str, Any],
 ) -> xr.Dataset:
     """Put factors under the data's own names, with the objective and what they were made with."""

@@ -21,8 +21,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.bands import pieces_of
 from daskfactor.inference.dispersion import typical_value
-from daskfactor.inference.joint_dispersion import dispersion_rule
-from daskfactor.inference.multiplicative import run_updates, start_state
+from daskfactor.inference.multiplicative import Descent, run_updates, start_state
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.random import Stream, generator
@@ -373,8 +372,7 @@ def fill_missing(
     if not data.n_missing:
         return None
     start = start_state(data, law, seed, 0, executor=executor)
-    rule = dispersion_rule(law, data)
-    return run_updates(data, law, start, executor, rule, FILL_ITERATIONS, 1e-3).state
+    return run_updates(Descent.start(data, law, executor, start), FILL_ITERATIONS, 1e-3).state
 
 
 def prepare_starts(
