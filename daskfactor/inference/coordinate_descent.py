@@ -1,6 +1,8 @@
 """Coordinate descent on squares: a point estimate of a matrix in which no cell is missing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,8 +92,8 @@ class CoordinateDescent(AlternatingUpdates):
     def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
         """Descend by columns."""
         likelihood, hyper = descent.model.at(descent.hyper)
-        penalties = tuple(pull_of(hyper, factor)[0] for factor in BOTH)
-        move = MoveByGram(penalties, descent.model.frozen)
+        penalties = [pull_of(hyper, factor)[0] for factor in BOTH]
+        move = partial(move_by_gram, penalties=penalties, frozen=descent.model.frozen)
         floor = mean_floor(descent.data, likelihood)
         program = SharePass(likelihood, floor, BOTH, finish=move, gram=True)
         run_pass(descent.executor, program, descent.state, descent.data, iterations, on_cycle)
@@ -113,18 +115,17 @@ def _is_whole(data: BlockedData) -> bool:
     return data.weights is None and data.n_missing == 0
 
 
-@dataclass(frozen=True)
-class MoveByGram:
-    """Moves a band by its share; ``penalties`` have φ λ, by factor."""
-
-    penalties: tuple[Any, ...]
-    frozen: tuple[Mask, ...]
-
-    def __call__(self, band: FactorBand, share: Share, factor: int, cycle: int) -> None:
-        """Move a band."""
-        del cycle
-        numerator, _, gram = share
-        frozen, width = self.frozen[factor], band.values.shape[1]
-        free = np.ones(width, bool) if frozen is None else ~frozen
-        pull = numerator - np.asarray(self.penalties[factor], numerator.dtype)
-        descend_rows(band.values, pull, gram.astype(pull.dtype), free, SWEEPS)
+def move_by_gram(
+    band: FactorBand,
+    share: Share,
+    factor: int,
+    cycle: int,
+    penalties: Sequence[Any],
+    frozen: Sequence[Mask],
+) -> None:
+    """Move a band by its share; ``penalties`` hold φ λ of both factors."""
+    del cycle
+    (numerator, _, gram), mask = share, frozen[factor]
+    free = np.ones(band.values.shape[1], bool) if mask is None else ~mask
+    pull = numerator - np.asarray(penalties[factor], numerator.dtype)
+    descend_rows(band.values, pull, gram.astype(pull.dtype), free, SWEEPS)

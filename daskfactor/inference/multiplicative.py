@@ -1,4 +1,4 @@
-"""Masked multiplicative updates for any β: the samplers' warm start, and a verb of its own."""
+"""Masked multiplicative updates for any β: warm starts of samplers, and point estimates."""
 
 import math
 from abc import ABC, abstractmethod
@@ -287,9 +287,9 @@ def initial_state(
     state, grid = empty_state(data.grid, n_components, data.dtype), data.grid
     state = state if executor is None else executor.hold(state)
     size = nth_root(typical_value(data) / n_components, len(grid.sides))
-    for factor, own in enumerate(grid.sides):
+    for factor, side in enumerate(grid.sides):
         address = seed, chain, Stream.START, factor, *([attempt] if attempt else [])
-        state.each(partial(draw_rows, size=size, address=address), factor, own.sizes)
+        state.each(partial(draw_rows, size=size, address=address), factor, side.sizes)
     return state
 
 
@@ -362,11 +362,13 @@ def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = Non
     """Update W and H in turn by multiplication; φ says how much their priors count."""
     (likelihood, hyper), data = descent.model.at(descent.hyper), descent.data
     factors = every(descent.state)
-    move = MoveByShare(
-        tuple(pull_of(hyper, factor) for factor in factors),
-        likelihood,
-        SMALLEST * nth_root(typical_value(data) / descent.model.n_components, len(factors)),
-        descent.model.frozen,
+    size = nth_root(typical_value(data) / descent.model.n_components, len(factors))
+    move = partial(
+        move_by_share,
+        priors=[pull_of(hyper, factor) for factor in factors],
+        frozen=descent.model.frozen,
+        likelihood=likelihood,
+        smallest=SMALLEST * size,
     )
     program = SharePass(likelihood, mean_floor(data, likelihood), factors, finish=move)
     run_pass(descent.executor, program, descent.state, data, iterations, on_cycle)
@@ -378,25 +380,23 @@ def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
     return hyper.dispersion * rate, hyper.dispersion * (shape - 1.0)
 
 
-@dataclass(frozen=True)
-class MoveByShare:
-    """Moves a band by its share; ``priors`` have φ λ and φ (a - 1), by factor."""
-
-    priors: tuple[tuple[Any, float], ...]
-    likelihood: Likelihood
-    smallest: float
-    frozen: tuple[Mask, ...]
-
-    def __call__(self, band: FactorBand, share: Share, factor: int, cycle: int) -> None:
-        """Move a band."""
-        del cycle
-        with held(band.values, self.frozen[factor]):
-            rest = *self.priors[factor], self.likelihood, self.smallest
-            multiply_by_share(band.values, share, *rest)
+def move_by_share(
+    band: FactorBand,
+    share: Share,
+    factor: int,
+    cycle: int,
+    priors: Sequence[tuple[Any, float]],
+    frozen: Sequence[Mask],
+    **rest: Any,
+) -> None:
+    """Move a band by its share; ``priors`` hold φ λ and φ (a - 1) of every factor."""
+    del cycle
+    with held(band.values, frozen[factor]):
+        multiply_by_share(band.values, share, *priors[factor], **rest)
 
 
 class Entries(NamedTuple):
-    """Sums over some rows of a factor: of columns, of logarithms and of rows, as asked for."""
+    """Sums over some rows of a factor: of columns, and on request of logarithms and of rows."""
 
     length: int
     columns: Array
@@ -416,9 +416,9 @@ def sum_entries(values: Array, frozen: Mask, logs: bool, by_rows: bool) -> Entri
     return Entries(len(values), columns, *of_logs, rows)
 
 
-def sum_band(band: FactorBand, **asked: Any) -> Entries:
+def sum_band(band: FactorBand, **options: Any) -> Entries:
     """Sum up a band, as `sum_entries`."""
-    return sum_entries(band.values, **asked)
+    return sum_entries(band.values, **options)
 
 
 def totals_of(
@@ -429,16 +429,16 @@ def totals_of(
     ``apart``: by factor, the entries that count in place of the state's, in units of what
     covariates multiply their prior means by.
     """
-    found, shapes = [], (model.shape_w, model.shape_h)
+    totals, shapes = [], (model.shape_w, model.shape_h)
     for factor, by in enumerate(model.rates_of):
         mask = model.frozen[factor]
         free = np.ones(model.n_components, bool) if mask is None else ~mask
         by_rows = by is not None and by != "component"
-        asked: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
+        options: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
         if apart and factor in apart:
-            parts = [sum_entries(apart[factor], **asked)]
+            parts = [sum_entries(apart[factor], **options)]
         else:
-            parts = state.each(partial(sum_band, **asked), factor)
+            parts = state.each(partial(sum_band, **options), factor)
         length, logs = sum(part.length for part in parts), math.fsum(part.logs for part in parts)
         sums = np.sum([part.columns for part in parts], axis=0)
         count, total = length * free.astype(np.float64), np.where(free, sums, 0.0)
@@ -447,12 +447,12 @@ def totals_of(
         elif by_rows:
             count = np.full(length, float(free.sum()))
             total = np.concatenate([part.rows for part in parts])
-        found.append(Totals(count, total, logs, sum(part.floored for part in parts)))
-    return found
+        totals.append(Totals(count, total, logs, sum(part.floored for part in parts)))
+    return totals
 
 
 def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fit: Fit) -> float:
-    """Return what the updates bring down at a given φ.
+    """Return the objective of the updates at the present φ.
 
     Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH - (a_w - 1) Σ log W - (a_h - 1) Σ log H), the
     penalties over the entries that are not frozen. Of rates that follow the factors, with
@@ -461,14 +461,14 @@ def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fi
     prior, (_, hyper) = 0.0, model.at(hyper)
     for factor, mask in enumerate(model.frozen):
         rate, shape = hyper.prior(factor)
-        found = state.each(partial(sum_moving, frozen=mask, logs=shape != 1.0), factor)
+        parts = state.each(partial(sum_moving, frozen=mask, logs=shape != 1.0), factor)
         if isinstance(rate, np.ndarray):
-            length = sum(part.rows for part in found)
+            length = sum(part.rows for part in parts)
             prior -= (SHARED / 2 + shape * length) * float(np.sum(np.log(rate)))
         else:
-            prior += rate * sum(part.total for part in found)
+            prior += rate * sum(part.total for part in parts)
         if shape != 1.0:
-            prior -= (shape - 1.0) * math.fsum(part.logs for part in found)
+            prior -= (shape - 1.0) * math.fsum(part.logs for part in parts)
     return float(-fit.negative_divergence + hyper.dispersion * prior)
 
 
@@ -487,9 +487,9 @@ def balance(state: ChainState, frozen: tuple[Mask, ...] = (None, None)) -> None:
                 by[mask] = 1.0
     for factor, (by, mask) in enumerate(zip(moves, frozen, strict=True)):
         state.each(partial(multiply, by=by), factor)
-        found = state.each(partial(sum_moving, frozen=mask), factor)
-        count = sum(part.size for part in found)
-        more = 1e-3 * sum(part.total for part in found) / max(count, 1)
+        parts = state.each(partial(sum_moving, frozen=mask), factor)
+        count = sum(part.size for part in parts)
+        more = 1e-3 * sum(part.total for part in parts) / max(count, 1)
         state.each(partial(lift, by=more, frozen=mask), factor)
 
 
@@ -502,11 +502,11 @@ def even_scales(sums: Sequence[Array]) -> list[Array]:
         if len(sums) == 2:
             first = np.sqrt(sums[1] / sums[0])
         else:
-            first = np.prod([own / sums[0] for own in sums[1:]], axis=0) ** (1.0 / len(sums))
+            first = np.prod([total / sums[0] for total in sums[1:]], axis=0) ** (1.0 / len(sums))
         good = np.isfinite(first) & (first > 0)
         first = np.where(good, first, 1.0)
-        others = [first * (sums[0] / own) for own in sums[1:-1]]
-    moves = [first, *(np.where(good, own, 1.0) for own in others)]
+        others = [first * (sums[0] / total) for total in sums[1:-1]]
+    moves = [first, *(np.where(good, scale, 1.0) for scale in others)]
     return [*moves, 1.0 / np.prod(moves, axis=0)]
 
 
@@ -550,11 +550,11 @@ def with_fixed(
         if fixed is not None:
             spans = map((grid.rows, grid.cols)[factor].slice, range(grid.blocks))
             order = orders[factor]
-            own = [fixed.at(span if order is None else order[span]) for span in spans]
-            state.each(put_fixed, factor, own)
+            pieces = [fixed.at(span if order is None else order[span]) for span in spans]
+            state.each(put_fixed, factor, pieces)
     return state
 
 
 def put_fixed(band: FactorBand, fixed: FixedComponents) -> None:
-    """Put the values of frozen components in, of which a band's own rows are given."""
+    """Put the values of frozen components into a band; these are of its rows."""
     fixed.put(band.values, slice(None))
