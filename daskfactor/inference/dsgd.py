@@ -148,7 +148,7 @@ class DSGD(Optimizer):
             state, hyper = warm_start(data, model, seed, 0, executor, ("weights",), state)
             descent = NormalDescent(data, model, executor, state, rule, hyper)
             modes = [(table[0], table[3] > 0) for table in column_table(hyper, model.width)]
-        for factor, (mode, free) in enumerate(modes):
+        for factor, (mode, free) in enumerate([] if model.tensor else modes):
             fill = partial(fill_empty_rows, data, factor, mode=mode, free=free)
             descent.state.each(fill, factor)
         return descent

@@ -134,6 +134,14 @@ def test_zeros_that_are_not_stored_count():
     assert one == pytest.approx(other, rel=1e-4)
 
 
+def test_a_tensor_is_descended_as_far_as_updates_lead():
+    V = np.random.default_rng(0).poisson(3.0, (12, 10, 8)).astype(float)
+    model, run = dfac.CP(2, dispersion=1.0), {"random_seed": 0, "progressbar": False}
+    methods = DSGD(60, tol=0), dfac.MultiplicativeUpdates(30, tol=0)
+    ours, other = (float(dfac.optimize(V, model, own, **run)["objective"][-1]) for own in methods)
+    assert ours < 1.01 * other
+
+
 def test_a_step_that_is_too_large_is_halved_and_undone_and_it_stops_when_it_no_longer_falls():
     numbers, model = [], TweedieNMF(3, beta=2.0, dispersion=1.0)
     options = {"step": 1e4, "tol": 0.0, "on_iteration": lambda *own: numbers.append(own[0])}
