@@ -1,7 +1,8 @@
 """Coordinate descent on squares: a point estimate of a matrix in which no cell is missing."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,16 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import FactorBand
 from daskfactor.inference.multiplicative import (
     AlternatingUpdates,
+    Descent,
+    OnCycle,
     mean_floor,
     pull_of,
 )
 from daskfactor.inference.passes import BOTH, Share, SharePass, run_pass
 from daskfactor.kernels.coordinates import descend_rows
-from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.settings import Mask
 
 Array = NDArray[Any]
@@ -88,8 +89,14 @@ class CoordinateDescent(AlternatingUpdates):
                 "MultiplicativeUpdates(), or leave method out"
             )
 
-    def update(self, *given: Any) -> None:
-        _update(*given)
+    def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
+        """Descend by columns."""
+        likelihood, hyper = descent.model.at(descent.hyper)
+        penalties = [pull_of(hyper, factor)[0] for factor in BOTH]
+        move = partial(move_by_gram, penalties=penalties, frozen=descent.model.frozen)
+        floor = mean_floor(descent.data, likelihood)
+        program = SharePass(likelihood, floor, BOTH, finish=move, gram=True)
+        run_pass(descent.executor, program, descent.state, descent.data, iterations, on_cycle)
 
 
 def suits(model: Any, data: BlockedData) -> bool:
@@ -108,34 +115,17 @@ def _is_whole(data: BlockedData) -> bool:
     return data.weights is None and data.n_missing == 0
 
 
-def _update(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    hyper: Hyperparameters,
-    iterations: int,
-    on_cycle: Callable[[int], None] | None = None,
+def move_by_gram(
+    band: FactorBand,
+    share: Share,
+    factor: int,
+    cycle: int,
+    penalties: Sequence[Any],
+    frozen: Sequence[Mask],
 ) -> None:
-    likelihood, hyper = model.at(hyper)
-    move = MoveByGram(tuple(pull_of(hyper, factor)[0] for factor in BOTH), model.frozen)
-    floor = mean_floor(data, likelihood)
-    program = SharePass(likelihood, floor, BOTH, finish=move, gram=True)
-    run_pass(executor, program, state, data, iterations, on_cycle)
-
-
-@dataclass(frozen=True)
-class MoveByGram:
-    """Moves a band by its share; ``penalties`` have φ λ, by factor."""
-
-    penalties: tuple[Any, ...]
-    frozen: tuple[Mask, ...]
-
-    def __call__(self, band: FactorBand, share: Share, factor: int, cycle: int) -> None:
-        """Move a band."""
-        del cycle
-        numerator, _, gram = share
-        frozen, width = self.frozen[factor], band.values.shape[1]
-        free = np.ones(width, bool) if frozen is None else ~frozen
-        pull = numerator - np.asarray(self.penalties[factor], numerator.dtype)
-        descend_rows(band.values, pull, gram.astype(pull.dtype), free, SWEEPS)
+    """Move a band by its share; ``penalties`` hold φ λ of both factors."""
+    del cycle
+    (numerator, _, gram), mask = share, frozen[factor]
+    free = np.ones(band.values.shape[1], bool) if mask is None else ~mask
+    pull = numerator - np.asarray(penalties[factor], numerator.dtype)
+    descend_rows(band.values, pull, gram.astype(pull.dtype), free, SWEEPS)

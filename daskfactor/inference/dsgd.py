@@ -1,105 +1,97 @@
-"""Distributed stochastic gradient descent by strata: a point estimate from single entries.
+"""Gradient descent part by part of the data: a point estimate by the steps of `PSGLD`, no noise.
 
-A stratum is a part of the data without a row or a column in common between its
-blocks, so its blocks can be descended at once, and that is what a plan's round is.
+The blocks of a part have no row or column in common, so that all of them move at once: a part
+is a round of a plan.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import positive_number, warn
+from daskfactor.checks import positive_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Reshuffled, Schedule
-from daskfactor.errors import DataWarning, OptionError
+from daskfactor.errors import OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.plan import Action, CycleOptions, Op, Round, build_plan
+from daskfactor.executors.plan import CycleOptions, Op, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import drop_arrays
-from daskfactor.inference.base import Arrays, ArraySpec, Bands, check_schedule
-from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
-from daskfactor.inference.gaussian_chain import NO_FLOOR, column_table, warm_start
-from daskfactor.inference.multiplicative import (
-    OnStep,
-    Optimizer,
-    PointFit,
-    mean_floor,
-    objective,
-    start_state,
+from daskfactor.inference.base import METRIC, Arrays, ArraySpec, Bands, check_schedule
+from daskfactor.inference.dispersion import DispersionRule, typical_value
+from daskfactor.inference.gaussian_chain import (
+    NO_FLOOR,
+    WEIGHTS,
+    column_table,
+    quadratic_form,
+    warm_start,
 )
-from daskfactor.inference.passes import evaluate
-from daskfactor.inference.program import Fit, Program, take_fits
-from daskfactor.kernels.descent import descent_kernel
+from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
+from daskfactor.inference.passes import SharePass, every, run_pass
+from daskfactor.inference.program import (
+    Program,
+    learn_metric,
+    prepare_state,
+    refresh_metric,
+    take_fits,
+)
+from daskfactor.inference.tweedie_chain import take_curvature
 from daskfactor.kernels.views import Workspace
-from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
-Columns = list[Array]
-"""Tables of the columns of W and of H, (3, K'): prior mean, pull to it, 1 where it moves."""
 
 GROWTH, REDUCTION = 1.05, 0.5
 """Factors of the step when the objective fell, and when it rose (the bold driver)."""
+FIRST = 1.5
+"""First step, in the unit of the metric, times the number of parts."""
 LOOKS = (5, 10, 15)
 """Iterations at which the dispersion is estimated; after the last it stays."""
 LOOK_FLOOR = 1e-2
-"""Smallest μ for that, as a share of the data's mean: a projected μ may be zero."""
-UNEVEN = {True: 0.2, False: 0.01}
-"""Share of cells that count by their weights, below which a descent is doubted: of non-negative
-factors, which it sets to zero for good, and of others. Measured against converged fits."""
+"""Smallest μ for that, as a share of the data's mean."""
 PATIENCE = 5
 """Iterations over which the objective must fall by more than ``tol``."""
-MOST_TRIALS = 12
-FIRST_TRIALS = (-4, -3)
-"""Powers of two that the search for a first step begins with."""
-SHARE = "share"
-"""Name of a band's 1 / n_i: the part of its row's prior that one entry stands for."""
 
 
 @dataclass(frozen=True)
 class DSGD(Optimizer):
-    """Maximum-a-posteriori fit by stochastic gradient descent, stratum by stratum.
+    """Maximum-a-posteriori fit by stochastic gradient descent, part by part of the data.
 
-    For every observed entry, rows in a fresh random order at each visit of a
-    block, with r = (v - μ) μ^(β-2) and n_i, n_j observed entries of its row and
-    column:
+    The steps are those of :class:`PSGLD` without noise. With G the gradient of the log posterior
+    density by the cells of a part, times the number of parts, and c the denominator of the
+    multiplicative update, both in units of 1/φ:
 
-        w_i ← [w_i + ε (r h_j - φ λ_w / n_i)]₊     h_j ← [h_j + ε (r w_i - φ λ_h / n_j)]₊
+        r = ε G / c,    θ ← θ (1 + max(r, 0)) / (1 + max(-r, 0))
 
-    For a real-valued model without the [·]₊, and with the pull φ λ (x - m) / n of its
-    Gaussian priors, whose precisions stay where a chain of its samplers starts.
+    For a real-valued model x ← x + ε G / D in the metric D of :class:`SGHMC`; precisions stay
+    where a chain of its samplers starts.
 
-    One iteration visits every entry once. Then the bold driver: if the objective
+    One iteration visits every cell once. Then the bold driver: if the objective
     fell, ε grows by 5 %; if it rose, the iteration is undone and ε halved.
 
     Parameters
     ----------
     max_iter
-        Largest number of iterations, undone ones included; the search for a first
-        step takes one or two more passes.
+        Largest number of iterations, undone ones included.
     step
-        ε of the first iteration, in the unit of one entry's gradient; ``"auto"``
-        tries several on the first stratum and takes the best.
+        ε of the first iteration, without a unit; ``"auto"`` is 1.5 over the number of
+        parts.
     tol
         Stop when the objective falls by less than this share over 5 iterations;
         0 never stops early.
     schedule
-        Order of the strata; reshuffled every iteration by default.
+        Order of the parts; reshuffled every iteration by default.
 
     Notes
     -----
     Gemulla, Nijkamp, Haas and Sismanis 2011, "Large-scale matrix factorization
-    with distributed stochastic gradient descent", sections 3 to 5. ε r is clipped to
-    ±1, so that entries of tiny mean do not throw their rows far off; where cells have
-    weights, steps are implicit in its place (Toulis and Airoldi 2017, "Asymptotic and
-    finite-sample properties of estimators based on stochastic gradients"). On few entries
-    a row, the noise of single entries makes the bold driver stop short of where
-    :class:`MultiplicativeUpdates` arrives.
+    with distributed stochastic gradient descent", sections 3 to 5, with one step for each
+    block in place of one for each cell.
 
     Examples
     --------
@@ -127,10 +119,7 @@ class DSGD(Optimizer):
         check_schedule(self.schedule)
 
     def check_model(self, model: Any) -> None:
-        """Refuse gamma priors that are not exponential: near zero their pull has no bounds.
-
-        And covariates, whose link is sampled.
-        """
+        """Refuse several matrices, covariates, and gamma priors that are not exponential."""
         if model.joins:
             raise OptionError(
                 "DSGD fits one matrix, not several; use MultiplicativeUpdates, or sample()"
@@ -146,271 +135,158 @@ class DSGD(Optimizer):
                 f"{model.shape_w:g} and shape_h={model.shape_h:g}; use MultiplicativeUpdates"
             )
 
-    def fit(
-        self,
-        data: BlockedData,
-        model: Any,
-        executor: Executor,
-        seed: int,
-        on_step: OnStep,
-        state: ChainState | None = None,
-    ) -> PointFit:
-        """Descend; refuse data most of whose observed entries are not stored."""
-        if data.unstored == "zero":
-            raise OptionError(
-                "DSGD visits stored entries one by one, but here every entry that is not stored "
-                'is an observed zero; use MultiplicativeUpdates, or pass unstored="missing" if '
-                "that is what such an entry means"
+    def begin(
+        self, data: BlockedData, model: Any, executor: Executor, seed: int, state: ChainState | None
+    ) -> Descent:
+        if model.nonnegative:
+            descent = super().begin(data, model, executor, seed, state)
+            prepare_state(descent.state, METRIC)
+            program = SharePass(
+                model.likelihood,
+                descent.floor,
+                every(descent.state),
+                (),
+                tuple(METRIC),
+                take_curvature,
             )
-        squares = float(data.mass.row_squares.sum()) * data.total_observed
-        share = data.total_mass**2 / squares if data.weighting is not None else 1.0
-        if share < UNEVEN[model.nonnegative]:
-            other = "MultiplicativeUpdates()" if model.nonnegative else "sample()"
-            warn(
-                f"the {data.weighting} of cells are so uneven that they count as {share:.2g} of "
-                "their number would with equal ones, and DSGD, which takes one step for all of "
-                f"them, may end far from the best fit; use {other}",
-                DataWarning,
+            run_pass(executor, program, descent.state, data)
+            refresh_metric(descent.state, unit_hyper(descent), model.frozen)
+            modes = [(0.0, True if mask is None else ~mask) for mask in model.frozen]
+        else:
+            rule = DispersionRule(
+                TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise), data
             )
-        descent = StochasticDescent(data, model, self, executor, seed, state)
+            state, hyper = warm_start(data, model, seed, 0, executor, WEIGHTS, state)
+            descent = NormalDescent(data, model, executor, state, rule, hyper)
+            modes = [(table[0], table[3] > 0) for table in column_table(hyper, model.width)]
+        for factor, (mode, free) in enumerate([] if model.tensor else modes):
+            fill = partial(fill_empty_rows, data, factor, mode=mode, free=free)
+            descent.state.each(fill, factor)
+        return descent
+
+    def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
+        """Iterate; estimate φ while the fit is young, and keep it from then on."""
+        step: float = FIRST / descent.data.grid.parts if self.step == "auto" else float(self.step)
+        stalled, last = 0, min(LOOKS[-1], self.max_iter)
+        descent.evaluate()
         for iteration in range(1, self.max_iter + 1):
-            descent.advance(iteration)
+            before = descent.loss
+            latest = self._visit(descent, seed, iteration, step)
+            fell = latest.loss < before
+            step *= GROWTH if fell else REDUCTION
+            if fell:
+                descent.state, descent.fit = latest.state, latest.fit
+                descent.objective.append((iteration, descent.loss))
+            if iteration in LOOKS or iteration == last:
+                estimate_dispersion(descent, iteration == last)
             on_step(iteration, self.max_iter)
-            if descent.finished:
+            stalled = (
+                0 if before - descent.loss > self.tol / PATIENCE * abs(before) else stalled + 1
+            )
+            if iteration >= last and self.tol > 0 and stalled >= PATIENCE:
                 break
-        return descent.result()
+        descent.state.each(partial(drop_arrays, names=(*METRIC, *WEIGHTS)))
+        # The start was the best, or everything is frozen.
+        descent.objective = descent.objective or [(0, descent.loss)]
+
+    def _visit(self, descent: Descent, seed: int, iteration: int, step: float) -> Descent:
+        """Visit every cell once, and evaluate the fit, from a copy of the best state."""
+        plan = build_plan(
+            self.schedule,
+            descent.data.n_observed,
+            range(iteration, iteration + 1),
+            lambda cycle: generator(seed, 0, Stream.SCHEDULE, cycle),
+            lambda cycle: CycleOptions(evaluate=True),
+        )
+        law, hyper, model = descent.likelihood, unit_hyper(descent), descent.model
+        key, frozen = (seed, 0), model.frozen
+        program = Program(self, law, descent.floor, hyper, key, frozen, shrink=step)
+        state = descent.executor.run(plan, program, descent.state.copy(), descent.data)
+        (fit,) = take_fits(state).values()
+        state.forget()
+        return replace(descent, state=state, fit=fit)
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
     ) -> None:
-        """Descend along every entry of a block, its rows in random order.
-
-        The program's hyperparameters are the tables of the columns, its shrink is ε.
-        """
-        del workspace
-        rows, cols = bands
-        view, projected = data.view(*op.block), math.isfinite(program.floor)
-        rng = generator(program.key[0], 0, Stream.SCHEDULE, op.iteration, *op.block)
-        order = rng.permutation(view.m)
-        # The scale is B where every stratum comes up once, N / |stratum| where they are drawn.
-        step = program.step_size(op.iteration) * op.scale / data.grid.blocks
-        factors, shares = (rows.values, cols.values), (rows.arrays[SHARE], cols.arrays[SHARE])
-        col_w, col_h = (table.astype(rows.values.dtype) for table in program.hyper)
-        partly = not all(table[2].all() for table in program.hyper)
-        descent = descent_kernel(program.likelihood, projected, rows.values.shape[1], partly)
-        law = program.floor, program.likelihood.numbers
-        descent(view.arguments, order, factors, shares, (col_w, col_h), step, law)
+        """Move both bands by the block's gradients, from the same old state."""
+        gathered, hyper = None, program.hyper
+        if not isinstance(hyper, GaussianHyper):
+            gathered = tuple(np.zeros_like(band.values) for band in bands)
+        gradients = program.gradient(op, data, bands, workspace, gathered)
+        size = program.step_size(op.iteration)
+        for factor, band in enumerate(bands):
+            values, gradient = band.values, gradients[factor]
+            if gathered is None:
+                table = column_table(hyper, values.shape[1])[factor].astype(values.dtype)
+                mean, precision, curvature, free = table
+                metric = precision + curvature * band.arrays["weights"]
+                values += size * free * (gradient - precision * (values - mean)) / metric
+                continue
+            rate = np.asarray(program.prior(band, factor)[0], values.dtype)
+            move, metric = size * (gradient - rate), band.arrays["metric"]
+            np.divide(move, metric, out=move, where=metric > 0)
+            values *= np.maximum(1 + move, 1) / np.maximum(1 - move, 1)
+            weight = values.dtype.type(op.scale / data.grid.parts)
+            band.arrays["gathered"] += weight * gathered[factor]
+            if op.last:  # by this iteration alone
+                band.counts["curvature"] = 0
+                learn_metric(band, hyper, factor, program.frozen[factor])
 
     @property
     def arrays(self) -> Arrays:
-        return {SHARE: ArraySpec(changes="never", columns=1)}
+        return WEIGHTS | dict.fromkeys(METRIC, ArraySpec())
 
 
-class StochasticDescent:
-    """A descent on its way: the best state so far, its fit, the step to take next.
+class NormalDescent(Descent):
+    """A descent of a `GaussianMF`, whose dispersion is the noise."""
 
-    Until φ is known, how much the prior of non-negative factors counts against the likelihood
-    is not, either: it counts nothing. Real-valued factors keep the precisions λ and the noise
-    that a chain starts from until there is a better estimate of the noise.
-
-    Attributes
-    ----------
-    finished
-        Whether further iterations would change nothing worth while.
-    """
-
-    def __init__(
-        self,
-        data: BlockedData,
-        model: Any,
-        method: DSGD,
-        executor: Executor,
-        seed: int,
-        state: ChainState | None = None,
-    ) -> None:
-        self.data, self.model, self.method = data, model, method
-        self.executor, self.seed = executor, seed
-        self.hyper: Any
-        if model.nonnegative:
-            self.rule, self.floor = dispersion_rule(model, data), mean_floor(data, model.likelihood)
-            self.rule.alone = True
-            self.state = state or start_state(data, model, seed, 0, executor=executor)
-            hyper = model.resolve(data.level, self.rule.fixed or 1.0)
-            self.hyper = hyper._replace(dispersion=self.rule.first)
-        else:
-            law = TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise)
-            self.rule, self.floor = DispersionRule(law, data), NO_FLOOR
-            self.state, self.hyper = warm_start(data, model, seed, 0, executor, state=state)
-            self.state.each(strip)
-        share_priors(self.state, data, self.columns())
-        self.fit = evaluate(executor, data, self.state, self.law[0], self.floor)
-        self.step = 0.0 if isinstance(method.step, str) else float(method.step)
-        self.history: list[tuple[int, float]] = []
-        self.stalled, self.finished = 0, False
+    hyper: GaussianHyper
 
     @property
-    def law(self) -> tuple[Likelihood, float]:
-        """Return the law at the present dispersion, and φ."""
-        law: tuple[Likelihood, float] = self.model.likelihood.at(self.hyper.dispersion)
-        return law
-
-    def columns(self) -> Columns:
-        """Return the tables of the columns of W and of H at the present φ."""
-        (_, phi), tables = self.law, []
-        if not self.model.nonnegative:
-            return [
-                np.stack([mean, phi * precision * free, free])
-                for mean, precision, _, free in column_table(self.hyper, self.model.width)
-            ]
-        for factor, frozen in enumerate(self.model.frozen):
-            table = np.zeros((3, self.model.n_components))
-            table[1], table[2] = phi * self.hyper.prior(factor)[0], 1.0
-            if frozen is not None:
-                table[1:, frozen] = 0.0
-            tables.append(table)
-        return tables
-
-    def objective(self, state: ChainState, fit: Fit) -> float:
-        """Return what `MultiplicativeUpdates` bring down, or Σ (v - μ)²/2 + φ Σ λ (x - m)²/2."""
-        if self.model.nonnegative:
-            return objective(self.model, state, self.hyper, fit)
-        penalty = 0.0
-        for factor, (mean, pull, _) in enumerate(self.columns()):
-            for own in state.each(partial(weighted_distance, mean=mean, weights=pull), factor):
-                penalty += 0.5 * own
-        return -fit.negative_divergence + penalty
-
-    def advance(self, iteration: int) -> None:
-        """Visit every entry once; φ is estimated while the fit is young, and then stays."""
-        if iteration == 1:
-            self.choose_step()
-        before = self.loss
-        self.iterate(iteration)
-        settled, tol = self.look(iteration), self.method.tol
-        fell = before - self.loss > tol / PATIENCE * abs(before)
-        self.stalled = 0 if fell else self.stalled + 1
-        self.finished = settled and tol > 0 and self.stalled >= PATIENCE
+    def floor(self) -> float:
+        return NO_FLOOR
 
     @property
     def loss(self) -> float:
-        """Return the objective at the best state, under the present φ."""
-        return self.objective(self.state, self.fit)
-
-    def iterate(self, iteration: int) -> None:
-        """Visit all strata once; undo it if the objective rose."""
-        state, fit = self._run(self._plan(iteration), self.step)
-        if self.objective(state, fit) < self.loss:
-            self.state, self.fit = state, fit
-            self.step *= GROWTH
-            self.history.append((iteration, self.loss))
-        else:
-            self.step *= REDUCTION
-
-    def look(self, iteration: int) -> bool:
-        """Estimate φ anew while the fit is young; return whether it stays from now on."""
-        last = min(LOOKS[-1], self.method.max_iter)
-        if iteration in LOOKS or iteration == last:
-            floor, nonnegative = self.floor, self.model.nonnegative
-            if nonnegative:
-                floor = max(floor, LOOK_FLOOR * typical_value(self.data))
-            _, estimate = self.rule.look(self.executor, self.state, floor)
-            if iteration == last:
-                estimate = self.rule.settle(self.executor, self.state, floor, estimate)
-            name = "dispersion" if nonnegative else "noise"
-            self.hyper = self.hyper._replace(**{name: estimate})
-            if (law := self.law[0]).numbers:  # the fit is another
-                self.fit = evaluate(self.executor, self.data, self.state, law, self.floor)
-        return iteration >= last
-
-    def result(self) -> PointFit:
-        self.state.each(partial(drop_arrays, names=(SHARE,)))
-        history = self.history or [(0, self.loss)]  # the start was the best, or all is frozen
-        return PointFit(self.state, self.hyper, self.fit, history)
-
-    def choose_step(self) -> None:
-        """Search, by factors of two, for the step that brings the first stratum down furthest.
-
-        It begins below the step that moves the mean of a usual entry, at the start, all
-        the way to its value: 1 / (m^(β-2) (|w|² + |h|²)), m the mean of the data.
-        """
-        if self.step:
-            return
-        first = self._plan(1)[0]
-        again = tuple(op._replace(action=Action.EVALUATE) for op in first.ops)
-        stratum = first, first._replace(ops=again)
-        length = sum(
-            sum(self.state.each(square, factor)) / size
-            for factor, size in enumerate(self.data.shape)
-        )
-        weight = self.data.total_mass / self.data.total_observed
-        unit = self.model.likelihood.unit(typical_value(self.data)) / (length * weight)
-        found: dict[int, float] = {}
-
-        def trial(exponent: int) -> None:
-            """Find the loss after a visit with a step of ``unit`` 2^exponent."""
-            loss = -self._run(stratum, unit * 2.0**exponent)[1].negative_divergence
-            found[exponent] = loss if math.isfinite(loss) else math.inf
-
-        for exponent in FIRST_TRIALS:
-            trial(exponent)
-        while len(found) < MOST_TRIALS:
-            best = min(found, key=lambda exponent: found[exponent])
-            new = [exponent for exponent in (best - 1, best + 1) if exponent not in found]
-            if not new:
-                break
-            trial(new[0])
-        self.step = unit * 2.0 ** min(found, key=lambda exponent: found[exponent])
-
-    def _plan(self, iteration: int) -> tuple[Round, ...]:
-        """Plan a visit of all strata, and the evaluation of all blocks."""
-        return build_plan(
-            self.method.schedule,
-            self.data.n_observed,
-            range(iteration, iteration + 1),
-            lambda cycle: generator(self.seed, 0, Stream.SCHEDULE, cycle),
-            lambda cycle: CycleOptions(evaluate=True),
-        )
-
-    def program(self, step: float) -> Program:
-        """Make the block operations with a step at the present φ."""
-        law, key = self.law[0], (self.seed, 0)
-        return Program(self.method, law, self.floor, self.columns(), key, shrink=step)
-
-    def _run(self, plan: tuple[Round, ...], step: float) -> tuple[ChainState, Fit]:
-        """Run a plan from a copy of the best state; return it and the fit of what it evaluated."""
-        state = self.executor.run(plan, self.program(step), self.state.copy(), self.data)
-        (fit,) = take_fits(state).values()
-        state.forget()
-        return state, fit
+        """Σ (v - μ)²/2 + φ Σ λ (x - m)²/2."""
+        densities = [
+            density
+            for factor, table in enumerate(column_table(self.hyper, self.model.width))
+            for density in self.state.each(partial(band_density, columns=table), factor)
+        ]
+        return float(-self.fit.negative_divergence - self.hyper.noise * math.fsum(densities))
 
 
-def strip(band: FactorBand) -> None:
-    """Leave a band nothing but its values."""
-    band.arrays.clear()
-    band.counts.clear()
+def band_density(band: FactorBand, columns: Array) -> float:
+    """Return the log prior density of a band under normal priors, but for its constant."""
+    return quadratic_form(band.values, columns)
 
 
-def square(band: FactorBand) -> float:
-    """Return the sum of the squares of all entries."""
-    return float(np.vdot(band.values, band.values))
+def unit_hyper(descent: Descent) -> Any:
+    """Return hyperparameters in units of 1/φ, which may be 0 at first: then no prior counts."""
+    if isinstance(descent, NormalDescent):
+        return descent.hyper
+    hyper = descent.model.at(descent.hyper)[1]
+    rates = {name: hyper.dispersion * getattr(hyper, name) for name in ("rate_w", "rate_h")}
+    return hyper._replace(dispersion=1.0, **rates)
 
 
-def weighted_distance(band: FactorBand, mean: Array, weights: Array) -> float:
-    """Return Σ_k p_k Σ_i (x_ik - m_k)²."""
-    return float(weights @ ((band.values.astype(np.float64) - mean) ** 2).sum(axis=0))
+def estimate_dispersion(descent: Descent, last: bool) -> None:
+    """Estimate φ from the fit, and evaluate anew where the law depends on it."""
+    floor, normal = descent.floor, isinstance(descent, NormalDescent)
+    if not normal:
+        floor = max(floor, LOOK_FLOOR * typical_value(descent.data))
+    _, phi = descent.rule.look(descent.executor, descent.state, floor)
+    if last:
+        phi = descent.rule.settle(descent.executor, descent.state, floor, phi)
+    name = "noise" if normal else "dispersion"
+    descent.hyper = descent.hyper._replace(**{name: phi})
+    if descent.likelihood.numbers:
+        descent.evaluate()
 
 
-def share_priors(state: ChainState, data: BlockedData, columns: Columns) -> None:
-    """Give every band 1 / n_i, and rows without any observed entry their prior's mode."""
-    for factor, (mode, _, free) in enumerate(columns):
-        state.each(partial(share_prior, data, factor, mode=mode, free=free), factor)
-
-
-def share_prior(data: BlockedData, factor: int, band: FactorBand, mode: Array, free: Array) -> None:
-    """Give a band 1 / n_i, and rows without any observed entry their prior's mode."""
-    counts = data.counts(factor)[band.span]
-    share = np.zeros(len(counts), band.values.dtype)
-    np.divide(1.0, counts, out=share, where=counts > 0, casting="same_kind")
-    band.arrays[SHARE] = share
-    empty = np.flatnonzero(counts == 0)
-    band.values[empty] = np.where(free > 0, mode, band.values[empty])
+def fill_empty_rows(data: BlockedData, factor: int, band: FactorBand, mode: Any, free: Any) -> None:
+    """Put the free entries of rows without any observed cell at the mode of their prior."""
+    empty = np.flatnonzero(data.counts(factor)[band.span] == 0)
+    band.values[empty] = np.where(free, mode, band.values[empty])

@@ -1,4 +1,4 @@
-"""What is asked of the place where chains begin: a kind of start, how many, or a result."""
+"""Check the options of a start: its kind, the number of short starts, or a result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class Kind(NamedTuple):
     Attributes
     ----------
     climbs
-        Whether a sampler's warm start goes on from it where its length is ``"auto"``.
+        True if a sampler's warm start goes on from it where its length is ``"auto"``.
     varies
-        Whether another number gives another start.
+        True if another number gives another start.
     numbered
-        Whether `singular.prepare_starts` makes it, for chains and for particles.
+        True if `singular.prepare_starts` makes it, for chains and for particles.
     """
 
     climbs: bool = True
@@ -60,7 +60,7 @@ EQUAL: Final = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Init:
-    """Where the chains of a run begin.
+    """Start of the chains of a run.
 
     Attributes
     ----------
@@ -83,12 +83,12 @@ class Init:
 
     @property
     def made_by_bands(self) -> bool:
-        """Whether every band of a non-negative model makes its own rows, where it is."""
+        """True if the bands of a non-negative model draw their rows where they are."""
         return self.W is None and not KINDS[self.kind].numbered
 
     @property
     def climbs(self) -> bool:
-        """Whether an automatic warm start goes on from it."""
+        """True if an automatic warm start goes on from it."""
         return KINDS[self.kind].climbs
 
     @property
@@ -113,12 +113,12 @@ class Init:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], arrays: Mapping[str, Array]) -> Self:
-        """Make it again from `to_dict` and `arrays`; of a run without either, the usual one."""
+        """Rebuild from `to_dict` and `arrays`; without either, the usual start."""
         refuse_unknown("the stored init", values, ("kind", "starts", "drawn"))
         refuse_unknown("the stored init", {str(values.get("kind", "auto")): None}, KINDS)
         whole_number("starts", values.get("starts", 1), 1)
-        given = dict(values) | {"drawn": tuple((c, d) for c, d in values.get("drawn", ()))}
-        return cls(**given, W=arrays.get("init/W"), H=arrays.get("init/H"))
+        options = dict(values) | {"drawn": tuple((c, d) for c, d in values.get("drawn", ()))}
+        return cls(**options, W=arrays.get("init/W"), H=arrays.get("init/H"))
 
 
 USUAL: Final = Init()
@@ -127,7 +127,7 @@ USUAL: Final = Init()
 def checked_init(
     init: Any, starts: Any, model: FactorModel, data: BlockedData, chains: int = 1
 ) -> Init:
-    """Give what ``init`` and ``starts`` of a verb ask for.
+    """Return the start that ``init`` and ``starts`` of a verb describe.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def checked_init(
     starts
         Short starts of each chain.
     chains
-        How many will begin, each with a draw of its own as long as a result has so many.
+        Number of chains; each begins with another draw as long as a result has so many.
 
     Raises
     ------
@@ -144,30 +144,27 @@ def checked_init(
         If the model does not start so, a result does not fit the data and the model, or starts
         would all be the same.
     """
-    count, known = whole_number("starts", starts, 1), ("auto", *model.inits)
+    count, kinds = whole_number("starts", starts, 1), ("auto", *model.inits)
     name = init.replace("-", "_") if isinstance(init, str) else None
-    if name in known:
-        found = Init(str(name), count)
-    elif isinstance(init, xr.Dataset | xr.DataTree | PathLike) or _is_place(init):
-        found = _of_result(init, model, data, chains)
+    path = isinstance(init, str) and (is_url(init) or Path(init).exists())
+    if name in kinds:
+        start = Init(str(name), count)
+    elif path or isinstance(init, xr.Dataset | xr.DataTree | PathLike):
+        start = _of_result(init, model, data, chains)
     else:
-        names = ", ".join(f'"{own.replace("_", "-")}"' for own in known)
+        names = ", ".join(f'"{kind.replace("_", "-")}"' for kind in kinds)
         raise OptionError(
             f"init of a {type(model).__name__} must be {names}, a result of optimize or sample, or "
             f"the path of a run's store, got {init!r}"
         )
-    kind = model.inits[0] if found.kind == "auto" else found.kind
+    kind = model.inits[0] if start.kind == "auto" else start.kind
     if count > 1 and not (KINDS[kind].climbs and KINDS[kind].varies):
         other = f'take init="{model.inits[0]}", or ' if KINDS[model.inits[0]].climbs else ""
         raise OptionError(
             f"starts={count} are short fits by multiplicative updates from different factors, and "
             f'there are none where init is "{kind}"; {other}leave starts out'
         )
-    return found
-
-
-def _is_place(init: object) -> bool:
-    return isinstance(init, str) and (is_url(init) or Path(init).exists())
+    return start
 
 
 def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) -> Init:
@@ -182,8 +179,8 @@ def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) 
         places = drawn = _picked(tree, chains)
     row, column = factor_dims(group)
     of_w, of_h = ("chain", "draw", row, "component"), ("chain", "draw", "component", column)
-    found = group[["W", "H"]].transpose(*of_w, column)
-    parts = [found.isel(chain=c, draw=d).compute(scheduler="threads") for c, d in places]
+    factors = group[["W", "H"]].transpose(*of_w, column)
+    parts = [factors.isel(chain=c, draw=d).compute(scheduler="threads") for c, d in places]
     W = np.stack([part["W"].transpose(*of_w[2:]).values for part in parts])
     H = np.stack([part["H"].transpose(*of_h[2:]).values for part in parts])
     _check_fit(parts[0], (row, column), model, data)
@@ -204,16 +201,16 @@ def _picked(tree: xr.DataTree, chains: int) -> list[tuple[int, int]]:
 
 
 def _check_fit(
-    found: xr.Dataset, dims: tuple[str, str], model: FactorModel, data: BlockedData
+    factors: xr.Dataset, dims: tuple[str, str], model: FactorModel, data: BlockedData
 ) -> None:
     """Refuse factors of other data, or with other components."""
-    labels, sizes = data.labels, found.sizes
+    labels, sizes = data.labels, factors.sizes
     shape = sizes[dims[0]], sizes["component"], sizes[dims[1]]
-    wanted = data.shape[0], model.width, data.shape[1]
-    if shape != wanted:
+    expected = data.shape[0], model.width, data.shape[1]
+    if shape != expected:
         raise OptionError(
             "init has factors of {} x {} x {} (rows, components, columns)".format(*shape)
-            + ", data and model need {} x {} x {}; pass a result of such a fit".format(*wanted)
+            + ", data and model need {} x {} x {}; pass a result of such a fit".format(*expected)
         )
     if dims == (labels.col_dim, labels.row_dim) and dims[0] != dims[1]:
         raise OptionError(
@@ -221,18 +218,18 @@ def _check_fit(
             "transpose one of them"
         )
     names = model.component_names()
-    known = list(map(str, component_labels(found)))
-    if names is not None and known != list(names):
+    components = list(map(str, component_labels(factors)))
+    if names is not None and components != list(names):
         raise OptionError(
-            f"init has components {known}, those of a "
+            f"init has components {components}, those of a "
             f"{type(model).__name__} are {list(names)}; pass a result of this model"
         )
     sides = (dims[0], labels.row_coords), (dims[1], labels.col_coords)
     for dim, coords in sides:
         for name, values in coords.items():
-            if name not in found.coords or found[name].dims != (dim,):
+            if name not in factors.coords or factors[name].dims != (dim,):
                 continue
-            if not np.array_equal(found[name].values, np.asarray(values)):
+            if not np.array_equal(factors[name].values, np.asarray(values)):
                 raise OptionError(
                     f"init and the data have different labels {name!r}; pass a result of these "
                     "data, with rows and columns in this order"
@@ -249,11 +246,11 @@ def _check_values(W: Array, H: Array, model: FactorModel) -> None:
                 f"{values.max():g}; pass a result of this model"
             )
     sides = ("fixed_w", W), ("fixed_h", H.swapaxes(1, 2))
-    for (name, values), own in zip(sides, model.fixed, strict=True):
-        if own is None or own.values is None:
+    for (name, values), fixed in zip(sides, model.fixed, strict=True):
+        if fixed is None or fixed.values is None:
             continue
-        given, held = values[:, :, list(own.frozen)], own.values.T
-        if not np.allclose(given, held, rtol=EQUAL, atol=EQUAL * held.max()):
+        expected, frozen = fixed.values.T, values[:, :, list(fixed.frozen)]
+        if not np.allclose(frozen, expected, rtol=EQUAL, atol=EQUAL * expected.max()):
             raise OptionError(
                 f"init has other values in the components that {name} of the model freezes; pass "
                 f"a result of this model, or leave {name} out"

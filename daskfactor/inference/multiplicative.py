@@ -1,9 +1,9 @@
-"""Masked multiplicative updates for any β: the samplers' warm start, and a verb of its own."""
+"""Masked multiplicative updates for any β: warm starts of samplers, and point estimates."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +20,7 @@ from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.passes import Share, SharePass, evaluate, every, run_pass
 from daskfactor.inference.program import Fit
-from daskfactor.kernels import steps
+from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals, count_floored, log_sum
@@ -29,61 +29,10 @@ from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
 OnStep = Callable[[int, int], None]
+OnCycle = Callable[[int], None]
 
 SMALLEST = 1e-6
 """Smallest entry, as a share of the start's: with a < 1 the objective has no minimum."""
-NEWTON_STEPS = 12
-
-
-def gamma_update(
-    theta: Array,
-    numerator: Array,
-    denominator: Array,
-    pull: float,
-    likelihood: Likelihood,
-    smallest: float,
-) -> Array:
-    """The new θ, in double precision.
-
-    Parameters
-    ----------
-    theta, numerator, denominator
-        Of one band, (rows, K); the denominator with φ λ in it, positive.
-    pull
-        p = φ (a - 1), not zero.
-    likelihood
-        Its majoriser's powers (m, n) say what is solved: D r^m = num r^n + p / θ.
-    smallest
-        Least value of an entry, old or new.
-    """
-    old = np.maximum(theta.astype(np.float64), smallest)
-    num = np.maximum(numerator.astype(np.float64), 0.0)
-    den = denominator.astype(np.float64)
-    share = np.abs(pull) / old
-    if pull < 0:
-        ratio = (num / (den + share)) ** likelihood.exponent
-    elif likelihood.majorizer == (1.0, 0.0):
-        ratio = (num + share) / den
-    else:
-        ratio = _root(num, den, share, likelihood)
-    return np.asarray(np.maximum(old * ratio, smallest))
-
-
-def _root(num: Array, den: Array, share: Array, likelihood: Likelihood) -> Array:
-    """The one positive r with den r^m = num r^n + share, by Newton steps that never overshoot.
-
-    den r^m - num r^n - share is concave for n < 0 and m = 1 and convex for m > 1 and n = 1,
-    where it increases, and the steps begin below the root in the first case and above it in
-    the second.
-    """
-    m, n = likelihood.majorizer
-    alone, prior = (num / den) ** likelihood.exponent, share / den
-    r = np.maximum(alone, prior) if n < 0 else alone + prior ** (1.0 / m)
-    for _ in range(NEWTON_STEPS):
-        value = den * r**m - num * r**n - share
-        r = r - value / (m * den * r ** (m - 1.0) - n * num * r ** (n - 1.0))
-    return np.asarray(r)
-
 
 FIT_EVERY = 20
 """Iterations between looks at the fit (for the dispersion and for convergence)."""
@@ -91,13 +40,87 @@ FIRST_LOOK, LAST_LOOK = 5, 60
 """Iterations at which the dispersion is estimated first and last."""
 
 
-class PointFit(NamedTuple):
-    """A point estimate: factors, hyperparameters, fit, and the objective at iterations."""
+NO_FIT = Fit(-math.inf, math.inf)
 
+
+@dataclass
+class Descent:
+    """A point estimate on its way.
+
+    Attributes
+    ----------
+    data, model, executor
+        The problem, and what runs the passes over the data.
+    state
+        Factors, which change in place.
+    rule
+        Estimates the dispersion, which the hyperparameters hold.
+    objective
+        Values of `loss`, each with its iteration.
+    """
+
+    data: BlockedData
+    model: Any
+    executor: Executor
     state: ChainState
+    rule: DispersionRule
     hyper: Any
-    fit: Fit
-    objective: list[tuple[int, float]]
+    fit: Fit = NO_FIT
+    objective: list[tuple[int, float]] = field(default_factory=list)
+
+    @classmethod
+    def start(
+        cls,
+        data: BlockedData,
+        model: Any,
+        executor: Executor,
+        state: ChainState,
+        rule: DispersionRule | None = None,
+    ) -> "Descent":
+        """Begin at a state, with the rule of the model unless there is another one."""
+        rule = rule or dispersion_rule(model, data)
+        hyper = model.resolve(data.level, rule.fixed or 1.0)._replace(dispersion=rule.first)
+        return cls(data, model, executor, state, rule, hyper)
+
+    @property
+    def floor(self) -> float:
+        """Smallest mean that gradients are taken at."""
+        return mean_floor(self.data, self.model.likelihood)
+
+    @property
+    def loss(self) -> float:
+        """Objective at the present dispersion."""
+        return objective(self.model, self.state, self.hyper, self.fit)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Likelihood of a cell at the present dispersion."""
+        law: Likelihood = self.model.likelihood.at(self.hyper.dispersion)[0]
+        return law
+
+    def evaluate(self) -> None:
+        """Evaluate the fit at the present dispersion."""
+        self.fit = evaluate(self.executor, self.data, self.state, self.likelihood, self.floor)
+
+    def settle(self, dispersion: Any, last: bool = True) -> Any:
+        """Return the dispersion that the rule settles on."""
+        return self.rule.settle(self.executor, self.state, self.floor, dispersion, last=last)
+
+    def set_dispersion(self, dispersion: Any) -> None:
+        """Take a dispersion, and the rates that follow from it and the factors."""
+        self.hyper = self.hyper._replace(dispersion=dispersion)
+        self.follow_rates()
+
+    def follow_rates(self) -> None:
+        """Set rates that both factors share to their means given these, so that components fade.
+
+        Source: Tan and Févotte 2013, algorithm 1.
+        """
+        if self.model.shares_rates:
+            data, totals = self.data, totals_of(self.model, self.state)
+            level = self.hyper.dispersion, data.level, data.total_mass
+            rates = self.model.mean_relevance(totals, *level)
+            self.hyper = self.hyper._replace(rate_w=rates, rate_h=rates)
 
 
 class Optimizer(Algorithm, ABC):
@@ -106,7 +129,7 @@ class Optimizer(Algorithm, ABC):
     Attributes
     ----------
     multiplicative
-        Whether its own iterations are multiplicative updates.
+        Tells whether its iterations are multiplicative updates.
     """
 
     multiplicative: ClassVar[bool] = False
@@ -119,39 +142,11 @@ class Optimizer(Algorithm, ABC):
             raise OptionError(f"tol must be zero or a small positive number, got {self.tol!r}")
 
     def check_model(self, model: Any) -> None:
-        """Raise OptionError if this model is not one that it is right for."""
+        """Raise OptionError if it does not fit this model."""
         del model
 
-    @abstractmethod
-    def fit(
-        self,
-        data: BlockedData,
-        model: Any,
-        executor: Executor,
-        seed: int,
-        on_step: OnStep,
-        state: ChainState | None = None,
-    ) -> PointFit:
-        """Iterate; ``on_step`` is told how many iterations are done, of how many.
-
-        It begins with ``state``, which may change in place, or with random factors.
-
-        Raises
-        ------
-        OptionError
-            If these data are not ones that it is right for.
-        """
-
-
-class AlternatingUpdates(Optimizer):
-    """Move W given H and H given W, in turn, by sums over the blocks."""
-
-    @abstractmethod
-    def update(self, *given: Any) -> None:
-        """Run some iterations; arguments as for `update`."""
-
     def check_data(self, data: BlockedData) -> None:
-        """Raise OptionError if these data are not ones that it is right for."""
+        """Raise OptionError if it does not fit these data."""
         del data
 
     def fit(
@@ -162,18 +157,48 @@ class AlternatingUpdates(Optimizer):
         seed: int,
         on_step: OnStep,
         state: ChainState | None = None,
-    ) -> PointFit:
+    ) -> Descent:
+        """Return a point estimate, from a state, which may change in place, or random factors.
+
+        ``on_step`` receives the number of iterations done, and their largest number.
+
+        Raises
+        ------
+        OptionError
+            If it does not fit these data.
+        """
         self.check_data(data)
+        descent = self.begin(data, model, executor, seed, state)
+        descent.rule.alone = True
+        self.descend(descent, seed, on_step)
+        return descent
+
+    def begin(
+        self, data: BlockedData, model: Any, executor: Executor, seed: int, state: ChainState | None
+    ) -> Descent:
+        """Begin at a state, or at random factors."""
         state = state or start_state(data, model, seed, 0, executor=executor)
-        rule = dispersion_rule(model, data)
-        rule.alone = True
-        given = data, model, state, executor, rule, self.max_iter, self.tol, on_step
-        point = run_updates(*given, self.update)
-        if self.max_iter >= LAST_LOOK:
-            return point
-        floor = mean_floor(data, model.likelihood)
-        phi = rule.settle(executor, point.state, floor, point.hyper.dispersion)
-        return point._replace(hyper=point.hyper._replace(dispersion=phi))
+        return Descent.start(data, model, executor, state)
+
+    @abstractmethod
+    def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
+        """Iterate until the objective hardly falls any more, or ``max_iter`` is reached."""
+
+
+class AlternatingUpdates(Optimizer):
+    """Move W given H and H given W, in turn, by sums over the blocks."""
+
+    @abstractmethod
+    def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
+        """Run some iterations."""
+
+    def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
+        """Iterate by `run_updates`."""
+        del seed
+        run_updates(descent, self.max_iter, self.tol, on_step, self.update)
+        if self.max_iter < LAST_LOOK:
+            phi = descent.settle(descent.hyper.dispersion)
+            descent.hyper = descent.hyper._replace(dispersion=phi)
 
 
 @dataclass(frozen=True)
@@ -236,8 +261,9 @@ class MultiplicativeUpdates(AlternatingUpdates):
                     DataWarning,
                 )
 
-    def update(self, *given: Any) -> None:
-        update(*given)
+    def update(self, descent: Descent, iterations: int, on_cycle: OnCycle | None) -> None:
+        """Run multiplicative updates."""
+        update(descent, iterations, on_cycle)
 
 
 def mean_floor(data: BlockedData, likelihood: Likelihood) -> float:
@@ -260,9 +286,9 @@ def initial_state(
     state, grid = empty_state(data.grid, n_components, data.dtype), data.grid
     state = state if executor is None else executor.hold(state)
     size = nth_root(typical_value(data) / n_components, len(grid.sides))
-    for factor, own in enumerate(grid.sides):
+    for factor, side in enumerate(grid.sides):
         address = seed, chain, Stream.START, factor, *([attempt] if attempt else [])
-        state.each(partial(draw_rows, size=size, address=address), factor, own.sizes)
+        state.each(partial(draw_rows, size=size, address=address), factor, side.sizes)
     return state
 
 
@@ -280,82 +306,71 @@ def draw_rows(band: FactorBand, length: int, size: float, address: Sequence[Any]
 
 
 def run_updates(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    rule: DispersionRule,
+    descent: Descent,
     iterations: int,
     tol: float = 0.0,
     on_step: OnStep | None = None,
-    move: Callable[..., None] | None = None,
-) -> PointFit:
-    """Update W and H in turn from a state, which changes in place, by `update` or ``move``.
+    move: Callable[[Descent, int, OnCycle | None], None] | None = None,
+) -> Descent:
+    """Update W and H in turn, in place, by `update` or ``move``.
 
-    Until the first look at φ, after five iterations, the prior counts nothing, because
-    how much it counts against the likelihood depends on φ. After 60 iterations φ
-    stays as it is, and only then can the objective be compared with itself. Priors of shapes
-    below 1 count nothing until then: they drive entries to zero, where nothing is to be learnt
-    of φ, and the more so the larger φ is taken to be.
+    Until the first estimate of φ, after five iterations, the prior counts nothing, because
+    how much it counts against the likelihood depends on φ. After 60 iterations φ stays as it
+    is, and only then can the objective be compared with itself. Priors of shapes below 1 count
+    nothing until then: they drive entries to zero, where nothing is to be learnt of φ, and the
+    more so the larger φ is taken to be.
     """
-    floor, history, done = mean_floor(data, model.likelihood), list[tuple[int, float]](), 0
-    hyper = model.resolve(data.level, rule.fixed or 1.0)._replace(dispersion=rule.first)
-    fit, spiked = Fit(-math.inf, math.inf), min(model.starting_shapes) < 1
+    model, rule, done = descent.model, descent.rule, 0
+    history, spiked = descent.objective, min(model.starting_shapes) < 1
     for stop in sorted({*range(FIT_EVERY, iterations, FIT_EVERY), FIRST_LOOK, iterations}):
         if stop > iterations:
             continue
         follow = model.shares_rates and (done >= LAST_LOOK or rule.settled)
         while done < stop:
-            hyper = relevance(data, model, state, hyper) if follow else hyper
+            if follow:
+                descent.follow_rates()
             count = 1 if follow else stop - done
-            told = counted(on_step, done, iterations)
-            (move or update)(data, model, state, executor, hyper, count, told)
+            (move or update)(descent, count, report_from(on_step, done, iterations))
             done += count
-        rule.fade(model, state)
-        law, _ = model.at(hyper)
+        rule.fade(model, descent.state)
+        phi = descent.hyper.dispersion
         if done <= LAST_LOOK:
-            fit, phi = rule.look(executor, state, floor)
+            descent.fit, phi = rule.look(descent.executor, descent.state, descent.floor)
         else:
-            fit, phi = evaluate(executor, data, state, law, floor), hyper.dispersion
+            descent.evaluate()
         if done >= LAST_LOOK:
-            settled = rule.settle(executor, state, floor, phi, last=False)
+            settled = descent.settle(phi, last=False)
             phi = settled if done == LAST_LOOK or rule.fixed is not None else phi
         elif spiked and done < iterations:
             phi = rule.first
-        hyper = hyper._replace(dispersion=phi)
-        history.append((done, objective(model, state, hyper, fit)))
+        descent.hyper = descent.hyper._replace(dispersion=phi)
+        history.append((done, descent.loss))
         if done > LAST_LOOK + FIT_EVERY and tol:
             before, value = history[-2][1], history[-1][1]
             if before - value <= tol * abs(before):
                 break
-    return PointFit(state, hyper, fit, history)
+    return descent
 
 
-def counted(on_step: OnStep | None, before: int, whole: int) -> Callable[[int], None]:
-    """Listen to the cycles of a plan, and tell how many iterations are done in all."""
-    return lambda cycle: None if on_step is None else on_step(before + cycle + 1, whole)
+def report_from(on_step: OnStep | None, before: int, total: int) -> OnCycle:
+    """Turn the numbers of a plan's cycles into numbers of iterations for ``on_step``."""
+    return lambda cycle: None if on_step is None else on_step(before + cycle + 1, total)
 
 
-def update(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    hyper: Hyperparameters,
-    iterations: int = 1,
-    on_cycle: Callable[[int], None] | None = None,
-) -> None:
+def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = None) -> None:
     """Update W and H in turn by multiplication; φ says how much their priors count."""
-    likelihood, hyper = model.at(hyper)
-    factors = every(state)
-    move = MoveByShare(
-        tuple(pull_of(hyper, factor) for factor in factors),
-        likelihood,
-        SMALLEST * nth_root(typical_value(data) / model.n_components, len(factors)),
-        model.frozen,
+    (likelihood, hyper), data = descent.model.at(descent.hyper), descent.data
+    factors = every(descent.state)
+    size = nth_root(typical_value(data) / descent.model.n_components, len(factors))
+    move = partial(
+        move_by_share,
+        priors=[pull_of(hyper, factor) for factor in factors],
+        frozen=descent.model.frozen,
+        likelihood=likelihood,
+        smallest=SMALLEST * size,
     )
     program = SharePass(likelihood, mean_floor(data, likelihood), factors, finish=move)
-    run_pass(executor, program, state, data, iterations, on_cycle)
+    run_pass(descent.executor, program, descent.state, data, iterations, on_cycle)
 
 
 def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
@@ -364,48 +379,23 @@ def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
     return hyper.dispersion * rate, hyper.dispersion * (shape - 1.0)
 
 
-@dataclass(frozen=True)
-class MoveByShare:
-    """Moves a band by its share; ``priors`` have φ λ and φ (a - 1), by factor."""
-
-    priors: tuple[tuple[Any, float], ...]
-    likelihood: Likelihood
-    smallest: float
-    frozen: tuple[Mask, ...]
-
-    def __call__(self, band: FactorBand, share: Share, factor: int, cycle: int) -> None:
-        """Move a band."""
-        del cycle
-        with held(band.values, self.frozen[factor]):
-            rest = *self.priors[factor], self.likelihood, self.smallest
-            take_share(band.values, share, *rest)
-
-
-def take_share(
-    theta: Array,
+def move_by_share(
+    band: FactorBand,
     share: Share,
-    penalty: Any,
-    pull: float,
-    likelihood: Likelihood,
-    smallest: float,
+    factor: int,
+    cycle: int,
+    priors: Sequence[tuple[Any, float]],
+    frozen: Sequence[Mask],
+    **rest: Any,
 ) -> None:
-    """Move the entries of a band by a numerator and a denominator, in place.
-
-    ``penalty`` is φ λ and ``pull`` φ (a - 1) of their prior; others as for `gamma_update`.
-    """
-    if not pull:
-        num, den = share
-        steps.take_share(theta, num, den, penalty, likelihood.exponent)
-        return
-    own, num, den = steps.here(theta), *map(steps.here, share)
-    more = steps.here(penalty) if np.ndim(penalty) else penalty
-    positive = np.maximum(den + more, np.finfo(own.dtype).tiny)
-    moved = gamma_update(own, num, positive, pull, likelihood, smallest)
-    theta[:] = steps.beside(theta, moved.astype(own.dtype))
+    """Move a band by its share; ``priors`` hold φ λ and φ (a - 1) of every factor."""
+    del cycle
+    with held(band.values, frozen[factor]):
+        multiply_by_share(band.values, share, *priors[factor], **rest)
 
 
 class Entries(NamedTuple):
-    """Sums over some rows of a factor: of columns, of logarithms and of rows, as asked for."""
+    """Sums over some rows of a factor: of columns, and on request of logarithms and of rows."""
 
     length: int
     columns: Array
@@ -425,9 +415,9 @@ def sum_entries(values: Array, frozen: Mask, logs: bool, by_rows: bool) -> Entri
     return Entries(len(values), columns, *of_logs, rows)
 
 
-def sum_band(band: FactorBand, **asked: Any) -> Entries:
+def sum_band(band: FactorBand, **options: Any) -> Entries:
     """Sum up a band, as `sum_entries`."""
-    return sum_entries(band.values, **asked)
+    return sum_entries(band.values, **options)
 
 
 def totals_of(
@@ -438,16 +428,16 @@ def totals_of(
     ``apart``: by factor, the entries that count in place of the state's, in units of what
     covariates multiply their prior means by.
     """
-    found, shapes = [], (model.shape_w, model.shape_h)
+    totals, shapes = [], (model.shape_w, model.shape_h)
     for factor, by in enumerate(model.rates_of):
         mask = model.frozen[factor]
         free = np.ones(model.n_components, bool) if mask is None else ~mask
         by_rows = by is not None and by != "component"
-        asked: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
+        options: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
         if apart and factor in apart:
-            parts = [sum_entries(apart[factor], **asked)]
+            parts = [sum_entries(apart[factor], **options)]
         else:
-            parts = state.each(partial(sum_band, **asked), factor)
+            parts = state.each(partial(sum_band, **options), factor)
         length, logs = sum(part.length for part in parts), math.fsum(part.logs for part in parts)
         sums = np.sum([part.columns for part in parts], axis=0)
         count, total = length * free.astype(np.float64), np.where(free, sums, 0.0)
@@ -456,26 +446,12 @@ def totals_of(
         elif by_rows:
             count = np.full(length, float(free.sum()))
             total = np.concatenate([part.rows for part in parts])
-        found.append(Totals(count, total, logs, sum(part.floored for part in parts)))
-    return found
-
-
-def relevance(
-    data: BlockedData, model: GammaFactors, state: ChainState, hyper: Hyperparameters
-) -> Hyperparameters:
-    """Set rates that both factors share by their means given these, so that components fade.
-
-    Source: Tan and Févotte 2013, algorithm 1.
-    """
-    if not model.shares_rates:
-        return hyper
-    about = hyper.dispersion, data.level, data.total_mass
-    rates = model.mean_relevance(totals_of(model, state), *about)
-    return hyper._replace(rate_w=rates, rate_h=rates)
+        totals.append(Totals(count, total, logs, sum(part.floored for part in parts)))
+    return totals
 
 
 def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fit: Fit) -> float:
-    """Return what the updates bring down at a given φ.
+    """Return the objective of the updates at the present φ.
 
     Σ d_β(v|μ) + φ (λ_w ΣW + λ_h ΣH - (a_w - 1) Σ log W - (a_h - 1) Σ log H), the
     penalties over the entries that are not frozen. Of rates that follow the factors, with
@@ -484,14 +460,14 @@ def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fi
     prior, (_, hyper) = 0.0, model.at(hyper)
     for factor, mask in enumerate(model.frozen):
         rate, shape = hyper.prior(factor)
-        found = state.each(partial(sum_moving, frozen=mask, logs=shape != 1.0), factor)
+        parts = state.each(partial(sum_moving, frozen=mask, logs=shape != 1.0), factor)
         if isinstance(rate, np.ndarray):
-            length = sum(part.rows for part in found)
+            length = sum(part.rows for part in parts)
             prior -= (SHARED / 2 + shape * length) * float(np.sum(np.log(rate)))
         else:
-            prior += rate * sum(part.total for part in found)
+            prior += rate * sum(part.total for part in parts)
         if shape != 1.0:
-            prior -= (shape - 1.0) * math.fsum(part.logs for part in found)
+            prior -= (shape - 1.0) * math.fsum(part.logs for part in parts)
     return float(-fit.negative_divergence + hyper.dispersion * prior)
 
 
@@ -510,9 +486,9 @@ def balance(state: ChainState, frozen: tuple[Mask, ...] = (None, None)) -> None:
                 by[mask] = 1.0
     for factor, (by, mask) in enumerate(zip(moves, frozen, strict=True)):
         state.each(partial(multiply, by=by), factor)
-        found = state.each(partial(sum_moving, frozen=mask), factor)
-        count = sum(part.size for part in found)
-        more = 1e-3 * sum(part.total for part in found) / max(count, 1)
+        parts = state.each(partial(sum_moving, frozen=mask), factor)
+        count = sum(part.size for part in parts)
+        more = 1e-3 * sum(part.total for part in parts) / max(count, 1)
         state.each(partial(lift, by=more, frozen=mask), factor)
 
 
@@ -525,11 +501,11 @@ def even_scales(sums: Sequence[Array]) -> list[Array]:
         if len(sums) == 2:
             first = np.sqrt(sums[1] / sums[0])
         else:
-            first = np.prod([own / sums[0] for own in sums[1:]], axis=0) ** (1.0 / len(sums))
+            first = np.prod([total / sums[0] for total in sums[1:]], axis=0) ** (1.0 / len(sums))
         good = np.isfinite(first) & (first > 0)
         first = np.where(good, first, 1.0)
-        others = [first * (sums[0] / own) for own in sums[1:-1]]
-    moves = [first, *(np.where(good, own, 1.0) for own in others)]
+        others = [first * (sums[0] / total) for total in sums[1:-1]]
+    moves = [first, *(np.where(good, scale, 1.0) for scale in others)]
     return [*moves, 1.0 / np.prod(moves, axis=0)]
 
 
@@ -573,11 +549,11 @@ def with_fixed(
         if fixed is not None:
             spans = map((grid.rows, grid.cols)[factor].slice, range(grid.blocks))
             order = orders[factor]
-            own = [fixed.at(span if order is None else order[span]) for span in spans]
-            state.each(put_fixed, factor, own)
+            pieces = [fixed.at(span if order is None else order[span]) for span in spans]
+            state.each(put_fixed, factor, pieces)
     return state
 
 
 def put_fixed(band: FactorBand, fixed: FixedComponents) -> None:
-    """Put the values of frozen components in, of which a band's own rows are given."""
+    """Put the values of frozen components into a band; these are of its rows."""
     fixed.put(band.values, slice(None))

@@ -24,12 +24,12 @@ from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.given import Condition, Given
-from daskfactor.inference.multiplicative import SMALLEST, take_share
+from daskfactor.inference.multiplicative import SMALLEST
 from daskfactor.inference.passes import Share, add_share
 from daskfactor.inference.program import DISPERSION, RATE, ROWS, Program, band_prior, law_of
 from daskfactor.kernels.cuda.blocks import entries_on_device
 from daskfactor.kernels.cuda.device import current
-from daskfactor.kernels.steps import here, zeros_beside
+from daskfactor.kernels.steps import here, multiply_by_share, zeros_beside
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import AnyBlock, SparseBlock, Workspace
 from daskfactor.models.covariates import Covariates
@@ -295,7 +295,7 @@ class Rows:
         for _ in range(CLIMB):
             share = self._share()
             with held(self.band.values, program.frozen[given.factor]):
-                take_share(self.band.values, share, *prior, law, smallest)
+                multiply_by_share(self.band.values, share, *prior, law, smallest)
                 np.maximum(self.band.values, smallest, out=self.band.values)
         _, denominator = self._share()
         plan.sampler.begin(self.band, given.factor, denominator, hyper)

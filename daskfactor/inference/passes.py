@@ -1,7 +1,7 @@
-"""Passes over the data with both factors, as plans: how well they fit, sums that one is moved by.
+"""Passes over the data with both factors, as plans: evaluate a fit, gather sums for a step.
 
-In a pass a band meets all blocks of its row or column, one in each round, and gathers from them
-what is then done with it, in the operation with the last of them. Sums come in the order of the
+In a pass a band meets all blocks of its row or column, one in each round, and gathers sums, which
+the operation with the last of them uses. Sums come in the order of the
 plan, so they have the same bits on every executor.
 """
 
@@ -40,7 +40,7 @@ Share = tuple[Array, ...]
 """Numerator and denominator of the multiplicative update of a band, or a block's part of them;
 behind them the Gram matrix of the other factor, where that is gathered."""
 Finish = Callable[..., None]
-"""What is done with a band that has met all of its blocks: ``(band, share, factor=, cycle=)``."""
+"""Function called with a band after all of its blocks: ``(band, share, factor=, cycle=)``."""
 BOTH = ROWS, COLUMNS
 
 
@@ -51,7 +51,7 @@ def every(state: ChainState) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Pass:
-    """What programs of passes have in common: the law, and evaluations.
+    """Base of the programs of passes: the likelihood, and evaluations.
 
     Attributes
     ----------
@@ -185,25 +185,25 @@ def run_pass(
 ) -> None:
     """Make a program's visits of all blocks, cycle by cycle, and change the state.
 
-    ``on_cycle`` is told of every cycle that is done, by number.
+    ``on_cycle`` receives the number of every cycle that is done.
     """
-    wanted = CycleOptions()
+    options = CycleOptions()
     plan = build_plan(
         Passes(len(program.sides)),
         data.n_observed,
         range(cycles),
         lambda cycle: np.random.default_rng(0),  # passes have one order only
-        lambda cycle: wanted,
+        lambda cycle: options,
     )
-    told, each = 0, len(program.sides) * data.n_observed.size
+    reported, each = 0, len(program.sides) * data.n_observed.size
 
-    def tell(done: int) -> None:
-        nonlocal told
-        while on_cycle is not None and (told + 1) * each <= done:
-            on_cycle(told)
-            told += 1
+    def report(done: int) -> None:
+        nonlocal reported
+        while on_cycle is not None and (reported + 1) * each <= done:
+            on_cycle(reported)
+            reported += 1
 
-    state.become(executor.run(plan, program, state, data, tell))
+    state.become(executor.run(plan, program, state, data, report))
 
 
 def evaluate(
@@ -227,6 +227,6 @@ def fit_columns(
     """Return minus the divergence of every column at a dispersion of its own, (J,)."""
     state.each(partial(take_array, name=TRIED), COLUMNS, pieces_of(data.grid, COLUMNS, dispersions))
     run_pass(executor, ColumnPass(likelihood, floor), state, data)
-    found = state.gather("columns", FITS)
+    fits = state.gather("columns", FITS)
     state.each(partial(drop_arrays, names=(TRIED, FITS)), COLUMNS)
-    return found
+    return fits

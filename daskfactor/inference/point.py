@@ -17,7 +17,7 @@ from daskfactor.inference.chain import stacked
 from daskfactor.inference.coordinate_descent import CoordinateDescent, suits
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
-from daskfactor.inference.multiplicative import OnStep, Optimizer, PointFit
+from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
 from daskfactor.inference.session import Session, device_attrs, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
@@ -129,26 +129,26 @@ def _opening(
     if not short:
         return make(0, 0)
     states = (make(0, attempt) for attempt in range(init.starts))
-    whole = init.starts * SHORT
-    return best_of(states, data, model, executor, on_step=lambda done: on_step(done, whole))
+    descents = (Descent.start(data, model, executor, state) for state in states)
+    return best_of(descents, lambda done: on_step(done, init.starts * SHORT))
 
 
 def point_dataset(
     data: BlockedData,
     model: FactorModel,
     method: Optimizer,
-    point: PointFit,
+    point: Descent,
     attrs: dict[str, Any],
 ) -> xr.Dataset:
-    """Put factors under the data's own names, with the objective and what they were made with."""
+    """Label factors as the data are, with the objective, the model and the options."""
     W = in_callers_order(data, "rows", point.state.gather("rows"))
     others = [point.state.gather(n) for n in stacked(point.state, 1)]
     Ht = in_callers_order(
         data, "columns", others[0] if len(others) == 1 else np.concatenate(others)
     )
     labels, named = data.labels, model.component_names()
-    given = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
-    name = beside(given, {"W", "H", "objective", "component", "iteration"})
+    names = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
+    name = beside(names, {"W", "H", "objective", "component", "iteration"})
     tell_of(name)
     row, col = name[labels.row_dim], name[labels.col_dim]
     iterations, objective = zip(*point.objective, strict=True)
@@ -164,8 +164,8 @@ def point_dataset(
             **({COMPONENT_NAME: ("component", list(named))} if named else {}),
             "iteration": list(iterations),
             **{
-                name[own]: (name[str(along)], *rest)
-                for own, (along, *rest) in labels.coords.items()
+                name[coord]: (name[str(along)], *rest)
+                for coord, (along, *rest) in labels.coords.items()
             },
         },
         attrs={

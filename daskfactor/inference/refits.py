@@ -1,4 +1,4 @@
-"""Refits without some cells, as ArviZ asks for them: exact cross-validation by its functions."""
+"""Refits without some cells for ArviZ's functions of exact cross-validation."""
 
 from importlib import import_module
 from typing import Any
@@ -16,7 +16,7 @@ from daskfactor.results.schema import CELL_INDICES
 
 
 class Refits:
-    """What ArviZ asks of a ``SamplingWrapper``, which a wrapper inherits besides."""
+    """Methods that ArviZ calls on a ``SamplingWrapper``."""
 
     model: Any
     sample_kwargs: dict[str, Any]
@@ -27,17 +27,17 @@ class Refits:
         """Return V without some of the cells, and these cells with their values."""
         at = np.atleast_1d(np.asarray(idx))
         cells = self.cells[0][at], self.cells[1][at]
-        given = self.sample_kwargs
-        reading = {name: given[name] for name in Reading.__annotations__ if name in given}
-        held = hold_out(self.V, cells=cells, **reading)
-        return held.train, held
+        options = self.sample_kwargs
+        reading = {name: options[name] for name in Reading.__annotations__ if name in options}
+        split = hold_out(self.V, cells=cells, **reading)
+        return split.train, split
 
     def sample(self, modified_observed_data: Any) -> xr.DataTree:
         """Draw from the posterior given what is left."""
         read = Reading.__annotations__.keys() - {"unstored"}  # these cells are left out already
-        given: dict[str, Any] = {"progressbar": False, "keep": "draws"}
-        given |= {name: own for name, own in self.sample_kwargs.items() if name not in read}
-        return sample(modified_observed_data, self.model, **given)
+        options: dict[str, Any] = {"progressbar": False, "keep": "draws"}
+        options |= {name: value for name, value in self.sample_kwargs.items() if name not in read}
+        return sample(modified_observed_data, self.model, **options)
 
     def get_inference_data(self, fitted_model: xr.DataTree) -> xr.DataTree:
         """Return the trace itself."""
@@ -114,11 +114,11 @@ def sampling_wrapper(tree: Any, V: Any, model: Any, sampler: Any = "auto", **opt
 
 
 def _of_arviz() -> tuple[Any, Any]:
-    """The class that ArviZ's functions ask for, and what its results are made by from a tree."""
+    """Return ArviZ's class of wrappers, and its conversion of a tree."""
     for name in ("arviz", "arviz_stats.loo"):
         try:
-            found = import_module(name)
+            module = import_module(name)
         except ImportError:
             continue
-        return found.SamplingWrapper, getattr(found, "from_datatree", lambda tree: tree)
+        return module.SamplingWrapper, getattr(module, "from_datatree", lambda tree: tree)
     raise OptionError("refits for ArviZ need ArviZ, which is not installed: pip install arviz")

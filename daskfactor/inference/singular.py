@@ -20,8 +20,8 @@ from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.bands import pieces_of
-from daskfactor.inference.dispersion import dispersion_rule, typical_value
-from daskfactor.inference.multiplicative import run_updates, start_state
+from daskfactor.inference.dispersion import typical_value
+from daskfactor.inference.multiplicative import Descent, run_updates, start_state
 from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.random import Stream, generator
@@ -35,12 +35,12 @@ TOLERANCE: Final = 1e-6
 SMALL: Final = 2
 """Matrices with fewer rows or columns than so many times the rank are taken whole."""
 FILL_ITERATIONS: Final = 100
-"""Of the masked fit that fills in missing entries before a singular value decomposition."""
+"""Iterations of the masked fit that fills in missing entries before a decomposition."""
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Without scikit-learn's word that a descent was stopped: ``n_iter`` tells.
+    """Silence scikit-learn's warning that a descent was stopped: ``n_iter`` says so.
 
     Around calls of all lanes, not inside one: filters belong to the whole process.
     """
@@ -66,7 +66,7 @@ def truncated_svd(
     seed: int = 0,
     fill: ChainState | None = None,
 ) -> Singular:
-    r"""Leading singular triplets, signs fixed by :func:`consistent_signs`.
+    r"""Return leading singular triplets, signs fixed by :func:`consistent_signs`.
 
     .. math:: X \approx U_R \Sigma_R V_R^\top
 
@@ -105,13 +105,13 @@ def truncated_svd(
     if data.maximum == data.minimum == 0:
         raise DataError("all entries are zero, so there are no singular vectors; check the data")
 
-    held: list[list[Array]] = []
+    pieces: list[list[Array]] = []
     if fill is not None:
         whole = fill.gather("rows"), fill.gather("columns")
-        held = [pieces_of(data.grid, factor, own) for factor, own in enumerate(whole)]
+        pieces = [pieces_of(data.grid, factor, values) for factor, values in enumerate(whole)]
 
     def times(side: Side, vectors: Array) -> Array:
-        """Give X x for ``"rows"``, Xᵀ y for ``"columns"``: (I, n) of (J, n), or the other way."""
+        """Return X x for ``"rows"``, Xᵀ y for ``"columns"``: (I, n) of (J, n), or the other way."""
         grid = data.grid
         inner = grid.cols if side == "rows" else grid.rows
         vectors = np.ascontiguousarray(vectors, data.dtype)
@@ -122,14 +122,14 @@ def truncated_svd(
             total: Any = 0.0
             for other, x in enumerate(parts):
                 row, col = (band, other) if side == "rows" else (other, band)
-                factors = (held[0][row], held[1][col]) if held else None
+                factors = (pieces[0][row], pieces[1][col]) if pieces else None
                 total = total + _product(data.view(row, col), side, x, factors)
             return np.asarray(total, dtype=np.float64)
 
         return np.concatenate(executor.map(one, range(grid.blocks), "singular-vectors"))
 
     if short < SMALL * rank + 2:
-        found = whole_svd(times("rows", np.eye(data.shape[1])), rank)
+        result = whole_svd(times("rows", np.eye(data.shape[1])), rank)
     else:
         operator = sparse.linalg.LinearOperator(
             data.shape,
@@ -141,18 +141,18 @@ def truncated_svd(
         triplets = sparse.linalg.svds(operator, k=rank, tol=TOLERANCE, v0=first, solver="arpack")
         left, values, right = (np.asarray(one, np.float64) for one in triplets)
         order = np.argsort(-values)
-        found = Singular(left[:, order], values[order], right[order])
-    return consistent_signs(found)
+        result = Singular(left[:, order], values[order], right[order])
+    return consistent_signs(result)
 
 
 def whole_svd(matrix: Array, rank: int) -> Singular:
-    """Leading triplets of an array in memory, signs as LAPACK has them."""
+    """Return leading triplets of an array in memory, signs as LAPACK has them."""
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     return Singular(left[:, :rank], values[:rank], right[:rank])
 
 
-def consistent_signs(found: Singular) -> Singular:
-    r"""The same triplets, each pair of vectors turned to where most of the data point.
+def consistent_signs(singular: Singular) -> Singular:
+    r"""Turn each pair of singular vectors to where most of the data point.
 
     .. math:: s_u = \sum_j \mathrm{sign}(v_{rj}) v_{rj}^2, \quad
         s_v = \sum_i \mathrm{sign}(u_{ir}) u_{ir}^2
@@ -165,17 +165,17 @@ def consistent_signs(found: Singular) -> Singular:
     ----------
     Bro, Acar and Kolda 2008, algorithm 1; Masood and Doshi-Velez, section 8.3.
     """
-    by_right = (np.sign(found.right) * found.right**2).sum(axis=1)
-    by_left = (np.sign(found.left) * found.left**2).sum(axis=0)
+    by_right = (np.sign(singular.right) * singular.right**2).sum(axis=1)
+    by_left = (np.sign(singular.left) * singular.left**2).sum(axis=0)
     sign = np.sign(np.where(np.abs(by_left) >= np.abs(by_right), by_left, by_right))
     sign[sign == 0] = 1.0
-    return Singular(found.left * sign, found.values, found.right * sign[:, None])
+    return Singular(singular.left * sign, singular.values, singular.right * sign[:, None])
 
 
 def _product(
     view: BlockView | SparseBlock, side: Side, x: NDArray[Any], fill: tuple[Any, Any] | None
 ) -> Array:
-    """One block's completed values, or their transpose, times a few vectors."""
+    """Return a block's completed values, or their transpose, times a few vectors."""
     if isinstance(view, BlockView):
         values: Any = view.block
         if fill is not None:
@@ -209,15 +209,15 @@ STREAM: Final = 7
 """Part of the address of the random numbers, so that no start of a fit shares them."""
 
 
-def halves(found: Singular, rank: int) -> tuple[Array, Array]:
-    """U √Σ (I, R) and √Σ Vᵀ (R, J) of the leading triplets."""
-    root = np.sqrt(found.values[:rank])
-    return found.left[:, :rank] * root, found.right[:rank] * root[:, None]
+def halves(singular: Singular, rank: int) -> tuple[Array, Array]:
+    """Return U √Σ (I, R) and √Σ Vᵀ (R, J) of the leading triplets."""
+    root = np.sqrt(singular.values[:rank])
+    return singular.left[:, :rank] * root, singular.right[:rank] * root[:, None]
 
 
 @lru_cache(maxsize=16)
 def learn_transfer(rank: int, count: int, seed: int = 0) -> Pair:
-    r"""Transfer matrices from non-negative factorizations of small synthetic matrices.
+    r"""Return transfer matrices from non-negative factorizations of small synthetic matrices.
 
     .. math:: Q_w = \arg\min_Q \|W - U\sqrt\Sigma\, Q\|_F, \quad
         Q_h = \arg\min_Q \|H - Q \sqrt\Sigma V^\top\|_F
@@ -264,7 +264,7 @@ def learn_transfer(rank: int, count: int, seed: int = 0) -> Pair:
 
 
 def _factorize(X: Array, rank: int, seed: int) -> tuple[Array, Array]:
-    """One factorization from a random start, W and H of equal length component by component."""
+    """Factorize from a random start, W and H of equal length component by component."""
     from sklearn.decomposition import non_negative_factorization
 
     with silent():  # what it has reached will do
@@ -280,7 +280,7 @@ def _factorize(X: Array, rank: int, seed: int) -> tuple[Array, Array]:
 PAD: Final = 1e-2
 """Entries of components beyond the transfer rank, of the mean of those that have one."""
 LIFT: Final = 1e-2
-"""What NNDSVDar puts in place of zeros, of the mean of the factor."""
+"""Size of the entries that NNDSVDar puts in place of zeros, of the mean of the factor."""
 ZERO: Final = 1e-6
 """Entries that count as zeros there, of the mean of the factor."""
 POOL: Final = 32
@@ -292,7 +292,7 @@ PILOTS: Final = 2**20
 def random_start(
     shape: tuple[int, int], n_components: int, mean: float, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    r"""Absolute values of normal numbers times :math:`\sqrt{\mathrm{mean}(V) / K}`.
+    r"""Draw absolute values of normal numbers times :math:`\sqrt{\mathrm{mean}(V) / K}`.
 
     Source: Masood and Doshi-Velez, section 6.2, as scikit-learn has it.
     """
@@ -302,9 +302,9 @@ def random_start(
 
 
 def q_transform(
-    found: Singular, pairs: Sequence[Pair], n_components: int, rng: np.random.Generator
+    singular: Singular, pairs: Sequence[Pair], n_components: int, rng: np.random.Generator
 ) -> Pair:
-    r"""Start from singular vectors and pairs of transfer matrices.
+    r"""Return a start from singular vectors and pairs of transfer matrices.
 
     .. math:: W_0^t = |U \sqrt\Sigma\, Q_w^t|, \quad H_0^t = |Q_h^t \sqrt\Sigma V^\top|, \quad
         W_0 = \tfrac{1}{\sqrt T} [W_0^1 \dots W_0^T], \quad
@@ -315,10 +315,10 @@ def q_transform(
 
     Source: Masood and Doshi-Velez, algorithms 3 and 4.
     """
-    basis, weights = halves(found, len(pairs[0][0]))
+    basis, weights = halves(singular, len(pairs[0][0]))
     size = np.sqrt(len(pairs))
-    W = np.hstack([np.abs(basis @ own) for own, _ in pairs])[:, :n_components] / size
-    H = np.vstack([np.abs(own @ weights) for _, own in pairs])[:n_components] / size
+    W = np.hstack([np.abs(basis @ turn) for turn, _ in pairs])[:, :n_components] / size
+    H = np.vstack([np.abs(turn @ weights) for _, turn in pairs])[:n_components] / size
     missing = n_components - W.shape[1]
     if missing > 0:
         more_w = PAD * W.mean() * rng.random((len(W), missing))
@@ -327,17 +327,20 @@ def q_transform(
     return W, H
 
 
-def nndsvd(found: Singular, n_components: int) -> tuple[Array, Array]:
-    r"""Non-negative double singular value decomposition, with zeros.
+def nndsvd(singular: Singular, n_components: int) -> tuple[Array, Array]:
+    r"""Return the non-negative double singular value decomposition, with zeros.
 
     The larger of the positive and the negative part of every triplet,
     :math:`\sqrt{\sigma_k \|u^\pm\| \|v^\pm\|}` times both parts made unit vectors.
 
     Source: Boutsidis and Gallopoulos 2008, figure 1.
     """
-    W, H = np.zeros((len(found.left), n_components)), np.zeros((n_components, found.right.shape[1]))
+    W, H = (
+        np.zeros((len(singular.left), n_components)),
+        np.zeros((n_components, singular.right.shape[1])),
+    )
     for k in range(n_components):
-        u, v = found.left[:, k], found.right[k]
+        u, v = singular.left[:, k], singular.right[k]
         parts = [(np.maximum(turn * u, 0), np.maximum(turn * v, 0)) for turn in (1.0, -1.0)]
         if k == 0:
             parts = [(np.abs(u), np.abs(v))]
@@ -346,13 +349,13 @@ def nndsvd(found: Singular, n_components: int) -> tuple[Array, Array]:
         if not sizes[best] > 0:
             continue
         a, b = parts[best]
-        scale = np.sqrt(found.values[k] * sizes[best])
+        scale = np.sqrt(singular.values[k] * sizes[best])
         W[:, k], H[k] = scale * a / np.linalg.norm(a), scale * b / np.linalg.norm(b)
     return W, H
 
 
 def lifted(factor: Array, rng: np.random.Generator) -> Array:
-    """Zeros replaced by small random entries, about a hundredth of the factor's mean.
+    """Replace zeros by small random entries, about a hundredth of the factor's mean.
 
     scikit-learn takes the data's mean, which has another unit than factors, so that there the
     start depends on the unit of the data.
@@ -365,15 +368,14 @@ def lifted(factor: Array, rng: np.random.Generator) -> Array:
 def fill_missing(
     executor: Executor, data: BlockedData, law: GammaFactors, seed: int
 ) -> ChainState | None:
-    """Factors of a masked fit, whose product fills in missing entries; None if there are none.
+    """Fit factors whose product fills in missing entries; None if no entry is missing.
 
     Source: Masood and Doshi-Velez, section 7.3.
     """
     if not data.n_missing:
         return None
     start = start_state(data, law, seed, 0, executor=executor)
-    rule = dispersion_rule(law, data)
-    return run_updates(data, law, start, executor, rule, FILL_ITERATIONS, 1e-3).state
+    return run_updates(Descent.start(data, law, executor, start), FILL_ITERATIONS, 1e-3).state
 
 
 def prepare_starts(
@@ -386,9 +388,9 @@ def prepare_starts(
     transfer_rank: int = 3,
     stacked: bool = False,
 ) -> Callable[[int], Pair]:
-    """Starting factors of numbered particles, each a function of seed and number alone.
+    """Return a function that makes starting factors from a number, the same for the same seed.
 
-    What all of them share, singular vectors and transfer matrices, is made once, here.
+    Singular vectors and transfer matrices, which all share, are computed once, here.
 
     Parameters
     ----------
@@ -437,7 +439,7 @@ def prepare_starts(
                 W, H = (lifted(one, rng) for one in (W, H))
         else:
             others = rng.permutation(pool[pool != number])[: parts - 1] if stacked else ()
-            pairs = [transfer[own] for own in (number, *others)]
+            pairs = [transfer[other] for other in (number, *others)]
             W, H = q_transform(singular, pairs, width, rng)
         return np.ascontiguousarray(W, dtype), np.ascontiguousarray(H, dtype)
 

@@ -1,12 +1,13 @@
-"""Where chains start: the best of short fits, and updates for as long as they lead anywhere.
+"""Make the first states of chains: the best of short fits, and updates while the density rises.
 
-A start is asked for by an `Init`. Its random numbers have the address of chain and attempt, so
-that it is the same whatever the number of chains.
+An `Init` says which. Random numbers have the address of chain and attempt, so that a start is the
+same whatever the number of chains.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +17,21 @@ from daskfactor.data.grid import TensorGrid
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
-from daskfactor.inference.dispersion import DispersionRule, dispersion_rule
+from daskfactor.inference.dispersion import dispersion_rule
 from daskfactor.inference.inits import SHORT, Init
 from daskfactor.inference.multiplicative import (
     FIT_EVERY,
     LAST_LOOK,
+    Descent,
     OnStep,
-    PointFit,
     balance,
-    mean_floor,
-    objective,
-    relevance,
     run_updates,
     start_state,
     update,
     with_fixed,
 )
-from daskfactor.inference.passes import evaluate
-from daskfactor.inference.program import Fit
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.singular import prepare_starts
-from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 
 Array = NDArray[Any]
 
@@ -47,24 +42,24 @@ which a warm start goes on, and below which it then ends.
 The draws of a posterior lie half a nat per parameter below its mode.
 """
 FAR = 1.0
-"""Rise at which a warm start that had to end is told: tuning makes up for smaller ones."""
+"""Rise above which a warm start that had to end warns: tuning makes up for smaller ones."""
 FADED = 1e-4
 """The same where components fade: what two of them share goes over to one ever so slowly."""
 TRIO = 3
 """Iterations of an extrapolated step."""
 POINTS = ("start", "first", "second")
-"""Arrays of a band: where it began, and where the first update and the second one led."""
+"""Arrays of a band: values at the start, after the first update and after the second."""
 SHRINK = 1e-3
-"""What an extrapolated step leaves of an entry, at least."""
+"""Least share of an entry that an extrapolated step leaves."""
 
 Make = Callable[[int, int], ChainState]
-"""Makes the first state of a chain's attempt, both by number."""
+"""Function that makes the first state of a chain's attempt, both by number."""
 
 
 def state_maker(
     data: BlockedData, model: Any, executor: Executor, init: Init, seed: int, chains: int = 1
 ) -> Make:
-    """Prepare first states of a kind: what all chains and attempts share is made once, here."""
+    """Return a function that makes first states; factors that all share are made once, here."""
     if init.W is not None:
         return lambda chain, attempt: executor.hold(given_state(data, model, init, chain))
     if init.made_by_bands:
@@ -96,197 +91,176 @@ def given_state(data: BlockedData, model: Any, init: Init, chain: int) -> ChainS
 def first_state(
     setting: Setting, make: Make, chain: int, on_step: OnStep | None
 ) -> tuple[ChainState, OnStep | None]:
-    """Give the state that a chain's warm start goes on from, and what to tell of the latter."""
-    init, data = setting.init, setting.data
+    """Return the state that a chain's warm start goes on from, and how to report on the latter."""
+    init, law = setting.init, cast("Any", setting.model)
+    model = law.without_spikes()
     if init.starts == 1:
         return make(chain, 0), on_step
     ahead, most = init.iterations, setting.warm_passes[1]
 
-    def tell(done: int, total: int = most) -> None:
+    def report(done: int, total: int = most) -> None:
         if on_step is not None:
             on_step(ahead + done, ahead + total)
 
-    states = (make(chain, attempt) for attempt in range(init.starts))
-    law: Any = setting.model
-    given = data, law.without_spikes(), setting.executor, setting.sampler.dispersion
-    return best_of(states, *given, lambda done: tell(done - ahead)), tell
+    def begin(attempt: int) -> Descent:
+        rule = dispersion_rule(model, setting.data, setting.sampler.dispersion)
+        state = make(chain, attempt)
+        return Descent.start(setting.data, model, setting.executor, state, rule)
+
+    states = map(begin, range(init.starts))
+    return best_of(states, lambda done: report(done - ahead)), report
 
 
 def best_of(
-    states: Iterable[ChainState],
-    data: BlockedData,
-    model: GammaFactors,
-    executor: Executor,
-    assumed: float | None = None,
-    on_step: Callable[[int], None] | None = None,
+    descents: Iterable[Descent], on_step: Callable[[int], None] | None = None
 ) -> ChainState:
-    """Give the state from which a few updates lead to the highest log density, after these.
+    """Return the state with the highest log density after a few updates of each.
 
-    Densities are compared two by two at the smaller of both dispersions. ``assumed`` is what a
-    sampler takes the dispersion to be; ``on_step`` is told how many iterations are done in all.
+    Densities are compared two by two at the smaller of both dispersions. ``on_step`` receives the
+    number of iterations done in all.
     """
-    best: PointFit | None = None
-    for number, state in enumerate(states):
+    best: Descent | None = None
+    for number, descent in enumerate(descents):
 
-        def tell(done: int, total: int, before: int = number * SHORT) -> None:
+        def report(done: int, total: int, before: int = number * SHORT) -> None:
             del total
             if on_step is not None:
                 on_step(before + done)
 
-        rule = dispersion_rule(model, data, assumed)
-        found = run_updates(data, model, state, executor, rule, SHORT, on_step=tell)
+        latest = run_updates(descent, SHORT, on_step=report)
         if best is not None:
-            phi = smaller(*(one.hyper.dispersion for one in (best, found)))
-            values = [_value(one, phi, data, model, executor) for one in (best, found)]
-            found = found if values[1] < values[0] else best
-        best = found
+            phi = smaller(best.hyper.dispersion, latest.hyper.dispersion)
+            latest = latest if loss_at(latest, phi) < loss_at(best, phi) else best
+        best = latest
     assert best is not None, "there is no start without a state"
     return best.state
 
 
-def _value(
-    point: PointFit, phi: float, data: BlockedData, model: GammaFactors, executor: Executor
-) -> float:
-    """Return the objective of a point at a dispersion, which the law itself may depend on."""
-    hyper = relevance(data, model, point.state, point.hyper._replace(dispersion=phi))
-    law, fit = model.at(hyper)[0], point.fit
-    if law.numbers or model.joins:
-        fit = evaluate(executor, data, point.state, law, mean_floor(data, law))
-    return objective(model, point.state, hyper, fit)
+def loss_at(descent: Descent, dispersion: Any) -> float:
+    """Return the objective at a dispersion, which the likelihood itself may depend on."""
+    descent = replace(descent)
+    descent.set_dispersion(dispersion)
+    if descent.likelihood.numbers or descent.model.joins:
+        descent.evaluate()
+    return descent.loss
 
 
 def smaller(one: Any, other: Any) -> Any:
     """Return the smaller of two dispersions; of several matrices, of each."""
-    if isinstance(one, tuple):
-        return tuple(map(min, one, other))
-    return min(one, other)
+    return tuple(map(min, one, other)) if isinstance(one, tuple) else min(one, other)
 
 
-class Climb(NamedTuple):
-    """Where a warm start has arrived: after how many iterations, and how fast it still rose.
+class WarmStart(NamedTuple):
+    """End of a warm start: factors, number of iterations, and how fast the density still rose.
 
     ``rise`` is in nats per parameter over the last `FIT_EVERY` iterations, or about as many;
-    0 where it was not looked at.
+    0 where nothing was measured.
     """
 
-    point: PointFit
+    point: Descent
     iterations: int
     rise: float
 
 
-def climb(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    rule: DispersionRule,
-    passes: tuple[int, int],
-    on_step: OnStep | None = None,
-) -> Climb:
-    """Update W and H from a state, in place, until the log density hardly rises any more.
+def climb(descent: Descent, passes: tuple[int, int], on_step: OnStep | None = None) -> WarmStart:
+    """Update W and H, in place, until the log density hardly rises any more.
 
     ``passes`` are the least and the largest number of iterations. The first ones are plain
     updates; what comes after the least is extrapolated, because updates creep along what
     large counts determine well in combination only.
     """
-    (least, most), floor = passes, mean_floor(data, model.likelihood)
+    (least, most), rule, model = passes, descent.rule, descent.model
 
-    def tell(done: int, total: int = most) -> None:
+    def report(done: int, total: int = most) -> None:
         if on_step is not None:
             on_step(done, most)
 
-    point = run_updates(data, model, state, executor, rule, least, on_step=tell)
+    run_updates(descent, least, on_step=report)
     if least < LAST_LOOK + FIT_EVERY:
-        return Climb(point, least, 0.0)
-    (_, before), (_, now) = point.objective[-2:]
-    done, phi = least, rule.estimate(point.fit)
-    rise = (before - now) / model.likelihood.at(phi)[1] / max(rule.parameters, 1)
+        return WarmStart(descent, least, 0.0)
+    (_, before), (_, after) = descent.objective[-2:]
+    done, phi = least, rule.estimate(descent.fit)
+    rise = per_parameter(before - after, phi, descent)
     enough = ENOUGH if rise > BEHIND else BEHIND
     enough = FADED if model.shares_rates else enough
     while rise > enough and done + FIT_EVERY <= most:
-        phi = rule.settle(executor, state, floor, phi, last=False)
-        hyper = relevance(data, model, state, point.hyper._replace(dispersion=phi))
-        fit = point.fit
-        before = now = objective(model, state, hyper, fit)
+        phi = descent.settle(phi, last=False)
+        descent.set_dispersion(phi)
+        before = descent.loss
         for _ in range(FIT_EVERY // TRIO):
-            fit, now = _extrapolate(data, model, state, executor, hyper, now)
+            extrapolate(descent)
         done += FIT_EVERY // TRIO * TRIO
-        rule.fade(model, state)
+        rule.fade(model, descent.state)
         # What fading components leave unexplained must not make the others fade.
-        phi = smaller(phi, rule.estimate(fit)) if model.shares_rates else rule.estimate(fit)
-        rise = (before - now) / model.likelihood.at(phi)[1] / max(rule.parameters, 1)
-        point = PointFit(state, hyper, fit, [*point.objective, (done, now)])
-        tell(done)
-    return Climb(point, done, rise)
+        estimate = rule.estimate(descent.fit)
+        phi = smaller(phi, estimate) if model.shares_rates else estimate
+        rise = per_parameter(before - descent.loss, phi, descent)
+        descent.objective.append((done, descent.loss))
+        report(done)
+    return WarmStart(descent, done, rise)
 
 
-def _extrapolate(
-    data: BlockedData,
-    model: GammaFactors,
-    state: ChainState,
-    executor: Executor,
-    hyper: Hyperparameters,
-    best: float,
-) -> tuple[Fit, float]:
+def per_parameter(fall: float, dispersion: Any, descent: Descent) -> float:
+    """Turn a fall of the objective into nats per parameter."""
+    phi = descent.model.likelihood.at(dispersion)[1]
+    return float(fall / phi / max(descent.rule.parameters, 1))
+
+
+def extrapolate(descent: Descent) -> None:
     """Take three updates for a step along where two of them lead: θ + 2 α r + α² v, updated.
 
     With r the first update's change, r + v the second's, and α = |r| / |v|, at least 1. If the
-    objective is above ``best`` there, the step is undone and the two updates stay.
+    objective is above that before, the step is undone and the two updates stay.
 
     Source: Varadhan and Roland 2008, "Simple and globally convergent methods for accelerating
     the convergence of any EM algorithm", scheme S3.
     """
-
-    def step(name: str = "") -> None:
-        update(data, model, state, executor, relevance(data, model, state, hyper))
-        if name:
-            state.each(partial(keep_values, name=name))
-
-    def look() -> tuple[Fit, float]:
-        law, _ = model.at(hyper)
-        fit = evaluate(executor, data, state, law, mean_floor(data, law))
-        return fit, objective(model, state, relevance(data, model, state, hyper), fit)
-
-    state.each(partial(keep_values, name=POINTS[0]))
+    state, before = descent.state, descent.loss
+    state.each(partial(save_values, name=POINTS[0]))
     for name in POINTS[1:]:
-        step(name)
-    change, bend = (sum(sizes) for sizes in zip(*state.each(measure_way), strict=True))
-    reach = max(1.0, (change / bend) ** 0.5) if bend > 0 else 1.0
-    state.each(partial(go_along, reach=reach))
-    step()
-    fit, value = look()
-    if value > best:
-        state.each(go_back)
-        fit, value = look()
+        descent.follow_rates()
+        update(descent)
+        state.each(partial(save_values, name=name))
+    change, bend = (sum(sizes) for sizes in zip(*state.each(measure_change), strict=True))
+    state.each(
+        partial(extrapolate_band, reach=max(1.0, (change / bend) ** 0.5) if bend > 0 else 1.0)
+    )
+    descent.follow_rates()
+    update(descent)
+    descent.evaluate()
+    descent.follow_rates()
+    if descent.loss > before:
+        state.each(restore_values)
+        descent.evaluate()
+        descent.follow_rates()
     state.each(partial(drop_arrays, names=POINTS))
-    return fit, value
 
 
-def keep_values(band: FactorBand, name: str) -> None:
-    """Keep what a band's values are now."""
+def save_values(band: FactorBand, name: str) -> None:
+    """Copy a band's values into an array of it."""
     band.arrays[name] = band.values.copy()
 
 
-def _way(band: FactorBand) -> tuple[Array, Array, Array]:
-    """Return the change r by the first update, that of the change v, and where both began."""
+def restore_values(band: FactorBand) -> None:
+    """Go back to where both updates led."""
+    band.values[:] = band.arrays[POINTS[-1]]
+
+
+def changes(band: FactorBand) -> tuple[Array, Array, Array]:
+    """Return the start, the change r by the first update, and the change v of the change."""
     zero, one, two = (band.arrays[name].astype(np.float64) for name in POINTS)
     change = one - zero
-    return change, two - one - change, zero
+    return zero, change, two - one - change
 
 
-def measure_way(band: FactorBand) -> tuple[float, float]:
+def measure_change(band: FactorBand) -> tuple[float, float]:
     """Return |r|² and |v|² of a band's entries."""
-    change, bend, _ = _way(band)
+    _, change, bend = changes(band)
     return float(np.vdot(change, change)), float(np.vdot(bend, bend))
 
 
-def go_along(band: FactorBand, reach: float) -> None:
+def extrapolate_band(band: FactorBand, reach: float) -> None:
     """Go to θ + 2 α r + α² v, and no nearer to zero than to a share of where updates led."""
-    change, bend, start = _way(band)
+    start, change, bend = changes(band)
     least = SHRINK * band.arrays[POINTS[-1]].astype(np.float64)
     band.values[:] = np.maximum(start + 2 * reach * change + reach**2 * bend, least)
-
-
-def go_back(band: FactorBand) -> None:
-    """Go back to where both updates led."""
-    band.values[:] = band.arrays[POINTS[-1]]

@@ -13,6 +13,7 @@ from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import (
+    Descent,
     OnStep,
     balance,
     even_out,
@@ -127,7 +128,8 @@ class TweedieChain(Chain):
         drawn = setting.init.kind == DRAWS and not passes[1]
         if passes[1]:
             free = model.without_spikes()
-            found = climb(data, free, state, executor, self.rule, passes, on_step)
+            descent = Descent.start(data, free, executor, state, self.rule)
+            found = climb(descent, passes, on_step)
             fit = found.point.fit
             if setting.sampler.warm_start == "auto":
                 self.climb = found.iterations, found.rise

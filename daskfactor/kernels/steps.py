@@ -14,6 +14,9 @@ from daskfactor.kernels.cuda import steps as cuda
 from daskfactor.kernels.cuda.device import current, is_here
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.polynomials import expm1
+from daskfactor.models.likelihood import Likelihood
+
+NEWTON_STEPS = 12
 
 
 def _by_place(step: Any) -> Any:
@@ -88,18 +91,72 @@ def langevin_step(
         form(theta, grad, metric, gone, *prior, *matched, *noise)
 
 
-def take_share(theta: Any, num: Any, den: Any, penalty: Any, power: float) -> None:
-    """Take theta (num / (den + penalty))^power, in place on ``theta``; 0 / 0 counts as 0."""
-    if not is_here(theta):
+def multiply_by_share(
+    theta: Any,
+    share: Any,
+    penalty: Any,
+    pull: float,
+    likelihood: Likelihood,
+    smallest: float,
+) -> None:
+    """Take the multiplicative update of a band, in place on ``theta``; 0 / 0 counts as 0.
+
+    Without a pull θ ← θ (num / (den + penalty))^γ; a negative one joins the penalty as -pull / θ,
+    and a positive one is solved for: D r^m = num r^n + pull / θ, in double precision.
+
+    Parameters
+    ----------
+    theta, share
+        Entries of a band, (rows, K), and their numerator and denominator.
+    penalty, pull
+        φ λ and φ (a - 1) of their prior.
+    likelihood
+        The law, with γ and the majoriser's powers (m, n).
+    smallest
+        Least value of an entry, where there is a pull.
+    """
+    (num, den, *_), power = share, likelihood.exponent
+    if not pull and not is_here(theta):
         cuda.take_share(theta, num, den, penalty, power)
-        return
-    if power == 1.0 and not np.ndim(penalty):
+    elif not pull and power == 1.0 and not np.ndim(penalty):
         langevin.multiply_share(theta, num, den, penalty)
-        return
-    total, ratio = den + penalty, np.zeros_like(num)
-    np.divide(num, total, out=ratio, where=total > 0)
-    np.maximum(ratio, 0, out=ratio)
-    theta *= ratio if power == 1.0 else ratio**power
+    elif not pull:
+        total, ratio = den + penalty, np.zeros_like(num)
+        np.divide(num, total, out=ratio, where=total > 0)
+        np.maximum(ratio, 0, out=ratio)
+        theta *= ratio if power == 1.0 else ratio**power
+    else:
+        values, den, penalty = (
+            here(theta),
+            here(den),
+            here(penalty) if np.ndim(penalty) else penalty,
+        )
+        total = np.maximum(den + penalty, np.finfo(values.dtype).tiny).astype(np.float64)
+        old = np.maximum(values.astype(np.float64), smallest)
+        num, prior = np.maximum(here(num).astype(np.float64), 0.0), np.abs(pull) / old
+        if pull < 0:
+            ratio = (num / (total + prior)) ** power
+        elif likelihood.majorizer == (1.0, 0.0):
+            ratio = (num + prior) / total
+        else:
+            ratio = _root(num, total, prior, likelihood)
+        theta[:] = beside(theta, np.maximum(old * ratio, smallest).astype(values.dtype))
+
+
+def _root(num: Any, den: Any, prior: Any, likelihood: Likelihood) -> Any:
+    """Return the one positive r with den r^m = num r^n + prior, by Newton's method.
+
+    den r^m - num r^n - prior is concave for n < 0 and m = 1 and convex for m > 1 and n = 1,
+    where it increases, and the steps begin below the root in the first case and above it in
+    the second, so that none overshoots.
+    """
+    m, n = likelihood.majorizer
+    alone, rest = (num / den) ** likelihood.exponent, prior / den
+    r = np.maximum(alone, rest) if n < 0 else alone + rest ** (1.0 / m)
+    for _ in range(NEWTON_STEPS):
+        value = den * r**m - num * r**n - prior
+        r = r - value / (m * den * r ** (m - 1.0) - n * num * r ** (n - 1.0))
+    return r
 
 
 @_by_place

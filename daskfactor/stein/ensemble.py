@@ -22,7 +22,7 @@ from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule
 from daskfactor.inference.inits import KINDS
-from daskfactor.inference.multiplicative import run_updates
+from daskfactor.inference.multiplicative import Descent, run_updates
 from daskfactor.inference.singular import prepare_starts, silent
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import memory_budget
@@ -235,7 +235,7 @@ class Ensemble(ParticleMethod):
                 state = runner.hold(make_state(data.grid, W, H.T.copy()))
                 rule = DispersionRule(law, data)
                 limits = method.max_iter or 300, tol
-                fit = run_updates(data, law, state, runner, rule, *limits, tell)
+                fit = run_updates(Descent.start(data, law, runner, state, rule), *limits, tell)
                 W, Ht = (fit.state.gather(side) for side in SIDES)
                 H, n_iter = np.ascontiguousarray(Ht.T), fit.objective[-1][0]
             else:

@@ -18,9 +18,9 @@ from daskfactor import (
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.inference import multiplicative
-from daskfactor.inference.dsgd import StochasticDescent
-from daskfactor.inference.multiplicative import DispersionRule, gamma_update, run_updates
+from daskfactor.inference.multiplicative import Descent, run_updates
 from daskfactor.inference.passes import evaluate
+from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.models.tweedie_law import Tweedie
 from tests.executors.audit import AuditExecutor
 from tests.models.laws import divergence
@@ -52,14 +52,8 @@ def signed(share=0.5, noise=0.3, shape=(120, 90), rank=2, seed=0):
 def fitted(data, model, executor=None, seed=0, on_iteration=None, **options):
     method = DSGD(**options)
     method.check_model(model)
-    descent = StochasticDescent(data, model, method, executor or SerialExecutor(), seed)
-    for iteration in range(1, method.max_iter + 1):
-        descent.advance(iteration)
-        if on_iteration is not None:
-            on_iteration(iteration, descent.loss)
-        if descent.finished:
-            break
-    return descent.result()
+    report = on_iteration or (lambda done, total: None)
+    return method.fit(data, model, executor or SerialExecutor(), seed, report)
 
 
 def bits(point):
@@ -85,8 +79,8 @@ def test_reaches_what_multiplicative_updates_reach(beta):
     model = TweedieNMF(3, beta=beta, dispersion=1.0)
     executor = SerialExecutor()
     start = multiplicative.initial_state(data, 3, 0, 0)
-    rule = DispersionRule(model, data)
-    other = run_updates(data, model, start, executor, rule, 500).objective[-1][1]
+    descent = Descent.start(data, model, executor, start)
+    other = run_updates(descent, 500).objective[-1][1]
     ours = fitted(data, model, executor, max_iter=200).objective[-1][1]
     assert ours < 1.01 * other
 
@@ -133,18 +127,34 @@ def test_sparse_data_give_what_dense_data_with_gaps_give():
     assert one.objective[-1][1] == pytest.approx(other.objective[-1][1], rel=1e-5)
 
 
+def test_zeros_that_are_not_stored_count():
+    V, model = counts(size=1.0), TweedieNMF(3, dispersion=1.0)
+    both = as_blocks(V, 3), as_blocks(sp.csr_array(V), 3, unstored="zero")
+    one, other = (fitted(data, model, max_iter=30).objective[-1][1] for data in both)
+    assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_a_tensor_is_descended_as_far_as_updates_lead():
+    V = np.random.default_rng(0).poisson(3.0, (12, 10, 8)).astype(float)
+    model, run = dfac.CP(2, dispersion=1.0), {"random_seed": 0, "progressbar": False}
+    methods = DSGD(60, tol=0), dfac.MultiplicativeUpdates(30, tol=0)
+    ours, other = (float(dfac.optimize(V, model, own, **run)["objective"][-1]) for own in methods)
+    assert ours < 1.01 * other
+
+
 def test_a_step_that_is_too_large_is_halved_and_undone_and_it_stops_when_it_no_longer_falls():
-    told, model = [], TweedieNMF(3, beta=2.0, dispersion=1.0)
-    options = {"step": 1e4, "tol": 0.0, "on_iteration": lambda *own: told.append(own)}
-    point = fitted(as_blocks(counts(), 3), model, max_iter=12, **options)
-    assert [number for number, _ in told] == list(range(1, 13))
-    assert all(now <= before for (_, before), (_, now) in itertools.pairwise(told))
-    assert len(point.objective) < 12
-    assert np.isfinite(told[-1][1])
-    told.clear()
-    options = {"tol": 1e-2, "on_iteration": lambda *own: told.append(own)}
+    numbers, model = [], TweedieNMF(3, beta=2.0, dispersion=1.0)
+    options = {"step": 1e4, "tol": 0.0, "on_iteration": lambda *own: numbers.append(own[0])}
+    point = fitted(as_blocks(counts(), 3), model, max_iter=40, **options)
+    assert numbers == list(range(1, 41))
+    values = [value for _, value in point.objective]
+    assert all(after < before for before, after in itertools.pairwise(values))
+    assert 1 < len(values) < 40
+    assert np.isfinite(values).all()
+    numbers.clear()
+    options = {"tol": 1e-2, "on_iteration": lambda *own: numbers.append(own[0])}
     fitted(as_blocks(counts((30, 20)), 2), TweedieNMF(1), max_iter=500, **options)
-    assert len(told) < 100
+    assert len(numbers) < 100
 
 
 def test_rows_without_an_entry_go_to_the_mode_of_their_prior():
@@ -204,9 +214,6 @@ def test_what_is_refused():
     }.items():
         for value in values:
             refused(OptionError, name, DSGD, **{name: value})
-    data = as_blocks(sp.csr_array(counts(size=1.0)), 3, unstored="zero", allow_empty=True)
-    given = data, TweedieNMF(2), SerialExecutor(), 0, lambda done, total: None
-    refused(OptionError, "MultiplicativeUpdates", DSGD().fit, *given)
     steep = dfac.TweedieNMF(2, shape_w=2.0)
     words = "exponential priors only, got shape_w=2"
     refused(OptionError, words, dfac.optimize, np.ones((4, 4)), steep, dfac.DSGD())
@@ -219,7 +226,8 @@ def test_each_update_solves_its_equation(beta, pull):
     theta, num, den = (np.exp(rng.normal(scale=3, size=(200, 4))) for _ in range(3))
     num[:20] = 0.0
     theta[20:30] = 0.0
-    new = gamma_update(theta, num, den, pull, Tweedie(beta), 1e-9)
+    new = theta.copy()
+    multiply_by_share(new, (num, den), 0.0, pull, Tweedie(beta), 1e-9)
     assert (new >= 1e-9).all()
     old = np.maximum(theta, 1e-9)
     ratio, share = new / old, pull / old
@@ -305,8 +313,7 @@ def test_coordinate_descent_never_lets_the_objective_rise_and_is_ahead_of_produc
     assert np.all(np.diff(values) <= 1e-6 * values[0])
     data, model = as_blocks(V, 3), TweedieNMF(3, beta=2.0, dispersion=4.0)
     start = multiplicative.initial_state(data, 3, 0, 0)
-    rule = DispersionRule(model, data)
-    others = run_updates(data, model, start, SerialExecutor(), rule, 200).objective
+    others = run_updates(Descent.start(data, model, SerialExecutor(), start), 200).objective
     assert values[4] < others[-1][1]  # after 80 iterations, and after 200
 
 

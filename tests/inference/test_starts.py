@@ -13,7 +13,7 @@ from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference import setting, starts, tweedie_chain
 from daskfactor.inference.inits import KINDS, SHORT, Init, checked_init
-from daskfactor.inference.multiplicative import DispersionRule, initial_state, start_state
+from daskfactor.inference.multiplicative import Descent, initial_state, start_state
 from daskfactor.inference.passes import evaluate
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.gamma_factors import Hyperparameters
@@ -125,7 +125,8 @@ def test_the_best_of_several_starts_goes_on(monkeypatch):
     model, none = dfac.TweedieNMF(6, beta=0.5, dispersion=0.3), SerialExecutor()
     with dfac.as_blocks(V, 2) as data:
         make = starts.state_maker(data, model, none, Init(starts=4), 2)
-        best = starts.best_of((make(0, n) for n in range(4)), data, model, none)
+        states = (make(0, n) for n in range(4))
+        best = starts.best_of(Descent.start(data, model, none, state) for state in states)
     ends = [point.objective[-1] for point in found]
     assert [iterations for iterations, _ in ends] == [SHORT] * 4
     values = [value for _, value in ends]
@@ -323,8 +324,8 @@ def draw(V, sampler=None, **options):
 def climbed(V, passes):
     model = dfac.TweedieNMF(K, dispersion=1.0)
     with dfac.as_blocks(V, 2) as data:
-        state, rule = start_state(data, model, 0, 0), DispersionRule(model, data)
-        return starts.climb(data, model, state, SerialExecutor(), rule, passes)
+        state = start_state(data, model, 0, 0)
+        return starts.climb(Descent.start(data, model, SerialExecutor(), state), passes)
 
 
 def test_large_counts_are_poisson_and_their_intervals_hold_the_truth():
@@ -355,13 +356,14 @@ def test_a_number_of_passes_stays_that_number(monkeypatch):
 
 
 def test_extrapolated_updates_come_further_than_plain_ones_and_never_lose():
-    model, hyper = dfac.TweedieNMF(K), Hyperparameters(1.0, 1.0, 1.0)
+    model, values = dfac.TweedieNMF(K), []
     with dfac.as_blocks(counts_of_mean(1e3)[0], 2, dtype="float64") as data:
-        state, values = start_state(data, model, 1, 0), [np.inf]
+        descent = Descent.start(data, model, SerialExecutor(), start_state(data, model, 1, 0))
+        descent.hyper = Hyperparameters(1.0, 1.0, 1.0)
         for _ in range(60):
-            given = data, model, state, SerialExecutor(), hyper, values[-1]
-            values.append(starts._extrapolate(*given)[1])
-    assert (np.diff(values[1:]) < 1e-9 * values[1]).all()
+            starts.extrapolate(descent)
+            values.append(descent.loss)
+    assert (np.diff(values) < 1e-9 * values[0]).all()
     V = counts_of_mean(1e5)[0]
     plain, extrapolated = (climbed(V, passes).point for passes in ((300, 300), (100, 300)))
     best = climbed(V, (100, 2000)).point.objective[-1][1]

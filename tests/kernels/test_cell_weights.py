@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from daskfactor.kernels.descent import descent_kernel
 from daskfactor.kernels.regression import add_equations, triangle, turned
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import BlockView
@@ -88,29 +87,3 @@ def test_entries_that_are_drawn_count_by_weight(kind):
         sums.append(out)
     for ours, theirs in zip(*sums, strict=True):
         np.testing.assert_allclose(ours, factor * theirs, rtol=ROUNDING)
-
-
-@pytest.mark.parametrize("law", [NORMAL, POISSON, OVERDISPERSED], ids=str)
-@pytest.mark.parametrize("kind", ["dense", "missing"])
-def test_a_descent_takes_implicit_steps_by_weight(kind, law):
-    block, step = block_of(kind, np.float64), 0.7
-    W, H = factor_pair(np.float64, M, N, K)
-    order, table, no_pull = np.arange(M)[::-1].copy(), np.ones((3, K)), (np.zeros(M), np.zeros(N))
-    w, h = W.copy(), H.copy()
-    kernel = descent_kernel(law, True, K, True)
-    kernel(block.arguments, order, (w, h), no_pull, (table, table), step, (FLOOR, law.numbers))
-    values, weights = written_out(block), often(block)
-    wanted, other = W.copy(), H.copy()
-    for i in order:
-        for j in np.flatnonzero(~np.isnan(values[i])):
-            old_w, old_h = wanted[i].copy(), other[j].copy()
-            mu = max(old_w @ old_h, FLOOR)
-            below, above = (law.deviance(values[i, j], mu * by) for by in (1 - 1e-6, 1 + 1e-6))
-            slope = (below - above) / (2e-6 * mu)
-            size = old_w @ old_w + old_h @ old_h
-            push = step * weights[i, j] * slope / (values[i, j] - mu)
-            e = push * (values[i, j] - mu) / (1 + push * size)
-            wanted[i] = np.maximum(old_w + e * old_h, 0)
-            other[j] = np.maximum(old_h + e * old_w, 0)
-    np.testing.assert_allclose(w, wanted, rtol=2e-4, atol=1e-6)
-    np.testing.assert_allclose(h, other, rtol=2e-4, atol=1e-6)
