@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import positive_number
+from daskfactor.checks import positive_number, warn
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Reshuffled, Schedule
-from daskfactor.errors import OptionError
+from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, Op, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
@@ -50,11 +50,14 @@ GROWTH, REDUCTION = 1.05, 0.5
 """Factors of the step when the objective fell, and when it rose (the bold driver)."""
 FIRST = 1.5
 """First step, in the unit of the metric, times the number of parts."""
-LOOKS = (5, 10, 15)
+LOOKS = (15, 40, 100)
 """Iterations at which the dispersion is estimated; after the last it stays."""
 LOOK_FLOOR = 1e-2
 """Smallest μ for that, as a share of the data's mean."""
-PATIENCE = 5
+UNEVEN = {True: 0.2, False: 0.01}
+"""Share of cells that count by their weights, below which a descent is doubted: of non-negative
+factors, which it sets to zero for good, and of others. Measured against converged fits."""
+PATIENCE = 10
 """Iterations over which the objective must fall by more than ``tol``."""
 
 
@@ -82,7 +85,7 @@ class DSGD(Optimizer):
         ε of the first iteration, without a unit; ``"auto"`` is 1.5 over the number of
         parts.
     tol
-        Stop when the objective falls by less than this share over 5 iterations;
+        Stop when the objective falls by less than this share over 10 iterations;
         0 never stops early.
     schedule
         Order of the parts; reshuffled every iteration by default.
@@ -104,7 +107,7 @@ class DSGD(Optimizer):
     ((20, 2), (2, 15))
     """
 
-    max_iter: int = 50
+    max_iter: int = 200
     step: float | Literal["auto"] = "auto"
     tol: float = 1e-4
     schedule: Schedule = field(default_factory=Reshuffled)
@@ -138,6 +141,17 @@ class DSGD(Optimizer):
     def begin(
         self, data: BlockedData, model: Any, executor: Executor, seed: int, state: ChainState | None
     ) -> Descent:
+        """Begin a descent; warn of cells whose weights are very uneven."""
+        squares = float(data.mass.row_squares.sum()) * data.total_observed
+        share = data.total_mass**2 / squares if data.weighting is not None else 1.0
+        if share < UNEVEN[model.nonnegative]:
+            other = "MultiplicativeUpdates()" if model.nonnegative else "sample()"
+            warn(
+                f"the {data.weighting} of cells are so uneven that they count as {share:.2g} of "
+                "their number would with equal ones, and DSGD, which takes one step for all of "
+                f"them, may end far from the best fit; use {other}",
+                DataWarning,
+            )
         if model.nonnegative:
             descent = super().begin(data, model, executor, seed, state)
             prepare_state(descent.state, METRIC)
