@@ -262,7 +262,11 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     table = form is not None and form.look is not None
     if form is not None and form.look is not None and name is None:
         look = form.look(text, wanted)
-        if is_long(text, *look[:4], wanted):
+        try:
+            long = is_long(text, *look[:4], wanted)
+        except DataError as error:  # it may be either
+            raise DataError(look.fault or str(error)) from None
+        if long:
             return long_file(text, look, _open_path(text, wanted), wanted)
     if location.lower().endswith(PACKINGS) and not table:
         raise DataError(

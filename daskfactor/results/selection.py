@@ -109,7 +109,11 @@ def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataAr
     if isinstance(key, xr.DataArray) and not pointwise:
         key = key.values
     if np.ndim(key) > 1:
-        raise OptionError(f"{what} must be one-dimensional, got {np.ndim(key)} dimensions")
+        raise OptionError(
+            f"{what} must be one-dimensional, got {np.ndim(key)} dimensions; name the cells of a "
+            "mask by two arrays, rows and columns: "
+            "[xarray.DataArray(at, dims='cell') for at in numpy.nonzero(mask)]"
+        )
     if isinstance(key, list | tuple | set | pd.Index | pd.Series):
         key = np.asarray(list(key))
     mask = not isinstance(key, slice) and np.asarray(key).dtype == bool

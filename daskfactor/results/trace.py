@@ -371,7 +371,8 @@ def require_draws(trace: Trace, purpose: str) -> xr.DataTree:
     if not has_draws(tree):
         raise OptionError(
             f"this run kept moments only, but {purpose} needs its draws; run again with "
-            "keep='draws', or name the cells you need with monitor= "
+            + 'keep="draws"'
+            + (", or with monitor=(rows, columns) for some cells" * (purpose == "a prediction"))
         )
     if tree["posterior"].sizes["draw"] == 0:
         raise OptionError(f"this run has no draws yet, but {purpose} needs some; resume it first")
