@@ -81,8 +81,7 @@ def split(options: Mapping[str, Any]) -> tuple[OnDevice, dict[str, Any]]:
     return cast("OnDevice", running), reading
 
 
-OF_OTHERS = dict.fromkeys(("samples", "n_samples", "n_iter"), "draws") | {"n_components": "model"}
-OF_OTHERS |= dict.fromkeys(("burn_in", "burnin", "warmup"), "tune") | {"n_jobs": "executor"}
+OF_OTHERS = {"samples": "draws", "n_samples": "draws", "warmup": "tune", "n_components": "model"}
 """Names of other libraries, or of another argument, and what stands for them here."""
 
 

@@ -134,7 +134,6 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         ("daskfactor.resume", "daskfactor resume"),
         ("the path given as store=", "the path given as --store"),
         (" to as_blocks or convert", ""),
-        ("as_blocks, sample or ", ""),
         ("as_blocks or sample", "daskfactor fit"),
     ):
         text = text.replace(python, shell)
@@ -151,6 +150,7 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         text = re.sub(r'\bn_components=("?)(\w+)\1', r"-k \2", text).replace("n_components", "-k")
     if "sampler" in options:
         text = text.replace("NegativeBinomialNMF", "--model negative-binomial")
+        text = text.replace("take TweedieNMF", "take --model tweedie")
         text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler_option, text)
     text = re.sub("^([a-z_]+)()(?= must )", option, text)
     return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,; ]))""", option, text)

@@ -338,8 +338,8 @@ def zarr_array(location: str) -> tuple[Any, str]:
         nothing = isinstance(error, FileNotFoundError)
         reason = "there is nothing of that kind" if nothing else why(error, location)
         raise StoreError(
-            f"no zarr array can be opened at {location} ({reason}); check the path, or pass that of "
-            "an array or a blocked store that exists and can be read"
+            f"no zarr array can be opened at {location} ({reason}); check the path, or pass that "
+            "of an array or a blocked store that exists and can be read"
         ) from shown(error, location)
     if isinstance(found, zarr.Array):
         store: Any = found.store

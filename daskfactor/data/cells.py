@@ -188,7 +188,7 @@ class Pairing:
         if given.kind == UNCERTAINTY and options.zeros:
             raise OptionError(
                 "uncertainty= needs a value for every observed cell, and zeros that are not stored "
-                'have none; pass unstored="missing" if they are unknown, a dense matrix, or weights='
+                'have none; pass unstored="missing" (if unknown), a dense matrix, or weights='
             )
         self._rule, self._dtype, self._grid, self._layout = given.rule, dtype, grid, layout
         self._at = _pointwise(given, found)

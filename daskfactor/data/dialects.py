@@ -345,14 +345,13 @@ def fault_of(location: str, line: int, fields: Sequence[str], width: int) -> str
 
     ``width`` is the number of fields of the lines before it.
     """
-    where = f"{location}, line {line}"
     if fields and len(fields) != width:
-        said = f"write {width} on every line, with nothing in one whose value is missing"
-        return f"{where} has {len(fields)} fields, the lines before it {width}; {said}"
+        said = f"has {len(fields)} fields, the lines before it {width}; write {width} on every line"
+        return f"{location}, line {line} {said}, with nothing in one whose value is missing"
     for position, field in enumerate(fields, start=1):
         if is_number(field) and math.isinf(number(field)):
             said = "is infinite; correct it, or write NaN where a value is missing"
-            return f"{where}, field {position}: {field!r} {said}"
+            return f"{location}, line {line}, field {position}: {field!r} {said}"
     return None
 
 
@@ -361,22 +360,20 @@ def number(field: str) -> float:
     return float("nan") if field.lower() in _NO_NUMBER else float(field)
 
 
-def numbers(
-    location: str, line: int, fields: Sequence[str], first: int, separator: str
-) -> list[float]:
+def numbers(location: str, line: int, fields: Sequence[str], first: int, mark: str) -> list[float]:
     """Return the numbers of a line, whose position in the file errors tell."""
     for position, field in enumerate(fields[first:], start=first + 1):
         if not is_number(field):
             raise DataError(
                 f"{location}, line {line}, field {position}: {field!r} is no number"
-                f"{_hint(field, fields, separator)}"
+                f"{_hint(field, fields, mark)}"
             )
     return list(map(number, fields[first:]))
 
 
-def _hint(field: str, fields: Sequence[str], separator: str) -> str:
+def _hint(field: str, fields: Sequence[str], mark: str) -> str:
     if has_decimal_comma(field):
-        mark = r"\s+" if separator == BLANK else separator
+        mark = r"\s+" if mark == BLANK else mark
         call = f"pandas.read_csv(..., sep={mark!r}, decimal=',')"
         return f"; write numbers with a point, or pass what {call} reads"
     if len(fields) == 3 and is_number(fields[2]):

@@ -633,7 +633,7 @@ def _open_path(location: str, wanted: Wanted) -> Source:
         return open_parquet(location, wanted)
     raise DataError(
         f"{location} is no kind of file that convert reads: {KNOWN}; arrays with an entry in "
-        "every cell need no conversion: pass them to as_blocks, sample or daskfactor fit"
+        "every cell need no conversion: pass them to as_blocks or sample"
     )
 
 

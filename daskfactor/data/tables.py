@@ -9,7 +9,6 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
@@ -359,8 +358,8 @@ def read_table(location: str | PathLike[str]) -> Any:
         )
         lines = [line for line, gone in zip(lines, summaries, strict=True) if not gone]
         first = [name for name, gone in zip(first, summaries, strict=True) if not gone]
-    read = partial(numbers, str(location), first=int(named), separator=dialect.separator)
-    values = np.array([read(*one) for one in lines])
+    mark = dialect.separator
+    values = np.array([numbers(str(location), *line, int(named), mark) for line in lines])
     row_dim, col_dim = usable_dims(header[0], DEFAULT_DIMS[1]) if ids and header else DEFAULT_DIMS
     labels = list(map(int, map(float, first))) if ids else first
     names: dict[str, Any] = {row_dim: labels} if named else {}

@@ -152,11 +152,9 @@ def checked_init(
         found = _of_result(init, model, data, chains)
     else:
         names = ", ".join(f'"{own.replace("_", "-")}"' for own in known)
-        got = repr(init) if isinstance(init, str) else f"a {type(init).__name__}"
         raise OptionError(
-            f"init of a {type(model).__name__} must be {names}, a result of optimize or sample, the "
-            "path of a run's store, or an xarray.Dataset of W (row, component) and H (component, "
-            f"column), got {got}"
+            f"init of a {type(model).__name__} must be {names}, a Dataset of W (row, component) and H "
+            f"(component, column), a result, or the path of a run's store, got {init!r:.60}"
         )
     kind = model.inits[0] if found.kind == "auto" else found.kind
     if count > 1 and not (KINDS[kind].climbs and KINDS[kind].varies):

@@ -366,7 +366,7 @@ def checked_power(name: str, beta: Any) -> float:
         value = float(beta)
     except (TypeError, ValueError):
         raise ModelError(
-            f"{name} must be a number, such as 2 (Gaussian), 1 (Poisson) or 0 (gamma), got {beta!r}"
+            f"{name} must be a number (2: Gaussian, 1: Poisson), got {beta!r}"
         ) from None
     if not np.isfinite(value):
         raise ModelError(f"{name} must be finite, got {value}")

@@ -110,9 +110,8 @@ def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataAr
         key = key.values
     if np.ndim(key) > 1:
         raise OptionError(
-            f"{what} must be one-dimensional, got {np.ndim(key)} dimensions; name the cells of a "
-            "mask by two arrays, rows and columns: "
-            "[xarray.DataArray(at, dims='cell') for at in numpy.nonzero(mask)]"
+            f"{what} must be one-dimensional, got {np.ndim(key)} dimensions; for a mask pass "
+            "*[xarray.DataArray(at, dims='cell') for at in numpy.nonzero(mask)] as rows and columns"
         )
     if isinstance(key, list | tuple | set | pd.Index | pd.Series):
         key = np.asarray(list(key))
