@@ -153,8 +153,8 @@ def checked_init(
     else:
         names = ", ".join(f'"{own.replace("_", "-")}"' for own in known)
         raise OptionError(
-            f"init of a {type(model).__name__} must be {names}, a Dataset of W (row, component) and H "
-            f"(component, column), a result, or the path of a run's store, got {init!r:.60}"
+            f"init of a {type(model).__name__} must be {names}, a Dataset of W (row, component) "
+            f"and H (component, column), a result, or the path of a run's store, got {init!r:.60}"
         )
     kind = model.inits[0] if found.kind == "auto" else found.kind
     if count > 1 and not (KINDS[kind].climbs and KINDS[kind].varies):
