@@ -521,19 +521,14 @@ ERRORS = {
         lambda _: sample(V, dfac.TweedieNMF(2)),
     ),
     "lists": (
-        "of lists, pass numpy.array(V)",
+        "here pass numpy.array(V)",
         lambda: sample(V.tolist()),
         lambda _: sample(np.array(V.tolist())),
     ),
     "a series": (
-        "of a Series, pass to_frame()",
+        "here pass V.to_frame()",
         lambda: sample(pd.Series(V[0]), dfac.TweedieNMF(1)),
         lambda _: sample(pd.Series(V[0]).to_frame(), dfac.TweedieNMF(1)),
-    ),
-    "a shape": (
-        "of a shape, pass dask.array.empty(shape)",
-        lambda: dfac.estimate_cost((100, 50), TWO),
-        lambda _: dfac.estimate_cost(pytest.importorskip("dask.array").empty((100, 50)), TWO),
     ),
     "texts": (
         "convert them, for example with .astype('float64')",
@@ -565,7 +560,7 @@ ERRORS = {
         lambda _: fit("--table", "--unstored", "zero", "--overwrite", data=text(THREE)),
     ),
     "an infinite field of a file": (
-        "line 2, field 2: 'inf' is infinite; correct it, or write NaN where a value is missing",
+        "line 2, field 2 is 'inf': correct it, or write NaN",
         lambda: READ(text(THREE.replace("5", "inf"))),
         lambda _: READ(text(THREE.replace("5", "NaN")), table=False),
     ),
@@ -899,6 +894,11 @@ ERRORS = {
         lambda: fit("--sampler", "gibbs", "--beta", "2", data=numbers()),
         lambda _: fit("--sampler", "psgld", "--beta", "2"),
         lambda _: fit("--sampler", "blockhmc", "--beta", "2", "--overwrite"),
+    ),
+    "a ranking of moments in the shell": (
+        "run daskfactor fit again with --keep draws",
+        lambda: (fit("--keep", "moments", data=numbers()), shell("recommend", "r.zarr")),
+        lambda _: (fit("--keep", "draws", "--overwrite"), shell("recommend", "r.zarr")),
     ),
     "an option of another model": (
         "--beta belongs to --model tweedie, got 2.0 with gaussian; leave one of them out",

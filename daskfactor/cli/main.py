@@ -133,6 +133,7 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         ("resume(path, V=...)", "daskfactor resume RUN --data FILE"),
         ("daskfactor.resume", "daskfactor resume"),
         ("the path given as store=", "the path given as --store"),
+        ('run again with keep="draws"', "run daskfactor fit again with --keep draws"),
         (" to as_blocks or convert", ""),
         ("as_blocks or sample", "daskfactor fit"),
     ):

@@ -137,12 +137,7 @@ class Source:
         return self.info.location or f"the {self.info.kind} input"
 
 
-HINTS = {
-    "Dataset": "; of a Dataset, pass one variable",
-    "Series": "; of a Series, pass to_frame()",
-    "tuple": "; of a shape, pass dask.array.empty(shape)",
-    "list": "; of lists, pass numpy.array(V)",
-}
+HINTS = {"Dataset": "one variable of it", "Series": "V.to_frame()", "list": "numpy.array(V)"}
 """What to pass for data of types that are easily made one that is read."""
 
 
@@ -156,7 +151,8 @@ def open_source(data: Any) -> Source:
     raise DataError(
         f"data of type {type(data).__name__} cannot be read; pass a NumPy array, a masked array, a "
         "scipy or pydata/sparse matrix, a dask array, a zarr array or the path of one, a blocked "
-        f"store, an AnnData object, an xarray.DataArray or a pandas.DataFrame{hint}"
+        f"store, an AnnData object, an xarray.DataArray or a pandas.DataFrame"
+        f"{hint and f'; here pass {hint}'}"
     )
 
 

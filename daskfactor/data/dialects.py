@@ -350,8 +350,9 @@ def fault_of(location: str, line: int, fields: Sequence[str], width: int) -> str
         return f"{location}, line {line} {said}, with nothing in one whose value is missing"
     for position, field in enumerate(fields, start=1):
         if is_number(field) and math.isinf(number(field)):
-            said = "is infinite; correct it, or write NaN where a value is missing"
-            return f"{location}, line {line}, field {position}: {field!r} {said}"
+            return (
+                f"{location}, line {line}, field {position} is {field!r}: correct it, or write NaN"
+            )
     return None
 
 
