@@ -191,7 +191,6 @@ NAMED_OF_OTHERS = {
     "ravel",
     "reindex_like",
     "sum_duplicates",
-    "to_frame",  # pandas
     "to_numpy",
     "toarray",
     "todense",
