@@ -81,6 +81,10 @@ def split(options: Mapping[str, Any]) -> tuple[OnDevice, dict[str, Any]]:
     return cast("OnDevice", running), reading
 
 
+OF_OTHERS = {"samples": "draws", "n_samples": "draws", "warmup": "tune", "n_components": "model"}
+"""Names of other libraries, or of another argument, and what stands for them here."""
+
+
 def near_name(given: str, known: Iterable[str]) -> str:
     """A name that is spelt almost like the one that was given, or has it as a part; or nothing."""
     names = sorted(known)
@@ -124,7 +128,8 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
                 "there; leave it out"
             )
         if unknown:
-            near = near_name(unknown[0], known - {*kwargs, own[0].name})
+            name = OF_OTHERS.get(unknown[0], unknown[0])
+            near = near_name(name, known - {*kwargs, own[0].name})
             raise TypeError(
                 f"{function.__name__}() got an unexpected keyword argument {unknown[0]!r}"
                 f"{near and f'; did you mean {near!r}?'}"

@@ -413,7 +413,7 @@ BAD_OPTIONS = [
         r"n_components=1000000000000 takes .* GiB .* free; take fewer components",
     ),
     ({"model": "nmf"}, r"model must be a model"),
-    ({"sampler": "psgld"}, r'sampler must be "auto" or one of .*, PSGLD\(\.\.\.\), .* got .psgld.'),
+    ({"sampler": "psgld"}, r'sampler must be "auto" or one of .*, PSGLD\(\), .* got .psgld.'),
 ]
 UNEVEN = {"sampler": NESTED, "blocks": 3}
 BAD = [

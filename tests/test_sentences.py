@@ -196,7 +196,9 @@ NAMED_OF_OTHERS = {
     "todense",
 }
 """Calls in sentences that are of no name of the package, and have no dot."""
-ARGUMENTS_OF_OTHERS = {"asynchronous", "chunks", "decimal", "engine", "index_col", "meta", "year"}
+ARGUMENTS_OF_OTHERS = {
+    *("asynchronous", "chunks", "decimal", "dims", "engine", "index_col", "meta", "sep", "year")
+}
 
 
 def sentences():

@@ -479,7 +479,7 @@ def _warn_if_slow(plan: BatchPlan, count: int) -> None:
     particles = plan.particles * count
     seconds = estimated_seconds(plan, particles)
     if seconds > LONG:
-        share, more = LONG / seconds, ""
+        share, more = 0.95 * LONG / seconds, ""
         if plan.moves:
             more = "moves=0 takes less and is less exact; "
         warn(

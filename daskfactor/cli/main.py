@@ -133,6 +133,9 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         ("resume(path, V=...)", "daskfactor resume RUN --data FILE"),
         ("daskfactor.resume", "daskfactor resume"),
         ("the path given as store=", "the path given as --store"),
+        ('run again with keep="draws"', "run daskfactor fit again with --keep draws"),
+        (" to as_blocks or convert", ""),
+        ("as_blocks or sample", "daskfactor fit"),
     ):
         text = text.replace(python, shell)
     for name, python, shell in (
@@ -143,12 +146,14 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         if name in options:
             text = text.replace(python, shell)
     text = re.sub(r"""sample\(V, model, (\w+="\w+")\) or as_blocks\(V, \1\)""", r"\1", text)
-    text = re.sub(r"""as_blocks\(V, (\w+="\w+")\)""", r"\1", text)
+    text = re.sub(r"""as_blocks\(V, (\w+=(?:"\w+"|True))\)""", r"\1", text)
     if "components" in options:
         text = re.sub(r'\bn_components=("?)(\w+)\1', r"-k \2", text).replace("n_components", "-k")
     if "sampler" in options:
         text = text.replace("NegativeBinomialNMF", "--model negative-binomial")
+        text = text.replace("take TweedieNMF", "take --model tweedie")
         text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler_option, text)
+    text = re.sub("^([a-z_]+)()(?= must )", option, text)
     return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,; ]))""", option, text)
 
 

@@ -137,17 +137,22 @@ class Source:
         return self.info.location or f"the {self.info.kind} input"
 
 
+HINTS = {"Dataset": "one variable of it", "Series": "V.to_frame()", "list": "numpy.array(V)"}
+"""What to pass for data of types that are easily made one that is read."""
+
+
 def open_source(data: Any) -> Source:
     """The adapter for whatever the caller passed."""
     for module, name, adapter in KINDS:
         # A module may be the user's own, under the name of a library.
         if isinstance(data, getattr(sys.modules.get(module), name, ())):
             return adapter(data)
-    hint = "; of a Dataset, pass one variable" if type(data).__name__ == "Dataset" else ""
+    hint = HINTS.get(type(data).__name__, "")
     raise DataError(
         f"data of type {type(data).__name__} cannot be read; pass a NumPy array, a masked array, a "
         "scipy or pydata/sparse matrix, a dask array, a zarr array or the path of one, a blocked "
-        f"store, an AnnData object, an xarray.DataArray or a pandas.DataFrame{hint}"
+        f"store, an AnnData object, an xarray.DataArray or a pandas.DataFrame"
+        f"{hint and f'; here pass {hint}'}"
     )
 
 
@@ -329,8 +334,8 @@ def zarr_array(location: str) -> tuple[Any, str]:
         nothing = isinstance(error, FileNotFoundError)
         reason = "there is nothing of that kind" if nothing else why(error, location)
         raise StoreError(
-            f"no zarr array can be opened at {location} ({reason}); pass "
-            "the path or URL of an array or a blocked store that exists and can be read"
+            f"no zarr array can be opened at {location} ({reason}); check the path, or pass that "
+            "of an array or a blocked store that exists and can be read"
         ) from shown(error, location)
     if isinstance(found, zarr.Array):
         store: Any = found.store

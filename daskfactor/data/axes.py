@@ -112,8 +112,8 @@ def _matched(axis: str, met: Sequence[tuple[str, BlockedData, int]]) -> Axis:
                 f"{length} of {name!r}" for length, (name, *_) in zip(lengths, met, strict=True)
             )
             raise DataError(
-                f"{axis} have {told}, and not all have labels to match them by; give them "
-                "labels (xarray, pandas, AnnData), or as many rows in the same order"
+                f"the matrices differ in the size of {axis!r}: {told}, and not all have labels to "
+                "match them by; give all of them labels (xarray, pandas, AnnData), or one size"
             )
         _refuse_other_orders(axis, met, labels)
         every = np.arange(lengths[0])

@@ -374,12 +374,12 @@ class BlockedData:
         beside = "" if self.weighting is None else f", with {self.weighting} of cells"
         return f"{rows} x {cols}{held}{beside}, {grid}, {self.dtype} {self.place}"
 
-    def refuse_weights(self, who: str) -> None:
+    def refuse_weights(self, who: str, other: str = "use sample() or optimize()") -> None:
         """Raise OptionError if cells have weights, which ``who`` does not take."""
         if self.weighting is not None:
             raise OptionError(
                 f"{who} takes no {self.weighting} of cells, and these data have some; pass data "
-                "without, or use sample() or optimize()"
+                f"without, or {other}"
             )
 
     def share(self) -> "DataHandle":

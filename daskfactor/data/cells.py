@@ -187,8 +187,8 @@ class Pairing:
         dtype, found = options.dtype, given.opened(source)
         if given.kind == UNCERTAINTY and options.zeros:
             raise OptionError(
-                "uncertainty of a matrix whose entries that are not stored are observed zeros: "
-                'these would have none; pass unstored="missing", a dense matrix, or weights'
+                "uncertainty= needs a value for every observed cell, and zeros that are not stored "
+                'have none; pass unstored="missing" (if unknown), a dense matrix, or weights='
             )
         self._rule, self._dtype, self._grid, self._layout = given.rule, dtype, grid, layout
         self._at = _pointwise(given, found)

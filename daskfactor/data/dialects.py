@@ -2,6 +2,7 @@
 
 import csv
 import lzma
+import math
 import re
 import zipfile
 import zlib
@@ -339,25 +340,43 @@ def is_number(field: str) -> bool:
     return True
 
 
+def fault_of(location: str, line: int, fields: Sequence[str], width: int) -> str | None:
+    """Say what is wrong with a line, be it of a matrix or of a table of entries; None if nothing.
+
+    ``width`` is the number of fields of the lines before it.
+    """
+    if fields and len(fields) != width:
+        said = f"has {len(fields)} fields, the lines before it {width}; write {width} on every line"
+        return f"{location}, line {line} {said}, with nothing in one whose value is missing"
+    for position, field in enumerate(fields, start=1):
+        if is_number(field) and math.isinf(number(field)):
+            return (
+                f"{location}, line {line}, field {position} is {field!r}: correct it, or write NaN"
+            )
+    return None
+
+
 def number(field: str) -> float:
     """Return the number in a field, NaN if it says that there is none."""
     return float("nan") if field.lower() in _NO_NUMBER else float(field)
 
 
-def numbers(location: str, line: int, fields: Sequence[str], first: int) -> list[float]:
+def numbers(location: str, line: int, fields: Sequence[str], first: int, mark: str) -> list[float]:
     """Return the numbers of a line, whose position in the file errors tell."""
     for position, field in enumerate(fields[first:], start=first + 1):
         if not is_number(field):
             raise DataError(
                 f"{location}, line {line}, field {position}: {field!r} is no number"
-                f"{_hint(field, fields)}"
+                f"{_hint(field, fields, mark)}"
             )
     return list(map(number, fields[first:]))
 
 
-def _hint(field: str, fields: Sequence[str]) -> str:
+def _hint(field: str, fields: Sequence[str], mark: str) -> str:
     if has_decimal_comma(field):
-        return "; write numbers with a point, or read it with pandas.read_csv(..., decimal=',')"
+        mark = r"\s+" if mark == BLANK else mark
+        call = f"pandas.read_csv(..., sep={mark!r}, decimal=',')"
+        return f"; write numbers with a point, or pass what {call} reads"
     if len(fields) == 3 and is_number(fields[2]):
         return "; of a table with a line for each entry name rows, columns and values"
     return ""

@@ -262,7 +262,11 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     table = form is not None and form.look is not None
     if form is not None and form.look is not None and name is None:
         look = form.look(text, wanted)
-        if is_long(text, *look[:4], wanted):
+        try:
+            long = is_long(text, *look[:4], wanted)
+        except DataError as error:  # it may be either
+            raise DataError(look.fault or str(error)) from None
+        if long:
             return long_file(text, look, _open_path(text, wanted), wanted)
     if location.lower().endswith(PACKINGS) and not table:
         raise DataError(
@@ -629,7 +633,7 @@ def _open_path(location: str, wanted: Wanted) -> Source:
         return open_parquet(location, wanted)
     raise DataError(
         f"{location} is no kind of file that convert reads: {KNOWN}; arrays with an entry in "
-        "every cell need no conversion: pass them to as_blocks, sample or daskfactor fit"
+        "every cell need no conversion: pass them to as_blocks or sample"
     )
 
 

@@ -280,7 +280,7 @@ def choose_grid(
     if isinstance(blocks, Grid):
         if blocks.shape != shape:
             raise OptionError(
-                f"the grid is for a matrix of shape {blocks.shape}, the data have shape {shape}"
+                f"the grid is for a matrix of shape {blocks.shape}, got {shape}; pass such data"
             )
         return blocks
     usual = default_blocks(shape, workers, entries, components)

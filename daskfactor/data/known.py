@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import warn
-from daskfactor.data.grid import Block, Grid
+from daskfactor.data.grid import Block, Grid, TensorGrid
 from daskfactor.data.storage import FloatArray, FloatType, as_bytes
 from daskfactor.errors import DataError, DataWarning
 from daskfactor.kernels.views import AnyBlock, SparseBlock
@@ -654,6 +654,9 @@ def refuse_unobserved(known: Known, allow_empty: bool) -> None:
         )
     counted = statistics.row_observed, statistics.col_observed
     names = ("row", labels.row), ("column", labels.column)
+    make = "as_tensor" if isinstance(known.grid, TensorGrid) else "as_blocks"
+    other = f", or pass {make}(V, allow_empty=True) to leave them to the prior"
+    other *= known.source.kind != "coupled"
     for counts, order, (side, name) in zip(counted, orders, names, strict=True):
         if allow_empty or not has_zeros(counts):
             continue
@@ -663,8 +666,7 @@ def refuse_unobserved(known: Known, allow_empty: bool) -> None:
         more = f" and {empty.size - NAMED} more" if empty.size > NAMED else ""
         raise DataError(
             f"{empty.size} of {len(counts)} {side}s have no observed entry: {shown}{more}; such a "
-            f"{side} says nothing about its factors, so drop it from the matrix, or pass "
-            "allow_empty=True to leave them to the prior"
+            f"{side} says nothing about its factors, so drop it from the matrix{other}"
         )
 
 

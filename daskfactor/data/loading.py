@@ -83,7 +83,7 @@ class Decoder:
     def warn(self) -> None:
         """Say once, after the pass, what did not survive the conversion."""
         small = self._dtype.itemsize < 8
-        advice = 'pass dtype="float64"' if small else "rescale the data"
+        advice = 'pass dtype="float64" to as_blocks or convert' if small else "rescale the data"
         if self._rounded:
             warn(
                 f"{self._rounded} integer entries above 2**{self._digits} were rounded, because "
@@ -120,7 +120,7 @@ class Decoder:
             raise DataError(
                 f"the entry at {self._labels.cell(*cell)} is {value}, outside "
                 f"the range of {self._dtype} (up to {np.finfo(self._dtype).max:.3g}); "
-                'pass dtype="float64", or rescale the data'
+                'pass dtype="float64" to as_blocks or convert, or rescale the data'
             )
         self._vanished += int(np.count_nonzero((out == 0) & (given != 0)))
 

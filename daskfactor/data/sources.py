@@ -349,7 +349,7 @@ def _stored(store: BlockStore, dtype: FloatType, limit: int, allow_empty: bool) 
     if largest > np.finfo(dtype).max:
         raise DataError(
             f"the store at {store.location} has entries up to {largest:g} in size, outside the "
-            f'range of {dtype}; pass dtype="float64", or rescale the data'
+            f'range of {dtype}; pass as_blocks(V, dtype="float64"), or rescale the data'
         )
     refuse_unobserved(data.known, allow_empty)
     return data

@@ -25,6 +25,7 @@ from daskfactor.data.dialects import (
     Dialect,
     blocks_of_text,
     dialect_of,
+    fault_of,
     has_decimal_comma,
     is_number,
     lines_of,
@@ -91,7 +92,8 @@ class Wanted:
 class Look(NamedTuple):
     """Columns of a table in a file: their names, what they hold, and what tells keys.
 
-    ``header`` says whether the first line holds the names, if this has to be told.
+    ``header`` says whether the first line holds the names, if this has to be told; ``fault`` what
+    is wrong with one of the first lines, whatever the table is.
     """
 
     names: list[str]
@@ -99,6 +101,7 @@ class Look(NamedTuple):
     repeats: bool
     labelled: bool
     header: bool | None = None
+    fault: str | None = None
 
 
 def open_parquet(location: str, wanted: Wanted) -> Source:
@@ -238,7 +241,9 @@ def look_at_csv(location: str, wanted: Wanted) -> Look:
     if described:
         names, kinds = [names[0], *names[6:]], ["other", *kinds[6:]]
     told = None if dialect.names is not None and wanted.header is None else header
-    return Look(names, kinds, repeats, header and corner, told)
+    split = dialect.split(iter(dialect.lines))
+    faults = (fault_of(location, dialect.skipped + line, own, width) for line, own in split)
+    return Look(names, kinds, repeats, header and corner, told, next(filter(None, faults), None))
 
 
 def _names_of(dialect: Dialect, wanted: Wanted) -> tuple[bool, list[str]]:
@@ -326,9 +331,7 @@ def read_table(location: str | PathLike[str]) -> Any:
     width = len(lines[0][1])
     for line, fields in lines:
         if len(fields) != width:
-            raise DataError(
-                f"{location}, line {line} has {len(fields)} fields, the lines before it {width}"
-            )
+            raise DataError(fault_of(str(location), line, fields, width))
     corner = header is not None and len(header) == width
     named = bool(corner and header and not header[0])
     first = [fields[0] for _, fields in lines]
@@ -339,7 +342,7 @@ def read_table(location: str | PathLike[str]) -> Any:
         if any(map(_CODE.fullmatch, first)) and not any(map(_CODE.fullmatch, others)):
             warn(
                 f"the first column of {location} is taken for labels of rows, because some of it "
-                "begins with 0 as codes do; if it is data, write it without",
+                "begins with 0 as codes do; if it is data, write its numbers without leading zeros",
                 DataWarning,
             )
             named = True
@@ -355,7 +358,8 @@ def read_table(location: str | PathLike[str]) -> Any:
         )
         lines = [line for line, gone in zip(lines, summaries, strict=True) if not gone]
         first = [name for name, gone in zip(first, summaries, strict=True) if not gone]
-    values = np.array([numbers(str(location), line, fields, int(named)) for line, fields in lines])
+    mark = dialect.separator
+    values = np.array([numbers(str(location), *line, int(named), mark) for line in lines])
     row_dim, col_dim = usable_dims(header[0], DEFAULT_DIMS[1]) if ids and header else DEFAULT_DIMS
     labels = list(map(int, map(float, first))) if ids else first
     names: dict[str, Any] = {row_dim: labels} if named else {}

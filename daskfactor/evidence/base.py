@@ -251,8 +251,8 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
     """
     if getattr(model, "evidence_data", None) is None or isinstance(model, type):
         raise OptionError(
-            "an evidence is known of a TweedieNMF(n_components=...), of a CP, of an "
-            f"AllocationModel and of a GaussianAdditive, got {model!r}"
+            "an evidence is known of a TweedieNMF, a NegativeBinomialNMF, a CP, an AllocationModel "
+            f"and a GaussianAdditive, got {model!r}; compare others by hold_out() and predict()"
         )
     found: EvidenceMethod = chosen(EvidenceMethod, method, model.default_evidence, "method")
     if model.evidence_data not in found.suits:

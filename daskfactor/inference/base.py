@@ -498,7 +498,7 @@ def chosen(base: Any, given: object, usual: str, argument: str) -> Any:
     if given is None:
         given = getattr(daskfactor, usual)()
     if not isinstance(given, base):
-        names = ", ".join(f"{name}(...)" for name in known(base))
+        names = ", ".join(f"{name}()" for name in known(base))
         raise OptionError(f"{argument} must be one of {names}, got {given!r}")
     return given
 
@@ -507,7 +507,7 @@ def checked_sampler(model: FactorModel, sampler: object) -> Sampler:
     """Give the sampler as it samples a model; refuse what does not go together."""
     check_model(model)
     if not isinstance(sampler, Sampler):
-        names = ", ".join(f"{name}(...)" for name in known(Sampler))
+        names = ", ".join(f"{name}()" for name in known(Sampler))
         raise OptionError(f'sampler must be "auto" or one of {names}, got {sampler!r}')
     given: Sampler = sampler
     found = given.suited(model)

@@ -164,7 +164,7 @@ class Gibbs(Sampler):
 
     def check_data(self, data: BlockedData) -> None:
         """Refuse what are no counts, and weights: a share of a count is none."""
-        data.refuse_weights("Gibbs() of counts")
+        data.refuse_weights("Gibbs() of counts", "leave sampler out")
         if not data.is_integer:
             raise DataError(
                 "Gibbs() takes whole numbers, got data with fractions; round or rescale them to "

@@ -154,8 +154,8 @@ def checked_init(
     else:
         names = ", ".join(f'"{kind.replace("_", "-")}"' for kind in kinds)
         raise OptionError(
-            f"init of a {type(model).__name__} must be {names}, a result of optimize or sample, or "
-            f"the path of a run's store, got {init!r}"
+            f"init of a {type(model).__name__} must be {names}, a Dataset of W (row, component) "
+            f"and H (component, column), a result, or the path of a run's store, got {init!r:.60}"
         )
     kind = model.inits[0] if start.kind == "auto" else start.kind
     if count > 1 and not (KINDS[kind].climbs and KINDS[kind].varies):

@@ -290,7 +290,7 @@ def session_again(
         if data.fingerprint != saved["fingerprint"]:
             raise DataError(
                 f"the data are not those that the run at {run.path} began with: "
-                f"got {data.fingerprint}, the run has {saved['fingerprint']}"
+                f"got {data.fingerprint}, the run has {saved['fingerprint']}; pass the run's data"
             )
 
     reading |= {"memory_limit": memory_limit, **weights}

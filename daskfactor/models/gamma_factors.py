@@ -283,8 +283,8 @@ class GammaFactors(SideInformation):
         if not self.likelihood.normal:
             raise ModelError(
                 "uncertainty of cells takes the place of the dispersion of a normal law, beta=2, "
-                f"and the model has {self.likelihood}; take beta=2, or pass weights to as_blocks, "
-                "which are factors of log-likelihoods"
+                f"and the model has {self.likelihood}; take TweedieNMF with beta=2, or pass "
+                "weights to as_blocks, which are factors of log-likelihoods"
             )
         return replace(self, dispersion=1.0) if self.dispersion == "auto" else self
 

@@ -365,7 +365,9 @@ def checked_power(name: str, beta: Any) -> float:
     try:
         value = float(beta)
     except (TypeError, ValueError):
-        raise ModelError(f"{name} must be a number, got {beta!r}") from None
+        raise ModelError(
+            f"{name} must be a number (2: Gaussian, 1: Poisson), got {beta!r}"
+        ) from None
     if not np.isfinite(value):
         raise ModelError(f"{name} must be finite, got {value}")
     if 1.0 < value < 2.0:

@@ -133,7 +133,7 @@ def predict(
     ((2, 3), True)
     """
     _check_options(interval, of)
-    tree = require_draws(trace, "a prediction")
+    tree = require_draws(trace, "a prediction", ", or with monitor=(rows, columns) for a few")
     axes, asked = Axes.of(tree.attrs), None
     if axes is None:
         require_matrix(tree, "predict")

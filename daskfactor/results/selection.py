@@ -109,7 +109,10 @@ def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataAr
     if isinstance(key, xr.DataArray) and not pointwise:
         key = key.values
     if np.ndim(key) > 1:
-        raise OptionError(f"{what} must be one-dimensional, got {np.ndim(key)} dimensions")
+        raise OptionError(
+            f"{what} must be one-dimensional, got {np.ndim(key)} dimensions; for a mask pass "
+            "*[xarray.DataArray(at, dims='cell') for at in numpy.nonzero(mask)] as rows and columns"
+        )
     if isinstance(key, list | tuple | set | pd.Index | pd.Series):
         key = np.asarray(list(key))
     mask = not isinstance(key, slice) and np.asarray(key).dtype == bool

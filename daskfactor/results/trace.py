@@ -359,7 +359,7 @@ def require_point(given: xr.Dataset) -> xr.Dataset:
     return given
 
 
-def require_draws(trace: Trace, purpose: str) -> xr.DataTree:
+def require_draws(trace: Trace, purpose: str, other: str = "") -> xr.DataTree:
     """The tree of a trace that holds draws.
 
     Raises
@@ -371,7 +371,7 @@ def require_draws(trace: Trace, purpose: str) -> xr.DataTree:
     if not has_draws(tree):
         raise OptionError(
             f"this run kept moments only, but {purpose} needs its draws; run again with "
-            "keep='draws', or name the cells you need with monitor= "
+            f'keep="draws"{other}'
         )
     if tree["posterior"].sizes["draw"] == 0:
         raise OptionError(f"this run has no draws yet, but {purpose} needs some; resume it first")

@@ -195,8 +195,8 @@ def test_warnings_of_batches_that_disagree(toy):
 
 def test_long_runs_are_foretold(toy, monkeypatch):
     for method, plan, said in (
-        (FAR, {}, r"9 tokens times 64 particles .* thin=0.1 would keep"),
-        (MOVED, {"light": 0, "moves": 2}, r"moves=0 takes less and is less exact; thin=0.1 "),
+        (FAR, {}, r"9 tokens times 64 particles .* thin=0.095 would keep"),
+        (MOVED, {"light": 0, "moves": 2}, r"moves=0 takes less and is less exact; thin=0.095 "),
     ):
         monkeypatch.setattr(smc, "LONG", estimated_seconds(plan_of(toy, 16, **plan), 64) / 10)
         with pytest.warns(SamplingWarning, match=said):

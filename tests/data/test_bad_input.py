@@ -232,7 +232,7 @@ def test_rows_and_columns_of_nothing():
         allowed = as_blocks(matrix, 2, **rated, balance=balance, allow_empty=True)
         assert allowed.total_observed == 4
     assert as_blocks(matrix, 2, unstored="zero").n_missing == 1
-    match = "drop it from the matrix, or pass allow_empty=True"
+    match = r"drop it from the matrix, or pass as_blocks\(V, allow_empty=True\)"
     refused(DataError, match, as_blocks, matrix, 2, **rated)
     empty, match = sp.csr_array((6, 6)), "all 6 x 6 entries are missing"
     refused(DataError, match, as_blocks, empty, **rated, allow_empty=True)

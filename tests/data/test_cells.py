@@ -175,7 +175,10 @@ def test_zeros_that_are_not_stored_have_weight_one():
     np.testing.assert_allclose(data.mass.rows, whole.sum(1)[data.row_order], rtol=1e-6)
     np.testing.assert_allclose(data.mass.cols, whole.sum(0)[data.col_order], rtol=1e-6)
     np.testing.assert_allclose(data.mass.blocks.sum(), whole.sum(), rtol=1e-6)
-    match, given = "these would have none", {"unstored": "zero", "uncertainty": weights}
+    match, given = (
+        "zeros that are not stored have none",
+        {"unstored": "zero", "uncertainty": weights},
+    )
     refused(OptionError, match, as_blocks, counts, 3, **given)
 
 

@@ -304,7 +304,7 @@ BAD = {
         {"a": OF_X, "b": labelled(GAPPY, LABELS), "c": labelled(RATED, UPPER, columns="z")},
     ),
     "lengths": (
-        *(DataError, "row have 24 of 'a', 20 of 'b', and not all have labels"),
+        *(DataError, "differ in the size of 'row': 24 of 'a', 20 of 'b', and not all have labels"),
         {"a": COUNTS, "b": GAPPY[:20]},
     ),
     "names": (ModelError, "a, x is in one only; name them alike", A, {"x": dfac.Relation()}),
