@@ -599,17 +599,19 @@ class NestedReshuffled:
 class Passes:
     """Every diagonal in order, ``count`` times a cycle, at scale 1: for sums over all the data.
 
-    Without a count as often as there are bands.
+    Without a count as often as there are bands; ``alone`` times where there is one block.
     """
 
     count: int | None = 1
+    alone: int | None = None
 
     def __post_init__(self) -> None:
         if self.count is not None:
             whole_number("count", self.count, 1)
 
     def cycle(self, blocks: int, sizes: Counts, rng: Rng) -> Parts:
-        return _in_order(range(sizes.size), blocks, sizes, 1.0) * (self.count or blocks)
+        count = self.alone if blocks == 1 and self.alone else self.count
+        return _in_order(range(sizes.size), blocks, sizes, 1.0) * (count or blocks)
 
 
 SCHEDULES: dict[str, type] = {

@@ -46,16 +46,21 @@ from daskfactor.inference.passes import Share
 from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, values_of
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
+from daskfactor.kernels.paths import Path as RowPaths
 from daskfactor.kernels.steps import (
+    average_square,
     beside,
     fill_normals,
     leapfrog_drift,
     leapfrog_kick,
     level_places,
+    row_energies,
     take_rows,
+    warped_drift,
+    warped_kick,
     zeros_beside,
 )
-from daskfactor.kernels.views import BlockView, SparseBlock, Sums, Workspace
+from daskfactor.kernels.views import BlockView, SparseBlock, Sums, TensorBlock, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import held, named_columns
 from daskfactor.results.schema import Variable, statistic
@@ -145,13 +150,6 @@ class DualAveraging:
         weight = count**-DECAY
         average = weight * log_step + (1.0 - weight) * self.log_average
         return replace(self, log_step=log_step, log_average=average, error=error, count=count)
-
-
-def steepness(theta: Array, power: float) -> Array | float:
-    """Return dθ/dy of y = θ^p: θ^(1 - p) / p; of y = log θ, which p = 0 stands for, θ."""
-    if power == 1:
-        return 1.0
-    return theta ** (1.0 - power) / power if power else theta
 
 
 def power_of(band: FactorBand, shape: float) -> float:
@@ -257,9 +255,19 @@ class Path(NamedTuple):
             arrays[SPREAD][:, named_columns(frozen)] = 0
         if self.power != 1:
             arrays[PLACE] = self._place()
-        arrays[ENERGY] = self.energy()
+
+    def note(self, adapt: bool) -> None:
+        """Note the energy where the path begins, and learn the masses there."""
+        self.band.arrays[ENERGY] = self.energy()
         if adapt:
-            self._learn_mass()
+            pull = np.zeros_like(self.band.values)
+            self._kick(pull, np.ones_like(pull), 1.0)
+            average_square(self.band.arrays[MASS], pull, self.weight)
+
+    @property
+    def weight(self) -> float:
+        """What a cycle's gradient counts in the mass, which averages the information."""
+        return RECENT / (self.band.counts[ADAPTED] + 1 + HEADWAY)
 
     def _place(self) -> Array:
         """Return y; where θ has no number for so small a power, y is level below it."""
@@ -272,14 +280,6 @@ class Path(NamedTuple):
             level_places(place, values, smallest, self.numbers(values.shape[1], WITHIN))
         return place
 
-    def _learn_mass(self) -> None:
-        """Average the squares of the gradient of log p(y): the information, at zero too."""
-        band, arrays = self.band, self.band.arrays
-        pull = np.zeros_like(band.values)
-        self._kick(pull, np.ones_like(pull), 1.0)
-        weight = band.values.dtype.type(RECENT / (band.counts[ADAPTED] + 1 + HEADWAY))
-        arrays[MASS] += weight * (pull * pull - arrays[MASS])
-
     def kick(self, share: float) -> None:
         """Kick the momenta for a share of a step."""
         self._kick(self.band.arrays[MOMENTUM], self.band.arrays[SPREAD], share)
@@ -287,48 +287,44 @@ class Path(NamedTuple):
     def _kick(self, momentum: Array, spread: Array, share: float) -> None:
         band, phi = self.band, self.program.hyper.dispersion
         taken = band, self.factor, band.arrays[GRADIENT], phi
-        gradient, (rate, shape) = self.program.prior_of(*taken)
-        steep = spread * steepness(band.values, self.power)
-        rest = share, 1.0 / phi, rate, 1.0 + (shape - self.power)
-        leapfrog_kick(band.values, momentum, gradient, steep, *rest)
+        gradient, prior = self.program.prior_of(*taken)
+        moved = band.values, momentum, gradient, spread, share, 1.0 / phi, *prior
+        if self.power == 1:
+            leapfrog_kick(*moved)
+        else:
+            warped_kick(*moved, self.power)
 
     def drift(self) -> None:
         """Let the band drift; its gradient is to be summed anew where it leads."""
-        values, arrays, power = self.band.values, self.band.arrays, self.power
-        place = arrays.get(PLACE, values)
-        if power:
-            leapfrog_drift(place, arrays[MOMENTUM], arrays[SPREAD], 1.0)
-        else:  # log θ has no border
-            place += arrays[SPREAD] * arrays[MOMENTUM]
-        if place is not values:
-            with held(values, self.program.frozen[self.factor]):
-                values[:] = place ** (1.0 / power) if power else np.exp(place)
+        values, arrays = self.band.values, self.band.arrays
+        moved = arrays[MOMENTUM], arrays[SPREAD], 1.0
+        if self.power == 1:
+            leapfrog_drift(values, *moved)
+        else:
+            warped_drift(values, arrays[PLACE], *moved, self.power)
         arrays[GRADIENT][:] = 0
         arrays[FITS][:] = 0
 
     def energy(self) -> Wide:
         """Return -log p(y | ...) of every row but for a constant, and its momenta's energy."""
-        band, frozen = self.band, self.program.frozen[self.factor]
-        rate, shape = self.program.prior(band, self.factor)
-        free = band.values if frozen is None else band.values[:, named_columns(~frozen)]
-        wide, momentum = free.astype(np.float64), band.arrays[MOMENTUM].astype(np.float64)
-        if np.ndim(rate):
-            rate = np.broadcast_to(rate, band.values.shape)
-            prior = np.sum(
-                (rate if frozen is None else rate[:, named_columns(~frozen)]) * wide, axis=1
-            )
-        else:
-            prior = rate * wide.sum(axis=1)
-        if shape != self.power:
-            prior -= (shape - self.power) * np.log(wide).sum(axis=1)
-        moving = 0.5 * np.square(momentum).sum(axis=1)
-        energy: Wide = prior + moving - band.arrays[FITS] / self.program.hyper.dispersion
-        return energy
+        values, arrays, (rates, free) = self.band.values, self.band.arrays, self._prior()
+        shape = float(self.program.prior(self.band, self.factor)[1])
+        out: Wide = zeros_beside(values, (len(values),), np.float64)
+        prior = shape, float(self.power), float(self.program.hyper.dispersion)
+        row_energies(values, arrays[MOMENTUM], arrays[FITS], rates, prior, free, out)
+        return out
 
-    def end(self, op: Op) -> None:
+    def _prior(self) -> tuple[Wide, Array]:
+        """Return the rates of the prior, in two dimensions, and which columns move."""
+        values, mask = self.band.values, self.program.frozen[self.factor]
+        rates = self.program.prior(self.band, self.factor)[0]
+        rates = beside(values, np.atleast_2d(np.asarray(rates, np.float64)))
+        free = np.ones(values.shape[1], bool) if mask is None else ~mask
+        return rates, beside(values, free)
+
+    def end(self, op: Op, change: Wide) -> None:
         """Accept or go back, row by row; learn the steps; drop what belongs to the path."""
         band, arrays = self.band, self.band.arrays
-        change = self.energy() - arrays[ENERGY]
         _, first, second = self.numbers(3, CHANCE).T
         back = ~(change < 0.5 * (first**2 + second**2))  # exponential; NaN goes back
         if self.power != 1:
@@ -346,22 +342,32 @@ class Path(NamedTuple):
     def go(self, block: Block, op: Op, workspace: Workspace) -> None:
         """Go the whole path, where a single block has all data of the rows."""
         view, law, factor, values, floor = block
-        arrays, steps = self.band.arrays, self.sampler.steps
-        rate, shape = self.program.prior(self.band, factor)
-        simple = self.power == 1 and not np.ndim(rate) and law.share == 1.0
-        self.add_slope(block, 0, workspace)
-        self.move(0, op)
-        if simple and isinstance(view, BlockView | SparseBlock):
-            moved = self.band.values, arrays[MOMENTUM], arrays[SPREAD], arrays[GRADIENT]
-            prior = 1.0 / self.program.hyper.dispersion, float(rate), float(shape)
-            rest = moved, prior, steps - 1, workspace
-            blockwise.leapfrog(view, law, factor, values, floor, *rest)
-        else:
-            for visit in range(1, steps):
+        adapt, steps, theta = op.wanted.adapt, self.sampler.steps, self.band.values
+        if not isinstance(view, BlockView | SparseBlock | TensorBlock):
+            for visit in range(steps + 1):
                 self.add_slope(block, visit, workspace)
                 self.move(visit, op)
-        self.add_slope(block, steps, workspace)
-        self.move(steps, op)
+            return
+        self.begin(adapt)
+        arrays, (rates, free), change = self.band.arrays, self._prior(), np.empty(len(theta))
+        path = RowPaths(
+            theta,
+            arrays.get(PLACE, theta),
+            arrays[MOMENTUM],
+            arrays[SPREAD],
+            arrays[GRADIENT],
+            arrays[MASS],
+            arrays[FITS],
+            change,
+            rates,
+            free,
+            (float(self.program.prior(self.band, factor)[1]), float(self.power)),
+            1.0 / self.program.hyper.dispersion,
+            self.weight if adapt else 0.0,
+            steps,
+        )
+        blockwise.go_path(view, law, factor, values, floor, path, workspace)
+        self.end(op, change)
 
     def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
         """Add a block's share of the gradient, and at the path's ends of the fits."""
@@ -376,11 +382,12 @@ class Path(NamedTuple):
         steps = self.sampler.steps
         if visit == 0:
             self.begin(op.wanted.adapt)
+            self.note(op.wanted.adapt)
         self.kick(0.5 if visit in (0, steps) else 1.0)
         if visit < steps:
             self.drift()
         else:
-            self.end(op)
+            self.end(op, self.energy() - self.band.arrays[ENERGY])
 
     def _learn_step(self, probability: Wide) -> None:
         """Take one step of every row's dual averaging."""
@@ -470,13 +477,14 @@ class BlockHMC(Sampler):
         """Move as many factors in a cycle, one after the other."""
         made = replace(self)
         object.__setattr__(made, "n_factors", n_factors)
-        object.__setattr__(made, "schedule", Passes(n_factors * (self.steps + 1)))
+        object.__setattr__(made, "schedule", Passes(n_factors * (self.steps + 1), n_factors))
         return made
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_leapfrog(self)
-        object.__setattr__(self, "schedule", Passes(self.n_factors * (self.steps + 1)))
+        passes = self.n_factors * (self.steps + 1), self.n_factors
+        object.__setattr__(self, "schedule", Passes(*passes))
 
     def worth(self, model: Any, data: Any) -> float:
         """Most where a run takes seconds; else as measured, while it does not take hours."""
@@ -487,8 +495,8 @@ class BlockHMC(Sampler):
 
     def work(self, blocks: int) -> Work:
         """Count two thirds of a gradient for each visit; fits at both ends of a path."""
-        del blocks
-        return Work(1, self.n_factors * (self.steps + 1), self.steps + 1 + 2 / 3)
+        visits = self.n_factors * (self.steps + 1 if blocks > 1 else 1)
+        return Work(1, visits, self.steps + 1 + 2 / 3)
 
     @property
     def arrays(self) -> Arrays:
@@ -505,7 +513,8 @@ class BlockHMC(Sampler):
         c = denominator / hyper.dispersion + rate
         near = band.values + 1.0 / c
         power = power_of(band, shape)
-        found = c / near * steepness(near, power) ** 2
+        steep = near if not power else near ** (1.0 - power) / power
+        found = c / near * (1.0 if power == 1 else steep) ** 2
         band.arrays[MASS] = found.astype(band.values.dtype)
         start = math.log(first_step(self.step, band.values.shape[1]))
         steps = np.repeat([[start, start, 0.0]], len(band.values), axis=0)
@@ -531,27 +540,26 @@ class BlockHMC(Sampler):
     ) -> None:
         """Add the block's share of one side's gradient; move that side at a pass's end.
 
-        A single block has all of a row's data: a path is then one operation, its first, and the
-        others of its passes do nothing.
+        A single block has all of a row's data: a path is then one operation.
         """
-        visits, parts = self.steps + 1, data.grid.parts
+        parts = data.grid.parts
+        visits = self.steps + 1 if parts > 1 else 1
         number, position = divmod(op.iteration % (len(bands) * visits * parts), parts)
         factor, visit = divmod(number, visits)
-        if visit == 0 or parts > 1:
-            band = bands[factor]
-            power = power_of(band, float(program.hyper.prior(factor)[1]))
-            path = Path(self, program, band, factor, op.cycle, power)
-            law = law_of(program.likelihood, op.block, bands[COLUMNS])
-            block = data.view(*op.block), law, factor, values_of(bands), program.floor
-            if visit == 0 and position == 0:
-                band.arrays[GRADIENT] = np.zeros_like(band.values)
-                band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
-            with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
-                if parts == 1:
-                    path.go(block, op, workspace)
-                else:
-                    path.add_slope(block, visit, workspace)
-                    if position == parts - 1:
-                        path.move(visit, op)
+        band = bands[factor]
+        power = power_of(band, float(program.hyper.prior(factor)[1]))
+        path = Path(self, program, band, factor, op.cycle, power)
+        law = law_of(program.likelihood, op.block, bands[COLUMNS])
+        block = data.view(*op.block), law, factor, values_of(bands), program.floor
+        if visit == 0 and position == 0:
+            band.arrays[GRADIENT] = np.zeros_like(band.values)
+            band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
+        with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
+            if parts == 1:
+                path.go(block, op, workspace)
+            else:
+                path.add_slope(block, visit, workspace)
+                if position == parts - 1:
+                    path.move(visit, op)
         if op.last:
             program.finish_cycle(op, bands)

@@ -11,7 +11,7 @@ Bader 2009, section 3.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from daskfactor.kernels import dense, sparse, subsample
 from daskfactor.kernels.cuda import blocks as cuda
 from daskfactor.kernels.cuda.device import is_here
-from daskfactor.kernels.jit import jit_exact
-from daskfactor.kernels.langevin import leapfrog_drift, leapfrog_kick, mean_share
+from daskfactor.kernels.langevin import mean_share
+from daskfactor.kernels.paths import Path, path_kernel
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockView,
@@ -161,50 +161,20 @@ def gradient(
     return out
 
 
-@lru_cache(maxsize=128)
-def _path_kernel(slope: Kernel) -> Kernel:
-    @jit_exact
-    def steps(
-        block: Any,
-        factors: Arrays,
-        law: Law,
-        band: tuple[Array, Array, Array, Array],
-        prior: tuple[float, float, float],
-        count: int,
-        work: Any,
-    ) -> None:
-        theta, momentum, spread, gradient = band
-        precision, rate, shape = prior
-        nothing, each = np.empty(0), (gradient, gradient)
-        for _ in range(count):
-            slope(block, factors, 1.0, law, (each, each, nothing), work)
-            leapfrog_kick(theta, momentum, gradient, spread, 1.0, precision, rate, shape)
-            leapfrog_drift(theta, momentum, spread, 1.0)
-            gradient[:, :] = 0
-
-    return steps
-
-
-def leapfrog(
-    view: AnyBlock,
+def go_path(
+    view: AnyBlock | TensorBlock,
     likelihood: Likelihood,
     factor: int,
     factors: Arrays,
     floor: float,
-    band: tuple[Array, Array, Array, Array],
-    prior: tuple[float, float, float],
-    count: int,
+    path: Path,
     work: Workspace,
 ) -> None:
-    """Take whole steps of a path of one factor's rows, all of whose data are in the block.
-
-    ``band`` is (theta, momentum, spread, gradient), of which theta is the factor, and ``prior``
-    (precision, rate, shape), all as `leapfrog_kick` takes them. ``gradient`` is zero before and
-    after. One compiled call does what `accumulate`, `leapfrog_kick` and `leapfrog_drift` do.
-    """
+    """Go a whole path in one compiled call: what `accumulate`, kicks and drifts do in turn."""
     taken = _taken(view, likelihood, factors, floor, work, factor)
-    path = _path_kernel(taken.accumulation(kind="score", factor=factor, curved=False))
-    path(taken.block, factors, taken.law, band, prior, count, taken.work)
+    slope = taken.accumulation(kind="score", factor=factor, curved=False)
+    go = path_kernel(slope, path.prior[1] != 1.0)
+    go(taken.block, factors, taken.law, path, likelihood.share, taken.work)
 
 
 def add_subsample(view: AnyView, *rest: Any) -> None:

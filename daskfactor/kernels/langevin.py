@@ -50,6 +50,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.kernels import polynomials
 from daskfactor.kernels.entrywise import (
     Column,
     Double,
@@ -367,6 +368,102 @@ def leapfrog_drift(theta: Moving, momentum: Moving, spread: Entry, size: Real) -
     moved = theta + size * spread * momentum
     back = moved < 0
     return (-moved if back else moved), (-momentum if back else momentum)
+
+
+@inline
+def steepness(theta: Scalar, power: Scalar) -> Scalar:
+    """Return dθ/dy of y = θ^p: θ^(1 - p) / p; of y = log θ, which p = 0 stands for, θ."""
+    real = type(theta)
+    smallest = real(SMALLEST)
+    theta = theta if theta > smallest else smallest
+    return theta if power == 0 else polynomials.power(theta, real(1) - power) / power
+
+
+@entrywise
+def warped_kick(
+    theta: Entry,
+    momentum: Moving,
+    grad: Entry,
+    spread: Entry,
+    size: Real,
+    precision: Real,
+    rate: Real,
+    shape: Real,
+    power: Real,
+) -> Any:
+    """Change the momentum of y = θ^p by the gradient of the log posterior of y; p = 0: log θ.
+
+    u <- u + size s dθ/dy (precision grad - rate + (shape - p) / theta)
+
+    Parameters as for :func:`leapfrog_kick`.
+    """
+    real = type(theta)
+    excess, tiny = shape - power, real(NEAR_ZERO)
+    pull = precision * grad - rate
+    if excess != 0:
+        pull += excess / (theta if theta > tiny else tiny)
+    return momentum + size * spread * steepness(theta, power) * pull
+
+
+@entrywise
+def warped_drift(
+    theta: Moving, place: Moving, momentum: Moving, spread: Entry, size: Real, power: Real
+) -> Any:
+    """Move y = θ^p along the momentum, and θ with it, but for entries of spread 0.
+
+    As :func:`leapfrog_drift` does; log θ has no border.
+    """
+    real = type(place)
+    moved, smallest = place + size * spread * momentum, real(SMALLEST)
+    back = power != 0 and moved < 0
+    moved = -moved if back else moved
+    if power == 0:
+        new = polynomials.exp(moved)
+    else:
+        new = polynomials.power(moved if moved > smallest else smallest, real(1) / power)
+    return (new if spread > 0 else theta), moved, (-momentum if back else momentum)
+
+
+@jit_exact
+def row_energies(
+    theta: Array,
+    momentum: Array,
+    fits: NDArray[np.float64],
+    rates: NDArray[np.float64],
+    prior: tuple[float, float, float],
+    free: NDArray[np.bool_],
+    out: NDArray[np.float64],
+) -> None:
+    """Set ``out`` (n,) to -log p(y | ...) of every row but for a constant, plus u's energy.
+
+    sum_k (rate theta - (shape - power) log theta + u^2 / 2) - fit / phi, of the free columns (K,)
+
+    Parameters
+    ----------
+    theta, momentum : (n, K), C-contiguous, one float dtype
+    fits : (n,) minus the deviances
+    rates : rates of the gamma prior, (n, K) or with axes of length 1
+    prior : shape, power, and the dispersion phi
+    """
+    shape, power, phi = prior
+    excess, last = shape - power, (rates.shape[0] - 1, rates.shape[1] - 1)
+    for i in range(theta.shape[0]):
+        own, moving = 0.0, 0.0
+        for k in range(theta.shape[1]):
+            u = np.float64(momentum[i, k])
+            moving += u * u
+            if free[k]:
+                x = np.float64(theta[i, k])
+                own += rates[min(i, last[0]), min(k, last[1])] * x
+                if excess != 0:
+                    own -= excess * np.log(x)
+        out[i] = own + 0.5 * moving - fits[i] / phi
+
+
+@entrywise
+def average_square(mass: Moving, pull: Entry, weight: Real) -> Any:
+    """Move a mass towards the square of a gradient: m <- m + weight (pull^2 - m)."""
+    return mass + weight * (pull * pull - mass)
 
 
 @jit_exact

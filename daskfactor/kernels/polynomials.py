@@ -159,6 +159,13 @@ def expm1(x: Scalar) -> Scalar:
 
 
 @inline
+def exp(x: Scalar) -> Scalar:
+    """``exp(x)``, in the type of x, through float64; x is held within +-708."""
+    scale, growth = _exp_parts(D(x))
+    return type(x)(scale + scale * growth)
+
+
+@inline
 def power(x: Scalar, exponent: Scalar) -> Scalar:
     """``x ** exponent`` of a positive x, in the type of x, through float64."""
     scale, growth = _exp_parts(D(exponent) * log(D(x)))

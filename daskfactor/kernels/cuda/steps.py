@@ -70,3 +70,21 @@ def take_share(
         penalty = 0.0
     rest = np.float64(penalty), penalties, np.int32(by_row), np.float64(power)
     _launch("take_share", theta, num, den, *rest)
+
+
+def row_energies(
+    theta: DeviceArray,
+    momentum: DeviceArray,
+    fits: DeviceArray,
+    rates: DeviceArray,
+    prior: tuple[float, float, float],
+    free: DeviceArray,
+    out: DeviceArray,
+) -> None:
+    """Set energies of rows, as :func:`daskfactor.kernels.langevin.row_energies` does."""
+    (shape, power, phi), wide = prior, np.float64
+    own = rates * theta.astype(wide)
+    if shape != power:
+        own = own - (shape - power) * np.log(theta.astype(wide))
+    moving = 0.5 * np.square(momentum.astype(wide)).sum(axis=1)
+    out[:] = np.where(free, own, 0.0).sum(axis=1) + moving - fits / phi

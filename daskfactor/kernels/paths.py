@@ -1,0 +1,113 @@
+"""Whole Hamiltonian paths of the rows of one factor, in one compiled call."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskfactor.kernels.jit import jit_exact
+from daskfactor.kernels.langevin import (
+    average_square,
+    leapfrog_drift,
+    leapfrog_kick,
+    row_energies,
+    warped_drift,
+    warped_kick,
+)
+from daskfactor.kernels.views import Kernel
+
+Array = NDArray[Any]
+Arrays = tuple[Array, ...]
+
+
+class Path(NamedTuple):
+    """Rows of one factor on a Hamiltonian path, all of whose data are in one block.
+
+    Attributes
+    ----------
+    theta, place, momentum, spread, gradient
+        (n, K) as :func:`daskfactor.kernels.langevin.warped_kick` and ``warped_drift`` take them;
+        where the power is 1, places are not looked at. Gradients are 0 before and after.
+    mass
+        (n, K), which learns from the gradient at the start.
+    fits, change
+        (n,) in double precision: zeros, and what the path adds to the energy.
+    rates
+        Of the prior, (n, K) or with axes of length 1, in double precision.
+    free
+        (K,), which columns move.
+    prior
+        Shape and power.
+    precision, weight, steps
+        One over the dispersion; what the gradient counts in the mass; steps of the path.
+    """
+
+    theta: Array
+    place: Array
+    momentum: Array
+    spread: Array
+    gradient: Array
+    mass: Array
+    fits: NDArray[np.float64]
+    change: NDArray[np.float64]
+    rates: NDArray[np.float64]
+    free: NDArray[np.bool_]
+    prior: tuple[float, float]
+    precision: float
+    weight: float
+    steps: int
+
+
+@lru_cache(maxsize=128)
+def path_kernel(slope: Kernel, warped: bool) -> Kernel:
+    """Make the kernel of a path from that of its gradients; ``warped``: its power is not 1.
+
+    kernel(block, factors, law, path, share, work): all but ``path`` as those of gradients take
+    them, and the law's share.
+    """
+
+    @jit_exact
+    def kick(path: Any, momentum: Array, spread: Array, rate: float, size: float) -> None:
+        shape, power = path.prior
+        if warped:
+            numbers = size, path.precision, rate, shape, power
+            warped_kick(path.theta, momentum, path.gradient, spread, *numbers)
+        else:
+            numbers = size, path.precision, rate, shape
+            leapfrog_kick(path.theta, momentum, path.gradient, spread, *numbers)
+
+    @jit_exact
+    def go(block: Any, factors: Arrays, law: Any, path: Any, share: float, work: Any) -> None:
+        theta, momentum, spread, gradient = path.theta, path.momentum, path.spread, path.gradient
+        fits, rates, (shape, power) = path.fits, path.rates, path.prior
+        each, nothing, energy = (gradient, gradient), fits[:0], np.empty(len(theta))
+        prior = shape, power, 1.0 / path.precision
+        # Rates that vary are in the gradient, in its unit.
+        vary = rates.size > 1
+        pull = (-prior[2] * rates if vary else np.zeros((1, 1))).astype(theta.dtype)
+        rate = 0.0 if vary else rates[0, 0]
+        for visit in range(path.steps + 1):
+            end = visit == 0 or visit == path.steps
+            gradient[:, :] = 0
+            fits[:] = 0
+            slope(block, factors, share, law, (each, each, fits if end else nothing), work)
+            fits *= share
+            gradient += pull
+            if visit == 0:
+                row_energies(theta, momentum, fits, rates, prior, path.free, path.change)
+                if path.weight > 0.0:
+                    square, ones = np.zeros_like(theta), np.ones_like(theta)
+                    kick(path, square, ones, rate, 1.0)
+                    average_square(path.mass, square, path.weight)
+            kick(path, momentum, spread, rate, 0.5 if end else 1.0)
+            if visit == path.steps:
+                row_energies(theta, momentum, fits, rates, prior, path.free, energy)
+            elif warped:
+                warped_drift(theta, path.place, momentum, spread, 1.0, power)
+            else:
+                leapfrog_drift(theta, momentum, spread, 1.0)
+        for i in range(energy.size):
+            path.change[i] = energy[i] - path.change[i]
+
+    return go
