@@ -293,6 +293,9 @@ def test_dispersions_of_columns(launched, kind):
     assert launched[f"{kind}_col_fits"]
 
 
+MOVES = "kick", "drift"
+
+
 @pytest.mark.quick("counts", "shapes below 1", "a shape to learn", "rates", "dispersions", "sparse")
 @pytest.mark.parametrize("name", PATHS)
 def test_paths_of_rows(launched, name):
@@ -302,7 +305,8 @@ def test_paths_of_rows(launched, name):
     """
     check_there(launched, PATHS[name], dfac.BlockHMC(), 1e-7, tune=3, draws=4)
     # Both factors at the ends and between them: kicks of every round's last visit alone.
-    assert launched["leapfrog_kick"] > launched["leapfrog_drift"] == 7 * 2 * 4
+    kicks, drifts = (launched[f"leapfrog_{own}"] + launched[f"warped_{own}"] for own in MOVES)
+    assert kicks > drifts == 7 * 2 * 4
 
 
 @pytest.mark.quick("counts", "sparse", "ratings")

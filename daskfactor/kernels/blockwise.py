@@ -174,7 +174,8 @@ def go_path(
     taken = _taken(view, likelihood, factors, floor, work, factor)
     slope = taken.accumulation(kind="score", factor=factor, curved=False)
     go = path_kernel(slope, path.prior[1] != 1.0)
-    go(taken.block, factors, taken.law, path, likelihood.share, taken.work)
+    each = (path.gradient,) * len(factors)
+    go(taken.block, factors, taken.law, path, each, likelihood.share, taken.work)
 
 
 def add_subsample(view: AnyView, *rest: Any) -> None:

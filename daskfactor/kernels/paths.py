@@ -63,25 +63,32 @@ class Path(NamedTuple):
 def path_kernel(slope: Kernel, warped: bool) -> Kernel:
     """Make the kernel of a path from that of its gradients; ``warped``: its power is not 1.
 
-    kernel(block, factors, law, path, share, work): all but ``path`` as those of gradients take
-    them, and the law's share.
+    kernel(block, factors, law, path, each, share, work): ``each`` is the path's gradient in the
+    place of each factor, ``share`` the law's; all but these and ``path`` as gradients take them.
     """
 
     @jit_exact
     def kick(path: Any, momentum: Array, spread: Array, rate: float, size: float) -> None:
         shape, power = path.prior
+        numbers = size, path.precision, rate, shape
         if warped:
-            numbers = size, path.precision, rate, shape, power
-            warped_kick(path.theta, momentum, path.gradient, spread, *numbers)
+            warped_kick(path.theta, momentum, path.gradient, spread, *numbers, power)
         else:
-            numbers = size, path.precision, rate, shape
             leapfrog_kick(path.theta, momentum, path.gradient, spread, *numbers)
 
     @jit_exact
-    def go(block: Any, factors: Arrays, law: Any, path: Any, share: float, work: Any) -> None:
+    def go(
+        block: Any,
+        factors: Arrays,
+        law: Any,
+        path: Any,
+        each: Arrays,
+        share: float,
+        work: Any,
+    ) -> None:
         theta, momentum, spread, gradient = path.theta, path.momentum, path.spread, path.gradient
         fits, rates, (shape, power) = path.fits, path.rates, path.prior
-        each, nothing, energy = (gradient, gradient), fits[:0], np.empty(len(theta))
+        nothing, energy = fits[:0], np.empty(len(theta))
         prior = shape, power, 1.0 / path.precision
         # Rates that vary are in the gradient, in its unit.
         vary = rates.size > 1

@@ -39,12 +39,20 @@ def test_the_grid_changes_nothing_but_the_order_of_sums(sampler):
     np.testing.assert_allclose(one["H"], four["H"], rtol=1e-6)
 
 
+PRIORS = {
+    "frozen": {"fixed_h": np.ones((1, counts().shape[1]))},
+    "spikes": {"shape_w": 0.3, "shape_h": 0.6},
+    "rates": {"rate_w": "component", "rate_h": "column", "shape_w": 2.0},
+}
+
+
 @pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("stored", [np.asarray, sparse.csr_array])
-def test_a_path_in_one_call_has_the_bits_of_its_steps(stored, gaps, monkeypatch):
+def test_a_path_in_one_call_has_the_bits_of_its_steps(stored, prior, gaps, monkeypatch):
     V = counts().astype(float)
     V[3, 4] = np.nan if gaps else 1.0
-    model = dfac.TweedieNMF(3, dispersion=1.0, fixed_h=np.ones((1, V.shape[1])))
+    model = dfac.TweedieNMF(3, dispersion=1.0, **PRIORS[prior])
     data = dfac.as_blocks(stored(V), 1, unstored=None if stored is np.asarray else "zero")
 
     def drawn():
@@ -56,8 +64,8 @@ def test_a_path_in_one_call_has_the_bits_of_its_steps(stored, gaps, monkeypatch)
             path.add_slope(block, visit, workspace)
             path.move(visit, op)
 
-    calls, whole = [], blockwise.leapfrog
-    monkeypatch.setattr(blockwise, "leapfrog", lambda *given: (calls.append(1), whole(*given)))
+    calls, whole = [], blockwise.go_path
+    monkeypatch.setattr(blockwise, "go_path", lambda *given: (calls.append(1), whole(*given)))
     one = drawn()
     assert calls
     monkeypatch.setattr(Path, "go", step_by_step)

@@ -142,8 +142,6 @@ APART = {
     ("HYPER", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
     ("SCALE", "gaussian_chain", "tweedie_chain"): "models of real or of positive factors",
     ("SCHEDULE", "batches", "dsgd"): "allocation models, or an optimizer",
-    ("SCHEDULE", "batches", "timing"): "allocation models, or samplers",
-    ("SCHEDULE", "dsgd", "timing"): "an optimizer, or a trial of samplers that leaves nothing",
     ("SIMULATION", "calibration", "counts"): "calibration, or counts that are made up",
     ("START", "chib", "gaussian_chain"): "positive factors, or real ones",
     ("START", "chib", "multiplicative"): "matrices, or the third factor of a tensor",
