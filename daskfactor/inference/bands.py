@@ -1,4 +1,4 @@
-"""What is done with one band of a state where it lies: functions for `ChainState.each`.
+"""Change or measure one band of a state where it lies: functions for `ChainState.each`.
 
 They go to other processes where the bands are there, and what they return comes back: sums,
 numbers and flags, nothing that grows with a factor.

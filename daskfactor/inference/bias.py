@@ -63,7 +63,7 @@ class Kept(NamedTuple):
 
 
 class Bias(Judged):  # type: ignore[no-untyped-call]
-    """What :func:`discretization_bias` returns: how far means are off, and what to do."""
+    """Estimated errors of posterior means, and advice; :func:`discretization_bias` returns it."""
 
     __slots__ = ()
 

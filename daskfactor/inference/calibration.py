@@ -35,7 +35,7 @@ from daskfactor.results.schema import BIASED, FEATURES
 Array = NDArray[Any]
 
 TOGETHER_BYTES: Final = 2**27
-"""What kept draws of replications in one matrix may take."""
+"""Largest size of kept draws of replications in one matrix."""
 SLAB: Final = 2**22
 """Means of cells that are worked out at once."""
 LEVELS: Final = (63, 31, 15, 7)
@@ -55,11 +55,11 @@ CAUSES: Final = (
     "If twice the tuning does not help, sampler, prior and law do not go together.",
     "If half the step and twice the tuning do not help, sampler, prior and law do not go together.",
 )
-"""What that means for a sampler without, and with, the bias of a finite step."""
+"""Likely causes, for a sampler without and with the bias of a finite step."""
 
 
 class Calibration(Judged):  # type: ignore[no-untyped-call]
-    """What :func:`calibrate` returns: whether ranks are uniform, and what it means if not."""
+    """Ranks, their tests and a verdict; :func:`calibrate` returns it."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class Calibration(Judged):  # type: ignore[no-untyped-call]
 
 
 class Task(NamedTuple):
-    """What is calibrated: a model of data of a shape, some of them hidden, at cells.
+    """A calibration: a model of data of a shape, some of them hidden, at cells.
 
     ``moments`` are mean and variance that stand for those of the data in priors.
     """

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 MARGIN = 1.3
-"""What runs take at most, in units of what their states, draws and buffers add up to.
+"""Largest memory of runs, in units of the sum of their states, draws and buffers.
 
 Measured (tests/inference/measuring.py): copies on their way to results and checkpoints, and
 what the C library keeps of memory that was given back in small pieces.
@@ -50,7 +50,7 @@ WRITING_BYTES = 112 * 2**20
 WRITING_COPIES = 4
 """Copies that there are at most of what is written: as drawn, in chunks, and compressed."""
 HANDED_ON = 2**27
-"""What a client holds of bands at most that it hands on, or reads again, in pieces."""
+"""Largest size of the pieces of bands that a client hands on or reads again."""
 READ_COPIES = 6
 """Blocks' worth of memory that a thread takes to read one from a store: compressed, decompressed,
 decoded, and what zarr holds of them at once; measured."""
@@ -63,14 +63,14 @@ TASK_BYTES = 4096
 LINK_BYTES = (3 * 8, 9 * 8)
 """Bytes for each entry of a factor while its link is drawn: real-valued, and with gamma priors."""
 DENSITY_BYTES = 128
-"""What a thread takes for log-densities, for each entry of a slab."""
+"""Memory of a thread for log-densities, for each entry of a slab."""
 CELL_BYTES = 48
 """A monitored cell: its positions and its moments."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run takes: bytes, where `print` shows a note beside them, and what follows.
+    """Estimated memory of a run in bytes, with notes that `print` shows, and its seconds.
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ Array = NDArray[Any]
 SEARCHED = 1e-4, 1e4
 """Dispersions between which a point estimate's is looked for."""
 NEAR = 0.01
-"""How near the logarithm of a point estimate's dispersion is to the best one."""
+"""Tolerance of the logarithm of a point estimate's dispersion."""
 FALLS, APART = 0.1, 0.2
 """A chain is still on its way if the excess of its counts over Poisson variation falls, from one
 quarter of the looks to the next, by more than these shares of itself and of the largest excess
@@ -136,7 +136,7 @@ class MatrixDispersion:
 
     @property
     def undecided(self) -> bool:
-        """Whether these are counts that may be Poisson, and may not."""
+        """True for counts of which it is open whether they are Poisson."""
         return self.counts and self.fixed is None
 
     def in_data(self, dispersion: float) -> float:
@@ -332,12 +332,12 @@ class DispersionRule:
 
     @property
     def drawn(self) -> bool:
-        """Whether chains draw one of them, given their states."""
+        """True if chains draw one of them, given their states."""
         return any(matrix.drawn for matrix in self.matrices)
 
     @property
     def divides(self) -> bool:
-        """Whether it does no more than divide gradients and divergences."""
+        """True if it only divides gradients and divergences."""
         return not (self.drawn or self.model.joins)
 
     @property
@@ -348,7 +348,7 @@ class DispersionRule:
 
     @property
     def first(self) -> Any:
-        """What φ is taken to be before there is a fit.
+        """Return the φ that is used before there is a fit.
 
         0 for the one of a single matrix that is to be estimated: the prior then counts nothing.
         """
@@ -358,7 +358,7 @@ class DispersionRule:
 
     @property
     def memory(self) -> list[float | None]:
-        """What a checkpoint keeps of it: what is fixed."""
+        """The fixed dispersions, which a checkpoint keeps."""
         return [matrix.fixed for matrix in self.matrices]
 
     @memory.setter
@@ -368,12 +368,12 @@ class DispersionRule:
 
     @property
     def estimates(self) -> bool:
-        """Whether chains estimate something of it."""
+        """True if chains estimate one of them."""
         return any(matrix.fixed is None and not matrix.drawn for matrix in self.matrices)
 
     @property
     def looks_again(self) -> bool:
-        """Whether a look at a state is a pass over the data of its own."""
+        """True if an estimate at a draw takes a pass over the data of its own."""
         return any(matrix.undecided for matrix in self.matrices)
 
     # -- at a point, or at a draw ------------------------------------------------

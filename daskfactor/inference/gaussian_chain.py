@@ -81,7 +81,7 @@ def observation_weights(observed: Array, n_components: int, squares: Array | Non
 
 
 WEIGHTS: Specs = {"weights": ArraySpec(changes="never", columns=1)}
-"""How much data each row has, for its metric."""
+"""Amount of data of each row, for its metric."""
 
 
 def warm_start(
@@ -316,7 +316,7 @@ class GaussianChain(Chain):
 
     @cached_property
     def constant(self) -> float:
-        """What log-likelihoods of cells with weights have besides their residuals, at noise 1."""
+        """The part of log-likelihoods of cells with weights besides their residuals, at noise 1."""
         return normalizer(self.data, 1.0, self.model.likelihood, self.setting.executor)
 
     # -- hyperparameters -------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a run tells of one factor and of all else that rows of the other one are drawn given."""
+"""Draws of one factor and of hyperparameters, given which rows of the other are drawn."""
 
 import json
 from dataclasses import dataclass, replace
@@ -102,12 +102,12 @@ class Given:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many chains and draws."""
+        """Numbers of chains and of draws."""
         return self.other.shape[0], self.other.shape[1]
 
     @property
     def _of_columns(self) -> bool:
-        """Whether columns have dispersions of their own."""
+        """True if columns have dispersions of their own."""
         return DISPERSION in self.told and self.told[DISPERSION].ndim > 2
 
     def at(self, chain: int, draw: int) -> Condition:
@@ -127,7 +127,7 @@ class Given:
 
     @property
     def learns_rows(self) -> bool:
-        """Whether every new row has a rate of its own, which is drawn with it."""
+        """True if every new row has a rate of its own, which is drawn with it."""
         return self.model.rates_of[self.factor] in ("row", "column")
 
     def prior_means(self, hyper: Any) -> Any:

@@ -59,7 +59,7 @@ Transition = Literal["moments", "euler"]
 Matched = tuple[tuple[float, float] | None, ...]
 
 STEEPEST = 8**0.5
-"""How far up a gradient may move an entry under laws whose gradients have poles at zero, in
+"""Largest move upwards by a gradient under laws whose gradients have poles at zero, in
 units of √(s (θ + s)): two standard deviations of its noise."""
 FIBRES, PRIMES = 1024, (2, 3, 5, 7, 11, 13, 17)
 """Fibres of a tensor's block at which the share of a component is taken, and what spreads them."""

@@ -54,7 +54,7 @@ OF_RATES = 6
 
 @dataclass(frozen=True)
 class NewRows:
-    """How bands of new rows are drawn; what executors map over the bands.
+    """Draw bands of new rows; executors map it over the bands.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What gamma priors learn, drawn between segments: links to covariates, shapes and rates.
+"""Draw the hyperparameters of gamma priors between segments: links, shapes and rates.
 
 One after the other: the link of every factor that has covariates, given rates and shapes; its
 precision; shapes, with learnt rates integrated out; rates. Rows without any data are integrated
@@ -80,7 +80,7 @@ def draw_priors(
 
 
 def _free(model: GammaFactors, factor: int) -> NDArray[np.bool_]:
-    """Which components have a prior."""
+    """Return a mask of the components that have a prior."""
     mask = model.frozen[factor]
     return np.ones(model.n_components, bool) if mask is None else ~mask
 

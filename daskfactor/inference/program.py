@@ -1,4 +1,4 @@
-"""What samplers do with blocks: operations of one block, and passes over all of them.
+"""Block operations of samplers, and passes over all blocks.
 
 A `Program` says what an operation does with a block and its two bands. In a pass every band
 of a factor meets all of its blocks, in the blocks' order and on one worker, so sums have the

@@ -91,12 +91,12 @@ class Session(Generic[D]):
 
     @property
     def device(self) -> "CUDA | None":
-        """How a GPU is used, if one was asked for."""
+        """The GPU to use; None: processors."""
         return device_options(self.options.get("device"))
 
     @property
     def on_device(self) -> bool:
-        """Whether a GPU was asked for."""
+        """True if a GPU is used."""
         return self.device is not None
 
     @cached_property

@@ -30,7 +30,7 @@ PREFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 class Place(NamedTuple):
-    """Where a run is to happen: its executor, processes, threads of each, store or not.
+    """The place of a run: its executor, processes, threads of each, store or not.
 
     ``network`` are bytes a second, ``block`` seconds of the largest block's update.
     """
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether blocks are updated in other processes than the caller's."""
+        """True if blocks are updated in other processes than the caller's."""
         return self.executor == "ring" or (self.executor == "tasks" and self.workers > 1)
 
 

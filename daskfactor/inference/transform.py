@@ -274,7 +274,7 @@ def _opened(V: Any, given: Given, options: OnSampled) -> tuple[Any, OnSampled]:
 
 
 def _is_small(V: Any, model: Any) -> bool:
-    """Whether rows are so few that one thread is done with them as soon as several."""
+    """Tell if rows are so few that one thread is done with them as soon as several."""
     shape = None if isinstance(V, BlockedData) else getattr(V, "shape", None)
     return shape is not None and math.prod(shape) * model.width <= SMALL
 
