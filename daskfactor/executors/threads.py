@@ -257,6 +257,7 @@ class ThreadsExecutor(Executor):
         self.lanes = lanes or cpu_count()
         super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
+        # Not `local_workspace`: `close` gives these buffers back, those of the caller's thread too.
         self._of_thread, self._reporting = threading.local(), threading.Lock()
 
     def run_chains(
