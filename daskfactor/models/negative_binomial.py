@@ -124,8 +124,7 @@ class NegativeBinomial(Likelihood):
         alpha = self.dispersion
         with np.errstate(divide="ignore", invalid="ignore"):
             growth = np.log1p(alpha * v) - np.log1p(alpha * mu)
-            found = special.rel_entr(v, mu) - (v + 1.0 / alpha) * growth
-        return np.asarray(found, dtype=np.float64)
+            return np.asarray(special.rel_entr(v, mu) - (v + 1.0 / alpha) * growth, np.float64)
 
     def variance(self, mu: ArrayLike, dispersion: Any) -> Array:
         mu = np.asarray(mu, dtype=np.float64)
@@ -135,8 +134,8 @@ class NegativeBinomial(Likelihood):
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: Any
     ) -> Array:
         r"""Total variance of a new observation: :math:`m + \alpha (m^2 + s^2) + s^2`, exactly."""
-        own = super().observation_variance(mean, variance_of_mean, dispersion)
-        return np.asarray(own + dispersion * np.asarray(variance_of_mean, dtype=np.float64))
+        variance = super().observation_variance(mean, variance_of_mean, dispersion)
+        return np.asarray(variance + dispersion * np.asarray(variance_of_mean, dtype=np.float64))
 
     def log_normalizer(self, v: ArrayLike, dispersion: Any) -> Array:
         r"""Logarithm of p(v | v), element by element; minus infinity below zero.
@@ -229,10 +228,10 @@ class NegativeBinomialNMF(GammaFactors):
     def learnt(self) -> tuple[Learnt, ...]:
         if not isinstance(self.dispersion, str):
             return super().learnt
-        own = Learnt("dispersion", (), "dispersion of a count", passes=DENSITIES)
+        drawn = Learnt("dispersion", (), "dispersion of a count", passes=DENSITIES)
         if self.dispersion == "column":
-            own = own._replace(dims=("column",), doc="dispersion of a column", averaged=True)
-        return *super().learnt, own
+            drawn = drawn._replace(dims=("column",), doc="dispersion of a column", averaged=True)
+        return *super().learnt, drawn
 
     def draw_prior_dispersion(self, rng: np.random.Generator, columns: int) -> Any:
         """Draw α ~ Exponential(1), or those of columns."""
@@ -250,10 +249,9 @@ class NegativeBinomialNMF(GammaFactors):
                 f"{purpose} takes one dispersion for all cells, and the model has one for every "
                 'column; pass dispersion="auto", or draw from the posterior with sample()'
             )
-        super(NegativeBinomialNMF, replace(self, dispersion=1.0)).check_settled(purpose)
+        super().check_settled(purpose)
 
     @property
     def likelihood(self) -> Likelihood:
         """The negative binomial law, at the dispersion if that is a number."""
-        known = not isinstance(self.dispersion, str)
-        return NegativeBinomial(self.dispersion if known else 1.0)
+        return NegativeBinomial(1.0 if isinstance(self.dispersion, str) else self.dispersion)

@@ -63,12 +63,27 @@ class Totals(NamedTuple):
     logs: float = 0.0
     floored: int = 0
 
+    @property
+    def length(self) -> float:
+        """Entries of the factor in a component, at least 1; where rates are those of components."""
+        return max(float(self.entries.max()), 1.0)
+
 
 class Gamma(NamedTuple):
     """A hyperprior: its shape α and its rate b."""
 
     shape: float
     rate: float
+
+    @classmethod
+    def alone(cls, rate: float) -> "Gamma":
+        """Give the prior of rates of one factor that would be fixed at ``rate``."""
+        return cls(ALONE, (ALONE - 1.0) * rate**-1)
+
+    @classmethod
+    def shared(cls, rate_w: float, rate_h: float) -> "Gamma":
+        """Give the prior of rates that both factors share."""
+        return cls(SHARED, math.sqrt((SHARED - 1.0) * (SHARED - 2.0) / (rate_w * rate_h)))
 
     def draw(self, rng: np.random.Generator, weight: Array, total: Array) -> Array:
         """Draw λ ~ Gamma(α + weight, b + total)."""
@@ -157,16 +172,6 @@ def count_floored(values: NDArray[Any]) -> int:
     as λ f is nothing. Of shape 0.02, in single precision, they are a sixth of all entries.
     """
     return int(np.count_nonzero(values <= values.dtype.type(FLOOR)))
-
-
-def alone(rate: float) -> Gamma:
-    """Hyperprior of the rates of one factor; ``rate`` is what they would be fixed at."""
-    return Gamma(ALONE, (ALONE - 1.0) * rate**-1)
-
-
-def shared(rate_w: float, rate_h: float) -> Gamma:
-    """Hyperprior of rates that both factors share."""
-    return Gamma(SHARED, math.sqrt((SHARED - 1.0) * (SHARED - 2.0) / (rate_w * rate_h)))
 
 
 def draw_prior_shape(rng: np.random.Generator) -> float:

@@ -3,7 +3,7 @@
 Symbols: ``v`` observation, ``mu`` its mean, ``phi`` the dispersion, ``beta`` the
 power (the variance is ``phi * mu ** (2 - beta)``). A law has the density
 ``exp(-d_beta(v | mu) / phi + log_normalizer(v, phi))`` with the beta-divergence d;
-`density` finds what differs between the laws.
+`Law` has the rest.
 
 Entry by entry, as functions of numbers that kernels compile,
 
@@ -30,7 +30,6 @@ from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
 
 Function = Callable[..., Scalar]
 
-_CLOSED = (2.0, 1.0, 0.5, 0.0, -1.0)
 _NO_EXCESS = 1e-9  # relative excess variance below which a negative binomial is a Poisson law
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 _SERIES_REACH = 1e-3  # |v / mu - 1| below which the power series beats the closed form
@@ -97,16 +96,22 @@ def _unit_divergence(ratio: Array, excess: Array, beta: float) -> Array:
     return np.where(ratio < 0, np.nan, value)
 
 
-class Density(NamedTuple):
-    """Support, the part of a log-density that is free of the mean, and random draws."""
+class Law(NamedTuple):
+    """The law of one beta: support, log-density free of the mean, random draws, entry functions.
+
+    Entry functions are those of `Entry`; None: by the general formula.
+    """
 
     support: Literal["real", "non-negative", "positive"]
     log_normalizer: Callable[[Array, float, float], Array]
     sample: Callable[[np.random.Generator, Array, float, float], Array]
+    weight: Function | None = None
+    deviance: Function | None = None
+    fit: Function | None = None
 
 
 def stirling(x: Array) -> Array:
-    """What Stirling's formula misses: log Gamma(x) - (x - 1/2) log x + x - log(2 pi) / 2."""
+    """Compute the error of Stirling's formula: log Γ(x) - (x - 1/2) log x + x - log(2 π) / 2."""
     with np.errstate(all="ignore"):
         near = special.gammaln(x) - (x - 0.5) * np.log(x) + x - 0.5 * _LOG_TWO_PI
         inverse = 1.0 / x**2
@@ -129,7 +134,7 @@ def _gamma_normalizer(v: Array, phi: float, beta: float) -> Array:
     return np.asarray(constant - np.log(v))
 
 
-def _inverse_gaussian_normalizer(v: Array, phi: float, beta: float) -> Array:
+def _wald_normalizer(v: Array, phi: float, beta: float) -> Array:
     return np.asarray(-0.5 * (_LOG_TWO_PI + np.log(phi)) - 1.5 * np.log(v))
 
 
@@ -192,23 +197,8 @@ def _sample_gamma(rng: np.random.Generator, mu: Array, phi: float, beta: float) 
     return phi * mu * rng.standard_gamma(1.0 / phi, size=mu.shape)
 
 
-def _sample_inverse_gaussian(rng: np.random.Generator, mu: Array, phi: float, beta: float) -> Array:
+def _sample_wald(rng: np.random.Generator, mu: Array, phi: float, beta: float) -> Array:
     return np.asarray(rng.wald(mu, 1.0 / phi, size=mu.shape), dtype=np.float64)
-
-
-_COMPOUND = Density("non-negative", _compound_normalizer, _sample_compound)
-_LAWS: dict[float, Density] = {
-    2.0: Density("real", _normal_normalizer, _sample_normal),
-    1.0: Density("non-negative", _poisson_normalizer, _sample_poisson),
-    0.5: Density("non-negative", _half_normalizer, _sample_compound),
-    0.0: Density("positive", _gamma_normalizer, _sample_gamma),
-    -1.0: Density("positive", _inverse_gaussian_normalizer, _sample_inverse_gaussian),
-}
-
-
-def density(beta: float) -> Density | None:
-    """Find what is known of the law with this beta; None: its density has no form here."""
-    return _LAWS.get(beta, _COMPOUND if 0.0 < beta < 1.0 else None)
 
 
 def _curvature(scale: Scalar, v: Scalar, mu: Scalar, w: Scalar) -> Scalar:
@@ -345,19 +335,14 @@ def _general_fit(beta: float) -> Function:
     return fit
 
 
-_WEIGHTS: dict[float, Function] = {
-    2.0: _weight_2,
-    1.0: _weight_1,
-    0.5: _weight_half,
-    0.0: _weight_0,
-    -1.0: _weight_minus_1,
+_COMPOUND = Law("non-negative", _compound_normalizer, _sample_compound)
+_LAWS: dict[float, Law] = {
+    2.0: Law("real", _normal_normalizer, _sample_normal, _weight_2, _deviance_2, _fit_2),
+    1.0: Law("non-negative", _poisson_normalizer, _sample_poisson, _weight_1, None, _fit_1),
+    0.5: Law("non-negative", _half_normalizer, _sample_compound, _weight_half, _deviance_half),
+    0.0: Law("positive", _gamma_normalizer, _sample_gamma, _weight_0, None, _fit_0),
+    -1.0: Law("positive", _wald_normalizer, _sample_wald, _weight_minus_1, _deviance_minus_1),
 }
-_DEVIANCES: dict[float, Function] = {
-    2.0: _deviance_2,
-    0.5: _deviance_half,
-    -1.0: _deviance_minus_1,
-}
-_FITS: dict[float, Function] = {2.0: _fit_2, 1.0: _fit_1, 0.0: _fit_0}
 
 
 def checked_power(name: str, beta: Any) -> float:
@@ -401,34 +386,29 @@ class Tweedie(Likelihood):
 
     def __post_init__(self) -> None:
         beta = checked_power("beta", self.beta)
-        zeros = {1.0: "constant", 2.0: "linear"}.get(beta)
-        settings: dict[str, Any] = {"beta": beta, "zeros": zeros, "counts": beta == 1.0}
-        settings |= {"real_valued": beta == 2.0, "closed_form": beta in _CLOSED}
-        settings |= {"normal": beta == 2.0}
-        settings |= {"has_density": density(beta) is not None}
-        settings |= {"majorizer": (1.0, beta - 1.0) if beta <= 1.0 else (beta, 1.0)}
-        for name, value in settings.items():  # a frozen dataclass is set through object
-            object.__setattr__(self, name, value)
+        normal, zeros = beta == 2.0, {1.0: "constant", 2.0: "linear"}.get(beta)
+        self._put(beta=beta, zeros=zeros, counts=beta == 1.0, normal=normal, real_valued=normal)
+        self._put(has_density=self._law is not None, closed_form=beta in _LAWS)
+        self._put(majorizer=(1.0, beta - 1.0) if beta <= 1.0 else (beta, 1.0))
+        self._put(exponent=1.0 / (2.0 - beta) if beta < 1.0 else 1.0 / max(beta - 1.0, 1.0))
+        self._put(steepest_power=max(2.0, abs(2.0 - beta)))
 
     def __str__(self) -> str:
         return f"beta={self.beta:g}"
 
     @property
-    def exponent(self) -> float:
-        return 1.0 / (2.0 - self.beta) if self.beta < 1.0 else 1.0 / max(self.beta - 1.0, 1.0)
-
-    @property
-    def steepest_power(self) -> float:
-        return max(2.0, abs(2.0 - self.beta))
+    def _law(self) -> Law | None:
+        """The law with this beta; None: its density has no form here."""
+        return _LAWS.get(self.beta, _COMPOUND if 0.0 < self.beta < 1.0 else None)
 
     def entry(self, arithmetic: Any) -> Entry:
-        beta = self.beta
-        weight = _WEIGHTS.get(beta) or _general_weight(beta, arithmetic.power)
+        beta, law = self.beta, self._law or _COMPOUND
         if beta in (0.0, 1.0):
             deviance = _logarithmic_deviance(beta, arithmetic)
         else:
-            deviance = _DEVIANCES.get(beta) or _general_deviance(beta, arithmetic)
-        return Entry(weight, _curvature, _ratio, deviance, _FITS.get(beta) or _general_fit(beta))
+            deviance = law.deviance or _general_deviance(beta, arithmetic)
+        weight = law.weight or _general_weight(beta, arithmetic.power)
+        return Entry(weight, _curvature, _ratio, deviance, law.fit or _general_fit(beta))
 
     def unit(self, mean: float) -> float:
         return float(mean ** (2.0 - self.beta))
@@ -506,7 +486,7 @@ class Tweedie(Likelihood):
         Şimşekli et al. 2017, section 2; Dunn and Smyth 2005, "Series evaluation of
         Tweedie exponential dispersion model densities".
         """
-        phi, law = checked_dispersion(dispersion), self._density()
+        phi, law = checked_dispersion(dispersion), self._known_law()
         v = np.asarray(v, dtype=np.float64)
         real = law.support == "real"
         value = law.log_normalizer(v if real else np.where(v > 0, v, 1.0), phi, self.beta)
@@ -521,17 +501,16 @@ class Tweedie(Likelihood):
 
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
         mu, phi = np.asarray(mu, dtype=np.float64), checked_dispersion(dispersion)
-        return np.asarray(self._density().sample(rng, mu, phi, self.beta))
+        return np.asarray(self._known_law().sample(rng, mu, phi, self.beta))
 
-    def _density(self) -> Density:
-        found = density(self.beta)
-        if found is None:
+    def _known_law(self) -> Law:
+        if self._law is None:
             raise ModelError(
                 f"the normalised density of {self} has neither a closed form nor a series "
                 "here; it is known for 0 <= beta <= 1, beta = -1 and beta = 2. The posterior can "
                 "still be sampled, because the divergence needs no normalising constant"
             )
-        return found
+        return self._law
 
     def interval(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9

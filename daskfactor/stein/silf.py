@@ -15,14 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.settings import (
-    COUNT,
-    POSITIVE_OR_AUTO,
-    Auto,
-    FactorModel,
-    OfDivergence,
-    advised,
-)
+from daskfactor.models.settings import COUNT, POSITIVE_OR_AUTO, Auto, FactorModel, advised
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import POWER, Tweedie
 
@@ -240,14 +233,12 @@ class SILFNMF(FactorModel):
         """Derivative of :meth:`log_likelihood` in f: -C SILF'(f), from -C to 0."""
         return -self.sharpness * silf_slope(objective, self.eps, self.smoothness)
 
-    def of_divergence(self, divergence: Array) -> OfDivergence:
-        """Take ℓ(d) = -C SILF(f) and its derivatives, f being `factor` times d."""
+    def of_divergence(self, divergence: Array) -> tuple[Array, Array, Array]:
+        """Return ℓ(d) = -C SILF(f) and its first two derivatives, f being `factor` times d."""
         f = self.factor * divergence
         inside = np.abs(f - self.eps) < self.smoothness * self.eps
         bend = -self.sharpness * self.factor**2 / (2.0 * self.smoothness * self.eps)
-        return OfDivergence(
-            self.log_likelihood(f), self.factor * self.slope(f), np.where(inside, bend, 0.0)
-        )
+        return self.log_likelihood(f), self.factor * self.slope(f), np.where(inside, bend, 0.0)
 
     @property
     def priors(self) -> tuple[tuple[float, float], tuple[float, float]]:
