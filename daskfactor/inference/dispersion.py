@@ -651,7 +651,7 @@ class ColumnDispersions(DispersionRule):
     ) -> float:
         """Draw all dispersions from their conditionals, and return their geometric mean."""
         x = np.log(state.gather("columns", DISPERSION)[:, 0])
-        m, s = self.prior.given(x).draw(rng)
+        m, s = self.prior.posterior(x).draw(rng)
         place = executor, self.data, state, self.model.likelihood, floor
 
         def log_density(x: Array) -> Array:

@@ -26,7 +26,7 @@ ELSEWHERE: Final = {
     "AllocationModel": "log_evidence(X, model)",
     "GaussianAdditive": "log_evidence(x, model)",
 }
-"""What takes models whose factors are not sampled."""
+"""Verbs that take models whose factors are not sampled."""
 
 
 def model_from_dict(values: Mapping[str, Any]) -> Any:

@@ -130,8 +130,6 @@ class JointLaw(Likelihood):
     owner: tuple[tuple[int, ...], ...] = ()
     dispersions: tuple[float, ...] = field(default=(), compare=False)
 
-    has_density: ClassVar[bool] = True  # type: ignore[misc]
-
     def __post_init__(self) -> None:
         slowest = min(self.laws, key=lambda law: law.exponent)
         self._put(majorizer=slowest.majorizer, exponent=slowest.exponent)
@@ -173,9 +171,6 @@ class JointLaw(Likelihood):
         each = zip(self.laws, _for_each(self.laws, dispersion), self.observed, strict=True)
         information = sum(number / law.variance(mu, phi) for law, phi, number in each)
         return np.asarray(sum(self.observed) / information)
-
-    def unit(self, mean: float) -> float:
-        return 1.0
 
     def floor(self, typical: float) -> float:
         return min(law.floor(typical) for law in self.laws)
@@ -269,21 +264,16 @@ class Coupled(GammaFactors):
     def likelihood(self) -> JointLaw:
         """The laws of all matrices, in units of their means."""
         relations = list((self.relations or {"": Relation()}).values())
-        laws, factors = (
-            tuple(own.likelihood for own in relations),
-            [own.weight for own in relations],
-        )
+        laws = tuple(relation.likelihood for relation in relations)
+        factors = [relation.weight for relation in relations]
         if self.places is None:
             return JointLaw(laws, tuple(factors))
         places = self.places["relations"]
         for number, relation in enumerate(relations):
             if relation.law == NEGATIVE_BINOMIAL:
                 factors[number] *= places[number]["unit"]
-        observed, owner = (
-            (place["n_observed"] for place in places),
-            map(tuple, self.places["owner"]),
-        )
-        return JointLaw(laws, tuple(factors), tuple(observed), tuple(owner))
+        observed = tuple(place["n_observed"] for place in places)
+        return JointLaw(laws, tuple(factors), observed, tuple(map(tuple, self.places["owner"])))
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
@@ -325,7 +315,7 @@ class Coupled(GammaFactors):
         return attrs
 
     def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
-        drawn, relations = {own.name for own in self.learnt}, dict(self.relations or {})
+        drawn, relations = {one.name for one in self.learnt}, dict(self.relations or {})
         for name, relation in relations.items():
             if (key := f"dispersion_{name}") not in drawn:
                 relations[name] = replace(relation, dispersion=float(attrs[key]))
@@ -349,7 +339,7 @@ class Coupled(GammaFactors):
         """The model as plain JSON values."""
         settings = super().to_dict()
         if self.relations is not None:
-            settings["relations"] = {name: asdict(own) for name, own in self.relations.items()}
+            settings["relations"] = {name: asdict(one) for name, one in self.relations.items()}
         return settings
 
 

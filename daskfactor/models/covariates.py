@@ -1,6 +1,6 @@
 """Side information of rows or columns: covariates, and the matrix that links them to a factor."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -11,15 +11,18 @@ from scipy import linalg, sparse
 
 from daskfactor.checks import label_at, match_labels
 from daskfactor.errors import ModelError
-from daskfactor.models.settings import Auto, FactorModel, Learnt, StoredArrays
+from daskfactor.models.settings import (
+    Auto,
+    FactorModel,
+    Learnt,
+    StoredArrays,
+    as_table,
+    is_sparse,
+)
 
 Array = NDArray[Any]
 
-MOST_DIRECT = 1000
-"""Covariates up to which XᵀX is decomposed, once; with more, every draw solves its systems."""
-TOLERANCE = 1e-6
-"""Residual at which conjugate gradients stop, in units of the right-hand side (Simm et al.)."""
-is_sparse: Callable[[Any], bool] = sparse.issparse
+MOST_DIRECT, TOLERANCE = 1000, 1e-6
 PARTS = ("data", "indices", "indptr")
 
 
@@ -65,10 +68,10 @@ class Covariates(StoredArrays):
             return {name: getattr(self.values, name) for name in PARTS}
         return super().arrays()
 
-    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        if "data" not in arrays:
-            return super().with_arrays(arrays)
-        parts: Any = tuple(arrays[name] for name in PARTS)
+    def read(self, name: str, arrays: Mapping[str, Array]) -> Self:
+        if f"{name}/data" not in arrays:
+            return super().read(name, arrays)
+        parts: Any = tuple(arrays[f"{name}/{part}"] for part in PARTS)
         return replace(self, values=sparse.csr_array(parts, shape=self.shape))
 
     @cached_property
@@ -80,10 +83,8 @@ class Covariates(StoredArrays):
     @cached_property
     def with_ones(self) -> "Covariates":
         """These and, as the last one, a covariate that is 1 everywhere."""
-        kind = sparse if is_sparse(self.values) else np
-        values = kind.hstack([self.values, np.ones((self.shape[0], 1))])
-        if is_sparse(values):
-            values = sparse.csr_array(values)
+        blocks: Any = [self.values, np.ones((self.shape[0], 1))]
+        values = sparse.hstack(blocks, "csr") if is_sparse(self.values) else np.hstack(blocks)
         return Covariates((self.shape[0], self.shape[1] + 1), values)
 
     @cached_property
@@ -137,14 +138,21 @@ class Covariates(StoredArrays):
         return self.solve(right, ridge)
 
     def solve(self, right: Array, ridge: float) -> Array:
-        """Return (XᵀX + λ_β I)⁻¹ R for R of (F, C)."""
+        """Return (XᵀX + λ_β I)⁻¹ R for R of (F, C).
+
+        XᵀX is decomposed, once, for up to `MOST_DIRECT` covariates; with more, every draw solves
+        its systems.
+        """
         if self.shape[1] <= MOST_DIRECT:
             roots, vectors = self._spectrum
             return np.asarray(vectors @ ((vectors.T @ right) / (roots + ridge)[:, None]))
         return np.stack([self._solve(ridge, column) for column in right.T], axis=1)
 
     def _solve(self, ridge: float, right: Array) -> Array:
-        """Solve (XᵀX + λ_β I) b = r by conjugate gradients, preconditioned by the diagonal."""
+        """Solve (XᵀX + λ_β I) b = r by conjugate gradients, preconditioned by the diagonal.
+
+        They stop at a residual of `TOLERANCE` in units of r (Simm et al.).
+        """
         from scipy.sparse.linalg import LinearOperator, cg
 
         X, size = self.values, (self.shape[1], self.shape[1])
@@ -204,28 +212,7 @@ def checked_covariates(name: str, value: Any) -> Covariates | None:
     """
     if value is None or isinstance(value, Covariates):
         return value
-    values: Any
-    try:
-        values = sparse.csr_array(value) if is_sparse(value) else np.ma.asanyarray(value)
-    except (RuntimeError, TypeError, ValueError):  # of uneven lists, or an array of `sparse`
-        values = np.ma.empty(0, dtype=object)
-    problem = None
-    if values.dtype.kind not in "biuf":
-        problem = (
-            f"{type(value).__name__} of dtype {getattr(value, 'dtype', 'object')}; encode "
-            "categories as columns of 0 and 1, and pass sparse ones as a scipy matrix"
-        )
-    elif values.ndim != 2 or 0 in values.shape:
-        problem = f"shape {values.shape}; one covariate is one column"
-    if problem:
-        raise ModelError(
-            f"{name} must be an array of real numbers, ({_side(name)}, covariates), got {problem}"
-        )
-    if is_sparse(values):
-        values = values.astype(np.float64)
-        values.sum_duplicates()
-    else:
-        values = np.array(values.astype(np.float64).filled(np.nan), order="C")
+    values = as_table(name, value, f"({_side(name)}, covariates)", compressed=True)
     entries = values.data if is_sparse(values) else values
     if count := int(np.count_nonzero(~np.isfinite(entries))):
         raise ModelError(
@@ -267,7 +254,7 @@ class LinkPrior:
     @classmethod
     def of(cls, model: FactorModel, side: str) -> Self:
         """Take the settings of one side from those of a model."""
-        return cls(side, *(getattr(model, f"{own.name}_{side}") for own in fields(cls)[1:]))
+        return cls(side, *(getattr(model, f"{field.name}_{side}") for field in fields(cls)[1:]))
 
     @property
     def starting_ridge(self) -> float:
@@ -300,7 +287,7 @@ class LinkPrior:
 
 def both(name: str, doc: str) -> Any:
     """Make a property of a model that has the attribute of the prior of W and of that of H."""
-    return property(lambda self: tuple(getattr(own, name) for own in self.factor_priors), doc=doc)
+    return property(lambda self: tuple(getattr(one, name) for one in self.factor_priors), doc=doc)
 
 
 class SideInformation(FactorModel):
@@ -320,12 +307,12 @@ class SideInformation(FactorModel):
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """The model for data of this shape and these labels, which covariates are matched to."""
-        matched: dict[str, Any] = {
-            (name := f"covariates_{prior.side}"): prior.covariates.matching(name, own)
-            for prior, own in zip(self.factor_priors, labels, strict=True)
-            if prior.covariates is not None
-        }
-        return replace(self, **matched) if matched else self
+        matched = {}
+        for prior, of_side in zip(self.factor_priors, labels, strict=True):
+            if prior.covariates is not None:
+                name = f"covariates_{prior.side}"
+                matched[name] = prior.covariates.matching(name, of_side)
+        return self.changed(**matched) if matched else self
 
 
 def _side(name: str) -> str:

@@ -25,18 +25,19 @@ from daskfactor.models.settings import (
     Auto,
     FixedComponents,
     Learnt,
-    Mask,
+    Pair,
     PriorDraw,
+    advised,
     checked_count,
     checked_fixed,
-    checked_number,
     checked_positive,
 )
 
 COMPONENTS = {"arrays": FixedComponents}
-SHAPE = {"check": partial(checked_positive, advice="leave it at 1 for an exponential prior")}
+SHAPE = advised("leave it at 1 for an exponential prior", ("auto",))
+ROWS = {"check": partial(checked_positive, words=("auto", "component", "row"))}
+COLUMNS = {"check": partial(checked_positive, words=("auto", "component", "column"))}
 MOST_COMPONENTS = 100
-"""Components that ``"auto"`` begins with, at most."""
 SIDES = ("row", "column")
 """Groups of entries that may share a rate, besides components."""
 Rate = Any
@@ -158,16 +159,6 @@ class GammaPrior(LinkPrior):
         """The shape; 1 in place of one that is learnt."""
         return 1.0 if self.shape == "auto" else float(self.shape)
 
-    def learnt_shape(self) -> list[Learnt]:
-        """Name the shape if it is learnt."""
-        doc = f"shape of the prior on {self.side.upper()}"
-        return [Learnt(f"shape_{self.side}", (), doc)] if self.shape == "auto" else []
-
-    def learnt_rate(self) -> list[Learnt]:
-        """Name the rates if they are learnt."""
-        doc = f"rate of the prior on a {self.rate_of} of {self.side.upper()}"
-        return [Learnt(f"rate_{self.side}", (self.rate_of,), doc)] if self.rate_of else []
-
     def draw_shape(self, rng: np.random.Generator, learnt: dict[str, Any]) -> float:
         """Draw the shape from its prior into ``learnt``; a number is what it is."""
         if self.shape == "auto":
@@ -213,12 +204,8 @@ class GammaFactors(SideInformation):
     n_components: Any = field(metadata={"check": partial(checked_count, word="auto")})
     _: KW_ONLY
     dispersion: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
-    rate_w: float | Literal["auto", "component", "row"] = field(
-        default="auto", metadata={"check": partial(checked_positive, words=("component", "row"))}
-    )
-    rate_h: float | Literal["auto", "component", "column"] = field(
-        default="auto", metadata={"check": partial(checked_positive, words=("component", "column"))}
-    )
+    rate_w: float | Literal["auto", "component", "row"] = field(default="auto", metadata=ROWS)
+    rate_h: float | Literal["auto", "component", "column"] = field(default="auto", metadata=COLUMNS)
     shape_w: float | Auto = field(default=1.0, metadata=SHAPE)
     shape_h: float | Auto = field(default=1.0, metadata=SHAPE)
     fixed_w: FixedComponents | ArrayLike | None = field(default=None, metadata=COMPONENTS)
@@ -260,7 +247,7 @@ class GammaFactors(SideInformation):
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """Give a model of ``"auto"`` components as many as data of a shape may have.
 
-        3 √n of the shorter side n, at most n and at most 100.
+        3 √n of the shorter side n, at most n and at most `MOST_COMPONENTS`.
         """
         model, shorter = super().sized(shape, labels), min(shape)
         if self.n_components != "auto":
@@ -271,18 +258,23 @@ class GammaFactors(SideInformation):
     @property
     def learnt(self) -> tuple[Learnt, ...]:
         """Hyperparameters of the priors that are drawn with the factors."""
-        w, h = self.factor_priors
-        effect = "exponentials of covariates times it multiply prior means"
-        others = [own for p in (w, h) for own in p.learnt_shape()]
-        others += [own for p in (w, h) for own in p.learnt_link(effect)]
+        rates, shapes, links = [], [], []
+        for prior in self.factor_priors:
+            group, side, factor = prior.rate_of, prior.side, prior.side.upper()
+            if group is not None:
+                doc = f"rate of the prior on a {group} of {factor}"
+                rates.append(Learnt(f"rate_{side}", (group,), doc))
+            if prior.shape == "auto":
+                shapes.append(Learnt(f"shape_{side}", (), f"shape of the prior on {factor}"))
+            links += prior.learnt_link("exponentials of covariates times it multiply prior means")
         if self.shares_rates:
             doc = "rate of the priors on a component of W and of H"
-            return Learnt("rate", ("component",), doc), EFFECTIVE, *others
-        return *w.learnt_rate(), *h.learnt_rate(), *others
+            rates = [Learnt("rate", ("component",), doc), EFFECTIVE]
+        return *rates, *shapes, *links
 
     def check_settled(self, purpose: str) -> None:
         """Refuse learnt priors; point estimates tell a dispersion for all cells."""
-        if names := [own.name for own in self.learnt if not own.name.startswith("dispersion")]:
+        if names := [one.name for one in self.learnt if not one.name.startswith("dispersion")]:
             linked = self.covariates != (None, None)
             raise ModelError(
                 f"{purpose} takes priors that are settled, and this model learns "
@@ -296,16 +288,16 @@ class GammaFactors(SideInformation):
         return self.rate_w == self.rate_h == "component"
 
     @property
-    def frozen(self) -> tuple[Mask, Mask]:  # type: ignore[override]
+    def frozen(self) -> tuple[Any, Any]:  # type: ignore[override]
         """Masks of the frozen components of W and of H, (K,) each; None: all are free."""
-        w, h = (None if own is None else own.mask(self.n_components) for own in self.fixed)
+        w, h = (None if fixed is None else fixed.mask(self.n_components) for fixed in self.fixed)
         return w, h
 
     def for_compilation(self, n_components: int = 2) -> Self:
-        changed: dict[str, Any] = {"n_components": n_components}
+        free: dict[str, Any] = {} if self.joins else {"dispersion": 1.0}
         for name, value in ("rate", 1.0), ("shape", 1.0), ("fixed", None), ("covariates", None):
-            changed |= {f"{name}_w": value, f"{name}_h": value}
-        return replace(self, **changed | ({} if self.joins else {"dispersion": 1.0}))
+            free |= {f"{name}_w": value, f"{name}_h": value}
+        return self.changed(n_components=n_components, **free)
 
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
         """Log-density of both factors under their gamma priors.
@@ -338,7 +330,7 @@ class GammaFactors(SideInformation):
         return math.sqrt(self.n_components * spread)
 
     def scale_density(
-        self, size_w: Array, size_h: Array, shape: tuple[int, int], rates: tuple[float, float]
+        self, size_w: Array, size_h: Array, shape: tuple[int, int], rates: Pair
     ) -> Array:
         r"""Log prior less its value where both sums of a component cost alike.
 
@@ -371,20 +363,17 @@ class GammaFactors(SideInformation):
         dispersion = self.draw_prior_dispersion(rng, shape[1])
         w, h = (prior.draw_shape(rng, learnt) for prior in priors)
         rates: list[Any] = list(self.rates_under(mean, (w, h)))
-        for side, hyperprior in enumerate(self.hyperpriors(mean, (w, h))):
-            if self.shares_rates and side:
-                rates[1] = rates[0]
-            elif hyperprior is not None:
-                none = np.zeros((1, K) if self.rates_of[side] == "component" else (shape[side], 1))
-                rates[side] = hyperprior.draw(rng, none, none)
-                learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rates[side].ravel()
-        for side, prior in enumerate(priors):
-            rates[side] = prior.draw_link(rng, K, rates[side], learnt)
-        W, H = (
-            prior.draw_factor(rng, (length, K), rate, a)
-            for prior, length, rate, a in zip(priors, shape, rates, (w, h), strict=True)
-        )
-        if "dispersion" in {own.name for own in self.learnt}:
+        sizes = zip(self.rates_of, shape, strict=True)
+        none = [np.zeros((1, K) if of == "component" else (n, 1)) for of, n in sizes]
+        drawn = self.draw_rates(mean, (w, h), [Totals(zeros, zeros) for zeros in none], rng)
+        for side, rate in enumerate(drawn):
+            if rate is not None:
+                rates[side] = rate
+                learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rate.ravel()
+        rates = [p.draw_link(rng, K, rate, learnt) for p, rate in zip(priors, rates, strict=True)]
+        W = priors[0].draw_factor(rng, (shape[0], K), rates[0], w)
+        H = priors[1].draw_factor(rng, (shape[1], K), rates[1], h)
+        if "dispersion" in {one.name for one in self.learnt}:
             learnt["dispersion"] = dispersion
         return PriorDraw(W, H.T, dispersion, learnt)
 
@@ -409,7 +398,7 @@ class GammaFactors(SideInformation):
         return -divergence / phi, flat - 1.0 / phi, flat
 
     @property
-    def priors(self) -> tuple[tuple[float, float], tuple[float, float]]:
+    def priors(self) -> tuple[Pair, Pair]:
         """Rate and shape of the priors on W and on H; rates must be numbers."""
         shape_w, shape_h = self.starting_shapes
         return (float(self.rate_w), shape_w), (float(self.rate_h), shape_h)
@@ -445,8 +434,7 @@ class GammaFactors(SideInformation):
 
     def with_numbers(self, mean: float, dispersion: float) -> Self:
         """Give the model with the numbers of `resolve` for every ``"auto"``."""
-        numbers: dict[str, Any] = self.resolve(mean, dispersion)._asdict()
-        return replace(self, **numbers)
+        return self.changed(**self.resolve(mean, dispersion)._asdict())
 
     def for_optimizers(self) -> Self:
         """Give the model itself, whose maximum a posteriori optimisers look for."""
@@ -508,10 +496,10 @@ class GammaFactors(SideInformation):
             If the dispersion that results is not positive and finite.
         """
         phi = dispersion if isinstance(self.dispersion, str) else self.dispersion
-        phi, shapes = checked_number("dispersion", phi), self.starting_shapes
+        phi, shapes = checked_positive("dispersion", phi, ()), self.starting_shapes
         return Hyperparameters(phi, *self.rates_under(mean, shapes), *shapes)
 
-    def rates_under(self, mean: float, shapes: tuple[float, float]) -> tuple[float, float]:
+    def rates_under(self, mean: float, shapes: Pair) -> Pair:
         """Return the rates of W and of H, as `resolve` chooses them, under these shapes."""
         (a, b), w, h = shapes, self.rate_w, self.rate_h
         if isinstance(w, str) and isinstance(h, str):
@@ -525,7 +513,7 @@ class GammaFactors(SideInformation):
 
     # -- what is learnt --------------------------------------------------------
 
-    def hyperpriors(self, mean: float, shapes: tuple[float, float]) -> list[Gamma | None]:
+    def hyperpriors(self, mean: float, shapes: Pair) -> list[Gamma | None]:
         """Priors of the rates of W and of H under these shapes; None where they are fixed."""
         rates = self.rates_under(mean, shapes)
         if self.shares_rates:
@@ -534,25 +522,21 @@ class GammaFactors(SideInformation):
         return [None if group is None else Gamma.alone(rate) for group, rate in groups]
 
     def _conditionals(
-        self, mean: float, shapes: tuple[float, float], totals: Sequence[Totals]
+        self, mean: float, shapes: Pair, totals: Sequence[Totals]
     ) -> list[tuple[Gamma | None, Any, Any]]:
         """Hyperpriors, with the powers of rates and the sums they multiply in the densities.
 
         One for each factor, or a single one where both share rates.
         """
-        weights, sums = _weights(shapes, totals), [own.total for own in totals]
+        weights, sums = _weights(shapes, totals), [sums.total for sums in totals]
         hyperpriors = self.hyperpriors(mean, shapes)
         if self.shares_rates:
             return [(hyperpriors[0], weights[0] + weights[1], sums[0] + sums[1])]
         return list(zip(hyperpriors, weights, sums, strict=True))
 
     def draw_rates(
-        self,
-        mean: float,
-        shapes: tuple[float, float],
-        totals: Sequence[Totals],
-        rng: np.random.Generator,
-    ) -> Sequence[NDArray[np.float64] | None]:
+        self, mean: float, shapes: Pair, totals: Sequence[Totals], rng: np.random.Generator
+    ) -> Sequence[Array | None]:
         """Draw the rates of both factors from their conditionals; None where they are fixed.
 
         Parameters
@@ -566,35 +550,23 @@ class GammaFactors(SideInformation):
         rng
             Is advanced.
         """
-        drawn = [
-            None if prior is None else prior.draw(rng, weight, total)
-            for prior, weight, total in self._conditionals(mean, shapes, totals)
-        ]
+        each = self._conditionals(mean, shapes, totals)
+        drawn = [prior and prior.draw(rng, weight, total) for prior, weight, total in each]
         return drawn * 2 if self.shares_rates else drawn
 
-    def log_hyperprior(
-        self,
-        mean: float,
-        shapes: tuple[float, float],
-        rates: Sequence[NDArray[np.float64] | None],
-    ) -> float:
+    def log_hyperprior(self, mean: float, shapes: Pair, rates: Sequence[Array | None]) -> float:
         """Return the log prior density of learnt shapes and rates, as `draw_rates` gives these."""
         settings = zip((self.shape_w, self.shape_h), shapes, strict=True)
         result = -sum(shape for setting, shape in settings if setting == "auto")
         pairs = list(zip(self.hyperpriors(mean, shapes), rates, strict=True))
+        pairs = pairs[:1] if self.shares_rates else pairs
         return result + sum(
-            prior.log_density(own)
-            for prior, own in pairs[: 1 if self.shares_rates else 2]
-            if prior is not None and own is not None
+            prior.log_density(rate) for prior, rate in pairs if prior and rate is not None
         )
 
     def draw_shapes(
-        self,
-        mean: float,
-        shapes: tuple[float, float],
-        totals: Sequence[Totals],
-        rng: np.random.Generator,
-    ) -> tuple[float, float]:
+        self, mean: float, shapes: Pair, totals: Sequence[Totals], rng: np.random.Generator
+    ) -> Pair:
         """Draw the shapes that are learnt, in turn, with learnt rates integrated out."""
         w, h = shapes
         if self.shape_w == "auto":
@@ -603,14 +575,12 @@ class GammaFactors(SideInformation):
             h = draw_positive(lambda b: self.log_marginal(mean, (w, b), totals), h, rng)
         return w, h
 
-    def log_marginal(
-        self, mean: float, shapes: tuple[float, float], totals: Sequence[Totals]
-    ) -> float:
+    def log_marginal(self, mean: float, shapes: Pair, totals: Sequence[Totals]) -> float:
         """Return log p(W, H | shapes) with learnt rates integrated out."""
         result, rates = 0.0, self.rates_under(mean, shapes)
-        for a, own in zip(shapes, totals, strict=True):
-            result += (a - 1.0) * own.logs - float(own.entries.sum()) * math.lgamma(a)
-            result -= own.floored * math.log(a)
+        for a, sums in zip(shapes, totals, strict=True):
+            result += (a - 1.0) * sums.logs - float(sums.entries.sum()) * math.lgamma(a)
+            result -= sums.floored * math.log(a)
         each = self._conditionals(mean, shapes, totals)
         for rate, (prior, weight, total) in zip(rates, each, strict=False):
             if prior is None:
@@ -631,9 +601,9 @@ class GammaFactors(SideInformation):
         """
         (prior, weight, total), *_ = self._conditionals(mean, self.starting_shapes, totals)
         assert prior is not None
-        entries = sum(own.length for own in totals)
+        entries = sum(sums.length for sums in totals)
         least = entries * math.sqrt(entries / self._information(mean, dispersion, observed))
-        rates = prior._replace(rate=max(prior.rate, least)).mean(weight, total)
+        rates = (prior.shape + weight) / (max(prior.rate, least) + total)
         return tuple(map(float, rates))
 
     def _information(self, mean: float, dispersion: float, observed: float) -> float:
@@ -648,11 +618,11 @@ class GammaFactors(SideInformation):
         The N observations say N μ_k m / (φ V(m)) of a component whose part of the mean m is
         μ_k, with φ V(m) the variance there: of counts, how many of them it explains.
         """
-        rows, columns = (own.length for own in totals)
+        rows, columns = (sums.length for sums in totals)
         part = totals[0].total * totals[1].total / (rows * columns)
         return relevant(part, self._information(mean, dispersion, observed), rows + columns)
 
 
-def _weights(shapes: tuple[float, float], totals: Sequence[Totals]) -> list[NDArray[np.float64]]:
+def _weights(shapes: Pair, totals: Sequence[Totals]) -> list[NDArray[np.float64]]:
     """Powers of the rates in the densities of both factors."""
-    return [shape * own.entries for shape, own in zip(shapes, totals, strict=True)]
+    return [shape * sums.entries for shape, sums in zip(shapes, totals, strict=True)]

@@ -12,24 +12,13 @@ from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
 from daskfactor.models.covariates import COVARIATES, SideInformation
 from daskfactor.models.rates import relevant
-from daskfactor.models.settings import (
-    COUNT,
-    EFFECTIVE,
-    POSITIVE_OR_AUTO,
-    Auto,
-    Learnt,
-    PriorDraw,
-)
+from daskfactor.models.settings import COUNT, EFFECTIVE, POSITIVE_OR_AUTO, Auto, Learnt, PriorDraw
 from daskfactor.models.tweedie_law import NORMAL
 
 Array = NDArray[Any]
 
-FACTOR_SHARE = 0.3
-"""Share of the data's variance that the factors have under the prior they start from."""
-BIAS_SHARE = 0.15
-"""The same for the biases of the rows, and for those of the columns."""
-NOISE_SHARE = 0.7
-"""Share of the data's variance that the noise starts from."""
+FACTOR_SHARE, BIAS_SHARE, NOISE_SHARE = 0.3, 0.15, 0.7
+"""Shares of the data's variance that priors start from, biases of rows and of columns each."""
 
 SIDES = ("rows", "columns")
 

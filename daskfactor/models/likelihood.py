@@ -214,10 +214,6 @@ class Likelihood(ABC):
         """Sum over observations of what `Entry.fit` leaves out of minus the deviance."""
         return 0.0
 
-    def unit(self, mean: float) -> float:
-        """Variance over dispersion at one mean, positive."""
-        return float(self.variance(mean, 1.0))
-
     def floor(self, typical: float) -> float:
         """Smallest mean that gradients are taken at, for data of this typical size."""
         return 1e-6 * typical

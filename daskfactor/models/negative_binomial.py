@@ -30,12 +30,9 @@ from daskfactor.models.tweedie_law import POISSON, checked_dispersion, stirling
 _LOG_2 = math.log(2.0)
 DENSITIES = 8
 """Log-likelihoods, each a pass over the data, that a draw takes; 6 to 10 were measured."""
-DISPERSION = {"check": partial(checked_positive, words=("column",))}
+DISPERSION = {"check": partial(checked_positive, words=("auto", "column"))}
 OF_COLUMNS = Common(2.0, 1.0, -0.58, 1.0)
-"""Prior of the logarithms of columns' dispersions.
-
-Of a column alone it is about as wide as Exponential(1), and has its mean logarithm.
-"""
+"""Prior of log dispersions of columns; of one alone, about as wide as that of Exponential(1)."""
 
 
 def _weight(v: Scalar, mu: Scalar, alpha: float) -> Scalar:
@@ -53,11 +50,9 @@ def _ratio(v: Scalar, mu: Scalar, w: Scalar, alpha: float) -> Scalar:
 
 def _checked(dispersion: Any) -> Any:
     """Refuse a dispersion, or one of several, that is not positive and finite."""
-    if np.ndim(dispersion):
-        checked_dispersion(np.min(dispersion, initial=1.0))  # of none, too
-        checked_dispersion(np.max(dispersion, initial=1.0))
-        return dispersion
-    return checked_dispersion(dispersion)
+    for extreme in np.min, np.max:
+        checked_dispersion(extreme(dispersion, initial=1.0))  # there may be none
+    return dispersion
 
 
 @dataclass(frozen=True)

@@ -37,22 +37,16 @@ Array = NDArray[np.float64]
 ALONE, SHARED = 2.0, 3.0
 """Shapes of the hyperprior of a rate of one factor, and of one that both share."""
 LEAST_SHAPE, LARGEST_SHAPE = 0.02, 50.0
-"""Where a learnt shape is held; under smaller ones hardly an entry is above `FLOOR`."""
+"""Bounds of a learnt shape; under smaller ones hardly an entry is above `FLOOR`."""
 FLOOR = 1e-37
 """The smallest entry that samplers tell from smaller ones, in either precision."""
 EVEN, SUPPORT = 0.1, 3.0
-"""What a component that is not dead has of an even share, and explains for each entry: counts,
-or as much information of another law."""
-WIDTH = 0.5
-"""First width of a slice of log a."""
-TRIES = 10
-"""Points of a slice that are tried, each of them at the price of a pass over the data."""
+WIDTH, TRIES = 0.5, 10
 DEEP, GRID = 40.0, 1001
-"""Nats below its mode down to which a density is followed, and points of the way."""
 
 
 class Totals(NamedTuple):
-    """What the conditionals need of a factor's free entries: sums over those with one rate.
+    """Sums over a factor's free entries with one rate, for the conditionals of its prior.
 
     ``entries`` and ``total`` have a number for every rate; ``logs`` is the sum of all logarithms,
     and ``floored`` the number of entries of which only a bound is known (`count_floored`).
@@ -89,10 +83,6 @@ class Gamma(NamedTuple):
         """Draw λ ~ Gamma(α + weight, b + total)."""
         return np.asarray(rng.gamma(self.shape + weight, 1.0 / (self.rate + total)))
 
-    def mean(self, weight: Array, total: Array) -> Array:
-        """Return the mean of what `draw` draws from."""
-        return np.asarray((self.shape + weight) / (self.rate + total))
-
     def log_density(self, rates: Array) -> float:
         """Return Σ log Gamma(λ; α, b)."""
         constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
@@ -117,7 +107,7 @@ class Common(NamedTuple):
     centre: float
     weight: float
 
-    def given(self, x: Array) -> "Common":
+    def posterior(self, x: Array) -> "Common":
         """Return the law of m and s² given the numbers, of the same form."""
         n, mean = x.size, float(x.mean())
         weight, gap = self.weight + n, mean - self.centre
@@ -132,7 +122,7 @@ class Common(NamedTuple):
 
     def log_marginal(self, x: Array) -> float:
         """Return log p(x), m and s² integrated out."""
-        after = self.given(x)
+        after = self.posterior(x)
         result = math.lgamma(after.shape) - math.lgamma(self.shape)
         result += self.shape * math.log(self.scale) - after.shape * math.log(after.scale)
         result += 0.5 * math.log(self.weight / after.weight)
@@ -143,8 +133,8 @@ def relevant(part: Array, information: float, entries: float) -> float:
     """Count the components that matter and that data support.
 
     A component is dead if its part of the mean is less than `EVEN` of an even share of all K,
-    or if it explains less than `SUPPORT` for each of its entries: one that fits noise explains
-    about one.
+    or if it explains less than `SUPPORT` for each of its entries, counts or as much information
+    of another law: one that fits noise explains about one.
 
     Parameters
     ----------
@@ -188,6 +178,8 @@ def draw_positive(
 ) -> float:
     """Draw a from Exponential(1) times a likelihood, by slice sampling of log a.
 
+    The first slice is `WIDTH` wide.
+
     Source: Neal 2003, "Slice sampling", section 4, stepping out.
     """
 
@@ -218,8 +210,9 @@ def draw_each(
     """Draw every number from a density of its own, by slice sampling of all of them together.
 
     An interval of this width, laid around each number at random, shrinks towards it until a
-    point of the slice is met, or stays where it is after `TRIES`: the way from one point of
-    a slice to another is as likely as the way back, however long it may be.
+    point of the slice is met, or stays where it is after `TRIES`, each at the price of a pass
+    over the data: the way from one point of a slice to another is as likely as the way back,
+    however long it may be.
 
     Source: Neal 2003, "Slice sampling", section 4, without stepping out.
     """
@@ -228,9 +221,9 @@ def draw_each(
     high, left = low + width, np.ones(x.size, bool)
     for _ in range(TRIES):
         new = np.where(left, rng.uniform(low, high), x)
-        met = left & (log_density(new) > level)
+        inside = left & (log_density(new) > level)
         low, high = np.where(new < x, new, low), np.where(new > x, new, high)
-        x, left = np.where(met, new, x), left & ~met
+        x, left = np.where(inside, new, x), left & ~inside
         if not left.any():
             break
     return x
@@ -245,7 +238,8 @@ def draw_scales(power: float, rise: Array, fall: Array, uniform: Array) -> Array
     as it is (Liu and Sabatti 2000, "Generalised Gibbs sampler and multigrid Monte Carlo for
     Bayesian computation", theorem 1).
 
-    The distribution function of x = log c is inverted on a grid. Around the mode of x the log
+    The distribution function of x = log c is inverted on a grid of `GRID` points, down to `DEEP`
+    nats below the mode. Around the mode of x the log
     density, which is concave, falls by R (e^x - 1 - x) + F (e^-x - 1 + x).
     """
     root = np.hypot(power, 2.0 * np.sqrt(rise * fall))
@@ -266,7 +260,6 @@ def draw_scales(power: float, rise: Array, fall: Array, uniform: Array) -> Array
     density = np.exp(-depth(x))
     total = np.zeros_like(x)
     np.cumsum(0.5 * (density[1:] + density[:-1]), axis=0, out=total[1:])
-    drawn = [
-        np.interp(u * own[-1], own, at) for u, own, at in zip(uniform, total.T, x.T, strict=True)
-    ]
+    columns = zip(uniform, total.T, x.T, strict=True)
+    drawn = [np.interp(u * integral[-1], integral, at) for u, integral, at in columns]
     return np.asarray(mode * np.exp(drawn))

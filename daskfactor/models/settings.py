@@ -11,12 +11,16 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
+from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
+Pair = tuple[float, float]
 Auto = Literal["auto"]
+is_sparse: Callable[[Any], bool] = sparse.issparse
 INITS = "multiplicative", "q_transform", "nndsvd", "nndsvdar", "random"
 Mask = NDArray[np.bool_] | None
 """Mask of the frozen components of a factor, (K,); None: all are free."""
@@ -56,10 +60,13 @@ class StoredModel(Checked):
     evidence_data: ClassVar[Literal["matrix", "vector", "counts"] | None] = None
     default_evidence: ClassVar[str] = "ThermodynamicIntegration"
 
+    def changed(self, **settings: Any) -> Self:
+        """The same model with other settings."""
+        return replace(self, **settings)
+
     def with_components(self, n_components: int) -> Self:
         """The same model with another number of components."""
-        changed: dict[str, Any] = {"n_components": n_components}
-        return replace(self, **changed)
+        return self.changed(n_components=n_components)
 
     def check_settled(self, purpose: str) -> None:
         """Refuse priors that are learnt with the factors; ``purpose`` begins the sentence.
@@ -75,14 +82,14 @@ class StoredModel(Checked):
 
         Fields that do not count in comparisons are left out: they follow from the data.
         """
-        settings = {own.name: getattr(self, own.name) for own in fields(self) if own.compare}
+        settings = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
         described = {name: setting.described() for name, setting in self._stored_arrays().items()}
         return {"type": type(self).__name__} | settings | described
 
     def _stored_arrays(self) -> dict[str, "StoredArrays"]:
         """Settings that are arrays, by name."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: own for name, own in settings.items() if isinstance(own, StoredArrays)}
+        return {name: one for name, one in settings.items() if isinstance(one, StoredArrays)}
 
     def arrays(self) -> dict[str, Array]:
         """Arrays that a run's store keeps beside `to_dict`, by setting and part."""
@@ -94,14 +101,8 @@ class StoredModel(Checked):
 
     def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """The model of a stored run, which `from_dict` gives, with these `arrays`."""
-        settings: dict[str, Any] = {}
-        for name, setting in self._stored_arrays().items():
-            start = f"{name}/"
-            parts = {
-                key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)
-            }
-            settings[name] = setting.with_arrays(parts)
-        return replace(self, **settings)
+        settings = self._stored_arrays()
+        return self.changed(**{name: settings[name].read(name, arrays) for name in settings})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -118,11 +119,7 @@ class StoredModel(Checked):
         kind = values.pop("type", None)
         if kind != cls.__name__:
             raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
-        if unknown := sorted(values.keys() - settings.keys()):
-            raise ModelError(
-                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
-                f"{sorted(settings)}. It may be of a newer version: upgrade and try again"
-            )
+        refuse_unknown("the stored model", values, settings, ModelError)
         for name, field in settings.items():
             if name not in values and field.default is MISSING and field.default_factory is MISSING:
                 raise ModelError(f"the stored model lacks {name!r}")
@@ -164,9 +161,9 @@ class StoredArrays:
         """Arrays by the names of their parts; none in the model of a stored run."""
         return {} if self.values is None else {"values": self.values}
 
-    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        """The same with these `arrays`, as far as they are there."""
-        return replace(self, values=arrays.get("values"))  # type: ignore[type-var]
+    def read(self, name: str, arrays: Mapping[str, Array]) -> Self:
+        """The same with its arrays among those of a run, where the setting has this name."""
+        return replace(self, values=arrays.get(f"{name}/values"))  # type: ignore[type-var]
 
 
 class Learnt(NamedTuple):
@@ -273,8 +270,7 @@ class FactorModel(StoredModel, ABC):
         drawn = "dispersion" in {one.name for one in self.learnt}
         if drawn or getattr(self, "dispersion", None) != "auto":
             return self
-        changed: dict[str, Any] = {"dispersion": dispersion}
-        return replace(self, **changed)
+        return self.changed(dispersion=dispersion)
 
     def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
         """The same with the dispersion that the attributes of its results tell."""
@@ -429,28 +425,25 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def checked_number(name: str, value: Any, advice: str = "") -> float:
-    """A positive, finite number, as a plain float."""
-    number = as_number(value)
+def checked_positive(
+    name: str, value: Any, words: Sequence[str] = ("auto",), advice: str = ""
+) -> Any:
+    """A positive, finite number, as a plain float, or one of some words."""
+    if isinstance(value, str) and value in words:
+        return value
+    number = math.nan if isinstance(value, str) else as_number(value)
     if not 0.0 < number < math.inf:
+        others = "".join(f' or "{word}"' for word in words)
         advice = advice or f'leave {name}="auto" to have it chosen from the data'
-        raise ModelError(f"{name} must be a positive, finite number, got {value!r}; {advice}")
+        raise ModelError(
+            f"{name} must be a positive, finite number{others}, got {value!r}; {advice}"
+        )
     return number
 
 
-def checked_positive(name: str, value: Any, words: Sequence[str] = (), advice: str = "") -> Any:
-    """A positive number, ``"auto"``, or one of some more words."""
-    if isinstance(value, str):
-        if value in ("auto", *words):
-            return value
-        allowed = " or ".join(f'"{word}"' for word in ("auto", *words))
-        raise ModelError(f"{name} must be a positive number or {allowed}, got {value!r}")
-    return checked_number(name, value, advice)
-
-
-def advised(advice: str) -> dict[str, Callable[[str, Any], float]]:
+def advised(advice: str, words: Sequence[str] = ()) -> dict[str, Callable[[str, Any], Any]]:
     """Make the metadata of a field that is a positive, finite number, with this advice."""
-    return {"check": partial(checked_number, advice=advice)}
+    return {"check": partial(checked_positive, words=words, advice=advice)}
 
 
 COUNT = {"check": checked_count}
@@ -520,7 +513,8 @@ def checked_fixed(name: str, value: Any, n_components: int) -> FixedComponents |
     if isinstance(value, FixedComponents):
         components = np.zeros((1 + max(value.frozen), 0))
     else:
-        components = _as_components(name, value, layout)
+        table = as_table(name, value, layout)
+        components = table.T if name == "fixed_w" else table
     if len(components) > n_components:
         raise ModelError(
             f"{name} has {len(components)} components {layout}, the model {n_components}; pass at "
@@ -544,19 +538,38 @@ def checked_fixed(name: str, value: Any, n_components: int) -> FixedComponents |
     return FixedComponents(tuple(np.flatnonzero(~free).tolist()), values)
 
 
-def _as_components(name: str, value: Any, layout: str) -> Array:
-    """The components as rows."""
+def as_table(name: str, value: Any, layout: str, compressed: bool = False) -> Any:
+    """A table of real numbers in double precision: dense, or sparse ones in compressed rows.
+
+    What is masked is NaN.
+
+    Raises
+    ------
+    ModelError
+        If it is none.
+    """
+    values: Any
     try:
-        array = np.asarray(value, dtype=np.float64)
-        problem = f"shape {array.shape}"
-    except (TypeError, ValueError):
-        array, problem = np.empty(0), type(value).__name__
-    if array.ndim != 2 or 0 in array.shape:
-        raise ModelError(
-            f"{name} must be an array of non-negative numbers in two dimensions, {layout}, got "
-            f"{problem}"
+        values = sparse.csr_array(value) if is_sparse(value) else np.ma.asanyarray(value)
+    except (RuntimeError, TypeError, ValueError):  # of uneven lists, or an array of `sparse`
+        values = np.ma.empty(0, dtype=object)
+    problem = None
+    if values.dtype.kind not in "biuf":
+        problem = (
+            f"{type(value).__name__} of dtype {getattr(value, 'dtype', 'object')}; encode "
+            "categories as columns of 0 and 1, and pass sparse ones as a scipy matrix"
         )
-    return array.T if name == "fixed_w" else array
+    elif values.ndim != 2 or 0 in values.shape:
+        problem = f"shape {values.shape}"
+    if problem:
+        raise ModelError(
+            f"{name} must be an array of real numbers in two dimensions, {layout}, got {problem}"
+        )
+    values = values.astype(np.float64)
+    if not is_sparse(values):
+        return np.array(values.filled(np.nan), order="C")
+    values.sum_duplicates()
+    return values if compressed else values.toarray()
 
 
 def named_columns(mask: NDArray[np.bool_]) -> list[int]:

@@ -27,6 +27,7 @@ from scipy import special
 from daskfactor.checks import inner_share
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
+from daskfactor.models.settings import as_number
 
 Function = Callable[..., Scalar]
 
@@ -157,12 +158,9 @@ def _compound_normalizer(v: Array, phi: float, beta: float) -> Array:
     deviation ``sqrt(m (1 - beta))`` around ``m``, so every stride-th summand times the
     stride is the sum to rounding, and 81 summands serve any argument.
     """
-    out = np.empty(v.size)
-    flat = v.ravel()
-    for start in range(0, v.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        out[part] = _compound_sum(flat[part], phi, beta) - np.log(flat[part])
-    return out.reshape(v.shape)
+    parts = np.split(v.ravel(), range(_CHUNK, v.size, _CHUNK))
+    sums = [_compound_sum(part, phi, beta) - np.log(part) for part in parts]
+    return np.concatenate(sums).reshape(v.shape)
 
 
 def _compound_sum(v: Array, phi: float, beta: float) -> Array:
@@ -347,14 +345,9 @@ _LAWS: dict[float, Law] = {
 
 def checked_power(name: str, beta: Any) -> float:
     """A power that a Tweedie law has, as a plain float."""
-    try:
-        value = float(beta)
-    except (TypeError, ValueError):
-        raise ModelError(
-            f"{name} must be a number (2: Gaussian, 1: Poisson), got {beta!r}"
-        ) from None
-    if not np.isfinite(value):
-        raise ModelError(f"{name} must be finite, got {value}")
+    value = as_number(beta)
+    if not math.isfinite(value):
+        raise ModelError(f"{name} must be a number (2: Gaussian, 1: Poisson), got {beta!r}")
     if 1.0 < value < 2.0:
         raise ModelError(
             f"no Tweedie law exists for 1 < beta < 2, got {name}={value:g}; "
@@ -409,9 +402,6 @@ class Tweedie(Likelihood):
             deviance = law.deviance or _general_deviance(beta, arithmetic)
         weight = law.weight or _general_weight(beta, arithmetic.power)
         return Entry(weight, _curvature, _ratio, deviance, law.fit or _general_fit(beta))
-
-    def unit(self, mean: float) -> float:
-        return float(mean ** (2.0 - self.beta))
 
     def floor(self, typical: float) -> float:
         return (1e-6 if self.beta > 0 else 1e-9) * typical
@@ -486,7 +476,7 @@ class Tweedie(Likelihood):
         Şimşekli et al. 2017, section 2; Dunn and Smyth 2005, "Series evaluation of
         Tweedie exponential dispersion model densities".
         """
-        phi, law = checked_dispersion(dispersion), self._known_law()
+        phi, law = checked_dispersion(dispersion), self._normalised()
         v = np.asarray(v, dtype=np.float64)
         real = law.support == "real"
         value = law.log_normalizer(v if real else np.where(v > 0, v, 1.0), phi, self.beta)
@@ -501,9 +491,9 @@ class Tweedie(Likelihood):
 
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
         mu, phi = np.asarray(mu, dtype=np.float64), checked_dispersion(dispersion)
-        return np.asarray(self._known_law().sample(rng, mu, phi, self.beta))
+        return np.asarray(self._normalised().sample(rng, mu, phi, self.beta))
 
-    def _known_law(self) -> Law:
+    def _normalised(self) -> Law:
         if self._law is None:
             raise ModelError(
                 f"the normalised density of {self} has neither a closed form nor a series "
@@ -576,10 +566,9 @@ class Tweedie(Likelihood):
             width = -special.ndtri(tail) * np.sqrt(self.observation_variance(m, spread, phi))
             return m - width, m + width
         usable = m > 0
-        ends = self._ends(m[usable], spread[usable], phi, np.array([tail, 1.0 - tail]))
-        blank = np.where(np.isnan(m) | np.isnan(spread), np.nan, 0.0)
-        lower, upper = blank.copy(), blank
-        lower[usable], upper[usable] = ends
+        lower = np.where(np.isnan(m) | np.isnan(spread), np.nan, 0.0)
+        upper, levels = lower.copy(), np.array([tail, 1.0 - tail])
+        lower[usable], upper[usable] = self._ends(m[usable], spread[usable], phi, levels)
         return lower, upper
 
     def _ends(self, m: Array, spread: Array, phi: float, levels: Array) -> Array:
