@@ -23,7 +23,7 @@ from daskfactor.errors import ModelError
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Array, Likelihood
 from daskfactor.models.negative_binomial import DENSITIES, NegativeBinomialNMF
-from daskfactor.models.settings import POSITIVE_OR_AUTO, Auto, Checked, Learnt, advised
+from daskfactor.models.settings import POSITIVE_OR_AUTO, Auto, Checked, Learnt, positive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie, checked_power
 
@@ -85,7 +85,7 @@ class Relation(Checked):
     _: KW_ONLY
     law: str | float = field(default="auto", metadata={"check": _law_setting})
     dispersion: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
-    weight: float = field(default=1.0, metadata=advised("leave it out for 1"))
+    weight: float = field(default=1.0, metadata=positive(advice="leave it out for 1"))
 
     def model(self, n_components: int, **settings: Any) -> GammaFactors:
         """Give the model of this matrix alone."""
@@ -252,11 +252,9 @@ class Coupled(GammaFactors):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.relations is not None:
-            self._put({"relations": _checked_relations(self.relations)})
+            self._put(relations=_checked_relations(self.relations))
         if self.dispersion != "auto":
-            raise ModelError(
-                "the dispersion of a matrix is that of its Relation; leave it out here"
-            )
+            raise ModelError("the dispersion of a matrix is that of its Relation; leave it out")
         if self.rate_w == "row" or self.rate_h == "column":
             raise ModelError('rates of a coupled model are "auto", "component" or numbers')
 
@@ -300,19 +298,17 @@ class Coupled(GammaFactors):
 
     def in_unit(self, name: str, dispersion: float, to: bool = True) -> float:
         """Give a relation's dispersion in its unit, or, if not ``to``, in that of the data."""
-        assert self.relations is not None
         assert self.places is not None
         (unit,) = (place["unit"] for place in self.places["relations"] if place["name"] == name)
-        law = self.relations[name].likelihood
+        law = (self.relations or {})[name].likelihood
         factor = unit**-law.beta if isinstance(law, Tweedie) else unit
         return float(dispersion * factor if to else dispersion / factor)
 
     def dispersion_attrs(self, dispersion: Any) -> dict[str, Any]:
         """Give dispersions, one for each matrix, by their names and in units of the data."""
-        attrs = {"dispersion": 1.0}
-        for name, phi in zip(self.relations or {}, dispersion, strict=True):
-            attrs[f"dispersion_{name}"] = self.in_unit(name, phi, to=False)
-        return attrs
+        pairs = zip(self.relations or {}, dispersion, strict=True)
+        each = {f"dispersion_{name}": self.in_unit(name, phi, to=False) for name, phi in pairs}
+        return {"dispersion": 1.0} | each
 
     def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
         drawn, relations = {one.name for one in self.learnt}, dict(self.relations or {})

@@ -11,14 +11,7 @@ from scipy import linalg, sparse
 
 from daskfactor.checks import label_at, match_labels
 from daskfactor.errors import ModelError
-from daskfactor.models.settings import (
-    Auto,
-    FactorModel,
-    Learnt,
-    StoredArrays,
-    as_table,
-    is_sparse,
-)
+from daskfactor.models.settings import Auto, FactorModel, Learnt, StoredArrays, as_table, is_sparse
 
 Array = NDArray[Any]
 
@@ -221,10 +214,9 @@ def checked_covariates(name: str, value: Any) -> Covariates | None:
         )
     names, labels = _index(value, 1), _index(value, 0)
     names = None if names is None else tuple(map(str, names))
-    if callable(labels) or type(labels).__name__ == "RangeIndex":  # of a list; rows have numbers
-        labels = None
-    elif getattr(labels, "nlevels", 1) == 1 and labels is not None:
-        labels = np.asarray(labels)
+    if labels is not None and getattr(labels, "nlevels", 1) == 1:
+        numbered = callable(labels) or type(labels).__name__ == "RangeIndex"  # lists have .index()
+        labels = None if numbered else np.asarray(labels)
     return Covariates(values.shape, values, names, labels)
 
 
@@ -266,13 +258,17 @@ class LinkPrior:
             return float(self.link_precision)
         return 1.0 if self.covariates is None else self.covariates.mean_square
 
-    def draw_ridge(self, rng: np.random.Generator, learnt: dict[str, Any]) -> float:
-        """Draw the precision from its prior into ``learnt``; a number is what it is."""
-        if self.link_precision != "auto":
-            return self.starting_ridge
-        name = f"link_precision_{self.side}"
-        learnt[name] = self.starting_ridge * rng.exponential()
-        return float(learnt[name])
+    def draw_link(self, rng: np.random.Generator, precision: Array, learnt: dict[str, Any]) -> Any:
+        """Draw the link, (F, C), and its precision, which goes into ``learnt`` if it is learnt.
+
+        ``precision`` is that of the factor's columns, (C,).
+        """
+        assert self.covariates is not None
+        ridge = self.starting_ridge
+        if self.link_precision == "auto":
+            ridge = learnt[f"link_precision_{self.side}"] = ridge * rng.exponential()
+        link = rng.normal(size=(self.covariates.shape[1], len(precision)))
+        return link / np.sqrt(ridge * precision)
 
     def learnt_link(self, effect: str, unit: str = "") -> list[Learnt]:
         """Name the link and its precision; ``effect`` describes covariates times the link."""
@@ -294,8 +290,6 @@ class SideInformation(FactorModel):
     """A model with settings for each factor, whose names end with _w and _h; with covariates."""
 
     prior_kind: ClassVar[type[LinkPrior]] = LinkPrior
-    covariates_w: Any
-    covariates_h: Any
 
     @property
     def factor_priors(self) -> tuple[Any, Any]:

@@ -84,7 +84,7 @@ class CP(TweedieNMF):
                     f"factors are names, one for each axis, such as "
                     f'("users", "items", "weeks"), got {names!r}'
                 )
-            self._put({"factors": tuple(names)})
+            self._put(factors=tuple(names))
 
     @property
     def frozen(self) -> tuple[Mask, ...]:  # type: ignore[override]

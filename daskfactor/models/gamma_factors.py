@@ -5,8 +5,7 @@ Source: Şimşekli et al. 2017, section 2.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +18,7 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.log_linear import multiples
 from daskfactor.models.rates import Gamma, Totals, draw_positive, draw_prior_shape, relevant
 from daskfactor.models.settings import (
+    COUNT_OR_AUTO,
     EFFECTIVE,
     POSITIVE_OR_AUTO,
     Array,
@@ -27,19 +27,16 @@ from daskfactor.models.settings import (
     Learnt,
     Pair,
     PriorDraw,
-    advised,
-    checked_count,
     checked_fixed,
     checked_positive,
+    positive,
 )
 
 COMPONENTS = {"arrays": FixedComponents}
-SHAPE = advised("leave it at 1 for an exponential prior", ("auto",))
-ROWS = {"check": partial(checked_positive, words=("auto", "component", "row"))}
-COLUMNS = {"check": partial(checked_positive, words=("auto", "component", "column"))}
+SHAPE = positive("auto", advice="leave it at 1 for an exponential prior")
+ROWS, COLUMNS = positive("auto", "component", "row"), positive("auto", "component", "column")
 MOST_COMPONENTS = 100
 SIDES = ("row", "column")
-"""Groups of entries that may share a rate, besides components."""
 Rate = Any
 """One rate for a factor, or rates that its entries (n, K) are repeated to: (K,) or (n, 1)."""
 
@@ -74,10 +71,9 @@ def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> floa
     ----------
     Şimşekli et al. 2017, section 2.
     """
-    if not np.all(rate > 0.0) or not np.all(np.isfinite(rate)):
-        raise ModelError(f"the rate of a gamma prior must be positive, got {rate!r}")
-    if not 0.0 < shape < np.inf:
-        raise ModelError(f"the shape of a gamma prior must be positive, got {shape!r}")
+    for name, value in ("rate", rate), ("shape", shape):
+        if not (np.all(value > 0.0) and np.all(np.isfinite(value))):
+            raise ModelError(f"the {name} of a gamma prior must be positive, got {value!r}")
     # An array may be on a GPU, where NumPy must not ask for it.
     values: Any = factor if hasattr(factor, "dtype") else np.asarray(factor)
     if np.any(values < 0):
@@ -165,14 +161,13 @@ class GammaPrior(LinkPrior):
             learnt[f"shape_{self.side}"] = draw_prior_shape(rng)
         return float(learnt.get(f"shape_{self.side}", self.starting_shape))
 
-    def draw_link(
+    def draw_rates(
         self, rng: np.random.Generator, n_components: int, rate: Any, learnt: dict[str, Any]
     ) -> Any:
         """Draw the link from its prior into ``learnt``, and return the rates that follow."""
         if self.covariates is None:
             return rate
-        spread = math.sqrt(self.draw_ridge(rng, learnt))
-        link = rng.normal(size=(self.covariates.shape[1], n_components)) / spread
+        link = self.draw_link(rng, np.ones(n_components), learnt)
         if self.fixed is not None:
             link[:, self.fixed.mask(n_components)] = 0.0
         learnt[f"link_{self.side}"] = link
@@ -201,7 +196,7 @@ class GammaFactors(SideInformation):
     from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
     prior_kind: ClassVar[type[LinkPrior]] = GammaPrior
 
-    n_components: Any = field(metadata={"check": partial(checked_count, word="auto")})
+    n_components: Any = field(metadata=COUNT_OR_AUTO)
     _: KW_ONLY
     dispersion: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     rate_w: float | Literal["auto", "component", "row"] = field(default="auto", metadata=ROWS)
@@ -222,18 +217,17 @@ class GammaFactors(SideInformation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_components == "auto":
-            if not {self.rate_w, self.rate_h} <= {"auto", "component"} or any(
-                prior.fixed is not None for prior in self.factor_priors
-            ):
+            frozen = self.fixed_w is not None or self.fixed_h is not None
+            if frozen or not {self.rate_w, self.rate_h} <= {"auto", "component"}:
                 raise ModelError(
                     'n_components="auto" gives every component one rate in W and H and freezes '
                     f"none, got rate_w={self.rate_w!r} and rate_h={self.rate_h!r}; leave these, "
                     "fixed_w and fixed_h out, or pass a number of components"
                 )
-            self._put({"rate_w": "component", "rate_h": "component"})
+            self._put(rate_w="component", rate_h="component")
         for prior in self.factor_priors:
             name = f"fixed_{prior.side}"
-            self._put({name: checked_fixed(name, prior.fixed, self.n_components)})
+            self._put(**{name: checked_fixed(name, prior.fixed, self.n_components)})
             if prior.covariates is not None and prior.rate in SIDES:
                 raise ModelError(
                     f"covariates_{prior.side} say what the rates of {prior.rate}s are, so that "
@@ -275,11 +269,11 @@ class GammaFactors(SideInformation):
     def check_settled(self, purpose: str) -> None:
         """Refuse learnt priors; point estimates tell a dispersion for all cells."""
         if names := [one.name for one in self.learnt if not one.name.startswith("dispersion")]:
-            linked = self.covariates != (None, None)
+            advice = ", and leave covariates out" if self.covariates != (None, None) else ""
             raise ModelError(
                 f"{purpose} takes priors that are settled, and this model learns "
-                f'{" and ".join(names)}; pass numbers for rates and shapes, or "auto" for rates'
-                f"{', and leave covariates out' if linked else ''}"
+                f'{" and ".join(names)}; pass numbers for rates and shapes, or "auto" for '
+                f"rates{advice}"
             )
 
     @property
@@ -370,7 +364,7 @@ class GammaFactors(SideInformation):
             if rate is not None:
                 rates[side] = rate
                 learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rate.ravel()
-        rates = [p.draw_link(rng, K, rate, learnt) for p, rate in zip(priors, rates, strict=True)]
+        rates = [p.draw_rates(rng, K, rate, learnt) for p, rate in zip(priors, rates, strict=True)]
         W = priors[0].draw_factor(rng, (shape[0], K), rates[0], w)
         H = priors[1].draw_factor(rng, (shape[1], K), rates[1], h)
         if "dispersion" in {one.name for one in self.learnt}:
@@ -442,10 +436,10 @@ class GammaFactors(SideInformation):
 
     def without_spikes(self) -> Self:
         """The same with shapes of at least 1, under which the posterior has a maximum."""
-        shapes = self.starting_shapes
-        if min(shapes) >= 1 and shapes == (self.shape_w, self.shape_h):
-            return self
-        return replace(self, shape_w=max(1.0, shapes[0]), shape_h=max(1.0, shapes[1]))
+        w, h = (max(1.0, shape) for shape in self.starting_shapes)
+        return (
+            self if (w, h) == (self.shape_w, self.shape_h) else self.changed(shape_w=w, shape_h=h)
+        )
 
     def auto_rate(self, mean: float) -> float:
         """Rate ``sqrt(K / mean)`` for both priors, under which ``mu`` has the mean of the data.
@@ -470,7 +464,8 @@ class GammaFactors(SideInformation):
         1 unless components are frozen: then their values say what the scale is.
         """
         usual = np.sqrt(mean / self.n_components) if mean > 0 else 1.0
-        w, h = (0.0 if fixed is None else fixed.mean for fixed in self.fixed)
+        values = (None if fixed is None else fixed.values for fixed in self.fixed)
+        w, h = (0.0 if some is None else float(some.mean()) for some in values)
         return float(w / usual if w > 0 else usual / h if h > 0 else 1.0)
 
     def resolve(self, mean: float, dispersion: float) -> Hyperparameters:
@@ -496,7 +491,7 @@ class GammaFactors(SideInformation):
             If the dispersion that results is not positive and finite.
         """
         phi = dispersion if isinstance(self.dispersion, str) else self.dispersion
-        phi, shapes = checked_positive("dispersion", phi, ()), self.starting_shapes
+        phi, shapes = checked_positive("dispersion", phi), self.starting_shapes
         return Hyperparameters(phi, *self.rates_under(mean, shapes), *shapes)
 
     def rates_under(self, mean: float, shapes: Pair) -> Pair:
@@ -523,7 +518,7 @@ class GammaFactors(SideInformation):
 
     def _conditionals(
         self, mean: float, shapes: Pair, totals: Sequence[Totals]
-    ) -> list[tuple[Gamma | None, Any, Any]]:
+    ) -> list[tuple[Any, Any, Any]]:
         """Hyperpriors, with the powers of rates and the sums they multiply in the densities.
 
         One for each factor, or a single one where both share rates.
@@ -600,7 +595,6 @@ class GammaFactors(SideInformation):
         as much information of another law, for each of its entries.
         """
         (prior, weight, total), *_ = self._conditionals(mean, self.starting_shapes, totals)
-        assert prior is not None
         entries = sum(sums.length for sums in totals)
         least = entries * math.sqrt(entries / self._information(mean, dispersion, observed))
         rates = (prior.shape + weight) / (max(prior.rate, least) + total)

@@ -176,15 +176,13 @@ class GaussianMF(SideInformation):
     @property
     def learnt(self) -> tuple[Learnt, ...]:
         """Noise, precisions, and links with their own."""
-        w, h = self.factor_priors
         effect, unit = "covariates times it are prior means", ", times that of its component"
         return (
             Learnt("noise", (), "variance of an observation"),
             Learnt("precision_w", ("component",), "precision of the prior on a column of W"),
             Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
             EFFECTIVE,
-            *w.learnt_link(effect, unit),
-            *h.learnt_link(effect, unit),
+            *(one for prior in self.factor_priors for one in prior.learnt_link(effect, unit)),
         )
 
     @property
@@ -284,9 +282,7 @@ class GaussianMF(SideInformation):
             values[:, :K] = rng.normal(size=(len(values), K)) / np.sqrt(around[:K])
             moving, table = self.moving(factor), np.full(self.width, math.nan)
             if prior.covariates is not None:
-                ridge = prior.draw_ridge(rng, learnt)
-                link = rng.normal(size=(prior.covariates.shape[1], K + 1))
-                link /= np.sqrt(ridge * around)
+                link = prior.draw_link(rng, around, learnt)
                 values += prior.covariates.predicted(link)
                 learnt[f"link_{prior.side}"] = np.zeros((len(link), self.width))
                 learnt[f"link_{prior.side}"][:, moving] = link[:, : len(moving)]

@@ -51,7 +51,15 @@ class Entry(NamedTuple):
     fit: Callable[..., Scalar] | None = None
 
 
-class Likelihood(ABC):
+class Frozen:
+    """A frozen dataclass, whose attributes are set through ``object``."""
+
+    def _put(self, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+
+class Likelihood(Frozen, ABC):
     """The law of an observation given its mean; hashable, and small to pickle.
 
     Laws that differ in `numbers` alone are equal: the same kernels serve them.
@@ -68,11 +76,9 @@ class Likelihood(ABC):
         stored entry.
     counts
         Whole numbers have dispersion 1 unless they say otherwise: Poisson counts.
-    real_valued
-        Means and observations may have any sign.
     normal
-        The law is normal, and the dispersion the variance at every mean: cells may have
-        standard deviations of their own.
+        The law is normal, and the dispersion the variance at every mean: means and observations
+        may have any sign, and cells standard deviations of their own.
     majorizer
         Powers (m, n): with r the ratio of a new entry to the old one, the majoriser of the
         summed deviance has the slope den r^m - num r^n over r.
@@ -89,7 +95,6 @@ class Likelihood(ABC):
     numbers: tuple[Any, ...] = ()
     zeros: Literal["constant", "linear"] | None = None
     counts: bool = False
-    real_valued: bool = False
     normal: bool = False
     has_density: bool = True
     closed_form: bool = True
@@ -97,10 +102,6 @@ class Likelihood(ABC):
     exponent: float = 1.0
     steepest_power: float = 2.0
     share: float = 1.0
-
-    def _put(self, **attributes: Any) -> None:
-        for name, value in attributes.items():  # a frozen dataclass is set through object
-            object.__setattr__(self, name, value)
 
     def information(self, mean: float) -> float:
         """Return the Fisher information of an observation about the logarithm of this mean.

@@ -19,13 +19,11 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.models.covariates import Covariates
+from daskfactor.models.likelihood import Array
 from daskfactor.models.rates import Gamma
 from daskfactor.models.settings import Pair
-
-Array = NDArray[np.float64]
 
 FARTHEST = 60.0
 MOST_STEPS, NEAR = 25, 0.01

@@ -11,9 +11,7 @@ Near v = mu, where these cancel, with t(x) = log(1 + x) - x, x = v / mu - 1 and 
     d(v | mu) = (v - mu) x / (1 + alpha mu) + v t(x) - (v + r) t(y)
 """
 
-import math
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -24,13 +22,12 @@ from daskfactor.errors import DataError, ModelError
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
 from daskfactor.models.rates import Common
-from daskfactor.models.settings import Learnt, checked_positive
-from daskfactor.models.tweedie_law import POISSON, checked_dispersion, stirling
+from daskfactor.models.settings import Learnt, positive
+from daskfactor.models.tweedie_law import LOG_2, POISSON, checked_dispersion, stirling
 
-_LOG_2 = math.log(2.0)
 DENSITIES = 8
 """Log-likelihoods, each a pass over the data, that a draw takes; 6 to 10 were measured."""
-DISPERSION = {"check": partial(checked_positive, words=("auto", "column"))}
+DISPERSION = positive("auto", "column")
 OF_COLUMNS = Common(2.0, 1.0, -0.58, 1.0)
 """Prior of log dispersions of columns; of one alone, about as wide as that of Exponential(1)."""
 
@@ -86,7 +83,7 @@ class NegativeBinomial(Likelihood):
 
         def deviance(v: Scalar, mu: Scalar, alpha: float) -> Scalar:
             real = type(mu)
-            one, a, log_2 = real(1), real(alpha), real(_LOG_2)
+            one, a, log_2 = real(1), real(alpha), real(LOG_2)
             x, below = (v - mu) / mu, one + a * mu
             y = a * (v - mu) / below
             f, first = split(v / mu)
@@ -215,9 +212,7 @@ class NegativeBinomialNMF(GammaFactors):
     """
 
     _: KW_ONLY
-    dispersion: float | Literal["auto", "column"] = field(  # type: ignore[assignment]
-        default="auto", metadata=DISPERSION
-    )
+    dispersion: float | Literal["auto", "column"] = field(default="auto", metadata=DISPERSION)  # type: ignore[assignment]
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:

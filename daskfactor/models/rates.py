@@ -29,14 +29,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln
 
-Array = NDArray[np.float64]
+from daskfactor.models.likelihood import Array
 
 ALONE, SHARED = 2.0, 3.0
 """Shapes of the hyperprior of a rate of one factor, and of one that both share."""
-LEAST_SHAPE, LARGEST_SHAPE = 0.02, 50.0
+SHAPES = 0.02, 50.0
 """Bounds of a learnt shape; under smaller ones hardly an entry is above `FLOOR`."""
 FLOOR = 1e-37
 """The smallest entry that samplers tell from smaller ones, in either precision."""
@@ -149,13 +148,13 @@ def relevant(part: Array, information: float, entries: float) -> float:
     return float(np.count_nonzero(part > least))
 
 
-def log_sum(values: NDArray[Any]) -> float:
+def log_sum(values: Any) -> float:
     """Return Σ log θ, of entries that are at least `FLOOR`."""
     floor = values.dtype.type(FLOOR)
     return float(np.sum(np.log(np.maximum(values, floor)), dtype=np.float64))
 
 
-def count_floored(values: NDArray[Any]) -> int:
+def count_floored(values: Any) -> int:
     """Count entries that stand for themselves and all smaller ones: samplers write none below f.
 
     Such an entry has the probability ∫_0^f θ^(a-1) dθ = f^a / a in place of the density f^(a-1),
@@ -165,18 +164,14 @@ def count_floored(values: NDArray[Any]) -> int:
 
 
 def draw_prior_shape(rng: np.random.Generator) -> float:
-    """Draw a from its prior, Exponential(1) where it is held."""
-    low, high = math.exp(-LEAST_SHAPE), math.exp(-LARGEST_SHAPE)
-    return -math.log(rng.uniform(high, low))
+    """Draw a from its prior, Exponential(1) between `SHAPES`."""
+    return -math.log(rng.uniform(math.exp(-SHAPES[1]), math.exp(-SHAPES[0])))
 
 
 def draw_positive(
-    log_density: Callable[[float], float],
-    value: float,
-    rng: np.random.Generator,
-    bounds: tuple[float, float] = (LEAST_SHAPE, LARGEST_SHAPE),
+    log_density: Callable[[float], float], a: float, rng: np.random.Generator, bounds: Any = SHAPES
 ) -> float:
-    """Draw a from Exponential(1) times a likelihood, by slice sampling of log a.
+    """Draw a between two bounds from Exponential(1) times a likelihood, by slices of log a.
 
     The first slice is `WIDTH` wide.
 
@@ -187,10 +182,10 @@ def draw_positive(
         inside = math.log(bounds[0]) < x < math.log(bounds[1])
         return log_density(math.exp(x)) + x - math.exp(x) if inside else -math.inf
 
-    x = math.log(value)
+    x = math.log(a)
     level = of_log(x) - rng.exponential()
     if not math.isfinite(level):
-        return value  # the chain has diverged, and will be seen to have
+        return a  # the chain has diverged, and will be seen to have
     low = x - WIDTH * rng.random()
     high = low + WIDTH
     while of_log(low) > level:

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
-from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.likelihood import Frozen, Likelihood
 
 Array = NDArray[Any]
 Pair = tuple[float, float]
@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_] | None
 """Mask of the frozen components of a factor, (K,); None: all are free."""
 
 
-class Checked:
+class Checked(Frozen):
     """A frozen dataclass whose fields hold what their ``metadata={"check": check}`` returns.
 
     Each check is called as ``check(name, value)``.
@@ -35,13 +35,9 @@ class Checked:
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
             if check := field.metadata.get("check"):
-                self._put({field.name: check(field.name, getattr(self, field.name))})
-
-    def _put(self, settings: Mapping[str, Any]) -> None:
-        # A frozen dataclass is set through object: NumPy numbers become plain ones here,
-        # so that two equal models compare equal and can be written as JSON.
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)
+                # NumPy numbers become plain ones, so that two equal models compare equal and
+                # can be written as JSON.
+                self._put(**{field.name: check(field.name, getattr(self, field.name))})
 
 
 @dataclass(frozen=True)
@@ -232,10 +228,9 @@ class FactorModel(StoredModel, ABC):
     rotates
         W and H may be turned together, by any rotation, without the posterior changing by much:
         single components mean nothing.
-    has_threshold
-        Factorizations are good up to a threshold of an objective.
     from_data
-        Settings that may be ``"auto"`` and are then chosen from the data.
+        Settings that may be ``"auto"`` and are then chosen from the data; "threshold" where
+        factorizations are good up to one of an objective.
     learnt
         Hyperparameters that are drawn with the factors.
     rates_of
@@ -256,7 +251,6 @@ class FactorModel(StoredModel, ABC):
     has_scores: ClassVar[bool] = False
     simplex: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
-    has_threshold: ClassVar[bool] = False
     from_data: ClassVar[tuple[str, ...]] = ()
     learnt: Any = ()
     rates_of: Any = (None, None)
@@ -268,9 +262,8 @@ class FactorModel(StoredModel, ABC):
     def with_dispersion(self, dispersion: float) -> Self:
         """The same with this in place of a dispersion that was estimated; not of one drawn."""
         drawn = "dispersion" in {one.name for one in self.learnt}
-        if drawn or getattr(self, "dispersion", None) != "auto":
-            return self
-        return self.changed(dispersion=dispersion)
+        estimated = getattr(self, "dispersion", None) == "auto" and not drawn
+        return self.changed(dispersion=dispersion) if estimated else self
 
     def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
         """The same with the dispersion that the attributes of its results tell."""
@@ -403,17 +396,17 @@ class FactorModel(StoredModel, ABC):
         return self.with_components(n_components)
 
 
-def checked_count(name: str, value: Any, word: str = "") -> Any:
-    """A whole number of at least 1, as a plain int, or a word that may stand in its place."""
-    if word and isinstance(value, str) and value == word:
+def checked_count(name: str, value: Any, words: Sequence[str] = ()) -> Any:
+    """A whole number of at least 1, as a plain int, or one of some words."""
+    if isinstance(value, str) and value in words:
         return value
     try:
         count = 0 if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         count = 0
     if count < 1:
-        other = f' or "{word}"' if word else ""
-        raise ModelError(f"{name} must be a whole number of at least 1{other}, got {value!r}")
+        kind = "a whole number of at least 1" + "".join(f' or "{word}"' for word in words)
+        raise ModelError(f"{name} must be {kind}, got {value!r}")
     return count
 
 
@@ -425,29 +418,25 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def checked_positive(
-    name: str, value: Any, words: Sequence[str] = ("auto",), advice: str = ""
-) -> Any:
+def checked_positive(name: str, value: Any, words: Sequence[str] = (), advice: str = "") -> Any:
     """A positive, finite number, as a plain float, or one of some words."""
     if isinstance(value, str) and value in words:
         return value
     number = math.nan if isinstance(value, str) else as_number(value)
     if not 0.0 < number < math.inf:
-        others = "".join(f' or "{word}"' for word in words)
+        kind = "a positive, finite number" + "".join(f' or "{word}"' for word in words)
         advice = advice or f'leave {name}="auto" to have it chosen from the data'
-        raise ModelError(
-            f"{name} must be a positive, finite number{others}, got {value!r}; {advice}"
-        )
+        raise ModelError(f"{name} must be {kind}, got {value!r}; {advice}")
     return number
 
 
-def advised(advice: str, words: Sequence[str] = ()) -> dict[str, Callable[[str, Any], Any]]:
-    """Make the metadata of a field that is a positive, finite number, with this advice."""
+def positive(*words: str, advice: str = "") -> dict[str, Callable[[str, Any], Any]]:
+    """Make the metadata of a field that is a positive, finite number, or one of some words."""
     return {"check": partial(checked_positive, words=words, advice=advice)}
 
 
-COUNT = {"check": checked_count}
-POSITIVE_OR_AUTO = {"check": checked_positive}
+COUNT, COUNT_OR_AUTO = {"check": checked_count}, {"check": partial(checked_count, words=("auto",))}
+POSITIVE_OR_AUTO = positive("auto")
 
 
 @dataclass(frozen=True, eq=False)
@@ -477,11 +466,6 @@ class FixedComponents(StoredArrays):
     def mask(self, n_components: int) -> NDArray[np.bool_]:
         """Return the mask of the frozen ones among K components."""
         return np.isin(np.arange(n_components), self.frozen)
-
-    @property
-    def mean(self) -> float:
-        """Mean of the values."""
-        return 0.0 if self.values is None else float(self.values.mean())
 
     def at(self, rows: slice | NDArray[np.int64]) -> Self:
         """Take some of the caller's rows."""

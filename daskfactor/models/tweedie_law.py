@@ -35,48 +35,9 @@ _NO_EXCESS = 1e-9  # relative excess variance below which a negative binomial is
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 _SERIES_REACH = 1e-3  # |v / mu - 1| below which the power series beats the closed form
 _NODES = np.arange(-40.0, 41.0)  # summands around the largest one, in units of the stride
-_LOG_2 = math.log(2.0)
+LOG_2 = math.log(2.0)
 _SERIES_RANGE = 0.03  # |v / mu - 1| below which the power series of kernels has no cancellation
 _CHUNK = 1 << 14  # values whose summands are held at once (11 MB)
-
-
-def divergence(v: ArrayLike, mu: ArrayLike, beta: float) -> Array:
-    r"""Beta-divergence of observations from their means, element by element.
-
-    .. math:: d_\beta(v|\mu) = \frac{v^\beta}{\beta(\beta-1)}
-        - \frac{v \mu^{\beta-1}}{\beta-1} + \frac{\mu^\beta}{\beta}
-
-    with the limits at beta = 0 and 1. Both limits are approached without loss
-    of digits, and so is ``v = mu``. At ``v = 0`` it is ``mu**beta / beta`` for
-    positive beta and infinite otherwise.
-
-    Parameters
-    ----------
-    v, mu
-        Observations and means, any shapes that broadcast, in the unit of the
-        data. NaN gives NaN; negative ``v`` gives NaN unless ``beta == 2``.
-    beta
-        Power of the law, a float outside the open interval (1, 2).
-
-    Returns
-    -------
-    ndarray of float64
-        Non-negative, of the broadcast shape, in the unit of the data to the beta.
-
-    References
-    ----------
-    Şimşekli et al. 2017, section 2.
-    """
-    v, mu = np.asarray(v, dtype=np.float64), np.asarray(mu, dtype=np.float64)
-    if beta == 2.0:
-        return np.asarray(0.5 * (v - mu) ** 2)
-    with np.errstate(all="ignore"):
-        inside = mu**beta * _unit_divergence(v / mu, (v - mu) / mu, beta)
-        if beta > 1.0:
-            unreached = v**beta / (beta * (beta - 1.0))
-        else:
-            unreached = np.where(v > 0, np.inf, 0.0 if beta > 0.0 else np.inf)
-    return np.asarray(np.where((mu == 0) & ~np.isnan(v), unreached, inside))
 
 
 def _unit_divergence(ratio: Array, excess: Array, beta: float) -> Array:
@@ -170,7 +131,7 @@ def _compound_sum(v: Array, phi: float, beta: float) -> Array:
     counts = np.maximum(1.0, np.round(largest)) + stride * _NODES
     counted = counts >= 1.0
     counts = np.where(counted, counts, 1.0)
-    log_terms = -(1.0 + slope) * divergence(counts, largest, 1.0)
+    log_terms = -(1.0 + slope) * POISSON.deviance(counts, largest)
     log_terms -= stirling(counts) + stirling(counts * slope)
     log_terms = np.where(counted, log_terms + np.log(stride), -np.inf)
     total = special.logsumexp(log_terms, axis=1)
@@ -266,7 +227,7 @@ def _logarithmic_deviance(beta: float, arithmetic: Any) -> Function:
         f = x if exponent == 0 else f
         tail = log_tail(f)
         near = x * (x + tail) + tail
-        far = ratio * (f + tail + exponent * type(mu)(_LOG_2)) - x
+        far = ratio * (f + tail + exponent * type(mu)(LOG_2)) - x
         return mu * (near if exponent == 0 else far)
 
     def deviance_0(v: Scalar, mu: Scalar) -> Scalar:
@@ -274,7 +235,7 @@ def _logarithmic_deviance(beta: float, arithmetic: Any) -> Function:
         f, exponent = split(v / mu)
         f = x if exponent == 0 else f
         tail = log_tail(f)
-        return -tail if exponent == 0 else x - f - tail - exponent * type(mu)(_LOG_2)
+        return -tail if exponent == 0 else x - f - tail - exponent * type(mu)(LOG_2)
 
     return deviance_1 if beta == 1.0 else deviance_0
 
@@ -379,8 +340,8 @@ class Tweedie(Likelihood):
 
     def __post_init__(self) -> None:
         beta = checked_power("beta", self.beta)
-        normal, zeros = beta == 2.0, {1.0: "constant", 2.0: "linear"}.get(beta)
-        self._put(beta=beta, zeros=zeros, counts=beta == 1.0, normal=normal, real_valued=normal)
+        zeros = {1.0: "constant", 2.0: "linear"}.get(beta)
+        self._put(beta=beta, zeros=zeros, counts=beta == 1.0, normal=beta == 2.0)
         self._put(has_density=self._law is not None, closed_form=beta in _LAWS)
         self._put(majorizer=(1.0, beta - 1.0) if beta <= 1.0 else (beta, 1.0))
         self._put(exponent=1.0 / (2.0 - beta) if beta < 1.0 else 1.0 / max(beta - 1.0, 1.0))
@@ -431,7 +392,40 @@ class Tweedie(Likelihood):
             )
 
     def deviance(self, v: ArrayLike, mu: ArrayLike) -> Array:
-        return divergence(v, mu, self.beta)
+        r"""Beta-divergence of observations from their means, element by element.
+
+        .. math:: d_\beta(v|\mu) = \frac{v^\beta}{\beta(\beta-1)}
+            - \frac{v \mu^{\beta-1}}{\beta-1} + \frac{\mu^\beta}{\beta}
+
+        with the limits at beta = 0 and 1. Both limits are approached without loss
+        of digits, and so is ``v = mu``. At ``v = 0`` it is ``mu**beta / beta`` for
+        positive beta and infinite otherwise.
+
+        Parameters
+        ----------
+        v, mu
+            Observations and means, any shapes that broadcast, in the unit of the
+            data. NaN gives NaN; negative ``v`` gives NaN unless ``beta == 2``.
+
+        Returns
+        -------
+        ndarray of float64
+            Non-negative, of the broadcast shape, in the unit of the data to the beta.
+
+        References
+        ----------
+        Şimşekli et al. 2017, section 2.
+        """
+        v, mu = np.asarray(v, dtype=np.float64), np.asarray(mu, dtype=np.float64)
+        if (beta := self.beta) == 2.0:
+            return np.asarray(0.5 * (v - mu) ** 2)
+        with np.errstate(all="ignore"):
+            inside = mu**beta * _unit_divergence(v / mu, (v - mu) / mu, beta)
+            if beta > 1.0:
+                unreached = v**beta / (beta * (beta - 1.0))
+            else:
+                unreached = np.where(v > 0, np.inf, 0.0 if beta > 0.0 else np.inf)
+        return np.asarray(np.where((mu == 0) & ~np.isnan(v), unreached, inside))
 
     def variance(self, mu: ArrayLike, dispersion: float) -> Array:
         phi = checked_dispersion(dispersion)
@@ -556,7 +550,7 @@ class Tweedie(Likelihood):
         m, spread = np.broadcast_arrays(
             np.asarray(mean, dtype=np.float64), np.asarray(variance_of_mean, dtype=np.float64)
         )
-        if np.any(spread < 0) or (not self.real_valued and np.any(m < 0)):
+        if np.any(spread < 0) or (not self.normal and np.any(m < 0)):
             raise OptionError(
                 "predictive means and their variances must not be negative, "
                 f"got a smallest mean of {np.nanmin(m):g} and variance of {np.nanmin(spread):g}"
@@ -588,10 +582,8 @@ class Tweedie(Likelihood):
 
     def fit_constant(self, values: Array) -> float:
         constant = -float(self.deviance(values, np.ones(1)).sum())
-        if self.beta == 1.0:
-            return constant + values.size
-        if self.beta == 0.0:
-            return constant + float(values.sum())
+        if self.beta in (0.0, 1.0):
+            return constant + (values.size if self.beta else float(values.sum()))
         return constant - float((values / (self.beta - 1) - 1 / self.beta).sum())
 
 

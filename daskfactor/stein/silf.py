@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.settings import COUNT, POSITIVE_OR_AUTO, Auto, FactorModel, advised
+from daskfactor.models.settings import COUNT, POSITIVE_OR_AUTO, Auto, FactorModel, positive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import POWER, Tweedie
 
@@ -77,7 +77,7 @@ def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
     return np.clip((y - (1.0 - smoothness) * eps) / (2.0 * smoothness * eps), 0.0, 1.0)
 
 
-GIVEN = advised("leave it out for the paper's own")
+GIVEN = positive(advice="leave it out for the paper's own")
 
 
 def _at_most_one(name: str, value: float) -> float:
@@ -142,7 +142,6 @@ class SILFNMF(FactorModel):
     has_observations: ClassVar[bool] = False
     has_scores: ClassVar[bool] = True
     simplex: ClassVar[bool] = True
-    has_threshold: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("threshold",)
 
     n_components: int = field(metadata=COUNT)
@@ -161,7 +160,7 @@ class SILFNMF(FactorModel):
     @property
     def factor(self) -> float:
         """How often the sum of β-divergences goes into f: twice for ‖V - WH‖², else once."""
-        return 2.0 if self.likelihood.real_valued else 1.0
+        return 2.0 if self.likelihood.normal else 1.0
 
     @property
     def eps(self) -> float:
