@@ -242,7 +242,7 @@ def test_an_alignment_takes_links_along():
 def test_what_is_not_for_covariates_or_for_these_alone_says_so(tmp_path):
     refused(DataError, "have no observed entry", dfac.sample, V, dfac.GaussianMF(2), **QUICK)
     path = tmp_path / "run.zarr"
-    match = "covariates_w must have one row for each of the data's 39"
+    match = "covariates_w must have one entry for each of the data's 39"
     refused(ModelError, match, dfac.sample, V[:-1], MODEL, store=path)
     assert not path.exists()
     match = "DSGD learns no link to covariates"

@@ -110,7 +110,7 @@ class AllocationModel(StoredModel):
             "shape": None if self.shape is None else _positive("shape", self.shape),
             "tied": tied,
         }
-        self._put({n: _Frozen(v) if isinstance(v, dict) else v for n, v in settings.items()})
+        self._put(**{n: _Frozen(v) if isinstance(v, dict) else v for n, v in settings.items()})
 
     @classmethod
     def nmf(cls, n_components: int, **settings: Any) -> Self:

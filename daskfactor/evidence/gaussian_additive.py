@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import DataError
-from daskfactor.models.settings import COUNT, StoredModel, advised
+from daskfactor.models.settings import COUNT, StoredModel, positive
 
-DEVIATION = advised("leave it out for 1")
+DEVIATION = positive(advice="leave it out for 1")
 
 
 @dataclass(frozen=True)

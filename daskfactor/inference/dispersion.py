@@ -587,11 +587,12 @@ def _coupled_matrices(
     model: Any, data: JoinedData, assumed: float | None
 ) -> list[MatrixDispersion]:
     """Describe the matrices of a `Coupled` model."""
-    laws = zip(model.likelihood.laws, model.likelihood.weights, strict=True)
+    weights = (relation.weight for relation in model.relations.values())
+    laws = zip(model.likelihood.laws, weights, strict=True)
     return [
         MatrixDispersion(
             law,
-            model.relation(relation.name).dispersion if assumed is None else assumed,
+            model.relations[relation.name].dispersion if assumed is None else assumed,
             float(relation.n_observed),
             0.0,
             relation.is_integer,
@@ -650,7 +651,7 @@ class ColumnDispersions(DispersionRule):
     ) -> float:
         """Draw all dispersions from their conditionals, and return their geometric mean."""
         x = np.log(state.gather("columns", DISPERSION)[:, 0])
-        m, s = self.prior.given(x).draw(rng)
+        m, s = self.prior.posterior(x).draw(rng)
         place = executor, self.data, state, self.model.likelihood, floor
 
         def log_density(x: Array) -> Array:

@@ -114,7 +114,7 @@ class Given:
         """Give all that one draw says."""
         told: dict[str, Any] = {name: own[chain, draw] for name, own in self.told.items()}
         dispersions = told.pop(DISPERSION) if self._of_columns else None
-        hyper = self.model.hyper_told(self.constants | told, self.mean)
+        hyper = self.model.hyper_of_draw(self.constants | told, self.mean)
         law, hyper = self.model.at(hyper)
         scale = None if self.scale is None else self.scale[chain, draw]
         link = told.get(LINKS[self.factor])
@@ -268,7 +268,7 @@ def _read(
             "'data'); pass the result of daskfactor.sample or the path of its store"
         ) from error
     if model.conditional_sampler is None:
-        model.hyper_told(constants, mean)
+        model.hyper_of_draw(constants, mean)
     W, H = (own.compute(scheduler="threads").values for own in factors_of(group))
     each = W, H.swapaxes(2, 3)
     model = model.with_arrays(

@@ -179,7 +179,7 @@ def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> flo
 
     ``share`` is how many factors there are for each draw: more than one where tracks are.
     """
-    rows = sum(data.shape) + model.n_covariates
+    rows: int = sum(data.shape) + sum(own.shape[1] for own in model.covariates if own is not None)
     return rows * model.width * data.dtype.itemsize * share + learnt_bytes(data, model)
 
 

@@ -26,7 +26,7 @@ ELSEWHERE: Final = {
     "AllocationModel": "log_evidence(X, model)",
     "GaussianAdditive": "log_evidence(x, model)",
 }
-"""What takes models whose factors are not sampled."""
+"""Verbs that take models whose factors are not sampled."""
 
 
 def model_from_dict(values: Mapping[str, Any]) -> Any:
@@ -49,11 +49,9 @@ def model_from_dict(values: Mapping[str, Any]) -> Any:
 def check_model(model: object) -> None:
     """Refuse anything but a model whose factors can be sampled."""
     if not (isinstance(model, FactorModel) and model.has_observations):
-        verb = ELSEWHERE.get(type(model).__name__)
-        if verb is not None:
-            raise OptionError(
-                f"{type(model).__name__} is a model of another verb: pass it to {verb}"
-            )
+        name = type(model).__name__
+        if verb := ELSEWHERE.get(name):
+            raise OptionError(f"{name} is a model of another verb: pass it to {verb}")
         raise OptionError(
             "model must be a model such as TweedieNMF(n_components=20) or "
             f"GaussianMF(n_components=20), got {model!r}"

@@ -1,9 +1,9 @@
 """Side information of rows or columns: covariates, and the matrix that links them to a factor."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +11,12 @@ from scipy import linalg, sparse
 
 from daskfactor.checks import label_at, match_labels
 from daskfactor.errors import ModelError
-from daskfactor.models.settings import Auto, FactorModel, Learnt, StoredArrays
+from daskfactor.models.settings import Auto, FactorModel, Learnt, StoredArrays, as_table, is_sparse
 
 Array = NDArray[Any]
 
-MOST_DIRECT = 1000
-"""Covariates up to which XᵀX is decomposed, once; with more, every draw solves its systems."""
-TOLERANCE = 1e-6
-"""Residual at which conjugate gradients stop, in units of the right-hand side (Simm et al.)."""
-is_sparse: Callable[[Any], bool] = sparse.issparse
+MOST_DIRECT, TOLERANCE = 1000, 1e-6
 PARTS = ("data", "indices", "indptr")
-LINKED = ("covariates_w", "covariates_h")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,40 +49,23 @@ class Covariates(StoredArrays):
     names: tuple[str, ...] | None = None
     labels: Any = None
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Covariates):
-            return NotImplemented
-        mine, others = self.arrays(), other.arrays()
-        return mine.keys() == others.keys() and all(
-            np.array_equal(mine[name], others[name]) for name in mine
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.shape)
-
     def __repr__(self) -> str:
         return f"Covariates(shape={self.shape})"
 
-    def described(self) -> list[int]:
-        return list(self.shape)
-
-    @classmethod
-    def known(cls, described: list[int]) -> Self:
-        return cls((described[0], described[1]))
+    @property
+    def length(self) -> int:
+        return self.shape[0]
 
     def arrays(self) -> dict[str, Array]:
-        if self.values is None:
-            return {}
         if is_sparse(self.values):
             return {name: getattr(self.values, name) for name in PARTS}
-        return {"values": self.values}
+        return super().arrays()
 
-    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        values: Any = arrays.get("values")
-        if "data" in arrays:
-            parts: Any = tuple(arrays[name] for name in PARTS)
-            values = sparse.csr_array(parts, shape=self.shape)
-        return type(self)(self.shape, values, self.names)
+    def read(self, name: str, arrays: Mapping[str, Array]) -> Self:
+        if f"{name}/data" not in arrays:
+            return super().read(name, arrays)
+        parts: Any = tuple(arrays[f"{name}/{part}"] for part in PARTS)
+        return replace(self, values=sparse.csr_array(parts, shape=self.shape))
 
     @cached_property
     def mean_square(self) -> float:
@@ -98,10 +76,8 @@ class Covariates(StoredArrays):
     @cached_property
     def with_ones(self) -> "Covariates":
         """These and, as the last one, a covariate that is 1 everywhere."""
-        kind = sparse if is_sparse(self.values) else np
-        values = kind.hstack([self.values, np.ones((self.shape[0], 1))])
-        if is_sparse(values):
-            values = sparse.csr_array(values)
+        blocks: Any = [self.values, np.ones((self.shape[0], 1))]
+        values = sparse.hstack(blocks, "csr") if is_sparse(self.values) else np.hstack(blocks)
         return Covariates((self.shape[0], self.shape[1] + 1), values)
 
     @cached_property
@@ -155,22 +131,28 @@ class Covariates(StoredArrays):
         return self.solve(right, ridge)
 
     def solve(self, right: Array, ridge: float) -> Array:
-        """Return (XᵀX + λ_β I)⁻¹ R for R of (F, C)."""
+        """Return (XᵀX + λ_β I)⁻¹ R for R of (F, C).
+
+        XᵀX is decomposed, once, for up to `MOST_DIRECT` covariates; with more, every draw solves
+        its systems.
+        """
         if self.shape[1] <= MOST_DIRECT:
             roots, vectors = self._spectrum
             return np.asarray(vectors @ ((vectors.T @ right) / (roots + ridge)[:, None]))
         return np.stack([self._solve(ridge, column) for column in right.T], axis=1)
 
     def _solve(self, ridge: float, right: Array) -> Array:
-        """Solve (XᵀX + λ_β I) b = r by conjugate gradients, preconditioned by the diagonal."""
+        """Solve (XᵀX + λ_β I) b = r by conjugate gradients, preconditioned by the diagonal.
+
+        They stop at a residual of `TOLERANCE` in units of r (Simm et al.).
+        """
         from scipy.sparse.linalg import LinearOperator, cg
 
         X, size = self.values, (self.shape[1], self.shape[1])
         diagonal = self._squares + ridge
         left = LinearOperator(size, lambda b: X.T @ (X @ b) + ridge * b, dtype=np.float64)
         scaled = LinearOperator(size, lambda b: b / diagonal, dtype=np.float64)
-        found, _ = cg(left, right, rtol=TOLERANCE, M=scaled)
-        return np.asarray(found)
+        return np.asarray(cg(left, right, rtol=TOLERANCE, M=scaled)[0])
 
     @cached_property
     def _squares(self) -> Array:
@@ -196,39 +178,24 @@ class Covariates(StoredArrays):
         """
         if self.labels is None or labels is None:
             return self
-        found, side = match_labels(labels, self.labels), _side(name)
-        twice, lost = found.twice[1], np.flatnonzero(found.at < 0)
-        remedy = "or drop the labels to match by position"
+        matches, side, problem = match_labels(labels, self.labels), _side(name), None
+        twice, missing = matches.twice[1], np.flatnonzero(matches.at < 0)
         if twice is not None:
-            raise ModelError(
-                f"{name} has more than one row labelled {twice!r}, and its rows are matched to the "
-                f"data's {side} by label; keep one of each, {remedy}"
+            problem = f"has more than one row labelled {twice!r}; keep one of each"
+        elif len(missing):
+            problem = (
+                f"lacks {len(missing)} of the data's {len(matches.at)} {side}, the first of them "
+                f"{label_at(labels, missing[0])} (its own labels begin with "
+                f"{label_at(self.labels, 0)}); give all of them covariates"
             )
-        if len(lost):
+        if problem:
             raise ModelError(
-                f"{name} lacks {len(lost)} of the data's {len(found.at)} {side}, the first of them "
-                f"{label_at(labels, lost[0])} (its own labels begin with "
-                f"{label_at(self.labels, 0)}); give all of them covariates, {remedy}"
+                f"{name} {problem}, or drop the labels to match its rows to {side} by position"
             )
-        return self.at(found.at)
-
-    def check_length(self, name: str, length: int) -> None:
-        """Refuse covariates that are not one row for each row (or column) of the data.
-
-        Raises
-        ------
-        ModelError
-            If they are not.
-        """
-        if self.shape[0] != length:
-            side = _side(name)
-            raise ModelError(
-                f"{name} must have one row for each of the data's {length} {side}, got "
-                f"{self.shape[0]} rows; give all of them covariates, in the order of the data"
-            )
+        return self.at(matches.at)
 
 
-def checked_covariates(name: str, given: Any) -> Covariates | None:
+def checked_covariates(name: str, value: Any) -> Covariates | None:
     """Covariates from what the user passed: an array (n, F), dense, sparse or labelled.
 
     Raises
@@ -236,114 +203,110 @@ def checked_covariates(name: str, given: Any) -> Covariates | None:
     ModelError
         If they are no finite real numbers in two dimensions.
     """
-    if given is None or isinstance(given, Covariates):
-        return given
-    values: Any
-    wanted = f"{name} must be an array of real numbers, ({_side(name)}, covariates)"
-    try:
-        values = sparse.csr_array(given) if is_sparse(given) else np.ma.asanyarray(given)
-    except (RuntimeError, TypeError, ValueError):  # of uneven lists, or an array of `sparse`
-        values = np.ma.empty(0, dtype=object)
-    if values.dtype.kind not in "biuf":
+    if value is None or isinstance(value, Covariates):
+        return value
+    values = as_table(name, value, f"({_side(name)}, covariates)", compressed=True)
+    entries = values.data if is_sparse(values) else values
+    if count := int(np.count_nonzero(~np.isfinite(entries))):
         raise ModelError(
-            f"{wanted}, got {type(given).__name__} of dtype {getattr(given, 'dtype', 'object')}; "
-            "encode categories as columns of 0 and 1, and pass sparse ones as a scipy matrix"
-        )
-    if values.ndim != 2 or 0 in values.shape:
-        raise ModelError(f"{wanted}, got shape {values.shape}; one covariate is one column")
-    if is_sparse(values):
-        values = values.astype(np.float64)
-        values.sum_duplicates()
-        entries = values.data
-    else:
-        entries = values = np.array(values.astype(np.float64).filled(np.nan), order="C")
-    gone = int(np.count_nonzero(~np.isfinite(entries)))
-    if gone:
-        raise ModelError(
-            f"{name} must be finite, and {gone} of its entries are NaN, infinite or masked; fill "
+            f"{name} must be finite, and {count} of its entries are NaN, infinite or masked; fill "
             "them in, for example with the mean of their column, and add a column that marks them"
         )
-    return Covariates((values.shape[0], values.shape[1]), values, _names(given), _labels(given))
+    names, labels = _index(value, 1), _index(value, 0)
+    names = None if names is None else tuple(map(str, names))
+    if labels is not None and getattr(labels, "nlevels", 1) == 1:
+        numbered = callable(labels) or type(labels).__name__ == "RangeIndex"  # lists have .index()
+        labels = None if numbered else np.asarray(labels)
+    return Covariates(values.shape, values, names, labels)
+
+
+def _index(value: Any, axis: int) -> Any:
+    """Labels along an axis of an xarray.DataArray or a pandas.DataFrame."""
+    if hasattr(value, "dims") and hasattr(value, "indexes"):
+        return value.indexes.get(value.dims[axis])
+    return getattr(value, ("index", "columns")[axis], None)
+
+
+@dataclass(frozen=True)
+class LinkPrior:
+    """The settings of the link from covariates to one factor.
+
+    Attributes
+    ----------
+    side
+        The factor's letter, "w" or "h".
+    covariates, link_precision
+        As the model has them.
+    """
+
+    side: str
+    covariates: Covariates | None
+    link_precision: float | Auto
+
+    @classmethod
+    def of(cls, model: FactorModel, side: str) -> Self:
+        """Take the settings of one side from those of a model."""
+        return cls(side, *(getattr(model, f"{field.name}_{side}") for field in fields(cls)[1:]))
+
+    @property
+    def starting_ridge(self) -> float:
+        """Precision of the link, or the mean of its prior where it is drawn.
+
+        It is such that covariates shift a row by one unit of what they shift.
+        """
+        if self.link_precision != "auto":
+            return float(self.link_precision)
+        return 1.0 if self.covariates is None else self.covariates.mean_square
+
+    def draw_link(self, rng: np.random.Generator, precision: Array, learnt: dict[str, Any]) -> Any:
+        """Draw the link, (F, C), and its precision, which goes into ``learnt`` if it is learnt.
+
+        ``precision`` is that of the factor's columns, (C,).
+        """
+        assert self.covariates is not None
+        ridge = self.starting_ridge
+        if self.link_precision == "auto":
+            ridge = learnt[f"link_precision_{self.side}"] = ridge * rng.exponential()
+        link = rng.normal(size=(self.covariates.shape[1], len(precision)))
+        return link / np.sqrt(ridge * precision)
+
+    def learnt_link(self, effect: str, unit: str = "") -> list[Learnt]:
+        """Name the link and its precision; ``effect`` describes covariates times the link."""
+        if self.covariates is None:
+            return []
+        dim, name = f"{_side(self.side)[:-1]}_feature", f"link_{self.side}"
+        return [
+            Learnt(name, (dim, "component"), f"link: {effect} of {self.side.upper()}"),
+            Learnt(f"link_precision_{self.side}", (), f"precision of {name}{unit}"),
+        ]
+
+
+def both(name: str, doc: str) -> Any:
+    """Make a property of a model that has the attribute of the prior of W and of that of H."""
+    return property(lambda self: tuple(getattr(one, name) for one in self.factor_priors), doc=doc)
 
 
 class SideInformation(FactorModel):
-    """A model with fields for covariates, and for the precisions of their links."""
+    """A model with settings for each factor, whose names end with _w and _h; with covariates."""
 
-    covariates_w: Any
-    covariates_h: Any
-    link_precision_w: float | Auto
-    link_precision_h: float | Auto
+    prior_kind: ClassVar[type[LinkPrior]] = LinkPrior
 
     @property
-    def covariates(self) -> tuple[Covariates | None, Covariates | None]:  # type: ignore[override]
-        """Covariates of the rows and of the columns."""
-        return self.covariates_w, self.covariates_h
+    def factor_priors(self) -> tuple[Any, Any]:
+        """The settings of W and of H, as `prior_kind`."""
+        return self.prior_kind.of(self, "w"), self.prior_kind.of(self, "h")
 
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse data whose rows or columns are not those of the covariates.
-
-        Raises
-        ------
-        ModelError
-            If they are not.
-        """
-        for name, own, length in zip(LINKED, self.covariates, shape, strict=True):
-            if own is not None:
-                own.check_length(name, length)
+    covariates = both("covariates", "Covariates of the rows and of the columns.")
+    starting_ridges = both("starting_ridge", "Precisions of links, or means of their priors.")
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
-        """The model for data of this shape and these labels, by which covariates are found."""
-        del shape
-        sides = enumerate(zip(LINKED, self.covariates, strict=True))
-        found: dict[str, Any] = {
-            name: own.matching(name, labels[side]) for side, (name, own) in sides if own is not None
-        }
-        return replace(self, **found) if found else self
-
-    @property
-    def starting_ridges(self) -> tuple[float, float]:
-        """Precisions of both links, or the means of their priors where they are drawn.
-
-        These are such that covariates shift a row by one unit of what they shift.
-        """
-        given = self.link_precision_w, self.link_precision_h
-        w, h = (
-            float(own) if own != "auto" else 1.0 if of is None else of.mean_square
-            for own, of in zip(given, self.covariates, strict=True)
-        )
-        return w, h
-
-    def learnt_links(self, effect: str, unit: str = "") -> list[Learnt]:
-        """Name links and their precisions; ``effect`` says what covariates times a link are."""
-        found = []
-        sides = zip("wh", ("row_feature", "column_feature"), self.covariates, strict=True)
-        for side, dim, own in sides:
-            if own is not None:
-                doc = f"link: {effect} of {side.upper()}"
-                found.append(Learnt(f"link_{side}", (dim, "component"), doc))
-                found.append(
-                    Learnt(f"link_precision_{side}", (), f"precision of link_{side}{unit}")
-                )
-        return found
-
-
-def _names(given: Any) -> tuple[str, ...] | None:
-    """Labels of the columns of an xarray.DataArray or a pandas.DataFrame."""
-    labels = getattr(given, "columns", None)
-    if hasattr(given, "dims") and hasattr(given, "indexes"):
-        labels = given.indexes.get(given.dims[1])
-    return None if labels is None else tuple(map(str, labels))
-
-
-def _labels(given: Any) -> Any:
-    """Labels of the rows of an xarray.DataArray or a pandas.DataFrame; None: they are numbered."""
-    index = getattr(given, "index", None)
-    if hasattr(given, "dims") and hasattr(given, "indexes"):
-        index = given.indexes.get(given.dims[0])
-    numbered = index is None or callable(index) or type(index).__name__ == "RangeIndex"
-    if numbered:
-        return None
-    return index if getattr(index, "nlevels", 1) > 1 else np.asarray(index)
+        """The model for data of this shape and these labels, which covariates are matched to."""
+        matched = {}
+        for prior, of_side in zip(self.factor_priors, labels, strict=True):
+            if prior.covariates is not None:
+                name = f"covariates_{prior.side}"
+                matched[name] = prior.covariates.matching(name, of_side)
+        return self.changed(**matched) if matched else self
 
 
 def _side(name: str) -> str:

@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from daskfactor.errors import ModelError
-from daskfactor.models.settings import FactorModel, Mask, PriorDraw, Scales
+from daskfactor.models.settings import Mask
 from daskfactor.models.tweedie import TweedieNMF
 
 
@@ -75,23 +72,19 @@ class CP(TweedieNMF):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.covariates != (None, None) or self.fixed != (None, None):
-            raise ModelError("a CP model takes neither covariates nor frozen components yet")
         if self.n_components == "auto" or self.learnt:
             raise ModelError(
                 "a CP model takes a number of components, numbers as shapes, and numbers or "
-                f'"auto" as rates, got n_components={self.n_components!r}, '
-                f"shapes {self.shape_w!r} and {self.shape_h!r}, rates {self.rate_w!r} and "
-                f"{self.rate_h!r}; compare several runs for what is best"
+                f'"auto" as rates, got {self}; compare several runs for what is best'
             )
-        if self.factors is not None:
-            given: Any = self.factors
-            if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
+        names: Any = self.factors
+        if names is not None:
+            if isinstance(names, str) or not all(isinstance(one, str) and one for one in names):
                 raise ModelError(
                     f"factors are names, one for each axis, such as "
-                    f'("users", "items", "weeks"), got {given!r}'
+                    f'("users", "items", "weeks"), got {names!r}'
                 )
-            object.__setattr__(self, "factors", tuple(given))
+            self._put(factors=tuple(names))
 
     @property
     def frozen(self) -> tuple[Mask, ...]:  # type: ignore[override]
@@ -108,32 +101,13 @@ class CP(TweedieNMF):
 
     def rates_under(self, mean: float, shapes: tuple[float, float]) -> tuple[float, float]:
         """Return the rates of the first factor and of the others under these shapes."""
-        first, others = self.rate_w, self.rate_h
-        more, (a, b) = self.n_axes - 1, shapes
-        whole = self.auto_rate(mean) ** 2  # K over the mean
+        (a, b), first, others = shapes, self.rate_w, self.rate_h
+        product, more = self.auto_rate(mean) ** 2, self.n_axes - 1  # K over the mean
         if isinstance(first, str) and isinstance(others, str):
-            each = whole ** (1.0 / self.n_axes)
-            return a * each, b * each
-        if isinstance(first, str):
-            return float(a * whole * (b / float(others)) ** more), float(others)
-        if isinstance(others, str):
-            return float(first), float(b * (a * whole / float(first)) ** (1.0 / more))
+            each = product ** (1.0 / self.n_axes)
+            first, others = a * each, b * each
+        elif isinstance(first, str):
+            first = a * product * (b / float(others)) ** more
+        elif isinstance(others, str):
+            others = b * (a * product / float(first)) ** (1.0 / more)
         return float(first), float(others)
-
-    def scale_density(
-        self, size_w: NDArray[Any], size_h: NDArray[Any], scales: Scales
-    ) -> NDArray[np.float64]:
-        """Give zeros: how three and more factors share a scale is not taken off a density."""
-        return FactorModel.scale_density(self, size_w, size_h, scales)
-
-    def draw_prior(
-        self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
-    ) -> PriorDraw:
-        """Refuse: calibration is of models of a matrix."""
-        raise ModelError("calibration is of a model of a matrix; a tensor has more than two axes")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values; how many axes there are, the data tell."""
-        told = super().to_dict()
-        del told["n_axes"]
-        return told | {"factors": None if self.factors is None else list(self.factors)}

@@ -5,8 +5,7 @@ Source: Şimşekli et al. 2017, section 2.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -14,42 +13,30 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import polygamma
 
 from daskfactor.errors import DataError, ModelError
-from daskfactor.models.covariates import COVARIATES, LINKED, SideInformation
+from daskfactor.models.covariates import COVARIATES, LinkPrior, SideInformation, both
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.log_linear import multiples
-from daskfactor.models.rates import (
-    Gamma,
-    Totals,
-    alone,
-    draw_positive,
-    draw_prior_shape,
-    relevant,
-    shared,
-)
+from daskfactor.models.rates import Gamma, Totals, draw_positive, draw_prior_shape, relevant
 from daskfactor.models.settings import (
+    COUNT_OR_AUTO,
     EFFECTIVE,
     POSITIVE_OR_AUTO,
+    Array,
     Auto,
     FixedComponents,
     Learnt,
-    Mask,
-    OfDivergence,
+    Pair,
     PriorDraw,
-    Scales,
-    check_length,
-    checked_count,
     checked_fixed,
-    checked_number,
     checked_positive,
+    positive,
 )
 
-FIXED = ("fixed_w", "fixed_h")
 COMPONENTS = {"arrays": FixedComponents}
-SHAPE = {"check": partial(checked_positive, advice="leave it at 1 for an exponential prior")}
+SHAPE = positive("auto", advice="leave it at 1 for an exponential prior")
+ROWS, COLUMNS = positive("auto", "component", "row"), positive("auto", "component", "column")
 MOST_COMPONENTS = 100
-"""Components that ``"auto"`` begins with, at most."""
 SIDES = ("row", "column")
-"""What may have rates of its own in W and in H, besides components."""
 Rate = Any
 """One rate for a factor, or rates that its entries (n, K) are repeated to: (K,) or (n, 1)."""
 
@@ -84,10 +71,9 @@ def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> floa
     ----------
     Şimşekli et al. 2017, section 2.
     """
-    if not np.all(rate > 0.0) or not np.all(np.isfinite(rate)):
-        raise ModelError(f"the rate of a gamma prior must be positive, got {rate!r}")
-    if not 0.0 < shape < np.inf:
-        raise ModelError(f"the shape of a gamma prior must be positive, got {shape!r}")
+    for name, value in ("rate", rate), ("shape", shape):
+        if not (np.all(value > 0.0) and np.all(np.isfinite(value))):
+            raise ModelError(f"the {name} of a gamma prior must be positive, got {value!r}")
     # An array may be on a GPU, where NumPy must not ask for it.
     values: Any = factor if hasattr(factor, "dtype") else np.asarray(factor)
     if np.any(values < 0):
@@ -141,6 +127,63 @@ class Hyperparameters(NamedTuple):
 
 
 @dataclass(frozen=True)
+class GammaPrior(LinkPrior):
+    """The settings of the gamma prior of one factor.
+
+    Attributes
+    ----------
+    rate, shape, fixed
+        As the model has them.
+    """
+
+    rate: float | str
+    shape: float | Auto
+    fixed: FixedComponents | None
+
+    @property
+    def rate_of(self) -> str | None:
+        """Group of entries that share a learnt rate: "component", "row", "column"; None: fixed.
+
+        Components have rates under ``"auto"`` where there are covariates.
+        """
+        if self.rate == "auto" and self.covariates is not None:
+            return "component"
+        return str(self.rate) if self.rate in ("component", *SIDES) else None
+
+    @property
+    def starting_shape(self) -> float:
+        """The shape; 1 in place of one that is learnt."""
+        return 1.0 if self.shape == "auto" else float(self.shape)
+
+    def draw_shape(self, rng: np.random.Generator, learnt: dict[str, Any]) -> float:
+        """Draw the shape from its prior into ``learnt``; a number is what it is."""
+        if self.shape == "auto":
+            learnt[f"shape_{self.side}"] = draw_prior_shape(rng)
+        return float(learnt.get(f"shape_{self.side}", self.starting_shape))
+
+    def draw_rates(
+        self, rng: np.random.Generator, n_components: int, rate: Any, learnt: dict[str, Any]
+    ) -> Any:
+        """Draw the link from its prior into ``learnt``, and return the rates that follow."""
+        if self.covariates is None:
+            return rate
+        link = self.draw_link(rng, np.ones(n_components), learnt)
+        if self.fixed is not None:
+            link[:, self.fixed.mask(n_components)] = 0.0
+        learnt[f"link_{self.side}"] = link
+        return rate / multiples(self.covariates, link)
+
+    def draw_factor(
+        self, rng: np.random.Generator, size: tuple[int, int], rate: Any, shape: float
+    ) -> Array:
+        """Draw the factor, (length, K), from its prior; frozen components are what they are."""
+        factor = rng.gamma(shape, 1.0 / rate, size)
+        if self.fixed is not None:
+            self.fixed.put(factor, slice(None))
+        return factor
+
+
+@dataclass(frozen=True)
 class GammaFactors(SideInformation):
     r"""A non-negative factorization with gamma priors, whatever the law of an observation.
 
@@ -151,16 +194,13 @@ class GammaFactors(SideInformation):
     has_scores: ClassVar[bool] = True
     conditional_sampler: ClassVar[str | None] = "BlockHMC"
     from_data: ClassVar[tuple[str, ...]] = ("dispersion", "rate_w", "rate_h")
+    prior_kind: ClassVar[type[LinkPrior]] = GammaPrior
 
-    n_components: Any = field(metadata={"check": partial(checked_count, word="auto")})
+    n_components: Any = field(metadata=COUNT_OR_AUTO)
     _: KW_ONLY
     dispersion: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
-    rate_w: float | Literal["auto", "component", "row"] = field(
-        default="auto", metadata={"check": partial(checked_positive, words=("component", "row"))}
-    )
-    rate_h: float | Literal["auto", "component", "column"] = field(
-        default="auto", metadata={"check": partial(checked_positive, words=("component", "column"))}
-    )
+    rate_w: float | Literal["auto", "component", "row"] = field(default="auto", metadata=ROWS)
+    rate_h: float | Literal["auto", "component", "column"] = field(default="auto", metadata=COLUMNS)
     shape_w: float | Auto = field(default=1.0, metadata=SHAPE)
     shape_h: float | Auto = field(default=1.0, metadata=SHAPE)
     fixed_w: FixedComponents | ArrayLike | None = field(default=None, metadata=COMPONENTS)
@@ -170,128 +210,88 @@ class GammaFactors(SideInformation):
     link_precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     link_precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     evidence_data = "matrix"
+    fixed = both("fixed", "Frozen components of W and of H, or None.")
+    rates_of = both("rate_of", "Groups of entries that share a learnt rate, or None.")
+    starting_shapes = both("starting_shape", "Shapes of the priors; 1 for one that is learnt.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_components == "auto":
-            self._find_components()
-        for name in FIXED:
-            self._put({name: checked_fixed(name, getattr(self, name), self.n_components)})
-        for side, rate, own in zip("wh", (self.rate_w, self.rate_h), self.covariates, strict=True):
-            if own is not None and rate in SIDES:
+            frozen = self.fixed_w is not None or self.fixed_h is not None
+            if frozen or not {self.rate_w, self.rate_h} <= {"auto", "component"}:
                 raise ModelError(
-                    f"covariates_{side} say what the rates of {rate}s are, so that they do not go "
-                    f'with rate_{side}="{rate}"; leave that out, or pass a number or "component"'
+                    'n_components="auto" gives every component one rate in W and H and freezes '
+                    f"none, got rate_w={self.rate_w!r} and rate_h={self.rate_h!r}; leave these, "
+                    "fixed_w and fixed_h out, or pass a number of components"
                 )
-
-    def _find_components(self) -> None:
-        """Let components fade; refuse what says how many there are."""
-        rates = {self.rate_w, self.rate_h}
-        if not rates <= {"auto", "component"}:
-            raise ModelError(
-                'n_components="auto" gives every component one rate in W and H, got '
-                f"rate_w={self.rate_w!r} and rate_h={self.rate_h!r}; leave these out, or pass a "
-                "number of components"
-            )
-        if self.fixed_w is not None or self.fixed_h is not None:
-            raise ModelError(
-                'n_components="auto" does not go with fixed_w or fixed_h; pass a number of '
-                'components, with rate_w="component" and rate_h="component" for the free ones'
-            )
-        self._put({"rate_w": "component", "rate_h": "component"})
+            self._put(rate_w="component", rate_h="component")
+        for prior in self.factor_priors:
+            name = f"fixed_{prior.side}"
+            self._put(**{name: checked_fixed(name, prior.fixed, self.n_components)})
+            if prior.covariates is not None and prior.rate in SIDES:
+                raise ModelError(
+                    f"covariates_{prior.side} say what the rates of {prior.rate}s are, so that "
+                    f'they do not go with rate_{prior.side}="{prior.rate}"; leave that out, or '
+                    'pass a number or "component"'
+                )
+        plain = "a coupled model" if self.joins else "a CP model" if self.tensor else ""
+        if plain and (*self.covariates, *self.fixed) != (None,) * 4:
+            raise ModelError(f"{plain} takes neither covariates nor frozen components yet")
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """Give a model of ``"auto"`` components as many as data of a shape may have.
 
-        3 √n of the shorter side n, at most n and at most 100.
+        3 √n of the shorter side n, at most n and at most `MOST_COMPONENTS`.
         """
-        found = super().sized(shape, labels)
+        model, shorter = super().sized(shape, labels), min(shape)
         if self.n_components != "auto":
-            return found
-        least = min(shape)
-        return found.with_components(min(least, round(3 * math.sqrt(least)), MOST_COMPONENTS))
+            return model
+        most = min(shorter, round(3 * math.sqrt(shorter)), MOST_COMPONENTS)
+        return model.with_components(most)
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
-        """What is drawn of the priors with the factors."""
-        shapes = [
-            Learnt(f"shape_{letter}", (), f"shape of the prior on {letter.upper()}")
-            for letter in "wh"
-            if getattr(self, f"shape_{letter}") == "auto"
-        ]
-        links = self.learnt_links("exponentials of covariates times it multiply prior means")
+        """Hyperparameters of the priors that are drawn with the factors."""
+        rates, shapes, links = [], [], []
+        for prior in self.factor_priors:
+            group, side, factor = prior.rate_of, prior.side, prior.side.upper()
+            if group is not None:
+                doc = f"rate of the prior on a {group} of {factor}"
+                rates.append(Learnt(f"rate_{side}", (group,), doc))
+            if prior.shape == "auto":
+                shapes.append(Learnt(f"shape_{side}", (), f"shape of the prior on {factor}"))
+            links += prior.learnt_link("exponentials of covariates times it multiply prior means")
         if self.shares_rates:
             doc = "rate of the priors on a component of W and of H"
-            return Learnt("rate", ("component",), doc), EFFECTIVE, *shapes, *links
-        rates = [
-            Learnt(f"rate_{letter}", (kind,), f"rate of the prior on a {kind} of {letter.upper()}")
-            for letter, kind in zip("wh", self.rates_of, strict=True)
-            if kind is not None
-        ]
+            rates = [Learnt("rate", ("component",), doc), EFFECTIVE]
         return *rates, *shapes, *links
 
     def check_settled(self, purpose: str) -> None:
-        if self.learnt:
-            names = " and ".join(own.name for own in self.learnt)
-            linked = self.covariates != (None, None)
+        """Refuse learnt priors; point estimates tell a dispersion for all cells."""
+        if names := [one.name for one in self.learnt if not one.name.startswith("dispersion")]:
+            advice = ", and leave covariates out" if self.covariates != (None, None) else ""
             raise ModelError(
-                f"{purpose} takes priors that are settled, and this model learns {names}; pass "
-                'numbers for rates and shapes, or "auto" for rates'
-                f"{', and leave covariates out' if linked else ''}"
+                f"{purpose} takes priors that are settled, and this model learns "
+                f'{" and ".join(names)}; pass numbers for rates and shapes, or "auto" for '
+                f"rates{advice}"
             )
 
     @property
     def shares_rates(self) -> bool:
-        """Whether a component has one rate in both factors."""
+        """Tell whether a component has one rate in both factors."""
         return self.rate_w == self.rate_h == "component"
 
     @property
-    def rates_of(self) -> tuple[str | None, str | None]:
-        """What has learnt rates of its own in W and in H; None: a factor has one fixed rate.
-
-        Under ``"auto"`` components have, where there are covariates.
-        """
-        pairs = zip(map(str, (self.rate_w, self.rate_h)), self.covariates, strict=True)
-        asked = ("component" if rate == "auto" and own is not None else rate for rate, own in pairs)
-        w, h = (rate if rate in ("component", *SIDES) else None for rate in asked)
+    def frozen(self) -> tuple[Any, Any]:  # type: ignore[override]
+        """Masks of the frozen components of W and of H, (K,) each; None: all are free."""
+        w, h = (None if fixed is None else fixed.mask(self.n_components) for fixed in self.fixed)
         return w, h
-
-    @property
-    def fixed(self) -> tuple[FixedComponents | None, FixedComponents | None]:  # type: ignore[override]
-        """Frozen components of W and of H."""
-        return self.fixed_w, self.fixed_h  # type: ignore[return-value]  # see __post_init__
-
-    @property
-    def frozen(self) -> tuple[Mask, Mask]:  # type: ignore[override]
-        """Which components of W and of H are frozen, (K,) each; None: none."""
-        w, h = (None if own is None else own.mask(self.n_components) for own in self.fixed)
-        return w, h
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse data that frozen components or covariates do not belong to.
-
-        Raises
-        ------
-        ModelError
-            If the data have another number of rows or columns.
-        """
-        super().check_shape(shape)
-        for name, own in zip(FIXED, self.fixed, strict=True):
-            check_length(name, own, shape)
-
-    def with_uncertainty(self) -> Self:
-        if not self.likelihood.normal:
-            raise ModelError(
-                "uncertainty of cells takes the place of the dispersion of a normal law, beta=2, "
-                f"and the model has {self.likelihood}; take TweedieNMF with beta=2, or pass "
-                "weights to as_blocks, which are factors of log-likelihoods"
-            )
-        return replace(self, dispersion=1.0) if self.dispersion == "auto" else self
 
     def for_compilation(self, n_components: int = 2) -> Self:
-        free: dict[str, Any] = dict.fromkeys((*FIXED, *LINKED)) | {"shape_w": 1.0, "shape_h": 1.0}
-        free |= {"n_components": n_components, "dispersion": 1.0}
-        return replace(self, rate_w=1.0, rate_h=1.0, **free)
+        free: dict[str, Any] = {} if self.joins else {"dispersion": 1.0}
+        for name, value in ("rate", 1.0), ("shape", 1.0), ("fixed", None), ("covariates", None):
+            free |= {f"{name}_w": value, f"{name}_h": value}
+        return self.changed(n_components=n_components, **free)
 
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
         """Log-density of both factors under their gamma priors.
@@ -319,86 +319,57 @@ class GammaFactors(SideInformation):
         """
         if self.learnt:
             return math.inf
-        entries = zip(shape, (float(self.shape_w), float(self.shape_h)), strict=True)
-        own = ((n, (a - 1.0) ** 2 * float(polygamma(1, a)) + 2.0 - a) for n, a in entries)
-        return math.sqrt(self.n_components * sum(n * max(one, 0.5) for n, one in own))
+        each = [(a - 1.0) ** 2 * float(polygamma(1, a)) + 2.0 - a for a in self.starting_shapes]
+        spread = sum(n * max(one, 0.5) for n, one in zip(shape, each, strict=True))
+        return math.sqrt(self.n_components * spread)
 
     def scale_density(
-        self, size_w: NDArray[Any], size_h: NDArray[Any], scales: Scales
-    ) -> NDArray[np.float64]:
+        self, size_w: Array, size_h: Array, shape: tuple[int, int], rates: Pair
+    ) -> Array:
         r"""Log prior less its value where both sums of a component cost alike.
 
         .. math:: -\sum_k \left(\sqrt{\lambda_w s_k} - \sqrt{\lambda_h t_k}\right)^2
             - \left(I (a_w - 1) - J (a_h - 1)\right) \sum_k \log c_k, \qquad
             c_k = \sqrt{\lambda_h t_k / \lambda_w s_k}
 
-        with s and t the sums of w_k and h_k.
+        with s and t the sums of w_k and h_k, (..., K). WH does not know the scale of a component,
+        which only the priors hold in place, and loosely. 0 where priors are learnt.
         """
-        fixed = math.isfinite(scales.rate_w) and math.isfinite(scales.rate_h)
-        if self.learnt or self.covariates != (None, None) or not fixed:
+        if self.learnt or not np.isfinite(rates).all():
             return np.zeros(size_w.shape[:-1])
-        alive = (size_w > 0) & (size_h > 0)
-        cost_w = np.where(alive, scales.rate_w * size_w, 1.0)
-        cost_h = np.where(alive, scales.rate_h * size_h, 1.0)
-        entries = scales.shape[0] * (float(self.shape_w) - 1.0)
-        entries -= scales.shape[1] * (float(self.shape_h) - 1.0)
-        uneven = np.square(np.sqrt(cost_w) - np.sqrt(cost_h)) + 0.5 * entries * np.log(
-            cost_h / cost_w
-        )
+        alive, (a, b) = (size_w > 0) & (size_h > 0), self.starting_shapes
+        cost_w = np.where(alive, rates[0] * size_w, 1.0)
+        cost_h = np.where(alive, rates[1] * size_h, 1.0)
+        half = 0.5 * (shape[0] * (a - 1.0) - shape[1] * (b - 1.0))
+        uneven = np.square(np.sqrt(cost_w) - np.sqrt(cost_h)) + half * np.log(cost_h / cost_w)
         return np.asarray(-uneven.sum(axis=-1))
 
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
     ) -> PriorDraw:
-        """Draw what is learnt and both factors; frozen components are what they are."""
-        del variance
+        """Draw hyperparameters and both factors; frozen components are what they are."""
+        if self.joins or self.tensor:
+            raise ModelError(
+                "calibration is of a model of one matrix; several matrices have no shape of their "
+                "own, and a tensor has more than two axes"
+            )
+        K, priors, learnt = self.n_components, self.factor_priors, dict[str, Any]()
         dispersion = self.draw_prior_dispersion(rng, shape[1])
-        shapes = [draw_prior_shape(rng) if a == "auto" else a for a in (self.shape_w, self.shape_h)]
-        learnt: dict[str, Any] = {
-            f"shape_{letter}": a
-            for letter, a in zip("wh", shapes, strict=True)
-            if getattr(self, f"shape_{letter}") == "auto"
-        }
-        rates, drawn = self._prior_rates(rng, shape, mean, (shapes[0], shapes[1]))
-        learnt, factors = learnt | drawn, []
-        for length, rate, a, own in zip(shape, rates, shapes, self.fixed, strict=True):
-            factors.append(rng.gamma(a, 1.0 / rate, (length, self.n_components)))
-            if own is not None:
-                own.put(factors[-1], slice(None))
-        if any(own.name == "dispersion" for own in self.learnt):
+        w, h = (prior.draw_shape(rng, learnt) for prior in priors)
+        rates: list[Any] = list(self.rates_under(mean, (w, h)))
+        sizes = zip(self.rates_of, shape, strict=True)
+        none = [np.zeros((1, K) if of == "component" else (n, 1)) for of, n in sizes]
+        drawn = self.draw_rates(mean, (w, h), [Totals(zeros, zeros) for zeros in none], rng)
+        for side, rate in enumerate(drawn):
+            if rate is not None:
+                rates[side] = rate
+                learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rate.ravel()
+        rates = [p.draw_rates(rng, K, rate, learnt) for p, rate in zip(priors, rates, strict=True)]
+        W = priors[0].draw_factor(rng, (shape[0], K), rates[0], w)
+        H = priors[1].draw_factor(rng, (shape[1], K), rates[1], h)
+        if "dispersion" in {one.name for one in self.learnt}:
             learnt["dispersion"] = dispersion
-        return PriorDraw(factors[0], factors[1].T, dispersion, learnt)
-
-    def _prior_rates(
-        self,
-        rng: np.random.Generator,
-        shape: tuple[int, int],
-        mean: float,
-        shapes: tuple[float, float],
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """Draw rates that the entries of W and of Hᵀ are repeated to; and what of it is learnt."""
-        learnt: dict[str, Any] = {}
-        count = {"component": (1, self.n_components), "row": (shape[0], 1), "column": (shape[1], 1)}
-        rates: list[Any] = list(self.rates_under(mean, shapes))
-        hyperpriors = self.hyperpriors(mean, shapes)
-        for side, (prior, of) in enumerate(zip(hyperpriors, self.rates_of, strict=True)):
-            if prior is not None and of is not None:
-                none = np.zeros(count[of])
-                again = self.shares_rates and side == 1
-                rates[side] = rates[0] if again else prior.draw(rng, none, none)
-                learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rates[side].ravel()
-        sides = zip("wh", self.covariates, self.starting_ridges, strict=True)
-        for side, (letter, covariates, ridge) in enumerate(sides):
-            if covariates is not None:
-                name = f"link_precision_{letter}"
-                if getattr(self, name) == "auto":
-                    ridge = learnt[name] = ridge * rng.exponential()
-                link = rng.normal(size=(covariates.shape[1], self.n_components)) / math.sqrt(ridge)
-                if (mask := self.frozen[side]) is not None:
-                    link[:, mask] = 0.0
-                rates[side] = rates[side] / multiples(covariates, link)
-                learnt[f"link_{letter}"] = link
-        return rates, learnt
+        return PriorDraw(W, H.T, dispersion, learnt)
 
     def draw_prior_dispersion(self, rng: np.random.Generator, columns: int) -> Any:
         """Draw the dispersion from its prior, or one for each column; a number is what it is.
@@ -408,7 +379,6 @@ class GammaFactors(SideInformation):
         ModelError
             If it is estimated from the data.
         """
-        del rng, columns
         if self.dispersion == "auto":
             raise ModelError(
                 'dispersion="auto" is estimated from the data and has no prior to be drawn from; '
@@ -416,44 +386,40 @@ class GammaFactors(SideInformation):
             )
         return float(self.dispersion)
 
-    def of_divergence(self, divergence: NDArray[Any]) -> OfDivergence:
-        """Take ℓ(d) = -d / φ and its derivatives."""
+    def of_divergence(self, divergence: Array) -> tuple[Array, Array, Array]:
+        """Return ℓ(d) = -d / φ of summed divergences d, and its first two derivatives."""
         flat, (_, phi) = np.zeros(len(divergence)), self.likelihood.at(float(self.dispersion))
-        return OfDivergence(-divergence / phi, flat - 1.0 / phi, flat)
+        return -divergence / phi, flat - 1.0 / phi, flat
 
     @property
-    def priors(self) -> tuple[tuple[float, float], tuple[float, float]]:
+    def priors(self) -> tuple[Pair, Pair]:
         """Rate and shape of the priors on W and on H; rates must be numbers."""
         shape_w, shape_h = self.starting_shapes
         return (float(self.rate_w), shape_w), (float(self.rate_h), shape_h)
-
-    @property
-    def starting_shapes(self) -> tuple[float, float]:
-        """Shapes of the priors on W and H; 1 in place of one that is learnt."""
-        w, h = (1.0 if a == "auto" else a for a in (self.shape_w, self.shape_h))
-        return w, h
 
     def at(self, hyper: Hyperparameters) -> tuple[Likelihood, Hyperparameters]:
         """Give the law at these, and them with φ, which divides it, for the dispersion."""
         law, phi = self.likelihood.at(hyper.dispersion)
         return law, hyper._replace(dispersion=phi)
 
-    def hyper_told(self, told: Mapping[str, Any], mean: float) -> Hyperparameters:
+    def hyper_of_draw(self, values: Mapping[str, Any], mean: float) -> Hyperparameters:
         """Give the hyperparameters of a draw; those of rows and columns are left where they start.
 
-        Rates that follow from shapes are not told where shapes are drawn.
+        Results have no rates that follow from shapes where shapes are drawn.
         """
-        starting = zip(("shape_w", "shape_h"), self.starting_shapes, strict=True)
-        shapes = [float(told.get(name, usual)) for name, usual in starting]
-        rates: list[Any] = [told.get("rate", told.get(f"rate_{side}")) for side in "wh"]
-        rates = [None if of in SIDES else own for of, own in zip(self.rates_of, rates, strict=True)]
-        if any(own is None for own in rates):
-            usual = self.rates_under(mean, (shapes[0], shapes[1]))
-            rates = [own if told is None else told for told, own in zip(rates, usual, strict=True)]
-        w, h = (tuple(map(float, own)) if np.ndim(own) else float(own) for own in rates)
-        return Hyperparameters(float(told["dispersion"]), w, h, shapes[0], shapes[1])
+        w, h = (float(values.get(f"shape_{p.side}", p.starting_shape)) for p in self.factor_priors)
+        rates: list[Any] = [
+            None if p.rate_of in SIDES else values.get("rate", values.get(f"rate_{p.side}"))
+            for p in self.factor_priors
+        ]
+        if any(rate is None for rate in rates):
+            usual = self.rates_under(mean, (w, h))
+            rates = [a if rate is None else rate for a, rate in zip(usual, rates, strict=True)]
+        rate_w, rate_h = (tuple(map(float, r)) if np.ndim(r) else float(r) for r in rates)
+        return Hyperparameters(float(values["dispersion"]), rate_w, rate_h, w, h)
 
     def linked_prior(self, covariates: Any, link: Any, rate: Any) -> dict[str, Any]:
+        """Give the rates that covariates of rows lead to, (n, width), as bands keep them."""
         return {"rate": rate / multiples(covariates, link)}
 
     def prior_means(self, factor: int, hyper: Hyperparameters) -> Any:
@@ -462,8 +428,7 @@ class GammaFactors(SideInformation):
 
     def with_numbers(self, mean: float, dispersion: float) -> Self:
         """Give the model with the numbers of `resolve` for every ``"auto"``."""
-        numbers: dict[str, Any] = self.resolve(mean, dispersion)._asdict()
-        return replace(self, **numbers)
+        return self.changed(**self.resolve(mean, dispersion)._asdict())
 
     def for_optimizers(self) -> Self:
         """Give the model itself, whose maximum a posteriori optimisers look for."""
@@ -471,10 +436,10 @@ class GammaFactors(SideInformation):
 
     def without_spikes(self) -> Self:
         """The same with shapes of at least 1, under which the posterior has a maximum."""
-        shapes = self.starting_shapes
-        if min(shapes) >= 1 and shapes == (self.shape_w, self.shape_h):
-            return self
-        return replace(self, shape_w=max(1.0, shapes[0]), shape_h=max(1.0, shapes[1]))
+        w, h = (max(1.0, shape) for shape in self.starting_shapes)
+        return (
+            self if (w, h) == (self.shape_w, self.shape_h) else self.changed(shape_w=w, shape_h=h)
+        )
 
     def auto_rate(self, mean: float) -> float:
         """Rate ``sqrt(K / mean)`` for both priors, under which ``mu`` has the mean of the data.
@@ -499,12 +464,9 @@ class GammaFactors(SideInformation):
         1 unless components are frozen: then their values say what the scale is.
         """
         usual = np.sqrt(mean / self.n_components) if mean > 0 else 1.0
-        fixed_w, fixed_h = self.fixed
-        if fixed_w is not None and fixed_w.mean > 0:
-            return float(fixed_w.mean / usual)
-        if fixed_h is not None and fixed_h.mean > 0:
-            return float(usual / fixed_h.mean)
-        return 1.0
+        values = (None if fixed is None else fixed.values for fixed in self.fixed)
+        w, h = (0.0 if some is None else float(some.mean()) for some in values)
+        return float(w / usual if w > 0 else usual / h if h > 0 else 1.0)
 
     def resolve(self, mean: float, dispersion: float) -> Hyperparameters:
         """Replace every ``"auto"`` by a number, and what is learnt by where it starts.
@@ -529,38 +491,47 @@ class GammaFactors(SideInformation):
             If the dispersion that results is not positive and finite.
         """
         phi = dispersion if isinstance(self.dispersion, str) else self.dispersion
-        phi, shapes = checked_number("dispersion", phi), self.starting_shapes
+        phi, shapes = checked_positive("dispersion", phi), self.starting_shapes
         return Hyperparameters(phi, *self.rates_under(mean, shapes), *shapes)
 
-    def rates_under(self, mean: float, shapes: tuple[float, float]) -> tuple[float, float]:
+    def rates_under(self, mean: float, shapes: Pair) -> Pair:
         """Return the rates of W and of H, as `resolve` chooses them, under these shapes."""
-        rate_w, rate_h = self.rate_w, self.rate_h
-        if isinstance(rate_w, str) and isinstance(rate_h, str):
-            rate_w = shapes[0] * self.auto_rate(mean) / self.tilt(mean)
-            rate_h = shapes[1] * self.auto_rate(mean) * self.tilt(mean)
-        elif isinstance(rate_w, str):
-            rate_w = shapes[0] * shapes[1] * self.auto_rate(mean) ** 2 / float(rate_h)
-        elif isinstance(rate_h, str):
-            rate_h = shapes[0] * shapes[1] * self.auto_rate(mean) ** 2 / float(rate_w)
-        return float(rate_w), float(rate_h)
+        (a, b), w, h = shapes, self.rate_w, self.rate_h
+        if isinstance(w, str) and isinstance(h, str):
+            w = a * self.auto_rate(mean) / self.tilt(mean)
+            h = b * self.auto_rate(mean) * self.tilt(mean)
+        elif isinstance(w, str):
+            w = a * b * self.auto_rate(mean) ** 2 / float(h)
+        elif isinstance(h, str):
+            h = a * b * self.auto_rate(mean) ** 2 / float(w)
+        return float(w), float(h)
 
     # -- what is learnt --------------------------------------------------------
 
-    def hyperpriors(self, mean: float, shapes: tuple[float, float]) -> list[Gamma | None]:
+    def hyperpriors(self, mean: float, shapes: Pair) -> list[Gamma | None]:
         """Priors of the rates of W and of H under these shapes; None where they are fixed."""
         rates = self.rates_under(mean, shapes)
         if self.shares_rates:
-            return [shared(*rates)] * 2
-        kinds = zip(self.rates_of, rates, strict=True)
-        return [None if kind is None else alone(rate) for kind, rate in kinds]
+            return [Gamma.shared(*rates)] * 2
+        groups = zip(self.rates_of, rates, strict=True)
+        return [None if group is None else Gamma.alone(rate) for group, rate in groups]
+
+    def _conditionals(
+        self, mean: float, shapes: Pair, totals: Sequence[Totals]
+    ) -> list[tuple[Any, Any, Any]]:
+        """Hyperpriors, with the powers of rates and the sums they multiply in the densities.
+
+        One for each factor, or a single one where both share rates.
+        """
+        weights, sums = _weights(shapes, totals), [sums.total for sums in totals]
+        hyperpriors = self.hyperpriors(mean, shapes)
+        if self.shares_rates:
+            return [(hyperpriors[0], weights[0] + weights[1], sums[0] + sums[1])]
+        return list(zip(hyperpriors, weights, sums, strict=True))
 
     def draw_rates(
-        self,
-        mean: float,
-        shapes: tuple[float, float],
-        totals: Sequence[Totals],
-        rng: np.random.Generator,
-    ) -> Sequence[NDArray[np.float64] | None]:
+        self, mean: float, shapes: Pair, totals: Sequence[Totals], rng: np.random.Generator
+    ) -> Sequence[Array | None]:
         """Draw the rates of both factors from their conditionals; None where they are fixed.
 
         Parameters
@@ -574,67 +545,43 @@ class GammaFactors(SideInformation):
         rng
             Is advanced.
         """
-        priors, weights = self.hyperpriors(mean, shapes), _weights(shapes, totals)
-        if self.shares_rates and priors[0] is not None:
-            return [priors[0].draw(rng, *self._shared(weights, totals))] * 2
-        return [
-            None if prior is None else prior.draw(rng, weight, own.total)
-            for prior, weight, own in zip(priors, weights, totals, strict=True)
-        ]
+        each = self._conditionals(mean, shapes, totals)
+        drawn = [prior and prior.draw(rng, weight, total) for prior, weight, total in each]
+        return drawn * 2 if self.shares_rates else drawn
 
-    def log_hyperprior(
-        self,
-        mean: float,
-        shapes: tuple[float, float],
-        rates: Sequence[NDArray[np.float64] | None],
-    ) -> float:
-        """Return the log prior density of what is learnt; rates as `draw_rates` gives them."""
+    def log_hyperprior(self, mean: float, shapes: Pair, rates: Sequence[Array | None]) -> float:
+        """Return the log prior density of learnt shapes and rates, as `draw_rates` gives these."""
+        settings = zip((self.shape_w, self.shape_h), shapes, strict=True)
+        result = -sum(shape for setting, shape in settings if setting == "auto")
         pairs = list(zip(self.hyperpriors(mean, shapes), rates, strict=True))
-        known = zip((self.shape_w, self.shape_h), shapes, strict=True)
-        result = -sum(value for given, value in known if given == "auto")
+        pairs = pairs[:1] if self.shares_rates else pairs
         return result + sum(
-            prior.log_density(own)
-            for prior, own in (pairs[:1] if self.shares_rates else pairs)
-            if prior is not None and own is not None
+            prior.log_density(rate) for prior, rate in pairs if prior and rate is not None
         )
 
     def draw_shapes(
-        self,
-        mean: float,
-        shapes: tuple[float, float],
-        totals: Sequence[Totals],
-        rng: np.random.Generator,
-    ) -> tuple[float, float]:
+        self, mean: float, shapes: Pair, totals: Sequence[Totals], rng: np.random.Generator
+    ) -> Pair:
         """Draw the shapes that are learnt, in turn, with learnt rates integrated out."""
-        drawn = list(shapes)
-        for factor, given in enumerate((self.shape_w, self.shape_h)):
-            if given == "auto":
+        w, h = shapes
+        if self.shape_w == "auto":
+            w = draw_positive(lambda a: self.log_marginal(mean, (a, h), totals), w, rng)
+        if self.shape_h == "auto":
+            h = draw_positive(lambda b: self.log_marginal(mean, (w, b), totals), h, rng)
+        return w, h
 
-                def density(shape: float, factor: int = factor) -> float:
-                    tried = [shape if side == factor else drawn[side] for side in (0, 1)]
-                    return self.log_marginal(mean, (tried[0], tried[1]), totals)
-
-                drawn[factor] = draw_positive(density, drawn[factor], rng)
-        return drawn[0], drawn[1]
-
-    def log_marginal(
-        self, mean: float, shapes: tuple[float, float], totals: Sequence[Totals]
-    ) -> float:
+    def log_marginal(self, mean: float, shapes: Pair, totals: Sequence[Totals]) -> float:
         """Return log p(W, H | shapes) with learnt rates integrated out."""
-        rates, weights = self.rates_under(mean, shapes), _weights(shapes, totals)
-        priors, result = self.hyperpriors(mean, shapes), 0.0
-        for shape, rate, prior, weight, own in zip(
-            shapes, rates, priors, weights, totals, strict=True
-        ):
-            result += (shape - 1.0) * own.logs - float(own.entries.sum()) * math.lgamma(shape)
-            if own.floored:
-                result -= own.floored * math.log(shape)
+        result, rates = 0.0, self.rates_under(mean, shapes)
+        for a, sums in zip(shapes, totals, strict=True):
+            result += (a - 1.0) * sums.logs - float(sums.entries.sum()) * math.lgamma(a)
+            result -= sums.floored * math.log(a)
+        each = self._conditionals(mean, shapes, totals)
+        for rate, (prior, weight, total) in zip(rates, each, strict=False):
             if prior is None:
-                result += float(np.sum(weight * math.log(rate) - rate * own.total))
-            elif not self.shares_rates:
-                result += prior.log_marginal(weight, own.total)
-        if self.shares_rates and priors[0] is not None:
-            result += priors[0].log_marginal(*self._shared(weights, totals))
+                result += float(np.sum(weight * math.log(rate) - rate * total))
+            else:
+                result += prior.log_marginal(weight, total)
         return result
 
     def mean_relevance(
@@ -647,23 +594,15 @@ class GammaFactors(SideInformation):
         counts do support. So rates are at most what a component has that explains one count, or
         as much information of another law, for each of its entries.
         """
-        shapes = self.starting_shapes
-        weights, prior = _weights(shapes, totals), shared(*self.rates_under(mean, shapes))
-        entries, information = self._information(totals, dispersion, mean, observed)
-        least = entries * math.sqrt(entries / information)
-        rates = prior._replace(rate=max(prior.rate, least)).mean(*self._shared(weights, totals))
+        (prior, weight, total), *_ = self._conditionals(mean, self.starting_shapes, totals)
+        entries = sum(sums.length for sums in totals)
+        least = entries * math.sqrt(entries / self._information(mean, dispersion, observed))
+        rates = (prior.shape + weight) / (max(prior.rate, least) + total)
         return tuple(map(float, rates))
 
-    def _information(
-        self, totals: Sequence[Totals], dispersion: float, mean: float, observed: float
-    ) -> tuple[float, float]:
-        """Return entries of a component, and what N observations say of a unit of the mean."""
-        lengths = (max(float(own.entries.max()), 1.0) for own in totals)
-        return sum(lengths), observed * mean / float(self.likelihood.variance(mean, dispersion))
-
-    @staticmethod
-    def _shared(weights: Any, totals: Sequence[Totals]) -> tuple[Any, Any]:
-        return weights[0] + weights[1], totals[0].total + totals[1].total
+    def _information(self, mean: float, dispersion: float, observed: float) -> float:
+        """Return the information of N observations about a unit of the mean."""
+        return observed * mean / float(self.likelihood.variance(mean, dispersion))
 
     def effective_components(
         self, totals: Sequence[Totals], dispersion: float, mean: float, observed: float
@@ -673,12 +612,11 @@ class GammaFactors(SideInformation):
         The N observations say N μ_k m / (φ V(m)) of a component whose part of the mean m is
         μ_k, with φ V(m) the variance there: of counts, how many of them it explains.
         """
-        rows, columns = (max(float(own.entries.max()), 1.0) for own in totals)
+        rows, columns = (sums.length for sums in totals)
         part = totals[0].total * totals[1].total / (rows * columns)
-        entries, information = self._information(totals, dispersion, mean, observed)
-        return relevant(part, information, entries)
+        return relevant(part, self._information(mean, dispersion, observed), rows + columns)
 
 
-def _weights(shapes: tuple[float, float], totals: Sequence[Totals]) -> list[NDArray[np.float64]]:
+def _weights(shapes: Pair, totals: Sequence[Totals]) -> list[NDArray[np.float64]]:
     """Powers of the rates in the densities of both factors."""
-    return [shape * own.entries for shape, own in zip(shapes, totals, strict=True)]
+    return [shape * sums.entries for shape, sums in zip(shapes, totals, strict=True)]

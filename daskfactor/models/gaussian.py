@@ -11,28 +11,16 @@ from numpy.typing import NDArray
 from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
 from daskfactor.models.covariates import COVARIATES, SideInformation
-from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import relevant
-from daskfactor.models.settings import (
-    COUNT,
-    EFFECTIVE,
-    POSITIVE_OR_AUTO,
-    Auto,
-    Learnt,
-    PriorDraw,
-)
+from daskfactor.models.settings import COUNT, EFFECTIVE, POSITIVE_OR_AUTO, Auto, Learnt, PriorDraw
 from daskfactor.models.tweedie_law import NORMAL
 
 Array = NDArray[Any]
 
-FACTOR_SHARE = 0.3
-"""Share of the data's variance that the factors have under the prior they start from."""
-BIAS_SHARE = 0.15
-"""The same for the biases of the rows, and for those of the columns."""
-NOISE_SHARE = 0.7
-"""Share of the data's variance that the noise starts from."""
+FACTOR_SHARE, BIAS_SHARE, NOISE_SHARE = 0.3, 0.15, 0.7
+"""Shares of the data's variance that priors start from, biases of rows and of columns each."""
 
-RANKS = ("row", "column")
+SIDES = ("rows", "columns")
 
 NOISE_RATE = 0.01
 """Rate of the gamma prior on one over the noise, in units of the noise it starts from."""
@@ -84,8 +72,8 @@ class GaussianHyper(NamedTuple):
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild from :meth:`to_dict`."""
         refuse_unknown("the stored hyperparameters", values, cls._fields)
-        listed = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**{**values, **listed})
+        listed: Any = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return cls(**listed)
 
 
 def _checked_flag(name: str, value: Any) -> bool:
@@ -183,24 +171,19 @@ class GaussianMF(SideInformation):
     covariates_h: Any = field(default=None, metadata=COVARIATES)
     link_precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     link_precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
+    likelihood = NORMAL
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
         """Noise, precisions, and links with their own."""
-        found = [
+        effect, unit = "covariates times it are prior means", ", times that of its component"
+        return (
             Learnt("noise", (), "variance of an observation"),
             Learnt("precision_w", ("component",), "precision of the prior on a column of W"),
             Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
             EFFECTIVE,
-        ]
-        effect = "covariates times it are prior means"
-        found += self.learnt_links(effect, ", times that of its component")
-        return tuple(found)
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """The normal law."""
-        return NORMAL
+            *(one for prior in self.factor_priors for one in prior.learnt_link(effect, unit)),
+        )
 
     @property
     def width(self) -> int:
@@ -217,8 +200,8 @@ class GaussianMF(SideInformation):
         return (*map(str, range(self.n_components)), *extra)
 
     def with_constants(self, side: str, factor: Array, mean: float) -> Array:
-        K, bias = self.n_components, self.moving(int(side == "columns"))[-1]
-        return self.pack(side, factor[:, :K], factor[:, bias], mean)
+        bias = factor[:, self.moving(SIDES.index(side))[-1]]
+        return self.pack(side, factor[:, : self.n_components], bias, mean)
 
     def with_uncertainty(self) -> Self:
         return replace(self, noise=1.0) if self.noise == "auto" else self
@@ -250,30 +233,28 @@ class GaussianMF(SideInformation):
         precisions = (float(w),) * K, (float(h),) * K
         return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *self.starting_ridges)
 
-    def hyper_told(self, told: Mapping[str, Any], mean: float) -> GaussianHyper:
+    def hyper_of_draw(self, values: Mapping[str, Any], mean: float) -> GaussianHyper:
         """Give the hyperparameters of a draw; ``level`` is the level that column biases are around.
 
         A point estimate tells precisions of biases, and factors have those of the start.
         """
-        K, biases = self.n_components, [told.get(f"{side}_bias_precision") for side in RANKS]
-        variance = 1.0 / (BIAS_SHARE * float(biases[0] or 1.0 / BIAS_SHARE))
+        K, bias = self.n_components, 1.0 / BIAS_SHARE
+        variance = 1.0 / (BIAS_SHARE * float(values.get("row_bias_precision") or bias))
         start = replace(self, covariates_w=None, covariates_h=None).start(mean, variance)
-        precisions: list[Any] = [start.precision_w, start.precision_h]
+        changed: dict[str, Any] = {"noise": float(values.get("noise", values["dispersion"]))}
+        changed["mean"] = float(values.get("level", mean))
         for factor, name in enumerate(("precision_w", "precision_h")):
-            own = np.asarray(told.get(name, np.nan), np.float64)
-            if own.ndim:
-                precisions[factor] = tuple(own[:K].tolist())
-                biases[factor] = float(own[K + factor]) if self.biases else None
-        a, b = (own or start.row_bias_precision for own in biases)
-        noise = float(told.get("noise", told["dispersion"]))
-        level = float(told.get("level", mean))
-        return start._replace(
-            noise=noise, mean=level, row_bias_precision=a, column_bias_precision=b,
-            precision_w=precisions[0], precision_h=precisions[1],
-        )  # fmt: skip
+            of_bias = f"{('row', 'column')[factor]}_bias_precision"
+            precision = np.asarray(values.get(name, np.nan), np.float64)
+            if precision.ndim:
+                changed[name] = tuple(precision[:K].tolist())
+                if self.biases:
+                    changed[of_bias] = float(precision[K + factor])
+            elif values.get(of_bias):
+                changed[of_bias] = values[of_bias]
+        return start._replace(**changed)
 
     def linked_prior(self, covariates: Any, link: Any, rate: Any) -> dict[str, Any]:
-        del rate
         return {"shift": covariates.predicted(link)}
 
     def draw_prior(
@@ -284,38 +265,31 @@ class GaussianMF(SideInformation):
         The level, whose prior is flat, is the mean: ranks under shifts of all data are the same.
         """
         self.check_shape(shape)
-        prior, K = self.start(mean, variance), self.n_components
-        noise = prior.noise
+        start, K, learnt = self.start(mean, variance), self.n_components, dict[str, Any]()
+        noise, packed = start.noise, []
         if self.noise == "auto":
             noise *= NOISE_RATE / rng.exponential()
-        given = {side: getattr(self, f"precision_{side}") == "auto" for side in "wh"}
+            learnt["noise"] = noise
+        auto = [self.precision_w == "auto", self.precision_h == "auto"]
         shared = rng.exponential(size=K)
-        learnt: dict[str, Any] = {"noise": noise} if self.noise == "auto" else {}
-        packed = []
-        for side, length, own in zip(("rows", "columns"), shape, "wh", strict=True):
-            around = np.asarray(getattr(prior, f"precision_{own}"))
-            if given[own]:
-                around = around * (shared if all(given.values()) else rng.exponential(size=K))
-            of_bias = rng.exponential() * prior.row_bias_precision  # as that of columns
-            bias = rng.normal(size=length) / math.sqrt(of_bias) + (mean if own == "h" else 0.0)
-            factor = rng.normal(size=(length, K)) / np.sqrt(around)
-            if (covariates := getattr(self, f"covariates_{own}")) is not None:
-                name = f"link_precision_{own}"
-                ridge = getattr(prior, name)
-                if getattr(self, name) == "auto":
-                    ridge = learnt[name] = ridge * rng.exponential()
-                link = rng.normal(size=(covariates.shape[1], K + 1))
-                link /= np.sqrt(ridge * np.append(around, of_bias))
-                shift = covariates.predicted(link)
-                factor, bias = factor + shift[:, :K], bias + shift[:, K]
-                learnt[f"link_{own}"] = np.zeros((len(link), self.width))
-                learnt[f"link_{own}"][:, self.moving(own == "h")] = link[:, : K + self.biases]
-            packed.append(self.pack(side, factor, bias, mean))
-            learnt[f"precision_{own}"] = np.full(self.width, math.nan)
-            learnt[f"precision_{own}"][:K] = around
-            if self.biases:
-                learnt[f"precision_{own}"][K + (own == "h")] = of_bias
-        settled = not (self.biases or self.noise == "auto" or any(given.values()))
+        for factor, prior in enumerate(self.factor_priors):
+            around = np.asarray((start.precision_w, start.precision_h)[factor])
+            if auto[factor]:
+                around = around * (shared if all(auto) else rng.exponential(size=K))
+            around = np.append(around, rng.exponential() * start.row_bias_precision)  # as columns'
+            values = np.empty((shape[factor], K + 1))
+            values[:, K] = rng.normal(size=len(values)) / math.sqrt(around[K]) + factor * mean
+            values[:, :K] = rng.normal(size=(len(values), K)) / np.sqrt(around[:K])
+            moving, table = self.moving(factor), np.full(self.width, math.nan)
+            if prior.covariates is not None:
+                link = prior.draw_link(rng, around, learnt)
+                values += prior.covariates.predicted(link)
+                learnt[f"link_{prior.side}"] = np.zeros((len(link), self.width))
+                learnt[f"link_{prior.side}"][:, moving] = link[:, : len(moving)]
+            table[moving] = around[: len(moving)]
+            learnt[f"precision_{prior.side}"] = table
+            packed.append(self.pack(SIDES[factor], values[:, :K], values[:, K], mean))
+        settled = not (self.biases or self.noise == "auto" or any(auto))
         return PriorDraw(packed[0], packed[1].T, noise, {} if settled else learnt)
 
     def effective_components(
@@ -335,8 +309,8 @@ class GaussianMF(SideInformation):
         level = mean * ones
         if not self.biases:
             return np.hstack([factor, ones if side == "rows" else level])
-        own = level if bias is None else np.asarray(bias, factor.dtype)[:, None]
-        return np.hstack([factor, own, ones] if side == "rows" else [factor, ones, own])
+        column = level if bias is None else np.asarray(bias, factor.dtype)[:, None]
+        return np.hstack([factor, column, ones] if side == "rows" else [factor, ones, column])
 
     def unpack(self, side: str, packed: Array) -> dict[str, Array]:
         """Named parts of a packed factor, along the last axis; views.
@@ -349,9 +323,8 @@ class GaussianMF(SideInformation):
             ``W`` and ``row_bias``, or ``H`` (component last) and ``column_bias``;
             the column biases hold the overall level. No biases if the model has none.
         """
-        K = self.n_components
-        rows = side == "rows"
-        parts = {"W" if rows else "H": packed[..., :K]}
+        K, factor = self.n_components, SIDES.index(side)
+        parts = {"WH"[factor]: packed[..., :K]}
         if self.biases:
-            parts["row_bias" if rows else "column_bias"] = packed[..., K if rows else K + 1]
+            parts[("row_bias", "column_bias")[factor]] = packed[..., K + factor]
         return parts

@@ -1,4 +1,4 @@
-"""Likelihoods: everything that is to be known of the law of an observation given its mean.
+"""Likelihoods: the law of an observation given its mean.
 
 Kernels are compiled from a likelihood's scalar functions (`Likelihood.entry`), and samplers,
 predictions and evidences ask it what they need; nothing outside this package looks at the
@@ -51,7 +51,15 @@ class Entry(NamedTuple):
     fit: Callable[..., Scalar] | None = None
 
 
-class Likelihood(ABC):
+class Frozen:
+    """A frozen dataclass, whose attributes are set through ``object``."""
+
+    def _put(self, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+
+class Likelihood(Frozen, ABC):
     """The law of an observation given its mean; hashable, and small to pickle.
 
     Laws that differ in `numbers` alone are equal: the same kernels serve them.
@@ -68,14 +76,16 @@ class Likelihood(ABC):
         stored entry.
     counts
         Whole numbers have dispersion 1 unless they say otherwise: Poisson counts.
-    real_valued
-        Means and observations may have any sign.
     normal
-        The law is normal, and the dispersion the variance at every mean: cells may have
-        standard deviations of their own.
+        The law is normal, and the dispersion the variance at every mean: means and observations
+        may have any sign, and cells standard deviations of their own.
     majorizer
         Powers (m, n): with r the ratio of a new entry to the old one, the majoriser of the
         summed deviance has the slope den r^m - num r^n over r.
+    exponent
+        The power 1 / (m - n) under which the multiplicative update never lets the deviance rise.
+    steepest_power
+        The largest power of the data or the means that kernels compute with.
     has_density, closed_form
         Whether `log_density` and `sample` are known, and without a series per entry.
     share
@@ -85,11 +95,12 @@ class Likelihood(ABC):
     numbers: tuple[Any, ...] = ()
     zeros: Literal["constant", "linear"] | None = None
     counts: bool = False
-    real_valued: bool = False
     normal: bool = False
     has_density: bool = True
     closed_form: bool = True
     majorizer: tuple[float, float] = (1.0, 0.0)
+    exponent: float = 1.0
+    steepest_power: float = 2.0
     share: float = 1.0
 
     def information(self, mean: float) -> float:
@@ -101,21 +112,19 @@ class Likelihood(ABC):
 
     def of(self, block: tuple[int, ...]) -> "Likelihood":
         """Give the law of the entries of a block, (row band, column band)."""
-        del block
         return self
 
-    def sums(self, block: tuple[int, ...], found: Array) -> Array:
+    def sums(self, block: tuple[int, ...], fit: Array) -> Array:
         """Give a block's sums of fit, as `Evaluation` adds them up over blocks.
 
         They are minus the divergence, by the law's share, and Pearson's statistic.
         """
-        del block
-        return found
+        return fit
 
     def shared(self, share: float) -> Self:
         """Give the same law with a share; the same kernels serve it."""
         made = copy.copy(self)
-        object.__setattr__(made, "share", float(share))
+        made._put(share=float(share))
         return made
 
     def visits_all(self, zeros: bool) -> bool:
@@ -129,11 +138,6 @@ class Likelihood(ABC):
         have one each, (J,).
         """
         return self, dispersion
-
-    @property
-    def exponent(self) -> float:
-        """The power under which the multiplicative update never lets the deviance rise."""
-        return 1.0 / (self.majorizer[0] - self.majorizer[1])
 
     @abstractmethod
     def __str__(self) -> str:
@@ -194,7 +198,6 @@ class Likelihood(ABC):
 
         A density over it is one for each unit of v, which dispersions can be compared by.
         """
-        del dispersion
         return 1.0
 
     def observation_variance(
@@ -210,17 +213,7 @@ class Likelihood(ABC):
 
     def fit_constant(self, values: Array) -> float:
         """Sum over observations of what `Entry.fit` leaves out of minus the deviance."""
-        del values
         return 0.0
-
-    @property
-    def steepest_power(self) -> float:
-        """The largest power of the data or the means that kernels compute with."""
-        return 2.0
-
-    def unit(self, mean: float) -> float:
-        """Variance over dispersion at one mean, positive."""
-        return float(self.variance(mean, 1.0))
 
     def floor(self, typical: float) -> float:
         """Smallest mean that gradients are taken at, for data of this typical size."""

@@ -16,28 +16,26 @@ using Hamiltonian dynamics", sections 2 and 4.1.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.models.covariates import Covariates
+from daskfactor.models.likelihood import Array
 from daskfactor.models.rates import Gamma
-
-Array = NDArray[np.float64]
+from daskfactor.models.settings import Pair
 
 FARTHEST = 60.0
-"""Logarithm of the largest factor by which covariates change a prior mean."""
 MOST_STEPS, NEAR = 25, 0.01
-"""Steps towards the mode at most, and what of the log density may be left to gain."""
 PATH, UNIT = 1.5, 4
-"""Length of a path, in units of the law's width, and numbers up to which its steps are 1 long."""
 SHORTEST, LONGEST = 0.3, 1.2
-"""Every component takes a random share of that: where paths are too long, some are short."""
 
 
 def multiples(covariates: Covariates, link: Array) -> Array:
-    """Return exp(x_i γ_k), (n, K): what covariates multiply prior means by."""
+    """Return exp(x_i γ_k), (n, K), by which covariates multiply prior means.
+
+    Logarithms are at most `FARTHEST`.
+    """
     return np.asarray(np.exp(np.clip(covariates.predicted(link), -FARTHEST, FARTHEST)))
 
 
@@ -68,12 +66,7 @@ class LinkLaw:
 
     @classmethod
     def of(
-        cls,
-        covariates: Covariates,
-        factor: Array,
-        prior: tuple[float, float],
-        rate: Array | float,
-        level: Gamma | None,
+        cls, covariates: Covariates, factor: Array, prior: Pair, rate: Any, level: Gamma | None
     ) -> Self:
         """Make the law of covariates as they are, and of entries; ``prior`` is (a, τ)."""
         if level is None:
@@ -88,17 +81,17 @@ class LinkLaw:
             column[-1] = 0.0
         return column
 
-    def look(self, found: Array) -> tuple[Array, Array]:
+    def evaluate(self, x: Array) -> tuple[Array, Array]:
         """Return log p, (K,), and its gradient, (F', K)."""
         with np.errstate(over="ignore", invalid="ignore"):
-            field = self.covariates.predicted(found)
+            field = self.covariates.predicted(x)
             ratio = self.factor * np.exp(-field)
             value = -(self.shape * field + ratio).sum(axis=0)
-            value -= 0.5 * (self.ridges * np.square(found)).sum(axis=0)
-            slope = self.covariates.values.T @ (ratio - self.shape) - self.ridges * found
+            value -= 0.5 * (self.ridges * np.square(x)).sum(axis=0)
+            slope = self.covariates.values.T @ (ratio - self.shape) - self.ridges * x
             if self.level is not None:
-                pull = self.level.rate * np.exp(-found[-1])
-                value -= self.level.shape * found[-1] + pull
+                pull = self.level.rate * np.exp(-x[-1])
+                value -= self.level.shape * x[-1] + pull
                 slope[-1] += pull - self.level.shape
         return value, np.asarray(slope)
 
@@ -107,23 +100,27 @@ class LinkLaw:
         return self.covariates.solve(slope, self.ridge / self.shape) / self.shape
 
     def centre(self) -> Array:
-        """Return about where the density is largest: by scoring, in shorter steps if need be."""
-        found = np.zeros((self.covariates.shape[1], self.factor.shape[1]))
+        """Return about where the density is largest: by scoring, in shorter steps if need be.
+
+        It takes `MOST_STEPS` at most, or stops where less than `NEAR` of log p is to be gained.
+        """
+        x = np.zeros((self.covariates.shape[1], self.factor.shape[1]))
         if self.level is not None:
             among = self.shape * len(self.factor) + self.level.shape
-            found[-1] = np.log((self.factor.sum(axis=0) + self.level.rate) / among)
-        value, slope = self.look(found)
-        share = np.ones(found.shape[1])
+            x[-1] = np.log((self.factor.sum(axis=0) + self.level.rate) / among)
+        value, slope = self.evaluate(x)
+        share = np.ones(x.shape[1])
         for _ in range(MOST_STEPS):
             way = self.scaled(slope)
             if not ((slope * way).sum(axis=0) > NEAR).any():
                 break
-            there, ahead = self.look(found + share * way)
-            better = there >= value
-            found = np.where(better, found + share * way, found)
-            value, slope = np.where(better, there, value), np.where(better, ahead, slope)
+            new_value, new_slope = self.evaluate(x + share * way)
+            better = new_value >= value
+            x = np.where(better, x + share * way, x)
+            value = np.where(better, new_value, value)
+            slope = np.where(better, new_slope, slope)
             share = np.where(better, np.minimum(1.0, 2.0 * share), 0.25 * share)
-        return found
+        return x
 
     def energy(self, value: Array, velocity: Array) -> Array:
         """Return minus the log density of x and of its velocity, Normal(0, A⁻¹)."""
@@ -131,23 +128,28 @@ class LinkLaw:
         moving = self.shape * np.square(field).sum(axis=0)
         return np.asarray(0.5 * (moving + self.ridge * np.square(velocity).sum(axis=0)) - value)
 
-    def draw(self, found: Array, rng: np.random.Generator) -> Array:
-        """Draw x given the present one by a path that is refused, or not, for each component."""
-        count, K = found.shape
+    def draw(self, x: Array, rng: np.random.Generator) -> Array:
+        """Draw x given the present one by a path that is refused, or not, for each component.
+
+        A path is `PATH` long in units of the law's width, and its steps are 1 long for up to
+        `UNIT` numbers. Every component takes a share of that between `SHORTEST` and `LONGEST`:
+        where paths are too long, some are short.
+        """
+        count, K = x.shape
         size = min(1.0, (UNIT / count) ** 0.25)
         steps = math.ceil(PATH / size)
         size = size * rng.uniform(SHORTEST, LONGEST, K)
         nothing, precision = np.zeros(self.factor.shape), np.full(K, self.shape)
         velocity = self.covariates.draw_link(nothing, precision, self.ridge / self.shape, rng)
-        value, slope = self.look(found)
-        before, new = self.energy(value, velocity), found
+        value, slope = self.evaluate(x)
+        before, new = self.energy(value, velocity), x
         with np.errstate(over="ignore", invalid="ignore"):
             push = 0.5 * size * self.scaled(slope)
             for _ in range(steps):
                 velocity = velocity + push
                 new = new + size * velocity
-                value, slope = self.look(new)
+                value, slope = self.evaluate(new)
                 push = 0.5 * size * self.scaled(slope)
                 velocity = velocity + push
             change = self.energy(value, velocity) - before
-        return np.where(change < rng.exponential(size=K), new, found)
+        return np.where(change < rng.exponential(size=K), new, x)

@@ -11,9 +11,7 @@ Near v = mu, where these cancel, with t(x) = log(1 + x) - x, x = v / mu - 1 and 
     d(v | mu) = (v - mu) x / (1 + alpha mu) + v t(x) - (v + r) t(y)
 """
 
-import math
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -24,18 +22,14 @@ from daskfactor.errors import DataError, ModelError
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
 from daskfactor.models.rates import Common
-from daskfactor.models.settings import Learnt, checked_positive
-from daskfactor.models.tweedie_law import POISSON, checked_dispersion, stirling
+from daskfactor.models.settings import Learnt, positive
+from daskfactor.models.tweedie_law import LOG_2, POISSON, checked_dispersion, stirling
 
-_LOG_2 = math.log(2.0)
 DENSITIES = 8
 """Log-likelihoods, each a pass over the data, that a draw takes; 6 to 10 were measured."""
-DISPERSION = {"check": partial(checked_positive, words=("column",))}
+DISPERSION = positive("auto", "column")
 OF_COLUMNS = Common(2.0, 1.0, -0.58, 1.0)
-"""Prior of the logarithms of columns' dispersions.
-
-Of a column alone it is about as wide as Exponential(1), and has its mean logarithm.
-"""
+"""Prior of log dispersions of columns; of one alone, about as wide as that of Exponential(1)."""
 
 
 def _weight(v: Scalar, mu: Scalar, alpha: float) -> Scalar:
@@ -53,11 +47,9 @@ def _ratio(v: Scalar, mu: Scalar, w: Scalar, alpha: float) -> Scalar:
 
 def _checked(dispersion: Any) -> Any:
     """Refuse a dispersion, or one of several, that is not positive and finite."""
-    if np.ndim(dispersion):
-        checked_dispersion(np.min(dispersion, initial=1.0))  # of none, too
-        checked_dispersion(np.max(dispersion, initial=1.0))
-        return dispersion
-    return checked_dispersion(dispersion)
+    for extreme in np.min, np.max:
+        checked_dispersion(extreme(dispersion, initial=1.0))  # there may be none
+    return dispersion
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ class NegativeBinomial(Likelihood):
 
         def deviance(v: Scalar, mu: Scalar, alpha: float) -> Scalar:
             real = type(mu)
-            one, a, log_2 = real(1), real(alpha), real(_LOG_2)
+            one, a, log_2 = real(1), real(alpha), real(LOG_2)
             x, below = (v - mu) / mu, one + a * mu
             y = a * (v - mu) / below
             f, first = split(v / mu)
@@ -124,8 +116,7 @@ class NegativeBinomial(Likelihood):
         alpha = self.dispersion
         with np.errstate(divide="ignore", invalid="ignore"):
             growth = np.log1p(alpha * v) - np.log1p(alpha * mu)
-            found = special.rel_entr(v, mu) - (v + 1.0 / alpha) * growth
-        return np.asarray(found, dtype=np.float64)
+            return np.asarray(special.rel_entr(v, mu) - (v + 1.0 / alpha) * growth, np.float64)
 
     def variance(self, mu: ArrayLike, dispersion: Any) -> Array:
         mu = np.asarray(mu, dtype=np.float64)
@@ -135,8 +126,8 @@ class NegativeBinomial(Likelihood):
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: Any
     ) -> Array:
         r"""Total variance of a new observation: :math:`m + \alpha (m^2 + s^2) + s^2`, exactly."""
-        own = super().observation_variance(mean, variance_of_mean, dispersion)
-        return np.asarray(own + dispersion * np.asarray(variance_of_mean, dtype=np.float64))
+        variance = super().observation_variance(mean, variance_of_mean, dispersion)
+        return np.asarray(variance + dispersion * np.asarray(variance_of_mean, dtype=np.float64))
 
     def log_normalizer(self, v: ArrayLike, dispersion: Any) -> Array:
         r"""Logarithm of p(v | v), element by element; minus infinity below zero.
@@ -221,18 +212,16 @@ class NegativeBinomialNMF(GammaFactors):
     """
 
     _: KW_ONLY
-    dispersion: float | Literal["auto", "column"] = field(  # type: ignore[assignment]
-        default="auto", metadata=DISPERSION
-    )
+    dispersion: float | Literal["auto", "column"] = field(default="auto", metadata=DISPERSION)  # type: ignore[assignment]
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
         if not isinstance(self.dispersion, str):
             return super().learnt
-        own = Learnt("dispersion", (), "dispersion of a count", passes=DENSITIES)
+        drawn = Learnt("dispersion", (), "dispersion of a count", passes=DENSITIES)
         if self.dispersion == "column":
-            own = own._replace(dims=("column",), doc="dispersion of a column", averaged=True)
-        return *super().learnt, own
+            drawn = drawn._replace(dims=("column",), doc="dispersion of a column", averaged=True)
+        return *super().learnt, drawn
 
     def draw_prior_dispersion(self, rng: np.random.Generator, columns: int) -> Any:
         """Draw α ~ Exponential(1), or those of columns."""
@@ -250,10 +239,9 @@ class NegativeBinomialNMF(GammaFactors):
                 f"{purpose} takes one dispersion for all cells, and the model has one for every "
                 'column; pass dispersion="auto", or draw from the posterior with sample()'
             )
-        super(NegativeBinomialNMF, replace(self, dispersion=1.0)).check_settled(purpose)
+        super().check_settled(purpose)
 
     @property
     def likelihood(self) -> Likelihood:
         """The negative binomial law, at the dispersion if that is a number."""
-        known = not isinstance(self.dispersion, str)
-        return NegativeBinomial(self.dispersion if known else 1.0)
+        return NegativeBinomial(1.0 if isinstance(self.dispersion, str) else self.dispersion)

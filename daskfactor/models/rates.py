@@ -29,30 +29,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln
 
-Array = NDArray[np.float64]
+from daskfactor.models.likelihood import Array
 
 ALONE, SHARED = 2.0, 3.0
 """Shapes of the hyperprior of a rate of one factor, and of one that both share."""
-LEAST_SHAPE, LARGEST_SHAPE = 0.02, 50.0
-"""Where a learnt shape is held; under smaller ones hardly an entry is above `FLOOR`."""
+SHAPES = 0.02, 50.0
+"""Bounds of a learnt shape; under smaller ones hardly an entry is above `FLOOR`."""
 FLOOR = 1e-37
 """The smallest entry that samplers tell from smaller ones, in either precision."""
 EVEN, SUPPORT = 0.1, 3.0
-"""What a component that is not dead has of an even share, and explains for each entry: counts,
-or as much information of another law."""
-WIDTH = 0.5
-"""First width of a slice of log a."""
-TRIES = 10
-"""Points of a slice that are tried, each of them at the price of a pass over the data."""
+WIDTH, TRIES = 0.5, 10
 DEEP, GRID = 40.0, 1001
-"""Nats below its mode down to which a density is followed, and points of the way."""
 
 
 class Totals(NamedTuple):
-    """What the conditionals need of a factor's free entries: sums over those with one rate.
+    """Sums over a factor's free entries with one rate, for the conditionals of its prior.
 
     ``entries`` and ``total`` have a number for every rate; ``logs`` is the sum of all logarithms,
     and ``floored`` the number of entries of which only a bound is known (`count_floored`).
@@ -63,6 +56,11 @@ class Totals(NamedTuple):
     logs: float = 0.0
     floored: int = 0
 
+    @property
+    def length(self) -> float:
+        """Entries of the factor in a component, at least 1; where rates are those of components."""
+        return max(float(self.entries.max()), 1.0)
+
 
 class Gamma(NamedTuple):
     """A hyperprior: its shape α and its rate b."""
@@ -70,13 +68,19 @@ class Gamma(NamedTuple):
     shape: float
     rate: float
 
+    @classmethod
+    def alone(cls, rate: float) -> "Gamma":
+        """Give the prior of rates of one factor that would be fixed at ``rate``."""
+        return cls(ALONE, (ALONE - 1.0) * rate**-1)
+
+    @classmethod
+    def shared(cls, rate_w: float, rate_h: float) -> "Gamma":
+        """Give the prior of rates that both factors share."""
+        return cls(SHARED, math.sqrt((SHARED - 1.0) * (SHARED - 2.0) / (rate_w * rate_h)))
+
     def draw(self, rng: np.random.Generator, weight: Array, total: Array) -> Array:
         """Draw λ ~ Gamma(α + weight, b + total)."""
         return np.asarray(rng.gamma(self.shape + weight, 1.0 / (self.rate + total)))
-
-    def mean(self, weight: Array, total: Array) -> Array:
-        """Return the mean of what `draw` draws from."""
-        return np.asarray((self.shape + weight) / (self.rate + total))
 
     def log_density(self, rates: Array) -> float:
         """Return Σ log Gamma(λ; α, b)."""
@@ -102,7 +106,7 @@ class Common(NamedTuple):
     centre: float
     weight: float
 
-    def given(self, x: Array) -> "Common":
+    def posterior(self, x: Array) -> "Common":
         """Return the law of m and s² given the numbers, of the same form."""
         n, mean = x.size, float(x.mean())
         weight, gap = self.weight + n, mean - self.centre
@@ -117,7 +121,7 @@ class Common(NamedTuple):
 
     def log_marginal(self, x: Array) -> float:
         """Return log p(x), m and s² integrated out."""
-        after = self.given(x)
+        after = self.posterior(x)
         result = math.lgamma(after.shape) - math.lgamma(self.shape)
         result += self.shape * math.log(self.scale) - after.shape * math.log(after.scale)
         result += 0.5 * math.log(self.weight / after.weight)
@@ -128,8 +132,8 @@ def relevant(part: Array, information: float, entries: float) -> float:
     """Count the components that matter and that data support.
 
     A component is dead if its part of the mean is less than `EVEN` of an even share of all K,
-    or if it explains less than `SUPPORT` for each of its entries: one that fits noise explains
-    about one.
+    or if it explains less than `SUPPORT` for each of its entries, counts or as much information
+    of another law: one that fits noise explains about one.
 
     Parameters
     ----------
@@ -144,13 +148,13 @@ def relevant(part: Array, information: float, entries: float) -> float:
     return float(np.count_nonzero(part > least))
 
 
-def log_sum(values: NDArray[Any]) -> float:
+def log_sum(values: Any) -> float:
     """Return Σ log θ, of entries that are at least `FLOOR`."""
     floor = values.dtype.type(FLOOR)
     return float(np.sum(np.log(np.maximum(values, floor)), dtype=np.float64))
 
 
-def count_floored(values: NDArray[Any]) -> int:
+def count_floored(values: Any) -> int:
     """Count entries that stand for themselves and all smaller ones: samplers write none below f.
 
     Such an entry has the probability ∫_0^f θ^(a-1) dθ = f^a / a in place of the density f^(a-1),
@@ -159,29 +163,17 @@ def count_floored(values: NDArray[Any]) -> int:
     return int(np.count_nonzero(values <= values.dtype.type(FLOOR)))
 
 
-def alone(rate: float) -> Gamma:
-    """Hyperprior of the rates of one factor; ``rate`` is what they would be fixed at."""
-    return Gamma(ALONE, (ALONE - 1.0) * rate**-1)
-
-
-def shared(rate_w: float, rate_h: float) -> Gamma:
-    """Hyperprior of rates that both factors share."""
-    return Gamma(SHARED, math.sqrt((SHARED - 1.0) * (SHARED - 2.0) / (rate_w * rate_h)))
-
-
 def draw_prior_shape(rng: np.random.Generator) -> float:
-    """Draw a from its prior, Exponential(1) where it is held."""
-    low, high = math.exp(-LEAST_SHAPE), math.exp(-LARGEST_SHAPE)
-    return -math.log(rng.uniform(high, low))
+    """Draw a from its prior, Exponential(1) between `SHAPES`."""
+    return -math.log(rng.uniform(math.exp(-SHAPES[1]), math.exp(-SHAPES[0])))
 
 
 def draw_positive(
-    log_density: Callable[[float], float],
-    value: float,
-    rng: np.random.Generator,
-    bounds: tuple[float, float] = (LEAST_SHAPE, LARGEST_SHAPE),
+    log_density: Callable[[float], float], a: float, rng: np.random.Generator, bounds: Any = SHAPES
 ) -> float:
-    """Draw a from Exponential(1) times a likelihood, by slice sampling of log a.
+    """Draw a between two bounds from Exponential(1) times a likelihood, by slices of log a.
+
+    The first slice is `WIDTH` wide.
 
     Source: Neal 2003, "Slice sampling", section 4, stepping out.
     """
@@ -190,10 +182,10 @@ def draw_positive(
         inside = math.log(bounds[0]) < x < math.log(bounds[1])
         return log_density(math.exp(x)) + x - math.exp(x) if inside else -math.inf
 
-    x = math.log(value)
+    x = math.log(a)
     level = of_log(x) - rng.exponential()
     if not math.isfinite(level):
-        return value  # the chain has diverged, and will be seen to have
+        return a  # the chain has diverged, and will be seen to have
     low = x - WIDTH * rng.random()
     high = low + WIDTH
     while of_log(low) > level:
@@ -213,8 +205,9 @@ def draw_each(
     """Draw every number from a density of its own, by slice sampling of all of them together.
 
     An interval of this width, laid around each number at random, shrinks towards it until a
-    point of the slice is met, or stays where it is after `TRIES`: the way from one point of
-    a slice to another is as likely as the way back, however long it may be.
+    point of the slice is met, or stays where it is after `TRIES`, each at the price of a pass
+    over the data: the way from one point of a slice to another is as likely as the way back,
+    however long it may be.
 
     Source: Neal 2003, "Slice sampling", section 4, without stepping out.
     """
@@ -223,9 +216,9 @@ def draw_each(
     high, left = low + width, np.ones(x.size, bool)
     for _ in range(TRIES):
         new = np.where(left, rng.uniform(low, high), x)
-        met = left & (log_density(new) > level)
+        inside = left & (log_density(new) > level)
         low, high = np.where(new < x, new, low), np.where(new > x, new, high)
-        x, left = np.where(met, new, x), left & ~met
+        x, left = np.where(inside, new, x), left & ~inside
         if not left.any():
             break
     return x
@@ -240,7 +233,8 @@ def draw_scales(power: float, rise: Array, fall: Array, uniform: Array) -> Array
     as it is (Liu and Sabatti 2000, "Generalised Gibbs sampler and multigrid Monte Carlo for
     Bayesian computation", theorem 1).
 
-    The distribution function of x = log c is inverted on a grid. Around the mode of x the log
+    The distribution function of x = log c is inverted on a grid of `GRID` points, down to `DEEP`
+    nats below the mode. Around the mode of x the log
     density, which is concave, falls by R (e^x - 1 - x) + F (e^-x - 1 + x).
     """
     root = np.hypot(power, 2.0 * np.sqrt(rise * fall))
@@ -261,7 +255,6 @@ def draw_scales(power: float, rise: Array, fall: Array, uniform: Array) -> Array
     density = np.exp(-depth(x))
     total = np.zeros_like(x)
     np.cumsum(0.5 * (density[1:] + density[:-1]), axis=0, out=total[1:])
-    drawn = [
-        np.interp(u * own[-1], own, at) for u, own, at in zip(uniform, total.T, x.T, strict=True)
-    ]
+    columns = zip(uniform, total.T, x.T, strict=True)
+    drawn = [np.interp(u * integral[-1], integral, at) for u, integral, at in columns]
     return np.asarray(mode * np.exp(drawn))

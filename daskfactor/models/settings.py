@@ -7,54 +7,62 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
+from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
-from daskfactor.models.likelihood import Likelihood
+from daskfactor.models.likelihood import Frozen, Likelihood
 
 Array = NDArray[Any]
+Pair = tuple[float, float]
 Auto = Literal["auto"]
+is_sparse: Callable[[Any], bool] = sparse.issparse
+INITS = "multiplicative", "q_transform", "nndsvd", "nndsvdar", "random"
 Mask = NDArray[np.bool_] | None
-"""Which components of a factor are frozen, (K,); None: none."""
+"""Mask of the frozen components of a factor, (K,); None: all are free."""
+
+
+class Checked(Frozen):
+    """A frozen dataclass whose fields hold what their ``metadata={"check": check}`` returns.
+
+    Each check is called as ``check(name, value)``.
+    """
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            if check := field.metadata.get("check"):
+                # NumPy numbers become plain ones, so that two equal models compare equal and
+                # can be written as JSON.
+                self._put(**{field.name: check(field.name, getattr(self, field.name))})
 
 
 @dataclass(frozen=True)
-class StoredModel:
+class StoredModel(Checked):
     """A frozen dataclass of settings that is written into results and read back.
-
-    A field with ``metadata={"check": check}`` holds what ``check(name, value)`` returns.
 
     Attributes
     ----------
     evidence_data
-        What an evidence of the model is of: a "matrix", a "vector" or "counts"; None: no
-        evidence is known of it.
+        Kind of data that an evidence of the model takes: "matrix", "vector" or "counts"; None:
+        the model has no evidence.
     default_evidence
-        Name of the method that gives it if nobody asks for another.
+        Name of the usual method to estimate it.
     """
 
     evidence_data: ClassVar[Literal["matrix", "vector", "counts"] | None] = None
     default_evidence: ClassVar[str] = "ThermodynamicIntegration"
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if check := field.metadata.get("check"):
-                self._put({field.name: check(field.name, getattr(self, field.name))})
-
-    def _put(self, settings: Mapping[str, Any]) -> None:
-        # A frozen dataclass is set through object: NumPy numbers become plain ones here,
-        # so that two equal models compare equal and can be written as JSON.
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)
+    def changed(self, **settings: Any) -> Self:
+        """The same model with other settings."""
+        return replace(self, **settings)
 
     def with_components(self, n_components: int) -> Self:
         """The same model with another number of components."""
-        changed: dict[str, Any] = {"n_components": n_components}
-        return replace(self, **changed)
+        return self.changed(n_components=n_components)
 
     def check_settled(self, purpose: str) -> None:
         """Refuse priors that are learnt with the factors; ``purpose`` begins the sentence.
@@ -64,39 +72,37 @@ class StoredModel:
         ModelError
             If there are any.
         """
-        del purpose
 
     def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values, with its class under ``"type"``; without its arrays."""
-        settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        described = {name: own.described() for name, own in self._stored_arrays().items()}
+        """The model as plain JSON values, with its class under ``"type"``; without its arrays.
+
+        Fields that do not count in comparisons are left out: they follow from the data.
+        """
+        settings = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+        described = {name: setting.described() for name, setting in self._stored_arrays().items()}
         return {"type": type(self).__name__} | settings | described
 
     def _stored_arrays(self) -> dict[str, "StoredArrays"]:
         """Settings that are arrays, by name."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: own for name, own in found.items() if isinstance(own, StoredArrays)}
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: one for name, one in settings.items() if isinstance(one, StoredArrays)}
 
     def arrays(self) -> dict[str, Array]:
         """Arrays that a run's store keeps beside `to_dict`, by setting and part."""
         return {
             f"{name}/{part}": array
-            for name, own in self._stored_arrays().items()
-            for part, array in own.arrays().items()
+            for name, setting in self._stored_arrays().items()
+            for part, array in setting.arrays().items()
         }
 
     def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
         """The model of a stored run, which `from_dict` gives, with these `arrays`."""
-        known: dict[str, Any] = {}
-        for name, own in self._stored_arrays().items():
-            start = f"{name}/"
-            parts = {key[len(start) :]: arrays[key] for key in arrays if key.startswith(start)}
-            known[name] = own.with_arrays(parts)
-        return replace(self, **known)
+        settings = self._stored_arrays()
+        return self.changed(**{name: settings[name].read(name, arrays) for name in settings})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild a model from `to_dict`; of its arrays it knows what that tells of them.
+        """Rebuild a model from `to_dict`, without its arrays.
 
         Raises
         ------
@@ -104,54 +110,56 @@ class StoredModel:
             If it is another model's, lacks a setting that has no default, or has keys
             that this version does not know.
         """
-        known = {field.name: field for field in fields(cls)}
-        given = dict(values)
-        kind = given.pop("type", None)
+        settings = {field.name: field for field in fields(cls)}
+        values = dict(values)
+        kind = values.pop("type", None)
         if kind != cls.__name__:
             raise ModelError(f"expected a stored model of type {cls.__name__!r}, got {kind!r}")
-        if unknown := sorted(given.keys() - known.keys()):
-            raise ModelError(
-                f"the stored model has unknown settings {unknown}; {cls.__name__} knows "
-                f"{sorted(known)}. It may be of a newer version: upgrade and try again"
-            )
-        for name, field in known.items():
-            if name not in given and field.default is MISSING and field.default_factory is MISSING:
+        refuse_unknown("the stored model", values, settings, ModelError)
+        for name, field in settings.items():
+            if name not in values and field.default is MISSING and field.default_factory is MISSING:
                 raise ModelError(f"the stored model lacks {name!r}")
-            if "arrays" in field.metadata and given.get(name) is not None:
-                given[name] = field.metadata["arrays"].known(given[name])
-        return cls(**given)
+            if "arrays" in field.metadata and values.get(name) is not None:
+                values[name] = field.metadata["arrays"](tuple(values[name]))
+        return cls(**values)
 
 
-class StoredArrays(ABC):
+class StoredArrays:
     """A setting that is arrays: a few numbers of it go with the model, the arrays with its run.
 
-    A field that may hold one has the class in its metadata, under ``"arrays"``.
+    Subclasses are dataclasses with a tuple of these numbers as first field, and ``values``. A
+    field of a model that may hold one has the class in its metadata, under ``"arrays"``.
     """
 
+    values: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StoredArrays):
+            return NotImplemented
+        first, second = self.arrays(), other.arrays()
+        return (self.described(), first.keys()) == (other.described(), second.keys()) and all(
+            np.array_equal(first[name], second[name]) for name in first
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.described()))
+
+    @property
     @abstractmethod
+    def length(self) -> int | None:
+        """Number of rows (or columns) of the data that these belong to; None: any number."""
+
     def described(self) -> list[int]:
-        """What `known` takes, as plain values."""
+        """The numbers that are stored with the model."""
+        return list(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
 
-    @classmethod
-    @abstractmethod
-    def known(cls, described: list[int]) -> Self:
-        """The setting without its arrays."""
-
-    @abstractmethod
     def arrays(self) -> dict[str, Array]:
-        """Its arrays by the names of its parts; none if they are not known."""
+        """Arrays by the names of their parts; none in the model of a stored run."""
+        return {} if self.values is None else {"values": self.values}
 
-    @abstractmethod
-    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        """The same with these `arrays`, as far as they are there."""
-
-
-class OfDivergence(NamedTuple):
-    """A log-likelihood ℓ as a function of the summed divergence d: ℓ(d), ℓ'(d), ℓ''(d), (M,)."""
-
-    value: NDArray[np.float64]
-    slope: NDArray[np.float64]
-    bend: NDArray[np.float64]
+    def read(self, name: str, arrays: Mapping[str, Array]) -> Self:
+        """The same with its arrays among those of a run, where the setting has this name."""
+        return replace(self, values=arrays.get(f"{name}/values"))  # type: ignore[type-var]
 
 
 class Learnt(NamedTuple):
@@ -169,38 +177,30 @@ class Learnt(NamedTuple):
     passes: int = 0
 
 
-class Scales(NamedTuple):
-    """What holds the scale of components in place: entries of each, and rates of their priors."""
-
-    shape: tuple[int, int]
-    rate_w: float
-    rate_h: float
-
-
 class PriorDraw(NamedTuple):
-    """Factors from a prior, and what the data's law needs besides their product.
+    """Factors from a prior, and what the likelihood needs besides their product.
 
     Attributes
     ----------
     W, H
         (I, width) and (width, J), in double precision.
     dispersion
-        Of the law of an observation: a number, or one for each column, (J,).
+        Of an observation: a number, or one for each column, (J,).
     learnt
-        What was drawn of `FactorModel.learnt`, by name.
+        Values of the hyperparameters of `FactorModel.learnt`, by name.
     """
 
     W: NDArray[np.float64]
     H: NDArray[np.float64]
     dispersion: Any
-    learnt: Mapping[str, Any] = MappingProxyType({})
+    learnt: Mapping[str, Any]
 
 
 EFFECTIVE = Learnt("effective_components", (), "number of components that the data support")
 
 
 class FactorModel(StoredModel, ABC):
-    """A model of a matrix as a product of factors, and what is asked of every such model.
+    """A model of a matrix as a product of factors, with defaults for all that callers ask.
 
     Attributes
     ----------
@@ -228,20 +228,17 @@ class FactorModel(StoredModel, ABC):
     rotates
         W and H may be turned together, by any rotation, without the posterior changing by much:
         single components mean nothing.
-    has_threshold
-        Factorizations are good up to a threshold of an objective.
     from_data
-        Settings that may be ``"auto"`` and are then chosen from the data.
+        Settings that may be ``"auto"`` and are then chosen from the data; "threshold" where
+        factorizations are good up to one of an objective.
     learnt
         Hyperparameters that are drawn with the factors.
     rates_of
-        What has learnt prior rates of its own in W and in H: "component", "row" or "column".
+        Groups of entries of W and of H that share a learnt rate: "component", "row", "column".
     fixed, frozen
-        Frozen components of W and of H, and which they are, (K,); None: none.
+        Frozen components of W and of H, and their masks, (K,); None: all are free.
     covariates
-        Covariates of the rows and of the columns; None: none.
-    relations
-        Which factors each of several matrices is between, see `joins`.
+        Covariates of the rows and of the columns, or None.
     """
 
     nonnegative: ClassVar[bool] = True
@@ -250,17 +247,10 @@ class FactorModel(StoredModel, ABC):
     has_observations: ClassVar[bool] = True
     default_optimizer: ClassVar[str] = "MultiplicativeUpdates"
     conditional_sampler: ClassVar[str | None] = None
-    inits: ClassVar[tuple[str, ...]] = (
-        "multiplicative",
-        "q_transform",
-        "nndsvd",
-        "nndsvdar",
-        "random",
-    )
+    inits: ClassVar[tuple[str, ...]] = INITS
     has_scores: ClassVar[bool] = False
     simplex: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
-    has_threshold: ClassVar[bool] = False
     from_data: ClassVar[tuple[str, ...]] = ()
     learnt: Any = ()
     rates_of: Any = (None, None)
@@ -268,15 +258,12 @@ class FactorModel(StoredModel, ABC):
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
     covariates: tuple[Any, Any] = (None, None)
-    relations: Any = None
 
     def with_dispersion(self, dispersion: float) -> Self:
         """The same with this in place of a dispersion that was estimated; not of one drawn."""
-        drawn = {own.name for own in self.learnt}
-        if getattr(self, "dispersion", None) != "auto" or "dispersion" in drawn:
-            return self
-        changed: dict[str, Any] = {"dispersion": dispersion}
-        return replace(self, **changed)
+        drawn = "dispersion" in {one.name for one in self.learnt}
+        estimated = getattr(self, "dispersion", None) == "auto" and not drawn
+        return self.changed(dispersion=dispersion) if estimated else self
 
     def with_dispersion_of(self, attrs: Mapping[Any, Any]) -> Self:
         """The same with the dispersion that the attributes of its results tell."""
@@ -292,28 +279,13 @@ class FactorModel(StoredModel, ABC):
         """Columns of the factors: one for each component."""
         return self.n_components
 
-    @property
-    def n_covariates(self) -> int:
-        """Covariates of rows and of columns: rows of the links that are drawn with the factors."""
-        return sum(own.shape[1] for own in self.covariates if own is not None)
-
     def component_names(self) -> tuple[str, ...] | None:
         """Names of the factors' columns; None: they are the components, by number."""
         return None
 
     def density_spread(self, shape: tuple[int, int]) -> float:
         """Bound the standard deviation that the log density of (I, J) data's posterior has."""
-        del shape
         return math.inf
-
-    def scale_density(self, size_w: Array, size_h: Array, scales: Scales) -> Array:
-        """Log prior, less what it is with W and H of one weight: of components of these sums.
-
-        WH does not know the scale of a component, which only the priors hold in place, and
-        loosely. Sums are (..., K), the result is (...); 0 where the model cannot tell.
-        """
-        del size_h, scales
-        return np.zeros(size_w.shape[:-1])
 
     def draw_prior(
         self, rng: np.random.Generator, shape: tuple[int, int], mean: float, variance: float
@@ -327,7 +299,6 @@ class FactorModel(StoredModel, ABC):
         ModelError
             If something is chosen from the data that has no prior at all.
         """
-        del rng, shape, mean, variance
         raise ModelError(f"{type(self).__name__} has no prior that could be drawn from")
 
     def check_values(self, minimum: float, maximum: float) -> None:
@@ -335,7 +306,21 @@ class FactorModel(StoredModel, ABC):
         self.likelihood.check_values(minimum, maximum)
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse data whose rows or columns the model does not fit."""
+        """Refuse data that frozen components or covariates do not belong to.
+
+        Raises
+        ------
+        ModelError
+            If the data have another number of rows or columns.
+        """
+        for name, setting in self._stored_arrays().items():
+            side = int(name.endswith("h"))
+            if setting.length not in (None, shape[side]):
+                raise ModelError(
+                    f"{name} must have one entry for each of the data's {shape[side]} "
+                    f"{('rows', 'columns')[side]}, in their order, got {setting.length} for data "
+                    f"of {shape[0]} x {shape[1]}"
+                )
 
     def placed(self, places: Mapping[str, Any] | None) -> Any:
         """The model of data that are several matrices in their places, see `joins`.
@@ -358,23 +343,30 @@ class FactorModel(StoredModel, ABC):
 
     def sized(self, shape: Sequence[int], labels: Sequence[Any] = (None, None)) -> Self:
         """The model with a number of components, for data of this shape with these labels."""
-        del shape, labels
         return self
 
     def with_uncertainty(self) -> Self:
-        """The model of cells that have standard deviations: what scales them is 1 if ``"auto"``."""
-        raise ModelError(
-            f"uncertainty of cells takes the place of the dispersion of a normal law, and "
-            f"{type(self).__name__} has none of its own; use TweedieNMF(beta=2) or GaussianMF, or "
-            "pass weights to as_blocks, which are factors of log-likelihoods"
-        )
+        """The model of cells that have standard deviations: an ``"auto"`` dispersion is 1.
+
+        Raises
+        ------
+        ModelError
+            If the likelihood is not normal.
+        """
+        if not self.likelihood.normal:
+            raise ModelError(
+                "uncertainty of cells takes the place of the dispersion of a normal law, and this "
+                f"model has {self.likelihood}; take beta=2 or GaussianMF, or pass weights to "
+                "as_blocks, which are factors of log-likelihoods"
+            )
+        return self.with_dispersion(1.0)
 
     def at(self, hyper: Any) -> tuple[Likelihood, Any]:
         """Give the law at these hyperparameters, and these with what divides its divergence."""
         return self.likelihood, hyper
 
-    def hyper_told(self, told: Mapping[str, Any], mean: float) -> Any:
-        """Give the hyperparameters of a draw, from what results tell of it, by name.
+    def hyper_of_draw(self, values: Mapping[str, Any], mean: float) -> Any:
+        """Give the hyperparameters of a draw from its values in results, by name.
 
         ``mean`` is that of the data that the model was fitted to.
 
@@ -383,19 +375,13 @@ class FactorModel(StoredModel, ABC):
         ModelError
             If rows of one factor cannot be drawn given the other.
         """
-        del told, mean
         raise ModelError(
             f"{type(self).__name__} has no law of a new row; pass a trace of a TweedieNMF, a "
             "NegativeBinomialNMF or a GaussianMF"
         )
 
-    def linked_prior(self, covariates: Any, link: Any, rate: Any) -> dict[str, Any]:
-        """Give what covariates make of the prior of rows, (n, width), as bands keep it."""
-        raise NotImplementedError(f"{type(self).__name__} has no covariates")
-
     def prior_means(self, factor: int, hyper: Any) -> float | Array:
         """Give prior means of the entries of W (``factor`` 0) or H (1), without covariates."""
-        del factor, hyper
         return 0.0
 
     def with_constants(self, side: str, factor: Array, mean: float) -> Array:
@@ -403,7 +389,6 @@ class FactorModel(StoredModel, ABC):
 
         Columns that are constants of the data are as they are there.
         """
-        del side, mean
         return factor
 
     def for_compilation(self, n_components: int = 2) -> Self:
@@ -411,21 +396,17 @@ class FactorModel(StoredModel, ABC):
         return self.with_components(n_components)
 
 
-def checked_count(name: str, value: Any, word: str = "") -> Any:
-    """A whole number of at least 1, as a plain int, or a word that may stand in its place."""
-    if word and isinstance(value, str) and value == word:
+def checked_count(name: str, value: Any, words: Sequence[str] = ()) -> Any:
+    """A whole number of at least 1, as a plain int, or one of some words."""
+    if isinstance(value, str) and value in words:
         return value
     try:
         count = 0 if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         count = 0
     if count < 1:
-        components = "; it is the number of components of the factorization"
-        other = f' or "{word}"' if word else ""
-        raise ModelError(
-            f"{name} must be a whole number of at least 1{other}, got {value!r}"
-            f"{components if name == 'n_components' else ''}"
-        )
+        kind = "a whole number of at least 1" + "".join(f' or "{word}"' for word in words)
+        raise ModelError(f"{name} must be {kind}, got {value!r}")
     return count
 
 
@@ -437,32 +418,25 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def checked_number(name: str, value: Any, advice: str = "") -> float:
-    """A positive, finite number, as a plain float."""
-    number = as_number(value)
+def checked_positive(name: str, value: Any, words: Sequence[str] = (), advice: str = "") -> Any:
+    """A positive, finite number, as a plain float, or one of some words."""
+    if isinstance(value, str) and value in words:
+        return value
+    number = math.nan if isinstance(value, str) else as_number(value)
     if not 0.0 < number < math.inf:
+        kind = "a positive, finite number" + "".join(f' or "{word}"' for word in words)
         advice = advice or f'leave {name}="auto" to have it chosen from the data'
-        raise ModelError(f"{name} must be a positive, finite number, got {value!r}; {advice}")
+        raise ModelError(f"{name} must be {kind}, got {value!r}; {advice}")
     return number
 
 
-def checked_positive(name: str, value: Any, words: Sequence[str] = (), advice: str = "") -> Any:
-    """A positive number, ``"auto"``, or one of some more words."""
-    if isinstance(value, str):
-        if value in ("auto", *words):
-            return value
-        known = " or ".join(f'"{word}"' for word in ("auto", *words))
-        raise ModelError(f"{name} must be a positive number or {known}, got {value!r}")
-    return checked_number(name, value)
+def positive(*words: str, advice: str = "") -> dict[str, Callable[[str, Any], Any]]:
+    """Make the metadata of a field that is a positive, finite number, or one of some words."""
+    return {"check": partial(checked_positive, words=words, advice=advice)}
 
 
-def advised(advice: str) -> dict[str, Callable[[str, Any], float]]:
-    """Make the metadata of a field that is a positive, finite number, with this advice."""
-    return {"check": partial(checked_number, advice=advice)}
-
-
-COUNT = {"check": checked_count}
-POSITIVE_OR_AUTO = {"check": checked_positive}
+COUNT, COUNT_OR_AUTO = {"check": checked_count}, {"check": partial(checked_count, words=("auto",))}
+POSITIVE_OR_AUTO = positive("auto")
 
 
 @dataclass(frozen=True, eq=False)
@@ -481,45 +455,21 @@ class FixedComponents(StoredArrays):
     frozen: tuple[int, ...]
     values: NDArray[np.float64] | None = None
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FixedComponents):
-            return NotImplemented
-        return self.frozen == other.frozen and np.array_equal(self.values, other.values)  # type: ignore[arg-type]
-
-    def __hash__(self) -> int:
-        return hash(self.frozen)
-
     def __repr__(self) -> str:
-        length = "?" if self.values is None else self.values.shape[1]
+        length = "?" if self.length is None else self.length
         return f"FixedComponents({list(self.frozen)}, length={length})"
 
-    def described(self) -> list[int]:
-        return list(self.frozen)
-
-    @classmethod
-    def known(cls, described: list[int]) -> Self:
-        return cls(tuple(described))
-
-    def arrays(self) -> dict[str, Array]:
-        return {} if self.values is None else {"values": self.values}
-
-    def with_arrays(self, arrays: Mapping[str, Array]) -> Self:
-        return type(self)(self.frozen, arrays.get("values"))
+    @property
+    def length(self) -> int | None:
+        return None if self.values is None else self.values.shape[1]
 
     def mask(self, n_components: int) -> NDArray[np.bool_]:
-        """Which of K components are frozen."""
-        mask = np.zeros(n_components, dtype=bool)
-        mask[list(self.frozen)] = True
-        return mask
-
-    @property
-    def mean(self) -> float:
-        """Mean of the values."""
-        return 0.0 if self.values is None else float(self.values.mean())
+        """Return the mask of the frozen ones among K components."""
+        return np.isin(np.arange(n_components), self.frozen)
 
     def at(self, rows: slice | NDArray[np.int64]) -> Self:
         """Take some of the caller's rows."""
-        return self if self.values is None else type(self)(self.frozen, self.values[:, rows])
+        return self if self.values is None else replace(self, values=self.values[:, rows])
 
     def put(self, factor: Array, rows: slice | NDArray[np.int64]) -> None:
         """Write the values of some of the caller's rows into a part (rows, K) of the factor."""
@@ -531,90 +481,85 @@ class FixedComponents(StoredArrays):
         factor[:, list(self.frozen)] = self.values[:, rows].T
 
 
-def checked_fixed(name: str, given: Any, n_components: int) -> FixedComponents | None:
+def checked_fixed(name: str, value: Any, n_components: int) -> FixedComponents | None:
     """Frozen components from what the user passed: an array (I, F) for W, (F, J) for H.
+
+    A component of NaN alone is free.
 
     Raises
     ------
     ModelError
         If it cannot be a part of a factor with K components.
     """
-    if given is None:
+    if value is None:
         return None
-    stored = isinstance(given, FixedComponents)
-    components = np.empty(0) if stored else _as_components(name, given)
-    count = 1 + max(given.frozen) if stored else len(components)
-    if count > n_components:
+    layout = "(rows, F)" if name == "fixed_w" else "(F, columns)"
+    if isinstance(value, FixedComponents):
+        components = np.zeros((1 + max(value.frozen), 0))
+    else:
+        table = as_table(name, value, layout)
+        components = table.T if name == "fixed_w" else table
+    if len(components) > n_components:
         raise ModelError(
-            f"{name} has {count} components {_layout(name)}, the model {n_components}; pass at "
+            f"{name} has {len(components)} components {layout}, the model {n_components}; pass at "
             "most that many, or a larger n_components"
         )
-    return given if stored else _from_components(name, components)
-
-
-def _as_components(name: str, given: Any) -> Array:
-    """The components as rows."""
-    try:
-        array = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"{name} must be an array of non-negative numbers, {_layout(name)}, got "
-            f"{type(given).__name__}"
-        ) from error
-    if array.ndim != 2 or 0 in array.shape:
-        raise ModelError(
-            f"{name} must be an array of two dimensions, {_layout(name)}, got shape {array.shape}"
-        )
-    return array.T if name == "fixed_w" else array
-
-
-def _from_components(name: str, components: Array) -> FixedComponents:
-    """From (F, length), a component of NaN alone being free."""
+    if isinstance(value, FixedComponents):
+        return value
     missing = np.isnan(components)
     free = missing.all(axis=1)
-    torn = np.flatnonzero(missing.any(axis=1) & ~free)
-    if torn.size:
+    for number in np.flatnonzero(missing.any(axis=1) & ~free):
         raise ModelError(
-            f"component {torn[0]} of {name} has {missing[torn[0]].sum()} NaN among its "
+            f"component {number} of {name} has {missing[number].sum()} NaN among its "
             f"{components.shape[1]} entries; a component is given whole, or is all NaN and free"
         )
     if free.all():
         raise ModelError(f"{name} is all NaN, so it freezes nothing; leave it out")
     values = np.ascontiguousarray(components[~free])
-    if not (np.isfinite(values).all() and values.min() >= 0.0):
-        bad = values[~(np.isfinite(values) & (values >= 0))][0]
+    for bad in values[~(np.isfinite(values) & (values >= 0))]:
         raise ModelError(f"{name} must hold finite values of at least 0, got {bad:g}")
     values.setflags(write=False)
-    return FixedComponents(tuple(int(k) for k in np.flatnonzero(~free)), values)
+    return FixedComponents(tuple(np.flatnonzero(~free).tolist()), values)
 
 
-def _layout(name: str) -> str:
-    return "(rows, F)" if name == "fixed_w" else "(F, columns)"
+def as_table(name: str, value: Any, layout: str, compressed: bool = False) -> Any:
+    """A table of real numbers in double precision: dense, or sparse ones in compressed rows.
 
-
-def check_length(name: str, fixed: FixedComponents | None, shape: Sequence[int]) -> None:
-    """Refuse values that are not one for each row or column of the data.
+    What is masked is NaN.
 
     Raises
     ------
     ModelError
-        If they are not.
+        If it is none.
     """
-    if fixed is None or fixed.values is None:
-        return
-    length, axis = fixed.values.shape[1], 0 if name == "fixed_w" else 1
-    if length != shape[axis]:
-        raise ModelError(
-            f"{name} must have one entry for each of the data's {shape[axis]} "
-            f"{('rows', 'columns')[axis]}, {_layout(name)}, got {length} for data of "
-            f"{shape[0]} x {shape[1]}"
+    values: Any
+    try:
+        values = sparse.csr_array(value) if is_sparse(value) else np.ma.asanyarray(value)
+    except (RuntimeError, TypeError, ValueError):  # of uneven lists, or an array of `sparse`
+        values = np.ma.empty(0, dtype=object)
+    problem = None
+    if values.dtype.kind not in "biuf":
+        problem = (
+            f"{type(value).__name__} of dtype {getattr(value, 'dtype', 'object')}; encode "
+            "categories as columns of 0 and 1, and pass sparse ones as a scipy matrix"
         )
+    elif values.ndim != 2 or 0 in values.shape:
+        problem = f"shape {values.shape}"
+    if problem:
+        raise ModelError(
+            f"{name} must be an array of real numbers in two dimensions, {layout}, got {problem}"
+        )
+    values = values.astype(np.float64)
+    if not is_sparse(values):
+        return np.array(values.filled(np.nan), order="C")
+    values.sum_duplicates()
+    return values if compressed else values.toarray()
 
 
 def named_columns(mask: NDArray[np.bool_]) -> list[int]:
-    """List the columns that a mask names: what arrays on a GPU are indexed by, too."""
-    found: list[int] = np.flatnonzero(mask).tolist()
-    return found
+    """List the columns of a mask: arrays on a GPU are indexed by a list, too."""
+    columns: list[int] = np.flatnonzero(mask).tolist()
+    return columns
 
 
 @contextmanager
@@ -623,7 +568,7 @@ def held(values: Array, frozen: Mask) -> Iterator[None]:
     if frozen is None:
         yield
         return
-    own = named_columns(frozen)
-    before = values[:, own]
+    columns = named_columns(frozen)
+    before = values[:, columns]
     yield
-    values[:, own] = before
+    values[:, columns] = before

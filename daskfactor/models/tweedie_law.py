@@ -3,7 +3,7 @@
 Symbols: ``v`` observation, ``mu`` its mean, ``phi`` the dispersion, ``beta`` the
 power (the variance is ``phi * mu ** (2 - beta)``). A law has the density
 ``exp(-d_beta(v | mu) / phi + log_normalizer(v, phi))`` with the beta-divergence d;
-`density` finds what differs between the laws.
+`Law` has the rest.
 
 Entry by entry, as functions of numbers that kernels compile,
 
@@ -27,56 +27,17 @@ from scipy import special
 from daskfactor.checks import inner_share
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.models.likelihood import Array, Entry, Likelihood, Scalar
+from daskfactor.models.settings import as_number
 
 Function = Callable[..., Scalar]
 
-_CLOSED = (2.0, 1.0, 0.5, 0.0, -1.0)
 _NO_EXCESS = 1e-9  # relative excess variance below which a negative binomial is a Poisson law
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 _SERIES_REACH = 1e-3  # |v / mu - 1| below which the power series beats the closed form
 _NODES = np.arange(-40.0, 41.0)  # summands around the largest one, in units of the stride
-_LOG_2 = math.log(2.0)
+LOG_2 = math.log(2.0)
 _SERIES_RANGE = 0.03  # |v / mu - 1| below which the power series of kernels has no cancellation
 _CHUNK = 1 << 14  # values whose summands are held at once (11 MB)
-
-
-def divergence(v: ArrayLike, mu: ArrayLike, beta: float) -> Array:
-    r"""Beta-divergence of observations from their means, element by element.
-
-    .. math:: d_\beta(v|\mu) = \frac{v^\beta}{\beta(\beta-1)}
-        - \frac{v \mu^{\beta-1}}{\beta-1} + \frac{\mu^\beta}{\beta}
-
-    with the limits at beta = 0 and 1. Both limits are approached without loss
-    of digits, and so is ``v = mu``. At ``v = 0`` it is ``mu**beta / beta`` for
-    positive beta and infinite otherwise.
-
-    Parameters
-    ----------
-    v, mu
-        Observations and means, any shapes that broadcast, in the unit of the
-        data. NaN gives NaN; negative ``v`` gives NaN unless ``beta == 2``.
-    beta
-        Power of the law, a float outside the open interval (1, 2).
-
-    Returns
-    -------
-    ndarray of float64
-        Non-negative, of the broadcast shape, in the unit of the data to the beta.
-
-    References
-    ----------
-    Şimşekli et al. 2017, section 2.
-    """
-    v, mu = np.asarray(v, dtype=np.float64), np.asarray(mu, dtype=np.float64)
-    if beta == 2.0:
-        return np.asarray(0.5 * (v - mu) ** 2)
-    with np.errstate(all="ignore"):
-        inside = mu**beta * _unit_divergence(v / mu, (v - mu) / mu, beta)
-        if beta > 1.0:
-            unreached = v**beta / (beta * (beta - 1.0))
-        else:
-            unreached = np.where(v > 0, np.inf, 0.0 if beta > 0.0 else np.inf)
-    return np.asarray(np.where((mu == 0) & ~np.isnan(v), unreached, inside))
 
 
 def _unit_divergence(ratio: Array, excess: Array, beta: float) -> Array:
@@ -97,16 +58,22 @@ def _unit_divergence(ratio: Array, excess: Array, beta: float) -> Array:
     return np.where(ratio < 0, np.nan, value)
 
 
-class Density(NamedTuple):
-    """Support, the part of a log-density that is free of the mean, and random draws."""
+class Law(NamedTuple):
+    """The law of one beta: support, log-density free of the mean, random draws, entry functions.
+
+    Entry functions are those of `Entry`; None: by the general formula.
+    """
 
     support: Literal["real", "non-negative", "positive"]
     log_normalizer: Callable[[Array, float, float], Array]
     sample: Callable[[np.random.Generator, Array, float, float], Array]
+    weight: Function | None = None
+    deviance: Function | None = None
+    fit: Function | None = None
 
 
 def stirling(x: Array) -> Array:
-    """What Stirling's formula misses: log Gamma(x) - (x - 1/2) log x + x - log(2 pi) / 2."""
+    """Compute the error of Stirling's formula: log Γ(x) - (x - 1/2) log x + x - log(2 π) / 2."""
     with np.errstate(all="ignore"):
         near = special.gammaln(x) - (x - 0.5) * np.log(x) + x - 0.5 * _LOG_TWO_PI
         inverse = 1.0 / x**2
@@ -129,7 +96,7 @@ def _gamma_normalizer(v: Array, phi: float, beta: float) -> Array:
     return np.asarray(constant - np.log(v))
 
 
-def _inverse_gaussian_normalizer(v: Array, phi: float, beta: float) -> Array:
+def _wald_normalizer(v: Array, phi: float, beta: float) -> Array:
     return np.asarray(-0.5 * (_LOG_TWO_PI + np.log(phi)) - 1.5 * np.log(v))
 
 
@@ -152,12 +119,9 @@ def _compound_normalizer(v: Array, phi: float, beta: float) -> Array:
     deviation ``sqrt(m (1 - beta))`` around ``m``, so every stride-th summand times the
     stride is the sum to rounding, and 81 summands serve any argument.
     """
-    out = np.empty(v.size)
-    flat = v.ravel()
-    for start in range(0, v.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        out[part] = _compound_sum(flat[part], phi, beta) - np.log(flat[part])
-    return out.reshape(v.shape)
+    parts = np.split(v.ravel(), range(_CHUNK, v.size, _CHUNK))
+    sums = [_compound_sum(part, phi, beta) - np.log(part) for part in parts]
+    return np.concatenate(sums).reshape(v.shape)
 
 
 def _compound_sum(v: Array, phi: float, beta: float) -> Array:
@@ -167,7 +131,7 @@ def _compound_sum(v: Array, phi: float, beta: float) -> Array:
     counts = np.maximum(1.0, np.round(largest)) + stride * _NODES
     counted = counts >= 1.0
     counts = np.where(counted, counts, 1.0)
-    log_terms = -(1.0 + slope) * divergence(counts, largest, 1.0)
+    log_terms = -(1.0 + slope) * POISSON.deviance(counts, largest)
     log_terms -= stirling(counts) + stirling(counts * slope)
     log_terms = np.where(counted, log_terms + np.log(stride), -np.inf)
     total = special.logsumexp(log_terms, axis=1)
@@ -192,23 +156,8 @@ def _sample_gamma(rng: np.random.Generator, mu: Array, phi: float, beta: float) 
     return phi * mu * rng.standard_gamma(1.0 / phi, size=mu.shape)
 
 
-def _sample_inverse_gaussian(rng: np.random.Generator, mu: Array, phi: float, beta: float) -> Array:
+def _sample_wald(rng: np.random.Generator, mu: Array, phi: float, beta: float) -> Array:
     return np.asarray(rng.wald(mu, 1.0 / phi, size=mu.shape), dtype=np.float64)
-
-
-_COMPOUND = Density("non-negative", _compound_normalizer, _sample_compound)
-_LAWS: dict[float, Density] = {
-    2.0: Density("real", _normal_normalizer, _sample_normal),
-    1.0: Density("non-negative", _poisson_normalizer, _sample_poisson),
-    0.5: Density("non-negative", _half_normalizer, _sample_compound),
-    0.0: Density("positive", _gamma_normalizer, _sample_gamma),
-    -1.0: Density("positive", _inverse_gaussian_normalizer, _sample_inverse_gaussian),
-}
-
-
-def density(beta: float) -> Density | None:
-    """Find what is known of the law with this beta; None: its density has no form here."""
-    return _LAWS.get(beta, _COMPOUND if 0.0 < beta < 1.0 else None)
 
 
 def _curvature(scale: Scalar, v: Scalar, mu: Scalar, w: Scalar) -> Scalar:
@@ -278,7 +227,7 @@ def _logarithmic_deviance(beta: float, arithmetic: Any) -> Function:
         f = x if exponent == 0 else f
         tail = log_tail(f)
         near = x * (x + tail) + tail
-        far = ratio * (f + tail + exponent * type(mu)(_LOG_2)) - x
+        far = ratio * (f + tail + exponent * type(mu)(LOG_2)) - x
         return mu * (near if exponent == 0 else far)
 
     def deviance_0(v: Scalar, mu: Scalar) -> Scalar:
@@ -286,7 +235,7 @@ def _logarithmic_deviance(beta: float, arithmetic: Any) -> Function:
         f, exponent = split(v / mu)
         f = x if exponent == 0 else f
         tail = log_tail(f)
-        return -tail if exponent == 0 else x - f - tail - exponent * type(mu)(_LOG_2)
+        return -tail if exponent == 0 else x - f - tail - exponent * type(mu)(LOG_2)
 
     return deviance_1 if beta == 1.0 else deviance_0
 
@@ -345,31 +294,21 @@ def _general_fit(beta: float) -> Function:
     return fit
 
 
-_WEIGHTS: dict[float, Function] = {
-    2.0: _weight_2,
-    1.0: _weight_1,
-    0.5: _weight_half,
-    0.0: _weight_0,
-    -1.0: _weight_minus_1,
+_COMPOUND = Law("non-negative", _compound_normalizer, _sample_compound)
+_LAWS: dict[float, Law] = {
+    2.0: Law("real", _normal_normalizer, _sample_normal, _weight_2, _deviance_2, _fit_2),
+    1.0: Law("non-negative", _poisson_normalizer, _sample_poisson, _weight_1, None, _fit_1),
+    0.5: Law("non-negative", _half_normalizer, _sample_compound, _weight_half, _deviance_half),
+    0.0: Law("positive", _gamma_normalizer, _sample_gamma, _weight_0, None, _fit_0),
+    -1.0: Law("positive", _wald_normalizer, _sample_wald, _weight_minus_1, _deviance_minus_1),
 }
-_DEVIANCES: dict[float, Function] = {
-    2.0: _deviance_2,
-    0.5: _deviance_half,
-    -1.0: _deviance_minus_1,
-}
-_FITS: dict[float, Function] = {2.0: _fit_2, 1.0: _fit_1, 0.0: _fit_0}
 
 
 def checked_power(name: str, beta: Any) -> float:
     """A power that a Tweedie law has, as a plain float."""
-    try:
-        value = float(beta)
-    except (TypeError, ValueError):
-        raise ModelError(
-            f"{name} must be a number (2: Gaussian, 1: Poisson), got {beta!r}"
-        ) from None
-    if not np.isfinite(value):
-        raise ModelError(f"{name} must be finite, got {value}")
+    value = as_number(beta)
+    if not math.isfinite(value):
+        raise ModelError(f"{name} must be a number (2: Gaussian, 1: Poisson), got {beta!r}")
     if 1.0 < value < 2.0:
         raise ModelError(
             f"no Tweedie law exists for 1 < beta < 2, got {name}={value:g}; "
@@ -402,36 +341,28 @@ class Tweedie(Likelihood):
     def __post_init__(self) -> None:
         beta = checked_power("beta", self.beta)
         zeros = {1.0: "constant", 2.0: "linear"}.get(beta)
-        settings: dict[str, Any] = {"beta": beta, "zeros": zeros, "counts": beta == 1.0}
-        settings |= {"real_valued": beta == 2.0, "closed_form": beta in _CLOSED}
-        settings |= {"normal": beta == 2.0}
-        settings |= {"has_density": density(beta) is not None}
-        settings |= {"majorizer": (1.0, beta - 1.0) if beta <= 1.0 else (beta, 1.0)}
-        for name, value in settings.items():  # a frozen dataclass is set through object
-            object.__setattr__(self, name, value)
+        self._put(beta=beta, zeros=zeros, counts=beta == 1.0, normal=beta == 2.0)
+        self._put(has_density=self._law is not None, closed_form=beta in _LAWS)
+        self._put(majorizer=(1.0, beta - 1.0) if beta <= 1.0 else (beta, 1.0))
+        self._put(exponent=1.0 / (2.0 - beta) if beta < 1.0 else 1.0 / max(beta - 1.0, 1.0))
+        self._put(steepest_power=max(2.0, abs(2.0 - beta)))
 
     def __str__(self) -> str:
         return f"beta={self.beta:g}"
 
     @property
-    def exponent(self) -> float:
-        return 1.0 / (2.0 - self.beta) if self.beta < 1.0 else 1.0 / max(self.beta - 1.0, 1.0)
-
-    @property
-    def steepest_power(self) -> float:
-        return max(2.0, abs(2.0 - self.beta))
+    def _law(self) -> Law | None:
+        """The law with this beta; None: its density has no form here."""
+        return _LAWS.get(self.beta, _COMPOUND if 0.0 < self.beta < 1.0 else None)
 
     def entry(self, arithmetic: Any) -> Entry:
-        beta = self.beta
-        weight = _WEIGHTS.get(beta) or _general_weight(beta, arithmetic.power)
+        beta, law = self.beta, self._law or _COMPOUND
         if beta in (0.0, 1.0):
             deviance = _logarithmic_deviance(beta, arithmetic)
         else:
-            deviance = _DEVIANCES.get(beta) or _general_deviance(beta, arithmetic)
-        return Entry(weight, _curvature, _ratio, deviance, _FITS.get(beta) or _general_fit(beta))
-
-    def unit(self, mean: float) -> float:
-        return float(mean ** (2.0 - self.beta))
+            deviance = law.deviance or _general_deviance(beta, arithmetic)
+        weight = law.weight or _general_weight(beta, arithmetic.power)
+        return Entry(weight, _curvature, _ratio, deviance, law.fit or _general_fit(beta))
 
     def floor(self, typical: float) -> float:
         return (1e-6 if self.beta > 0 else 1e-9) * typical
@@ -461,7 +392,40 @@ class Tweedie(Likelihood):
             )
 
     def deviance(self, v: ArrayLike, mu: ArrayLike) -> Array:
-        return divergence(v, mu, self.beta)
+        r"""Beta-divergence of observations from their means, element by element.
+
+        .. math:: d_\beta(v|\mu) = \frac{v^\beta}{\beta(\beta-1)}
+            - \frac{v \mu^{\beta-1}}{\beta-1} + \frac{\mu^\beta}{\beta}
+
+        with the limits at beta = 0 and 1. Both limits are approached without loss
+        of digits, and so is ``v = mu``. At ``v = 0`` it is ``mu**beta / beta`` for
+        positive beta and infinite otherwise.
+
+        Parameters
+        ----------
+        v, mu
+            Observations and means, any shapes that broadcast, in the unit of the
+            data. NaN gives NaN; negative ``v`` gives NaN unless ``beta == 2``.
+
+        Returns
+        -------
+        ndarray of float64
+            Non-negative, of the broadcast shape, in the unit of the data to the beta.
+
+        References
+        ----------
+        Şimşekli et al. 2017, section 2.
+        """
+        v, mu = np.asarray(v, dtype=np.float64), np.asarray(mu, dtype=np.float64)
+        if (beta := self.beta) == 2.0:
+            return np.asarray(0.5 * (v - mu) ** 2)
+        with np.errstate(all="ignore"):
+            inside = mu**beta * _unit_divergence(v / mu, (v - mu) / mu, beta)
+            if beta > 1.0:
+                unreached = v**beta / (beta * (beta - 1.0))
+            else:
+                unreached = np.where(v > 0, np.inf, 0.0 if beta > 0.0 else np.inf)
+        return np.asarray(np.where((mu == 0) & ~np.isnan(v), unreached, inside))
 
     def variance(self, mu: ArrayLike, dispersion: float) -> Array:
         phi = checked_dispersion(dispersion)
@@ -506,7 +470,7 @@ class Tweedie(Likelihood):
         Şimşekli et al. 2017, section 2; Dunn and Smyth 2005, "Series evaluation of
         Tweedie exponential dispersion model densities".
         """
-        phi, law = checked_dispersion(dispersion), self._density()
+        phi, law = checked_dispersion(dispersion), self._normalised()
         v = np.asarray(v, dtype=np.float64)
         real = law.support == "real"
         value = law.log_normalizer(v if real else np.where(v > 0, v, 1.0), phi, self.beta)
@@ -521,17 +485,16 @@ class Tweedie(Likelihood):
 
     def sample(self, rng: np.random.Generator, mu: ArrayLike, dispersion: float) -> Array:
         mu, phi = np.asarray(mu, dtype=np.float64), checked_dispersion(dispersion)
-        return np.asarray(self._density().sample(rng, mu, phi, self.beta))
+        return np.asarray(self._normalised().sample(rng, mu, phi, self.beta))
 
-    def _density(self) -> Density:
-        found = density(self.beta)
-        if found is None:
+    def _normalised(self) -> Law:
+        if self._law is None:
             raise ModelError(
                 f"the normalised density of {self} has neither a closed form nor a series "
                 "here; it is known for 0 <= beta <= 1, beta = -1 and beta = 2. The posterior can "
                 "still be sampled, because the divergence needs no normalising constant"
             )
-        return found
+        return self._law
 
     def interval(
         self, mean: ArrayLike, variance_of_mean: ArrayLike, dispersion: float, level: float = 0.9
@@ -587,7 +550,7 @@ class Tweedie(Likelihood):
         m, spread = np.broadcast_arrays(
             np.asarray(mean, dtype=np.float64), np.asarray(variance_of_mean, dtype=np.float64)
         )
-        if np.any(spread < 0) or (not self.real_valued and np.any(m < 0)):
+        if np.any(spread < 0) or (not self.normal and np.any(m < 0)):
             raise OptionError(
                 "predictive means and their variances must not be negative, "
                 f"got a smallest mean of {np.nanmin(m):g} and variance of {np.nanmin(spread):g}"
@@ -597,10 +560,9 @@ class Tweedie(Likelihood):
             width = -special.ndtri(tail) * np.sqrt(self.observation_variance(m, spread, phi))
             return m - width, m + width
         usable = m > 0
-        ends = self._ends(m[usable], spread[usable], phi, np.array([tail, 1.0 - tail]))
-        blank = np.where(np.isnan(m) | np.isnan(spread), np.nan, 0.0)
-        lower, upper = blank.copy(), blank
-        lower[usable], upper[usable] = ends
+        lower = np.where(np.isnan(m) | np.isnan(spread), np.nan, 0.0)
+        upper, levels = lower.copy(), np.array([tail, 1.0 - tail])
+        lower[usable], upper[usable] = self._ends(m[usable], spread[usable], phi, levels)
         return lower, upper
 
     def _ends(self, m: Array, spread: Array, phi: float, levels: Array) -> Array:
@@ -620,10 +582,8 @@ class Tweedie(Likelihood):
 
     def fit_constant(self, values: Array) -> float:
         constant = -float(self.deviance(values, np.ones(1)).sum())
-        if self.beta == 1.0:
-            return constant + values.size
-        if self.beta == 0.0:
-            return constant + float(values.sum())
+        if self.beta in (0.0, 1.0):
+            return constant + (values.size if self.beta else float(values.sum()))
         return constant - float((values / (self.beta - 1) - 1 / self.beta).sum())
 
 

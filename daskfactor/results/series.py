@@ -12,7 +12,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.models.settings import Scales
 from daskfactor.results.align import (
     Law,
     as_drawn,
@@ -192,8 +191,7 @@ def balanced_density(tree: xr.DataTree, sums: dict[str, Array] | None = None) ->
         return None
     of_w, of_h = (own[..., free] for own in (sums or factor_sums(tree)).values())
     row, column = factor_dims(group)
-    rates = (float(tree.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
-    scales = Scales((group.sizes[row], group.sizes[column]), *rates)
-    uneven = model.scale_density(of_w, of_h, scales)
+    rates = tuple(float(tree.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
+    uneven = model.scale_density(of_w, of_h, (group.sizes[row], group.sizes[column]), rates)
     lp = tree["sample_stats"]["lp"].transpose("chain", "draw").values
     return lp - uneven if uneven.any() and lp.shape == uneven.shape else None

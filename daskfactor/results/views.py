@@ -287,9 +287,9 @@ class _Place:
         if known:
             self.told |= {"rate_w": rates[0], "rate_h": rates[1] / self.unit}
         given = {n: float(v) for n, v in self.told.items() if n.startswith(("rate", "shape"))}
-        self.model = model.relations[self.name].alone(
+        self.model = model.relations[self.name].model(
             next(tree[n].sizes[COMPONENT] for n in (*POSTERIORS, MOMENTS) if n in tree.children),
-            float(self.told["dispersion"]),
+            dispersion=float(self.told["dispersion"]),
             **given,
         )
 

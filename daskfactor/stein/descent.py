@@ -183,7 +183,7 @@ def norms(values: Array) -> Array:
 
 def second_derivative(posterior: Posterior, values: Pair, v: Pair) -> Pair:
     """∇²D v of every particle: four passes over the data."""
-    exact = posterior.model.likelihood.real_valued
+    exact = posterior.model.likelihood.normal
     share = 1.0 if exact else float(np.cbrt(np.finfo(posterior.data.dtype).eps))
     total = [np.zeros_like(one) for one in values]
     for number in range(2):

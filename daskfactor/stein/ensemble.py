@@ -192,7 +192,7 @@ class Ensemble(ParticleMethod):
         if self.optimizer == "multiplicative":
             return self
         hindrance = None
-        if not law.likelihood.real_valued:
+        if not law.likelihood.normal:
             hindrance = f"it brings down ‖V - WH‖², and the model has {law.likelihood}"
         elif (law.shape_w, law.shape_h) != (1.0, 1.0):
             hindrance = "its penalties are linear, and the model has gamma priors"

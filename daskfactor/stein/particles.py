@@ -347,7 +347,7 @@ class Posterior:
     def floor(self) -> float:
         """Smallest μ that the divergence is taken at; none for real-valued means."""
         law = self.model.likelihood
-        return -math.inf if law.real_valued else mean_floor(self.data, law)
+        return -math.inf if law.normal else mean_floor(self.data, law)
 
     def objectives(self, divergence: Array) -> Array:
         """Take the objectives of a `SILFNMF` at summed divergences."""

@@ -55,7 +55,7 @@ def checked_kernel(model: Any, tangent: bool, kernel: object) -> IMQ:
             "on; those of a TweedieNMF are free, so leave it out"
         )
     if kernel is None:
-        return IMQ() if model.has_threshold else IMQ("median", "median")
+        return IMQ() if "threshold" in model.from_data else IMQ("median", "median")
     if not isinstance(kernel, IMQ):
         raise OptionError(
             f"kernel must be IMQ(...), got {kernel!r}; leave it out for the usual one"
@@ -289,7 +289,7 @@ class ParticleRun:
         posterior = Posterior.of(*where)
         method = method.for_data(data, posterior.model.for_optimizers())
         job = cls(posterior, method, options, opened.on_event)
-        if model.has_threshold and model.threshold == "auto":
+        if "threshold" in model.from_data and model.threshold == "auto":
             resolved = model.resolve(list(job._pilot()))
             return replace(job, posterior=replace(posterior, model=resolved))
         return job
@@ -331,8 +331,8 @@ class ParticleRun:
             shape=(*data.shape, model.n_components),
             chains=1,
             draws=options.particles,
-            statistics=(*PARTICLES, OBJECTIVE) if model.has_threshold else PARTICLES,
-            constants=THRESHOLD if model.has_threshold else RATES,
+            statistics=(*PARTICLES, OBJECTIVE) if "threshold" in model.from_data else PARTICLES,
+            constants=THRESHOLD if "threshold" in model.from_data else RATES,
             **described(data, *parts, self.posterior.executor, stored, **decided),
         )
 
@@ -366,7 +366,7 @@ class ParticleRun:
             "seconds": np.array([one.seconds]),
             "n_iter": np.array([one.n_iter], np.int64),
         }
-        if self.posterior.model.has_threshold:
+        if "threshold" in self.posterior.model.from_data:
             stats["objective"] = self._objective(W, H)
             W, H = on_simplex(W, H)
         W = in_callers_order(data, "rows", W.astype(self.options.dtype))
@@ -387,7 +387,7 @@ class ParticleRun:
         particles = Particles.of(W[0], H[0], posterior.data).loaded()
         particles = particles.checked(posterior.executor, posterior.model.simplex)
         found = posterior.stein_matrix(particles)
-        if posterior.model.has_threshold:
+        if "threshold" in posterior.model.from_data:
             _tell_of_poor_ones(posterior.model, posterior.objectives(found.divergence))
         weight = stein_weights(found.matrix)
         sink.write_weights(
@@ -545,7 +545,7 @@ def stein_discrepancy(
         "stein_matrix": (("particle", "other_particle"), found.matrix),
         "log_density": ("particle", found.log_density),
     }
-    if model.has_threshold:
+    if "threshold" in model.from_data:
         variables["objective"] = ("particle", posterior.objectives(found.divergence))
     attrs = {
         **asdict(found.kernel),
@@ -602,6 +602,6 @@ def _with_decided(model: Any, decided: dict[str, float]) -> Any:
     """The model with what a run made of its ``"auto"`` settings."""
     open_ = [name for name in model.from_data if getattr(model, name) == "auto"]
     model = replace(model, **{name: decided[name] for name in open_ if name in decided})
-    if model.has_threshold:
+    if "threshold" in model.from_data:
         assert model.eps > 0  # raises if it is still "auto"
     return model

@@ -15,14 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import ModelError
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.settings import (
-    COUNT,
-    POSITIVE_OR_AUTO,
-    Auto,
-    FactorModel,
-    OfDivergence,
-    advised,
-)
+from daskfactor.models.settings import COUNT, POSITIVE_OR_AUTO, Auto, FactorModel, positive
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import POWER, Tweedie
 
@@ -84,7 +77,7 @@ def silf_slope(y: ArrayLike, eps: float, smoothness: float) -> Array:
     return np.clip((y - (1.0 - smoothness) * eps) / (2.0 * smoothness * eps), 0.0, 1.0)
 
 
-GIVEN = advised("leave it out for the paper's own")
+GIVEN = positive(advice="leave it out for the paper's own")
 
 
 def _at_most_one(name: str, value: float) -> float:
@@ -149,7 +142,6 @@ class SILFNMF(FactorModel):
     has_observations: ClassVar[bool] = False
     has_scores: ClassVar[bool] = True
     simplex: ClassVar[bool] = True
-    has_threshold: ClassVar[bool] = True
     from_data: ClassVar[tuple[str, ...]] = ("threshold",)
 
     n_components: int = field(metadata=COUNT)
@@ -168,7 +160,7 @@ class SILFNMF(FactorModel):
     @property
     def factor(self) -> float:
         """How often the sum of β-divergences goes into f: twice for ‖V - WH‖², else once."""
-        return 2.0 if self.likelihood.real_valued else 1.0
+        return 2.0 if self.likelihood.normal else 1.0
 
     @property
     def eps(self) -> float:
@@ -240,14 +232,12 @@ class SILFNMF(FactorModel):
         """Derivative of :meth:`log_likelihood` in f: -C SILF'(f), from -C to 0."""
         return -self.sharpness * silf_slope(objective, self.eps, self.smoothness)
 
-    def of_divergence(self, divergence: Array) -> OfDivergence:
-        """Take ℓ(d) = -C SILF(f) and its derivatives, f being `factor` times d."""
+    def of_divergence(self, divergence: Array) -> tuple[Array, Array, Array]:
+        """Return ℓ(d) = -C SILF(f) and its first two derivatives, f being `factor` times d."""
         f = self.factor * divergence
         inside = np.abs(f - self.eps) < self.smoothness * self.eps
         bend = -self.sharpness * self.factor**2 / (2.0 * self.smoothness * self.eps)
-        return OfDivergence(
-            self.log_likelihood(f), self.factor * self.slope(f), np.where(inside, bend, 0.0)
-        )
+        return self.log_likelihood(f), self.factor * self.slope(f), np.where(inside, bend, 0.0)
 
     @property
     def priors(self) -> tuple[tuple[float, float], tuple[float, float]]:

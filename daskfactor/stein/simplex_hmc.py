@@ -151,7 +151,7 @@ def typical_slope(posterior: Posterior, least: float, entries: int) -> float:
     """
 
     def slope(d: float) -> float:
-        return -float(posterior.model.of_divergence(np.array([d])).slope[0])
+        return -float(posterior.model.of_divergence(np.array([d]))[1][0])
 
     low, reach = least, max(1.0, abs(least))
     for _ in range(DOUBLINGS):

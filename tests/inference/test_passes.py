@@ -148,7 +148,7 @@ def test_zeros_that_are_not_stored_count_as_those_that_are():
 def test_masses_go_with_columns_that_are_multiplied(shape, logarithms):
     """The mass of y = θ^p is in units of 1 / y²; that of log θ has no unit."""
     told = {"dispersion": 1.0, "rate_w": 1.0, "rate_h": 1.0, "shape_w": shape, "shape_h": 1.0}
-    hyper = dfac.TweedieNMF(2, shape_w=shape).hyper_told(told, 1.0)
+    hyper = dfac.TweedieNMF(2, shape_w=shape).hyper_of_draw(told, 1.0)
     band = FactorBand(0, np.ones((3, 2)), {MASS: np.full((3, 2), 5.0)}, {LOGARITHMS: logarithms})
     dfac.BlockHMC().resize(band, 0, np.array([2.0, 0.5]), hyper)
     power = shape if shape < 1 else 1.0 - logarithms

@@ -69,8 +69,8 @@ def test_draws_follow_the_conditional(level):
 class NoJacobian(LinkLaw):
     """The rates' own part of the density of the entries left out: a Σ x γ."""
 
-    def look(self, found):
-        value, slope = super().look(found)
+    def evaluate(self, found):
+        value, slope = super().evaluate(found)
         field = self.covariates.predicted(found)
         push = self.covariates.values.sum(axis=0)[:, None]
         return value + self.shape * field.sum(axis=0), slope + self.shape * push
@@ -79,8 +79,8 @@ class NoJacobian(LinkLaw):
 class LevelByRate(LinkLaw):
     """The density of λ taken for that of log λ."""
 
-    def look(self, found):
-        value, slope = super().look(found)
+    def evaluate(self, found):
+        value, slope = super().evaluate(found)
         slope[-1] += 1.0
         return value + found[-1], slope
 
@@ -124,15 +124,15 @@ def test_values_and_slopes(level):
         if level is not None:
             prior = stats.gamma(level.shape, scale=1 / level.rate).logpdf(rate) + np.log(rate)
             told[-1] += float(np.sum(prior))
-        slope = own.look(x)[1]
+        slope = own.evaluate(x)[1]
         for at in range(len(x)):
             step = np.zeros_like(x)
             step[at] = 1e-5
-            change = (own.look(x + step)[0] - own.look(x - step)[0]) / 2e-5
+            change = (own.evaluate(x + step)[0] - own.evaluate(x - step)[0]) / 2e-5
             np.testing.assert_allclose(change, slope[at], rtol=1e-6)
-    values = [float(own.look(x)[0][0]) for x in points]
+    values = [float(own.evaluate(x)[0][0]) for x in points]
     assert values[0] - values[1] == pytest.approx(told[0] - told[1])
-    gain = own.look(own.centre())[1]
+    gain = own.evaluate(own.centre())[1]
     assert (gain * own.scaled(gain)).sum() < 0.02
 
 
@@ -160,7 +160,7 @@ def test_a_start_far_off_comes_down():
     theta = RNG.gamma(1.0, np.exp(WIDE @ link / 2))
     assert np.ptp(np.log10(theta)) > 10
     own = LinkLaw.of(Covariates(WIDE.shape, WIDE), theta, (1.0, 1.0), 1.0, LEVEL)
-    slope = own.look(own.centre())[1]
+    slope = own.evaluate(own.centre())[1]
     assert ((slope * own.scaled(slope)).sum(axis=0) < 0.02).all()
 
 

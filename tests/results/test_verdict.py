@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.cli.main import app
-from daskfactor.models.settings import Scales
 from daskfactor.results import verdict
 from daskfactor.results.align import as_drawn
 from daskfactor.results.annotation import told_by
@@ -232,19 +231,19 @@ def test_components_that_can_be_turned_are_not_judged():
 
 
 def test_the_scale_of_a_component_takes_no_part_in_the_density():
-    rng, scales = np.random.default_rng(1), Scales((5, 4), 2.0, 3.0)
+    rng, scales = np.random.default_rng(1), ((5, 4), (2.0, 3.0))
     model = dfac.TweedieNMF(3, shape_w=1.5, shape_h=0.7)
     W, H = rng.gamma(1, 1, (5, 3)), rng.gamma(1, 1, (3, 4))
 
     def levelled(c):
         w, h = W * c, H / c[:, None]
         prior = 0.5 * np.log(w).sum() - 2.0 * w.sum() - 0.3 * np.log(h).sum() - 3.0 * h.sum()
-        return prior - model.scale_density(w.sum(axis=0), h.sum(axis=1), scales)
+        return prior - model.scale_density(w.sum(axis=0), h.sum(axis=1), *scales)
 
     assert levelled(np.array([0.1, 1.0, 30.0])) == pytest.approx(levelled(np.ones(3)))
     even = np.sqrt(3.0 * H.sum(axis=1) / (2.0 * W.sum(axis=0)))
     sums = (W * even).sum(axis=0), (H / even[:, None]).sum(axis=1)
-    assert model.scale_density(*sums, scales) == pytest.approx(0.0)
+    assert model.scale_density(*sums, *scales) == pytest.approx(0.0)
 
 
 def test_a_log_density_that_only_sizes_move_is_settled():

@@ -177,7 +177,7 @@ normalizers = ColumnDispersions.normalizers
 FIT = "inference.dispersion.fit_columns"
 OF_COLUMNS = "inference.dispersion.ColumnDispersions.normalizers"
 BUGS = {
-    "columns do not share": ("models.rates.Common.given", lambda self, x: self),
+    "columns do not share": ("models.rates.Common.posterior", lambda self, x: self),
     "kernels take another": ("inference.block_hmc.law_of", lambda law, *_: law.at(20.0)[0]),
     "kernels take that of another column": ("inference.block_hmc.law_of", law_of_another),
     "no normaliser": (OF_COLUMNS, lambda *given: np.zeros_like(given[-1])),
