@@ -1,25 +1,22 @@
 """Say what an algorithm is, and find it by name."""
 
-import ast
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-import daskfactor
 from daskfactor.checks import positive_number, refuse_unknown, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import SCHEDULES, Schedule
-from daskfactor.errors import DataError, ModelError, OptionError, StoreFormatError
+from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
+from daskfactor.inference.registry import algorithms, calls
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import beside
 from daskfactor.kernels.views import Workspace
@@ -241,14 +238,12 @@ class Work(NamedTuple):
 class Algorithm:
     """A choice of algorithm with its options; immutable, and stored with the results.
 
-    A subclass is a frozen dataclass, in one module with its block operations. Nothing
-    but ``daskfactor/__init__.pyi`` lists it.
+    A subclass is a frozen dataclass, in one module with its block operations;
+    `daskfactor.inference.registry` lists it.
 
-    ``folders``: where in the package algorithms of its kind are. ``on_device``: whether its
-    block operations can be done on a GPU.
+    ``on_device``: whether its block operations can be done on a GPU.
     """
 
-    folders: ClassVar[tuple[str, ...]] = ("inference",)
     on_device: ClassVar[bool] = False
 
     @property
@@ -451,68 +446,22 @@ class Sampler(Algorithm, ABC):
         return clipped_gamma_log_density(free, rate, shape)
 
 
-# -- the algorithms that there are: the package's public names are the one list of them -----
-
-
-@cache
-def known(base: Any) -> dict[str, Any]:
-    """Return the public algorithms of a kind by name; imports the folders that they stand in."""
-    # Verbs, whose names are in small letters, need modules that take long to import.
-    names = (name for name, home in _homes() if home in base.folders and name[0].isupper())
-    values = (getattr(daskfactor, name) for name in names)
-    kinds = (value for value in values if isinstance(value, type) and issubclass(value, base))
-    return {kind.__name__: kind for kind in sorted(kinds, key=lambda kind: kind.__name__)}
-
-
-@cache
-def _homes() -> list[tuple[str, str]]:
-    """Public names, each with the folder it is defined in."""
-    stub = ast.parse(Path(daskfactor.__file__).with_suffix(".pyi").read_text())
-    nodes = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module]
-    folders = [(node, str(node.module).partition(".")[0]) for node in nodes]
-    return [(alias.name, folder) for node, folder in folders for alias in node.names]
-
-
 def judge(model: Any) -> Sampler:
     """Return the first sampler by name whose draws of this model are exact."""
-    kinds: dict[str, type[Sampler]] = known(Sampler)
-    suited = (kind().suited(model) for kind in kinds.values())
-    return next(found for found in suited if found is not None and not found.biased)
-
-
-def algorithm_from_dict(base: Any, values: dict[str, Any], made_by: str) -> Any:
-    """Make the algorithm that ``to_dict`` described; ``made_by`` is "the run was made by a …"."""
-    name = values.get("type")
-    kind = getattr(daskfactor, str(name), None)
-    if not (isinstance(kind, type) and issubclass(kind, base)):
-        advice = daskfactor.REMOVED.get(str(name)) or f"it knows {', '.join(known(base))}"
-        raise StoreFormatError(
-            f"{made_by} called {name!r}, which this version does not have; {advice}"
-        )
-    made: Any = kind
-    return made.from_dict(values)
-
-
-def chosen(base: Any, given: object, usual: str, argument: str) -> Any:
-    """Return the algorithm given for an argument, or the usual one where there is none."""
-    if given is None:
-        given = getattr(daskfactor, usual)()
-    if not isinstance(given, base):
-        names = ", ".join(f"{name}()" for name in known(base))
-        raise OptionError(f"{argument} must be one of {names}, got {given!r}")
-    return given
+    suited = (kind().suited(model) for kind in algorithms(Sampler).values())
+    exact: Sampler = next(own for own in suited if own is not None and not own.biased)
+    return exact
 
 
 def checked_sampler(model: FactorModel, sampler: object) -> Sampler:
     """Give the sampler as it samples a model; refuse what does not go together."""
     check_model(model)
     if not isinstance(sampler, Sampler):
-        names = ", ".join(f"{name}()" for name in known(Sampler))
-        raise OptionError(f'sampler must be "auto" or one of {names}, got {sampler!r}')
+        raise OptionError(f'sampler must be "auto" or one of {calls(Sampler)}, got {sampler!r}')
     given: Sampler = sampler
     found = given.suited(model)
     if found is None:
-        right = [name for name, kind in known(Sampler).items() if kind().suited(model)]
+        right = [name for name, kind in algorithms(Sampler).items() if kind().suited(model)]
         raise OptionError(
             f"{type(model).__name__} cannot be sampled by {given.name}: it takes "
             f"{' or '.join(f'{name}()' for name in right)}; leave sampler out for the right one"
@@ -556,7 +505,7 @@ def best_sampler(model: FactorModel, data: BlockedData, device: bool = False) ->
     On a ``device`` it is one of those that run there.
     """
     takers = []
-    for kind in known(Sampler).values():
+    for kind in algorithms(Sampler).values():
         own: Sampler | None = kind().suited(model)
         with suppress(ModelError, DataError, OptionError):
             if own is not None:

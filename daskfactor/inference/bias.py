@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.inference.bands import pieces_of, take_values
-from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, judge
+from daskfactor.inference.base import Sampler, checked_sampler, judge
+from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.session import session_again
 from daskfactor.inference.setting import RunOptions, Setting

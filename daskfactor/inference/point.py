@@ -12,12 +12,13 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.base import check_device, chosen
+from daskfactor.inference.base import check_device
 from daskfactor.inference.chain import stacked
 from daskfactor.inference.coordinate_descent import CoordinateDescent, suits
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
+from daskfactor.inference.registry import requested_algorithm
 from daskfactor.inference.session import Session, device_attrs, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
@@ -90,7 +91,7 @@ def optimize(
     (20, 15)
     """
     check_model(model)
-    optimizer = chosen(Optimizer, method, model.default_optimizer, "method")
+    optimizer = requested_algorithm(Optimizer, method, model.default_optimizer, "method")
     model.check_settled(optimizer.name)
     optimizer.check_model(model)
     with session(V, model, weighed=True, random_seed=random_seed, **options) as run:

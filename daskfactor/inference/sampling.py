@@ -29,7 +29,6 @@ from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import (
     Sampler,
-    algorithm_from_dict,
     asked_sampler,
     best_sampler,
     check_device,
@@ -37,6 +36,7 @@ from daskfactor.inference.base import (
 )
 from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
+from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.saved import Saved
 from daskfactor.inference.session import as_begun, device_attrs, session, session_again
 from daskfactor.inference.setting import (

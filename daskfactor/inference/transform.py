@@ -18,10 +18,11 @@ from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.store import is_blocked_store
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, ModelError, OptionError
-from daskfactor.inference.base import Sampler, check_device, chosen
+from daskfactor.inference.base import Sampler, check_device
 from daskfactor.inference.given import Given, given_by
 from daskfactor.inference.new_rows import SIDES, NewRows
 from daskfactor.inference.program import COLUMNS
+from daskfactor.inference.registry import requested_algorithm
 from daskfactor.inference.session import Session, check_data, device_attrs, session
 from daskfactor.inference.setting import DRAWS_BUDGET, in_callers_order
 from daskfactor.machine import available_memory
@@ -163,7 +164,7 @@ def transform(
             "sample with the new rows among the others"
         )
     model = _alone(given.model, factor, covariates)
-    sampler = chosen(Sampler, None, given.model.conditional_sampler, "sampler")
+    sampler = requested_algorithm(Sampler, None, given.model.conditional_sampler, "sampler")
     # Bands go side by side, each through all draws: several are worth it where one pass is not.
     reading = {"allow_empty": True, "dtype": _dtype(given, point), "workers": BANDS // 2}
 

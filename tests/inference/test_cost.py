@@ -19,9 +19,10 @@ import daskfactor as dfac
 from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, estimate_cost
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import Sampler, best_sampler, checked_sampler, known
+from daskfactor.inference.base import Sampler, best_sampler, checked_sampler
 from daskfactor.inference.gibbs import GaussianGibbs
 from daskfactor.inference.passes import Pass
+from daskfactor.inference.registry import algorithms
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.timing import HOP
 from tests.inference.measuring import CASES
@@ -333,7 +334,7 @@ def test_sparse_data_count_by_what_a_pass_visits():
 def test_whatever_may_be_chosen_says_why():
     claims = {
         name: own
-        for name, kind in known(Sampler).items()
+        for name, kind in algorithms(Sampler).items()
         for own in (kind().suited(dfac.TweedieNMF(2)), kind().suited(dfac.GaussianMF(2)))
         if own is not None and type(own).worth is not Sampler.worth
     }
