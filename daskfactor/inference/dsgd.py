@@ -20,7 +20,7 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import CycleOptions, Op, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import drop_arrays
-from daskfactor.inference.base import METRIC, Arrays, ArraySpec, Bands, check_schedule
+from daskfactor.inference.base import check_schedule
 from daskfactor.inference.dispersion import DispersionRule, typical_value
 from daskfactor.inference.gaussian_chain import (
     NO_FLOOR,
@@ -32,13 +32,18 @@ from daskfactor.inference.gaussian_chain import (
 from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
 from daskfactor.inference.passes import SharePass, every, run_pass
 from daskfactor.inference.program import (
+    METRIC,
+    Arrays,
+    ArraySpec,
+    Bands,
+    Kernel,
     Program,
+    init_band,
     learn_metric,
     prepare_state,
     refresh_metric,
     take_fits,
 )
-from daskfactor.inference.tweedie_chain import take_curvature
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.models.tweedie import TweedieNMF
@@ -59,6 +64,41 @@ UNEVEN = {True: 0.2, False: 0.01}
 factors, which it sets to zero for good, and of others. Measured against converged fits."""
 PATIENCE = 10
 """Iterations over which the objective must fall by more than ``tol``."""
+
+
+ARRAYS: Arrays = WEIGHTS | dict.fromkeys(METRIC, ArraySpec())
+"""Arrays of a descent's bands, which each block may write."""
+
+
+class DescentKernel(Kernel):
+    """Steps of gradient descent on the bands of a block."""
+
+    def step(
+        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
+    ) -> None:
+        """Move both bands by the block's gradients, from the same old state."""
+        gathered, hyper = None, program.hyper
+        if not isinstance(hyper, GaussianHyper):
+            gathered = tuple(np.zeros_like(band.values) for band in bands)
+        gradients = program.gradient(op, data, bands, workspace, gathered)
+        size = program.step_size(op.iteration)
+        for factor, band in enumerate(bands):
+            values, gradient = band.values, gradients[factor]
+            if gathered is None:
+                table = column_table(hyper, values.shape[1])[factor].astype(values.dtype)
+                mean, precision, curvature, free = table
+                metric = precision + curvature * band.arrays["weights"]
+                values += size * free * (gradient - precision * (values - mean)) / metric
+                continue
+            rate = np.asarray(program.prior(band, factor)[0], values.dtype)
+            move, metric = size * (gradient - rate), band.arrays["metric"]
+            np.divide(move, metric, out=move, where=metric > 0)
+            values *= np.maximum(1 + move, 1) / np.maximum(1 - move, 1)
+            weight = values.dtype.type(op.scale / data.grid.parts)
+            band.arrays["gathered"] += weight * gathered[factor]
+            if op.last:  # by this iteration alone
+                band.counts["curvature"] = 0
+                learn_metric(band, hyper, factor, program.frozen[factor])
 
 
 @dataclass(frozen=True)
@@ -161,7 +201,7 @@ class DSGD(Optimizer):
                 every(descent.state),
                 (),
                 tuple(METRIC),
-                take_curvature,
+                partial(init_band, kernel=DescentKernel(self, self.schedule, ARRAYS), hyper=None),
             )
             run_pass(executor, program, descent.state, data)
             refresh_metric(descent.state, unit_hyper(descent), model.frozen)
@@ -214,42 +254,12 @@ class DSGD(Optimizer):
         )
         law, hyper, model = descent.likelihood, unit_hyper(descent), descent.model
         key, frozen = (seed, 0), model.frozen
-        program = Program(self, law, descent.floor, hyper, key, frozen, shrink=step)
+        kernel = DescentKernel(self, self.schedule, ARRAYS)
+        program = Program(kernel, law, descent.floor, hyper, key, frozen, shrink=step)
         state = descent.executor.run(plan, program, descent.state.copy(), descent.data)
         (fit,) = take_fits(state).values()
         state.forget()
         return replace(descent, state=state, fit=fit)
-
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
-        """Move both bands by the block's gradients, from the same old state."""
-        gathered, hyper = None, program.hyper
-        if not isinstance(hyper, GaussianHyper):
-            gathered = tuple(np.zeros_like(band.values) for band in bands)
-        gradients = program.gradient(op, data, bands, workspace, gathered)
-        size = program.step_size(op.iteration)
-        for factor, band in enumerate(bands):
-            values, gradient = band.values, gradients[factor]
-            if gathered is None:
-                table = column_table(hyper, values.shape[1])[factor].astype(values.dtype)
-                mean, precision, curvature, free = table
-                metric = precision + curvature * band.arrays["weights"]
-                values += size * free * (gradient - precision * (values - mean)) / metric
-                continue
-            rate = np.asarray(program.prior(band, factor)[0], values.dtype)
-            move, metric = size * (gradient - rate), band.arrays["metric"]
-            np.divide(move, metric, out=move, where=metric > 0)
-            values *= np.maximum(1 + move, 1) / np.maximum(1 - move, 1)
-            weight = values.dtype.type(op.scale / data.grid.parts)
-            band.arrays["gathered"] += weight * gathered[factor]
-            if op.last:  # by this iteration alone
-                band.counts["curvature"] = 0
-                learn_metric(band, hyper, factor, program.frozen[factor])
-
-    @property
-    def arrays(self) -> Arrays:
-        return WEIGHTS | dict.fromkeys(METRIC, ArraySpec())
 
 
 class NormalDescent(Descent):

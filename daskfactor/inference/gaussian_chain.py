@@ -16,8 +16,6 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import pieces_of, take_array
-from daskfactor.inference.base import Arrays as Specs
-from daskfactor.inference.base import ArraySpec
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.links import (
@@ -33,11 +31,13 @@ from daskfactor.inference.program import (
     COLUMNS,
     ROWS,
     SHIFT,
+    ArraySpec,
     Fit,
     normalizer,
     prepare_state,
     unshifted,
 )
+from daskfactor.inference.program import Arrays as Specs
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.starts import given_state
 from daskfactor.inference.symmetries import Prior, draw_symmetries
@@ -231,7 +231,7 @@ class GaussianChain(Chain):
         """
         del on_step, first
         setting, given = self.setting, None
-        seed, arrays = setting.options.seed, setting.sampler.arrays
+        seed, arrays = setting.options.seed, setting.kernel.arrays
         if setting.init.W is not None:
             given = given_state(self.data, self.model, setting.init, self.number)
         start = self.data, self.model, seed, self.number, setting.executor, arrays
@@ -247,7 +247,7 @@ class GaussianChain(Chain):
             fit = evaluate(setting.executor, self.data, state, self.model.likelihood, NO_FLOOR)
             self.hyper = self.draw_hyper(self.hyper, state, fit, 0, tuning=False)
             if setting.init.kind == DRAWS:
-                self._stir(state)
+                self._refresh(state)
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""
@@ -329,7 +329,7 @@ class GaussianChain(Chain):
         ``tuning``: whether the metric's ratios still learn.
         """
         if tuning:
-            if "weights" in self.setting.sampler.arrays:
+            if "weights" in self.setting.kernel.arrays:
                 hyper = self._learn_ratios(hyper, state)
             if cycle < HOLD:
                 return hyper

@@ -19,12 +19,12 @@ from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_evaluation
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation
 from daskfactor.inference.bands import drop_arrays, pieces_of, take_array
-from daskfactor.inference.base import Bands
 from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
     RATE,
     ROWS,
+    Bands,
     Fit,
     law_of,
     take_fits,

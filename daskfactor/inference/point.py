@@ -22,6 +22,7 @@ from daskfactor.inference.registry import requested_algorithm
 from daskfactor.inference.session import Session, device_attrs, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
@@ -193,10 +194,10 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
     if model.likelihood.counts and data.is_integer:
         return 1.0
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    sampler = PSGLD()
+    setting = Setting(data, model, PSGLD().kernel(model, data), options, executor)
 
     def estimated() -> float:
-        chain = sampler.chain(Setting(data, model, sampler, options, executor), 0)
+        chain = TweedieChain(setting, 0)
         chain.start()
         return float(chain.hyper.dispersion)
 

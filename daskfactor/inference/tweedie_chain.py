@@ -1,5 +1,6 @@
 """A chain of a model with gamma priors: its start, its metric, its priors and its warnings."""
 
+import math
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, cast
@@ -20,16 +21,18 @@ from daskfactor.inference.multiplicative import (
     mean_floor,
     totals_of,
 )
-from daskfactor.inference.passes import Finish, Share, SharePass, every, run_pass
+from daskfactor.inference.passes import Share, SharePass, every, run_pass
 from daskfactor.inference.priors import draw_priors
 from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
     RATE,
     ROWS,
+    STEPS,
     Fit,
     band_prior,
     factor_word,
+    init_band,
     prepare_state,
     refresh_metric,
 )
@@ -79,11 +82,9 @@ def draw_by_share(
         fill_gamma(band.values * num + shape, den + rate, *address, band.values)
 
 
-def take_curvature(band: FactorBand, share: Share, factor: int, cycle: int) -> None:
-    """Begin the curvature with a denominator."""
-    del factor, cycle
-    band.arrays["curvature"][:] = share[1]
-    band.counts["curvature"] = 1
+def sum_log_steps(band: FactorBand) -> tuple[float, int]:
+    """Add up the logarithms of the steps of a band's rows; with how many these are."""
+    return float(band.arrays[STEPS][:, 1].sum()), len(band.values)
 
 
 class TweedieChain(Chain):
@@ -149,16 +150,15 @@ class TweedieChain(Chain):
             self._level(state)
         if setting.temperature is not None:
             self._heat(state)
-        prepare_state(state, setting.sampler.arrays)
+        prepare_state(state, setting.kernel.arrays)
         if drawn:
-            self._stir(state, tuple(self.hyper.prior(n)[1] for n in every(state)))
+            self._refresh(state, tuple(self.hyper.prior(n)[1] for n in every(state)))
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
-        if setting.sampler.rescales_every and not drawn:
+        if setting.rescales_every and not drawn:
             self._rescale(self.tracks[0])
-        if "metric" in setting.sampler.arrays:
-            self._with_shares(state, take_curvature, "curvature")
+        self._init_bands(state)
         self._follow_dispersion()
 
     def _level(self, state: ChainState) -> None:
@@ -187,13 +187,29 @@ class TweedieChain(Chain):
         program = SharePass(self.law, self.floor, every(state), finish=draw)
         run_pass(setting.executor, program, state, setting.data, HEATING)
 
-    def _with_shares(self, state: ChainState, finish: Finish, *names: str) -> None:
-        """Have bands do something with the multiplicative update's numerators and denominators.
+    def _init_bands(self, state: ChainState) -> None:
+        """Begin what the kernel learns, by the denominators of the multiplicative update."""
+        setting, kernel = self.setting, self.setting.kernel
+        adapted = ("adapt", "adapted")
+        names = tuple(name for name, spec in kernel.arrays.items() if spec.changes in adapted)
+        if names:
+            tempered = setting.temperature is not None
+            how: Any = {"kernel": kernel, "hyper": self.tempered, "tempered": tempered}
+            finish = partial(init_band, **how)
+            program = SharePass(self.law, self.floor, every(state), (), names, finish)
+            run_pass(setting.executor, program, state, setting.data)
 
-        ``names`` are those of the arrays that this reads or changes.
-        """
-        program = SharePass(self.law, self.floor, every(state), (), names, finish)
-        run_pass(self.setting.executor, program, state, self.setting.data)
+    def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
+        """Return the steps of cycles; the geometric mean, where rows have steps of their own."""
+        kernel = self.setting.kernel
+        if STEPS not in kernel.arrays:
+            return super().step_sizes(run, cycles)
+        step = kernel.options.step
+        if step == "auto":
+            bands = run.state.each(sum_log_steps)
+            total, rows = math.fsum(logs for logs, _ in bands), sum(count for _, count in bands)
+            step = math.exp(total / rows)
+        return np.full(len(cycles), float(step * self.shrink))
 
     def _follow_dispersion(self) -> None:
         """Recompute what depends on the dispersion: the metric, and the normaliser if it is known.
@@ -204,7 +220,7 @@ class TweedieChain(Chain):
         self.normalizer = self.rule.normalizer(self.setting.executor, self.hyper.dispersion)
 
     def _refresh_metrics(self) -> None:
-        if "metric" in self.setting.sampler.arrays:
+        if "metric" in self.setting.kernel.arrays:
             for run in self.tracks:
                 refresh_metric(run.state, self.tempered, self.model.frozen)
 
@@ -212,7 +228,7 @@ class TweedieChain(Chain):
 
     def _between(self, run: TrackRun, start: int) -> None:
         super()._between(run, start)
-        if self.setting.sampler.rescales_every and run.cycle % self.setting.learns_every == 0:
+        if self.setting.rescales_every and run.cycle % self.setting.learns_every == 0:
             self._rescale(run)
 
     def _rescale(self, run: TrackRun) -> None:
@@ -399,9 +415,9 @@ class TweedieChain(Chain):
             self.latest = self.rule.mean_estimate(self.looks)
         if end >= self.setting.options.tune:
             # Rates that move take the metric with them.
-            arrays = self.setting.sampler.arrays.items()
+            arrays = self.setting.kernel.arrays.items()
             kept = {"curvature"} if self.model.learnt else set()
-            names = [n for n, own in arrays if own.life == "tune" and n not in kept]
+            names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
             for run in self.tracks:
                 run.state.each(partial(drop_arrays, names=names))
 

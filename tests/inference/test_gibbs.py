@@ -14,6 +14,7 @@ from daskfactor.errors import DataError, ModelError
 from daskfactor.inference import gaussian_chain as chains
 from daskfactor.inference.gaussian_chain import observation_weights, quadratic_form, warm_start
 from daskfactor.inference.program import Fit
+from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper
@@ -84,11 +85,12 @@ def test_tempered_posteriors_are_refused():
     model, sampler = dfac.TweedieNMF(2), Gibbs(warm_start=1)
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, "float32")
     with dfac.as_blocks(counts(), 2) as data:
-        setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=0.5)
-        chain = sampler.chain(setting, 0)
+        kernel = sampler.kernel(model, data)
+        setting = Setting(data, model, kernel, options, SerialExecutor(), temperature=0.5)
+        chain = new_chain(setting, 0)
         chain.start()
         refused(ModelError, "use PSGLD", chain.advance, 2)
-        chain = sampler.chain(replace(setting, temperature=1.0), 0)
+        chain = new_chain(replace(setting, temperature=1.0), 0)
         chain.start()
         chain.advance(2)
 

@@ -18,6 +18,7 @@ from daskfactor import (
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.inference import multiplicative
+from daskfactor.inference.dsgd import DescentKernel
 from daskfactor.inference.multiplicative import Descent, run_updates
 from daskfactor.inference.passes import evaluate
 from daskfactor.kernels.steps import multiply_by_share
@@ -176,13 +177,13 @@ def test_rows_without_an_entry_go_to_the_mode_of_their_prior():
 
 def test_every_stratum_is_visited_once_an_iteration(monkeypatch):
     visits = []
-    original = DSGD.block_step
+    original = DescentKernel.step
 
     def watched(self, program, op, *rest):
         visits.append((op.iteration, op.block))
         original(self, program, op, *rest)
 
-    monkeypatch.setattr(DSGD, "block_step", watched)
+    monkeypatch.setattr(DescentKernel, "step", watched)
     data = as_blocks(counts(), 3)
     fitted(data, TweedieNMF(2), max_iter=2, step=1e-3, schedule=Cyclic())
     assert len(visits) == len(set(visits)) == 2 * 9
