@@ -18,7 +18,7 @@ from daskfactor.evidence.rowwise import LONGEST, SMALLEST, Entries, Prior, Targe
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler, longest_stride
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.passes import Place, evaluate
 from daskfactor.inference.setting import RunOptions, Setting, check_stride
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.views import AnyBlock, SparseBlock
@@ -188,7 +188,7 @@ def _fit(
         W, H = factors
         return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
     state = make_state(data.grid, *(factor.astype(data.dtype) for factor in factors))
-    fit = evaluate(SerialExecutor(), data, state, model.likelihood, SMALLEST_MEAN)
+    fit = evaluate(Place(SerialExecutor(), data, state, SMALLEST_MEAN), model.likelihood)
     return fit.negative_divergence
 
 

@@ -15,6 +15,8 @@ from daskfactor.inference.steps import ConstantStep, PolynomialStep
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 
+Data = BlockedData | None
+"""Data, if there are any yet."""
 KINDS: dict[str, Any] = {
     "ConstantStep": ConstantStep,
     "PolynomialStep": PolynomialStep,
@@ -100,9 +102,7 @@ class Sampler(Algorithm, ABC):
             whole_number("warm_start", self.warm_start, 0)
 
     @abstractmethod
-    def kernel(
-        self, model: Any, data: BlockedData | None = None, on_device: bool = False
-    ) -> Kernel:
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         """Return what runs on a model and data, with all that options left open.
 
         Without data only the model is checked, and the kernel is one of a matrix in one block.
@@ -123,9 +123,7 @@ class Sampler(Algorithm, ABC):
         del model, data
         return 0.0
 
-    def _check(
-        self, model: Any, data: BlockedData | None, on_device: bool, tensors: bool = True
-    ) -> None:
+    def _check(self, model: Any, data: Data, on_device: bool, tensors: bool = True) -> None:
         """Refuse kinds of models and data; ``tensors``: whether it moves more than two factors."""
         if not (model.nonnegative or self._real_valued):
             kinds = algorithms(Sampler).items()
@@ -145,7 +143,7 @@ class Sampler(Algorithm, ABC):
             check_device(self, model, None if data is None else data.unstored)
 
 
-def count_parts(data: BlockedData | None) -> int:
+def count_parts(data: Data) -> int:
     """Return the number of parts of the data, 1 where there are no data yet."""
     return 1 if data is None else data.grid.parts
 

@@ -26,7 +26,7 @@ from daskfactor.data.grid import Passes
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Sampler, observations_per_parameter, pass_size
+from daskfactor.inference.base import Data, Sampler, observations_per_parameter, pass_size
 from daskfactor.inference.program import (
     COLUMNS,
     HYPER_EVERY,
@@ -35,9 +35,9 @@ from daskfactor.inference.program import (
     STEPS,
     Arrays,
     ArraySpec,
-    Bands,
     Kernel,
     Program,
+    Visit,
     Work,
     band_prior,
     law_of,
@@ -413,9 +413,7 @@ class BlockHMC(Sampler):
             return EFFICIENCY
         return LARGE_EFFICIENCY if size <= BEARABLE else 0.0
 
-    def kernel(
-        self, model: Any, data: BlockedData | None = None, on_device: bool = False
-    ) -> Kernel:
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device)
         visits = self.steps + 1
         passes = visits * (2 if data is None else len(data.grid.sides))
@@ -457,32 +455,29 @@ class BlockHMCKernel(Kernel):
         by = (size ** (-2.0 * power)).astype(band.values.dtype)
         band.arrays[MASS] *= beside(band.values, by)
 
-    def step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Add the block's share of one side's gradient; move that side at a pass's end.
 
         A single block has all of a row's data: a path is then one operation, its first, and the
         others of its passes do nothing.
         """
+        op, data, bands, workspace = visit
         visits, parts = self.options.steps + 1, data.grid.parts
         number, position = divmod(op.iteration % (len(bands) * visits * parts), parts)
-        factor, visit = divmod(number, visits)
-        if visit == 0 or parts > 1:
+        factor, passed = divmod(number, visits)
+        if passed == 0 or parts > 1:
             band = bands[factor]
             power = power_of(band, float(program.hyper.prior(factor)[1]))
             path = Path(self.options, program, band, factor, op.cycle, power)
             law = law_of(program.likelihood, op.block, bands[COLUMNS])
             block = data.view(*op.block), law, factor, values_of(bands), program.floor
-            if visit == 0 and position == 0:
+            if passed == 0 and position == 0:
                 band.arrays[GRADIENT] = np.zeros_like(band.values)
                 band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
             with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
                 if parts == 1:
                     path.go(block, op, workspace)
                 else:
-                    path.add_slope(block, visit, workspace)
+                    path.add_slope(block, passed, workspace)
                     if position == parts - 1:
-                        path.move(visit, op)
-        if op.last:
-            program.finish_cycle(op, bands)
+                        path.move(passed, op)

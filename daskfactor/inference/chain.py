@@ -18,6 +18,7 @@ from daskfactor.inference.bands import is_finite
 from daskfactor.inference.base import Track
 from daskfactor.inference.links import LINK_PRECISIONS, LINKS, SIDES
 from daskfactor.inference.multiplicative import OnStep
+from daskfactor.inference.passes import Place
 from daskfactor.inference.program import Fit, Kernel, Program, factor_word, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.steps import StepSize
@@ -231,16 +232,15 @@ class Chain(ABC):
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters under the names that results use."""
 
-    @abstractmethod
     def memory(self) -> dict[str, Any]:
         """Return JSON values and arrays that a checkpoint keeps besides the state."""
+        noise = [np.asarray(self.noise_sum).tolist(), self.noise_draws]
+        return {"noise": noise, **self.links, **self.means}
 
-    @abstractmethod
     def recall(self, memory: dict[str, Any]) -> None:
         """Take over what `memory` gave."""
-
-    def recall_links(self, memory: dict[str, Any]) -> None:
-        """Take over links, and the means of what is learnt, if there are any."""
+        noise, self.noise_draws = memory.get("noise", (0.0, 0))  # older versions have none
+        self.noise_sum = np.asarray(noise)
         names = (*LINKS, *LINK_PRECISIONS)
         self.links = {name: memory[name] for name in names if name in memory}
         self.means = {name: own for name, own in memory.items() if name.endswith("_mean")}
@@ -269,6 +269,9 @@ class Chain(ABC):
         for factor, shape in enumerate(shapes):
             how: Any = {"kernel": self.setting.kernel, "key": key, "factor": factor}
             state.each(partial(refresh_band, shape=shape, **how), factor)
+
+    def _place(self, state: ChainState) -> Place:
+        return Place(self.setting.executor, self.setting.data, state, self.floor)
 
     def _prior_constant(self) -> float:
         """Return the part of the log prior density that bands do not record."""

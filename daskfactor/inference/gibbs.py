@@ -15,7 +15,7 @@ from daskfactor.data.grid import Passes
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Sampler, observations_per_parameter
+from daskfactor.inference.base import Data, Sampler, observations_per_parameter
 from daskfactor.inference.gaussian_chain import column_table, quadratic_form
 from daskfactor.inference.program import (
     COLUMNS,
@@ -28,13 +28,14 @@ from daskfactor.inference.program import (
     Bands,
     Kernel,
     Program,
+    Visit,
     Work,
     unshifted,
 )
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
 from daskfactor.kernels.variates import fill_gamma
-from daskfactor.kernels.views import AnyBlock, Workspace
+from daskfactor.kernels.views import AnyBlock
 from daskfactor.models.settings import held
 
 PASSES = 2
@@ -140,9 +141,7 @@ class Gibbs(Sampler):
     _real_valued: ClassVar[bool] = True
     reason: ClassVar[str] = "exact, and quick where counts are few"
 
-    def kernel(
-        self, model: Any, data: BlockedData | None = None, on_device: bool = False
-    ) -> Kernel:
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device, tensors=False)
         if not model.nonnegative:
             return RowGibbsKernel(self, Passes(PASSES), EQUATIONS, WORK_OF_ROWS)
@@ -201,18 +200,14 @@ class GibbsKernel(Kernel):
 
     rescales_every: ClassVar[int | None] = HYPER_EVERY
 
-    def step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Gather one side's sums; in the first pass rows move at the end, in the second columns."""
-        del workspace
+        op, data, bands, _ = visit
         second, position = divmod(op.iteration % (PASSES * data.grid.blocks), data.grid.blocks)
         factor = COLUMNS if second else ROWS
         self._gather(program, op, data.view(*op.block), bands, factor)
         if position == data.grid.blocks - 1:
             self._move(program, bands[factor], factor, op.cycle)
-        if op.last:
-            program.finish_cycle(op, bands)
 
     def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
         """Add a block's share of what the factor that moves next is drawn from."""

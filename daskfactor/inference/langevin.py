@@ -28,7 +28,7 @@ from daskfactor.data.grid import Passes, Reshuffled, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Sampler, Track, check_schedule, count_parts
+from daskfactor.inference.base import Data, Sampler, Track, check_schedule, count_parts
 from daskfactor.inference.program import (
     HYPER_EVERY,
     METRIC,
@@ -38,6 +38,7 @@ from daskfactor.inference.program import (
     Bands,
     Kernel,
     Program,
+    Visit,
     Work,
     law_of,
     learn_metric,
@@ -46,7 +47,6 @@ from daskfactor.inference.steps import ConstantStep, Step, automatic_step, check
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import langevin_step
 from daskfactor.kernels.subsample import block_address
-from daskfactor.kernels.views import Workspace
 from daskfactor.models.settings import held
 
 Array = NDArray[Any]
@@ -55,7 +55,7 @@ Transition = Literal["moments", "euler"]
 Matched = tuple[tuple[float, float] | None, ...]
 
 STEEPEST = 8**0.5
-"""How far up a gradient may move an entry under laws whose gradients have poles at zero, in
+"""Farthest that a gradient may move an entry up under laws whose gradients have poles at zero, in
 units of √(s (θ + s)): two standard deviations of its noise."""
 FIBRES, PRIMES = 1024, (2, 3, 5, 7, 11, 13, 17)
 """Fibres of a tensor's block at which the share of a component is taken, and what spreads them."""
@@ -123,49 +123,44 @@ class LangevinKernel(Kernel):
     learns_every: ClassVar[int] = HYPER_EVERY
     rescales_every: ClassVar[int | None] = 20
 
-    def step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Add the block's share of the gradients to both bands; move them at a pass's end."""
-        self._add(program, op, data, bands, workspace)
-        number, position = divmod(op.iteration, data.grid.parts)
-        if position == data.grid.parts - 1:
-            matched = self._matched(program, op, data, bands)
-            for factor, band in enumerate(bands):
+        self._add(program, visit)
+        parts = visit.data.grid.parts
+        number, position = divmod(visit.op.iteration, parts)
+        if position == parts - 1:
+            matched = self._matched(program, visit)
+            for factor, band in enumerate(visit.bands):
                 self._move(program, band, band.arrays["gradient"], number, factor, matched[factor])
                 band.arrays["gradient"][:] = 0
-        if op.last:
-            self._finish(program, op, bands)
+        self._learn(program, visit)
 
     def _learns(self, op: Op) -> bool:
         """Return whether an operation gathers the curvature that the metric is learnt from."""
         return op.wanted.adapt and "metric" in self.arrays
 
-    def _add(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def _add(self, program: Program, visit: Visit) -> None:
         """Add the block's share of the gradients, and of the curvature while it is learnt."""
         curvatures = None
-        if self._learns(op):
-            curvatures = tuple(band.arrays["gathered"] for band in bands)
-        shares = program.gradient(op, data, bands, workspace, curvatures)
-        for band, share in zip(bands, shares, strict=True):
+        if self._learns(visit.op):
+            curvatures = tuple(band.arrays["gathered"] for band in visit.bands)
+        shares = program.gradient(visit, curvatures)
+        for band, share in zip(visit.bands, shares, strict=True):
             band.arrays["gradient"] += share
 
-    def _matched(self, program: Program, op: Op, data: BlockedData, bands: Bands) -> Matched:
+    def _matched(self, program: Program, visit: Visit) -> Matched:
         """Return a share f and the bound of a step that matches moments, for every band."""
         if self.options.transition != "moments" or "metric" not in self.arrays:
-            return (None,) * len(bands)
+            return (None,) * len(visit.bands)
         # Numerators times θ grow without end as θ falls where their exponent is below 1.
         bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
-        view, balance = partial(data.view, *op.block), self._balance(op, data)
-        shares = blockwise.mean_shares(first_two(bands), balance, view)
+        view = partial(visit.data.view, *visit.op.block)
+        shares = blockwise.mean_shares(first_two(visit.bands), self._balance(visit), view)
         return tuple((share, bound) for share in shares)
 
-    def _balance(self, op: Op, data: BlockedData) -> Sequence[float]:
+    def _balance(self, visit: Visit) -> Sequence[float]:
         """Return how evenly a cycle's steps share the data of each band."""
-        del data
-        return (1.0,) * len(op.block)
+        return (1.0,) * len(visit.bands)
 
     def _move(
         self,
@@ -186,41 +181,36 @@ class LangevinKernel(Kernel):
         with held(band.values, program.frozen[factor]):
             langevin_step(band.values, gradient, None, *rest)
 
-    def _finish(self, program: Program, op: Op, bands: Bands) -> None:
-        """Learn the metric from the cycle, and record where it ended."""
-        if self._learns(op):
-            for factor, band in enumerate(bands):
+    def _learn(self, program: Program, visit: Visit) -> None:
+        """Learn the metric from a cycle, where it ends."""
+        if visit.op.last and self._learns(visit.op):
+            for factor, band in enumerate(visit.bands):
                 learn_metric(band, program.hyper, factor, program.frozen[factor])
-        program.finish_cycle(op, bands)
 
 
 class PartsKernel(LangevinKernel):
     """Langevin steps on the gradients of conflict-free parts of the data."""
 
-    def step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Move all bands by the block's own gradients, from the same old state."""
-        curvatures = None
+        op, curvatures = visit.op, None
         if self._learns(op):
-            curvatures = tuple(np.zeros_like(band.values) for band in bands)
-        gradients = program.gradient(op, data, bands, workspace, curvatures)
-        matched = self._matched(program, op, data, bands)
-        for factor, band in enumerate(bands):
+            curvatures = tuple(np.zeros_like(band.values) for band in visit.bands)
+        gradients, matched = program.gradient(visit, curvatures), self._matched(program, visit)
+        for factor, band in enumerate(visit.bands):
             if curvatures is not None:
                 # Gathered with weight s / B: 1 where every part comes up once a cycle,
                 # N / (B |part|) where parts are drawn.
-                weight = band.values.dtype.type(op.scale / data.grid.parts)
+                weight = band.values.dtype.type(op.scale / visit.data.grid.parts)
                 band.arrays["gathered"] += weight * curvatures[factor]
             self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
-        if op.last:
-            self._finish(program, op, bands)
+        self._learn(program, visit)
 
-    def _balance(self, op: Op, data: BlockedData) -> Sequence[float]:
+    def _balance(self, visit: Visit) -> Sequence[float]:
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
         # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
-        balance = block_balance(data.mass_key, data.n_observed.shape)
-        return [bands.take(number) for bands, number in zip(balance, op.block, strict=True)]
+        balance = block_balance(visit.data.mass_key, visit.data.n_observed.shape)
+        return [bands.take(number) for bands, number in zip(balance, visit.op.block, strict=True)]
 
 
 class SubsampleKernel(LangevinKernel):
@@ -235,11 +225,9 @@ class SubsampleKernel(LangevinKernel):
         share: float = self.options.share(data.grid.blocks)
         return max(1, round(data.total_observed * share))
 
-    def _add(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
-        del workspace
-        blocks, (rows, cols) = data.grid.blocks, bands
+    def _add(self, program: Program, visit: Visit) -> None:
+        op, data, (rows, cols), _ = visit
+        blocks = data.grid.blocks
         number, (row, col) = op.iteration // blocks, map(np.asarray, op.block)
         block = row * blocks + col  # on the device the numbers of all blocks of a round
         shares = allotment(program.key, number, self.entries(data), data.observed_key)
@@ -379,9 +367,7 @@ class PSGLD(LangevinSampler):
         del model, data
         return 1.0
 
-    def kernel(
-        self, model: Any, data: BlockedData | None = None, on_device: bool = False
-    ) -> Kernel:
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device)
         parts = count_parts(data)
         step = self._size(automatic_step(parts, model.n_components))
@@ -493,9 +479,7 @@ class LangevinDynamics(LangevinSampler):
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "euler"
 
-    def kernel(
-        self, model: Any, data: BlockedData | None = None, on_device: bool = False
-    ) -> Kernel:
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device)
         step = self._size(automatic_step(1, model.n_components))
         return LangevinKernel(self, Passes(1), self._arrays(), Work(1), step)
@@ -582,9 +566,7 @@ class SGLD(LangevinSampler):
         """Return |Ω| / N on a grid of ``blocks`` x ``blocks``."""
         return 1.0 / blocks if isinstance(self.subsample, str) else self.subsample
 
-    def kernel(
-        self, model: Any, data: BlockedData | None = None, on_device: bool = False
-    ) -> Kernel:
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device, tensors=False)
         share = self.share(count_parts(data))
         moves = max(1, round(1.0 / share))

@@ -25,7 +25,16 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.given import Condition, Given
 from daskfactor.inference.multiplicative import SMALLEST
 from daskfactor.inference.passes import Share, add_share
-from daskfactor.inference.program import DISPERSION, RATE, ROWS, Kernel, Program, band_prior, law_of
+from daskfactor.inference.program import (
+    DISPERSION,
+    RATE,
+    ROWS,
+    Kernel,
+    Program,
+    Visit,
+    band_prior,
+    law_of,
+)
 from daskfactor.kernels.cuda.blocks import entries_on_device
 from daskfactor.kernels.cuda.device import current
 from daskfactor.kernels.steps import here, multiply_by_share, zeros_beside
@@ -53,7 +62,7 @@ OF_RATES = 6
 
 @dataclass(frozen=True)
 class NewRows:
-    """How bands of new rows are drawn; what executors map over the bands.
+    """Draws bands of new rows; executors map it over the bands.
 
     Attributes
     ----------
@@ -94,7 +103,7 @@ class NewRows:
 
     @property
     def at_once(self) -> bool:
-        """Whether a draw of rows does not depend on where they were."""
+        """Tell whether a draw of rows does not depend on where they were."""
         return not self.given.model.nonnegative
 
     def room(self, length: int) -> Array:
@@ -320,7 +329,7 @@ class Rows:
         bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
         for iteration in range(factor * visits, (factor + 1) * visits):
             op = Op(Action.UPDATE, Block(0, 0), self.cycle, iteration, 1.0, False, wanted)
-            plan.kernel.step(self.program, op, self.data, bands, self.work)
+            plan.kernel.step(self.program, Visit(op, self.data, bands, self.work))
         if RATE in self.band.arrays and plan.covariates is None:
             self._draw_rates()
         self.cycle += 1

@@ -137,6 +137,15 @@ class Work(NamedTuple):
     passes_per_column: float = 0.0
 
 
+class Visit(NamedTuple):
+    """An operation with its block of the data, the bands that meet there, and buffers."""
+
+    op: Op
+    data: BlockedData
+    bands: Bands
+    workspace: Workspace
+
+
 ONE_PASS, UNIT_STEP = Work(1), ConstantStep(1.0)
 
 
@@ -188,13 +197,8 @@ class Kernel(ABC):
             band.counts["curvature"] = 1
 
     @abstractmethod
-    def step(
-        self, program: "Program", op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
-        """Change the bands of a block, in place.
-
-        In a cycle's last operation (``op.last``) it ends with ``program.finish_cycle``.
-        """
+    def step(self, program: "Program", visit: Visit) -> None:
+        """Change the bands of a block, in place."""
 
     def retune(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
         """Multiply a band's columns, and change what is learnt of it accordingly."""
@@ -227,8 +231,34 @@ class Fit(NamedTuple):
     pearson: Any
 
 
+class Evaluates:
+    """Adds up fits; base of what executors run."""
+
+    likelihood: Likelihood
+    floor: float
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        bands: Bands,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        """Add up the fit over a block, and move the moments of its monitored cells."""
+        watched = None
+        if cells is not None and op.wanted.record:
+            cells.count += 1
+            watched = (cells.at, cells.mean, cells.m2, cells.count)
+        sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        total = Sums(total=sums)
+        blockwise.accumulate(*block, "score", total, workspace, cells=watched)
+        return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
+
+
 @dataclass(frozen=True)
-class Program:
+class Program(Evaluates):
     """A kernel at a chain's present hyperparameters; immutable, so that any executor may share it.
 
     Attributes
@@ -292,41 +322,21 @@ class Program:
         return gradient, (float(rate), float(shape))
 
     def gradient(
-        self,
-        op: Op,
-        data: BlockedData,
-        bands: Bands,
-        workspace: Workspace,
-        curvatures: tuple[Array, ...] | None = None,
+        self, visit: Visit, curvatures: tuple[Array, ...] | None = None
     ) -> tuple[Array, ...]:
-        """Return the block's share of the gradients of the log-likelihood, scaled by ``op``."""
+        """Return the block's share of the gradients of the log-likelihood, scaled by its ``op``."""
+        op, data, bands, workspace = visit
         scale = op.scale / self.hyper.dispersion
         law = law_of(self.likelihood, op.block, bands[COLUMNS])
         block = (data.view(*op.block), law, values_of(bands), scale, self.floor)
         return blockwise.gradient(*block, workspace, curvatures)
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
-        """Move the two bands of a block, in place."""
-        self.kernel.step(self, op, data, bands, workspace)
-
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        bands: Bands,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        """Add up the fit over a block, and move the moments of its monitored cells."""
-        watched = None
-        if cells is not None and op.wanted.record:
-            cells.count += 1
-            watched = (cells.at, cells.mean, cells.m2, cells.count)
-        sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
-        block = data.view(*op.block), law, values_of(bands), self.floor
-        total = Sums(total=sums)
-        blockwise.accumulate(*block, "score", total, workspace, cells=watched)
-        return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
+        """Move the bands of a block, in place; record what a cycle's last operation leaves."""
+        self.kernel.step(self, Visit(op, data, bands, workspace))
+        if op.last:
+            for factor, band in enumerate(bands):
+                finish_band(band, self, op, factor)
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
@@ -341,15 +351,6 @@ class Program:
     def _named(self, op: Op, concerned: Callable[[ArraySpec, Op], bool]) -> tuple[str, ...]:
         arrays = self.kernel.arrays.items()
         return tuple(name for name, spec in arrays if spec.life != "cycle" and concerned(spec, op))
-
-    def finish_cycle(self, op: Op, bands: Bands) -> None:
-        """Record what a cycle left in two bands, as `finish_band` does.
-
-        Every `Kernel.step` calls it in an operation that is the cycle's last (``op.last``), once
-        the bands have moved.
-        """
-        for factor, band in enumerate(bands):
-            finish_band(band, self, op, factor)
 
 
 def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None:
@@ -412,22 +413,6 @@ def band_prior(band: FactorBand, hyper: Hyperparameters, factor: int) -> tuple[R
     """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
     rate, shape = hyper.prior(factor)
     return beside(band.values, band.arrays.get(RATE, rate)), shape
-
-
-def init_band(
-    band: FactorBand,
-    share: tuple[Array, Array],
-    factor: int,
-    cycle: int,
-    kernel: Kernel,
-    hyper: Any,
-    tempered: bool = False,
-) -> None:
-    """Begin what a kernel learns of a band, by numerator and denominator of its update."""
-    del cycle
-    if tempered:
-        band.counts[LOGARITHMS] = 1
-    kernel.init(band, factor, share[1], hyper)
 
 
 def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Mask) -> None:

@@ -77,7 +77,7 @@ NOT_STARTED: dict[str, Any] = {
 }
 """The checkpoint of a run whose warm start has not ended: resuming begins it again."""
 PROCESSORS, NEXT = "processors", "; "
-"""What a run without a GPU is on, and what stands between the devices that a run was on."""
+"""Name of the device of a run without a GPU, and separator of the devices of a run."""
 
 
 @verb

@@ -1,4 +1,4 @@
-"""What is asked of a run: its options, its timetable, and all that its chains share."""
+"""Options and timetable of a run, and all that its chains share."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -41,10 +41,10 @@ SMALL_DATA = 2**28
 DRAWS_BUDGET = 2**30
 """Bytes that draws may take under ``keep="auto"``."""
 SEGMENT_BYTES = 2**25
-"""What draws may take until a segment's end, where the states of the chains do not take more."""
+"""Bytes of draws until a segment's end, where the states of the chains do not take more."""
 SEGMENT_FLOPS = 2e11
 DEVICE_PACE = 100.0
-"""How much more a GPU does between segments' ends, where its states come home and go back."""
+"""Factor of the work between segments' ends on a GPU, whose states come home and go back there."""
 LONGEST_SEGMENT = 500
 TUNE_SEGMENTS = 10
 USUAL_DRAWS, USUAL_TUNE = 500, 500
@@ -296,13 +296,13 @@ class Setting:
 
     @property
     def at_once(self) -> bool:
-        """Whether chains run side by side: of one block, if it is more work than Python is."""
+        """Tell whether chains run side by side: of one block, if it is more work than Python is."""
         large = pass_size(self.model, self.data) >= WORTH_A_THREAD
         return self.data.grid.blocks == 1 and large
 
     @property
     def is_dense_pass(self) -> bool:
-        """Whether a pass visits every cell, as in dense data."""
+        """Tell whether a pass visits every cell, as in dense data."""
         return is_dense_pass(self.model, self.data)
 
     @property

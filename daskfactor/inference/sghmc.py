@@ -16,7 +16,7 @@ from daskfactor.data.grid import Cyclic, Proportional, Reshuffled, Schedule
 from daskfactor.errors import ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Sampler, check_schedule, count_parts
+from daskfactor.inference.base import Data, Sampler, check_schedule, count_parts
 from daskfactor.inference.gaussian_chain import WEIGHTS, column_table, quadratic_form
 from daskfactor.inference.program import (
     HYPER_EVERY,
@@ -25,9 +25,9 @@ from daskfactor.inference.program import (
     SHIFT,
     Arrays,
     ArraySpec,
-    Bands,
     Kernel,
     Program,
+    Visit,
     Work,
     learn_metric,
     unshifted,
@@ -43,7 +43,6 @@ from daskfactor.kernels.steps import (
     refresh,
     refresh_length,
 )
-from daskfactor.kernels.views import Workspace
 
 Array = NDArray[Any]
 
@@ -189,9 +188,7 @@ class SGHMC(Sampler):
         long = not model.nonnegative or takes_long_steps(model, data)
         return EFFICIENCY if long else SHORT_EFFICIENCY
 
-    def kernel(
-        self, model: Any, data: BlockedData | None = None, on_device: bool = False
-    ) -> Kernel:
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         squares = bool(model.nonnegative)
         self._check(model, data, on_device, tensors=squares)
         friction, warm_start = self.friction, self.warm_start if squares else 0
@@ -228,27 +225,21 @@ class MomentumKernel(Kernel):
 
     learns_every: ClassVar[int] = HYPER_EVERY
 
-    def step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Kick and drift both bands; at a cycle's end refresh the momentum in between."""
-        gradients = program.gradient(op, data, bands, workspace)
-        for factor, band in enumerate(bands):
-            self._move(program, op, band, gradients[factor], factor)
-        if op.last:
-            program.finish_cycle(op, bands)
+        gradients = program.gradient(visit)
+        for factor, band in enumerate(visit.bands):
+            self._move(program, visit.op, band, gradients[factor], factor)
 
-    def _move(
-        self, program: Program, op: Op, band: FactorBand, gradient: Array, factor: int
-    ) -> None:
+    def _move(self, program: Program, op: Op, band: FactorBand, grad: Array, factor: int) -> None:
         table = column_table(program.hyper, band.values.shape[1])[factor]
         columns = table.astype(band.values.dtype)
         momentum, weights = band.arrays[MOMENTUM], band.arrays["weights"]
         if SHIFT in band.arrays:  # the kernel's prior means are the same for all rows
-            gradient += columns[1] * band.arrays[SHIFT]
+            grad += columns[1] * band.arrays[SHIFT]
         size = program.step_size(op.iteration)
         share = 0.5 if op.last else 1.0
-        kick_drift(band.values, momentum, gradient, weights, columns, size, share)
+        kick_drift(band.values, momentum, grad, weights, columns, size, share)
         if op.last:
             self._refresh(band, self._kept(), program.address(band, op.iteration, factor))
             drift(band.values, momentum, weights, columns, size, share)
@@ -291,28 +282,22 @@ class SquaresKernel(MomentumKernel):
     rescales_every: ClassVar[int | None] = HYPER_EVERY
     log_prior = Kernel.log_prior
 
-    def step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Kick both bands and let them drift; gather curvature while the metric is learnt."""
-        adapt = op.wanted.adapt
+        op, bands, adapt = visit.op, visit.bands, visit.op.wanted.adapt
         gathered = tuple(band.arrays["gathered"] for band in bands) if adapt else None
-        gradients = program.gradient(op, data, bands, workspace, gathered)
+        gradients = program.gradient(visit, gathered)
         for factor, band in enumerate(bands):
             self._move(program, op, band, gradients[factor], factor)
             if op.last and adapt:
                 learn_metric(band, program.hyper, factor, program.frozen[factor])
-        if op.last:
-            program.finish_cycle(op, bands)
 
-    def _move(
-        self, program: Program, op: Op, band: FactorBand, gradient: Array, factor: int
-    ) -> None:
+    def _move(self, program: Program, op: Op, band: FactorBand, grad: Array, factor: int) -> None:
         along, across, metric = (band.arrays[name] for name in (MOMENTUM, SPIN, "metric"))
-        gradient, (rate, shape) = program.prior_of(band, factor, gradient)
+        grad, (rate, shape) = program.prior_of(band, factor, grad)
         size = math.sqrt(program.step_size(op.iteration))
         share = 0.5 if op.last else 1.0
-        kick_flight(band.values, along, across, gradient, metric, rate, size, share)
+        kick_flight(band.values, along, across, grad, metric, rate, size, share)
         if not op.last:
             return
         self._refresh(band, self._kept(), program.address(band, op.iteration, factor), shape)

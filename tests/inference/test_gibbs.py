@@ -178,15 +178,21 @@ def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first():
         for own in (chain, other):
             own.hyper = own.priors = priors
         fit = Fit(-50.0, 100.0)
-        held = chain.draw_hyper(priors, state, fit, chains.HOLD - 1, True)
+
+        def after(own, cycle, tuning):
+            own.hyper = priors
+            own.draw_hyper(state, fit, cycle, tuning)
+            return own.hyper
+
+        held = after(chain, chains.HOLD - 1, True)
         assert held._replace(ratio_w=1.0, ratio_h=1.0) == priors
         assert held.ratio_w != 1.0
         cycle = chains.HOLD + 1  # at which W and H stay where they are
-        tuned = chain.draw_hyper(priors, state, fit, cycle, True)
-        drawn = chain.draw_hyper(priors, state, fit, cycle, False)
+        tuned = after(chain, cycle, True)
+        drawn = after(chain, cycle, False)
         assert tuned._replace(ratio_w=1.0, ratio_h=1.0) == drawn
-        assert chain.draw_hyper(priors, state, fit, cycle + 5, False).noise != drawn.noise
-        assert other.draw_hyper(priors, state, fit, cycle, False).noise != drawn.noise
+        assert after(chain, cycle + 5, False).noise != drawn.noise
+        assert after(other, cycle, False).noise != drawn.noise
 
 
 def test_log_densities_are_scipys():

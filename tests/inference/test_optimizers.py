@@ -20,7 +20,7 @@ from daskfactor.errors import DataWarning, OptionError
 from daskfactor.inference import multiplicative
 from daskfactor.inference.dsgd import DescentKernel
 from daskfactor.inference.multiplicative import Descent, run_updates
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.passes import Place, evaluate
 from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.models.tweedie_law import Tweedie
 from tests.executors.audit import AuditExecutor
@@ -69,7 +69,7 @@ def test_objective_falls_at_every_iteration_that_is_kept(beta, share):
     values = [value for _, value in point.objective]
     assert len(values) > 10
     assert np.all(np.diff(values) < 0)
-    fit = evaluate(SerialExecutor(), data, point.state, Tweedie(beta), 1e-6 * data.mean)
+    fit = evaluate(Place(SerialExecutor(), data, point.state, 1e-6 * data.mean), Tweedie(beta))
     again = multiplicative.objective(model, point.state, point.hyper, fit)
     assert again == pytest.approx(values[-1], rel=1e-6)
 
@@ -179,9 +179,9 @@ def test_every_stratum_is_visited_once_an_iteration(monkeypatch):
     visits = []
     original = DescentKernel.step
 
-    def watched(self, program, op, *rest):
-        visits.append((op.iteration, op.block))
-        original(self, program, op, *rest)
+    def watched(self, program, visit):
+        visits.append((visit.op.iteration, visit.op.block))
+        original(self, program, visit)
 
     monkeypatch.setattr(DescentKernel, "step", watched)
     data = as_blocks(counts(), 3)

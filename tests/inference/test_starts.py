@@ -14,7 +14,7 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.inference import setting, starts, tweedie_chain
 from daskfactor.inference.inits import KINDS, SHORT, Init, checked_init
 from daskfactor.inference.multiplicative import Descent, initial_state, start_state
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.passes import Place, evaluate
 from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.gamma_factors import Hyperparameters
@@ -59,7 +59,7 @@ def begun(V, model, init, sampler, count=1, **reading):
             W, Ht = (state.gather(side) for side in ("rows", "columns"))
             if data.row_order is not None:
                 W, Ht = W[np.argsort(data.row_order)], Ht[np.argsort(data.col_order)]
-            fit = evaluate(SerialExecutor(), data, state, model.likelihood, chain.floor)
+            fit = evaluate(Place(SerialExecutor(), data, state, chain.floor), model.likelihood)
             found.append((W, Ht.T, chain, fit))
     return found
 

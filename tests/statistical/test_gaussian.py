@@ -59,10 +59,11 @@ class NoBiasTakenOff(RowGibbsKernel):
 class OldNormalW:
     """H drawn given the W that W was drawn beside."""
 
-    def step(self, program, op, data, bands, work):
+    def step(self, program, visit):
+        op, data, bands, _ = visit
         if op.iteration % (2 * data.grid.blocks) == 0 and op.block.row == op.block.col:
             bands[ROWS].arrays["old"] = bands[ROWS].values.copy()
-        super().step(program, op, data, bands, work)
+        super().step(program, visit)
 
     def _gather(self, program, op, view, bands, factor):
         rows, cols = bands
@@ -151,17 +152,17 @@ def test_momentum_against_quadrature(noise):
 
 
 class NoScale:
-    def step(self, program, op, *rest):
-        super().step(program, op._replace(scale=1.0), *rest)
+    def step(self, program, visit):
+        super().step(program, visit._replace(op=visit.op._replace(scale=1.0)))
 
 
 class HotMomentum:
     """The momentum a fiftieth too large after every cycle."""
 
-    def step(self, program, op, data, bands, work):
-        super().step(program, op, data, bands, work)
-        if op.last:
-            for band in bands:
+    def step(self, program, visit):
+        super().step(program, visit)
+        if visit.op.last:
+            for band in visit.bands:
                 band.arrays["momentum"] *= 1.02
 
 

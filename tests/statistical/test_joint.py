@@ -123,13 +123,13 @@ def of_log(density, shape, rng):
 class OldW:
     """The rates of H from the W that S was drawn with."""
 
-    def step(self, program, op, data, bands, work):
-        rows, cols = bands
+    def step(self, program, visit):
+        op, data, (rows, cols), _ = visit
         share = np.zeros(cols.values.shape)
         add_rates(data.view(*op.block), False, rows.values, share)
         first = op.iteration % (2 * data.grid.blocks) < data.grid.blocks
         gathered(cols, RATES)[:] += share if first else -share
-        super().step(program, op, data, bands, work)
+        super().step(program, visit)
 
 
 class SameNumbers:
@@ -219,9 +219,9 @@ def test_exact_samplers_are_calibrated(name, calibrated):
 class Hot:
     """The likelihood to the power 1 / 1.3."""
 
-    def step(self, program, *rest):
+    def step(self, program, visit):
         hyper = program.hyper._replace(dispersion=1.3 * program.hyper.dispersion)
-        super().step(replace(program, hyper=hyper), *rest)
+        super().step(replace(program, hyper=hyper), visit)
 
 
 @pytest.mark.full

@@ -242,8 +242,8 @@ class Projection(NumpySteps):
 class Unscaled:
     """Parts stand for themselves only."""
 
-    def step(self, program, op, *rest):
-        super().step(program, op._replace(scale=1.0), *rest)
+    def step(self, program, visit):
+        super().step(program, visit._replace(op=visit.op._replace(scale=1.0)))
 
 
 NoScale = bug("NoScale", Unscaled)
