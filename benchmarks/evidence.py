@@ -14,7 +14,8 @@ from scipy.special import gammaln, logsumexp
 
 import daskfactor as dfac
 from benchmarks.harness import QUIET, Array, Figure, Run, line, timed
-from daskfactor.inference.base import Sampler, known
+from daskfactor.inference.base import Sampler
+from daskfactor.inference.registry import algorithms
 
 RATE = 5.0
 SERIAL = QUIET | {"executor": "serial"}
@@ -161,8 +162,8 @@ def coverage(run: Run) -> Iterator[Figure]:
     two = dfac.TweedieNMF(2, dispersion=1.0, **unit)
     cases["Poisson 2 × 2, K = 2"] = tiny, two, exact_posterior(tiny, 1.0, K=2)["log_evidence"]
     for name, (V, law, exact) in cases.items():
-        samplers = (kind().suited(law) for kind in known(Sampler).values())
-        for sampler in ("exact", *(own for own in samplers if own is not None and own.tempers)):
+        samplers = (kind() for kind in algorithms(Sampler).values())
+        for sampler in ("exact", *(own for own in samplers if own.dispersion is None)):
             method = Integration(sampler=sampler)
             try:
                 found = [estimate(V, law, method, seed) for seed in range(20)]

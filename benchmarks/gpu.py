@@ -343,7 +343,8 @@ def parts_of_faces(V: Array, iterations: int, executor: Executor) -> float:
     with as_blocks(V, 8) as data:
         options = RunOptions(2 * cycles, 0, 1, 1, 0, "moments", 0, "float32")
         model, sampler = dfac.TweedieNMF(K_FACES, dispersion=1.0), dfac.PSGLD(warm_start=2)
-        chain: Any = TweedieChain(Setting(data, model, sampler, options, executor), 0)
+        kernel = sampler.kernel(model, data)
+        chain: Any = TweedieChain(Setting(data, model, kernel, options, executor), 0)
         chain.start()
         chain._wanted = lambda run, cycle, end: CycleOptions(record=True, evaluate=cycle == end - 1)
         chain.advance(2)  # compiles and touches every buffer

@@ -37,9 +37,9 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import ThreadsExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, make_state
-from daskfactor.inference.base import METRIC, MOMENTS, ConstantStep
 from daskfactor.inference.langevin import PSGLD
-from daskfactor.inference.program import Program, prepare_state
+from daskfactor.inference.program import METRIC, RECORDED, Program, prepare_state
+from daskfactor.inference.steps import ConstantStep
 from daskfactor.kernels import blockwise, linalg
 from daskfactor.kernels.dense import accumulation
 from daskfactor.kernels.jit import jit
@@ -48,6 +48,7 @@ from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import langevin_step
 from daskfactor.kernels.views import NO_WEIGHTS, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
+from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.models.tweedie_law import Tweedie
 
 FLOOR = (1e-6, ())
@@ -193,7 +194,7 @@ def stored(run: Run) -> Iterator[Figure]:
 
 def program() -> Program:
     return Program(
-        PSGLD(),
+        PSGLD().kernel(TweedieNMF(2)),
         likelihood=Tweedie(1.0),
         hyper=Hyperparameters(1.0, 1.0, 1.0),
         floor=FLOOR[0],
@@ -220,7 +221,7 @@ def start(data: BlockedData, K: int) -> ChainState:
     sizes = [side.offsets[-1] for side in data.grid.sides]
     made = [(rng.standard_gamma(2.0, (n, K), np.float32) * scale).astype("f4") for n in sizes]
     state = make_state(data.grid, *made)
-    prepare_state(state, (*MOMENTS, *METRIC))
+    prepare_state(state, RECORDED | METRIC)
     observed = [*data.n_observed.sum(axis=1), *data.n_observed.sum(axis=0)]
     for band, n in zip(state.bands(), observed, strict=True):
         typical = n / len(band.values) * float(band.values.mean())

@@ -27,8 +27,6 @@ from .executors import SerialExecutor as SerialExecutor
 from .executors import TasksExecutor as TasksExecutor
 from .executors import ThreadsExecutor as ThreadsExecutor
 from .executors.device import CUDA as CUDA
-from .inference.base import ConstantStep as ConstantStep
-from .inference.base import PolynomialStep as PolynomialStep
 from .inference.bias import discretization_bias as discretization_bias
 from .inference.block_hmc import BlockHMC as BlockHMC
 from .inference.calibration import calibrate as calibrate
@@ -46,6 +44,8 @@ from .inference.point import optimize as optimize
 from .inference.refits import sampling_wrapper as sampling_wrapper
 from .inference.sampling import sample as sample
 from .inference.sghmc import SGHMC as SGHMC
+from .inference.steps import ConstantStep as ConstantStep
+from .inference.steps import PolynomialStep as PolynomialStep
 from .inference.transform import transform as transform
 from .models.coupled import Coupled as Coupled
 from .models.coupled import Relation as Relation

@@ -15,7 +15,7 @@ from daskfactor.errors import EngineError, OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.device import CUDA, DeviceExecutor
 from daskfactor.inference import new_rows, transform
-from daskfactor.inference.base import best_sampler
+from daskfactor.inference.base import choose_kernel
 from daskfactor.inference.setting import DEVICE_PACE, Setting, plan_run
 from daskfactor.kernels import langevin, steps
 from daskfactor.kernels.cuda import device as module
@@ -227,7 +227,7 @@ def test_a_stored_run_goes_on_there_and_here(stand_in, tmp_path):
 def test_an_automatic_sampler_is_one_that_runs_there(stand_in, name):
     values, model = MODELS[name]
     data = blocks(values())
-    assert best_sampler(model(), data, device=True).on_device
+    assert choose_kernel(None, model(), data, on_device=True).options.on_device
     found = dfac.sample(data, model(), device="cuda", **(RUN | {"draws": 2, "tune": 2}))
     assert np.isfinite(found["posterior"]["W"].values).all()
 
@@ -238,7 +238,7 @@ def test_an_automatic_sampler_may_be_another_one_there():
     few.data[:] = 1
     data = dfac.as_blocks(few, unstored="zero", allow_empty=True)
     model = dfac.TweedieNMF(3, dispersion=1.0)
-    best = [best_sampler(model, data, device).name for device in (False, True)]
+    best = [choose_kernel(None, model, data, device).options.name for device in (False, True)]
     assert best == ["Gibbs", "SGHMC"]
 
 

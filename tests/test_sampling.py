@@ -157,7 +157,7 @@ def test_what_is_kept(keep, draws, monkeypatch):
     ],
 )
 def test_auto_keeps_within_the_budget_and_statistics(sampler, chains, affordable, monkeypatch):
-    one = (23 + 17) * 2 * 4 * chains * sum(1 / track.coarseness for track in sampler.tracks)
+    one = (23 + 17) * 2 * 4 * chains * sum(1 / track.stride for track in sampler.tracks)
     monkeypatch.setattr("daskfactor.inference.setting.DRAWS_BUDGET", affordable * one)
     tree = dfac.sample(counts(), TWO, sampler, chains=chains, **QUICK | {"draws": 20})
     groups = [group for group in ("posterior", "posterior_coarse") if group in tree.children]

@@ -158,9 +158,10 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
 
 
 def _sampler_option(call: re.Match[str]) -> str:
-    from daskfactor.inference.base import Sampler, known
+    from daskfactor.inference.base import Sampler
+    from daskfactor.inference.registry import algorithms
 
-    return f"--sampler {call[1].lower()}" if call[1] in known(Sampler) else call[0]
+    return f"--sampler {call[1].lower()}" if call[1] in algorithms(Sampler) else call[0]
 
 
 def plain(value: Any) -> Any:

@@ -204,9 +204,10 @@ def sampler_named(text: str) -> Any:
     """Make the sampler whose name begins with ``text``, in letters of any case; leave "auto"."""
     if text.lower() == "auto":
         return "auto"
-    from daskfactor.inference.base import Sampler, known
+    from daskfactor.inference.base import Sampler
+    from daskfactor.inference.registry import algorithms
 
-    samplers = known(Sampler)
+    samplers = algorithms(Sampler)
     meant = [name for name in samplers if name.lower().startswith(text.lower())]
     meant = [name for name in meant if name.lower() == text.lower()] or meant
     if len(meant) != 1:

@@ -14,8 +14,9 @@ from daskfactor.data.files import ANYTHING, refuse_columns
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import ModelError, OptionError
 from daskfactor.executors import Choice, Executor
-from daskfactor.inference.base import Algorithm, chosen, known
+from daskfactor.inference.base import Algorithm
 from daskfactor.inference.point import chosen_dispersion
+from daskfactor.inference.registry import algorithms, requested_algorithm
 from daskfactor.inference.session import session, session_of
 from daskfactor.options import OnMatrix, split, verb
 from daskfactor.progress import OnEvent, counted
@@ -133,7 +134,6 @@ class EvidenceMethod(Algorithm, ABC):
     ``suits``: what the ``evidence_data`` of models may be that it is for.
     """
 
-    folders = ("evidence", "allocation")
     suits: ClassVar[tuple[str, ...]] = ("matrix",)
 
     def read(self, V: Any, model: Any, wanted: Wanted = ANYTHING) -> tuple[Any, str]:
@@ -254,9 +254,10 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
             "an evidence is known of a TweedieNMF, a NegativeBinomialNMF, a CP, an AllocationModel "
             f"and a GaussianAdditive, got {model!r}; compare others by hold_out() and predict()"
         )
-    found: EvidenceMethod = chosen(EvidenceMethod, method, model.default_evidence, "method")
+    usual = model.default_evidence
+    found: EvidenceMethod = requested_algorithm(EvidenceMethod, method, usual, "method")
     if model.evidence_data not in found.suits:
-        kinds = known(EvidenceMethod).items()
+        kinds = algorithms(EvidenceMethod).items()
         names = (name for name, kind in kinds if model.evidence_data in kind.suits)
         right = sorted(names, key=lambda name: name != model.default_evidence)
         raise ModelError(

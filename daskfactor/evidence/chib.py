@@ -34,8 +34,8 @@ from daskfactor.inference.bands import (
     take_counts,
     take_values,
 )
-from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.program import COLUMNS, ROWS, Program
+from daskfactor.inference.gibbs import Gibbs, GibbsKernel
+from daskfactor.inference.program import COLUMNS, ROWS, ArraySpec, Program
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.linalg import log_permanent
@@ -59,7 +59,7 @@ SAMPLED = 2000
 
 
 @dataclass(frozen=True)
-class MeasuringGibbs(Gibbs):
+class MeasuringKernel(GibbsKernel):
     """Gibbs sweeps that record densities at a point of one factor, as sums of its bands.
 
     Of W the table A; of H, under a frozen W, the log-density of every row.
@@ -80,9 +80,6 @@ class MeasuringGibbs(Gibbs):
                 free = each if frozen is None else each[:, ~frozen]
                 band.sums[cycle, POINT] = free.sum(axis=1)
         return shapes, rates
-
-    def reads(self) -> tuple[str, ...]:
-        return (POINT,)
 
 
 def entries(point: Wide, shapes: Wide, rates: Wide) -> Wide:
@@ -266,10 +263,10 @@ class Chib(EvidenceMethod):
                 f"{self.name}() gives the evidence of a matrix, and a {type(model).__name__} model "
                 f"is of a tensor; use {model.default_evidence}(), or leave method out"
             )
-        Gibbs().check_model(model)
+        Gibbs().kernel(model)
 
     def estimate(self, problem: EvidenceProblem) -> Evidence:
-        Gibbs().check_data(problem.data)
+        Gibbs().kernel(problem.model, problem.data)
         sweeps = _Sweeps(problem, self.tune + self.tune // 2 + 2 * self.draws)
         sweeps.run(self.tune - self.tune // 4, "tune")
         W, H = sweeps.average(self.tune // 4)
@@ -364,7 +361,8 @@ class _Sweeps:
         self.problem, self.sweeps = problem, sweeps
         data, model = problem.data, replace(problem.model, dispersion=1.0)
         options = RunOptions(1, 0, 1, 1, problem.seed, "moments", 0, str(data.dtype))
-        chain = TweedieChain(Setting(data, model, Gibbs(), options, problem.executor), 0)
+        kernel = Gibbs().kernel(model, data)
+        chain = TweedieChain(Setting(data, model, kernel, options, problem.executor), 0)
         chain.start()
         self.state: ChainState = chain.tracks[0].state
         self.program = chain.program(chain.tracks[0].track)
@@ -376,7 +374,7 @@ class _Sweeps:
             return
         options, data = CycleOptions(**wanted), self.problem.data
         plan = build_plan(
-            Gibbs().schedule,
+            self.program.kernel.schedule,
             data.n_observed,
             range(self.cycle, self.cycle + count),
             np.random.default_rng,
@@ -402,7 +400,7 @@ class _Sweeps:
         self.program = replace(self.program, frozen=(every, self.program.frozen[1]))
 
     def densities(self, point: Wide, factor: int, count: int) -> Iterator[Wide]:
-        """What `MeasuringGibbs` records of the next sweeps, in batches of about equal size.
+        """What `MeasuringKernel` records of the next sweeps, in batches of about equal size.
 
         Of W tables (sweeps, K, K), of H log-densities (sweeps, J).
         """
@@ -411,7 +409,11 @@ class _Sweeps:
         for number in (ROWS, COLUMNS):
             own = pieces_of(grid, number, point) if number == factor else none
             self.state.each(partial(take_array, name=POINT), number, own)
-        self.program = replace(usual, algorithm=MeasuringGibbs(measured=factor))
+        kernel, point_spec = usual.kernel, {POINT: ArraySpec(changes="never", wide=True)}
+        measuring = MeasuringKernel(
+            kernel.options, kernel.schedule, kernel.arrays | point_spec, measured=factor
+        )
+        self.program = replace(usual, kernel=measuring)
         for batch in np.array_split(np.arange(count), BATCHES):
             self.run(len(batch), "draw")
             cycles = range(self.cycle - len(batch), self.cycle)

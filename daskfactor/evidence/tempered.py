@@ -17,9 +17,10 @@ from daskfactor.evidence.base import EvidenceProblem
 from daskfactor.evidence.rowwise import LONGEST, SMALLEST, Entries, Prior, Target, row_kernels
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
-from daskfactor.inference.base import Sampler
-from daskfactor.inference.passes import evaluate
-from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.base import Sampler, longest_stride
+from daskfactor.inference.passes import Place, evaluate
+from daskfactor.inference.setting import RunOptions, Setting, check_stride
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
@@ -187,7 +188,7 @@ def _fit(
         W, H = factors
         return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
     state = make_state(data.grid, *(factor.astype(data.dtype) for factor in factors))
-    fit = evaluate(SerialExecutor(), data, state, model.likelihood, SMALLEST_MEAN)
+    fit = evaluate(Place(SerialExecutor(), data, state, SMALLEST_MEAN), model.likelihood)
     return fit.negative_divergence
 
 
@@ -238,12 +239,14 @@ def _sampled_fits(
     seed, number = address
     draws, tune, every = lengths
     # Draws and tuning cycles are rounded up to what every track of the sampler divides.
-    each = sampler.coarseness
+    each = longest_stride(sampler)
     draws, tune = (-(-count // each) * each for count in (draws, tune))
-    sampler.check_lengths(draws, tune)
+    check_stride(sampler, draws, tune)
     options = RunOptions(draws, tune, 1, every, seed, "moments", 0, str(data.dtype))
-    setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=t)
-    chain = sampler.chain(setting, number)
+    setting = Setting(
+        data, model, sampler.kernel(model, data), options, SerialExecutor(), temperature=t
+    )
+    chain = TweedieChain(setting, number)
     chain.start()
     found: list[list[float]] = [[] for _ in sampler.tracks]
     for end in setting.ends:

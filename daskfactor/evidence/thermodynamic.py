@@ -38,7 +38,7 @@ from daskfactor.evidence.tempered import (
     listed_entries,
     temperature_series,
 )
-from daskfactor.inference.base import Sampler, judge
+from daskfactor.inference.base import Sampler, reference_sampler
 from daskfactor.inference.program import normalizer
 from daskfactor.models.tweedie import TweedieNMF
 
@@ -347,19 +347,19 @@ class ThermodynamicIntegration(EvidenceMethod):
         if model.tensor and self.sampler == "exact":
             raise ModelError(
                 'sampler="exact" moves rows of a matrix, and this model is of a tensor; leave '
-                f"sampler out for {judge(model).name}(), whose draws are exact, too"
+                f"sampler out for {reference_sampler(model).name}(), whose draws are exact, too"
             )
         if isinstance(self.sampler, Sampler):
-            suited = self.sampler.suited(model)
-            if suited is None or not suited.tempers:
+            if self.sampler.dispersion is not None:
                 raise ModelError(
                     f"{self.sampler.name} does not sample powers of a TweedieNMF's likelihood, or "
                     "not soon enough for an evidence; use BlockHMC(), or leave sampler out"
                 )
-            suited.check_model(model)
-            if suited.biased and np.isneginf(model.likelihood.log_normalizer(0.0, 1.0)):
+            self.sampler.kernel(model)
+            name = self.sampler.name
+            if self.sampler.biased and np.isneginf(model.likelihood.log_normalizer(0.0, 1.0)):
                 raise ModelError(
-                    f"{suited.name} takes steps of a finite size, which at low temperatures pass "
+                    f"{name} takes steps of a finite size, which at low temperatures pass "
                     f"the means near zero that {model.likelihood} does not allow, and the "
                     "evidence is off by more than its size; use BlockHMC(), or leave sampler out"
                 )
@@ -378,13 +378,13 @@ class ThermodynamicIntegration(EvidenceMethod):
     def choice(self, data: BlockedData, model: TweedieNMF) -> Choice:
         """The sampler that is used."""
         if isinstance(self.sampler, Sampler):
-            return self.sampler.suited(model) or self.sampler
+            return self.sampler
         if self.sampler is not None:
             return self.sampler
         if model.tensor:
-            return judge(model)
+            return reference_sampler(model)
         work = listed_entries(data, model.likelihood) * model.n_components
-        return "exact" if work <= SMALL else judge(model)
+        return "exact" if work <= SMALL else reference_sampler(model)
 
     def _lengths(self, kind: str) -> tuple[int, int, int]:
         """Draws, tuning cycles and thinning, of which None stands for the usual ones."""
@@ -418,10 +418,11 @@ class ThermodynamicIntegration(EvidenceMethod):
         if isinstance(choice, Sampler):
             kind = "sampler" if choice.biased else "judge"
             if choice.biased:
+                exact_name = reference_sampler(model).name
                 warn(
                     f"the claimed errors do not know of the bias of {choice.name}'s steps, which "
                     "grows with the data: of 100 x 75 counts and three components it was up to "
-                    f"four times as large; {judge(model).name}(), or no sampler, has none",
+                    f"four times as large; {exact_name}(), or no sampler, has none",
                     SamplingWarning,
                 )
         lengths = self._lengths(kind)

@@ -1,4 +1,4 @@
-"""Change or measure one band of a state where it lies: functions for `ChainState.each`.
+"""Functions of one band of a state, for `ChainState.each`, which calls them where the band lies.
 
 They go to other processes where the bands are there, and what they return comes back: sums,
 numbers and flags, nothing that grows with a factor.

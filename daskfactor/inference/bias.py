@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.inference.bands import pieces_of, take_values
-from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, judge
+from daskfactor.inference.base import Sampler, checked_sampler, longest_stride, reference_sampler
+from daskfactor.inference.langevin import coupled
+from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.session import session_again
 from daskfactor.inference.setting import RunOptions, Setting
@@ -153,16 +155,16 @@ def discretization_bias(
     seed, described = resolve_seed(random_seed), json.loads(tree.attrs["run"])
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
     model = model_from_dict(described["model"])
-    pair = None if model.learnt else sampler.pair()
+    pair = None if model.learnt else coupled(sampler)
     kept = Kept(tree.attrs, "this trace", tree)
     with session_again(kept, V, model, None, seed, **options) as run:
         model = _settled(model.placed(run.data.placed), tree)
-        follower = checked_sampler(model, pair or judge(model)).over(len(run.data.grid.sides))
-        each = follower.coarseness
+        follower = checked_sampler(model, pair or reference_sampler(model))
+        kernel, each = follower.kernel(model, run.data), longest_stride(follower)
         asked = described["options"] | {"seed": seed, "thin": 1, "keep": "draws", "keep_every": 1}
         asked |= {"draws": each * lengths[0], "tune": 2 * each * (lengths[1] // 2)}
         asked |= {"chains": tree["posterior"].sizes["chain"]}
-        setting = Setting(run.data, model, follower, RunOptions.from_dict(asked), run.executor)
+        setting = Setting(run.data, model, kernel, RunOptions.from_dict(asked), run.executor)
         on = Continued(setting, sink := Sink(run_spec(setting, False)), run.on_event)
         run.stack.callback(on.close)
         on.restore({}, NOT_STARTED)

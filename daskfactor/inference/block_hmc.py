@@ -14,37 +14,35 @@ paths of θ itself that lead there are refused, and draws miss small entries.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import inner_share, positive_number, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Passes, Schedule
+from daskfactor.data.grid import Passes
 from daskfactor.errors import OptionError
-from daskfactor.executors.plan import CycleOptions, Op
+from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import (
+from daskfactor.inference.base import Data, Sampler, observations_per_parameter, pass_size
+from daskfactor.inference.program import (
+    COLUMNS,
     HYPER_EVERY,
+    LOGARITHMS,
     RECORDED,
+    STEPS,
     Arrays,
     ArraySpec,
-    Bands,
-    ConstantStep,
-    Sampler,
-    Track,
+    Kernel,
+    Program,
+    Visit,
     Work,
-    pass_size,
-    told_each,
+    band_prior,
+    law_of,
+    values_of,
 )
-from daskfactor.inference.chain import Chain, TrackRun
-from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.passes import Share
-from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, values_of
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.paths import Path as RowPaths
 from daskfactor.kernels.steps import (
@@ -61,7 +59,6 @@ from daskfactor.kernels.steps import (
     zeros_beside,
 )
 from daskfactor.kernels.views import BlockView, SparseBlock, Sums, TensorBlock, Workspace
-from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import held, named_columns
 from daskfactor.results.schema import Variable, statistic
 
@@ -70,9 +67,8 @@ Wide = NDArray[np.float64]
 Block = tuple[Any, Any, int, tuple[Array, ...], float]
 """A block: view, law, factor, values of the bands, and floor."""
 
-MASS, STEPS = "mass", "steps"
-"""What a band keeps: the mass of each entry; log ε, its average and the averaged δ - α of each
-row, (n, 3) in double precision."""
+MASS = "mass"
+"""Array of a band: the mass of each entry."""
 GRADIENT, FITS, START, ENERGY = "gradient", "fits", "start", "energy"
 PLACE, MOMENTUM, SPREAD = "place", "momentum", "spread"
 KEPT: Arrays = {
@@ -82,9 +78,9 @@ KEPT: Arrays = {
 PATH: Arrays = dict.fromkeys((GRADIENT, START, PLACE, MOMENTUM, SPREAD), ArraySpec("cycle"))
 PATH |= dict.fromkeys((FITS, ENERGY), ArraySpec("cycle", columns=1, wide=True))
 """What a band has along a path alone."""
-ADAPTED, LOGARITHMS = "adapted", "logarithms"
-"""Counts the cycles that step and mass were learnt from; 1 if paths are those of log θ."""
-ACCEPTANCE = "acceptance"
+ADAPTED = "adapted"
+"""Counts the cycles that step and mass were learnt from."""
+ACCEPTANCE = "acceptance_rate"
 
 JITTER = 0.1
 """A path's step is ε times the exponential of so many normal deviations."""
@@ -157,65 +153,12 @@ def power_of(band: FactorBand, shape: float) -> float:
     return shape if shape < 1 else 1.0 - band.counts.get(LOGARITHMS, 0)
 
 
-def begin_paths(
-    band: FactorBand,
-    share: Share,
-    factor: int,
-    cycle: int,
-    sampler: "BlockHMC",
-    logarithms: bool,
-    hyper: Hyperparameters,
-) -> None:
-    """Give a band what its paths need, by a denominator."""
-    del cycle
-    band.counts[LOGARITHMS] = int(logarithms)
-    sampler.begin(band, factor, share[1], hyper)
-
-
-def sum_log_steps(band: FactorBand) -> tuple[float, int]:
-    """Add up the logarithms of the steps of a band's rows; with how many these are."""
-    return float(band.arrays[STEPS][:, 1].sum()), len(band.values)
-
-
-class BlockHMCChain(TweedieChain):
-    """A chain of a `TweedieNMF` under `BlockHMC`; all that it learns is in its bands."""
-
-    def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
-        """Start as other chains do, with masses from the multiplicative update's denominators.
-
-        m = c / (θ + 1/c): no less than the expected information.
-        """
-        super().start(on_step, first)
-        sampler, logarithms = self.setting.sampler, self.setting.temperature is not None
-        how: Any = {"sampler": sampler, "logarithms": logarithms, "hyper": self.tempered}
-        self._with_shares(self.tracks[0].state, partial(begin_paths, **how), MASS, STEPS)
-
-    def _wanted(self, run: TrackRun, cycle: int, end: int) -> CycleOptions:
-        """Learn in every cycle of tuning, and in no other."""
-        return replace(super()._wanted(run, cycle, end), adapt=cycle < self.setting.options.tune)
-
-    def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
-        """Return the geometric mean of the steps of all rows, the same for all cycles."""
-        given: Any = self.setting.sampler.step
-        if given != "auto":
-            return np.full(len(cycles), float(given * self.shrink))
-        found = run.state.each(sum_log_steps)
-        total, rows = math.fsum(own for own, _ in found), sum(count for _, count in found)
-        return np.full(len(cycles), math.exp(total / rows) * self.shrink)
-
-    def statistics(self, cycles: list[int]) -> dict[str, Array]:
-        """Return the mean of the rows' acceptance probabilities."""
-        state, rows = self.tracks[0].state, sum(self.setting.data.shape)
-        totals = [math.fsum(state.sums((cycle, ACCEPTANCE))) for cycle in cycles]
-        return {"acceptance_rate": np.array(totals) / rows}
-
-
 QUICK, BEARABLE, ROW_PRICE = 4e5, 1e7, 20
 """Entries times components up to which a cycle takes 2 ms, and 50 ms; a row counts as 20 cells."""
 INFORMED = 1.0
 """Observations for each number of the factors from which paths are worth their price."""
-EXACT, BESIDE = 10.0, 2.0
-ALONE = 6
+EFFICIENCY, LARGE_EFFICIENCY = 10.0, 2.0
+ROW_STEPS = 6
 """Leapfrog steps of a path of rows given the other factor. Measured on faces, 25 components: 14
 visits in two paths leave the correlation with the draw before that 20 do in four paths of 4. A
 single longer path would, too, but one that is refused leaves all of the draw before."""
@@ -458,108 +401,91 @@ class BlockHMC(Sampler):
     (1, 20, 2, 15)
     """
 
-    chain: ClassVar[type[Chain]] = BlockHMCChain
-    biased: ClassVar[bool] = False
-    merit: ClassVar[str] = "exact, and quick enough on data of this size"
     on_device: ClassVar[bool] = True
-    rescales_every: ClassVar[int | None] = HYPER_EVERY
-    statistics: ClassVar[tuple[Variable, ...]] = (
-        statistic("acceptance_rate", "acceptance probability of the proposal"),
-    )
+    biased: ClassVar[bool] = False
+    reason: ClassVar[str] = "exact, and quick enough on data of this size"
     step: float | Literal["auto"] = "auto"
     steps: int = 4
     target_accept: float = 0.8
     warm_start: int | Literal["auto"] = "auto"
-    schedule: Schedule = field(init=False, repr=False)
-    n_factors: int = field(default=2, init=False, repr=False)
-
-    def over(self, n_factors: int) -> Self:
-        """Move as many factors in a cycle, one after the other."""
-        made = replace(self)
-        object.__setattr__(made, "n_factors", n_factors)
-        object.__setattr__(made, "schedule", Passes(n_factors * (self.steps + 1), n_factors))
-        return made
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_leapfrog(self)
-        passes = self.n_factors * (self.steps + 1), self.n_factors
-        object.__setattr__(self, "schedule", Passes(*passes))
 
-    def worth(self, model: Any, data: Any) -> float:
+    def efficiency(self, model: Any, data: BlockedData) -> float:
         """Most where a run takes seconds; else as measured, while it does not take hours."""
         size = pass_size(model, data) + ROW_PRICE * sum(data.shape) * model.n_components
-        if size <= QUICK and told_each(model, data) >= INFORMED:
-            return EXACT
-        return BESIDE if size <= BEARABLE else 0.0
+        if size <= QUICK and observations_per_parameter(model, data) >= INFORMED:
+            return EFFICIENCY
+        return LARGE_EFFICIENCY if size <= BEARABLE else 0.0
 
-    def work(self, blocks: int) -> Work:
-        """Count two thirds of a gradient for each visit; fits at both ends of a path."""
-        visits = self.n_factors * (self.steps + 1 if blocks > 1 else 1)
-        return Work(1, visits, self.steps + 1 + 2 / 3)
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
+        self._check(model, data, on_device)
+        visits, factors = self.steps + 1, 2 if data is None else len(data.grid.sides)
+        alone = data is not None and data.grid.parts == 1
+        # A visit is two thirds of a gradient; both ends of a path take fits, too.
+        work = Work(1, factors * (1 if alone else visits), visits + 2 / 3)
+        schedule = Passes(factors * visits, factors)
+        return BlockHMCKernel(self, schedule, RECORDED | KEPT | PATH, work)
 
-    @property
-    def arrays(self) -> Arrays:
-        return RECORDED | KEPT | PATH
 
-    def step_for(self, track: Track, blocks: int, n_components: int) -> ConstantStep:
-        """Return 1: rows have their own steps."""
-        del track, blocks, n_components
-        return ConstantStep(1.0)
+class BlockHMCKernel(Kernel):
+    """Paths of all rows of a factor given the others, one factor after the other."""
 
-    def begin(self, band: FactorBand, factor: int, denominator: Array, hyper: Any) -> None:
-        """Give a band the masses m = c / (θ + 1/c), and the first step."""
+    statistics: ClassVar[tuple[Variable, ...]] = (
+        statistic(ACCEPTANCE, "acceptance probability of the proposal"),
+    )
+    rescales_every: ClassVar[int | None] = HYPER_EVERY
+    adapts_always: ClassVar[bool] = True
+
+    def init(self, band: FactorBand, factor: int, denominator: Array, hyper: Any) -> None:
+        """Give a band the masses m = c / (θ + 1/c), and the first step.
+
+        These masses are no less than the expected information.
+        """
+        band.counts.setdefault(LOGARITHMS, 0)
         rate, shape = band_prior(band, hyper, factor)
         c = denominator / hyper.dispersion + rate
         near = band.values + 1.0 / c
         power = power_of(band, shape)
         steep = near if not power else near ** (1.0 - power) / power
-        found = c / near * (1.0 if power == 1 else steep) ** 2
-        band.arrays[MASS] = found.astype(band.values.dtype)
-        start = math.log(first_step(self.step, band.values.shape[1]))
+        mass = c / near * (1.0 if power == 1 else steep) ** 2
+        band.arrays[MASS] = mass.astype(band.values.dtype)
+        start = math.log(first_step(self.options.step, band.values.shape[1]))
         steps = np.repeat([[start, start, 0.0]], len(band.values), axis=0)
         band.arrays[STEPS] = beside(band.values, steps)
         band.counts[ADAPTED] = 0
 
-    def for_compilation(self) -> Self:
-        return replace(super().for_compilation(), steps=1, step="auto", target_accept=0.8)
-
-    def conditional(self) -> Self:
-        """Take longer paths: a draw of the other factor is dear, and passes of few rows are not."""
-        return replace(self, steps=ALONE)
-
-    def resize(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
+    def retune(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
         """Multiply a band's columns; masses go with them."""
-        super().resize(band, factor, size, hyper)
+        super().retune(band, factor, size, hyper)
         power = power_of(band, float(hyper.prior(factor)[1]))
         by = (size ** (-2.0 * power)).astype(band.values.dtype)
         band.arrays[MASS] *= beside(band.values, by)
 
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Add the block's share of one side's gradient; move that side at a pass's end.
 
         A single block has all of a row's data: a path is then one operation.
         """
+        op, data, bands, workspace = visit
         parts = data.grid.parts
-        visits = self.steps + 1 if parts > 1 else 1
+        visits = self.options.steps + 1 if parts > 1 else 1
         number, position = divmod(op.iteration % (len(bands) * visits * parts), parts)
-        factor, visit = divmod(number, visits)
+        factor, passed = divmod(number, visits)
         band = bands[factor]
         power = power_of(band, float(program.hyper.prior(factor)[1]))
-        path = Path(self, program, band, factor, op.cycle, power)
+        path = Path(self.options, program, band, factor, op.cycle, power)
         law = law_of(program.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, factor, values_of(bands), program.floor
-        if visit == 0 and position == 0:
+        if passed == 0 and position == 0:
             band.arrays[GRADIENT] = np.zeros_like(band.values)
             band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
         with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
             if parts == 1:
                 path.go(block, op, workspace)
             else:
-                path.add_slope(block, visit, workspace)
+                path.add_slope(block, passed, workspace)
                 if position == parts - 1:
-                    path.move(visit, op)
-        if op.last:
-            program.finish_cycle(op, bands)
+                    path.move(passed, op)

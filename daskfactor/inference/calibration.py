@@ -20,7 +20,7 @@ from scipy import sparse
 from daskfactor.checks import is_number, whole_number
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import OptionError
-from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
+from daskfactor.inference.base import Sampler, choose_kernel, requested_sampler
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.setting import checked_lengths
 from daskfactor.models.settings import FactorModel
@@ -174,9 +174,9 @@ def calibrate(
     >>> found["rank"].dims
     ('quantity', 'replication')
     """
-    asked = asked_sampler(model, sampler)
+    requested = requested_sampler(model, sampler)
     replications = whole_number("replications", replications, 10)
-    lengths = checked_lengths(asked, draws=draws, tune=tune)
+    lengths = checked_lengths(requested, draws=draws, tune=tune)
     sizes = list(np.atleast_1d(np.asarray(shape, dtype=object)))
     if len(sizes) != 2:
         raise OptionError(f"shape must be two whole numbers, rows and columns, got {shape!r}")
@@ -190,7 +190,9 @@ def calibrate(
     chosen = addressed_cells((rows, cols), whole_number("cells", cells, 0), seed)
     model = model.sized((rows, cols))
     with as_blocks(np.full((rows, cols), moments[0])) as like:
-        taken = asked or best_sampler(model, like)
+        # Where a sampler is requested, replications are the data that it must take.
+        kernel = requested.kernel(model) if requested else choose_kernel(None, model, like)
+    taken: Sampler = kernel.options
     if taken.dispersion is not None:
         model = model.with_dispersion(taken.dispersion)
     task = Task(model, (rows, cols), moments, missing, chosen)

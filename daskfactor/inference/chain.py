@@ -15,11 +15,13 @@ from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
 from daskfactor.inference.bands import is_finite
-from daskfactor.inference.base import StepSize, Track
+from daskfactor.inference.base import Track
 from daskfactor.inference.links import LINK_PRECISIONS, LINKS, SIDES
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.program import Fit, Program, factor_word, take_fits
+from daskfactor.inference.passes import Place
+from daskfactor.inference.program import Fit, Kernel, Program, factor_word, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.inference.steps import StepSize
 from daskfactor.kernels.philox import Address
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
@@ -80,7 +82,7 @@ class TrackRun:
 
     @classmethod
     def of(cls, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> Self:
-        options, each = setting.options, track.coarseness
+        options, each = setting.options, track.stride
         own = replace(options, draws=options.draws // each, tune=options.tune // each)
         return cls(track, own, state, cycle)
 
@@ -176,9 +178,14 @@ def check_saved(
         raise KeyError(min(missing))
 
 
-def stirred(band: FactorBand, sampler: Any, key: Array, factor: int, shape: float) -> None:
-    """Let a band whose values are a draw have the momentum of one."""
-    sampler.stir(band, Address(key, 0, factor_word(factor), band.offset), shape)
+def refresh_band(band: FactorBand, kernel: Kernel, key: Array, factor: int, shape: float) -> None:
+    """Draw the momentum of a band whose values are a draw."""
+    kernel.refresh(band, Address(key, 0, factor_word(factor), band.offset), shape)
+
+
+def half_step(base: StepSize, iteration: int) -> float:
+    """Return a fine chain's step: half of the coarse chain's step at the same time."""
+    return 0.5 * base(iteration // 2)
 
 
 class Chain(ABC):
@@ -225,16 +232,15 @@ class Chain(ABC):
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters under the names that results use."""
 
-    @abstractmethod
     def memory(self) -> dict[str, Any]:
         """Return JSON values and arrays that a checkpoint keeps besides the state."""
+        noise = [np.asarray(self.noise_sum).tolist(), self.noise_draws]
+        return {"noise": noise, **self.links, **self.means}
 
-    @abstractmethod
     def recall(self, memory: dict[str, Any]) -> None:
         """Take over what `memory` gave."""
-
-    def recall_links(self, memory: dict[str, Any]) -> None:
-        """Take over links, and the means of what is learnt, if there are any."""
+        noise, self.noise_draws = memory.get("noise", (0.0, 0))  # older versions have none
+        self.noise_sum = np.asarray(noise)
         names = (*LINKS, *LINK_PRECISIONS)
         self.links = {name: memory[name] for name in names if name in memory}
         self.means = {name: own for name, own in memory.items() if name.endswith("_mean")}
@@ -257,17 +263,15 @@ class Chain(ABC):
         """Hyperparameters of p(V | W, H)^t p(W, H), with what divides divergences."""
         return self.hyper
 
-    def _stir(self, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
-        """Let a state whose values are a draw have the momentum of one."""
+    def _refresh(self, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
+        """Draw the momentum of a state whose values are a draw."""
         key = noise_key(self.setting.options.seed, self.number, Stream.START)
         for factor, shape in enumerate(shapes):
-            how: Any = {
-                "sampler": self.setting.sampler,
-                "key": key,
-                "factor": factor,
-                "shape": shape,
-            }
-            state.each(partial(stirred, **how), factor)
+            how: Any = {"kernel": self.setting.kernel, "key": key, "factor": factor}
+            state.each(partial(refresh_band, shape=shape, **how), factor)
+
+    def _place(self, state: ChainState) -> Place:
+        return Place(self.setting.executor, self.setting.data, state, self.floor)
 
     def _prior_constant(self) -> float:
         """Return the part of the log prior density that bands do not record."""
@@ -318,9 +322,11 @@ class Chain(ABC):
         return None, None
 
     def statistics(self, cycles: list[int]) -> dict[str, Array]:
-        """Return the sampler's own statistics of cycles of the running segment."""
-        del cycles
-        return {}
+        """Return the kernel's own statistics of cycles of the running segment: means over rows."""
+        state, rows = self.tracks[0].state, sum(self.setting.data.shape)
+        names = (variable.name for variable in self.setting.kernel.statistics)
+        totals = {n: [math.fsum(state.sums((cycle, n))) for cycle in cycles] for n in names}
+        return {name: np.array(values) / rows for name, values in totals.items()}
 
     # -- segments ------------------------------------------------------------
 
@@ -338,7 +344,7 @@ class Chain(ABC):
         memory = self.memory()
         before = [(run.cycle, run.state.copy()) for run in self.tracks]
         begun = sum(cycle for cycle, _ in before)
-        whole = sum(end // run.track.coarseness for run in self.tracks) - begun
+        whole = sum(end // run.track.stride for run in self.tracks) - begun
 
         def tell(ahead: float) -> None:
             """``ahead``: cycles that are done of the running plan."""
@@ -347,7 +353,7 @@ class Chain(ABC):
 
         for _ in range(MOST_REDUCTIONS):
             for run in self.tracks:
-                self._run_segment(run, end // run.track.coarseness, tell)
+                self._run_segment(run, end // run.track.stride, tell)
             if all(self._is_sound(run) for run in self.tracks):
                 self._adapt(end)
                 return
@@ -371,7 +377,7 @@ class Chain(ABC):
         for track in setting.sampler.tracks[len(self.tracks) :]:
             fine = self.tracks[0]
             if fine.cycle >= setting.split:
-                state, cycle = fine.state.copy(), fine.cycle // track.coarseness
+                state, cycle = fine.state.copy(), fine.cycle // track.stride
                 self.tracks.append(TrackRun.of(track, setting, state, cycle))
         cells, data = setting.placed_cells, setting.data
         if self.cycle == setting.options.tune and cells is not None:
@@ -387,9 +393,9 @@ class Chain(ABC):
 
     def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
         setting, cycles = self.setting, end - run.cycle
-        stream = Stream.COARSE_SCHEDULE if run.track.coarseness > 1 else Stream.SCHEDULE
+        stream = Stream.COARSE_SCHEDULE if run.track.stride > 1 else Stream.SCHEDULE
         plan = build_plan(
-            setting.sampler.schedule,
+            setting.kernel.schedule,
             setting.data.n_observed,
             range(run.cycle, end),
             lambda cycle: generator(setting.options.seed, self.number, stream, cycle),
@@ -429,7 +435,7 @@ class Chain(ABC):
         setting = self.setting
         key = noise_key(setting.options.seed, self.number)
         return Program(
-            setting.sampler,
+            setting.kernel,
             self.law,
             self.floor,
             self.tempered,
@@ -437,25 +443,28 @@ class Chain(ABC):
             setting.model.frozen,
             self.step_for(track),
             self.shrink,
-            track.coarseness > 1,
+            track.stride > 1,
         )
 
     def step_for(self, track: Track) -> StepSize:
-        """Return the sampler's step for one track on this grid."""
-        setting = self.setting
-        return setting.sampler.step_for(track, setting.data.grid.parts, setting.model.n_components)
+        """Return the step of one track."""
+        step = self.setting.kernel.step_size
+        return partial(half_step, step) if track.stride < self.setting.stride else step
 
     def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
         """Return the last step of every cycle, reductions included."""
-        moves = self.setting.sampler.work(self.setting.data.grid.parts).moves
+        moves = self.setting.kernel.work.moves
         step = self.step_for(run.track)
         return np.array([float(step((cycle + 1) * moves - 1)) * self.shrink for cycle in cycles])
 
     def _wanted(self, run: TrackRun, cycle: int, end: int) -> CycleOptions:
-        options, fine = run.options, cycle * run.track.coarseness
+        options, fine = run.options, cycle * run.track.stride
         drawn = options.draw_index(cycle) is not None
+        adapts = fine < self.setting.frozen_from and cycle % ADAPT_EVERY == 0
+        if self.setting.kernel.adapts_always:
+            adapts = cycle < options.tune
         return CycleOptions(
-            adapt=fine < self.setting.frozen_from and cycle % ADAPT_EVERY == 0,
+            adapt=adapts,
             record=drawn,
             keep=bool(options.keep_every) and options.place(cycle) is not None,
             evaluate=drawn or cycle == end - 1,

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.executors.state import FactorBand
 from daskfactor.inference.multiplicative import (
     AlternatingUpdates,
     Descent,
@@ -18,7 +17,7 @@ from daskfactor.inference.multiplicative import (
     mean_floor,
     pull_of,
 )
-from daskfactor.inference.passes import BOTH, Share, SharePass, run_pass
+from daskfactor.inference.passes import BOTH, Gathered, SharePass, run_pass
 from daskfactor.kernels.coordinates import descend_rows
 from daskfactor.models.settings import Mask
 
@@ -96,7 +95,7 @@ class CoordinateDescent(AlternatingUpdates):
         move = partial(move_by_gram, penalties=penalties, frozen=descent.model.frozen)
         floor = mean_floor(descent.data, likelihood)
         program = SharePass(likelihood, floor, BOTH, finish=move, gram=True)
-        run_pass(descent.executor, program, descent.state, descent.data, iterations, on_cycle)
+        run_pass(descent.place, program, iterations, on_cycle)
 
 
 def suits(model: Any, data: BlockedData) -> bool:
@@ -115,17 +114,10 @@ def _is_whole(data: BlockedData) -> bool:
     return data.weights is None and data.n_missing == 0
 
 
-def move_by_gram(
-    band: FactorBand,
-    share: Share,
-    factor: int,
-    cycle: int,
-    penalties: Sequence[Any],
-    frozen: Sequence[Mask],
-) -> None:
+def move_by_gram(gathered: Gathered, penalties: Sequence[Any], frozen: Sequence[Mask]) -> None:
     """Move a band by its share; ``penalties`` hold φ λ of both factors."""
-    del cycle
-    (numerator, _, gram), mask = share, frozen[factor]
+    band, (numerator, _, gram), factor, _ = gathered
+    mask = frozen[factor]
     free = np.ones(band.values.shape[1], bool) if mask is None else ~mask
     pull = numerator - np.asarray(penalties[factor], numerator.dtype)
     descend_rows(band.values, pull, gram.astype(pull.dtype), free, SWEEPS)

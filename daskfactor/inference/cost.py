@@ -15,8 +15,9 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import unread_blocks, unread_source
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import OptionError
-from daskfactor.inference.base import Sampler, asked_sampler, best_sampler
+from daskfactor.inference.base import Sampler, choose_kernel, requested_sampler
 from daskfactor.inference.inits import Init
+from daskfactor.inference.program import relative_size
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import blocks_for, known_components
 from daskfactor.inference.setting import (
@@ -263,16 +264,17 @@ def estimate_cost(
     bound = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
     bound.apply_defaults()  # a TypeError has named what nobody takes
     given = SimpleNamespace(**bound.arguments)
-    wanted = asked_sampler(model, sampler)
-    lengths = checked_lengths(wanted, draws=draws, tune=tune, chains=chains, thin=thin)
+    requested = requested_sampler(model, sampler)
+    lengths = checked_lengths(requested, draws=draws, tune=tune, chains=chains, thin=thin)
     data = V if isinstance(V, BlockedData) else _opened(V, model, given, options)
     with nullcontext() if data is V else closing(data):
         model = model.placed(data.placed).sized(data.shape)
-        taken = (wanted or best_sampler(model, data)).over(len(data.grid.sides))
+        kernel = choose_kernel(requested, model, data)
+        taken: Sampler = kernel.options
         lengths = all_lengths(lengths, taken, data.grid.blocks, given.device is not None)
         plan = plan_run(data, model, taken, given.keep, seed=0, **lengths)
         init = Init(starts=whole_number("starts", given.starts, 1))
-        setting = Setting(data, model, taken, plan, cast("Executor", None), init=init)
+        setting = Setting(data, model, kernel, plan, cast("Executor", None), init=init)
         place = place_of(given, data, model.width)
         counts, longest = _operations(setting, place)
         memory = _memory(setting, place, _count_cells(given.monitor, data), longest)
@@ -314,23 +316,24 @@ estimate_cost.__signature__ = Signature(  # type: ignore[attr-defined]  # for he
 def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[str, Any]:
     """Add up what there is, and say when most of it exists at once, and how much that is."""
     options, sampler, width = setting.options, setting.sampler, setting.model.width
+    arrays = setting.kernel.arrays
     data, model = setting.data, setting.model
     itemsize, chains, tracks = data.dtype.itemsize, options.chains, len(sampler.tracks)
     tasks = place.executor == "tasks"
     # What there is.
     factors = sum(data.shape) * width * itemsize
     linked = [n for n, table in zip(data.shape, model.covariates, strict=True) if table is not None]
-    drawn = 1 + sampler.carried(width, "chain")
+    drawn = 1 + relative_size(arrays, width, "chain")
     carried, gathered = (
-        (drawn + sampler.carried(width, "tune"), drawn),
-        sampler.carried(width, "cycle"),
+        (drawn + relative_size(arrays, width, "tune"), drawn),
+        relative_size(arrays, width, "cycle"),
     )
     shifts = sum(linked) * width * itemsize + learnt_bytes(data, model, banded=True)
     tuning, drawing = (int(tracks * n * factors) + shifts for n in carried)
-    if model.learnt and "curvature" in sampler.arrays:
+    if model.learnt and "curvature" in arrays:
         drawing += tracks * factors  # rates that move take the metric with them
     checkpoint = chains * (tuning if options.tune else drawing)
-    shares = sum(1 / track.coarseness for track in sampler.tracks)
+    shares = sum(1 / track.stride for track in sampler.tracks)
     draw = int(chains * draw_bytes(data, model, shares))
     observed = data.shape[0] * data.shape[1] * itemsize * sum(kept_copies(data, place.stored))
     moments = chains * (2 * factors + 16 * cells)
@@ -345,7 +348,7 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     task += 0 if data.in_memory else block
     if data.source.kind == "blocks":
         held += READ_COPIES * block * min(place.lanes, data.grid.blocks)
-    if setting.visits_all:
+    if setting.is_dense_pass:
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
     together = chains_together(setting, place)
@@ -404,20 +407,20 @@ def _operations(setting: Setting, place: Place) -> tuple[dict[str, Any], int]:
     stops = sorted({*setting.ends, *range(every, options.cycles, every)})
     between = [n for n in stops if n <= options.tune or (n - options.tune) % options.thin]
     cycles = evaluations = plans = 0
-    for coarseness in (track.coarseness for track in sampler.tracks):
-        start = 0 if coarseness == 1 else setting.split
-        cycles += (options.cycles - start) // coarseness
-        evaluations += sum(stop > start for stop in between) + options.draws // coarseness
+    for stride in (track.stride for track in sampler.tracks):
+        start = 0 if stride == 1 else setting.split
+        cycles += (options.cycles - start) // stride
+        evaluations += sum(stop > start for stop in between) + options.draws // stride
         plans += sum(stop > start for stop in stops)
-    updates = blocks**2 * (sampler.work(blocks).visits * cycles + evaluations) * options.chains
-    side = getattr(sampler.schedule, "groups", blocks)
+    updates = blocks**2 * (setting.kernel.work.visits * cycles + evaluations) * options.chains
+    side = getattr(setting.kernel.schedule, "groups", blocks)
     tasks = {
         "tasks": updates * side**2 // blocks**2,
         "ring": plans * options.chains * place.workers,
         "lanes": 0,
     }
     drawn = options.cycles // every * sum(own.passes for own in setting.model.learnt)
-    drawn /= max(1.0, sampler.work(blocks).passes)
+    drawn /= max(1.0, setting.kernel.work.passes)
     passes = (
         cycles
         + EVALUATION * (evaluations + drawn)

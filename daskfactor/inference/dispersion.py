@@ -15,7 +15,7 @@ from daskfactor.data.joined import JoinedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, pieces_of, take_array
-from daskfactor.inference.passes import evaluate, fit_columns
+from daskfactor.inference.passes import Place, evaluate, fit_columns
 from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
@@ -36,7 +36,7 @@ Array = NDArray[Any]
 SEARCHED = 1e-4, 1e4
 """Dispersions between which a point estimate's is looked for."""
 NEAR = 0.01
-"""Tolerance of the logarithm of a point estimate's dispersion."""
+"""Largest distance of the logarithm of a point estimate's dispersion from the best one."""
 FALLS, APART = 0.1, 0.2
 """A chain is still on its way if the excess of its counts over Poisson variation falls, from one
 quarter of the looks to the next, by more than these shares of itself and of the largest excess
@@ -136,7 +136,7 @@ class MatrixDispersion:
 
     @property
     def undecided(self) -> bool:
-        """True for counts of which it is open whether they are Poisson."""
+        """Tell whether these are counts of which nothing says yet whether they are Poisson."""
         return self.counts and self.fixed is None
 
     def in_data(self, dispersion: float) -> float:
@@ -254,7 +254,7 @@ def still_falls(looks: Sequence[float], limit: float) -> bool:
     return near or bool(before - now > FALLS * max(now - 1, 0) + APART * (limit - 1))
 
 
-def most_likely(log_likelihood: Callable[[float], float]) -> float:
+def map_dispersion(log_likelihood: Callable[[float], float]) -> float:
     """Return the dispersion at which a log-likelihood, less the dispersion, is largest."""
 
     def loss(x: float) -> float:
@@ -332,12 +332,12 @@ class DispersionRule:
 
     @property
     def drawn(self) -> bool:
-        """True if chains draw one of them, given their states."""
+        """Tell whether chains draw one of them, given their states."""
         return any(matrix.drawn for matrix in self.matrices)
 
     @property
     def divides(self) -> bool:
-        """True if it only divides gradients and divergences."""
+        """Tell whether it does no more than divide gradients and divergences."""
         return not (self.drawn or self.model.joins)
 
     @property
@@ -348,7 +348,7 @@ class DispersionRule:
 
     @property
     def first(self) -> Any:
-        """Return the φ that is used before there is a fit.
+        """Return what φ is taken to be before there is a fit.
 
         0 for the one of a single matrix that is to be estimated: the prior then counts nothing.
         """
@@ -358,7 +358,7 @@ class DispersionRule:
 
     @property
     def memory(self) -> list[float | None]:
-        """The fixed dispersions, which a checkpoint keeps."""
+        """Return the fixed dispersions, which a checkpoint keeps."""
         return [matrix.fixed for matrix in self.matrices]
 
     @memory.setter
@@ -368,32 +368,32 @@ class DispersionRule:
 
     @property
     def estimates(self) -> bool:
-        """True if chains estimate one of them."""
+        """Tell whether chains estimate one of them."""
         return any(matrix.fixed is None and not matrix.drawn for matrix in self.matrices)
 
     @property
     def looks_again(self) -> bool:
-        """True if an estimate at a draw takes a pass over the data of its own."""
+        """Tell whether an estimate at a state takes a pass over the data of its own."""
         return any(matrix.undecided for matrix in self.matrices)
 
     # -- at a point, or at a draw ------------------------------------------------
 
-    def _fit(self, executor: Executor, state: ChainState, floor: float) -> Fit:
-        law, _ = self.model.likelihood.at(self._value([own.current for own in self.matrices]))
-        return evaluate(executor, self.data, state, law, floor)
+    def _fit(self, place: Place) -> Fit:
+        law, _ = self.model.likelihood.at(self._value([each.current for each in self.matrices]))
+        return evaluate(place, law)
 
-    def look(self, executor: Executor, state: ChainState, floor: float) -> tuple[Fit, Any]:
+    def estimate_at(self, place: Place) -> tuple[Fit, Any]:
         """Evaluate a point estimate, and estimate φ from its fit, or where it is most likely."""
-        place, fit = (executor, state, floor), None
+        fit = None
         if not all(matrix.drawn for matrix in self.matrices):
-            fit = self._fit(*place)
+            fit = self._fit(place)
             for matrix, phi in self._pairs(self.estimate(fit)):
                 matrix.current = phi
         for matrix in self.matrices:
             if matrix.drawn:
-                matrix.current = most_likely(self._density(matrix, *place)) * matrix.scale
+                matrix.current = map_dispersion(self._density(matrix, place)) * matrix.scale
         if fit is None or not self.divides:
-            fit = self._fit(*place)
+            fit = self._fit(place)
         return fit, self._value([matrix.current for matrix in self.matrices])
 
     def estimate(self, fit: Fit, at_point: bool = True) -> Any:
@@ -401,16 +401,14 @@ class DispersionRule:
         pairs = self._pairs(fit.pearson)
         return self._value([matrix.estimate(pearson, at_point) for matrix, pearson in pairs])
 
-    def at_draw(self, executor: Executor, state: ChainState, floor: float, fit: Fit) -> Any:
+    def at_draw(self, place: Place, fit: Fit) -> Any:
         """Estimate φ from a draw of the chain, and its fit."""
         estimate = self.estimate(fit, at_point=False)
         if self.looks_again:
-            return self.variation(executor, state, floor, estimate)
+            return self.variation(place, estimate)
         return estimate
 
-    def variation(
-        self, executor: Executor, state: ChainState, floor: float, estimate: Any = 1.0
-    ) -> Any:
+    def variation(self, place: Place, estimate: Any = 1.0) -> Any:
         """Put how much undecided counts vary around their means in the places of their estimates.
 
         In units of what Poisson counts do.
@@ -420,23 +418,16 @@ class DispersionRule:
             joint: Any = self.model.likelihood
             laws = tuple(NORMAL if own.counts else own.law for own in self.matrices)
             law, _ = replace(joint, laws=laws).at([own.current for own in self.matrices])
-        fit = evaluate(executor, self.data, state, law, floor)
+        fit = evaluate(place, law)
         squares = fit.pearson if self.model.joins else [fit.pearson]
         return self._value(
             [
-                matrix.variation(own, self.data, executor) if matrix.undecided else phi
+                matrix.variation(own, self.data, place.executor) if matrix.undecided else phi
                 for (matrix, phi), own in zip(self._pairs(estimate), squares, strict=True)
             ]
         )
 
-    def settle(
-        self,
-        executor: Executor,
-        state: ChainState,
-        floor: float,
-        estimate: Any,
-        last: bool = True,
-    ) -> Any:
+    def test_poisson(self, place: Place, estimate: Any, last: bool = True) -> Any:
         """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
 
         A fit on its way may yet come closer: unless it is the ``last``, others may be looked at.
@@ -447,7 +438,7 @@ class DispersionRule:
             for matrix in self.matrices:
                 matrix.fixed = matrix.scale if matrix.counts else matrix.fixed
         if self.looks_again:
-            estimate = self.variation(executor, state, floor, estimate)
+            estimate = self.variation(place, estimate)
             estimate = self._value([m.at_point(phi) for m, phi in self._pairs(estimate)])
             if not self.settled:
                 for matrix, phi in self._pairs(estimate):
@@ -539,35 +530,26 @@ class DispersionRule:
         pairs = self._pairs(dispersion)
         return sum(own.normalizer(self.data, executor, phi) for own, phi in pairs)
 
-    def _density(
-        self, matrix: MatrixDispersion, executor: Executor, state: ChainState, floor: float
-    ) -> Callable[[float], float]:
+    def _density(self, matrix: MatrixDispersion, place: Place) -> Callable[[float], float]:
         """Return log p(V | factors, α) of a matrix but for a constant, as a function of its α."""
 
         def density(alpha: float) -> float:
             present = matrix.current
             matrix.current = alpha * matrix.scale
-            fit = self._fit(executor, state, floor).negative_divergence
-            value = fit + matrix.normalizer(self.data, executor, matrix.current)
+            fit = self._fit(place).negative_divergence
+            value = fit + matrix.normalizer(self.data, place.executor, matrix.current)
             matrix.current = present
             return value
 
         return density
 
-    def draw(
-        self,
-        executor: Executor,
-        state: ChainState,
-        floor: float,
-        dispersion: Any,
-        rng: np.random.Generator,
-    ) -> Any:
+    def draw(self, place: Place, dispersion: Any, rng: np.random.Generator) -> Any:
         """Draw from their conditionals, one by one; each density is a pass over the data."""
         for matrix, phi in self._pairs(dispersion):
             matrix.current = phi
         for matrix in self.matrices:
             if matrix.drawn:
-                density = self._density(matrix, executor, state, floor)
+                density = self._density(matrix, place)
                 drawn = draw_positive(density, matrix.in_data(matrix.current), rng, DRAWN)
                 matrix.current = drawn * matrix.scale
         return self._value([matrix.current for matrix in self.matrices])
@@ -641,22 +623,17 @@ class ColumnDispersions(DispersionRule):
             return super().normalizer(executor, dispersion)
         return float(self.normalizers(executor, self.columns).sum())
 
-    def draw(
-        self,
-        executor: Executor,
-        state: ChainState,
-        floor: float,
-        dispersion: float,
-        rng: np.random.Generator,
-    ) -> float:
+    def draw(self, place: Place, dispersion: float, rng: np.random.Generator) -> float:
         """Draw all dispersions from their conditionals, and return their geometric mean."""
+        executor, state = place.executor, place.state
         x = np.log(state.gather("columns", DISPERSION)[:, 0])
         m, s = self.prior.posterior(x).draw(rng)
-        place = executor, self.data, state, self.model.likelihood, floor
 
         def log_density(x: Array) -> Array:
             tried = np.exp(np.clip(x, *np.log(DRAWN)))
-            found = fit_columns(*place, tried) + self.normalizers(executor, tried)
+            found = fit_columns(place, self.model.likelihood, tried) + self.normalizers(
+                executor, tried
+            )
             return np.asarray(found - 0.5 * ((x - m) / s) ** 2)
 
         x = draw_each(log_density, x, WIDTH * s, rng)

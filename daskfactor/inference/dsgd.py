@@ -17,10 +17,10 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Reshuffled, Schedule
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.plan import CycleOptions, Op, build_plan
+from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import drop_arrays
-from daskfactor.inference.base import METRIC, Arrays, ArraySpec, Bands, check_schedule
+from daskfactor.inference.base import check_schedule
 from daskfactor.inference.dispersion import DispersionRule, typical_value
 from daskfactor.inference.gaussian_chain import (
     NO_FLOOR,
@@ -30,16 +30,19 @@ from daskfactor.inference.gaussian_chain import (
     warm_start,
 )
 from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
-from daskfactor.inference.passes import SharePass, every, run_pass
+from daskfactor.inference.passes import SharePass, every, init_band, run_pass
 from daskfactor.inference.program import (
+    METRIC,
+    Arrays,
+    ArraySpec,
+    Kernel,
     Program,
+    Visit,
     learn_metric,
     prepare_state,
     refresh_metric,
     take_fits,
 )
-from daskfactor.inference.tweedie_chain import take_curvature
-from daskfactor.kernels.views import Workspace
 from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.random import Stream, generator
@@ -59,6 +62,44 @@ UNEVEN = {True: 0.2, False: 0.01}
 factors, which it sets to zero for good, and of others. Measured against converged fits."""
 PATIENCE = 10
 """Iterations over which the objective must fall by more than ``tol``."""
+
+
+ARRAYS: Arrays = WEIGHTS | dict.fromkeys(METRIC, ArraySpec())
+"""Arrays of a descent's bands, which each block may write."""
+
+
+class DescentKernel(Kernel):
+    """Steps of gradient descent on the bands of a block."""
+
+    def step(self, program: Program, visit: Visit) -> None:
+        """Move both bands by the block's gradients, from the same old state."""
+        op, bands, gathered, hyper = visit.op, visit.bands, None, program.hyper
+        if not isinstance(hyper, GaussianHyper):
+            gathered = tuple(np.zeros_like(band.values) for band in bands)
+        gradients = program.gradient(visit, gathered)
+        size = program.step_size(op.iteration)
+        for factor, band in enumerate(bands):
+            values, gradient = band.values, gradients[factor]
+            if gathered is None:
+                table = column_table(hyper, values.shape[1])[factor].astype(values.dtype)
+                mean, precision, curvature, free = table
+                metric = precision + curvature * band.arrays["weights"]
+                values += size * free * (gradient - precision * (values - mean)) / metric
+                continue
+            rate = np.asarray(program.prior(band, factor)[0], values.dtype)
+            move, metric = size * (gradient - rate), band.arrays["metric"]
+            np.divide(move, metric, out=move, where=metric > 0)
+            values *= np.maximum(1 + move, 1) / np.maximum(1 - move, 1)
+            weight = values.dtype.type(op.scale / visit.data.grid.parts)
+            band.arrays["gathered"] += weight * gathered[factor]
+            if op.last:  # by this iteration alone
+                band.counts["curvature"] = 0
+                learn_metric(band, hyper, factor, program.frozen[factor])
+
+    def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
+        """Return 0: a descent looks at the density by itself."""
+        del program, band, factor
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -161,9 +202,9 @@ class DSGD(Optimizer):
                 every(descent.state),
                 (),
                 tuple(METRIC),
-                take_curvature,
+                partial(init_band, kernel=DescentKernel(self, self.schedule, ARRAYS), hyper=None),
             )
-            run_pass(executor, program, descent.state, data)
+            run_pass(descent.place, program)
             refresh_metric(descent.state, unit_hyper(descent), model.frozen)
             modes = [(0.0, True if mask is None else ~mask) for mask in model.frozen]
         else:
@@ -214,42 +255,12 @@ class DSGD(Optimizer):
         )
         law, hyper, model = descent.likelihood, unit_hyper(descent), descent.model
         key, frozen = (seed, 0), model.frozen
-        program = Program(self, law, descent.floor, hyper, key, frozen, shrink=step)
+        kernel = DescentKernel(self, self.schedule, ARRAYS)
+        program = Program(kernel, law, descent.floor, hyper, key, frozen, shrink=step)
         state = descent.executor.run(plan, program, descent.state.copy(), descent.data)
         (fit,) = take_fits(state).values()
         state.forget()
         return replace(descent, state=state, fit=fit)
-
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
-        """Move both bands by the block's gradients, from the same old state."""
-        gathered, hyper = None, program.hyper
-        if not isinstance(hyper, GaussianHyper):
-            gathered = tuple(np.zeros_like(band.values) for band in bands)
-        gradients = program.gradient(op, data, bands, workspace, gathered)
-        size = program.step_size(op.iteration)
-        for factor, band in enumerate(bands):
-            values, gradient = band.values, gradients[factor]
-            if gathered is None:
-                table = column_table(hyper, values.shape[1])[factor].astype(values.dtype)
-                mean, precision, curvature, free = table
-                metric = precision + curvature * band.arrays["weights"]
-                values += size * free * (gradient - precision * (values - mean)) / metric
-                continue
-            rate = np.asarray(program.prior(band, factor)[0], values.dtype)
-            move, metric = size * (gradient - rate), band.arrays["metric"]
-            np.divide(move, metric, out=move, where=metric > 0)
-            values *= np.maximum(1 + move, 1) / np.maximum(1 - move, 1)
-            weight = values.dtype.type(op.scale / data.grid.parts)
-            band.arrays["gathered"] += weight * gathered[factor]
-            if op.last:  # by this iteration alone
-                band.counts["curvature"] = 0
-                learn_metric(band, hyper, factor, program.frozen[factor])
-
-    @property
-    def arrays(self) -> Arrays:
-        return WEIGHTS | dict.fromkeys(METRIC, ArraySpec())
 
 
 class NormalDescent(Descent):
@@ -291,9 +302,10 @@ def estimate_dispersion(descent: Descent, last: bool) -> None:
     floor, normal = descent.floor, isinstance(descent, NormalDescent)
     if not normal:
         floor = max(floor, LOOK_FLOOR * typical_value(descent.data))
-    _, phi = descent.rule.look(descent.executor, descent.state, floor)
+    place = descent.place._replace(floor=floor)
+    _, phi = descent.rule.estimate_at(place)
     if last:
-        phi = descent.rule.settle(descent.executor, descent.state, floor, phi)
+        phi = descent.rule.test_poisson(place, phi)
     name = "noise" if normal else "dispersion"
     descent.hyper = descent.hyper._replace(**{name: phi})
     if descent.likelihood.numbers:

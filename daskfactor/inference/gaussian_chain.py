@@ -10,34 +10,36 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import pieces_of, take_array
-from daskfactor.inference.base import Arrays as Specs
-from daskfactor.inference.base import ArraySpec
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.links import (
     LINK_PRECISIONS,
     LINKS,
+    Draw,
     draw_link,
     observed_pieces,
     telling,
 )
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.passes import Place, evaluate
 from daskfactor.inference.program import (
     COLUMNS,
     ROWS,
     SHIFT,
+    ArraySpec,
     Fit,
     normalizer,
     prepare_state,
     unshifted,
 )
+from daskfactor.inference.program import Arrays as Specs
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.starts import given_state
 from daskfactor.inference.symmetries import Prior, draw_symmetries
@@ -101,7 +103,7 @@ def warm_start(
     if not variance:
         nothing = [np.zeros((length, model.n_components)) for length in data.shape]
         at_mean = executor.hold(_packed(data, model, nothing))
-        fit = evaluate(executor, data, at_mean, model.likelihood, NO_FLOOR)
+        fit = evaluate(Place(executor, data, at_mean, NO_FLOOR), model.likelihood)
         variance = fit.pearson / data.total_mass
     hyper = model.start(data.mean, variance)
     factors = []
@@ -208,7 +210,7 @@ def log_prior_constant(model: GaussianMF, hyper: GaussianHyper, shape: tuple[int
     return result
 
 
-def _gamma(rng: np.random.Generator, shape: Any, rate: Any) -> Any:
+def _gamma(rng: Generator, shape: float, rate: Any) -> Any:
     return rng.gamma(shape, 1.0 / np.asarray(rate))
 
 
@@ -231,7 +233,7 @@ class GaussianChain(Chain):
         """
         del on_step, first
         setting, given = self.setting, None
-        seed, arrays = setting.options.seed, setting.sampler.arrays
+        seed, arrays = setting.options.seed, setting.kernel.arrays
         if setting.init.W is not None:
             given = given_state(self.data, self.model, setting.init, self.number)
         start = self.data, self.model, seed, self.number, setting.executor, arrays
@@ -244,10 +246,10 @@ class GaussianChain(Chain):
         }
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if given is not None:
-            fit = evaluate(setting.executor, self.data, state, self.model.likelihood, NO_FLOOR)
-            self.hyper = self.draw_hyper(self.hyper, state, fit, 0, tuning=False)
+            fit = evaluate(self._place(state), self.model.likelihood)
+            self.draw_hyper(state, fit, 0, tuning=False)
             if setting.init.kind == DRAWS:
-                self._stir(state)
+                self._refresh(state)
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; the noise is the mean over the draws, as predictions take it."""
@@ -262,32 +264,24 @@ class GaussianChain(Chain):
         return values
 
     def memory(self) -> dict[str, Any]:
-        return {
-            "hyper": self.hyper.to_dict(),
-            "priors": self.priors.to_dict(),
-            "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
-            **self.links,
-            **self.means,
-        }
+        given = {"hyper": self.hyper.to_dict(), "priors": self.priors.to_dict()}
+        return super().memory() | given
 
     def recall(self, memory: dict[str, Any]) -> None:
         self.hyper = GaussianHyper.from_dict(memory["hyper"])
         self.priors = GaussianHyper.from_dict(memory["priors"])
-        noise, self.noise_draws = memory["noise"]
-        self.noise_sum = np.asarray(noise)
-        self.recall_links(memory)
+        super().recall(memory)
 
     def _learn(self, run: TrackRun) -> None:
         fit, tuning = run.fits[run.cycle - 1], run.cycle <= self.setting.frozen_from
         if not math.isfinite(fit.pearson):
             return  # the segment is run again
-        self.hyper = self.draw_hyper(self.hyper, run.state, fit, run.cycle, tuning)
+        self.draw_hyper(run.state, fit, run.cycle, tuning)
 
     def learnt(self, run: TrackRun) -> Arrays:
         """Return noise, links, and the precisions of all columns; NaN of those that do not move."""
         del run
-        tables = column_table(self.hyper, self.model.width)
-        of_w, of_h = (np.where(table[3] > 0, table[1], np.nan) for table in tables)
+        of_w, of_h = (np.where(table[3] > 0, table[1], np.nan) for table in self._tables)
         found = {"noise": np.asarray(self.hyper.noise), "precision_w": of_w, "precision_h": of_h}
         found |= {name: link.astype(self.data.dtype) for name, link in self.links.items()}
         for factor in self.linked:
@@ -316,106 +310,100 @@ class GaussianChain(Chain):
 
     @cached_property
     def constant(self) -> float:
-        """The part of log-likelihoods of cells with weights besides their residuals, at noise 1."""
+        """Return the constant of the log-likelihood of cells with weights, at noise 1."""
         return normalizer(self.data, 1.0, self.model.likelihood, self.setting.executor)
 
     # -- hyperparameters -------------------------------------------------------
 
-    def draw_hyper(
-        self, hyper: GaussianHyper, state: ChainState, fit: Fit, cycle: int, tuning: bool
-    ) -> GaussianHyper:
+    def draw_hyper(self, state: ChainState, fit: Fit, cycle: int, tuning: bool) -> None:
         """Draw the hyperparameters of the next cycles, given a state, its fit and its cycle.
 
         ``tuning``: whether the metric's ratios still learn.
         """
         if tuning:
-            if "weights" in self.setting.sampler.arrays:
-                hyper = self._learn_ratios(hyper, state)
+            if "weights" in self.setting.kernel.arrays:
+                self._learn_ratios(state)
             if cycle < HOLD:
-                return hyper
+                return
         rng = generator(self.setting.options.seed, self.number, Stream.HYPER, cycle)
         if self.model.noise == "auto":
             rate = 0.5 * fit.pearson + NOISE_RATE * self.priors.noise
-            noise = 1.0 / _gamma(rng, 1.0 + 0.5 * self.data.effective, rate)
-            hyper = hyper._replace(noise=float(noise))
-        hyper = self._draw_links(hyper, state, rng)
-        hyper = self._draw_precisions(hyper, state, rng)
+            self._set(noise=1.0 / _gamma(rng, 1.0 + 0.5 * self.data.effective, rate))
+        self._draw_links(state, rng)
+        self._draw_precisions(state, rng)
         if cycle and cycle % SYMMETRIES_EVERY == 0:  # a given start stays what it is
-            hyper = self._draw_symmetries(hyper, state, cycle)
+            self._draw_symmetries(state, cycle)
         if self.model.biases:
-            hyper = self._draw_biases(hyper, state, rng)
-        self._draw_unobserved(hyper, state, rng)
-        return hyper
+            self._draw_biases(state, rng)
+        self._draw_unobserved(state, rng)
 
-    def _draw_links(
-        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
-    ) -> GaussianHyper:
+    def _set(self, **values: Any) -> None:
+        """Change hyperparameters."""
+        self.hyper = self.hyper._replace(**values)
+
+    @property
+    def _tables(self) -> tuple[Array, Array]:
+        """Tables of the columns of W and of H, at the present hyperparameters."""
+        return column_table(self.hyper, self.model.width)
+
+    def _draw_links(self, state: ChainState, rng: Generator) -> None:
         """Draw the links B, and λ_β ~ Gamma(1 + n/2, 1/λ_β⁰ + ½ Σ λ_k B²) for n entries of B."""
         for factor in self.linked:
-            table, name = column_table(hyper, self.model.width)[factor], LINK_PRECISIONS[factor]
-            ridge = getattr(hyper, name)
-            link = draw_link(self.setting, state, factor, table, ridge, rng)
+            table, name = self._tables[factor], LINK_PRECISIONS[factor]
+            given = Draw(self.setting, state, rng)
+            link = draw_link(given, factor, table, getattr(self.hyper, name))
             self.links = self.links | {LINKS[factor]: link}
             if getattr(self.model, name) == "auto":
                 shape = 1.0 + 0.5 * link.shape[0] * np.count_nonzero(table[3])
                 rate = 1.0 / getattr(self.priors, name) + 0.5 * float(table[1] @ (link**2).sum(0))
-                drawn: Any = {name: float(_gamma(rng, shape, rate))}
-                hyper = hyper._replace(**drawn)
-        return hyper
+                self._set(**{name: _gamma(rng, shape, rate)})
 
-    def _draw_unobserved(
-        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
-    ) -> None:
+    def _draw_unobserved(self, state: ChainState, rng: Generator) -> None:
         """Draw rows (columns) without any data from their prior, where they have covariates."""
         for factor in self.linked:
-            mean, precision, _, free = column_table(hyper, self.model.width)[factor]
+            mean, precision, _, free = self._tables[factor]
             columns, spread = np.flatnonzero(free), np.sqrt(precision)
             rows = [np.flatnonzero(~seen) for seen in observed_pieces(self.setting, factor)]
-            away = [rng.normal(size=(own.size, columns.size)) / spread[columns] for own in rows]
+            away = [rng.normal(size=(part.size, columns.size)) / spread[columns] for part in rows]
             move = partial(take_residuals, mean=mean[columns], columns=columns)
             state.each(move, factor, rows, away)
 
-    def _sums(self, hyper: GaussianHyper, state: ChainState, factor: int, centre: Array) -> Counted:
+    def _sums(self, state: ChainState, factor: int, centre: Array) -> Counted:
         """Return Σ (x - centre)² of every column, with λ_β Σ B² of its link.
 
         And how many numbers these are.
         """
-        told = telling(self.setting, factor)
-        found = state.each(partial(squares_of, centre=centre), factor, told)
-        total = np.sum([squares for squares, _ in found], axis=0)
-        count = sum(rows for _, rows in found)
+        rows = telling(self.setting, factor)
+        parts = state.each(partial(squares_of, centre=centre), factor, rows)
+        total = np.sum([squares for squares, _ in parts], axis=0)
+        count = sum(length for _, length in parts)
         if factor in self.linked:
             link = self.links[LINKS[factor]]
-            total += getattr(hyper, LINK_PRECISIONS[factor]) * (link**2).sum(axis=0)
+            total += getattr(self.hyper, LINK_PRECISIONS[factor]) * (link**2).sum(axis=0)
             count += len(link)
         return total, count
 
-    def _draw_precisions(
-        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
-    ) -> GaussianHyper:
+    def _draw_precisions(self, state: ChainState, rng: Generator) -> None:
         """Draw λ_k ~ Gamma(1 + n/2, 1/λ⁰ + ½ Σ x²), for both factors together or the free one."""
         names = ("precision_w", "precision_h")
         sides = [side for side in (ROWS, COLUMNS) if getattr(self.model, names[side]) == "auto"]
         if not sides:
-            return hyper
+            return
         K, still = self.model.n_components, np.zeros(self.model.width)
-        sums = [self._sums(hyper, state, side, still) for side in sides]
+        sums = [self._sums(state, side, still) for side in sides]
         half = sum(0.5 * squares[:K] for squares, _ in sums)
         shape = 1.0 + 0.5 * sum(count for _, count in sums)
         prior = 1.0 / np.asarray(getattr(self.priors, names[sides[0]]))
         drawn = tuple(float(value) for value in _gamma(rng, shape, prior + half))
-        values: dict[str, Any] = {names[side]: drawn for side in sides}
-        return hyper._replace(**values)
+        self._set(**{names[side]: drawn for side in sides})
 
-    def _draw_symmetries(
-        self, hyper: GaussianHyper, state: ChainState, cycle: int
-    ) -> GaussianHyper:
+    def _draw_symmetries(self, state: ChainState, cycle: int) -> None:
         """Draw the sizes and levels that W and H share, links and mean with them."""
         K, priors = self.model.n_components, []
-        for factor, table in enumerate(column_table(hyper, self.model.width)):
+        for factor, table in enumerate(self._tables):
             link = None
             if factor in self.linked:
-                link = self.links[LINKS[factor]], getattr(hyper, LINK_PRECISIONS[factor])
+                link = self.links[LINKS[factor]], getattr(self.hyper, LINK_PRECISIONS[factor])
             bias = K + factor if self.model.biases else None
             priors.append(Prior(telling(self.setting, factor), table, bias, link))
         rng = generator(self.setting.options.seed, self.number, Stream.SCALE, cycle)
@@ -425,32 +413,28 @@ class GaussianChain(Chain):
             sizes = np.ones(self.model.width)
             sizes[:K] = scale if factor == ROWS else 1.0 / scale
             self.links = self.links | {LINKS[factor]: self.links[LINKS[factor]] * sizes}
-        return hyper._replace(mean=hyper.mean - shift)
+        self._set(mean=self.hyper.mean - shift)
 
-    def _draw_biases(
-        self, hyper: GaussianHyper, state: ChainState, rng: np.random.Generator
-    ) -> GaussianHyper:
+    def _draw_biases(self, state: ChainState, rng: Generator) -> None:
         """Draw precisions of the biases, and the level that those of the columns are around."""
         K, priors, precisions = self.model.n_components, self.priors, []
         for factor, centre, prior in (
             (ROWS, 0.0, priors.row_bias_precision),
-            (COLUMNS, hyper.mean, priors.column_bias_precision),
+            (COLUMNS, self.hyper.mean, priors.column_bias_precision),
         ):
-            squares, count = self._sums(hyper, state, factor, np.full(K + 2, centre))
+            squares, count = self._sums(state, factor, np.full(K + 2, centre))
             rate = 1.0 / prior + 0.5 * float(squares[K + factor])
-            precisions.append(float(_gamma(rng, 1.0 + 0.5 * count, rate)))
-        told = telling(self.setting, COLUMNS)
-        levels = state.each(partial(sum_of_column, column=K + 1), COLUMNS, told)
+            precisions.append(_gamma(rng, 1.0 + 0.5 * count, rate))
+        rows = telling(self.setting, COLUMNS)
+        levels = state.each(partial(sum_of_column, column=K + 1), COLUMNS, rows)
         cols = sum(count for _, count in levels)
         mean = sum(level for level, _ in levels) / cols
         mean += float(rng.normal()) / math.sqrt(cols * precisions[1])
-        return hyper._replace(
-            mean=mean, row_bias_precision=precisions[0], column_bias_precision=precisions[1]
-        )
+        self._set(mean=mean, row_bias_precision=precisions[0], column_bias_precision=precisions[1])
 
-    def _learn_ratios(self, hyper: GaussianHyper, state: ChainState) -> GaussianHyper:
+    def _learn_ratios(self, state: ChainState) -> None:
         """Learn the mean squares of the factors where data are, against their prior variances."""
-        K, data, ratios = self.model.n_components, self.data, []
+        K, data, hyper, ratios = self.model.n_components, self.data, self.hyper, []
         for factor, observed, precision, old in (
             (COLUMNS, data.mass.cols, hyper.precision_h, hyper.ratio_w),
             (ROWS, data.mass.rows, hyper.precision_w, hyper.ratio_h),
@@ -460,4 +444,4 @@ class GaussianChain(Chain):
             latest = total / data.total_mass / float(np.sum(1.0 / np.asarray(precision)))
             ratio = old + LEARN * (latest - old)
             ratios.append(min(max(ratio, LEAST_RATIO), LARGEST_RATIO))
-        return hyper._replace(ratio_w=ratios[0], ratio_h=ratios[1])
+        self._set(ratio_w=ratios[0], ratio_h=ratios[1])

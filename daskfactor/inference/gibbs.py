@@ -11,30 +11,31 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import Passes, Schedule
+from daskfactor.data.grid import Passes
 from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import (
+from daskfactor.inference.base import Data, Sampler, observations_per_parameter
+from daskfactor.inference.gaussian_chain import column_table, quadratic_form
+from daskfactor.inference.program import (
+    COLUMNS,
     HYPER_EVERY,
     RECORDED,
+    ROWS,
+    SHIFT,
     Arrays,
     ArraySpec,
     Bands,
-    ConstantStep,
-    Sampler,
-    Track,
+    Kernel,
+    Program,
+    Visit,
     Work,
-    told_each,
+    unshifted,
 )
-from daskfactor.inference.chain import Chain
-from daskfactor.inference.gaussian_chain import GaussianChain, column_table, quadratic_form
-from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, unshifted
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
 from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
 from daskfactor.kernels.variates import fill_gamma
-from daskfactor.kernels.views import AnyBlock, Workspace
+from daskfactor.kernels.views import AnyBlock
 from daskfactor.models.settings import held
 
 PASSES = 2
@@ -52,16 +53,21 @@ def gathered(band: FactorBand, name: str) -> Wide:
     return band.arrays[name]
 
 
-FEW_COUNTS, WORTH = 1.5, 20.0
+FEW_COUNTS, EFFICIENCY = 1.5, 20.0
 """Counts for each number of the factors up to which draws are nearly independent."""
 LARGEST_COUNT = 2**31
 """Counts up to which binomials are drawn without loss."""
 
-WORK = 20.0
-"""Passes of multiplications that sharing out the counts is about as dear as: 10 if most are
+WORK = Work(1, PASSES, 20.0)
+"""Sharing out the counts is about as dear as so many passes of multiplications: 10 if most are
 small, 60 if all are large."""
-WORK_OF_ROWS, WORK_PER_COLUMN = 8.0, 0.5
+WORK_OF_ROWS = Work(1, PASSES, 8.0, 0.5)
 """The same of whole rows, and more of it for each column, measured on ratings at K of 10 and 32."""
+COUNTED: Arrays = RECORDED | dict.fromkeys((ALLOCATED, RATES), ArraySpec("cycle", wide=True))
+EQUATIONS: Arrays = RECORDED | {
+    GRAMS: ArraySpec("cycle", columns=triangle, wide=True),
+    TARGETS: ArraySpec("cycle", wide=True),
+}
 
 
 @dataclass(frozen=True)
@@ -130,84 +136,78 @@ class Gibbs(Sampler):
 
     warm_start: int | Literal["auto"] = "auto"
 
-    chain: ClassVar[type[Chain]] = TweedieChain
-    # A sweep has no step; 1 stands in the results.
-    step: ClassVar[ConstantStep] = ConstantStep(1.0)  # type: ignore[misc]
-    dispersion: ClassVar[float | None] = 1.0
     biased: ClassVar[bool] = False
-    rescales_every: ClassVar[int | None] = HYPER_EVERY
-    tempers: ClassVar[bool] = False
-    merit: ClassVar[str] = "exact, and quick where counts are few"
-    schedule: ClassVar[Schedule] = Passes(PASSES)  # type: ignore[misc]
+    dispersion: ClassVar[float | None] = 1.0
+    _real_valued: ClassVar[bool] = True
+    reason: ClassVar[str] = "exact, and quick where counts are few"
 
-    def suited(self, model: Any) -> Sampler:
-        return self if model.nonnegative else GaussianGibbs(self.warm_start)
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
+        self._check(model, data, on_device, tensors=False)
+        if not model.nonnegative:
+            return RowGibbsKernel(self, Passes(PASSES), EQUATIONS, WORK_OF_ROWS)
+        _check_counts(model)
+        if data is not None:
+            _check_data(data)
+        return GibbsKernel(self, Passes(PASSES), COUNTED, WORK)
 
-    def check_model(self, model: Any) -> None:
-        """Refuse any law but Poisson's."""
-        if model.joins:
-            raise ModelError(
-                "Gibbs() samples the counts of one matrix, not several in units of their means; "
-                "use BlockHMC(), which is exact, too"
-            )
-        if not model.likelihood.counts:
-            raise ModelError(
-                f"Gibbs() samples Poisson counts, beta=1, and the model has {model.likelihood}; "
-                "use PSGLD() or BlockHMC() for any other law"
-            )
-        if model.dispersion not in ("auto", 1.0):
-            raise ModelError(
-                "Gibbs() samples Poisson counts, whose dispersion is 1, and the model has "
-                f'dispersion={model.dispersion:g}; leave it at "auto", or use PSGLD() for '
-                "counts that vary more"
-            )
-
-    def check_data(self, data: BlockedData) -> None:
-        """Refuse what are no counts, and weights: a share of a count is none."""
-        data.refuse_weights("Gibbs() of counts", "leave sampler out")
-        if not data.is_integer:
-            raise DataError(
-                "Gibbs() takes whole numbers, got data with fractions; round or rescale them to "
-                "counts, or use PSGLD(), which takes any non-negative numbers"
-            )
-        if data.maximum > LARGEST_COUNT:
-            raise DataError(
-                f"Gibbs() takes counts up to 2**31, got one of {data.maximum:.6g}; use PSGLD(), "
-                "or count in larger units"
-            )
-
-    def worth(self, model: Any, data: Any) -> float:
+    def efficiency(self, model: Any, data: BlockedData) -> float:
         """Most where counts are few: of c for each number of the factors, 1 / (1 + c) a draw."""
-        few = told_each(model, data) <= FEW_COUNTS
-        return WORTH if few and model.dispersion == self.dispersion else 0.0
+        if not model.nonnegative or model.dispersion != self.dispersion:
+            return 0.0
+        return EFFICIENCY if observations_per_parameter(model, data) <= FEW_COUNTS else 0.0
 
-    def work(self, blocks: int) -> Work:
-        """A sweep is one step; random numbers are dear."""
-        del blocks
-        return Work(1, PASSES, WORK)
 
-    @property
-    def arrays(self) -> Arrays:
-        return RECORDED | dict.fromkeys((ALLOCATED, RATES), ArraySpec("cycle", wide=True))
+def _check_counts(model: Any) -> None:
+    """Refuse any law but Poisson's."""
+    if model.joins:
+        raise ModelError(
+            "Gibbs() samples the counts of one matrix, not several in units of their means; "
+            "use BlockHMC(), which is exact, too"
+        )
+    if not model.likelihood.counts:
+        raise ModelError(
+            f"Gibbs() samples Poisson counts, beta=1, and the model has {model.likelihood}; "
+            "use PSGLD() or BlockHMC() for any other law"
+        )
+    if model.dispersion not in ("auto", 1.0):
+        raise ModelError(
+            "Gibbs() samples Poisson counts, whose dispersion is 1, and the model has "
+            f'dispersion={model.dispersion:g}; leave it at "auto", or use PSGLD() for '
+            "counts that vary more"
+        )
 
-    def step_for(self, track: Track, blocks: int, n_components: int) -> ConstantStep:
-        del track, blocks, n_components
-        return self.step
 
-    # Random numbers are addressed by the cycle and by global rows and columns.
+def _check_data(data: BlockedData) -> None:
+    """Refuse what are no counts, and weights: a share of a count is none."""
+    data.refuse_weights("Gibbs() of counts", "leave sampler out")
+    if not data.is_integer:
+        raise DataError(
+            "Gibbs() takes whole numbers, got data with fractions; round or rescale them to "
+            "counts, or use PSGLD(), which takes any non-negative numbers"
+        )
+    if data.maximum > LARGEST_COUNT:
+        raise DataError(
+            f"Gibbs() takes counts up to 2**31, got one of {data.maximum:.6g}; use PSGLD(), "
+            "or count in larger units"
+        )
 
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+
+class GibbsKernel(Kernel):
+    """Sweeps that share counts out among the components.
+
+    Random numbers are addressed by the cycle and by global rows and columns.
+    """
+
+    rescales_every: ClassVar[int | None] = HYPER_EVERY
+
+    def step(self, program: Program, visit: Visit) -> None:
         """Gather one side's sums; in the first pass rows move at the end, in the second columns."""
-        del workspace
+        op, data, bands, _ = visit
         second, position = divmod(op.iteration % (PASSES * data.grid.blocks), data.grid.blocks)
         factor = COLUMNS if second else ROWS
         self._gather(program, op, data.view(*op.block), bands, factor)
         if position == data.grid.blocks - 1:
             self._move(program, bands[factor], factor, op.cycle)
-        if op.last:
-            program.finish_cycle(op, bands)
 
     def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
         """Add a block's share of what the factor that moves next is drawn from."""
@@ -245,45 +245,18 @@ class Gibbs(Sampler):
         return shapes, rates
 
 
-@dataclass(frozen=True)
-class GaussianGibbs(Gibbs):
-    """What `Gibbs` is for real-valued models: rows from their normal conditionals."""
+class RowGibbsKernel(GibbsKernel):
+    """Sweeps that draw whole rows of a real-valued model from their normal conditionals."""
 
-    chain = GaussianChain
     rescales_every: ClassVar[int | None] = None  # with the hyperparameters, see `GaussianChain`
-    independent: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        return Gibbs.__name__
-
-    def check_model(self, model: Any) -> None:
-        """Take any model that it suits."""
-        del model
-
-    def check_data(self, data: BlockedData) -> None:
-        """Take any data."""
-        del data
-
-    def work(self, blocks: int) -> Work:
-        """A sweep is one step; the price of an entry grows as K²."""
-        del blocks
-        return Work(1, PASSES, WORK_OF_ROWS, WORK_PER_COLUMN)
-
-    worth = Sampler.worth
-
-    @property
-    def arrays(self) -> Arrays:
-        grams = ArraySpec("cycle", columns=triangle, wide=True)
-        return RECORDED | {GRAMS: grams, TARGETS: ArraySpec("cycle", wide=True)}
 
     def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
         del program, op
-        own, other = bands[factor].arrays, bands[1 - factor].values
+        arrays, other = bands[factor].arrays, bands[1 - factor].values
         targets = gathered(bands[factor], TARGETS)
-        grams = own.setdefault(GRAMS, np.zeros((1, triangle(other.shape[1]))))
-        mine = view if factor == ROWS else turned(view)
-        own[GRAMS] = add_equations(mine, other, grams, targets)
+        grams = arrays.setdefault(GRAMS, np.zeros((1, triangle(other.shape[1]))))
+        by_rows = view if factor == ROWS else turned(view)
+        arrays[GRAMS] = add_equations(by_rows, other, grams, targets)
 
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
         grams, targets = band.arrays.pop(GRAMS), band.arrays.pop(TARGETS)

@@ -15,9 +15,9 @@ before it, and moves it. Sums follow the plan, so every executor gives the same 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,29 +28,25 @@ from daskfactor.data.grid import Passes, Reshuffled, Schedule
 from daskfactor.errors import OptionError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import (
+from daskfactor.inference.base import Data, Sampler, Track, check_schedule, count_parts
+from daskfactor.inference.program import (
     HYPER_EVERY,
     METRIC,
     RECORDED,
     Arrays,
     ArraySpec,
     Bands,
-    ConstantStep,
-    Sampler,
-    Step,
-    StepSize,
-    Track,
+    Kernel,
+    Program,
+    Visit,
     Work,
-    automatic_step,
-    check_schedule,
-    checked_step,
+    law_of,
+    learn_metric,
 )
-from daskfactor.inference.program import Program, law_of, learn_metric
-from daskfactor.inference.tweedie_chain import TweedieChain
+from daskfactor.inference.steps import ConstantStep, Step, automatic_step, checked_step
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import langevin_step
 from daskfactor.kernels.subsample import block_address
-from daskfactor.kernels.views import Workspace
 from daskfactor.models.settings import held
 
 Array = NDArray[Any]
@@ -59,7 +55,7 @@ Transition = Literal["moments", "euler"]
 Matched = tuple[tuple[float, float] | None, ...]
 
 STEEPEST = 8**0.5
-"""Largest move upwards by a gradient under laws whose gradients have poles at zero, in
+"""Farthest that a gradient may move an entry up under laws whose gradients have poles at zero, in
 units of √(s (θ + s)): two standard deviations of its noise."""
 FIBRES, PRIMES = 1024, (2, 3, 5, 7, 11, 13, 17)
 """Fibres of a tensor's block at which the share of a component is taken, and what spreads them."""
@@ -86,7 +82,7 @@ def allotment(
 
 
 @lru_cache(maxsize=64)
-def evenness(mass: bytes, shape: tuple[int, ...]) -> list[NDArray[np.float64]]:
+def block_balance(mass: bytes, shape: tuple[int, ...]) -> list[NDArray[np.float64]]:
     """Tell for every band of each factor how evenly its observed entries lie in its blocks.
 
     1 - variance / mean² over the band's blocks, at least 0; ``mass`` are these entries by
@@ -117,102 +113,54 @@ def first_two(bands: Bands) -> tuple[Array, Array]:
     return first, product
 
 
-class LangevinSampler(Sampler):
-    """Options and block step of all samplers that take Langevin steps, on whole gradients.
+@dataclass(frozen=True)
+class LangevinKernel(Kernel):
+    """Langevin steps on gradients that are added up over a pass before all factors move.
 
-    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner``,
-    ``warm_start`` and ``transition``. The noise of pass t has the address t.
-
-    Attributes
-    ----------
-    whole
-        Whether gradients are added up over a pass before both factors move.
+    The noise of pass t has the address t.
     """
 
-    chain = TweedieChain
-    on_device: ClassVar[bool] = True
-    learns_every: ClassVar[int | None] = HYPER_EVERY
+    learns_every: ClassVar[int] = HYPER_EVERY
     rescales_every: ClassVar[int | None] = 20
-    step: Step
-    preconditioner: Preconditioner
-    transition: Transition
-    whole: ClassVar[bool] = True
-    tensors: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("transition", self.transition, get_args(Transition))
-        one_of("preconditioner", self.preconditioner, ("majorizer", "identity"))
-        object.__setattr__(self, "step", checked_step(self.step))
-        if self.step == "auto" and not self.majorizer:
-            raise OptionError(
-                "the plain step has no automatic size; pass a number such as step=1e-5, or use "
-                'preconditioner="majorizer"'
-            )
-
-    @property
-    def majorizer(self) -> bool:
-        """Tell whether steps are taken in the majoriser's metric."""
-        return self.preconditioner == "majorizer"
-
-    @property
-    def arrays(self) -> Arrays:
-        gradient = {"gradient": ArraySpec()} if self.whole else {}
-        return RECORDED | (METRIC if self.majorizer else {}) | gradient
-
-    def for_compilation(self) -> Self:
-        step: Step = "auto" if self.majorizer else 1e-3
-        return replace(super().for_compilation(), step=step)  # type: ignore[type-var]
-
-    def automatic(self, blocks: int, n_components: int) -> ConstantStep:
-        """Choose what ``step="auto"`` is."""
-        del blocks
-        return automatic_step(1, n_components)
-
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        del track
-        given: Any = self.step
-        return self.automatic(blocks, n_components) if given == "auto" else given
-
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Add the block's share of the gradients to both bands; move them at a pass's end."""
-        self._add(program, op, data, bands, workspace)
-        number, position = divmod(op.iteration, data.grid.parts)
-        if position == data.grid.parts - 1:
-            matched = self._matched(program, op, data, bands)
-            for factor, band in enumerate(bands):
+        self._add(program, visit)
+        parts = visit.data.grid.parts
+        number, position = divmod(visit.op.iteration, parts)
+        if position == parts - 1:
+            matched = self._matched(program, visit)
+            for factor, band in enumerate(visit.bands):
                 self._move(program, band, band.arrays["gradient"], number, factor, matched[factor])
                 band.arrays["gradient"][:] = 0
-        if op.last:
-            self._finish(program, op, bands)
+        self._learn(program, visit)
 
-    def _add(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def _learns(self, op: Op) -> bool:
+        """Return whether an operation gathers the curvature that the metric is learnt from."""
+        return op.wanted.adapt and "metric" in self.arrays
+
+    def _add(self, program: Program, visit: Visit) -> None:
         """Add the block's share of the gradients, and of the curvature while it is learnt."""
         curvatures = None
-        if op.wanted.adapt and self.majorizer:
-            curvatures = tuple(band.arrays["gathered"] for band in bands)
-        shares = program.gradient(op, data, bands, workspace, curvatures)
-        for band, share in zip(bands, shares, strict=True):
+        if self._learns(visit.op):
+            curvatures = tuple(band.arrays["gathered"] for band in visit.bands)
+        shares = program.gradient(visit, curvatures)
+        for band, share in zip(visit.bands, shares, strict=True):
             band.arrays["gradient"] += share
 
-    def _matched(self, program: Program, op: Op, data: BlockedData, bands: Bands) -> Matched:
+    def _matched(self, program: Program, visit: Visit) -> Matched:
         """Return a share f and the bound of a step that matches moments, for every band."""
-        if self.transition != "moments" or not self.majorizer:
-            return (None,) * len(bands)
+        if self.options.transition != "moments" or "metric" not in self.arrays:
+            return (None,) * len(visit.bands)
         # Numerators times θ grow without end as θ falls where their exponent is below 1.
         bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
-        view, even = partial(data.view, *op.block), self._evenness(op, data)
-        shares = blockwise.mean_shares(first_two(bands), even, view)
+        view = partial(visit.data.view, *visit.op.block)
+        shares = blockwise.mean_shares(first_two(visit.bands), self._balance(visit), view)
         return tuple((share, bound) for share in shares)
 
-    def _evenness(self, op: Op, data: BlockedData) -> Sequence[float]:
+    def _balance(self, visit: Visit) -> Sequence[float]:
         """Return how evenly a cycle's steps share the data of each band."""
-        del data
-        return (1.0,) * len(op.block)
+        return (1.0,) * len(visit.bands)
 
     def _move(
         self,
@@ -227,18 +175,113 @@ class LangevinSampler(Sampler):
         gradient, prior = program.prior_of(band, factor, gradient)
         address = program.address(band, iteration, factor)
         rest = program.step_size(iteration), prior, address, program.coarse
-        if self.majorizer:  # the metric of frozen components is infinite
+        if "metric" in self.arrays:  # the metric of frozen components is infinite
             langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched)
             return
         with held(band.values, program.frozen[factor]):
             langevin_step(band.values, gradient, None, *rest)
 
-    def _finish(self, program: Program, op: Op, bands: Bands) -> None:
-        """Learn the metric from the cycle, and record where it ended."""
-        if op.wanted.adapt and self.majorizer:
-            for factor, band in enumerate(bands):
+    def _learn(self, program: Program, visit: Visit) -> None:
+        """Learn the metric from a cycle, where it ends."""
+        if visit.op.last and self._learns(visit.op):
+            for factor, band in enumerate(visit.bands):
                 learn_metric(band, program.hyper, factor, program.frozen[factor])
-        program.finish_cycle(op, bands)
+
+
+class PartsKernel(LangevinKernel):
+    """Langevin steps on the gradients of conflict-free parts of the data."""
+
+    def step(self, program: Program, visit: Visit) -> None:
+        """Move all bands by the block's own gradients, from the same old state."""
+        op, curvatures = visit.op, None
+        if self._learns(op):
+            curvatures = tuple(np.zeros_like(band.values) for band in visit.bands)
+        gradients, matched = program.gradient(visit, curvatures), self._matched(program, visit)
+        for factor, band in enumerate(visit.bands):
+            if curvatures is not None:
+                # Gathered with weight s / B: 1 where every part comes up once a cycle,
+                # N / (B |part|) where parts are drawn.
+                weight = band.values.dtype.type(op.scale / visit.data.grid.parts)
+                band.arrays["gathered"] += weight * curvatures[factor]
+            self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
+        self._learn(program, visit)
+
+    def _balance(self, visit: Visit) -> Sequence[float]:
+        # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
+        # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
+        balance = block_balance(visit.data.mass_key, visit.data.n_observed.shape)
+        return [bands.take(number) for bands, number in zip(balance, visit.op.block, strict=True)]
+
+
+class SubsampleKernel(LangevinKernel):
+    """Langevin steps on gradients from entries drawn with replacement."""
+
+    def weight(self, data: BlockedData) -> float:
+        """Return N / |Ω|: how many entries one that is drawn stands for."""
+        return data.total_observed / self.entries(data)
+
+    def entries(self, data: BlockedData) -> int:
+        """Return |Ω|, the number of entries drawn in an iteration."""
+        share: float = self.options.share(data.grid.blocks)
+        return max(1, round(data.total_observed * share))
+
+    def _add(self, program: Program, visit: Visit) -> None:
+        op, data, (rows, cols), _ = visit
+        blocks = data.grid.blocks
+        number, (row, col) = op.iteration // blocks, map(np.asarray, op.block)
+        block = row * blocks + col  # on the device the numbers of all blocks of a round
+        shares = allotment(program.key, number, self.entries(data), data.observed_key)
+        count = shares[block]
+        if not count.any():
+            return
+        law, curvature = law_of(program.likelihood, op.block, cols), None
+        weight = self.weight(data) * law.share
+        if self._learns(op):
+            gathered = rows.arrays["gathered"], cols.arrays["gathered"]
+            curvature = gathered, weight / self.work.moves
+        blockwise.add_subsample(
+            data.view(*op.block),
+            law,
+            (rows.values, cols.values),
+            (count, block_address(np.array(program.key, dtype=np.uint32), number, block)),
+            weight / program.hyper.dispersion,
+            program.floor,
+            (rows.arrays["gradient"], cols.arrays["gradient"]),
+            curvature,
+        )
+
+
+class LangevinSampler(Sampler):
+    """Options of all samplers that take Langevin steps.
+
+    A subclass is a frozen dataclass with the fields ``step``, ``preconditioner``,
+    ``warm_start`` and ``transition``.
+    """
+
+    on_device: ClassVar[bool] = True
+    step: Step
+    preconditioner: Preconditioner
+    transition: Transition
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("transition", self.transition, get_args(Transition))
+        one_of("preconditioner", self.preconditioner, ("majorizer", "identity"))
+        object.__setattr__(self, "step", checked_step(self.step))
+        if self.step == "auto" and self.preconditioner != "majorizer":
+            raise OptionError(
+                "the plain step has no automatic size; pass a number such as step=1e-5, or use "
+                'preconditioner="majorizer"'
+            )
+
+    def _arrays(self, whole: bool = True) -> Arrays:
+        """Return the arrays of a kernel, on ``whole`` gradients or on parts of them."""
+        metric = METRIC if self.preconditioner == "majorizer" else {}
+        return RECORDED | metric | ({"gradient": ArraySpec()} if whole else {})
+
+    def _size(self, automatic: ConstantStep) -> Any:
+        """Return the step, an automatic one where none is chosen."""
+        return automatic if self.step == "auto" else self.step
 
 
 @dataclass(frozen=True)
@@ -313,74 +356,32 @@ class PSGLD(LangevinSampler):
     schedule: Schedule = field(default_factory=Reshuffled)
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "moments"
-    whole: ClassVar[bool] = False
-    merit: ClassVar[str] = "it takes priors of any shape, at one pass over the data a draw"
-
-    def worth(self, model: Any, data: Any) -> float:
-        """It is what others are measured by."""
-        del model, data
-        return 1.0
+    reason: ClassVar[str] = "it takes priors of any shape, at one pass over the data a draw"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_schedule(self.schedule)
 
-    def for_compilation(self) -> Self:
-        return replace(super().for_compilation(), schedule=Reshuffled())
+    def efficiency(self, model: Any, data: BlockedData) -> float:
+        """Return 1: it is what others are measured by."""
+        del model, data
+        return 1.0
 
-    def automatic(self, blocks: int, n_components: int) -> ConstantStep:
-        return automatic_step(blocks, n_components)
-
-    def pair(self) -> Sampler | None:
-        return PSGRRLD.from_dict(self.to_dict())
-
-    def _evenness(self, op: Op, data: BlockedData) -> Sequence[float]:
-        # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
-        # the rates k_1 to k_B keeps the variance with k (1 - Var k / k²) in place of their mean k.
-        found = evenness(data.mass_key, data.n_observed.shape)
-        return [own.take(band) for own, band in zip(found, op.block, strict=True)]
-
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
-        """Move all bands by the block's own gradients, from the same old state."""
-        curvatures = None
-        if op.wanted.adapt and self.majorizer:
-            curvatures = tuple(np.zeros_like(band.values) for band in bands)
-        gradients = program.gradient(op, data, bands, workspace, curvatures)
-        matched = self._matched(program, op, data, bands)
-        for factor, band in enumerate(bands):
-            if curvatures is not None:
-                # Gathered with weight s / B: 1 where every part comes up once a cycle,
-                # N / (B |part|) where parts are drawn.
-                weight = band.values.dtype.type(op.scale / data.grid.parts)
-                band.arrays["gathered"] += weight * curvatures[factor]
-            self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
-        if op.last:
-            self._finish(program, op, bands)
-
-
-def half_step(base: StepSize, iteration: int) -> float:
-    """Return a fine chain's step: half of the coarse chain's step at the same time."""
-    return 0.5 * base(iteration // 2)
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
+        self._check(model, data, on_device)
+        parts = count_parts(data)
+        step = self._size(automatic_step(parts, model.n_components))
+        return PartsKernel(self, self.schedule, self._arrays(whole=False), Work(parts), step)
 
 
 class Pair(LangevinSampler):
     """Two coupled chains of a sampler on whole or partial gradients, with half a step and one."""
 
-    worth = Sampler.worth
-    rescales_every: ClassVar[int | None] = None  # each chain would draw its own scales
+    efficiency = Sampler.efficiency
     tracks: ClassVar[tuple[Track, ...]] = (
         Track("fine", "posterior", 1),
         Track("coarse", "posterior_coarse", 2),
     )
-
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        base = super().step_for(track, blocks, n_components)
-        return partial(half_step, base) if track.coarseness == 1 else base
-
-    def pair(self) -> Sampler | None:
-        return self
 
 
 @dataclass(frozen=True)
@@ -477,14 +478,11 @@ class LangevinDynamics(LangevinSampler):
     preconditioner: Preconditioner = "majorizer"
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "euler"
-    schedule: Schedule = field(default=Passes(1), init=False, repr=False)
 
-    def work(self, blocks: int) -> Work:
-        del blocks
-        return Work(1)
-
-    def pair(self) -> Sampler | None:
-        return LangevinPair.from_dict(self.to_dict())
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
+        self._check(model, data, on_device)
+        step = self._size(automatic_step(1, model.n_components))
+        return LangevinKernel(self, Passes(1), self._arrays(), Work(1), step)
 
 
 class LangevinPair(Pair, LangevinDynamics):
@@ -551,8 +549,6 @@ class SGLD(LangevinSampler):
     subsample: float | Literal["auto"] = "auto"
     warm_start: int | Literal["auto"] = "auto"
     transition: Transition = "euler"
-    schedule: Schedule = field(default=Passes(None), init=False, repr=False)
-    tensors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -565,58 +561,30 @@ class SGLD(LangevinSampler):
                 f"draws, above 0 and at most 1, got {share!r}"
             )
         object.__setattr__(self, "subsample", float(share))
-        object.__setattr__(self, "schedule", Passes(self.work(1).moves))
-
-    def pair(self) -> Sampler | None:
-        return SGLDPair.from_dict(self.to_dict())
 
     def share(self, blocks: int) -> float:
         """Return |Ω| / N on a grid of ``blocks`` x ``blocks``."""
         return 1.0 / blocks if isinstance(self.subsample, str) else self.subsample
 
-    def work(self, blocks: int) -> Work:
-        moves = max(1, round(1.0 / self.share(blocks)))
-        return Work(moves, moves)
-
-    def automatic(self, blocks: int, n_components: int) -> ConstantStep:
-        """The gradient of a share f has noise in 1 / f, which widens the posterior as ε / f."""
-        return ConstantStep(automatic_step(1, n_components).size * self.share(blocks))
-
-    def weight(self, data: BlockedData) -> float:
-        """Return N / |Ω|: how many entries one that is drawn stands for."""
-        return data.total_observed / self.entries(data)
-
-    def entries(self, data: BlockedData) -> int:
-        """Return |Ω|, the number of entries drawn in an iteration."""
-        return max(1, round(data.total_observed * self.share(data.grid.blocks)))
-
-    def _add(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
-        del workspace
-        blocks, (rows, cols) = data.grid.blocks, bands
-        number, (row, col) = op.iteration // blocks, map(np.asarray, op.block)
-        block = row * blocks + col  # on the device the numbers of all blocks of a round
-        shares = allotment(program.key, number, self.entries(data), data.observed_key)
-        count = shares[block]
-        if not count.any():
-            return
-        law, curvature = law_of(program.likelihood, op.block, cols), None
-        weight = self.weight(data) * law.share
-        if op.wanted.adapt and self.majorizer:
-            gathered = rows.arrays["gathered"], cols.arrays["gathered"]
-            curvature = gathered, weight / self.work(blocks).moves
-        blockwise.add_subsample(
-            data.view(*op.block),
-            law,
-            (rows.values, cols.values),
-            (count, block_address(np.array(program.key, dtype=np.uint32), number, block)),
-            weight / program.hyper.dispersion,
-            program.floor,
-            (rows.arrays["gradient"], cols.arrays["gradient"]),
-            curvature,
-        )
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
+        self._check(model, data, on_device, tensors=False)
+        share = self.share(count_parts(data))
+        moves = max(1, round(1.0 / share))
+        schedule = Passes(None if self.subsample == "auto" else moves)
+        # The gradient of a share f has noise in 1 / f, which widens the posterior as ε / f.
+        step = self._size(ConstantStep(automatic_step(1, model.n_components).size * share))
+        return SubsampleKernel(self, schedule, self._arrays(), Work(moves, moves), step)
 
 
 class SGLDPair(Pair, SGLD):
     """`SGLD` in two chains whose noise is coupled, though not the entries that they draw."""
+
+
+def coupled(sampler: Sampler) -> Sampler | None:
+    """Return a sampler as two coupled chains; None if there is no such pair."""
+    if len(sampler.tracks) > 1:
+        return sampler
+    for kind, pair in ((PSGLD, PSGRRLD), (LangevinDynamics, LangevinPair), (SGLD, SGLDPair)):
+        if isinstance(sampler, kind):
+            return pair.from_dict(sampler.to_dict())
+    return None

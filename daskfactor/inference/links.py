@@ -6,9 +6,10 @@ drawn, and drawn anew from their prior afterwards. Among many of them a link wou
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from daskfactor.executors.state import ChainState
@@ -23,25 +24,27 @@ LINKS = ("link_w", "link_h")
 LINK_PRECISIONS = ("link_precision_w", "link_precision_h")
 
 
-def draw_link(
-    setting: Setting,
-    state: ChainState,
-    factor: int,
-    table: Array,
-    ridge: float,
-    rng: np.random.Generator,
-) -> Array:
+class Draw(NamedTuple):
+    """A run, a state and random numbers, which hyperparameters are drawn given."""
+
+    setting: Setting
+    state: ChainState
+    rng: Generator
+
+
+def draw_link(given: Draw, factor: int, table: Array, ridge: float) -> Array:
     """Draw the link B of a factor, (F, K'); what it adds to prior means goes into the bands.
 
     Parameters
     ----------
-    setting
+    given
         Of a run whose model has covariates for the rows (``factor`` 0) or the columns (1).
     table
         Prior means and precisions of the factor's columns, (4, K').
-    ridge, rng
+    ridge
         As for `Covariates.draw_link`.
     """
+    setting, state, rng = given
     moving: Any = table[3] > 0
     covariates, told = setting.model.covariates[factor], setting.told[factor]
     residual = (telling_rows(setting, state, factor) - table[0])[:, moving]

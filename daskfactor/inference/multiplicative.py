@@ -18,7 +18,7 @@ from daskfactor.executors.state import ChainState, FactorBand, empty_state
 from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_moving
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
-from daskfactor.inference.passes import Share, SharePass, evaluate, every, run_pass
+from daskfactor.inference.passes import Gathered, Place, SharePass, evaluate, every, run_pass
 from daskfactor.inference.program import Fit
 from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
@@ -88,6 +88,11 @@ class Descent:
         return mean_floor(self.data, self.model.likelihood)
 
     @property
+    def place(self) -> Place:
+        """The state as the rule looks at it."""
+        return Place(self.executor, self.data, self.state, self.floor)
+
+    @property
     def loss(self) -> float:
         """Objective at the present dispersion."""
         return objective(self.model, self.state, self.hyper, self.fit)
@@ -100,11 +105,11 @@ class Descent:
 
     def evaluate(self) -> None:
         """Evaluate the fit at the present dispersion."""
-        self.fit = evaluate(self.executor, self.data, self.state, self.likelihood, self.floor)
+        self.fit = evaluate(self.place, self.likelihood)
 
     def settle(self, dispersion: Any, last: bool = True) -> Any:
         """Return the dispersion that the rule settles on."""
-        return self.rule.settle(self.executor, self.state, self.floor, dispersion, last=last)
+        return self.rule.test_poisson(self.place, dispersion, last=last)
 
     def set_dispersion(self, dispersion: Any) -> None:
         """Take a dispersion, and the rates that follow from it and the factors."""
@@ -335,7 +340,7 @@ def run_updates(
         rule.fade(model, descent.state)
         phi = descent.hyper.dispersion
         if done <= LAST_LOOK:
-            descent.fit, phi = rule.look(descent.executor, descent.state, descent.floor)
+            descent.fit, phi = rule.estimate_at(descent.place)
         else:
             descent.evaluate()
         if done >= LAST_LOOK:
@@ -370,7 +375,7 @@ def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = Non
         smallest=SMALLEST * size,
     )
     program = SharePass(likelihood, mean_floor(data, likelihood), factors, finish=move)
-    run_pass(descent.executor, program, descent.state, data, iterations, on_cycle)
+    run_pass(descent.place, program, iterations, on_cycle)
 
 
 def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
@@ -380,16 +385,10 @@ def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
 
 
 def move_by_share(
-    band: FactorBand,
-    share: Share,
-    factor: int,
-    cycle: int,
-    priors: Sequence[tuple[Any, float]],
-    frozen: Sequence[Mask],
-    **rest: Any,
+    gathered: Gathered, priors: Sequence[tuple[Any, float]], frozen: Sequence[Mask], **rest: Any
 ) -> None:
     """Move a band by its share; ``priors`` hold φ λ and φ (a - 1) of every factor."""
-    del cycle
+    band, share, factor, _ = gathered
     with held(band.values, frozen[factor]):
         multiply_by_share(band.values, share, *priors[factor], **rest)
 

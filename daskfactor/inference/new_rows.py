@@ -22,11 +22,19 @@ from daskfactor.data.grid import Block
 from daskfactor.executors.base import raise_of_gpu
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import Sampler
 from daskfactor.inference.given import Condition, Given
 from daskfactor.inference.multiplicative import SMALLEST
 from daskfactor.inference.passes import Share, add_share
-from daskfactor.inference.program import DISPERSION, RATE, ROWS, Program, band_prior, law_of
+from daskfactor.inference.program import (
+    DISPERSION,
+    RATE,
+    ROWS,
+    Kernel,
+    Program,
+    Visit,
+    band_prior,
+    law_of,
+)
 from daskfactor.kernels.cuda.blocks import entries_on_device
 from daskfactor.kernels.cuda.device import current
 from daskfactor.kernels.steps import here, multiply_by_share, zeros_beside
@@ -54,7 +62,7 @@ OF_RATES = 6
 
 @dataclass(frozen=True)
 class NewRows:
-    """Draw bands of new rows; executors map it over the bands.
+    """Draws bands of new rows; executors map it over the bands.
 
     Attributes
     ----------
@@ -62,8 +70,8 @@ class NewRows:
         Of the new rows, with columns as ``given`` has them.
     given
         What the run says.
-    sampler
-        Whose steps these are.
+    kernel
+        What moves rows.
     floor
         Smallest μ that gradients are taken at.
     seed, first
@@ -82,7 +90,7 @@ class NewRows:
 
     data: BlockedData
     given: Given
-    sampler: Sampler
+    kernel: Kernel
     floor: float
     seed: int
     first: int
@@ -92,6 +100,11 @@ class NewRows:
     fixed: Array | None = None
     device: "CUDA | None" = None
     out: Array | None = None
+
+    @property
+    def at_once(self) -> bool:
+        """Tell whether a draw of rows does not depend on where they were."""
+        return not self.given.model.nonnegative
 
     def room(self, length: int) -> Array:
         """Give room for draws of so many rows, (chain, draw, n, K'), or their means (n, K')."""
@@ -187,7 +200,7 @@ class Rows:
     def __post_init__(self) -> None:
         plan, model, block = self.plan, self.plan.given.model, self.block
         zeros = isinstance(block, SparseBlock) and not model.likelihood.visits_all(block.zeros)
-        if not (zeros or plan.sampler.independent):
+        if not (zeros or plan.at_once):
             block = written_out(block)
         self.data = OneBlock(block)
         if plan.device is not None:
@@ -209,7 +222,7 @@ class Rows:
         if plan.fixed is not None:
             values[:, self.program.frozen[given.factor]] = plan.fixed[self.span]
         self.band.values = self._placed(values)
-        if plan.sampler.independent:
+        if plan.at_once:
             return
         self._climb()
         for step in range(TUNE):
@@ -234,14 +247,14 @@ class Rows:
             return
         before = self.sizes
         self._look(chain, draw)
-        if self.plan.sampler.independent:
+        if self.plan.at_once:
             return
         usable = (before > 0) & (self.sizes > 0)
         size = np.divide(before, self.sizes, out=np.ones_like(before), where=usable)
         factor = self.plan.given.factor
         mask = self.program.frozen[factor]
         size[mask if mask is not None else slice(0, 0)] = 1.0
-        self.plan.sampler.resize(self.band, factor, size, self.program.hyper)
+        self.plan.kernel.retune(self.band, factor, size, self.program.hyper)
 
     def _look(self, chain: int, draw: int, fresh: bool = False) -> None:
         """Take over what a draw of the other factor says."""
@@ -255,7 +268,7 @@ class Rows:
         of_chain = chain if given.ordered else chain * given.shape[1] + draw
         key = _key(plan.seed, of_chain)
         self.program = Program(
-            plan.sampler,
+            plan.kernel,
             found.law,
             plan.floor,
             found.hyper,
@@ -285,7 +298,7 @@ class Rows:
             self.band.arrays[RATE] = self._placed(np.full((len(self.band.values), 1), rate))
 
     def _climb(self) -> None:
-        """Go to a maximum of the density by multiplicative updates; then tell the sampler."""
+        """Go to a maximum of the density by multiplicative updates; then begin what is learnt."""
         plan, given, program = self.plan, self.plan.given, self.program
         hyper = program.hyper
         rate, shape = band_prior(self.band, hyper, given.factor)
@@ -298,7 +311,7 @@ class Rows:
                 multiply_by_share(self.band.values, share, *prior, law, smallest)
                 np.maximum(self.band.values, smallest, out=self.band.values)
         _, denominator = self._share()
-        plan.sampler.begin(self.band, given.factor, denominator, hyper)
+        plan.kernel.init(self.band, given.factor, denominator, hyper)
 
     def _share(self) -> Share:
         """Return numerator and denominator of the multiplicative update."""
@@ -312,11 +325,11 @@ class Rows:
     def _step(self, adapt: bool = False) -> None:
         """Take one of the sampler's steps with the band, and draw the rates of its rows."""
         plan, factor = self.plan, self.plan.given.factor
-        visits, wanted = plan.sampler.work(1).visits // 2, CycleOptions(adapt=adapt)
+        visits, wanted = plan.kernel.work.visits // 2, CycleOptions(adapt=adapt)
         bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
         for iteration in range(factor * visits, (factor + 1) * visits):
             op = Op(Action.UPDATE, Block(0, 0), self.cycle, iteration, 1.0, False, wanted)
-            plan.sampler.block_step(self.program, op, self.data, bands, self.work)
+            plan.kernel.step(self.program, Visit(op, self.data, bands, self.work))
         if RATE in self.band.arrays and plan.covariates is None:
             self._draw_rates()
         self.cycle += 1

@@ -8,7 +8,7 @@ plan, so they have the same bits on every executor.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,18 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_evaluation
-from daskfactor.executors.state import BlockCells, ChainState, Evaluation
+from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import drop_arrays, pieces_of, take_array
-from daskfactor.inference.base import Bands
 from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
+    LOGARITHMS,
     RATE,
     ROWS,
+    Bands,
+    Evaluates,
     Fit,
+    Kernel,
     law_of,
     take_fits,
     values_of,
@@ -39,8 +42,26 @@ Array = NDArray[Any]
 Share = tuple[Array, ...]
 """Numerator and denominator of the multiplicative update of a band, or a block's part of them;
 behind them the Gram matrix of the other factor, where that is gathered."""
-Finish = Callable[..., None]
-"""Function called with a band after all of its blocks: ``(band, share, factor=, cycle=)``."""
+
+
+class Place(NamedTuple):
+    """A state, its data, what runs passes over these, and the smallest mean taken in them."""
+
+    executor: Executor
+    data: BlockedData
+    state: ChainState
+    floor: float
+
+
+class Gathered(NamedTuple):
+    """A band of a factor after all of its blocks in a cycle, with what it has gathered there."""
+
+    band: FactorBand
+    share: Share
+    factor: int
+    cycle: int
+
+
 BOTH = ROWS, COLUMNS
 
 
@@ -50,7 +71,7 @@ def every(state: ChainState) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Pass:
+class Pass(Evaluates):
     """Base of the programs of passes: the likelihood, and evaluations.
 
     Attributes
@@ -82,21 +103,6 @@ class Pass:
         """Refuse: a pass that gathers says how."""
         raise NotImplementedError
 
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        bands: Bands,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        """Add up the fit over a block."""
-        del cells
-        sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
-        block = data.view(*op.block), law, values_of(bands), self.floor
-        blockwise.accumulate(*block, "score", Sums(total=sums), workspace)
-        return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
-
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
         return (DISPERSION, RATE, *self.reads, *self.changes(op))
@@ -110,11 +116,11 @@ class Pass:
 class SharePass(Pass):
     """Gathers the numerators and denominators of the multiplicative update.
 
-    ``finish`` is called with a band's, in the operation with its last block. ``gram``: gather
-    the Gram matrix of a matrix's other factor, too.
+    ``finish`` is called with those of a band, in the operation with its last block. ``gram``:
+    gather the Gram matrix of a matrix's other factor, too.
     """
 
-    finish: Finish | None = None
+    finish: Callable[[Gathered], None] | None = None
     gram: bool = False
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
@@ -134,7 +140,15 @@ class SharePass(Pass):
         if last:
             drop_arrays(band, names)
             assert self.finish is not None
-            self.finish(band, share, factor=factor, cycle=op.cycle)
+            self.finish(Gathered(band, share, factor, op.cycle))
+
+
+def init_band(gathered: Gathered, kernel: Kernel, hyper: Any, tempered: bool = False) -> None:
+    """Begin what a kernel learns of a band, by the denominator of its multiplicative update."""
+    band, share, factor, _ = gathered
+    if tempered:
+        band.counts[LOGARITHMS] = 1
+    kernel.init(band, factor, share[1], hyper)
 
 
 GATHERED, GRAM = ("numerator", "denominator"), "gram"
@@ -176,17 +190,13 @@ class ColumnPass(Pass):
 
 
 def run_pass(
-    executor: Executor,
-    program: Pass,
-    state: ChainState,
-    data: BlockedData,
-    cycles: int = 1,
-    on_cycle: Callable[[int], None] | None = None,
+    place: Place, program: Pass, cycles: int = 1, on_cycle: Callable[[int], None] | None = None
 ) -> None:
     """Make a program's visits of all blocks, cycle by cycle, and change the state.
 
     ``on_cycle`` receives the number of every cycle that is done.
     """
+    executor, data, state, _ = place
     options = CycleOptions()
     plan = build_plan(
         Passes(len(program.sides)),
@@ -206,27 +216,20 @@ def run_pass(
     state.become(executor.run(plan, program, state, data, report))
 
 
-def evaluate(
-    executor: Executor, data: BlockedData, state: ChainState, likelihood: Likelihood, floor: float
-) -> Fit:
+def evaluate(place: Place, likelihood: Likelihood) -> Fit:
     """Evaluate how well a state fits, summed over blocks in row-major order."""
+    executor, data, state, floor = place
     plan = plan_evaluation(data.n_observed)
     state.become(executor.run(plan, Pass(likelihood, floor), state, data))
     (fit,) = take_fits(state).values()
     return fit
 
 
-def fit_columns(
-    executor: Executor,
-    data: BlockedData,
-    state: ChainState,
-    likelihood: Likelihood,
-    floor: float,
-    dispersions: Array,
-) -> Array:
+def fit_columns(place: Place, likelihood: Likelihood, dispersions: Array) -> Array:
     """Return minus the divergence of every column at a dispersion of its own, (J,)."""
+    _, data, state, floor = place
     state.each(partial(take_array, name=TRIED), COLUMNS, pieces_of(data.grid, COLUMNS, dispersions))
-    run_pass(executor, ColumnPass(likelihood, floor), state, data)
+    run_pass(place, ColumnPass(likelihood, floor))
     fits = state.gather("columns", FITS)
     state.each(partial(drop_arrays, names=(TRIED, FITS)), COLUMNS)
     return fits

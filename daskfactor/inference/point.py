@@ -12,15 +12,17 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
 from daskfactor.executors.state import ChainState
-from daskfactor.inference.base import check_device, chosen
+from daskfactor.inference.base import check_device
 from daskfactor.inference.chain import stacked
 from daskfactor.inference.coordinate_descent import CoordinateDescent, suits
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
+from daskfactor.inference.registry import requested_algorithm
 from daskfactor.inference.session import Session, device_attrs, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
@@ -90,7 +92,7 @@ def optimize(
     (20, 15)
     """
     check_model(model)
-    optimizer = chosen(Optimizer, method, model.default_optimizer, "method")
+    optimizer = requested_algorithm(Optimizer, method, model.default_optimizer, "method")
     model.check_settled(optimizer.name)
     optimizer.check_model(model)
     with session(V, model, weighed=True, random_seed=random_seed, **options) as run:
@@ -192,10 +194,10 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
     if model.likelihood.counts and data.is_integer:
         return 1.0
     options = RunOptions(1, 0, 1, 1, seed, "moments", 0, str(data.dtype))
-    sampler = PSGLD()
+    setting = Setting(data, model, PSGLD().kernel(model, data), options, executor)
 
     def estimated() -> float:
-        chain = sampler.chain(Setting(data, model, sampler, options, executor), 0)
+        chain = TweedieChain(setting, 0)
         chain.start()
         return float(chain.hyper.dispersion)
 

@@ -1,4 +1,4 @@
-"""Draw the hyperparameters of gamma priors between segments: links, shapes and rates.
+"""Draw hyperparameters of gamma priors between segments: links to covariates, shapes and rates.
 
 One after the other: the link of every factor that has covariates, given rates and shapes; its
 precision; shapes, with learnt rates integrated out; rates. Rows without any data are integrated
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import FactorBand
 from daskfactor.inference.bands import pieces_of, take_array
 from daskfactor.inference.links import (
     LINK_PRECISIONS,
     LINKS,
+    Draw,
     observed_pieces,
     place,
     telling_rows,
 )
 from daskfactor.inference.multiplicative import totals_of
 from daskfactor.inference.program import RATE
-from daskfactor.inference.setting import Setting
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.log_linear import LinkLaw, multiples
@@ -43,23 +43,18 @@ class Drawn(NamedTuple):
     log_density: float
 
 
-def draw_priors(
-    setting: Setting,
-    state: ChainState,
-    hyper: Hyperparameters,
-    links: Links,
-    rng: np.random.Generator,
-) -> Drawn:
+def draw_priors(given: Draw, hyper: Hyperparameters, links: Links) -> Drawn:
     """Draw what the priors learn, given a state, in whose bands what belongs there is put.
 
     These are rates that entries do not share with their component, and rows without data.
     ``links`` are the present ones; none: they start where their density is largest.
     """
+    setting, state, rng = given
     model, mean = cast("GammaFactors", setting.model), setting.data.level
     apart, log_density, links = {}, 0.0, dict(links)
     linked = [factor for factor, own in enumerate(model.covariates) if own is not None]
     for factor in linked:
-        found, apart[factor] = _draw_link(setting, state, factor, hyper, links, rng)
+        found, apart[factor] = _draw_link(given, factor, hyper, links)
         links |= found
         log_density += _log_prior(model, factor, links)
     shapes = hyper.shape_w, hyper.shape_h
@@ -75,7 +70,7 @@ def draw_priors(
             state.each(partial(take_array, name=RATE), factor, pieces)
     hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
     for factor in linked:
-        _tell_rows(setting, state, factor, hyper, links, rng)
+        _tell_rows(given, factor, hyper, links)
     return Drawn(hyper, links, log_density + model.log_hyperprior(mean, shapes, drawn))
 
 
@@ -86,18 +81,14 @@ def _free(model: GammaFactors, factor: int) -> NDArray[np.bool_]:
 
 
 def _draw_link(
-    setting: Setting,
-    state: ChainState,
-    factor: int,
-    hyper: Hyperparameters,
-    links: Links,
-    rng: np.random.Generator,
+    given: Draw, factor: int, hyper: Hyperparameters, links: Links
 ) -> tuple[Links, Array]:
     """Draw a link and its precision; with the entries of rows that have data, less its effect.
 
     τ ~ Gamma(1 + n / 2, 1 / τ⁰ + ½ Σ γ²) for n numbers γ. Where both factors share rates, these
     are held, and elsewhere drawn along.
     """
+    setting, state, rng = given
     model, told = cast("GammaFactors", setting.model), setting.told[factor]
     free, start = _free(model, factor), model.starting_ridges[factor]
     rate, shape = hyper.prior(factor)
@@ -135,15 +126,9 @@ def _log_prior(model: GammaFactors, factor: int, links: Links) -> float:
     return result
 
 
-def _tell_rows(
-    setting: Setting,
-    state: ChainState,
-    factor: int,
-    hyper: Hyperparameters,
-    links: Links,
-    rng: np.random.Generator,
-) -> None:
+def _tell_rows(given: Draw, factor: int, hyper: Hyperparameters, links: Links) -> None:
     """Give every row its rates, and draw rows without data under these."""
+    setting, state, rng = given
     model, (rate, shape) = setting.model, hyper.prior(factor)
     covariates: Any = model.covariates[factor]
     with single_threaded_blas():

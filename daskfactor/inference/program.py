@@ -1,34 +1,106 @@
-"""Block operations of samplers, and passes over all blocks.
+"""Operations of samplers on one block, and passes over all of them.
 
-A `Program` says what an operation does with a block and its two bands. In a pass every band
-of a factor meets all of its blocks, in the blocks' order and on one worker, so sums have the
-same bits on every executor.
+A `Kernel` has the operations of a sampler; a `Program` is a kernel at a chain's present
+hyperparameters, which executors run. In a pass every band of a factor meets all of its blocks, in
+the blocks' order and on one worker, so sums have the same bits on every executor.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
+from daskfactor.data.grid import Schedule
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
-from daskfactor.inference.base import RECORDED, Arrays, ArraySpec, Bands, ConstantStep, StepSize
+from daskfactor.inference.steps import ConstantStep, StepSize
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import accumulate_moments, beside
 from daskfactor.kernels.views import Sums, Workspace
-from daskfactor.models.gamma_factors import Hyperparameters, Rate
+from daskfactor.models.gamma_factors import Hyperparameters, Rate, clipped_gamma_log_density
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask, named_columns
+from daskfactor.results.schema import Variable
 
 Array = NDArray[Any]
+Bands = tuple[FactorBand, ...]
+"""A band of W and one of H: what meets in a block."""
+
+
+class ArraySpec(NamedTuple):
+    """Declares an array that bands carry beside their values.
+
+    Attributes
+    ----------
+    life
+        "chain": as long as the chain; "tune": while it tunes; "cycle": made and used up within
+        a cycle, so that it is in no state and travels with its band.
+    changes
+        Which operations write it: "never" any, "always" all, "record" those that end a cycle
+        whose draw counts, "adapt" those of a cycle that learns, "adapted" the last one of these.
+    columns
+        Numbers for each row, or how many these are of a factor's width; None: as many as that.
+    wide
+        Whether numbers are in double precision.
+    """
+
+    life: Literal["chain", "tune", "cycle"] = "chain"
+    changes: Literal["never", "always", "record", "adapt", "adapted"] = "always"
+    columns: int | Callable[[int], int] | None = None
+    wide: bool = False
+
+    def size(self, width: int) -> float:
+        """Return the size of the array, in units of a factor of so many columns."""
+        columns = self.columns(width) if callable(self.columns) else self.columns
+        return (1 + self.wide) * (1.0 if columns is None else columns / width)
+
+    def changed_by(self, op: Op) -> bool:
+        """Tell whether an operation writes the array."""
+        adapts = op.wanted.adapt
+        return {
+            "never": False,
+            "always": True,
+            "record": op.last and op.wanted.record,
+            "adapt": adapts,
+            "adapted": adapts and op.last,
+        }[self.changes]
+
+    def touched_by(self, op: Op) -> bool:
+        """Tell whether an operation reads or writes the array."""
+        read = self.life == "chain" and self.changes != "record"
+        return read or self.changed_by(op)
+
+
+Arrays = dict[str, ArraySpec]
+
+
+def relative_size(arrays: Arrays, width: int, *lives: str) -> float:
+    """Return the size of the arrays of these lives, in units of a factor of so many columns."""
+    return math.fsum(spec.size(width) for spec in arrays.values() if spec.life in lives)
+
+
+MOMENTS = ("mean", "m2")
+"""Running moments of every entry."""
+RECORDED: Arrays = dict.fromkeys(MOMENTS, ArraySpec(changes="record"))
+METRIC: Arrays = {
+    "metric": ArraySpec(changes="adapted"),
+    "curvature": ArraySpec("tune", "adapted"),
+    "gathered": ArraySpec("tune", "adapt"),
+}
+"""The majoriser's metric, and what it is learnt from."""
+HYPER_EVERY = 10
+"""Cycles of the Langevin samplers between draws of hyperparameters: each ends a plan."""
+
 RATE = "rate"
 """Array of a band whose rows have a prior rate each: one column, in double precision."""
 DISPERSION = "dispersion"
@@ -37,6 +109,115 @@ ROWS, COLUMNS = 0, 1
 """The two factors in the address of the noise: W and H."""
 SHIFT = "shift"
 """Array of a band whose rows have covariates: what these add to the prior means."""
+STEPS = "steps"
+"""Array of a band whose rows have a step each: log ε, its average and the averaged δ - α of each
+row, (n, 3) in double precision."""
+LOGARITHMS = "logarithms"
+"""Count of a band: 1 at the temperatures of an evidence, else 0."""
+
+
+class Work(NamedTuple):
+    """The work of one cycle on a grid of B x B blocks.
+
+    Attributes
+    ----------
+    moves
+        Steps of a cycle: the iterations that the step size counts.
+    visits
+        How often the cycle's operations come to every block.
+    passes
+        Work of the updates, in passes over all the data.
+    passes_per_column
+        Further ones for each column of the factors.
+    """
+
+    moves: int
+    visits: int = 1
+    passes: float = 1.0
+    passes_per_column: float = 0.0
+
+
+class Visit(NamedTuple):
+    """An operation with its block of the data, the bands that meet there, and buffers."""
+
+    op: Op
+    data: BlockedData
+    bands: Bands
+    workspace: Workspace
+
+
+ONE_PASS, UNIT_STEP = Work(1), ConstantStep(1.0)
+
+
+@dataclass(frozen=True)
+class Kernel(ABC):
+    """The operations of a sampler on the blocks of one kind of model.
+
+    Attributes
+    ----------
+    options
+        The sampler, with values in place of what ``"auto"`` stands for.
+    schedule
+        Order in which a cycle visits the parts of the data.
+    arrays
+        Arrays that bands carry besides their values, by name.
+    work
+        Work of a cycle on the grid of the data.
+    step_size
+        ε of every iteration; of two coupled chains that of the coarse one.
+    statistics
+        Numbers of every row that a draw has besides density, step and divergence: results have
+        their means. Operations leave sums of them with a band, by cycle and name.
+    learns_every
+        Cycles between draws of hyperparameters that a model learns.
+    rescales_every
+        Cycles between draws of the scale that W and H of a component share, where the model
+        learns no hyperparameters; None: it is never drawn. Masses and steps that are learnt
+        stay as they are: with these every kernel leaves the posterior as it is, and so does the
+        draw of the scale.
+    adapts_always
+        Whether it learns in every cycle of tuning, not in some of its first part.
+    """
+
+    options: Any
+    schedule: Schedule
+    arrays: Arrays
+    work: Work = ONE_PASS
+    step_size: StepSize = UNIT_STEP
+    statistics: ClassVar[tuple[Variable, ...]] = ()
+    learns_every: ClassVar[int] = 1
+    rescales_every: ClassVar[int | None] = None
+    adapts_always: ClassVar[bool] = False
+
+    def init(self, band: FactorBand, factor: int, denominator: Array, hyper: Any) -> None:
+        """Begin what is learnt of a band, by the denominator of its multiplicative update."""
+        del factor, hyper
+        if "curvature" in self.arrays:
+            band.arrays["curvature"][:] = denominator
+            band.counts["curvature"] = 1
+
+    @abstractmethod
+    def step(self, program: "Program", visit: Visit) -> None:
+        """Change the bands of a block, in place."""
+
+    def retune(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
+        """Multiply a band's columns, and change what is learnt of it accordingly."""
+        del factor, hyper
+        band.values *= beside(band.values, size.astype(band.values.dtype))
+
+    def refresh(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
+        """Draw the momentum of a band whose values are a draw; ``shape``: of its gamma prior."""
+        del band, address, shape
+
+    def log_prior(self, program: "Program", band: FactorBand, factor: int) -> float:
+        """Return the log prior density of a band's entries that move."""
+        mask, free = program.frozen[factor], band.values
+        rate, shape = program.prior(band, factor)
+        if mask is not None:
+            free = free[:, named_columns(~mask)]
+            if np.ndim(rate) and rate.shape[-1] == mask.size:
+                rate = rate[..., named_columns(~mask)]
+        return clipped_gamma_log_density(free, rate, shape)
 
 
 class Fit(NamedTuple):
@@ -50,18 +231,40 @@ class Fit(NamedTuple):
     pearson: Any
 
 
-@dataclass(frozen=True)
-class Program:
-    """An algorithm's block operations at a chain's present hyperparameters.
+class Evaluates:
+    """Adds up fits; base of what executors run."""
 
-    Immutable, so that any executor may share it. The algorithm moves the bands, in its
-    ``block_step(program, op, data, bands, workspace)``, and names the arrays of a band
-    that this reads (``reads()``) and writes (``writes(op)``).
+    likelihood: Likelihood
+    floor: float
+
+    def evaluate(
+        self,
+        op: Op,
+        data: BlockedData,
+        bands: Bands,
+        cells: BlockCells | None,
+        workspace: Workspace,
+    ) -> Evaluation:
+        """Add up the fit over a block, and move the moments of its monitored cells."""
+        watched = None
+        if cells is not None and op.wanted.record:
+            cells.count += 1
+            watched = (cells.at, cells.mean, cells.m2, cells.count)
+        sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        total = Sums(total=sums)
+        blockwise.accumulate(*block, "score", total, workspace, cells=watched)
+        return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
+
+
+@dataclass(frozen=True)
+class Program(Evaluates):
+    """A kernel at a chain's present hyperparameters; immutable, so that any executor may share it.
 
     Attributes
     ----------
-    algorithm
-        The sampler or optimizer, with its options.
+    kernel
+        The operations of a sampler or an optimizer.
     likelihood
         The law of an entry given its mean μ.
     floor
@@ -81,13 +284,13 @@ class Program:
         whose conditional mean is known take that.
     """
 
-    algorithm: Any
+    kernel: Kernel
     likelihood: Likelihood
     floor: float
     hyper: Any
     key: tuple[int, int]
     frozen: tuple[Mask, ...] = (None, None)
-    step: StepSize = field(default=ConstantStep(1.0))
+    step: StepSize = UNIT_STEP
     shrink: float = 1.0
     coarse: bool = False
     common: bool = False
@@ -119,41 +322,21 @@ class Program:
         return gradient, (float(rate), float(shape))
 
     def gradient(
-        self,
-        op: Op,
-        data: BlockedData,
-        bands: Bands,
-        workspace: Workspace,
-        curvatures: tuple[Array, ...] | None = None,
+        self, visit: Visit, curvatures: tuple[Array, ...] | None = None
     ) -> tuple[Array, ...]:
-        """Return the block's share of the gradients of the log-likelihood, scaled by ``op``."""
+        """Return the block's share of the gradients of the log-likelihood, scaled by its ``op``."""
+        op, data, bands, workspace = visit
         scale = op.scale / self.hyper.dispersion
         law = law_of(self.likelihood, op.block, bands[COLUMNS])
         block = (data.view(*op.block), law, values_of(bands), scale, self.floor)
         return blockwise.gradient(*block, workspace, curvatures)
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
-        """Move the two bands of a block, in place."""
-        self.algorithm.block_step(self, op, data, bands, workspace)
-
-    def evaluate(
-        self,
-        op: Op,
-        data: BlockedData,
-        bands: Bands,
-        cells: BlockCells | None,
-        workspace: Workspace,
-    ) -> Evaluation:
-        """Add up the fit over a block, and move the moments of its monitored cells."""
-        watched = None
-        if cells is not None and op.wanted.record:
-            cells.count += 1
-            watched = (cells.at, cells.mean, cells.m2, cells.count)
-        sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
-        block = data.view(*op.block), law, values_of(bands), self.floor
-        total = Sums(total=sums)
-        blockwise.accumulate(*block, "score", total, workspace, cells=watched)
-        return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
+        """Move the bands of a block, in place; record what a cycle's last operation leaves."""
+        self.kernel.step(self, Visit(op, data, bands, workspace))
+        if op.last:
+            for factor, band in enumerate(bands):
+                finish_band(band, self, op, factor)
 
     def touches(self, op: Op) -> tuple[str, ...]:
         """Name the arrays of a band that an operation reads or writes."""
@@ -166,17 +349,8 @@ class Program:
         return self._named(op, ArraySpec.changed_by) if op.action == Action.UPDATE else ()
 
     def _named(self, op: Op, concerned: Callable[[ArraySpec, Op], bool]) -> tuple[str, ...]:
-        arrays = self.algorithm.arrays.items()
-        return tuple(name for name, own in arrays if own.life != "cycle" and concerned(own, op))
-
-    def finish_cycle(self, op: Op, bands: Bands) -> None:
-        """Record what a cycle left in two bands, as `finish_band` does.
-
-        Every block step calls it in an operation that is the cycle's last (``op.last``), once
-        the bands have moved.
-        """
-        for factor, band in enumerate(bands):
-            finish_band(band, self, op, factor)
+        arrays = self.kernel.arrays.items()
+        return tuple(name for name, spec in arrays if spec.life != "cycle" and concerned(spec, op))
 
 
 def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None:
@@ -191,7 +365,7 @@ def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None
     if op.wanted.keep:
         band.draws.append(band.values.copy())
     if op.wanted.evaluate:
-        band.sums[op.cycle] = program.algorithm.log_prior(program, band, factor)
+        band.sums[op.cycle] = program.kernel.log_prior(program, band, factor)
 
 
 def factor_word(factor: int) -> int:

@@ -29,14 +29,14 @@ from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor, SerialExecutor
 from daskfactor.inference.base import (
     Sampler,
-    algorithm_from_dict,
-    asked_sampler,
-    best_sampler,
-    check_device,
     checked_sampler,
+    choose_kernel,
+    requested_sampler,
 )
 from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
+from daskfactor.inference.gaussian_chain import GaussianChain
 from daskfactor.inference.inits import Init, checked_init
+from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.saved import Saved
 from daskfactor.inference.session import as_begun, device_attrs, session, session_again
 from daskfactor.inference.setting import (
@@ -44,11 +44,13 @@ from daskfactor.inference.setting import (
     RunOptions,
     Setting,
     all_lengths,
+    check_stride,
     checked_lengths,
     kept_copies,
     monitored_cells,
     plan_run,
 )
+from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.machine import machine_attrs, single_threaded_blas
 from daskfactor.models import model_from_dict
 from daskfactor.models.coupled import Relation
@@ -75,7 +77,7 @@ NOT_STARTED: dict[str, Any] = {
 }
 """The checkpoint of a run whose warm start has not ended: resuming begins it again."""
 PROCESSORS, NEXT = "processors", "; "
-"""Name of processors, and the separator of devices, in the attribute of results."""
+"""Name of the device of a run without a GPU, and separator of the devices of a run."""
 
 
 @verb
@@ -239,34 +241,31 @@ def sample(
     >>> dfac.monitored(trace)["mean"].shape
     (1,)
     """
-    asked = asked_sampler(model, sampler)
-    lengths = checked_lengths(asked, draws=draws, tune=tune, chains=chains, thin=thin)
+    requested = requested_sampler(model, sampler)
+    lengths = checked_lengths(requested, draws=draws, tune=tune, chains=chains, thin=thin)
     with (
         reserved(store, overwrite) as name,
         session(V, model, weighed=True, random_seed=random_seed, **options) as held,
     ):
         data = held.data
         model = model.placed(data.placed).sized(data.shape, data.labels.keys)
-        taken = asked or best_sampler(model, data, held.on_device)
-        if asked is None:
-            held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.merit}"))
-        taken = taken.over(len(data.grid.sides))
-        taken.check_data(data)
+        kernel = choose_kernel(requested, model, data, held.on_device)
+        taken: Sampler = kernel.options
+        if requested is None:
+            held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.reason}"))
         lengths = all_lengths(lengths, taken, data.grid.blocks, held.on_device)
-        if held.on_device:
-            check_device(taken, model, data.unstored)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         origin = checked_init(init, starts, model, data, lengths["chains"])
         pace = DEVICE_PACE if held.on_device else 1.0
         planned = plan_run(data, model, taken, keep, held.seed, pace, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
-        taken.schedule.cycle(
+        kernel.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
         )
         cells = monitored_cells(monitor, data)
-        setting = Setting(data, model, taken, planned, held.executor, cells, init=origin)
-        reason = "as asked for" if asked else taken.merit
+        setting = Setting(data, model, kernel, planned, held.executor, cells, init=origin)
+        reason = "as asked for" if requested else taken.reason
         state = model.arrays() | origin.arrays(), NOT_STARTED
         # What is planned goes with this line: all labels are in it.
         with sink_of(run_spec(setting, store is not None, reason), name, state) as sink:
@@ -297,12 +296,11 @@ def go_on(
         done = max(0, meta["cycle"] - planned.tune) // planned.thin
         more = done + whole_number("draws", draws, 1)
         planned = replace(planned, draws=max(more, planned.draws))
-    sampler.check_lengths(planned.draws, planned.tune)
+    check_stride(sampler, planned.draws, planned.tune)
     with session_again(held, V, model, memory_limit, **options) as run:
-        model, sampler = model.placed(run.data.placed), sampler.over(len(run.data.grid.sides))
-        if run.on_device:
-            check_device(sampler, model, run.data.unstored)
-        setting = Setting(run.data, model, sampler, planned, run.executor, held.cells, init=init)
+        model = model.placed(run.data.placed)
+        kernel = sampler.kernel(model, run.data, run.on_device)
+        setting = Setting(run.data, model, kernel, planned, run.executor, held.cells, init=init)
         if meta["cycle"] < planned.cycles:
             _note_device(held, run.executor)
         if draws is not None:
@@ -324,6 +322,13 @@ def _note_device(held: "RunStore", executor: Executor) -> None:
 
 
 # -- the loop ------------------------------------------------------------------------------
+
+
+def new_chain(setting: Setting, number: int) -> Chain:
+    """Return a chain that has not started: of gamma priors, or of normal ones."""
+    kind: Any = TweedieChain if setting.model.nonnegative else GaussianChain
+    chain: Chain = kind(setting, number)
+    return chain
 
 
 class Run:
@@ -349,7 +354,7 @@ class Run:
 
     def _new_chains(self) -> list[Chain]:
         numbers = range(self.options.chains)
-        return [self.setting.sampler.chain(self.setting, number) for number in numbers]
+        return [new_chain(self.setting, number) for number in numbers]
 
     def restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
@@ -554,10 +559,22 @@ _compiled: set[tuple[object, ...]] = set()
 TINY = np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
 
 
+def shortest(sampler: Sampler) -> Sampler:
+    """Return a sampler of the same kernels that takes the shortest way through each."""
+    names = "preconditioner", "transition", "subsample"
+    options = {name: getattr(sampler, name) for name in names if hasattr(sampler, name)}
+    options["warm_start"] = 2
+    if options.get("preconditioner") == "identity":
+        options["step"] = 1e-3
+    if hasattr(sampler, "steps"):
+        options["steps"] = 1
+    return type(sampler)(**options)
+
+
 def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     """Run a 3 x 3 matrix through the same kernels, which reads them or compiles and keeps them."""
     dtype, data, model = setting.options.dtype, setting.data, setting.model
-    sampler = setting.sampler.for_compilation()
+    sampler = shortest(setting.sampler)
     weights = None if data.weights is None else (np.ones(3), np.ones(3))
     # Kernels of sparse blocks are made for a number of components, those of dense ones are not.
     small = model.for_compilation(model.n_components) if data.is_sparse else model.for_compilation()
@@ -570,9 +587,9 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
     with _tiny(setting, weights) as tiny:
         small = small.placed(tiny.placed if small.joins or small.tensor else None)
-        sampler = sampler.over(len(tiny.grid.sides))
+        kernel = sampler.kernel(small, tiny)
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
-        chain = sampler.chain(Setting(tiny, small, sampler, options, SerialExecutor(), cells), 0)
+        chain = new_chain(Setting(tiny, small, kernel, options, SerialExecutor(), cells), 0)
         chain.start()
         for end in (2, 4):
             chain.advance(end)
@@ -633,7 +650,7 @@ def run_spec(setting: Setting, stored: bool, reason: str = "as asked for") -> Ru
         components=model.component_names(),
         keep="draws" if options.keep_every else "moments",
         has_coarse=len(sampler.tracks) > 1,
-        statistics=(*STEPS, *sampler.statistics),
+        statistics=(*STEPS, *setting.kernel.statistics),
         learnt=learnt_variables(setting),
         features={
             dim: own.names or range(own.shape[1])

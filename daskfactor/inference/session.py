@@ -457,10 +457,10 @@ def _block_trial(data: BlockedData, model: Any) -> Trial | None:
         return None
     state = initial_state(data, model.n_components, 0, 0)
     prepare_state(state)
-    sampler = PSGLD(TINY_STEP, "identity")
+    kernel = PSGLD(TINY_STEP, "identity").kernel(model)
     floor, hyper = mean_floor(data, model.likelihood), Hyperparameters(1.0, 1.0, 1.0)
     free = (None,) * len(data.grid.sides)
-    program = Program(sampler, model.likelihood, floor, hyper, (0, 0), free, shrink=TINY_STEP)
+    program = Program(kernel, model.likelihood, floor, hyper, (0, 0), free, shrink=TINY_STEP)
     fullest = np.unravel_index(int(np.argmax(data.n_stored)), data.n_stored.shape)
     block = block_at(*(int(band) for band in fullest))
     op = Op(Action.UPDATE, block, 0, 0, 1.0, False, CycleOptions())

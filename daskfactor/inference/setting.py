@@ -23,8 +23,9 @@ from daskfactor.data.joined import JoinedData
 from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Places
-from daskfactor.inference.base import Sampler, pass_size, visits_all
+from daskfactor.inference.base import Sampler, is_dense_pass, longest_stride, pass_size
 from daskfactor.inference.inits import USUAL, Init
+from daskfactor.inference.program import Kernel, relative_size
 from daskfactor.models.settings import FactorModel
 from daskfactor.random import MOST_COMPONENTS, resolve_seed
 
@@ -40,10 +41,10 @@ SMALL_DATA = 2**28
 DRAWS_BUDGET = 2**30
 """Bytes that draws may take under ``keep="auto"``."""
 SEGMENT_BYTES = 2**25
-"""Memory for draws until a segment's end, unless the states of the chains take more."""
+"""Bytes of draws until a segment's end, where the states of the chains do not take more."""
 SEGMENT_FLOPS = 2e11
 DEVICE_PACE = 100.0
-"""Factor of the work of a GPU between segments' ends, where its states come home and go back."""
+"""Factor of the work between segments' ends on a GPU, whose states come home and go back there."""
 LONGEST_SEGMENT = 500
 TUNE_SEGMENTS = 10
 USUAL_DRAWS, USUAL_TUNE = 500, 500
@@ -143,8 +144,19 @@ def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
         if value is not None
     }
     if sampler is not None:
-        sampler.check_lengths(found.get("draws", USUAL_DRAWS), found.get("tune", USUAL_TUNE))
+        check_stride(sampler, found.get("draws", USUAL_DRAWS), found.get("tune", USUAL_TUNE))
     return found
+
+
+def check_stride(sampler: Sampler, draws: int, tune: int) -> None:
+    """Raise OptionError if a track cannot take its share of so many cycles."""
+    stride = longest_stride(sampler)
+    for name, value in (("draws", draws), ("tune", tune)):
+        if value % stride:
+            raise OptionError(
+                f"{sampler.name} takes {stride} fine cycles for each coarse one and needs "
+                f"an even {name}; got {value}, pass {value + stride - value % stride}"
+            )
 
 
 def all_lengths(
@@ -157,7 +169,7 @@ def all_lengths(
     """
     usual = {"draws": USUAL_DRAWS, "tune": USUAL_TUNE, "chains": 1}
     if blocks == 1 and not on_device and not usual.keys() & lengths.keys():
-        each = sampler.coarseness
+        each = longest_stride(sampler)
         draws, tune = (-(-n // each) * each for n in (USUAL_DRAWS // SEVERAL_CHAINS, SHORT_TUNE))
         usual = {"draws": draws, "tune": tune, "chains": SEVERAL_CHAINS}
     return usual | lengths
@@ -213,19 +225,19 @@ def plan_run(
     """
     one_of("keep", keep, ("auto", "draws", "moments"))
     draws, every = lengths["draws"], int(keep == "draws")
-    shares = sum(1 / track.coarseness for track in sampler.tracks)
+    shares = sum(1 / track.stride for track in sampler.tracks)
     each = draw_bytes(data, model, shares) * lengths["chains"]
     affordable = int(DRAWS_BUDGET / max(each, 1))
     if keep == "auto" and affordable:
         every = -(-draws // min(affordable, draws))
-        every = every if every <= draws // sampler.coarseness else 0
+        every = every if every <= draws // longest_stride(sampler) else 0
     kept: Any = {**lengths, "keep": keep, "keep_every": every}
     return RunOptions(seed=seed, dtype=str(data.dtype), pace=pace, **kept)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The data, model, sampler and timetable that all chains of a run share.
+    """The data, model, kernel and timetable that all chains of a run share.
 
     ``cells`` are positions in the caller's order; ``temperature`` is the power t
     of the likelihood in p(V | W, H)^t p(W, H), 1 for the posterior; ``init`` says
@@ -234,7 +246,7 @@ class Setting:
 
     data: BlockedData
     model: FactorModel
-    sampler: Sampler
+    kernel: Kernel
     options: RunOptions
     executor: Executor
     cells: Cells | None = None
@@ -248,9 +260,20 @@ class Setting:
             )
 
     @property
+    def sampler(self) -> Sampler:
+        """The sampler, with values in place of what ``"auto"`` stands for."""
+        sampler: Sampler = self.kernel.options
+        return sampler
+
+    @property
+    def stride(self) -> int:
+        """Fine cycles for each cycle of the coarsest track."""
+        return longest_stride(self.sampler)
+
+    @property
     def split(self) -> int:
         """Fine cycle at which a pair's coarse track leaves the fine one's state."""
-        return self.options.tune // 2 // self.sampler.coarseness * self.sampler.coarseness
+        return self.options.tune // 2 // self.stride * self.stride
 
     @property
     def frozen_from(self) -> int:
@@ -262,27 +285,32 @@ class Setting:
     @property
     def learns_every(self) -> int:
         """Cycles between draws of hyperparameters, and of the scale that W and H share."""
-        if self.model.learnt and self.sampler.learns_every:
-            return self.sampler.learns_every
-        return self.sampler.rescales_every or self.options.cycles
+        if self.model.learnt:
+            return self.kernel.learns_every
+        return self.rescales_every or self.options.cycles
+
+    @property
+    def rescales_every(self) -> int | None:
+        """Cycles between draws of the scale; None of coupled chains, which would draw their own."""
+        return self.kernel.rescales_every if len(self.sampler.tracks) == 1 else None
 
     @property
     def at_once(self) -> bool:
-        """True if chains run side by side: of one block, if it is more work than Python is."""
+        """Tell whether chains run side by side: of one block, if it is more work than Python is."""
         large = pass_size(self.model, self.data) >= WORTH_A_THREAD
         return self.data.grid.blocks == 1 and large
 
     @property
-    def visits_all(self) -> bool:
-        """True if a pass visits every cell, as in dense data."""
-        return visits_all(self.model, self.data)
+    def is_dense_pass(self) -> bool:
+        """Tell whether a pass visits every cell, as in dense data."""
+        return is_dense_pass(self.model, self.data)
 
     @property
     def warm_passes(self) -> tuple[int, int]:
         """Passes of the warm start, at least and at most: fewer where a pass is dear."""
-        asked = self.sampler.warm_start
-        if asked != "auto":
-            return asked, asked
+        passes = self.sampler.warm_start
+        if passes != "auto":
+            return passes, passes
         if not self.init.climbs:
             return 0, 0
         dear = DEAR_PASS / max(1.0, pass_size(self.model, self.data))
@@ -293,9 +321,9 @@ class Setting:
     def work(self) -> float:
         """Floating-point operations of a cycle, or what takes as long; from sizes alone."""
         data, width = self.data, self.model.width
-        own = self.sampler.work(data.grid.parts)
-        passes = own.passes + own.passes_per_column * width
-        if self.visits_all:
+        work = self.kernel.work
+        passes = work.passes + work.passes_per_column * width
+        if self.is_dense_pass:
             return passes * 8.0 * data.shape[0] * data.shape[1] * width
         entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
         noise = FLOPS_PER_NORMAL * data.grid.parts * sum(data.shape)
@@ -304,7 +332,7 @@ class Setting:
     @cached_property
     def tenths(self) -> frozenset[int]:
         """Fine cycles at which tenths of tuning end."""
-        tune, each = self.options.tune, self.sampler.coarseness
+        tune, each = self.options.tune, self.stride
         return frozenset(
             tune * number // TUNE_SEGMENTS // each * each for number in range(1, TUNE_SEGMENTS)
         )
@@ -316,15 +344,15 @@ class Setting:
         About a second's work lies between them, bounded in memory. They depend on sizes
         only, never on a clock, so that every machine checks for divergence at the same cycles.
         """
-        options, coarseness = self.options, self.sampler.coarseness
+        options, stride = self.options, self.stride
         length = min(options.pace * SEGMENT_FLOPS / max(self.work, 1.0), LONGEST_SEGMENT)
         if options.keep_every:
             # All chains hold their draws until the segment is written.
             draw = draw_bytes(self.data, self.model) * options.chains
-            carried = 1 + self.sampler.carried(self.model.width, "chain")
+            carried = 1 + relative_size(self.kernel.arrays, self.model.width, "chain")
             room = max(SEGMENT_BYTES, carried * draw)
             length = min(length, room / draw * options.thin * options.keep_every)
-        step = max(1, int(length) // coarseness) * coarseness
+        step = max(1, int(length) // stride) * stride
         ends = {
             *self.tenths,
             *range(step, options.tune, step),

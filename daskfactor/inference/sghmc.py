@@ -5,8 +5,8 @@ of vectors (see `daskfactor.kernels.squares`), in the majoriser's metric.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, cast
 
 from numpy.typing import NDArray
 
@@ -16,30 +16,23 @@ from daskfactor.data.grid import Cyclic, Proportional, Reshuffled, Schedule
 from daskfactor.errors import ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.base import (
+from daskfactor.inference.base import Data, Sampler, check_schedule, count_parts
+from daskfactor.inference.gaussian_chain import WEIGHTS, column_table, quadratic_form
+from daskfactor.inference.program import (
     HYPER_EVERY,
     METRIC,
     RECORDED,
+    SHIFT,
     Arrays,
     ArraySpec,
-    Bands,
-    ConstantStep,
-    Sampler,
-    Step,
-    StepSize,
-    Track,
-    check_schedule,
-    checked_step,
+    Kernel,
+    Program,
+    Visit,
+    Work,
+    learn_metric,
+    unshifted,
 )
-from daskfactor.inference.chain import Chain
-from daskfactor.inference.gaussian_chain import (
-    WEIGHTS,
-    GaussianChain,
-    column_table,
-    quadratic_form,
-)
-from daskfactor.inference.program import SHIFT, Program, learn_metric, unshifted
-from daskfactor.inference.tweedie_chain import TweedieChain
+from daskfactor.inference.steps import ConstantStep, Step, checked_step
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import (
     drift,
@@ -50,7 +43,6 @@ from daskfactor.kernels.steps import (
     refresh,
     refresh_length,
 )
-from daskfactor.kernels.views import Workspace
 
 Array = NDArray[Any]
 
@@ -80,9 +72,12 @@ WITH_REPLACEMENT = 64
 """Part of the step where parts are drawn with replacement: their noise heats the momentum in
 proportion to it (twice the variance at the whole step, 1.2 times at a fifth, with B = 3)."""
 LEAST_SHAPE = 0.5
-WORTH, SHORT_WORTH = 5.0, 1.5
-SPIN = "spin"
-"""Momentum across a vector whose squared length an entry is; ``"momentum"`` is that along it."""
+EFFICIENCY, SHORT_EFFICIENCY = 5.0, 1.5
+"""2 to 16 times the draws of `PSGLD` a second, 5 as a rule; fewer at short steps."""
+MOMENTUM, SPIN = "momentum", "spin"
+"""Momentum along a vector whose squared length an entry is, and across it."""
+REAL_VALUED: Arrays = RECORDED | WEIGHTS | {MOMENTUM: ArraySpec()}
+SQUARES: Arrays = RECORDED | dict.fromkeys((MOMENTUM, SPIN), ArraySpec()) | METRIC
 ACROSS = 2
 """Added to the factor in the address of the numbers that refresh it."""
 
@@ -173,19 +168,12 @@ class SGHMC(Sampler):
 
     step: Step = "auto"
     friction: float | Literal["auto"] = "auto"
-    schedule: Schedule | Literal["auto"] = "auto"  # type: ignore[assignment]
+    schedule: Schedule | Literal["auto"] = "auto"
     warm_start: int | Literal["auto"] = "auto"
 
-    chain: ClassVar[type[Chain]] = GaussianChain
     on_device: ClassVar[bool] = True
-    tempers: ClassVar[bool] = False
-    learns_every: ClassVar[int | None] = HYPER_EVERY
-    merit: ClassVar[str] = "momentum makes the most of a pass over the data"
-
-    def worth(self, model: Any, data: Any) -> float:
-        """Most: draws of `Gibbs` take ten times as long, and forget twice as fast."""
-        del model, data
-        return WORTH
+    _real_valued: ClassVar[bool] = True
+    reason: ClassVar[str] = "momentum makes the most of a pass over the data"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,66 +183,76 @@ class SGHMC(Sampler):
             check_schedule(self.schedule)
         object.__setattr__(self, "step", checked_step(self.step))
 
-    def suited(self, model: Any) -> "SGHMC":
-        """Return the sampler of this kind of model, with what ``"auto"`` is for it."""
+    def efficiency(self, model: Any, data: BlockedData) -> float:
+        """Most: draws of `Gibbs` take ten times as long, and forget twice as fast."""
+        long = not model.nonnegative or takes_long_steps(model, data)
+        return EFFICIENCY if long else SHORT_EFFICIENCY
+
+    def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         squares = bool(model.nonnegative)
-        kind: type[SGHMC] = SquaresSGHMC if squares else type(self)
-        friction, schedule, warm = self.friction, self.schedule, self.warm_start if squares else 0
+        self._check(model, data, on_device, tensors=squares)
+        friction, warm_start = self.friction, self.warm_start if squares else 0
         if friction == "auto":
             friction = SQUARES_FRICTION if squares else CYCLE_FRICTION
+        schedule: Any = self.schedule
         if schedule == "auto":
             schedule = Cyclic() if squares else Reshuffled()
-        return kind(self.step, friction, schedule, warm)
+        given = {"friction": friction, "schedule": schedule, "warm_start": warm_start}
+        options, parts, step = replace(self, **given), count_parts(data), cast("Any", self.step)
+        if squares:
+            _check_shapes(model)
+        if step == "auto" and squares:
+            step = squares_step(model, data, schedule)
+        elif step == "auto":
+            step = slowed(automatic_momentum_step(parts, model.n_components), schedule)
+        kind, arrays = (SquaresKernel, SQUARES) if squares else (MomentumKernel, REAL_VALUED)
+        return kind(options, schedule, arrays, Work(parts), step)
 
-    @property
-    def keep(self) -> float:
-        """Share of the momentum that a cycle keeps."""
-        return math.exp(-cast("float", self.friction))
 
-    @property
-    def arrays(self) -> Arrays:
-        return RECORDED | WEIGHTS | {"momentum": ArraySpec()}
+def _check_shapes(model: Any) -> None:
+    """Refuse priors whose vectors have, or may come to have, less than one dimension."""
+    for name in ("shape_w", "shape_h"):
+        shape = getattr(model, name)
+        if shape == "auto" or shape < LEAST_SHAPE:
+            raise ModelError(
+                f"SGHMC() takes gamma priors of shape 0.5 or more, got {name}={shape!r}; pass "
+                "such a number, or use PSGLD(), which takes any"
+            )
 
-    def step_for(self, track: Track, blocks: int, n_components: int) -> StepSize:
-        del track
-        given: Any = self.step
-        if given != "auto":
-            return given  # type: ignore[no-any-return]
-        return slowed(automatic_momentum_step(blocks, n_components), self.schedule)
 
-    def for_compilation(self) -> Self:
-        return replace(super().for_compilation(), step="auto", schedule=Cyclic())
+class MomentumKernel(Kernel):
+    """Kicks and drifts of real-valued entries, in a metric of their row."""
 
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    learns_every: ClassVar[int] = HYPER_EVERY
+
+    def step(self, program: Program, visit: Visit) -> None:
         """Kick and drift both bands; at a cycle's end refresh the momentum in between."""
-        gradients = program.gradient(op, data, bands, workspace)
-        for factor, band in enumerate(bands):
-            self._move(program, op, band, gradients[factor], factor)
-        if op.last:
-            program.finish_cycle(op, bands)
+        gradients = program.gradient(visit)
+        for factor, band in enumerate(visit.bands):
+            self._move(program, visit.op, band, gradients[factor], factor)
 
-    def _move(
-        self, program: Program, op: Op, band: FactorBand, gradient: Array, factor: int
-    ) -> None:
+    def _move(self, program: Program, op: Op, band: FactorBand, grad: Array, factor: int) -> None:
         table = column_table(program.hyper, band.values.shape[1])[factor]
         columns = table.astype(band.values.dtype)
-        momentum, weights = band.arrays["momentum"], band.arrays["weights"]
+        momentum, weights = band.arrays[MOMENTUM], band.arrays["weights"]
         if SHIFT in band.arrays:  # the kernel's prior means are the same for all rows
-            gradient += columns[1] * band.arrays[SHIFT]
+            grad += columns[1] * band.arrays[SHIFT]
         size = program.step_size(op.iteration)
         share = 0.5 if op.last else 1.0
-        kick_drift(band.values, momentum, gradient, weights, columns, size, share)
+        kick_drift(band.values, momentum, grad, weights, columns, size, share)
         if op.last:
-            self._refresh(band, self.keep, program.address(band, op.iteration, factor))
+            self._refresh(band, self._kept(), program.address(band, op.iteration, factor))
             drift(band.values, momentum, weights, columns, size, share)
+
+    def _kept(self) -> float:
+        """Return the share of the momentum that a cycle keeps."""
+        return math.exp(-self.options.friction)
 
     def _refresh(self, band: FactorBand, keep: float, address: Address, shape: float = 1.0) -> None:
         del shape
-        refresh(band.arrays["momentum"], keep, *address)
+        refresh(band.arrays[MOMENTUM], keep, *address)
 
-    def stir(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
+    def refresh(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
         self._refresh(band, 0.0, address, shape)
 
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
@@ -264,88 +262,45 @@ class SGHMC(Sampler):
 
 
 def takes_long_steps(model: Any, data: Any) -> bool:
-    """Whether sums over components, and over a row's or column's cells, are of many."""
+    """Return whether sums over components, and over a row's or column's cells, are of many."""
     cells = data.total_observed
     return bool(model.n_components > 2 and cells >= FEW_CELLS * max(data.shape))
 
 
-class SquaresChain(TweedieChain):
-    """A chain of a non-negative model under `SGHMC`."""
-
-    def step_for(self, track: Track) -> StepSize:
-        """Return the step at which a cycle has the length that suits model, data and schedule."""
-        sampler, data, model = self.setting.sampler, self.setting.data, self.model
-        schedule: Schedule = sampler.schedule
-        if sampler.step != "auto":
-            return super().step_for(track)
-        long, drawn = takes_long_steps(model, data), isinstance(schedule, Proportional)
-        long &= drawn or isinstance(schedule, Cyclic)  # random orders heat, long steps most
-        length = SQUARES_LENGTH if long else SHORT_LENGTH
-        return slowed(ConstantStep((length / data.grid.parts) ** 2), schedule)
+def squares_step(model: Any, data: BlockedData | None, schedule: object) -> ConstantStep:
+    """Return the step at which a cycle has the length that suits model, data and schedule."""
+    drawn = isinstance(schedule, Proportional)
+    long = data is not None and takes_long_steps(model, data)
+    long &= drawn or isinstance(schedule, Cyclic)  # random orders heat, long steps most
+    length = SQUARES_LENGTH if long else SHORT_LENGTH
+    return slowed(ConstantStep((length / count_parts(data)) ** 2), schedule)
 
 
-@dataclass(frozen=True)
-class SquaresSGHMC(SGHMC):
-    """What `SGHMC` is for non-negative models: entries move as squared lengths."""
+class SquaresKernel(MomentumKernel):
+    """Kicks and flights of non-negative entries, which are squared lengths of vectors."""
 
-    friction: float | Literal["auto"] = SQUARES_FRICTION
-    schedule: Schedule | Literal["auto"] = field(default_factory=Cyclic)
-
-    chain: ClassVar[type[Chain]] = SquaresChain
-    tensors: ClassVar[bool] = True
     rescales_every: ClassVar[int | None] = HYPER_EVERY
-    tempers: ClassVar[bool] = True
+    log_prior = Kernel.log_prior
 
-    @property
-    def name(self) -> str:
-        return SGHMC.__name__
-
-    @property
-    def arrays(self) -> Arrays:
-        return RECORDED | dict.fromkeys(("momentum", SPIN), ArraySpec()) | METRIC
-
-    log_prior = Sampler.log_prior
-
-    def worth(self, model: Any, data: Any) -> float:
-        """2 to 16 times the draws of `PSGLD` a second, 5 as a rule; fewer at short steps."""
-        return WORTH if takes_long_steps(model, data) else SHORT_WORTH
-
-    def check_model(self, model: Any) -> None:
-        """Refuse priors whose vectors have, or may come to have, less than one dimension."""
-        super().check_model(model)
-        for name in ("shape_w", "shape_h"):
-            shape = getattr(model, name)
-            if shape == "auto" or shape < LEAST_SHAPE:
-                raise ModelError(
-                    f"SGHMC() takes gamma priors of shape 0.5 or more, got {name}={shape!r}; pass "
-                    "such a number, or use PSGLD(), which takes any"
-                )
-
-    def block_step(
-        self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
-    ) -> None:
+    def step(self, program: Program, visit: Visit) -> None:
         """Kick both bands and let them drift; gather curvature while the metric is learnt."""
-        adapt = op.wanted.adapt
+        op, bands, adapt = visit.op, visit.bands, visit.op.wanted.adapt
         gathered = tuple(band.arrays["gathered"] for band in bands) if adapt else None
-        gradients = program.gradient(op, data, bands, workspace, gathered)
+        gradients = program.gradient(visit, gathered)
         for factor, band in enumerate(bands):
             self._move(program, op, band, gradients[factor], factor)
             if op.last and adapt:
                 learn_metric(band, program.hyper, factor, program.frozen[factor])
-        if op.last:
-            program.finish_cycle(op, bands)
 
-    def _move(
-        self, program: Program, op: Op, band: FactorBand, gradient: Array, factor: int
-    ) -> None:
-        along, across, metric = (band.arrays[name] for name in ("momentum", SPIN, "metric"))
-        gradient, (rate, shape) = program.prior_of(band, factor, gradient)
+    def _move(self, program: Program, op: Op, band: FactorBand, grad: Array, factor: int) -> None:
+        along, across, metric = (band.arrays[name] for name in (MOMENTUM, SPIN, "metric"))
+        grad, (rate, shape) = program.prior_of(band, factor, grad)
         size = math.sqrt(program.step_size(op.iteration))
         share = 0.5 if op.last else 1.0
-        kick_flight(band.values, along, across, gradient, metric, rate, size, share)
+        kick_flight(band.values, along, across, grad, metric, rate, size, share)
         if not op.last:
             return
-        self._refresh(band, self.keep, program.address(band, op.iteration, factor), shape)
+        self._refresh(band, self._kept(), program.address(band, op.iteration, factor), shape)
         flight(band.values, along, across, metric, share * size)
 
     def _refresh(self, band: FactorBand, keep: float, address: Address, shape: float = 1.0) -> None:

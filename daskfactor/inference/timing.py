@@ -15,6 +15,7 @@ from daskfactor.data.grid import Cyclic, Passes
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
 from daskfactor.executors.threads import share_bands
+from daskfactor.inference.program import relative_size
 from daskfactor.inference.setting import Setting
 
 FLOPS = 4e10
@@ -104,11 +105,11 @@ def time_of(setting: Setting, place: Place, flops: float) -> dict[str, Any]:
     ``flops`` are those of the whole run.
     """
     data, blocks = setting.data, setting.data.grid.blocks
-    share = np.maximum(data.grid.areas if setting.visits_all else data.n_stored, 1.0)
+    share = np.maximum(data.grid.areas if setting.is_dense_pass else data.n_stored, 1.0)
     share /= share.sum()
     alone = setting.work / FLOPS  # a cycle on one thread
     if place.block is not None:
-        alone = place.block * setting.sampler.work(blocks).visits / float(share.max())
+        alone = place.block * setting.kernel.work.visits / float(share.max())
     parallel, network = float(min(place.workers * place.lanes, blocks)), {"sent": 0}
     if place.elsewhere:
         parallel, network = _over_workers(setting, place, alone, share.reshape(blocks, -1).sum(1))
@@ -128,15 +129,15 @@ def _over_workers(
 
     ``alone`` are the seconds of a cycle on one thread, ``share`` is every row band's in the work.
     """
-    data, sampler, blocks = setting.data, setting.sampler, setting.data.grid.blocks
+    data, kernel, blocks = setting.data, setting.kernel, setting.data.grid.blocks
     drawn = 1 / setting.options.thin
     alone *= 1 + EVALUATION * drawn
     bands = [n for n in share_bands(blocks, [place.lanes] * place.workers, None) if n]
     most, starts = max(bands), np.cumsum([0, *bands[:-1]])
     next_leaves = (len(bands) > 1) / most
-    ordered = isinstance(sampler.schedule, Cyclic | Passes)
+    ordered = isinstance(kernel.schedule, Cyclic | Passes)
     leaves = next_leaves if ordered else (blocks - most) / max(1, blocks - 1)
-    updates, evaluations = blocks * sampler.work(blocks).visits, blocks * drawn
+    updates, evaluations = blocks * kernel.work.visits, blocks * drawn
     always, written, moments = _travelling(setting)
     by_updates = data.shape[1] * (updates * (always + written) + moments * drawn)
     by_evaluations = data.shape[1] * evaluations * always
@@ -177,12 +178,12 @@ def _travelling(setting: Setting) -> tuple[float, float, float]:
 
     What a cycle gathers and uses up is taken to be there all the time.
     """
-    width, sampler = setting.model.width, setting.sampler
-    written = [own for own in sampler.arrays.values() if own.life == "chain"]
+    width, arrays = setting.model.width, setting.kernel.arrays
+    written = [spec for spec in arrays.values() if spec.life == "chain"]
     parts = (
-        1 + sampler.carried(width, "cycle"),
+        1 + relative_size(arrays, width, "cycle"),
         *(
-            sum(own.size(width) for own in written if own.changes == changes)
+            sum(spec.size(width) for spec in written if spec.changes == changes)
             for changes in ("always", "record")
         ),
     )

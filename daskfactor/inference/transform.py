@@ -18,10 +18,11 @@ from daskfactor.data.known import DEFAULT_DIMS
 from daskfactor.data.store import is_blocked_store
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, ModelError, OptionError
-from daskfactor.inference.base import Sampler, check_device, chosen
+from daskfactor.inference.base import reference_sampler
+from daskfactor.inference.block_hmc import ROW_STEPS, BlockHMC
 from daskfactor.inference.given import Given, given_by
 from daskfactor.inference.new_rows import SIDES, NewRows
-from daskfactor.inference.program import COLUMNS
+from daskfactor.inference.program import COLUMNS, Kernel
 from daskfactor.inference.session import Session, check_data, device_attrs, session
 from daskfactor.inference.setting import DRAWS_BUDGET, in_callers_order
 from daskfactor.machine import available_memory
@@ -163,7 +164,6 @@ def transform(
             "sample with the new rows among the others"
         )
     model = _alone(given.model, factor, covariates)
-    sampler = chosen(Sampler, None, given.model.conditional_sampler, "sampler")
     # Bands go side by side, each through all draws: several are worth it where one pass is not.
     reading = {"allow_empty": True, "dtype": _dtype(given, point), "workers": BANDS // 2}
 
@@ -179,9 +179,7 @@ def transform(
     with session(
         V, model, reading=reading, check=check, weighed=True, random_seed=seed, **options
     ) as run:
-        data, sampler = run.data, sampler.suited(given.model).conditional()
-        if run.on_device:
-            _check_device(sampler, given.model)
+        data, kernel = run.data, _row_kernel(given.model, run.on_device)
         if draws is None and not point:
             given = given.within(DRAWS_BUDGET, data.shape[factor])
         more = -(-POINT_DRAWS // math.prod(given.shape)) if point else 1
@@ -190,11 +188,11 @@ def transform(
         plan = NewRows(
             data,
             given.taking(_entries(given, data)),
-            sampler,
+            kernel,
             given.floor,
             run.seed,
             whole_number("first", first, 0),
-            1 if sampler.independent else steps * more,
+            steps * more if given.model.nonnegative else 1,
             point,
             own if own is None or order is None else own.at(order),
             _fixed(given, data, fixed, order),
@@ -206,14 +204,18 @@ def transform(
         return _labelled(found, given, data, attrs)
 
 
-def _check_device(sampler: Sampler, model: Any) -> None:
-    """Refuse new rows that no GPU draws."""
-    if sampler.independent:
+def _row_kernel(model: Any, on_device: bool) -> Kernel:
+    """Return what draws rows of one factor given the other one; refuse what no GPU draws."""
+    if model.nonnegative:
+        # Zeros without a closed form are written out as entries, so that no data are told.
+        return BlockHMC(steps=ROW_STEPS).kernel(model, None, on_device)
+    sampler = reference_sampler(model)
+    if on_device:
         raise OptionError(
             f"new rows of a {type(model).__name__} are drawn by {sampler.name}, which does not run "
             "on a GPU; leave device out"
         )
-    check_device(sampler, model, None)  # zeros without a closed form are written out as entries
+    return sampler.kernel(model)
 
 
 def _check_weighting(given: Given, data: BlockedData) -> None:

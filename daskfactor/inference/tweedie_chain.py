@@ -1,5 +1,6 @@
 """A chain of a model with gamma priors: its start, its metric, its priors and its warnings."""
 
+import math
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, cast
@@ -12,6 +13,7 @@ from daskfactor.inference.bands import column_sums, drop_arrays, multiply
 from daskfactor.inference.chain import Arrays, Chain, TrackRun
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.inits import DRAWS
+from daskfactor.inference.links import Draw
 from daskfactor.inference.multiplicative import (
     Descent,
     OnStep,
@@ -20,13 +22,14 @@ from daskfactor.inference.multiplicative import (
     mean_floor,
     totals_of,
 )
-from daskfactor.inference.passes import Finish, Share, SharePass, every, run_pass
+from daskfactor.inference.passes import Gathered, SharePass, every, init_band, run_pass
 from daskfactor.inference.priors import draw_priors
 from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
     RATE,
     ROWS,
+    STEPS,
     Fit,
     band_prior,
     factor_word,
@@ -63,27 +66,20 @@ def sum_penalties(band: FactorBand, hyper: Hyperparameters, factor: int) -> Arra
 
 
 def draw_by_share(
-    band: FactorBand,
-    share: Share,
-    factor: int,
-    cycle: int,
-    hyper: Hyperparameters,
-    frozen: tuple[Mask, ...],
-    key: Array,
+    gathered: Gathered, hyper: Hyperparameters, frozen: tuple[Mask, ...], key: Array
 ) -> None:
     """Draw from Gamma(θ num / φ + a, den / φ + λ)."""
-    num, den = (np.maximum(own.astype(np.float64), 0.0) / hyper.dispersion for own in share)
+    band, share, factor, cycle = gathered
+    num, den = (np.maximum(part.astype(np.float64), 0.0) / hyper.dispersion for part in share)
     rate, shape = hyper.prior(factor)
     with held(band.values, frozen[factor]):
         address = Address(key, cycle, factor_word(factor), band.offset)
         fill_gamma(band.values * num + shape, den + rate, *address, band.values)
 
 
-def take_curvature(band: FactorBand, share: Share, factor: int, cycle: int) -> None:
-    """Begin the curvature with a denominator."""
-    del factor, cycle
-    band.arrays["curvature"][:] = share[1]
-    band.counts["curvature"] = 1
+def sum_log_steps(band: FactorBand) -> tuple[float, int]:
+    """Add up the logarithms of the steps of a band's rows; with how many these are."""
+    return float(band.arrays[STEPS][:, 1].sum()), len(band.values)
 
 
 class TweedieChain(Chain):
@@ -97,7 +93,7 @@ class TweedieChain(Chain):
         self.model = cast("TweedieNMF", setting.model)
         self.rule: Any = dispersion_rule(self.model, setting.data, setting.sampler.dispersion)
         self.after_warm_start = self.rule.memory, self.rule.settled
-        """What the rule took to be fixed after the warm start, and whether it was settled."""
+        """Fixed dispersions after the warm start, and whether the rule was settled."""
         self.hyper = Hyperparameters(1.0, 1.0, 1.0)
         self.normalizer = 0.0
         self.log_hyper = self.effective = 0.0
@@ -111,7 +107,7 @@ class TweedieChain(Chain):
         self.latest: Any = None
         """Their mean, and whether to wait; None unless the last segment added an estimate."""
         self.variations: dict[str, float] = {}
-        """How many times as much as Poisson counts these vary, where not once."""
+        """Variation of counts as a multiple of that of Poisson counts, where not once."""
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Start from multiplicative updates or from a result, with the metric there.
@@ -134,10 +130,10 @@ class TweedieChain(Chain):
             if setting.sampler.warm_start == "auto":
                 self.climb = found.iterations, found.rise
         else:
-            fit, _ = self.rule.look(executor, state, self.floor)
+            fit, _ = self.rule.estimate_at(self._place(state))
         self.fits = fit.negative_divergence, fit.negative_divergence
         estimate = self.rule.estimate(fit, at_point=not drawn)
-        estimate = self.rule.settle(executor, state, self.floor, estimate)
+        estimate = self.rule.test_poisson(self._place(state), estimate)
         self.after_warm_start = self.rule.memory, self.rule.settled
         if setting.frozen_from:
             estimate = self.rule.reopen(estimate)
@@ -149,16 +145,15 @@ class TweedieChain(Chain):
             self._level(state)
         if setting.temperature is not None:
             self._heat(state)
-        prepare_state(state, setting.sampler.arrays)
+        prepare_state(state, setting.kernel.arrays)
         if drawn:
-            self._stir(state, tuple(self.hyper.prior(n)[1] for n in every(state)))
+            self._refresh(state, tuple(self.hyper.prior(n)[1] for n in every(state)))
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         if model.learnt:
             self._draw_priors(self.tracks[0], 0)
-        if setting.sampler.rescales_every and not drawn:
+        if setting.rescales_every and not drawn:
             self._rescale(self.tracks[0])
-        if "metric" in setting.sampler.arrays:
-            self._with_shares(state, take_curvature, "curvature")
+        self._init_bands(state)
         self._follow_dispersion()
 
     def _level(self, state: ChainState) -> None:
@@ -169,7 +164,7 @@ class TweedieChain(Chain):
 
     @cached_property
     def maker(self) -> Make:
-        """What makes the first states of all chains of the run."""
+        """Return the maker of the first states of all chains of the run."""
         setting, options = self.setting, self.setting.options
         given = setting.data, self.model, setting.executor, setting.init
         return state_maker(*given, options.seed, options.chains)
@@ -185,15 +180,31 @@ class TweedieChain(Chain):
         key = noise_key(setting.options.seed, self.number, Stream.TEMPERATURE)
         draw = partial(draw_by_share, hyper=self.tempered, frozen=self.model.frozen, key=key)
         program = SharePass(self.law, self.floor, every(state), finish=draw)
-        run_pass(setting.executor, program, state, setting.data, HEATING)
+        run_pass(self._place(state), program, HEATING)
 
-    def _with_shares(self, state: ChainState, finish: Finish, *names: str) -> None:
-        """Have bands do something with the multiplicative update's numerators and denominators.
+    def _init_bands(self, state: ChainState) -> None:
+        """Begin what the kernel learns, by the denominators of the multiplicative update."""
+        setting, kernel = self.setting, self.setting.kernel
+        adapted = ("adapt", "adapted")
+        names = tuple(name for name, spec in kernel.arrays.items() if spec.changes in adapted)
+        if names:
+            tempered = setting.temperature is not None
+            how: Any = {"kernel": kernel, "hyper": self.tempered, "tempered": tempered}
+            finish = partial(init_band, **how)
+            program = SharePass(self.law, self.floor, every(state), (), names, finish)
+            run_pass(self._place(state), program)
 
-        ``names`` are those of the arrays that this reads or changes.
-        """
-        program = SharePass(self.law, self.floor, every(state), (), names, finish)
-        run_pass(self.setting.executor, program, state, self.setting.data)
+    def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
+        """Return the steps of cycles; the geometric mean, where rows have steps of their own."""
+        kernel = self.setting.kernel
+        if STEPS not in kernel.arrays:
+            return super().step_sizes(run, cycles)
+        step = kernel.options.step
+        if step == "auto":
+            bands = run.state.each(sum_log_steps)
+            total, rows = math.fsum(logs for logs, _ in bands), sum(count for _, count in bands)
+            step = math.exp(total / rows)
+        return np.full(len(cycles), float(step * self.shrink))
 
     def _follow_dispersion(self) -> None:
         """Recompute what depends on the dispersion: the metric, and the normaliser if it is known.
@@ -204,7 +215,7 @@ class TweedieChain(Chain):
         self.normalizer = self.rule.normalizer(self.setting.executor, self.hyper.dispersion)
 
     def _refresh_metrics(self) -> None:
-        if "metric" in self.setting.sampler.arrays:
+        if "metric" in self.setting.kernel.arrays:
             for run in self.tracks:
                 refresh_metric(run.state, self.tempered, self.model.frozen)
 
@@ -212,7 +223,7 @@ class TweedieChain(Chain):
 
     def _between(self, run: TrackRun, start: int) -> None:
         super()._between(run, start)
-        if self.setting.sampler.rescales_every and run.cycle % self.setting.learns_every == 0:
+        if self.setting.rescales_every and run.cycle % self.setting.learns_every == 0:
             self._rescale(run)
 
     def _rescale(self, run: TrackRun) -> None:
@@ -251,8 +262,8 @@ class TweedieChain(Chain):
         self._draw_priors(run, run.cycle)
         if self.rule.drawn and len(self.tracks) == 1:
             address = self.setting.options.seed, self.number, Stream.HYPER, run.cycle, 1
-            place, rng = (self.setting.executor, run.state, self.floor), generator(*address)
-            drawn = self.rule.draw(*place, self.hyper.dispersion, rng)
+            place, rng = self._place(run.state), generator(*address)
+            drawn = self.rule.draw(place, self.hyper.dispersion, rng)
             self.hyper = self.hyper._replace(dispersion=drawn)
             self._follow_dispersion()
         else:
@@ -262,7 +273,7 @@ class TweedieChain(Chain):
         """Draw shapes and rates of the priors from their conditionals, given a state."""
         setting, model = self.setting, self.model
         rng = generator(setting.options.seed, self.number, Stream.HYPER, cycle)
-        drawn = draw_priors(setting, run.state, self.hyper, self.links, rng)
+        drawn = draw_priors(Draw(setting, run.state, rng), self.hyper, self.links)
         self.hyper, self.links, self.log_hyper = drawn
         if model.shares_rates:
             totals, data = totals_of(model, run.state), setting.data
@@ -306,7 +317,7 @@ class TweedieChain(Chain):
         return {name: value for name, value in given.items() if name not in learnt}
 
     def memory(self) -> dict[str, Any]:
-        return {
+        return super().memory() | {
             "hyper": list(self.hyper),
             "log_hyper": self.log_hyper,
             "effective": self.effective,
@@ -316,9 +327,6 @@ class TweedieChain(Chain):
             "climb": self.climb,
             "variations": dict(self.variations),
             "looks": list(self.looks),
-            "noise": [np.asarray(self.noise_sum).tolist(), self.noise_draws],
-            **self.links,
-            **self.means,
         }
 
     def recall(self, memory: dict[str, Any]) -> None:
@@ -329,15 +337,13 @@ class TweedieChain(Chain):
         fixed = memory["fixed"]
         self.rule.memory = fixed if isinstance(fixed, list) else [fixed]  # older runs have one
         self.normalizer = memory["normalizer"]
-        noise, self.noise_draws = memory.get("noise", (0.0, 0))
-        self.noise_sum = np.asarray(noise)
         fits = memory.get("fits")  # runs of older versions have neither
         self.fits = None if fits is None else (fits[0], fits[1])
         self.variations = memory.get("variations", {})
         self.looks = list(memory.get("looks", []))
         iterations, rise = memory.get("climb", self.climb)
         self.climb = iterations, rise
-        self.recall_links(memory)
+        super().recall(memory)
 
     def warnings(self) -> tuple[str | None, str | None]:
         of_model = of_sampler = None
@@ -394,14 +400,14 @@ class TweedieChain(Chain):
         # Counts take a pass of their own.
         due = end in self.setting.tenths if self.rule.looks_again else True
         if end <= self.setting.frozen_from and self.rule.estimates and due:
-            place = self.setting.executor, fine.state, self.floor
-            self.looks.append(self.rule.at_draw(*place, fine.fits[fine.cycle - 1]))
+            place = self._place(fine.state)
+            self.looks.append(self.rule.at_draw(place, fine.fits[fine.cycle - 1]))
             self.latest = self.rule.mean_estimate(self.looks)
         if end >= self.setting.options.tune:
             # Rates that move take the metric with them.
-            arrays = self.setting.sampler.arrays.items()
+            arrays = self.setting.kernel.arrays.items()
             kept = {"curvature"} if self.model.learnt else set()
-            names = [n for n, own in arrays if own.life == "tune" and n not in kept]
+            names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
             for run in self.tracks:
                 run.state.each(partial(drop_arrays, names=names))
 

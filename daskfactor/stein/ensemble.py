@@ -61,8 +61,6 @@ class Particle(NamedTuple):
 class ParticleMethod(Algorithm, ABC):
     """A way to make particles."""
 
-    folders = ("stein",)
-
     def check_count(self, count: int) -> None:
         """Raise OptionError if it cannot make so many particles."""
         del count

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.checks import one_of, refuse_unknown, truth, warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError, SamplingWarning
-from daskfactor.inference.base import algorithm_from_dict, chosen
+from daskfactor.inference.registry import algorithm_from_dict, requested_algorithm
 from daskfactor.inference.sampling import PathText, described
 from daskfactor.inference.session import Session, as_begun, session, session_again
 from daskfactor.inference.setting import in_callers_order
@@ -163,7 +163,7 @@ def stein_posterior(
             "particles are made of components that are all free, and the model fixes some with "
             "fixed_w or fixed_h; use sample() for it"
         )
-    method = chosen(ParticleMethod, method, "Ensemble", "method")
+    method = requested_algorithm(ParticleMethod, method, "Ensemble", "method")
     settings: dict[str, Any] = {
         "particles": whole_number("particles", particles, 1),
         "pilot": whole_number("pilot", pilot, 1),

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
-from daskfactor.executors.state import FactorBand, make_state
+from daskfactor.executors.state import make_state
 from daskfactor.inference.block_hmc import DualAveraging, check_leapfrog, first_step
-from daskfactor.inference.passes import BOTH, Share, SharePass, run_pass
+from daskfactor.inference.passes import BOTH, Gathered, Place, SharePass, run_pass
 from daskfactor.inference.singular import Pair
 from daskfactor.machine import single_threaded_blas
 from daskfactor.random import Stream, generator
@@ -123,7 +123,7 @@ def widths(posterior: Posterior, place: Pair) -> Pair:
     state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
     state = posterior.executor.hold(state)
     keep = SharePass(posterior.model.likelihood, posterior.floor, BOTH, finish=keep_denominator)
-    run_pass(posterior.executor, keep, state, data)
+    run_pass(Place(posterior.executor, data, state, posterior.floor), keep)
     found = []
     for side, values in zip(SIDES, (place[0], place[1].T), strict=True):
         c = slope * state.gather(side, DENOMINATOR).astype(np.float64)
@@ -137,10 +137,9 @@ def widths(posterior: Posterior, place: Pair) -> Pair:
     return found[0], np.ascontiguousarray(found[1].T)
 
 
-def keep_denominator(band: FactorBand, share: Share, factor: int, cycle: int) -> None:
+def keep_denominator(gathered: Gathered) -> None:
     """Keep the denominator of the multiplicative update."""
-    del factor, cycle
-    band.arrays[DENOMINATOR] = share[1]
+    gathered.band.arrays[DENOMINATOR] = gathered.share[1]
 
 
 def typical_slope(posterior: Posterior, least: float, entries: int) -> float:

@@ -21,7 +21,7 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.segment import Exchange
-from daskfactor.inference.base import checked_sampler
+from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.timing import HOP, Place, network_rate, time_of
 from daskfactor.random import Stream, generator
@@ -63,11 +63,11 @@ def sent(monkeypatch):
 )
 def test_bytes_are_about_those_that_a_ring_sends(model, sampler, more, client, sent):
     V = np.random.default_rng(0).poisson(3.0, (40, 61)).astype(np.float32)
-    sampler = checked_sampler(model, sampler)
     with as_blocks(V, 4) as data:
         options = RunOptions(6, 0, 1, 2, 0, "draws", 1, "float32")
-        setting = Setting(data, model, sampler, options, SerialExecutor())
-        chain = sampler.chain(setting, 0)
+        kernel = sampler.kernel(model, data)
+        setting = Setting(data, model, kernel, options, SerialExecutor())
+        chain = new_chain(setting, 0)
         chain.start()
         (run,) = chain.tracks
         executor = RingExecutor(client)
@@ -87,7 +87,7 @@ def drawing_plan(setting):
         return CycleOptions(record=drawn, keep=drawn, evaluate=drawn)
 
     return build_plan(
-        setting.sampler.schedule,
+        setting.kernel.schedule,
         setting.data.n_observed,
         range(6),
         lambda cycle: generator(0, 0, Stream.SCHEDULE, cycle),

@@ -140,8 +140,8 @@ def meant(address, users):
         chances = {program.factor_word(factor) + CHANCE for factor in range(8)}
         return address[-1] in chances
     return sorted(users) in (
-        ["LangevinSampler._move", "LangevinSampler._move (coarse)"],
-        ["SGLD._add, even draw", "SGLD._add, odd draw"],
+        ["LangevinKernel._move", "LangevinKernel._move (coarse)"],
+        ["SubsampleKernel._add, even draw", "SubsampleKernel._add, odd draw"],
     )
 
 

@@ -54,7 +54,7 @@ def test_scratch_files_have_the_same_bits_and_stored_entries_the_same_posterior(
     assert not np.array_equal(plain["posterior"]["W"], first["posterior"]["W"])
     if sampler.name == "SGLD":
         return  # draws cells of other kinds of block
-    few = {"draws": sampler.coarseness, "tune": 2, "thin": 1, "keep": "draws"}
+    few = {"draws": len(sampler.tracks), "tune": 2, "thin": 1, "keep": "draws"}
     reading = {"blocks": 3, "dtype": "float64"}
     one, other = (
         dfac.sample(data, model, sampler, **QUICK | few)["posterior"]["W"].values

@@ -14,11 +14,13 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
 from daskfactor.inference import gaussian_chain
-from daskfactor.inference.base import Sampler, algorithm_from_dict, checked_sampler, known
-from daskfactor.inference.block_hmc import BlockHMC
-from daskfactor.inference.gibbs import Gibbs
-from daskfactor.inference.langevin import LangevinSampler
-from daskfactor.inference.sghmc import SquaresSGHMC
+from daskfactor.inference.base import Sampler, checked_sampler
+from daskfactor.inference.block_hmc import BlockHMCKernel
+from daskfactor.inference.gibbs import GibbsKernel
+from daskfactor.inference.langevin import LangevinKernel
+from daskfactor.inference.registry import ALGORITHMS, algorithm_from_dict
+from daskfactor.inference.sampling import shortest
+from daskfactor.inference.sghmc import SquaresKernel
 from tests.executors.audit import AuditExecutor
 from tests.refusals import refused
 from tests.tiers import tiered
@@ -50,7 +52,7 @@ LOG_LINEAR = replace(POISSON, covariates_w=COSINES, covariates_h=EACH_COLUMN)
 @pytest.fixture(autouse=True)
 def scales_are_drawn(monkeypatch):
     """Short runs draw them, too."""
-    for kind in (LangevinSampler, BlockHMC, Gibbs, SquaresSGHMC):
+    for kind in (LangevinKernel, BlockHMCKernel, GibbsKernel, SquaresKernel):
         monkeypatch.setattr(kind, "rescales_every", 4)
     monkeypatch.setattr(gaussian_chain, "SYMMETRIES_EVERY", 2)
 
@@ -125,7 +127,7 @@ DRAWS, STOPPED, TUNE = 12, 8, 10
 
 def test_every_kind_of_sampler_has_a_case():
     names = {type(case.sampler).__name__ for case in CASES.values()}
-    assert names == set(known(Sampler)) == {kind.__name__ for kind in REFUSED}
+    assert names == set(ALGORITHMS["Sampler"]) == {kind.__name__ for kind in REFUSED}
 
 
 def counts():
@@ -201,7 +203,7 @@ def test_names_dims_and_types(name):
     assert tree["posterior"]["draw"].values.tolist() == list(range(TUNE, TUNE + 4))
     stats = tree["sample_stats"]
     assert {"lp", "step_size", "diverging"} <= set(stats.data_vars)
-    declared = {own.name for own in CASES[name].sampler.statistics}
+    declared = {own.name for own in CASES[name].sampler.kernel(CASES[name].model).statistics}
     assert set(stats.data_vars) == {"lp", "step_size", "diverging"} | declared
     for variable in stats.data_vars.values():
         assert variable.sizes == {"chain": 2, "draw": 4}
@@ -344,8 +346,9 @@ def test_the_other_kind_of_model_is_refused(name):
 @pytest.mark.parametrize("kind", [dfac.PSGLD, dfac.PSGRRLD, dfac.SGHMC])
 def test_kernels_compile_whatever_the_schedule(kind):
     """The tiny matrix that they are compiled with has one block."""
-    brief = kind(schedule=dfac.NestedReshuffled(2)).for_compilation()
-    assert len(brief.schedule.cycle(1, np.ones(1), np.random.default_rng(0))) == 1
+    brief = shortest(kind(schedule=dfac.NestedReshuffled(2)))
+    model = POISSON if kind is not dfac.SGHMC else dfac.GaussianMF(2)
+    assert len(brief.kernel(model).schedule.cycle(1, np.ones(1), np.random.default_rng(0))) == 1
 
 
 @each
@@ -356,7 +359,8 @@ def test_a_sampler_is_stored_and_read_back_and_what_a_cycle_takes_is_known(name)
     assert again == sampler
     assert type(again) is type(sampler)
     assert hash(sampler) == hash(again)
-    work = sampler.work(4)
+    with dfac.as_blocks(counts(), 2, allow_empty=True) as data:
+        work = sampler.kernel(CASES[name].model, data).work
     assert min(work.moves, work.visits) >= 1
     assert work.passes > 0
     cost = dfac.estimate_cost(counts(), CASES[name].model, sampler, 10, 10)

@@ -19,9 +19,12 @@ import daskfactor as dfac
 from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, estimate_cost
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import Sampler, best_sampler, checked_sampler, known
-from daskfactor.inference.gibbs import GaussianGibbs
+from daskfactor.inference.base import Sampler, choose_kernel
+from daskfactor.inference.gibbs import RowGibbsKernel
 from daskfactor.inference.passes import Pass
+from daskfactor.inference.program import relative_size
+from daskfactor.inference.registry import algorithms
+from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.timing import HOP
 from tests.inference.measuring import CASES
@@ -133,10 +136,10 @@ def test_operations_plans_and_state_are_those_of_a_run(model, sampler, thin, cha
     assert cost.tasks["lanes"] == 0
     if isinstance(sampler, dfac.PSGRRLD):
         return  # two tracks
-    sampler = checked_sampler(model, sampler)
     with as_blocks(V, 2) as data:
         options = RunOptions(4, 4, 1, 1, 0, "draws", 1, "float32")
-        chain = sampler.chain(Setting(data, model, sampler, options, SerialExecutor()), 0)
+        kernel = sampler.kernel(model, data)
+        chain = new_chain(Setting(data, model, kernel, options, SerialExecutor()), 0)
         chain.start()
         bands = chain.tracks[0].state.bands()
     carried = sum(b.values.nbytes + sum(a.nbytes for a in b.arrays.values()) for b in bands)
@@ -152,13 +155,15 @@ def test_gathered_is_what_bands_gather(K, monkeypatch):
         found.append(sum(band.arrays[name].nbytes for name in ("grams", "targets")))
         move(self, program, band, factor, cycle)
 
-    move = GaussianGibbs._move
-    monkeypatch.setattr(GaussianGibbs, "_move", look)
+    move = RowGibbsKernel._move
+    monkeypatch.setattr(RowGibbsKernel, "_move", look)
     V, model, options = matrix(missing=0.5), GaussianMF(K), {"draws": 1, "tune": 0, "blocks": 2}
     dfac.sample(V, model, Gibbs(), executor="serial", progressbar=False, **options)
     sizes = model.width * sum(V.shape) * 4
     # The last run of four bands is this one's, not the one that compiles.
-    assert sum(found[-4:]) == GaussianGibbs().carried(model.width, "cycle") * sizes
+    assert (
+        sum(found[-4:]) == relative_size(Gibbs().kernel(model).arrays, model.width, "cycle") * sizes
+    )
     more = estimate_cost(V, model, Gibbs(), **options).bands
     assert more > estimate_cost(V, model, SGHMC(), **options).bands
 
@@ -279,7 +284,7 @@ def counts(rows, columns, mean):
 
 def chosen(model, V, **options):
     with dfac.as_blocks(V, allow_empty=True, **options) as data:
-        return best_sampler(model.sized(data.shape), data).name
+        return choose_kernel(None, model.sized(data.shape), data).options.name
 
 
 TABLE = [
@@ -332,14 +337,13 @@ def test_sparse_data_count_by_what_a_pass_visits():
 
 def test_whatever_may_be_chosen_says_why():
     claims = {
-        name: own
-        for name, kind in known(Sampler).items()
-        for own in (kind().suited(dfac.TweedieNMF(2)), kind().suited(dfac.GaussianMF(2)))
-        if own is not None and type(own).worth is not Sampler.worth
+        name: kind
+        for name, kind in algorithms(Sampler).items()
+        if kind.efficiency is not Sampler.efficiency
     }
     assert {"PSGLD", "SGHMC", "BlockHMC", "Gibbs"} <= set(claims)
     assert not {"dfac.PSGRRLD", "SGLD", "LangevinDynamics"} & set(claims)
-    assert all(own.merit for own in claims.values())
+    assert all(own.reason for own in claims.values())
 
 
 @pytest.mark.parametrize("sampler", [{}, {"sampler": "auto"}, {"sampler": None}])
@@ -349,9 +353,9 @@ def test_a_run_is_the_chosen_sampler_s_own_and_says_so(sampler):
     same = dfac.sample(V, model, dfac.BlockHMC(), **MADE)
     xr.testing.assert_equal(tree["posterior"].to_dataset(), same["posterior"].to_dataset())
     assert json.loads(tree.attrs["sampler"])["type"] == "BlockHMC"
-    assert tree.attrs["sampler_reason"] == dfac.BlockHMC.merit
+    assert tree.attrs["sampler_reason"] == dfac.BlockHMC.reason
     assert same.attrs["sampler_reason"] == "as asked for"
-    assert f"BlockHMC: {dfac.BlockHMC.merit}" in [event.message for event in told]
+    assert f"BlockHMC: {dfac.BlockHMC.reason}" in [event.message for event in told]
 
 
 def test_resume_keeps_it(tmp_path, monkeypatch):
@@ -359,7 +363,7 @@ def test_resume_keeps_it(tmp_path, monkeypatch):
     V, model, path = counts(12, 10, 4), dfac.TweedieNMF(2), tmp_path / "run.zarr"
     whole = dfac.sample(V, model, **MADE | {"draws": 12})
     dfac.sample(V, model, store=path, **MADE)
-    monkeypatch.setattr(dfac.PSGLD, "worth", lambda *_: 1e9)
+    monkeypatch.setattr(dfac.PSGLD, "efficiency", lambda *_: 1e9)
     assert chosen(model, V) == "PSGLD"
     more = dfac.resume(path, draws=6, progressbar=False)
     for name in ("W", "H"):
@@ -374,7 +378,7 @@ def test_what_a_run_would_cost_is_the_chosen_sampler_s():
     model = dfac.TweedieNMF(3, **POISSON)
     for scale, name in ((1, "Gibbs"), (0.5, "SGHMC")):  # of blocks, too
         with dfac.as_blocks(counts(60, 40, 0.05) * scale, allow_empty=True) as data:
-            own = best_sampler(model, data)
+            own = choose_kernel(None, model, data).options
             assert own.name == name
             assert dfac.estimate_cost(data, model) == dfac.estimate_cost(data, model, own)
     words = '"auto" or one of BlockHMC'

@@ -14,6 +14,7 @@ from daskfactor.errors import DataError, ModelError
 from daskfactor.inference import gaussian_chain as chains
 from daskfactor.inference.gaussian_chain import observation_weights, quadratic_form, warm_start
 from daskfactor.inference.program import Fit
+from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper
@@ -84,11 +85,12 @@ def test_tempered_posteriors_are_refused():
     model, sampler = dfac.TweedieNMF(2), Gibbs(warm_start=1)
     options = RunOptions(2, 2, 1, 1, 0, "draws", 1, "float32")
     with dfac.as_blocks(counts(), 2) as data:
-        setting = Setting(data, model, sampler, options, SerialExecutor(), temperature=0.5)
-        chain = sampler.chain(setting, 0)
+        kernel = sampler.kernel(model, data)
+        setting = Setting(data, model, kernel, options, SerialExecutor(), temperature=0.5)
+        chain = new_chain(setting, 0)
         chain.start()
         refused(ModelError, "use PSGLD", chain.advance, 2)
-        chain = sampler.chain(replace(setting, temperature=1.0), 0)
+        chain = new_chain(replace(setting, temperature=1.0), 0)
         chain.start()
         chain.advance(2)
 
@@ -176,15 +178,21 @@ def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first():
         for own in (chain, other):
             own.hyper = own.priors = priors
         fit = Fit(-50.0, 100.0)
-        held = chain.draw_hyper(priors, state, fit, chains.HOLD - 1, True)
+
+        def after(own, cycle, tuning):
+            own.hyper = priors
+            own.draw_hyper(state, fit, cycle, tuning)
+            return own.hyper
+
+        held = after(chain, chains.HOLD - 1, True)
         assert held._replace(ratio_w=1.0, ratio_h=1.0) == priors
         assert held.ratio_w != 1.0
         cycle = chains.HOLD + 1  # at which W and H stay where they are
-        tuned = chain.draw_hyper(priors, state, fit, cycle, True)
-        drawn = chain.draw_hyper(priors, state, fit, cycle, False)
+        tuned = after(chain, cycle, True)
+        drawn = after(chain, cycle, False)
         assert tuned._replace(ratio_w=1.0, ratio_h=1.0) == drawn
-        assert chain.draw_hyper(priors, state, fit, cycle + 5, False).noise != drawn.noise
-        assert other.draw_hyper(priors, state, fit, cycle, False).noise != drawn.noise
+        assert after(chain, cycle + 5, False).noise != drawn.noise
+        assert after(other, cycle, False).noise != drawn.noise
 
 
 def test_log_densities_are_scipys():

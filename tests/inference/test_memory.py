@@ -16,7 +16,12 @@ from daskfactor.results.schema import CHUNK_BYTES
 ROWS, COLUMNS, K, DRAWS = 32, 8_000, 8, 260
 DRAW = (ROWS + COLUMNS) * K * 4
 # All draws once; the state and what it goes back to; a chunk of draws on its way, with copies.
-MOST = DRAWS * DRAW + 2 * DRAW * (1 + len(PSGLD().arrays)) + 3 * DRAW + 5 * CHUNK_BYTES
+MOST = (
+    DRAWS * DRAW
+    + 2 * DRAW * (1 + len(PSGLD().kernel(TweedieNMF(2)).arrays))
+    + 3 * DRAW
+    + 5 * CHUNK_BYTES
+)
 
 
 def peak_of(folder, at_once):

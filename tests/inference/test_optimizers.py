@@ -18,8 +18,9 @@ from daskfactor import (
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Proportional
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.inference import multiplicative
+from daskfactor.inference.dsgd import DescentKernel
 from daskfactor.inference.multiplicative import Descent, run_updates
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.passes import Place, evaluate
 from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.models.tweedie_law import Tweedie
 from tests.executors.audit import AuditExecutor
@@ -68,7 +69,7 @@ def test_objective_falls_at_every_iteration_that_is_kept(beta, share):
     values = [value for _, value in point.objective]
     assert len(values) > 10
     assert np.all(np.diff(values) < 0)
-    fit = evaluate(SerialExecutor(), data, point.state, Tweedie(beta), 1e-6 * data.mean)
+    fit = evaluate(Place(SerialExecutor(), data, point.state, 1e-6 * data.mean), Tweedie(beta))
     again = multiplicative.objective(model, point.state, point.hyper, fit)
     assert again == pytest.approx(values[-1], rel=1e-6)
 
@@ -176,13 +177,13 @@ def test_rows_without_an_entry_go_to_the_mode_of_their_prior():
 
 def test_every_stratum_is_visited_once_an_iteration(monkeypatch):
     visits = []
-    original = DSGD.block_step
+    original = DescentKernel.step
 
-    def watched(self, program, op, *rest):
-        visits.append((op.iteration, op.block))
-        original(self, program, op, *rest)
+    def watched(self, program, visit):
+        visits.append((visit.op.iteration, visit.op.block))
+        original(self, program, visit)
 
-    monkeypatch.setattr(DSGD, "block_step", watched)
+    monkeypatch.setattr(DescentKernel, "step", watched)
     data = as_blocks(counts(), 3)
     fitted(data, TweedieNMF(2), max_iter=2, step=1e-3, schedule=Cyclic())
     assert len(visits) == len(set(visits)) == 2 * 9

@@ -96,10 +96,10 @@ def test_blocks_share_the_drawn_entries_as_a_multinomial_does():
 
 
 def test_sgld_takes_as_many_iterations_as_make_up_a_pass():
-    assert dfac.SGLD().work(6).moves == 6
-    assert dfac.SGLD(subsample=0.3).work(6).moves == 3
-    assert dfac.SGLD(subsample=0.9).work(6).moves == 1
-    assert dfac.SGLD().step_for(dfac.SGLD.tracks[0], 4, 5)(0) == pytest.approx(0.2 / 4)
+    model, data = dfac.TweedieNMF(5), dfac.as_blocks(counts(), 6)
+    for options, moves in (({}, 6), ({"subsample": 0.3}, 3), ({"subsample": 0.9}, 1)):
+        assert dfac.SGLD(**options).kernel(model, data).work.moves == moves
+    assert dfac.SGLD().kernel(model, data).step_size(0) == pytest.approx(0.2 / 6)
     stepping = dfac.SGLD(dfac.PolynomialStep(0.01, 1.0), subsample=0.25, warm_start=3)
     tree = draw(stepping, tune=2)
     iterations = 4 * np.arange(3, 11)
@@ -150,7 +150,7 @@ def test_masses_go_with_columns_that_are_multiplied(shape, logarithms):
     told = {"dispersion": 1.0, "rate_w": 1.0, "rate_h": 1.0, "shape_w": shape, "shape_h": 1.0}
     hyper = dfac.TweedieNMF(2, shape_w=shape).hyper_of_draw(told, 1.0)
     band = FactorBand(0, np.ones((3, 2)), {MASS: np.full((3, 2), 5.0)}, {LOGARITHMS: logarithms})
-    dfac.BlockHMC().resize(band, 0, np.array([2.0, 0.5]), hyper)
+    dfac.BlockHMC().kernel(dfac.TweedieNMF(2)).retune(band, 0, np.array([2.0, 0.5]), hyper)
     power = shape if shape < 1 else 1.0 - logarithms
     np.testing.assert_array_equal(band.values, [[2.0, 0.5]] * 3)
     y = np.array([2.0, 0.5]) ** power

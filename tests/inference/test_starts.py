@@ -14,7 +14,8 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.inference import setting, starts, tweedie_chain
 from daskfactor.inference.inits import KINDS, SHORT, Init, checked_init
 from daskfactor.inference.multiplicative import Descent, initial_state, start_state
-from daskfactor.inference.passes import evaluate
+from daskfactor.inference.passes import Place, evaluate
+from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import FactorModel
@@ -49,15 +50,16 @@ def begun(V, model, init, sampler, count=1, **reading):
     with dfac.as_blocks(V, 2, **reading) as data:
         options = RunOptions(1, 0, count, 1, 0, "draws", 1, str(data.dtype))
         asked = checked_init(init, 1, model, data, count)
-        setting = Setting(data, model, sampler, options, SerialExecutor(), init=asked)
+        kernel = sampler.kernel(model, data)
+        setting = Setting(data, model, kernel, options, SerialExecutor(), init=asked)
         for number in range(count):
-            chain = sampler.chain(setting, number)
+            chain = new_chain(setting, number)
             chain.start()
             state = chain.tracks[0].state
             W, Ht = (state.gather(side) for side in ("rows", "columns"))
             if data.row_order is not None:
                 W, Ht = W[np.argsort(data.row_order)], Ht[np.argsort(data.col_order)]
-            fit = evaluate(SerialExecutor(), data, state, model.likelihood, chain.floor)
+            fit = evaluate(Place(SerialExecutor(), data, state, chain.floor), model.likelihood)
             found.append((W, Ht.T, chain, fit))
     return found
 
@@ -159,7 +161,7 @@ def test_a_dispersion_that_is_drawn_is_the_same_for_starts_that_are_compared():
 
 def test_a_chain_goes_on_from_the_same_log_density(trace):
     for sampler in (dfac.BlockHMC(), dfac.SGHMC(), dfac.PSGLD()):
-        found = begun(counts(), MODEL, trace, sampler.suited(MODEL), 3)
+        found = begun(counts(), MODEL, trace, sampler, 3)
         hyper = found[0][2].hyper
         for (W, H, chain, fit), (own, draw) in zip(found, ((0, 8), (1, 8), (0, 4)), strict=True):
             before = factors(trace, own, draw)
@@ -218,7 +220,7 @@ def test_real_valued_factors_go_on_with_their_biases():
     model = dfac.GaussianMF(2)
     first = dfac.sample(R, model, **SHORTLY | {"draws": 200, "tune": 200})
     for sampler in (dfac.SGHMC(), dfac.Gibbs()):
-        W, _, chain, _ = begun(R, model, first, sampler.suited(model))[0]
+        W, _, chain, _ = begun(R, model, first, sampler)[0]
         before = factors(first)[0]
         np.testing.assert_array_equal(W, before)
         noise = first["posterior"]["noise"].values

@@ -127,7 +127,7 @@ def test_no_run_uses_a_stream_for_two_purposes(name, records):
         # The third factor of a tensor once had the numbers of the first one's components.
         (
             *("without a byte", "3 axes, SGHMC steep"),
-            f"['SquaresSGHMC._refresh', 'SquaresSGHMC._refresh']: the last word is {2 * 256}",
+            f"['SquaresKernel._refresh', 'SquaresKernel._refresh']: the last word is {2 * 256}",
         ),
         ("two steps", "matrix, LangevinDynamics", ""),
     ],

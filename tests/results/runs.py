@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.testing import assert_array_equal
 
-from daskfactor.inference.block_hmc import BlockHMC
+from daskfactor.inference.block_hmc import BlockHMCKernel
 from daskfactor.results import schema
 from daskfactor.results.schema import COLUMN, MOMENTS, MONITOR, ROW, RunSpec, factor_dims
 from daskfactor.results.sink import Sink
@@ -128,7 +128,13 @@ def tree_of(spec, arrays):
 
 REGISTRY = (
     *(*schema.DRAWS, *schema.COARSE_DRAWS, *schema.STREAMED, *schema.MONITORED),
-    *(schema.DENSITY, schema.OBJECTIVE, *schema.STEPS, *schema.PARTICLES, *BlockHMC.statistics),
+    *(
+        schema.DENSITY,
+        schema.OBJECTIVE,
+        *schema.STEPS,
+        *schema.PARTICLES,
+        *BlockHMCKernel.statistics,
+    ),
     *(*schema.TUNING, *schema.DISCREPANCIES, *schema.OBSERVED, *schema.WEIGHED),
     *(*schema.RATES, *schema.THRESHOLD),
 )

@@ -16,8 +16,9 @@ from numpy.testing import assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import ModelError, StoreError, StoreFormatError
-from daskfactor.inference.base import Sampler, algorithm_from_dict
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.inits import Init
+from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.setting import RunOptions
 from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.results.files import seal

@@ -17,11 +17,12 @@ import numpy as np
 
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference.base import Sampler, checked_sampler
+from daskfactor.inference.base import Sampler
 from daskfactor.inference.calibration import block_diagonal
 from daskfactor.inference.chain import TrackRun
 from daskfactor.inference.links import LINK_PRECISIONS, LINKS
 from daskfactor.inference.program import DISPERSION, RATE, SHIFT
+from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.log_linear import multiples
 from daskfactor.models.settings import PriorDraw
@@ -72,9 +73,9 @@ def chain_at(case, true, number, rng):
     data = as_blocks(matrix, case.blocks, dtype="float64", unstored=unstored, allow_empty=True)
     data.mean, data.variance = case.moments
     options = RunOptions(case.rounds, TUNE, 1, 1, case.seed, "moments", 0, "float64")
-    sampler = checked_sampler(case.model, case.sampler)
-    run = data, case.model, sampler, options, SerialExecutor()
-    return sampler.chain(Setting(*run, temperature=case.temperature), number)
+    kernel = case.sampler.kernel(case.model, data)
+    run = data, case.model, kernel, options, SerialExecutor()
+    return new_chain(Setting(*run, temperature=case.temperature), number)
 
 
 def spread(bands, values, name=None):

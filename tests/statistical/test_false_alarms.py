@@ -21,6 +21,7 @@ from daskfactor.inference.dispersion import (
     still_falls,
 )
 from daskfactor.inference.multiplicative import mean_floor, start_state
+from daskfactor.inference.passes import Place
 from daskfactor.inference.program import Tally, tally
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.results.files import Checkpoints
@@ -174,7 +175,7 @@ def test_counts_vary_as_their_squares_say(kind):
         state, rule = start_state(data, model, 0, 0), DispersionRule(model, data)
         mu = state.gather("rows") @ state.gather("columns").T
         floor = mean_floor(data, model.likelihood)
-        varied = rule.variation(SerialExecutor(), state, floor)
+        varied = rule.variation(Place(SerialExecutor(), data, state, floor))
     assert varied == pytest.approx(np.nansum((V - mu) ** 2) / np.nansum(V))
     seen = V[~np.isnan(V)]
     pairs = np.sum(seen * (seen - 1))
@@ -209,8 +210,8 @@ def test_all_chains_start_by_the_same_estimate(several):
         floor, executor = mean_floor(data, model.likelihood), SerialExecutor()
         first, second = (dispersion_rule(model, data) for _ in range(2))
         for rule in (first, second):
-            _, pearson = rule.look(executor, state, floor)
-            found.append(rule.settle(executor, state, floor, pearson))
+            _, pearson = rule.estimate_at(Place(executor, data, state, floor))
+            found.append(rule.test_poisson(Place(executor, data, state, floor), pearson))
             second.memory, second.settled = rule.memory, rule.settled
     assert second.fixed is None
     assert found[0] == found[1] != pearson

@@ -11,7 +11,7 @@ from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import FactorBand, make_state
 from daskfactor.inference import symmetries
 from daskfactor.inference.gaussian_chain import NO_FLOOR, GaussianChain, column_table
-from daskfactor.inference.gibbs import GaussianGibbs, Gibbs
+from daskfactor.inference.gibbs import Gibbs, RowGibbsKernel
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, prepare_state
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.inference.symmetries import Prior, draw_level, draw_symmetries
@@ -19,6 +19,7 @@ from daskfactor.models.gaussian import GaussianHyper, GaussianMF
 from daskfactor.models.rates import draw_scales
 from daskfactor.models.tweedie_law import NORMAL
 from tests.inference.gaussian_reference import chain_of, exact_one_component, gibbs
+from tests.planted import planted
 from tests.statistical.exact import Case
 from tests.statistical.replicas import moments, run_tracks
 from tests.tiers import tiered
@@ -29,7 +30,7 @@ NAN = float("nan")
 HYPER = GaussianHyper(0.4, 1.3, 2.0, 1.5, (1.2, 0.6), (0.8, 1.7))
 
 
-class WrongNoise(GaussianGibbs):
+class WrongNoise(RowGibbsKernel):
     """Standard deviation in place of variance."""
 
     def _move(self, program, band, factor, cycle):
@@ -37,14 +38,14 @@ class WrongNoise(GaussianGibbs):
         super()._move(replace(program, hyper=hyper), band, factor, cycle)
 
 
-class NoPriorMean(GaussianGibbs):
+class NoPriorMean(RowGibbsKernel):
     def _columns(self, program, values, factor):
         columns = super()._columns(program, values, factor).copy()
         columns[0] = 0
         return columns
 
 
-class NoBiasTakenOff(GaussianGibbs):
+class NoBiasTakenOff(RowGibbsKernel):
     """What does not move is left in the data."""
 
     def _move(self, program, band, factor, cycle):
@@ -55,16 +56,14 @@ class NoBiasTakenOff(GaussianGibbs):
         band.values[:, still] = held[:, still]
 
 
-class OldNormalW(GaussianGibbs):
+class OldNormalW:
     """H drawn given the W that W was drawn beside."""
 
-    def suited(self, model):
-        return self
-
-    def block_step(self, program, op, data, bands, work):
+    def step(self, program, visit):
+        op, data, bands, _ = visit
         if op.iteration % (2 * data.grid.blocks) == 0 and op.block.row == op.block.col:
             bands[ROWS].arrays["old"] = bands[ROWS].values.copy()
-        super().block_step(program, op, data, bands, work)
+        super().step(program, visit)
 
     def _gather(self, program, op, view, bands, factor):
         rows, cols = bands
@@ -98,14 +97,14 @@ def one_side(kind, factor):
     factors = (own, other) if factor == ROWS else (other, own)
     frozen = [None, None]
     frozen[1 - factor] = np.ones(4, bool)
-    sampler = kind()
-    program = Program(sampler, NORMAL, NO_FLOOR, HYPER, (3, 5), tuple(frozen))
+    kernel = kind(**vars(Gibbs().kernel(GaussianMF(2))))
+    program = Program(kernel, NORMAL, NO_FLOOR, HYPER, (3, 5), tuple(frozen))
     data = V if factor == ROWS else V.T.copy()
     with as_blocks(data, 2, dtype="float64", allow_empty=True) as data:
         state = make_state(data.grid, *(each.copy() for each in factors))
         prepare_state(state)
         options = np.random.default_rng, lambda _: CycleOptions()
-        plan = build_plan(sampler.schedule, data.n_observed, range(1), *options)
+        plan = build_plan(kernel.schedule, data.n_observed, range(1), *options)
         state = SerialExecutor().run(plan, program, state, data)
     sides = state.gather("rows"), state.gather("columns")
     np.testing.assert_array_equal(sides[1 - factor], other)
@@ -120,7 +119,7 @@ def one_side(kind, factor):
 
 @pytest.mark.parametrize("factor", [ROWS, COLUMNS])
 def test_a_frozen_factor_leaves_normal_posteriors(factor):
-    assert one_side(GaussianGibbs, factor) < 4.5
+    assert one_side(RowGibbsKernel, factor) < 4.5
 
 
 @pytest.mark.full
@@ -136,7 +135,7 @@ def errors_of(noise, sampler, draws=2000):
     """Error of the means in posterior standard deviations, and the ratios of variances."""
     model = GaussianMF(1, noise=noise, precision_w=1.0, precision_h=1.2, biases=False)
     run = {"copies": 100, "tune": 200, "draws": draws, "dense": True, "model": model}
-    found = moments(*run_tracks(SMALL, sampler.suited(model), **run))
+    found = moments(*run_tracks(SMALL, sampler, **run))
     mean, variance = exact_one_component(SMALL.V, noise, 1.0, 1.2, np.nanmean(SMALL.V))
     away = (found.mean - mean) / np.sqrt(variance)
     return float(np.sqrt(np.mean(away**2))), found.variance / variance
@@ -152,22 +151,22 @@ def test_momentum_against_quadrature(noise):
     assert passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
 
 
-class NoScale(SGHMC):
-    def block_step(self, program, op, *rest):
-        super().block_step(program, op._replace(scale=1.0), *rest)
+class NoScale:
+    def step(self, program, visit):
+        super().step(program, visit._replace(op=visit.op._replace(scale=1.0)))
 
 
-class HotMomentum(SGHMC):
+class HotMomentum:
     """The momentum a fiftieth too large after every cycle."""
 
-    def block_step(self, program, op, data, bands, work):
-        super().block_step(program, op, data, bands, work)
-        if op.last:
-            for band in bands:
+    def step(self, program, visit):
+        super().step(program, visit)
+        if visit.op.last:
+            for band in visit.bands:
                 band.arrays["momentum"] *= 1.02
 
 
-class NoPriorOnColumns(SGHMC):
+class NoPriorOnColumns:
     def _move(self, program, op, band, gradient, factor):
         if factor == COLUMNS:
             table = column_table(program.hyper, band.values.shape[1])[factor]
@@ -179,7 +178,7 @@ class NoPriorOnColumns(SGHMC):
 @pytest.mark.full
 @pytest.mark.parametrize("bug", [NoScale, HotMomentum, NoPriorOnColumns])
 def test_quadrature_sees_every_planted_bug(bug):
-    away, ratios = errors_of(0.3, bug(), 1000)
+    away, ratios = errors_of(0.3, planted(SGHMC(), bug), 1000)
     assert not passes(away, ratios), f"{away:.3f} {ratios.round(3)}"
 
 
@@ -287,7 +286,7 @@ def away_from_gibbs(sampler):
     standard errors."""
     V, X = rows_and_covariates()
     model = GaussianMF(1, covariates_w=X)
-    every = sampler.suited(model).learns_every or 1
+    every = sampler.kernel(model).learns_every
     tune, draws = 100 * every, 1500 * every
     with as_blocks(V, 1, dtype="float64", allow_empty=True) as data:
         chain = chain_of(data, model, sampler, tune=tune)

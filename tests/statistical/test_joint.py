@@ -13,6 +13,7 @@ from daskfactor.inference.gibbs import RATES, gathered
 from daskfactor.kernels.multinomial import add_rates
 from daskfactor.models.rates import draw_positive
 from tests.models.test_log_linear import NoJacobian
+from tests.planted import planted
 from tests.statistical.joint import Joint, scores
 from tests.statistical.test_gaussian import OldNormalW
 from tests.statistical.test_posteriors import MovingMass, NoTest, drift_without_turning
@@ -119,19 +120,19 @@ def of_log(density, shape, rng):
     return draw_positive(lambda a: density(a) - 2.0 * np.log(a), shape, rng)
 
 
-class OldW(dfac.Gibbs):
+class OldW:
     """The rates of H from the W that S was drawn with."""
 
-    def block_step(self, program, op, data, bands, work):
-        rows, cols = bands
+    def step(self, program, visit):
+        op, data, (rows, cols), _ = visit
         share = np.zeros(cols.values.shape)
         add_rates(data.view(*op.block), False, rows.values, share)
         first = op.iteration % (2 * data.grid.blocks) < data.grid.blocks
         gathered(cols, RATES)[:] += share if first else -share
-        super().block_step(program, op, data, bands, work)
+        super().step(program, visit)
 
 
-class SameNumbers(dfac.Gibbs):
+class SameNumbers:
     """W and H from the same random numbers."""
 
     def _move(self, program, band, factor, cycle):
@@ -155,9 +156,13 @@ BUGS = {
     "links without a Jacobian": ("inference.priors.LinkLaw", NoJacobian, OF_RATES),
     "rates of a former link": ("inference.priors._tell_rows", lambda *_: None, OF_RATES),
     "rows without data stay": (DRAW_ROWS, lambda *_: None, COVARIATES),
-    "H given the W before": (None, None, local(POISSON, OldW(**WARM))),
-    "W and H of the same numbers": (None, None, local(POISSON, SameNumbers(**WARM))),
-    "H given the normal W before": (None, None, local(NORMAL, OldNormalW())),
+    "H given the W before": (None, None, local(POISSON, planted(dfac.Gibbs(**WARM), OldW))),
+    "W and H of the same numbers": (
+        None,
+        None,
+        local(POISSON, planted(dfac.Gibbs(**WARM), SameNumbers)),
+    ),
+    "H given the normal W before": (None, None, local(NORMAL, planted(dfac.Gibbs(), OldNormalW))),
 }
 
 
@@ -211,17 +216,17 @@ def test_exact_samplers_are_calibrated(name, calibrated):
     assert np.isfinite(found["p"].sel(quantity=names)).all(), "too few draws to say anything"
 
 
-class Hot(dfac.BlockHMC):
+class Hot:
     """The likelihood to the power 1 / 1.3."""
 
-    def block_step(self, program, *rest):
+    def step(self, program, visit):
         hyper = program.hyper._replace(dispersion=1.3 * program.hyper.dispersion)
-        super().block_step(replace(program, hyper=hyper), *rest)
+        super().step(replace(program, hyper=hyper), visit)
 
 
 @pytest.mark.full
 def test_a_temperature_is_seen(calibrated):
-    found = calibrated(RANKED, Hot(**WARM), replications=400)
+    found = calibrated(RANKED, planted(dfac.BlockHMC(**WARM), Hot), replications=400)
     assert not found.attrs["calibrated"], str(found)
     assert found["quantity"][0] == "log_likelihood"
     assert found["shift"][0] > 5

@@ -14,9 +14,10 @@ from daskfactor.inference import block_hmc, sghmc
 from daskfactor.inference.block_hmc import ENERGY, MASS, BlockHMC, Path
 from daskfactor.inference.gibbs import ALLOCATED, RATES, Gibbs, gathered
 from daskfactor.inference.langevin import PSGLD, PSGRRLD, SGLD, LangevinDynamics
-from daskfactor.inference.sghmc import SquaresSGHMC
+from daskfactor.inference.sghmc import SGHMC
 from daskfactor.kernels.langevin import fill_normals
 from daskfactor.models import negative_binomial
+from tests.planted import planted
 from tests.statistical.exact import NEGATIVE_BINOMIAL, Case, reference_posterior
 from tests.statistical.replicas import BY_NAME, Biased, Distance, distance, run_copies
 
@@ -111,16 +112,16 @@ EXACT = [
     *exact(BlockHMC(step=1.1, **WARM), "poisson", blocks=1, **DENSE | {"copies": 64, "draws": 700}),
     # At the automatic step as near as samplers without a step are held to.
     *exact(
-        SquaresSGHMC(**WARM),
+        SGHMC(**WARM),
         "poisson poisson-two-gaps gamma spikes poisson-gaps poisson-tall poisson-overdispersed "
         "gaussian-two gaussian-shapes poisson-shapes poisson-three-gaps",
         copies=2048,
     ),
     # Parts drawn with replacement at the step of others would double the variance.
-    *exact(SquaresSGHMC(schedule=Proportional(), **WARM), "poisson-two-gaps", " drawn", **DRAWN),
-    *exact(SquaresSGHMC(schedule=Reshuffled(), **WARM), "poisson-two-gaps", " reshuffled", **DRAWN),
-    *exact(SquaresSGHMC(SHORT_FLIGHT, **WARM), "gamma-gaps", copies=2048),
-    *exact(SquaresSGHMC(SHORT_FLIGHT, schedule=Reshuffled(), **WARM), "poisson-gaps", **DENSE),
+    *exact(SGHMC(schedule=Proportional(), **WARM), "poisson-two-gaps", " drawn", **DRAWN),
+    *exact(SGHMC(schedule=Reshuffled(), **WARM), "poisson-two-gaps", " reshuffled", **DRAWN),
+    *exact(SGHMC(SHORT_FLIGHT, **WARM), "gamma-gaps", copies=2048),
+    *exact(SGHMC(SHORT_FLIGHT, schedule=Reshuffled(), **WARM), "poisson-gaps", **DENSE),
 ]
 
 
@@ -198,7 +199,7 @@ def test_richardson_romberg_takes_most_of_the_bias_away():
         assert extrapolated < 0.6 * alone
 
 
-class NumpyPSGLD(PSGLD):
+class NumpySteps:
     """The updates of ``transition="euler"`` in NumPy, open to planted bugs."""
 
     noise_factor: ClassVar = 1.0
@@ -214,7 +215,7 @@ class NumpyPSGLD(PSGLD):
         fill_normals(z, *program.address(band, iteration, factor))
         theta, size = band.values, program.step_size(iteration)
         gradient = gradient - self.prior_factor * rate
-        if self.majorizer:
+        if "metric" in self.arrays:
             y = size / band.arrays["metric"]
             drift, spread, extra = y * theta * gradient, y * theta, self.divergence_term * y
             clip = 2 * np.sqrt(2 * y * (theta + y))
@@ -225,7 +226,7 @@ class NumpyPSGLD(PSGLD):
 
 
 def bug(name, *kinds, **changed):
-    return type(name, (*kinds, NumpyPSGLD), changed)
+    return type(name, (*kinds, NumpySteps), changed)
 
 
 HalfTheNoise, NoPrior = bug("HalfTheNoise", noise_factor=0.5), bug("NoPrior", prior_factor=0.0)
@@ -233,7 +234,7 @@ PriorScaled = bug("PriorScaled", prior_factor=2.0)  # s = B = 2
 NoDivergenceTerm = bug("NoDivergenceTerm", divergence_term=0.0)
 
 
-class Projection(NumpyPSGLD):
+class Projection(NumpySteps):
     def _mirror(self, theta):
         return np.maximum(theta, 1e-12)
 
@@ -241,22 +242,14 @@ class Projection(NumpyPSGLD):
 class Unscaled:
     """Parts stand for themselves only."""
 
-    def block_step(self, program, op, *rest):
-        super().block_step(program, op._replace(scale=1.0), *rest)
+    def step(self, program, visit):
+        super().step(program, visit._replace(op=visit.op._replace(scale=1.0)))
 
 
 NoScale = bug("NoScale", Unscaled)
-NoScaleOfSquares = type("NoScaleOfSquares", (Unscaled, SquaresSGHMC), {})
 
 
-class HalfTheNoiseOfAll(LangevinDynamics):
-    """Langevin dynamics with a noise variance of ε."""
-
-    noise_factor, prior_factor, divergence_term = 0.5, 1.0, 1.0
-    _mirror, _move = NumpyPSGLD._mirror, NumpyPSGLD._move
-
-
-class NotScaledUp(SGLD):
+class NotScaledUp:
     """Entries drawn stand for themselves only."""
 
     def weight(self, data):
@@ -264,7 +257,7 @@ class NotScaledUp(SGLD):
         return 1.0
 
 
-class ShapeForgotten(PSGLD):
+class ShapeForgotten:
     """Gamma priors taken for exponential ones by the step."""
 
     def _move(self, program, *rest):
@@ -272,7 +265,7 @@ class ShapeForgotten(PSGLD):
         super()._move(replace(program, hyper=exponential), *rest)
 
 
-class NoPriorShape(Gibbs):
+class NoPriorShape:
     """Exponential priors taken for flat ones with half a count."""
 
     def _move(self, program, band, factor, cycle):
@@ -280,7 +273,7 @@ class NoPriorShape(Gibbs):
         super()._move(program, band, factor, cycle)
 
 
-class NoPriorRate(Gibbs):
+class NoPriorRate:
     def _move(self, program, band, factor, cycle):
         gathered(band, RATES)[:] -= 0.5 * program.hyper.prior(factor)[0]
         super()._move(program, band, factor, cycle)
@@ -330,8 +323,8 @@ def flight_without_turning(theta, along, across, *rest):
 @pytest.mark.full
 @pytest.mark.parametrize("step", ["metric", "plain"])
 def test_the_numpy_sampler_passes_unbroken(step):
-    options = {"step": 0.01, "preconditioner": "identity"} if step == "plain" else {}
-    found = distance(SKEWED, NumpyPSGLD(**options), Biased, copies=1024, tune=500, draws=200)
+    sampler = planted(plain(0.01) if step == "plain" else PSGLD(), NumpySteps)
+    found = distance(SKEWED, sampler, Biased, copies=1024, tune=500, draws=200)
     assert found.passes, str(found)
 
 
@@ -340,24 +333,24 @@ PATHS, FLIGHTS = ({"copies": copies, "tune": 100, "draws": 250} for copies in (5
 SWEEPS = {"copies": 1024, "tune": 100, "draws": 100}
 BOLD = BlockHMC(step=1.1, **WARM)
 BUGS = [
-    *((SKEWED, own(), STEPS, None) for own in (HalfTheNoise, PriorScaled, NoPrior)),
-    *((SKEWED, own(), STEPS, None) for own in (NoDivergenceTerm, NoScale)),
-    (SKEWED, plain(0.01, Projection), STEPS, None),
+    *((SKEWED, planted(PSGLD(), own), STEPS, None) for own in (HalfTheNoise, PriorScaled, NoPrior)),
+    *((SKEWED, planted(PSGLD(), own), STEPS, None) for own in (NoDivergenceTerm, NoScale)),
+    (SKEWED, planted(plain(0.01), Projection), STEPS, None),
     *(
-        (SKEWED, plain(0.01, own), STEPS, None)
+        (SKEWED, planted(plain(0.01), own), STEPS, None)
         for own in (HalfTheNoise, PriorScaled, NoPrior, NoScale)
     ),
-    (BY_NAME["gaussian"], HalfTheNoiseOfAll(), STEPS | {"draws": 30}, None),
-    (POISSON, NotScaledUp(), STEPS | {"draws": 20}, None),
-    (SHAPED["steep"], ShapeForgotten(), STEPS | {"draws": 60}, None),
-    (SHAPED["steep"], plain(0.02, ShapeForgotten), STEPS | {"draws": 60}, None),
-    *((POISSON, own(**WARM), SWEEPS, None) for own in (NoPriorShape, NoPriorRate)),
+    (BY_NAME["gaussian"], planted(LangevinDynamics(), HalfTheNoise), STEPS | {"draws": 30}, None),
+    (POISSON, planted(SGLD(), NotScaledUp), STEPS | {"draws": 20}, None),
+    (SHAPED["steep"], planted(PSGLD(), ShapeForgotten), STEPS | {"draws": 60}, None),
+    (SHAPED["steep"], planted(plain(0.02), ShapeForgotten), STEPS | {"draws": 60}, None),
+    *((POISSON, planted(Gibbs(**WARM), own), SWEEPS, None) for own in (NoPriorShape, NoPriorRate)),
     (POISSON, BOLD, PATHS, (block_hmc, "Path", NoTest)),
     (SKEWED, BlockHMC(**WARM), PATHS, (block_hmc, "leapfrog_drift", drift_without_turning)),
     (SKEWED, BlockHMC(**WARM), PATHS, (block_hmc, "Path", MovingMass)),
     (SPIKES, BlockHMC(**WARM), PATHS, (block_hmc, "Path", DensityOfTheta)),
-    (POISSON, NoScaleOfSquares(**WARM), FLIGHTS, None),
-    (POISSON, SquaresSGHMC(**WARM), FLIGHTS, (sghmc, "kick_flight", flight_without_turning)),
+    (POISSON, planted(SGHMC(**WARM), Unscaled), FLIGHTS, None),
+    (POISSON, SGHMC(**WARM), FLIGHTS, (sghmc, "kick_flight", flight_without_turning)),
 ]
 
 

@@ -147,6 +147,6 @@ def test_sizes_and_levels_of_factors_are_forgotten(name):
 @pytest.mark.parametrize("name", ["BlockHMC", "SGHMC"])
 def test_a_sampler_that_does_not_draw_the_scale_is_seen(name, monkeypatch):
     model, sampler = MIXED[name]
-    monkeypatch.setattr(type(sampler.suited(model)), "rescales_every", None)
+    monkeypatch.setattr(type(sampler.kernel(model)), "rescales_every", None)
     times = times_to_forget(model, sampler)
     assert max(times.values()) > 60, times
