@@ -325,11 +325,10 @@ class Rows:
     def _step(self, adapt: bool = False) -> None:
         """Take one of the sampler's steps with the band, and draw the rates of its rows."""
         plan, factor = self.plan, self.plan.given.factor
-        visits, wanted = plan.kernel.work.visits // 2, CycleOptions(adapt=adapt)
         bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
-        for iteration in range(factor * visits, (factor + 1) * visits):
-            op = Op(Action.UPDATE, Block(0, 0), self.cycle, iteration, 1.0, False, wanted)
-            plan.kernel.step(self.program, Visit(op, self.data, bands, self.work))
+        # On one block each factor moves in an operation, in the order of the factors.
+        op = Op(Action.UPDATE, Block(0, 0), self.cycle, factor, 1.0, False, CycleOptions(adapt))
+        plan.kernel.step(self.program, Visit(op, self.data, bands, self.work))
         if RATE in self.band.arrays and plan.covariates is None:
             self._draw_rates()
         self.cycle += 1
