@@ -124,7 +124,7 @@ class StoredModel(Checked):
         return cls(**values)
 
 
-class StoredArrays:
+class StoredArrays(ABC):
     """A setting that is arrays: a few numbers of it go with the model, the arrays with its run.
 
     Subclasses are dataclasses with a tuple of these numbers as first field, and ``values``. A
@@ -134,7 +134,7 @@ class StoredArrays:
     values: Any
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, StoredArrays):
+        if not isinstance(other, type(self)):
             return NotImplemented
         first, second = self.arrays(), other.arrays()
         return (self.described(), first.keys()) == (other.described(), second.keys()) and all(
@@ -539,10 +539,9 @@ def as_table(name: str, value: Any, layout: str, compressed: bool = False) -> An
         values = np.ma.empty(0, dtype=object)
     problem = None
     if values.dtype.kind not in "biuf":
-        problem = (
-            f"{type(value).__name__} of dtype {getattr(value, 'dtype', 'object')}; encode "
-            "categories as columns of 0 and 1, and pass sparse ones as a scipy matrix"
-        )
+        problem = f"{type(value).__name__} of dtype {getattr(value, 'dtype', 'object')}"
+        if compressed:
+            problem += "; encode categories as columns of 0 and 1, pass sparse ones as scipy arrays"
     elif values.ndim != 2 or 0 in values.shape:
         problem = f"shape {values.shape}"
     if problem:

@@ -312,7 +312,11 @@ def test_covariates_of_new_rows_say_what_their_prior_is():
     rate, link = group["rate_w"].values[0, -1], group["link_w"].values[0, -1]
     own = stats.gamma.cdf(found[-1], 2.0, scale=np.exp(new[1:] @ link) / rate)
     assert stats.kstest(own.ravel(), "uniform").pvalue > 1e-3
-    for wrong, told in ((None, "need theirs"), (new[:, :1], "2 covariates_w"), (X, "12 rows")):
+    for wrong, told in (
+        (None, "need theirs"),
+        (new[:, :1], "2 covariates_w"),
+        (X, "got 12 for"),
+    ):
         with pytest.raises(ModelError, match=told):
             dfac.transform(run, np.ones((ROWS, 5)), covariates=wrong, **QUIET)
 
