@@ -32,7 +32,7 @@ from daskfactor.inference.gaussian_chain import GaussianChain, column_table, qua
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, unshifted
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
-from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
+from daskfactor.kernels.regression import add_equations, draw_rows, triangle, transposed
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.settings import held
@@ -282,7 +282,7 @@ class GaussianGibbs(Gibbs):
         own, other = bands[factor].arrays, bands[1 - factor].values
         targets = gathered(bands[factor], TARGETS)
         grams = own.setdefault(GRAMS, np.zeros((1, triangle(other.shape[1]))))
-        mine = view if factor == ROWS else turned(view)
+        mine = view if factor == ROWS else transposed(view)
         own[GRAMS] = add_equations(mine, other, grams, targets)
 
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:

@@ -46,7 +46,7 @@ for _routine in ("sgemm", "dgemm"):
 def _gemm_intrinsic(
     typingctx: Any, trans_a: Any, trans_b: Any, a: Any, b: Any, beta: Any, c: Any
 ) -> Any:
-    """Column-major ``c = op(a) @ op(b) + beta * c``; scalars live on the caller's stack."""
+    """Compute ``c = op(a) @ op(b) + beta * c``, column-major, with scalars on the stack."""
     dtype = c.dtype
     if dtype not in _SYMBOLS or a.dtype != dtype or b.dtype != dtype:
         return None
@@ -65,7 +65,7 @@ def _gemm_intrinsic(
             return pointer(builder.trunc(value, int32))
 
         def matrix(index: int) -> tuple[Any, Any, Any]:
-            """Data, leading dimension, and C-order shape."""
+            """Return data, leading dimension, and C-order shape."""
             array = make_array(signature.args[index])(context, builder, args[index])
             shape = cgutils.unpack_tuple(builder, array.shape)
             positive = builder.icmp_signed(">", shape[1], one)
@@ -95,57 +95,45 @@ _gemm: Any = _gemm_intrinsic
 
 
 def matmul_nt(a: Array, b: Array, out: Array) -> None:
-    """``out(t, n) = a(t, K) @ b(n, K).T``."""
+    """Compute ``out(t, n) = a(t, K) @ b(n, K).T``."""
     np.matmul(a, b.T, out=out)
 
 
 def matmul_nn(a: Array, b: Array, out: Array) -> None:
-    """``out(t, K) = a(t, n) @ b(n, K)``."""
+    """Compute ``out(t, K) = a(t, n) @ b(n, K)``."""
     np.matmul(a, b, out=out)
 
 
 def add_matmul_nn(a: Array, b: Array, out: Array) -> None:
-    """``out(t, K) += a(t, n) @ b(n, K)``."""
+    """Compute ``out(t, K) += a(t, n) @ b(n, K)``."""
     out += a @ b
 
 
 def add_matmul_tn(a: Array, b: Array, out: Array) -> None:
-    """``out(n, K) += a(t, n).T @ b(t, K)``."""
+    """Compute ``out(n, K) += a(t, n).T @ b(t, K)``."""
     out += a.T @ b
 
 
-def _product(trans_a: str, trans_b: str, beta: int) -> Any:
-    """Implementation of a product as BLAS sees it."""
+def _implement(function: Any, trans_a: str, trans_b: str, beta: int) -> None:
+    """Let compiled code call BLAS in place of a product."""
 
-    def implementation(a: Array, b: Array, out: Array) -> None:
-        _gemm(trans_a, trans_b, b, a, beta, out)
+    @overload(function)
+    def choose(a: Array, b: Array, out: Array) -> Any:
+        def implementation(a: Array, b: Array, out: Array) -> None:
+            _gemm(trans_a, trans_b, b, a, beta, out)
 
-    return implementation
-
-
-@overload(matmul_nt)
-def _matmul_nt(a: Array, b: Array, out: Array) -> Any:
-    return _product("T", "N", 0)
+        return implementation
 
 
-@overload(matmul_nn)
-def _matmul_nn(a: Array, b: Array, out: Array) -> Any:
-    return _product("N", "N", 0)
-
-
-@overload(add_matmul_nn)
-def _add_matmul_nn(a: Array, b: Array, out: Array) -> Any:
-    return _product("N", "N", 1)
-
-
-@overload(add_matmul_tn)
-def _add_matmul_tn(a: Array, b: Array, out: Array) -> Any:
-    return _product("N", "T", 1)
+_implement(matmul_nt, "T", "N", 0)
+_implement(matmul_nn, "N", "N", 0)
+_implement(add_matmul_nn, "N", "N", 1)
+_implement(add_matmul_tn, "N", "T", 1)
 
 
 @jit
 def _add_logs(a: float, b: float) -> float:
-    """``log(exp(a) + exp(b))``."""
+    """Return ``log(exp(a) + exp(b))``."""
     if a < b:
         a, b = b, a
     return a if b == -np.inf else a + math.log1p(math.exp(b - a))
@@ -153,7 +141,7 @@ def _add_logs(a: float, b: float) -> float:
 
 @jit
 def log_permanent(logs: Array, table: Array) -> float:
-    """``log sum over permutations p of prod_k exp(logs[k, p(k)])``, nothing cancelled.
+    """Return ``log sum over permutations p of prod_k exp(logs[k, p(k)])``, nothing cancelled.
 
     Over subsets of columns, K 2**(K - 1) additions: table[set] is the sum over the ways to
     match the first rows, as many as the set has columns, with the set.

@@ -60,6 +60,11 @@ class BlockView(NamedTuple):
     complete: bool = False
 
     @property
+    def zeros(self) -> bool:
+        """False: cells that are not observed are missing."""
+        return False
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.m, self.n
@@ -316,7 +321,7 @@ def weight_row(first: Array, second: Any, weights: Array, i: int, out: Array) ->
 
 
 @inline
-def own_weights(first: Array, weights: Array, i: int) -> Array:
+def row_weights(first: Array, weights: Array, i: int) -> Array:
     """Weights of row i of a block by the places that `row_cells` gives."""
     if first.ndim == 2 and weights.ndim == 2:
         return weights[i]
