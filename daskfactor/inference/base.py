@@ -21,7 +21,7 @@ from daskfactor.errors import DataError, ModelError, OptionError, StoreFormatErr
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.steps import beside
+from daskfactor.kernels.steps import on_device_of
 from daskfactor.kernels.views import Workspace
 from daskfactor.models import check_model
 from daskfactor.models.gamma_factors import clipped_gamma_log_density
@@ -432,7 +432,7 @@ class Sampler(Algorithm, ABC):
     def resize(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
         """Multiply a band's columns, and change by it what it has beside them."""
         del factor, hyper
-        band.values *= beside(band.values, size.astype(band.values.dtype))
+        band.values *= on_device_of(band.values, size.astype(band.values.dtype))
 
     def stir(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
         """Draw what a band carries besides values, where these are a draw; as after a cycle.

@@ -47,13 +47,13 @@ from daskfactor.inference.program import COLUMNS, Program, band_prior, law_of, v
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import (
-    beside,
     fill_normals,
     leapfrog_drift,
     leapfrog_kick,
     level_places,
+    on_device_of,
     take_rows,
-    zeros_beside,
+    zeros_on_device_of,
 )
 from daskfactor.kernels.views import BlockView, SparseBlock, Sums, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters
@@ -238,7 +238,7 @@ class Path(NamedTuple):
         values, common = self.band.values, self.program.common
         length = len(values)
         # In the band's precision: a second one would be compiled for these alone.
-        out = zeros_beside(values, (1 if common else length, width), values.dtype)
+        out = zeros_on_device_of(values, (1 if common else length, width), values.dtype)
         fill_normals(out, *self.program.address(self.band, self.cycle, self.factor, stream))
         return np.repeat(out, length, axis=0) if common else out
 
@@ -509,7 +509,7 @@ class BlockHMC(Sampler):
         band.arrays[MASS] = found.astype(band.values.dtype)
         start = math.log(first_step(self.step, band.values.shape[1]))
         steps = np.repeat([[start, start, 0.0]], len(band.values), axis=0)
-        band.arrays[STEPS] = beside(band.values, steps)
+        band.arrays[STEPS] = on_device_of(band.values, steps)
         band.counts[ADAPTED] = 0
 
     def for_compilation(self) -> Self:
@@ -524,7 +524,7 @@ class BlockHMC(Sampler):
         super().resize(band, factor, size, hyper)
         power = power_of(band, float(hyper.prior(factor)[1]))
         by = (size ** (-2.0 * power)).astype(band.values.dtype)
-        band.arrays[MASS] *= beside(band.values, by)
+        band.arrays[MASS] *= on_device_of(band.values, by)
 
     def block_step(
         self, program: Program, op: Op, data: BlockedData, bands: Bands, workspace: Workspace
@@ -545,7 +545,7 @@ class BlockHMC(Sampler):
             block = data.view(*op.block), law, factor, values_of(bands), program.floor
             if visit == 0 and position == 0:
                 band.arrays[GRADIENT] = np.zeros_like(band.values)
-                band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
+                band.arrays[FITS] = zeros_on_device_of(band.values, (len(band.values),), np.float64)
             with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
                 if parts == 1:
                     path.go(block, op, workspace)

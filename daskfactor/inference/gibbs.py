@@ -32,7 +32,7 @@ from daskfactor.inference.gaussian_chain import GaussianChain, column_table, qua
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, unshifted
 from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
-from daskfactor.kernels.regression import add_equations, draw_rows, triangle, transposed
+from daskfactor.kernels.regression import add_equations, draw_rows, transposed, triangle
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import AnyBlock, Workspace
 from daskfactor.models.settings import held

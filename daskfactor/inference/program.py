@@ -22,7 +22,7 @@ from daskfactor.inference.base import RECORDED, Arrays, ArraySpec, Bands, Consta
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.steps import accumulate_moments, beside
+from daskfactor.kernels.steps import accumulate_moments, on_device_of
 from daskfactor.kernels.views import Sums, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters, Rate
 from daskfactor.models.likelihood import Likelihood
@@ -151,8 +151,7 @@ class Program:
             watched = (cells.at, cells.mean, cells.m2, cells.count)
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        total = Sums(total=sums)
-        blockwise.accumulate(*block, "score", total, workspace, cells=watched)
+        blockwise.accumulate(*block, "score", Sums(total=sums, cells=watched), workspace)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
     def touches(self, op: Op) -> tuple[str, ...]:
@@ -238,7 +237,7 @@ def prepare_band(band: FactorBand, names: Iterable[str]) -> None:
 def band_prior(band: FactorBand, hyper: Hyperparameters, factor: int) -> tuple[Rate, float]:
     """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
     rate, shape = hyper.prior(factor)
-    return beside(band.values, band.arrays.get(RATE, rate)), shape
+    return on_device_of(band.values, band.arrays.get(RATE, rate)), shape
 
 
 def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Mask) -> None:

@@ -50,7 +50,7 @@ def accumulation(
     second for each dtype. ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse
     block whose unstored entries are zeros, with weights of cells or `NO_WEIGHTS` behind them;
     ``law`` a :data:`Law`; ``out`` terms and curvatures, a pair of arrays each, of which those not
-    asked for are not looked at, and the fits of one factor, which may be empty; ``work`` two tiles
+    needed are not read, and the fits of one factor, which may be empty; ``work`` two tiles
     (T, n) and two lines (2, n).
 
     Where a block is ``complete`` and the law's curvatures add up in a closed form, those of the
@@ -58,7 +58,7 @@ def accumulation(
     """
     closed = _CURVATURES[likelihood.zeros] if complete and kind == "ratio" and curved else None
     if complete and closed is None:
-        # The argument is said: what is cached goes by how it was called.
+        # All arguments are positional, as in other calls: the cache tells call forms apart.
         return accumulation(likelihood, kind, factor, curved, False)
     by_rows, by_columns, score = factor != 1, factor != 0, kind == "score"
     tiled, fittable = curved and closed is None, score and factor is not None
@@ -106,7 +106,7 @@ def accumulation(
 
 @lru_cache(maxsize=256)
 def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
-    """What becomes of a tile of means whose first row is ``row`` of the block.
+    """Make the kernel that replaces a tile of means from row ``row`` of the block on by terms.
 
     tile <- scale (v - mu) w if ``residual``, else the ratio of a multiplicative update;
     tile2 <- the curvature, if ``curved``; both 0 where v is missing.
@@ -130,13 +130,13 @@ def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
                 mu = floored(line[j], floor)
                 w, seen = weight(v, mu, *numbers), v == v
                 if residual:
-                    found = weighed(real(scale) * (v - mu) * w, q, j, seen)
+                    term = weighed(real(scale) * (v - mu) * w, q, j, seen)
                 else:
-                    found = weighed(ratio(v, mu, w, *numbers), q, j, seen)
-                line[j] = found if seen else real(0)
+                    term = weighed(ratio(v, mu, w, *numbers), q, j, seen)
+                line[j] = term if seen else real(0)
                 if curved:
-                    found = weighed(curvature(real(1), v, mu, w, *numbers), q, j, seen)
-                    line2[j] = found if seen else real(0)
+                    term = weighed(curvature(real(1), v, mu, w, *numbers), q, j, seen)
+                    line2[j] = term if seen else real(0)
 
     return terms
 
@@ -227,7 +227,7 @@ def _take_off_sums(tile: Array, by_rows: bool, out: Array) -> None:
 
 @jit
 def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
-    """Welford update of the cells in the rows of this tile; return the next cell."""
+    """Update the moments of the cells in the rows of this tile; return the next cell."""
     (rows, cols), mean, m2, count = cells
     while cell < rows.size and rows[cell] < first + tile.shape[0]:
         value = tile[rows[cell] - first, cols[cell]]

@@ -75,14 +75,14 @@ SMALLEST = TINY["float32"]
 SQUARED = 0.5
 """Shape of the prior from which on a squared normal number is wide enough near zero."""
 SEEN = 64
-"""Cells of a block at which :func:`mean_share` looks."""
+"""Number of cells of a block that :func:`mean_share` uses."""
 NEAR_ZERO = 1e-30
-"""Where the pull of a gamma prior, (shape - 1) / theta, stops growing."""
+"""Smallest theta in the pull of a gamma prior, (shape - 1) / theta."""
 
 
 @jit_exact
 def _clip(value: Scalar, limit: Scalar) -> Scalar:
-    """``value`` within +-limit; NaN stays NaN, so that a divergence can be seen."""
+    """Clip a value to +-limit; NaN stays NaN, so that a divergence can be seen."""
     value = limit if value > limit else value
     return -limit if value < -limit else value
 
@@ -137,20 +137,20 @@ def plain_step(theta: Moving, grad: Entry, step: Real, rate: Real, shape: Real, 
 
 @inline
 def _moments(x: Scalar, grad: Scalar, s: Scalar, numbers: Numbers) -> Scalar:
-    """Mean and variance of an entry after a step."""
+    """Return mean and variance of an entry after a step."""
     stays, rate, shape, share, most = numbers
     zero, born = type(x)(0), s * shape
-    kept = x + s * x * (grad - rate)
-    kept = zero if kept < zero else kept  # NaN stays NaN
+    moved = x + s * x * (grad - rate)
+    moved = zero if moved < zero else moved  # NaN stays NaN
     highest = x + most * np.sqrt(s * (x + s))
-    kept = highest if kept > highest else kept
-    mean = kept + born
-    return mean, s * (mean + mean - born - share * (kept - x * stays))
+    moved = highest if moved > highest else moved
+    mean = moved + born
+    return mean, s * (mean + mean - born - share * (moved - x * stays))
 
 
 @inline
 def _squared(mean: Scalar, variance: Scalar, z: Scalar) -> Scalar:
-    """A multiple of (b + z)^2 of this mean and variance; of variance 2 mean^2 at most."""
+    """Return a multiple of (b + z)^2 of this mean and variance; of variance 2 mean^2 at most."""
     one = type(mean)(1)
     r = (mean + mean) * (mean / variance)
     r = one if r < one else r
@@ -213,7 +213,7 @@ def spiked_step(
 
 @jit_exact
 def mean_share(W: Array, H: Array) -> float:
-    """Share that a component has in the means that it is a part of, on average.
+    """Return the mean share of a component in the means that it is a part of.
 
     sum of (w_ik h_jk)^2 / mu_ij over sum of mu_ij: 1 if each mean is one component's, 1 / K
     if all are equal. Taken over K and at `SEEN` cells of the block, spread evenly.

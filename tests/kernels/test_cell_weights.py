@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from daskfactor.kernels.regression import add_equations, triangle, transposed
+from daskfactor.kernels.regression import add_equations, transposed, triangle
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import BlockView
 from daskfactor.models.negative_binomial import NegativeBinomial

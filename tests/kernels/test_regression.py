@@ -5,7 +5,7 @@ import pytest
 
 from daskfactor.kernels.langevin import fill_normals
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.regression import add_equations, draw_rows, triangle, transposed
+from daskfactor.kernels.regression import add_equations, draw_rows, transposed, triangle
 from daskfactor.kernels.views import BlockView
 from tests.kernels import reference
 from tests.kernels.problems import compressed, window
