@@ -120,50 +120,41 @@ def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
     return Rules(step, ratio, fit)
 
 
-@inline
-def _none(mu: Scalar) -> Scalar:
-    return type(mu)(0)
-
-
-@inline
-def _one(mu: Scalar) -> Scalar:
-    return type(mu)(1)
-
-
-@inline
-def _same(mu: Scalar) -> Scalar:
-    return mu
-
-
 def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
     """Make rules of an observation with a weight, beyond the zero of weight 1 of every cell.
 
     That zero has the curvature C0, which is 1 or mu, R = -C0, C0 mu as Pearson term and its
     share of that as deviance.
     """
-    curvature = {None: _none, "constant": _one, "linear": _same}[zeros]
-    share, no_floor = 0.5 if zeros == "linear" else 1.0, zeros == "linear"
+    no_floor, constant = zeros == "linear", float(zeros == "constant")
+    share = 0.5 if no_floor else 1.0
     step_observed, ratio_observed, fit_observed = observed
 
     @inline
-    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar, q: Scalar) -> tuple[Scalar, Scalar]:
+    def curvature(mu: Scalar) -> Scalar:
+        return mu if no_floor else type(mu)(constant)
+
+    @inline
+    def step(
+        v: Scalar, mu: Scalar, law: Law, scale: Scalar, weight: Scalar
+    ) -> tuple[Scalar, Scalar]:
         zero = curvature(mu)
         a, c = step_observed(v, mu, (mu if no_floor else law[0], law[1]), scale)
-        q = q if v == v else type(mu)(0)
-        return a * q + scale * zero, c * q - zero
+        weight = weight if v == v else type(mu)(0)
+        return a * weight + scale * zero, c * weight - zero
 
     @inline
-    def ratio(v: Scalar, mu: Scalar, law: Law, q: Scalar) -> tuple[Scalar, Scalar]:
+    def ratio(v: Scalar, mu: Scalar, law: Law, weight: Scalar) -> tuple[Scalar, Scalar]:
         q, c = ratio_observed(v, mu, (mu if no_floor else law[0], law[1]))
-        q = q if v == v else type(mu)(0)
-        return q * q, c * q - curvature(mu)
+        weight = weight if v == v else type(mu)(0)
+        return q * weight, c * weight - curvature(mu)
 
     @inline
-    def fit(v: Scalar, mu: Scalar, law: Law, q: Scalar) -> tuple[Scalar, Scalar]:
+    def fit(v: Scalar, mu: Scalar, law: Law, weight: Scalar) -> tuple[Scalar, Scalar]:
         zero = np.float64(curvature(mu)) * np.float64(mu)
         deviance, pearson = fit_observed(v, mu, (mu if no_floor else law[0], law[1]))
-        q = q if v == v else type(mu)(0)
-        return deviance * q - share * zero, pearson * q - zero
+        weight = weight if v == v else type(mu)(0)
+        return deviance * weight - share * zero, pearson * weight - zero
 
     return Rules(step, ratio, fit)
 

@@ -8,7 +8,6 @@ for transposed: no copy is ever made.
 function           computes               BLAS sees
 =================  =====================  ==========================
 matmul_nt          out = a @ b.T          out.T = op(b.T)' @ a.T
-matmul_nn          out = a @ b            out.T = b.T @ a.T
 add_matmul_nn      out += a @ b           out.T += b.T @ a.T
 add_matmul_tn      out += a.T @ b         out.T += b.T @ op(a.T)'
 =================  =====================  ==========================
@@ -36,10 +35,8 @@ Array = NDArray[Any]
 _SYMBOLS = {types.float32: "daskfactor_sgemm", types.float64: "daskfactor_dgemm"}
 
 for _routine in ("sgemm", "dgemm"):
-    llvmlite.binding.add_symbol(
-        f"daskfactor_{_routine}",
-        get_cython_function_address("scipy.linalg.cython_blas", _routine),
-    )
+    _address = get_cython_function_address("scipy.linalg.cython_blas", _routine)
+    llvmlite.binding.add_symbol(f"daskfactor_{_routine}", _address)
 
 
 @intrinsic(prefer_literal=True)
@@ -99,11 +96,6 @@ def matmul_nt(a: Array, b: Array, out: Array) -> None:
     np.matmul(a, b.T, out=out)
 
 
-def matmul_nn(a: Array, b: Array, out: Array) -> None:
-    """Compute ``out(t, K) = a(t, n) @ b(n, K)``."""
-    np.matmul(a, b, out=out)
-
-
 def add_matmul_nn(a: Array, b: Array, out: Array) -> None:
     """Compute ``out(t, K) += a(t, n) @ b(n, K)``."""
     out += a @ b
@@ -126,7 +118,6 @@ def _implement(function: Any, trans_a: str, trans_b: str, beta: int) -> None:
 
 
 _implement(matmul_nt, "T", "N", 0)
-_implement(matmul_nn, "N", "N", 0)
 _implement(add_matmul_nn, "N", "N", 1)
 _implement(add_matmul_tn, "N", "T", 1)
 

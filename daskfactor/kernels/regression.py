@@ -223,10 +223,9 @@ def _draw(
     noise: float,
     places: tuple[Columns, Columns],
     z: Wide,
-    scratch: tuple[Wide, Wide],
 ) -> None:
-    mean, precision = columns[0], columns[1]
-    K, (free, still), (U, x) = values.shape[1], places, scratch
+    (free, still), K, mean, precision = places, values.shape[1], columns[0], columns[1]
+    U, x = np.empty((free.size, free.size)), np.empty(free.size)
     for i in range(values.shape[0]):
         gram = grams[min(i, grams.shape[0] - 1)]
         if i < grams.shape[0]:
@@ -262,5 +261,4 @@ def draw_rows(
     z = np.zeros(values.shape)
     if address is not None:
         fill_normals(z, *address)
-    scratch = np.empty((free.size, free.size)), np.empty(free.size)
-    _draw(values, grams, targets, columns, noise, (free, still), z, scratch)
+    _draw(values, grams, targets, columns, noise, (free, still), z)

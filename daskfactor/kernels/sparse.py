@@ -468,31 +468,23 @@ def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor
     return accumulate
 
 
-def monitor(N: int, K: int) -> Kernel:
-    """Make the kernel that moves the running moments of monitored cells."""
-    mean_of, room = _mean(N, K), N * K
-
-    @jit
-    def watch(factors: Arrays, cells: Any) -> None:
-        places, mean, m2, count = cells
-        first = factors[0]
-        ahead = stack_array(room, first.dtype)
-        for cell in range(mean.size):
-            copy_row(K, first, np.intp(places[0][cell]), ahead, 0)
-            value = mean_of(places[1:], factors, cell, ahead)
-            delta = value - mean[cell]
-            mean[cell] += delta / count
-            m2[cell] += delta * (value - mean[cell])
-
-    return watch
-
-
 @lru_cache(maxsize=256)
 def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: bool) -> Kernel:
     """Make the kernel that adds to a block's ``total``, and moves its monitored cells."""
     fit = _with_weights(entry_rules(likelihood, zeros, weights).fit, weights)
-    zero, watch = zero_parts(likelihood.zeros if zeros else None, N), monitor(N, K)
+    zero = zero_parts(likelihood.zeros if zeros else None, N)
     mean, prefetch, room = _mean(N, K), prefetch_rows(N, K), N * K
+
+    @jit
+    def watch(factors: Arrays, cells: Any) -> None:
+        (places, means, m2, count), first = cells, factors[0]
+        ahead = stack_array(room, first.dtype)
+        for cell in range(means.size):
+            copy_row(K, first, np.intp(places[0][cell]), ahead, 0)
+            value = mean(places[1:], factors, cell, ahead)
+            delta = value - means[cell]
+            means[cell] += delta / count
+            m2[cell] += delta * (value - means[cell])
 
     @jit
     def fits(

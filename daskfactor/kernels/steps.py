@@ -89,12 +89,7 @@ def langevin_step(
 
 
 def multiply_by_share(
-    theta: Any,
-    share: Any,
-    penalty: Any,
-    pull: float,
-    likelihood: Likelihood,
-    smallest: float,
+    theta: Any, share: Any, penalty: Any, pull: float, likelihood: Likelihood, smallest: float
 ) -> None:
     """Take the multiplicative update of a band, in place on ``theta``; 0 / 0 counts as 0.
 

@@ -310,13 +310,7 @@ def _fill(
 
 
 def fill_gamma(
-    shape: Array,
-    rate: Array,
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
-    out: Array,
+    shape: Array, rate: Array, key: Array, iteration: int, factor: int, row0: int, out: Array
 ) -> None:
     """Draw gamma numbers of one factor band at one iteration.
 

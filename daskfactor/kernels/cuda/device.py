@@ -168,16 +168,15 @@ class Device:
 
     def function(self, source: Source, name: str) -> Callable[..., None]:
         """Compile a source, once, and find one of its kernels."""
-        function: Callable[..., None] | None = self._functions.get((source, name))
-        if function is not None:
-            return function
-        with self._compiling:
-            module = self._compiled.get(source)
-            if module is None:
-                options = (STANDARD, *source.options)
-                module = self.cupy.RawModule(code=source.text, options=options)
-                self._compiled[source] = module
-            function = self._functions[source, name] = module.get_function(name)
+        function = self._functions.get((source, name))
+        if function is None:
+            with self._compiling:
+                if source not in self._compiled:
+                    options = (STANDARD, *source.options)
+                    module = self.cupy.RawModule(code=source.text, options=options)
+                    self._compiled[source] = module
+                function = self._compiled[source].get_function(name)
+                self._functions[source, name] = function
         return function
 
     @property

@@ -94,7 +94,7 @@ def _kernel(move: Move, entry: str) -> str:
 
 @lru_cache(maxsize=2)
 def steps(dtype: str) -> Source:
-    """Kernels of bands: all moves and ``steps.cu``, without fused multiply-adds."""
+    """Make kernels of bands: all moves and ``steps.cu``, without fused multiply-adds."""
     scalars = Translation()
     for function in (philox.rounds, philox.radius, philox.direction):
         scalars.add(function, function.__name__)
@@ -107,7 +107,7 @@ def steps(dtype: str) -> Source:
 
 @lru_cache(maxsize=2)
 def bands(dtype: str) -> Source:
-    """Kernels of blocks that know no law."""
+    """Make kernels of blocks that know no law."""
     text = "\n".join((_file("prelude.h"), _file("blocks.cu")))
     return Source(text, _defined(REAL=REALS[dtype], CHUNK=CHUNK, SEEN=langevin.SEEN))
 
@@ -116,7 +116,7 @@ def bands(dtype: str) -> Source:
 def blocks(
     likelihood: Likelihood, dtype: str, values: str | None, zeros: bool, weighed: bool, K: int
 ) -> Source:
-    """Kernels of the blocks of a law: of dense ones with ``values`` of a dtype, or sparse ones.
+    """Make kernels of the blocks of a law: dense ones with ``values`` of a dtype, or sparse ones.
 
     ``zeros`` says of a sparse block whether what it does not store are zeros, and ``weighed``
     whether cells have weights.
@@ -153,7 +153,7 @@ template <class L> DEVICE auto fit_rule(REAL v, REAL mu, L law, REAL weight) {{
 
 @lru_cache(maxsize=16)
 def draws(dtype: str, values: str | None, zeros: bool) -> Source:
-    """Kernels that draw entries of blocks; arguments are those of `blocks`."""
+    """Make kernels that draw entries of blocks; arguments are those of `blocks`."""
     scalars = Translation()
     scalars.add(philox.rounds, "philox_rounds")
     scalars.add(subsample.place_among, "place_among")
