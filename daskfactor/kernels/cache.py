@@ -198,7 +198,7 @@ def description(dispatcher: Any) -> str:
     Raises
     ------
     TypeError
-        If it uses an object that cannot be told apart from others between processes.
+        If it uses an object without a description that is the same in all processes.
     """
     return _content(dispatcher, (), {})
 
@@ -239,7 +239,7 @@ class KernelCache(NullCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code that was compiled for a signature, None where there is none."""
-        with suppress(Exception):  # whatever a file holds that is not ours: it is written anew
+        with suppress(Exception):  # of any content that is not ours: the file is written anew
             data = _read(self._file(sig, target_context.codegen()))
             if sha256(data[DIGEST:]).digest() == data[:DIGEST]:
                 # Compiled code needs no more of numba than this. Its own cache prepares for

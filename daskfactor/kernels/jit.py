@@ -20,7 +20,6 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.extending import overload as numba_overload
 from numba.np.arrayobj import make_array, populate_array
-from numpy.typing import NDArray
 
 from daskfactor.kernels.cache import OVERLOADS, KernelCache, cache_folder
 
@@ -105,14 +104,9 @@ def _stack_array(typingctx: Any, count: Any, dtype: Any) -> Any:
     return array_type(count, dtype), codegen
 
 
-def _heap_array(count: int, dtype: Any) -> NDArray[Any]:
-    """Stand in for :func:`stack_array` when the JIT is off."""
-    return np.empty(count, dtype)
-
-
 # Scratch for one kernel call: private to the thread, no allocation, and the
 # compiler knows that nothing else points at it. Never return such an array.
-stack_array: Any = _stack_array if JIT_ENABLED else _heap_array
+stack_array: Any = _stack_array if JIT_ENABLED else np.empty
 
 
 def ask_for(builder: Any, pointer: Any) -> None:
@@ -142,9 +136,5 @@ def _prefetch(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
     return signature, codegen
 
 
-def _nothing(array: Any, row: int, column: int) -> None:
-    """Stand in for :func:`prefetch` when the JIT is off."""
-
-
 # No bounds are checked and none need be: a hint about a wrong address has no effect.
-prefetch: Any = _prefetch if JIT_ENABLED else _nothing
+prefetch: Any = _prefetch if JIT_ENABLED else lambda array, row, column: None

@@ -1,8 +1,8 @@
 """Matrix products inside nogil kernels, through SciPy's BLAS, and permanents.
 
 Arrays are C-contiguous with the component index last. BLAS counts columns
-first, so it sees each of them transposed, and every product below is asked
-for transposed: no copy is ever made.
+first, so it sees each of them transposed, and every product below is computed
+transposed: no copy is ever made.
 
 =================  =====================  ==========================
 function           computes               BLAS sees
@@ -17,7 +17,6 @@ can be cached on disk. BLAS may start its own threads: callers that run
 several kernels at once set one BLAS thread first (threadpoolctl).
 """
 
-import math
 from typing import Any
 
 import llvmlite.binding
@@ -123,14 +122,6 @@ _implement(add_matmul_tn, "N", "T", 1)
 
 
 @jit
-def _add_logs(a: float, b: float) -> float:
-    """Return ``log(exp(a) + exp(b))``."""
-    if a < b:
-        a, b = b, a
-    return a if b == -np.inf else a + math.log1p(math.exp(b - a))
-
-
-@jit
 def log_permanent(logs: Array, table: Array) -> float:
     """Return ``log sum over permutations p of prod_k exp(logs[k, p(k)])``, nothing cancelled.
 
@@ -155,6 +146,7 @@ def log_permanent(logs: Array, table: Array) -> float:
         total = -np.inf
         for column in range(K):
             if (chosen >> column) & 1:
-                total = _add_logs(total, table[chosen ^ (1 << column)] + logs[row, column])
+                rest = table[chosen ^ (1 << column)]
+                total = np.logaddexp(total, rest + logs[row, column])
         table[chosen] = total
     return table[(1 << K) - 1]

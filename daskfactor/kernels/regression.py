@@ -182,7 +182,7 @@ def _fill_precision(gram: Wide, precision: Wide, noise: float, free: Columns, A:
 
 @jit_exact
 def _factorize(A: Wide) -> None:
-    """Make A = U' U into U, in place, row after row; only upper triangles are looked at."""
+    """Make A = U' U into U, in place, row after row; only upper triangles are read."""
     K = A.shape[0]
     for a in range(K):
         row, done = A[a], a // 4 * 4

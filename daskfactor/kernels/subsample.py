@@ -13,7 +13,7 @@ Source: Welling and Teh 2011, "Bayesian learning via stochastic gradient Langevi
 dynamics", equation 4; Şimşekli et al. 2015, section 2.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +24,9 @@ from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
 from daskfactor.kernels.philox import Address, Words, philox4x32
 from daskfactor.kernels.rows import add_scaled, copy_row, dot_rows, prefetch_row
 from daskfactor.kernels.views import (
+    NO_WEIGHTS,
     AnyBlock,
+    Kernel,
     Law,
     SparseBlock,
     entry_kernels,
@@ -32,13 +34,11 @@ from daskfactor.kernels.views import (
     law_at,
     row_weights,
     weighed,
-    weights_or_none,
 )
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
-Kernel = Callable[..., None]
 
 CHUNK = 4096
 """Entries that are drawn before their gradients are added."""
@@ -129,7 +129,7 @@ def _draw(
     Parameters
     ----------
     block : as kernels take it, of n columns
-    zeros : whether what a sparse block does not store is an observed zero
+    zeros : True if cells that a sparse block does not store are observed zeros
     count : how many candidates there are
     cells : (draws,) int64, scratch
     out : rows, columns, values and weights, if any (draws,), overwritten: cells in the block
@@ -205,12 +205,12 @@ def drawn_entries(
     if isinstance(view, SparseBlock):
         kind = view.values.dtype
         candidates = candidates if view.zeros else view.values.size
-    arrays = [np.empty(size, dtype) for dtype in (np.int32, np.int32, kind, np.int64)]
-    weights = None if view.weights is None else np.empty(size, view.weights.dtype)
+    dtypes = np.int64, np.int32, np.int32, kind
+    arrays: list[Array] = [np.empty(size, dtype) for dtype in dtypes]
+    arrays.append(NO_WEIGHTS if view.weights is None else np.empty(size, view.weights.dtype))
     for start in range(0, count, CHUNK):
-        end = min(CHUNK, count - start)
-        rows, cols, values, cells = (array[:end] for array in arrays)
-        out = rows, cols, values, weights_or_none(None if weights is None else weights[:end])
+        cells, rows, cols, values, weights = (array[: count - start] for array in arrays)
+        out = rows, cols, values, weights
         _draw(view.arguments, view.n, view.zeros, candidates, start, cells, out, address)
         yield out
 

@@ -73,11 +73,10 @@ class Device:
 
     def take(self, array: DeviceArray) -> Host:
         """Copy an array to this process."""
-        values: Host = self.cupy.asnumpy(array)
-        return values
+        return np.asarray(self.cupy.asnumpy(array))
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
-        """Make an array whose numbers are whatever was there."""
+        """Make an uninitialised array."""
         return self.cupy.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
@@ -192,8 +191,7 @@ class Device:
     def name(self) -> str:
         """Type of the GPU, such as ``NVIDIA H100 80GB HBM3``."""
         runtime = self.cupy.cuda.runtime
-        name: bytes = runtime.getDeviceProperties(runtime.getDevice())["name"]
-        return name.decode()
+        return str(runtime.getDeviceProperties(runtime.getDevice())["name"], "utf-8")
 
     # -- memory and copies ---------------------------------------------------------------
 
