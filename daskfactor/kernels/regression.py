@@ -99,10 +99,9 @@ def _add_grams(
         if rest:
             for k in range(total.size):
                 grams[i, k] += total[k]
-        count = 0
+        row, count = row_weights(first, weights, i), 0
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)
-            row = row_weights(first, weights, i)
             factor = _coefficient(row, zeros, rest, at, not np.isnan(v))
             if factor != 0.0:
                 factors[count] = factor
