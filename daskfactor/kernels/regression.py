@@ -85,11 +85,10 @@ def _coefficient(weights: Array, zeros: bool, rest: bool, at: int, seen: bool) -
 
 @jit_exact
 def _add_grams(
-    block: tuple[Array, Any, Any, Any], zeros: bool, other: Array, total: Wide, grams: Wide
+    block: tuple[Array, Any, Any, Any], zeros: bool, other: Array, total: Wide, grams: Wide, h: Wide
 ) -> None:
     """Add up over observed entries; if most are, subtract the missing ones from the total."""
-    (first, second, third, weights), K = block, other.shape[1]
-    factors, h = np.zeros(TOGETHER), np.empty((TOGETHER, K))
+    (first, second, third, weights), factors = block, np.zeros(TOGETHER)
     for i in range(grams.shape[0]):
         begin, end = row_cells(first, i, other.shape[0])
         missing = 0
@@ -105,7 +104,7 @@ def _add_grams(
             factor = _coefficient(row, zeros, rest, at, not np.isnan(v))
             if factor != 0.0:
                 factors[count] = factor
-                for k in range(K):
+                for k in range(h.shape[1]):
                     h[count, k] = other[j, k]
                 count += 1
                 if count == TOGETHER:
@@ -164,7 +163,8 @@ def add_equations(view: AnyBlock, other: Array, grams: Wide, targets: Wide) -> W
             return grams
     if len(grams) < len(targets):
         grams = np.repeat(grams, len(targets), axis=0)
-    _add_grams(view.arguments, view.zeros, other, total, grams)
+    scratch = np.empty((TOGETHER, K))
+    _add_grams(view.arguments, view.zeros, other, total, grams, scratch)
     return grams
 
 
