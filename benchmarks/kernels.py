@@ -59,12 +59,13 @@ ENTRIES = 1_000_000
 @jit
 def three_products(W: Array, H: Array, GW: Array, GH: Array, tile: Array) -> None:
     """Do what the gradient kernel does without its elementwise part."""
+    GW[:, :] = 0
     GH[:, :] = 0
     for begin in range(0, W.shape[0], tile.shape[0]):
         end = min(begin + tile.shape[0], W.shape[0])
         w, r = W[begin:end], tile[: end - begin]
         linalg.matmul_nt(w, H, r)
-        linalg.matmul_nn(r, H, GW[begin:end])
+        linalg.add_matmul_nn(r, H, GW[begin:end])
         linalg.add_matmul_tn(r, w, GH)
 
 

@@ -29,8 +29,8 @@ from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.executors.threads import ThreadsExecutor
 from daskfactor.kernels.cuda.blocks import Part, Side, packed
-from daskfactor.kernels.cuda.device import Device, current, is_here
-from daskfactor.kernels.steps import here
+from daskfactor.kernels.cuda.device import Device, current, is_on_host
+from daskfactor.kernels.steps import to_host
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import available_memory
 
@@ -230,7 +230,7 @@ class PlacedState:
     def take_draws(self) -> None:
         """Have draws lie in the memory of this process: there is more of it."""
         for band in self.bands:
-            band.draws[:] = map(here, band.draws)
+            band.draws[:] = map(to_host, band.draws)
 
     def settle(self) -> None:
         """Part factors into their bands again, in the memory of this process."""
@@ -242,7 +242,7 @@ class PlacedState:
         ends = list(itertools.accumulate(len(band.values) for band in bands))[:-1]
 
         def parted(array: Any) -> list[NDArray[Any]]:
-            return np.split(here(array), ends)
+            return np.split(to_host(array), ends)
 
         known, draws = self._names, list(map(parted, joined.draws))
         same = set() if known is None else set(names) - known.changed
@@ -331,12 +331,12 @@ class OnWorkers:
         device = current()
         device.tf32 = self.options.tf32
         for band in bands:  # which have no arrays that the plan does not touch
-            if is_here(band.values):
+            if is_on_host(band.values):
                 band.values = device.put(band.values)
             for name, own in band.arrays.items():
-                if is_here(own):
+                if is_on_host(own):
                     band.arrays[name] = device.put(own)
-        if cells is not None and is_here(cells.mean):
+        if cells is not None and is_on_host(cells.mean):
             cells.at = tuple(device.put(own, np.int64) for own in cells.at)
             cells.mean, cells.m2 = device.put(cells.mean), device.put(cells.m2)
         return _data_of_process(work.data, self.options)
@@ -344,12 +344,12 @@ class OnWorkers:
     def home(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
         """Move all arrays into the memory of this process."""
         for band in bands:
-            band.values = here(band.values)
-            band.arrays = {name: here(own) for name, own in band.arrays.items()}
-            band.draws[:] = map(here, band.draws)
+            band.values = to_host(band.values)
+            band.arrays = {name: to_host(own) for name, own in band.arrays.items()}
+            band.draws[:] = map(to_host, band.draws)
         for own in cells:
-            own.at = tuple(here(place).astype(np.int32) for place in own.at)
-            own.mean, own.m2 = here(own.mean), here(own.m2)
+            own.at = tuple(to_host(place).astype(np.int32) for place in own.at)
+            own.mean, own.m2 = to_host(own.mean), to_host(own.m2)
 
 
 def gpu_name() -> str:

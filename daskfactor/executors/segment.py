@@ -46,7 +46,7 @@ from daskfactor.executors.state import (
 from daskfactor.executors.store import PLUGIN, BandStore, Key, Report, Want, unpack
 from daskfactor.executors.threads import BandScheduler
 from daskfactor.executors.wire import Wire
-from daskfactor.kernels.steps import here
+from daskfactor.kernels.steps import to_host
 from daskfactor.machine import single_threaded_blas
 
 logger = logging.getLogger(__name__)
@@ -495,7 +495,7 @@ class SegmentRun:
         self._home(portion.bands.values(), portion.cells.values())
         if self.order.work.place is not None:
             for _, draws, _ in itertools.chain(*portion.records.values()):
-                draws[:] = map(here, draws)
+                draws[:] = map(to_host, draws)
         portion.evaluations, portion.busy = self.scheduler.evaluations, self.scheduler.busy
         return portion
 

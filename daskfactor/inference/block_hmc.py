@@ -47,16 +47,16 @@ from daskfactor.kernels import blockwise
 from daskfactor.kernels.paths import Path as RowPaths
 from daskfactor.kernels.steps import (
     average_square,
-    beside,
     fill_normals,
     leapfrog_drift,
     leapfrog_kick,
     level_places,
+    on_device_of,
     row_energies,
     take_rows,
     warped_drift,
     warped_kick,
-    zeros_beside,
+    zeros_on_device_of,
 )
 from daskfactor.kernels.views import BlockView, SparseBlock, Sums, TensorBlock, Workspace
 from daskfactor.models.settings import held, named_columns
@@ -179,7 +179,7 @@ class Path(NamedTuple):
         values, common = self.band.values, self.program.common
         length = len(values)
         # In the band's precision: a second one would be compiled for these alone.
-        out = zeros_beside(values, (1 if common else length, width), values.dtype)
+        out = zeros_on_device_of(values, (1 if common else length, width), values.dtype)
         fill_normals(out, *self.program.address(self.band, self.cycle, self.factor, stream))
         return np.repeat(out, length, axis=0) if common else out
 
@@ -252,7 +252,7 @@ class Path(NamedTuple):
         """Return -log p(y | ...) of every row but for a constant, and its momenta's energy."""
         values, arrays, (rates, free) = self.band.values, self.band.arrays, self._prior()
         shape = float(self.program.prior(self.band, self.factor)[1])
-        out: Wide = zeros_beside(values, (len(values),), np.float64)
+        out: Wide = zeros_on_device_of(values, (len(values),), np.float64)
         prior = shape, float(self.power), float(self.program.hyper.dispersion)
         row_energies(values, arrays[MOMENTUM], arrays[FITS], rates, prior, free, out)
         return out
@@ -261,9 +261,9 @@ class Path(NamedTuple):
         """Return the rates of the prior, in two dimensions, and which columns move."""
         values, mask = self.band.values, self.program.frozen[self.factor]
         rates = self.program.prior(self.band, self.factor)[0]
-        rates = beside(values, np.atleast_2d(np.asarray(rates, np.float64)))
+        rates = on_device_of(values, np.atleast_2d(np.asarray(rates, np.float64)))
         free = np.ones(values.shape[1], bool) if mask is None else ~mask
-        return rates, beside(values, free)
+        return rates, on_device_of(values, free)
 
     def end(self, op: Op, change: Wide) -> None:
         """Accept or go back, row by row; learn the steps; drop what belongs to the path."""
@@ -454,7 +454,7 @@ class BlockHMCKernel(Kernel):
         band.arrays[MASS] = mass.astype(band.values.dtype)
         start = math.log(first_step(self.options.step, band.values.shape[1]))
         steps = np.repeat([[start, start, 0.0]], len(band.values), axis=0)
-        band.arrays[STEPS] = beside(band.values, steps)
+        band.arrays[STEPS] = on_device_of(band.values, steps)
         band.counts[ADAPTED] = 0
 
     def retune(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
@@ -462,7 +462,7 @@ class BlockHMCKernel(Kernel):
         super().retune(band, factor, size, hyper)
         power = power_of(band, float(hyper.prior(factor)[1]))
         by = (size ** (-2.0 * power)).astype(band.values.dtype)
-        band.arrays[MASS] *= beside(band.values, by)
+        band.arrays[MASS] *= on_device_of(band.values, by)
 
     def step(self, program: Program, visit: Visit) -> None:
         """Add the block's share of one side's gradient; move that side at a pass's end.
@@ -481,7 +481,7 @@ class BlockHMCKernel(Kernel):
         block = data.view(*op.block), law, factor, values_of(bands), program.floor
         if passed == 0 and position == 0:
             band.arrays[GRADIENT] = np.zeros_like(band.values)
-            band.arrays[FITS] = zeros_beside(band.values, (len(band.values),), np.float64)
+            band.arrays[FITS] = zeros_on_device_of(band.values, (len(band.values),), np.float64)
         with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
             if parts == 1:
                 path.go(block, op, workspace)

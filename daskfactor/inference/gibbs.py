@@ -33,7 +33,7 @@ from daskfactor.inference.program import (
     unshifted,
 )
 from daskfactor.kernels.multinomial import Wide, add_rates, allocate
-from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
+from daskfactor.kernels.regression import add_equations, draw_rows, transposed, triangle
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import AnyBlock
 from daskfactor.models.settings import held
@@ -255,7 +255,7 @@ class RowGibbsKernel(GibbsKernel):
         arrays, other = bands[factor].arrays, bands[1 - factor].values
         targets = gathered(bands[factor], TARGETS)
         grams = arrays.setdefault(GRAMS, np.zeros((1, triangle(other.shape[1]))))
-        by_rows = view if factor == ROWS else turned(view)
+        by_rows = view if factor == ROWS else transposed(view)
         arrays[GRAMS] = add_equations(by_rows, other, grams, targets)
 
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:

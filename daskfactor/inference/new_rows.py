@@ -37,7 +37,7 @@ from daskfactor.inference.program import (
 )
 from daskfactor.kernels.cuda.blocks import entries_on_device
 from daskfactor.kernels.cuda.device import current
-from daskfactor.kernels.steps import here, multiply_by_share, zeros_beside
+from daskfactor.kernels.steps import multiply_by_share, to_host, zeros_on_device_of
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.kernels.views import AnyBlock, SparseBlock, Workspace
 from daskfactor.models.covariates import Covariates
@@ -233,12 +233,12 @@ class Rows:
         """Take the steps under a draw; the band after them, or the mean of all."""
         self._go_on(chain, draw)
         plan, values = self.plan, self.band.values
-        total = zeros_beside(values, values.shape, np.float64)
+        total = zeros_on_device_of(values, values.shape, np.float64)
         for _ in range(plan.steps):
             self._step()
             if plan.point:
                 total += self.band.values
-        found: Array = here(total / plan.steps if plan.point else self.band.values)
+        found: Array = to_host(total / plan.steps if plan.point else self.band.values)
         return found if self.scale is None else found * self.scale.astype(found.dtype)
 
     def _go_on(self, chain: int, draw: int) -> None:
@@ -341,5 +341,5 @@ class Rows:
         out = np.empty((1 if program.common else length, 1))
         address = program.address(band, self.cycle, given.factor, OF_RATES)
         fill_gamma(np.full_like(out, shape), np.ones_like(out), *address, out)
-        total = here(band.values)[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
+        total = to_host(band.values)[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
         band.arrays[RATE] = self._placed(out / (prior + total))

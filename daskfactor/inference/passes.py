@@ -34,7 +34,7 @@ from daskfactor.inference.program import (
     values_of,
 )
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.steps import zeros_beside
+from daskfactor.kernels.steps import zeros_on_device_of
 from daskfactor.kernels.views import AnyBlock, Sums, Workspace
 from daskfactor.models.likelihood import Likelihood
 
@@ -182,7 +182,7 @@ class ColumnPass(Pass):
         cols = bands[COLUMNS]
         law, _ = self.likelihood.at(cols.arrays[TRIED].copy())
         if self.place(op, data.grid.parts)[1]:
-            cols.arrays[FITS] = zeros_beside(cols.values, (len(cols.values),), np.float64)
+            cols.arrays[FITS] = zeros_on_device_of(cols.values, (len(cols.values),), np.float64)
         block = data.view(*op.block), law, values_of(bands), self.floor
         unused = np.zeros_like(cols.values)
         sums = Sums.of(COLUMNS, len(bands), unused, fits=cols.arrays[FITS])

@@ -25,7 +25,7 @@ from daskfactor.inference.steps import ConstantStep, StepSize
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.steps import accumulate_moments, beside
+from daskfactor.kernels.steps import accumulate_moments, on_device_of
 from daskfactor.kernels.views import Sums, Workspace
 from daskfactor.models.gamma_factors import Hyperparameters, Rate, clipped_gamma_log_density
 from daskfactor.models.likelihood import Likelihood
@@ -203,7 +203,7 @@ class Kernel(ABC):
     def retune(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
         """Multiply a band's columns, and change what is learnt of it accordingly."""
         del factor, hyper
-        band.values *= beside(band.values, size.astype(band.values.dtype))
+        band.values *= on_device_of(band.values, size.astype(band.values.dtype))
 
     def refresh(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
         """Draw the momentum of a band whose values are a draw; ``shape``: of its gamma prior."""
@@ -252,8 +252,8 @@ class Evaluates:
             watched = (cells.at, cells.mean, cells.m2, cells.count)
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        total = Sums(total=sums)
-        blockwise.accumulate(*block, "score", total, workspace, cells=watched)
+        total = Sums(total=sums, cells=watched)
+        blockwise.accumulate(*block, "score", total, workspace)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
 
@@ -412,7 +412,7 @@ def prepare_band(band: FactorBand, names: Iterable[str]) -> None:
 def band_prior(band: FactorBand, hyper: Hyperparameters, factor: int) -> tuple[Rate, float]:
     """Return rate and shape of the prior of a band's entries; the rate may vary among these."""
     rate, shape = hyper.prior(factor)
-    return beside(band.values, band.arrays.get(RATE, rate)), shape
+    return on_device_of(band.values, band.arrays.get(RATE, rate)), shape
 
 
 def set_metric(band: FactorBand, hyper: Hyperparameters, factor: int, frozen: Mask) -> None:

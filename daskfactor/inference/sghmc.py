@@ -37,11 +37,11 @@ from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import (
     drift,
     flight,
-    here,
     kick_drift,
     kick_flight,
     refresh,
     refresh_length,
+    to_host,
 )
 
 Array = NDArray[Any]
@@ -258,7 +258,7 @@ class MomentumKernel(Kernel):
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
         table = column_table(program.hyper, band.values.shape[1])[factor]
-        return quadratic_form(here(unshifted(band)), table)
+        return quadratic_form(to_host(unshifted(band)), table)
 
 
 def takes_long_steps(model: Any, data: Any) -> bool:

@@ -1,10 +1,10 @@
-"""What a program asks of a block, whatever kind of block it is, and however many factors it has.
+"""Sums over the entries of a block of any kind, with any number of factors.
 
 Factors are a tuple of bands (I_n, K), C-contiguous, of one float dtype; of a matrix they are W
 (m, K) and H (n, K). ``work`` is the thread's :class:`Workspace`; gradients that are returned are
 its buffers, good until the next call. The letters of the formulas are those of `Sums`.
-Blocks that lie on a GPU are answered by :mod:`daskfactor.kernels.cuda.blocks`. Laws whose
-unstored zeros do not add up in a closed form (`Likelihood.visits_all`) are not served of a tensor.
+Blocks on a GPU are passed on to :mod:`daskfactor.kernels.cuda.blocks`. Tensors do not support
+laws whose unstored zeros do not add up in a closed form (`Likelihood.visits_all`).
 
 Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, sections 4 and 6; Kolda and
 Bader 2009, section 3.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from daskfactor.kernels import dense, sparse, subsample
 from daskfactor.kernels.cuda import blocks as cuda
-from daskfactor.kernels.cuda.device import is_here
+from daskfactor.kernels.cuda.device import is_on_host
 from daskfactor.kernels.langevin import mean_share
 from daskfactor.kernels.paths import Path, path_kernel
 from daskfactor.kernels.views import (
@@ -31,7 +31,6 @@ from daskfactor.kernels.views import (
     SparseBlock,
     Sums,
     TensorBlock,
-    Watched,
     Workspace,
 )
 from daskfactor.models.likelihood import Likelihood
@@ -41,13 +40,13 @@ Arrays = tuple[Array, ...]
 AnyView = AnyBlock | TensorBlock | cuda.Part
 
 SLAB = 2**17
-"""Entries that :func:`observed_values` looks at together."""
+"""Entries of a slab of :func:`observed_values`."""
 NO_FITS = np.empty(0)
-"""In place of sums of fit that nobody asks for."""
+"""Stands for sums of fit that are not needed."""
 
 
 class Taken(NamedTuple):
-    """A block as kernels take it: their maker, the block, the law, and scratch."""
+    """A block as kernels take it: their factory, the block, the law, and scratch."""
 
     accumulation: Callable[..., Kernel]
     evaluation: Callable[[], Kernel]
@@ -69,12 +68,12 @@ def _taken(
     if isinstance(view, BlockView) or (
         isinstance(view, SparseBlock) and likelihood.visits_all(view.zeros)
     ):
-        whole = isinstance(view, BlockView) and view.complete
-        add, fit = partial(dense.accumulation, likelihood), partial(dense.evaluation, likelihood)
-        tiles = work.tiles(view.m, view.n, K, dtype)
-        return Taken(partial(add, complete=whole), fit, view.arguments, law, tiles)
-    about = likelihood, view.zeros, N, K, view.weights is not None
-    add, fit = partial(sparse.accumulation, *about), partial(sparse.evaluation, *about)
+        complete = isinstance(view, BlockView) and view.complete
+        add = partial(dense.accumulation, likelihood, complete=complete)
+        fit, tiles = partial(dense.evaluation, likelihood), work.tiles(view.m, view.n, K, dtype)
+        return Taken(add, fit, view.arguments, law, tiles)
+    kind = likelihood, view.zeros, N, K, view.weights is not None
+    add, fit = partial(sparse.accumulation, *kind), partial(sparse.evaluation, *kind)
     rows = 0 if factor is None else view.shape[factor]
     return Taken(add, fit, view.entries, law, work.sums(N, K, rows, dtype))
 
@@ -88,9 +87,8 @@ def accumulate(
     sums: Sums,
     work: Workspace,
     scale: float = 1.0,
-    cells: Watched | None = None,
 ) -> None:
-    """Add the sums over a block's entries to the arrays that ask for them.
+    """Add the sums over a block's entries to the arrays of ``sums``.
 
     Parameters
     ----------
@@ -99,43 +97,36 @@ def accumulate(
     floor
         Smallest mean; it may be -inf for means of any sign.
     kind
-        What ``sums.terms`` are of.
+        Kind of ``sums.terms``.
     sums
-        Arrays of all factors, or of one of them; those of `Sums.total` alone or beside others.
+        Arrays of all factors, or of one of them, and those of `Sums.total`.
     scale
         Of terms of the kind "score": the part of the data's scale over the dispersion.
-    cells : (places, mean, m2, count) or None
-        Monitored cells, which an evaluation moves; int32 positions inside the block along each
-        factor, of a matrix in row-major order, and running means and sums of squared deviations
-        of their mu (not floored) over ``count`` draws including this one.
     """
     if isinstance(view, cuda.Part):
-        cuda.accumulate(view, likelihood, factors, floor, kind, sums, scale, cells)
+        cuda.accumulate(view, likelihood, factors, floor, kind, sums, scale)
         return
     if sums.total is not None:
-        _evaluate(_taken(view, likelihood, factors, floor, work), factors, sums.total, cells)
-    wanted = [n for n, term in enumerate(sums.terms) if term is not None]
-    if not wanted:
+        pieces, nothing = _taken(view, likelihood, factors, floor, work), np.empty(0)
+        places = (nothing.astype(np.int32),) * len(factors)
+        moments = nothing.astype(factors[0].dtype)
+        cells = sums.cells or (places, moments, moments, 1)
+        pieces.evaluation()(pieces.block, factors, pieces.law, sums.total, cells, pieces.work)
+    numbers = [n for n, term in enumerate(sums.terms) if term is not None]
+    if not numbers:
         return
-    factor = wanted[0] if len(wanted) == 1 else None
-    taken = _taken(view, likelihood, factors, floor, work, factor)
-    added = sums if likelihood.share == 1.0 else sums.zeros()
-    some = added.terms[wanted[0]]
-    terms = tuple(some if term is None else term for term in added.terms)
-    curvatures = tuple(some if own is None else own for own in added.curvatures) or terms
-    fits = added.fits[factor] if factor is not None and added.fits else None
+    factor = numbers[0] if len(numbers) == 1 else None
+    pieces = _taken(view, likelihood, factors, floor, work, factor)
+    gains = sums if likelihood.share == 1.0 else sums.zeros()
+    some = gains.terms[numbers[0]]
+    terms = tuple(some if term is None else term for term in gains.terms)
+    curvatures = tuple(some if array is None else array for array in gains.curvatures) or terms
+    fits = gains.fits[factor] if factor is not None and gains.fits else None
     out = terms, curvatures, NO_FITS if fits is None else fits
-    kernel = taken.accumulation(kind=kind, factor=factor, curved=sums.curved)
-    kernel(taken.block, factors, scale, taken.law, out, taken.work)
-    if added is not sums:
-        sums.add(likelihood.share, added)
-
-
-def _evaluate(taken: Taken, factors: Arrays, out: Array, cells: Watched | None) -> None:
-    if cells is None:
-        none, nothing = np.empty(0, np.int32), np.empty(0, factors[0].dtype)
-        cells = (none,) * len(factors), nothing, nothing, 1
-    taken.evaluation()(taken.block, factors, taken.law, out, cells, taken.work)
+    kernel = pieces.accumulation(kind=kind, factor=factor, curved=sums.curved)
+    kernel(pieces.block, factors, scale, pieces.law, out, pieces.work)
+    if gains is not sums:
+        sums.add(likelihood.share, gains)
 
 
 def gradient(
@@ -179,9 +170,9 @@ def go_path(
 
 
 def add_subsample(view: AnyView, *rest: Any) -> None:
-    """Add what drawn entries give to gradients, as `subsample.add_subsample` says.
+    """Add the terms of drawn entries to gradients, as `subsample.add_subsample` does.
 
-    Blocks on the device are several, and have as many numbers of draws and streams.
+    A part on the device has several blocks, and as many numbers of draws and streams.
     """
     add: Any = cuda.add_subsample if isinstance(view, cuda.Part) else subsample.add_subsample
     add(view, *rest)
@@ -190,11 +181,11 @@ def add_subsample(view: AnyView, *rest: Any) -> None:
 def mean_shares(
     factors: Arrays, evenness: Sequence[Any], view: Callable[[], AnyView]
 ) -> Sequence[Any]:
-    """Give `mean_share` of two factors in a block, times the evenness of each factor's band.
+    """Return `mean_share` of two factors in a block, times the evenness of each factor's band.
 
-    On the device there is one for every row, and blocks say which rows are theirs.
+    On the device there is one for every row, that of its block.
     """
-    if is_here(factors[0]):
+    if is_on_host(factors[0]):
         share = mean_share(*factors)
         return [share * even for even in evenness]
     part: Any = view()
@@ -204,11 +195,11 @@ def mean_shares(
 def observed_values(
     view: AnyBlock, by_column: bool = False
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64] | None, int, NDArray[np.int64]]]:
-    """Observed entries in slabs: ``(values, weights, zeros, columns)``.
+    """Yield observed entries in slabs: ``(values, weights, zeros, columns)``.
 
     ``values`` are observed stored entries in float64, ``weights`` theirs, if cells have any, and
-    ``zeros`` is how many observed zeros that are not stored belong to the slab. ``columns`` are
-    those of the entries inside the block, if they are asked for, and none else.
+    ``zeros`` is the number of the slab's observed zeros that are not stored. ``columns`` are
+    those of the entries inside the block if ``by_column``, else there are none.
     """
     columns = np.empty(0, np.int64)
     if isinstance(view, SparseBlock | TensorBlock):

@@ -35,7 +35,7 @@ from uuid import uuid4
 import llvmlite
 import numba
 import numpy as np
-from numba.core.caching import _Cache
+from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
@@ -51,7 +51,7 @@ SWEPT = "swept"
 """Name of the file whose age is the time since files were last removed."""
 
 OVERLOADS: dict[Callable[..., Any], tuple[Callable[..., Any], Any]] = {}
-"""What stands for a Python function in compiled code, and its compiler options."""
+"""Implementation of a Python function in compiled code, and its compiler options."""
 
 # Settings of numba that change what is compiled, or what it needs to run.
 _VECTORIZE = ("USING_SVML", "LOOP_VECTORIZE", "SLP_VECTORIZE")
@@ -60,22 +60,22 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def cache_folder() -> Path | None:
-    """Return the folder that compiled kernels are kept in, None where they are not.
+    """Return the folder of compiled kernels, None where they are not cached.
 
     Raises
     ------
     OptionError
         If ``DASKFACTOR_JIT_CACHE`` is neither 0, 1 nor an absolute path.
     """
-    said = os.environ.get(VARIABLE, "").strip()
-    if said == "0":
+    setting = os.environ.get(VARIABLE, "").strip()
+    if setting == "0":
         return None
     with suppress(RuntimeError):  # of a user without a home
-        if said not in ("", "1"):
-            folder = Path(said).expanduser()
+        if setting not in ("", "1"):
+            folder = Path(setting).expanduser()
             if not folder.is_absolute():
                 raise OptionError(
-                    f"{VARIABLE} is {said!r}; it must be 0 (keep no compiled kernels), 1 (keep "
+                    f"{VARIABLE} is {setting!r}; it must be 0 (keep no compiled kernels), 1 (keep "
                     f"them in the usual folder) or the absolute path of a folder for them"
                 )
             return folder
@@ -99,7 +99,7 @@ def _code(code: CodeType) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Text of a constant; the order within a set of strings changes from process to process."""
+    """Return the text of a constant, sets sorted: their order changes between processes."""
     return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
@@ -115,11 +115,9 @@ def _content(value: Any, names: Iterable[str], seen: dict[int, int]) -> str:
     """
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {sha256(value.tobytes()).hexdigest()}"
-    if isinstance(value, tuple | list):
-        return f"{type(value)} {[_content(each, names, seen) for each in value]}"
-    if isinstance(value, dict):
-        items = [(_content(k, names, seen), _content(v, names, seen)) for k, v in value.items()]
-        return f"{type(value)} {items}"
+    if isinstance(value, tuple | list | dict):
+        items = value.items() if isinstance(value, dict) else value
+        return f"{type(value)} {[_content(each, names, seen) for each in items]}"
     made = getattr(value, "_defn", value)  # of an intrinsic
     function = getattr(made, "py_func", made)
     if isinstance(function, ModuleType):
@@ -164,24 +162,24 @@ def _of_class(kind: type, seen: dict[int, int]) -> list[str]:
     """
     if issubclass(kind, Enum):
         return [repr(value) for value in kind]
-    found = [str(vars(kind).get("_fields"))]
+    parts = [str(vars(kind).get("_fields"))]
     if _is_ours(kind.__module__):
-        found += [_content(base, (), seen) for base in kind.__bases__]
+        parts += [_content(base, (), seen) for base in kind.__bases__]
         for name, value in sorted(vars(kind).items()):
             getters = (getattr(value, getter, None) for getter in ("__func__", "fget", "func"))
             function = next((each for each in getters if isinstance(each, FunctionType)), value)
             if isinstance(function, FunctionType):
                 try:
-                    found.append(f"{name}: {_content(function, (), seen)}")
+                    parts.append(f"{name}: {_content(function, (), seen)}")
                 except TypeError:  # as of a named tuple's constructor, which calls that of tuples
-                    found.append(f"{name}: {_code(function.__code__)}")
+                    parts.append(f"{name}: {_code(function.__code__)}")
             elif name not in _NO_CODE and " at 0x" not in (text := _plain(value)):
-                found.append(f"{name}: {text}")
-    return found
+                parts.append(f"{name}: {text}")
+    return parts
 
 
 def _of_function(function: FunctionType, seen: dict[int, int]) -> str:
-    """Code, defaults, cells, the globals that the code names, and what stands for it compiled."""
+    """Return code, defaults, cells, globals that the code names, and the compiled overload."""
     code = function.__code__
     names = _names(code)
     used = {name: function.__globals__.get(name) for name in names}
@@ -194,40 +192,28 @@ def _of_function(function: FunctionType, seen: dict[int, int]) -> str:
     return f"{_code(code)} {defaults} {parts} {overloaded}"
 
 
-def description(made: Any) -> str:
-    """All that a compiled function follows from, the same in every process.
+def description(dispatcher: Any) -> str:
+    """Describe all that a compiled function follows from, the same in every process.
 
     Raises
     ------
     TypeError
-        If it uses an object that cannot be told apart from others between processes.
+        If it uses an object without a description that is the same in all processes.
     """
-    return _content(made, (), {})
+    return _content(dispatcher, (), {})
 
 
-class KernelCache(_Cache):
-    """What numba asks for a compiled function, and gives one to keep.
+class KernelCache(NullCache):
+    """The cache of a compiled function, in the form that numba calls.
 
     numba's own cache knows a closure by its cells, and kernels in them change their names from
     process to process; and it numbers its files in an index, in which processes that write at
     the same time lose or exchange each other's, so that code for other types is loaded.
     """
 
-    def __init__(self, made: Any, folder: Path) -> None:
-        self._made, self._function = made, made.py_func
+    def __init__(self, dispatcher: Any, folder: Path) -> None:
+        self._dispatcher, self._function = dispatcher, dispatcher.py_func
         self._folder = folder
-
-    @property
-    def cache_path(self) -> str:
-        return str(self._folder)
-
-    def enable(self) -> None:
-        """Do nothing: a kernel that has a cache uses it."""
-
-    disable = enable
-
-    def flush(self) -> None:
-        """Do nothing: a file is never out of date."""
 
     @cached_property
     def _content(self) -> str:
@@ -235,7 +221,7 @@ class KernelCache(_Cache):
         function = self._function
         # What is kept names the module that it is loaded into.
         names = f"{function.__module__}.{function.__qualname__}"
-        content = f"{names} {description(self._made)}"
+        content = f"{names} {description(self._dispatcher)}"
         if function.__closure__ is not None:
             # The linker knows functions by name: those of several processes must not share one.
             name = function.__qualname__.partition("#")[0]
@@ -252,30 +238,30 @@ class KernelCache(_Cache):
         return self._folder / f"{self._function.__name__.strip('_')}-{digest[:32]}.nbc"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return what was compiled for a signature, None where it is not kept."""
-        with suppress(Exception):  # whatever a file holds that is not ours: it is written anew
-            kept = _read(self._file(sig, target_context.codegen()))
-            if sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
+        """Return the code that was compiled for a signature, None where there is none."""
+        with suppress(Exception):  # of any content that is not ours: the file is written anew
+            data = _read(self._file(sig, target_context.codegen()))
+            if sha256(data[DIGEST:]).digest() == data[:DIGEST]:
                 # Compiled code needs no more of numba than this. Its own cache prepares for
                 # compilation here, which takes longer than all kernels of a run take to load.
                 rtsys.initialize(target_context)
-                return CompileResult._rebuild(target_context, *pickle.loads(kept[DIGEST:]))
+                return CompileResult._rebuild(target_context, *pickle.loads(data[DIGEST:]))
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled for a signature, if it would hold in another process."""
+        """Save the code that was compiled for a signature, if other processes can use it."""
         if data.library.has_dynamic_globals or any(not each.can_cache for each in data.lifted):
             return
         with suppress(OSError, TypeError, pickle.PicklingError):  # is compiled all the same
             file = self._file(sig, data.codegen)
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            begun = file.with_suffix(f".{uuid4().hex}")
+            unfinished = file.with_suffix(f".{uuid4().hex}")
             compiled = dumps(data._reduce())
             try:
-                begun.write_bytes(sha256(compiled).digest() + compiled)
-                begun.replace(file)
+                unfinished.write_bytes(sha256(compiled).digest() + compiled)
+                unfinished.replace(file)
             finally:
-                begun.unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
             sweep(self._folder)
 
 
@@ -298,17 +284,17 @@ def sweep(folder: Path, unused: float = UNUSED, most: int = MOST_BYTES) -> None:
         if now - marker.stat().st_mtime < HOUR:
             return
     marker.touch()
-    found = []
+    files = []
     with os.scandir(folder) as entries:
         for entry in entries:
             # One that was listed may be gone, removed by another process.
             with suppress(FileNotFoundError):
-                about = entry.stat(follow_symlinks=False)
-                found.append((about.st_mtime, about.st_size, entry))
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, status.st_size, entry.name))
     total = 0
-    for used, size, entry in sorted(found, key=lambda each: each[0], reverse=True):
+    for used, size, name in sorted(files, reverse=True):
         total += size
-        begun = not entry.name.endswith(".nbc")  # by a process that was killed
-        if entry.name != SWEPT and (now - used > (HOUR if begun else unused) or total > most):
+        longest = unused if name.endswith(".nbc") else HOUR  # others: their process was killed
+        if name != SWEPT and (now - used > longest or total > most):
             with suppress(OSError):
-                Path(entry).unlink()
+                (folder / name).unlink()

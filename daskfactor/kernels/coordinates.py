@@ -40,11 +40,11 @@ def descend_rows(theta: Array, pull: Array, gram: Array, free: Array, sweeps: in
                 if not free[k]:
                     continue
                 # Where the other factor's column is zero the prior alone pulls: to zero.
-                known = gram[k, k] > tiny
-                scale = real(1) / gram[k, k] if known else real(0)
+                positive = gram[k, k] > tiny
+                scale = real(1) / gram[k, k] if positive else real(0)
                 for i in range(count):
                     step = slopes[k, i] * scale
-                    if not known and slopes[k, i] < 0:
+                    if not positive and slopes[k, i] < 0:
                         step = -rows[k, i]
                     moves[i] = max(step, -rows[k, i])
                     rows[k, i] += moves[i]

@@ -50,7 +50,7 @@ def accumulation(
     second for each dtype. ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse
     block whose unstored entries are zeros, with weights of cells or `NO_WEIGHTS` behind them;
     ``law`` a :data:`Law`; ``out`` terms and curvatures, a pair of arrays each, of which those not
-    asked for are not looked at, and the fits of one factor, which may be empty; ``work`` two tiles
+    needed are not read, and the fits of one factor, which may be empty; ``work`` two tiles
     (T, n) and two lines (2, n).
 
     Where a block is ``complete`` and the law's curvatures add up in a closed form, those of the
@@ -58,13 +58,14 @@ def accumulation(
     """
     closed = _CURVATURES[likelihood.zeros] if complete and kind == "ratio" and curved else None
     if complete and closed is None:
-        # The argument is said: what is cached goes by how it was called.
+        # All arguments are positional, as in other calls: the cache tells call forms apart.
         return accumulation(likelihood, kind, factor, curved, False)
-    by_rows, by_columns, score = factor != 1, factor != 0, kind == "score"
-    tiled, fittable = curved and closed is None, score and factor is not None
+    by_rows, by_columns, tiled = factor != 1, factor != 0, curved and closed is None
+    fittable = kind == "score" and factor is not None
     # The ratio of a law that adds no matrix of curvatures may be v, whatever the mean.
     means = closed is None or likelihood.zeros == "constant"
-    terms, fitted = tile_terms(likelihood, score, tiled), _fitted(likelihood, False)
+    terms = tile_terms(likelihood, kind, "curvature" if tiled else None)
+    fitted = tile_terms(likelihood, "score", "deviance")
     add_closed = closed or _add_nothing
 
     @jit
@@ -105,13 +106,15 @@ def accumulation(
 
 
 @lru_cache(maxsize=256)
-def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
-    """What becomes of a tile of means whose first row is ``row`` of the block.
+def tile_terms(likelihood: Likelihood, kind: str, other: str | None) -> Kernel:
+    """Make the kernel that replaces a tile of means from row ``row`` of the block on by terms.
 
-    tile <- scale (v - mu) w if ``residual``, else the ratio of a multiplicative update;
-    tile2 <- the curvature, if ``curved``; both 0 where v is missing.
+    tile <- scale (v - mu) w, "score", or the ratio of a multiplicative update, "ratio", or
+    (v - mu)**2 w, "square"; tile2 <- the "curvature" or "deviance", if any; 0 where v is missing.
     """
-    weight, curvature, ratio, _, _ = entry_kernels(likelihood)
+    weight, curvature, ratio, deviance, _ = entry_kernels(likelihood)
+    score, square = kind == "score", kind == "square"
+    curved, fitted = other == "curvature", other == "deviance"
 
     @jit
     def terms(
@@ -122,21 +125,27 @@ def tile_terms(likelihood: Likelihood, residual: bool, curved: bool) -> Kernel:
         for i in range(tile.shape[0]):
             data, line = written_row(first, second, third, row + i, spare[0]), tile[i]
             q = weight_row(first, second, weights, row + i, spare[1])
-            if curved:
+            if curved or fitted:
                 line2 = tile2[i]
             for j in range(line.size):
                 floor, numbers = law_at(law, j)
-                v = real(data[j])
-                mu = floored(line[j], floor)
-                w, seen = weight(v, mu, *numbers), v == v
-                if residual:
-                    found = weighed(real(scale) * (v - mu) * w, q, j, seen)
+                v, mu = real(data[j]), floored(line[j], floor)
+                seen = v == v
+                if fitted:
+                    v = v if seen else mu  # a missing entry adds d(mu | mu) = 0
+                w = weight(v, mu, *numbers)
+                if score:
+                    term = weighed(real(scale) * (v - mu) * w, q, j, seen)
+                elif square:
+                    term = weighed((v - mu) * (v - mu) * w, q, j, seen)
                 else:
-                    found = weighed(ratio(v, mu, w, *numbers), q, j, seen)
-                line[j] = found if seen else real(0)
+                    term = weighed(ratio(v, mu, w, *numbers), q, j, seen)
+                line[j] = term if seen else real(0)
                 if curved:
-                    found = weighed(curvature(real(1), v, mu, w, *numbers), q, j, seen)
-                    line2[j] = found if seen else real(0)
+                    term = weighed(curvature(real(1), v, mu, w, *numbers), q, j, seen)
+                    line2[j] = term if seen else real(0)
+                if fitted:
+                    line2[j] = weighed(deviance(v, mu, *numbers), q, j, seen)
 
     return terms
 
@@ -174,36 +183,6 @@ _CURVATURES: dict[str | None, Kernel | None] = {
 """Kernel that adds the curvatures of a complete block, by `Likelihood.zeros`."""
 
 
-@lru_cache(maxsize=256)
-def _fitted(likelihood: Likelihood, squares: bool) -> Kernel:
-    weight, _, _, deviance, _ = entry_kernels(likelihood)
-
-    @jit
-    def fitted(
-        block: Window, row: int, tile: Array, out: Array, scale: float, law: Law, spare: Array
-    ) -> None:
-        """Set ``out`` to the deviances of a tile of means, and tile to scale (v - mu) w.
-
-        Or to (v - mu)**2 w, if ``squares``.
-        """
-        first, second, third, weights = block
-        real = tile.dtype.type
-        for i in range(tile.shape[0]):
-            data, line, lost = written_row(first, second, third, row + i, spare[0]), tile[i], out[i]
-            q = weight_row(first, second, weights, row + i, spare[1])
-            for j in range(line.size):
-                floor, numbers = law_at(law, j)
-                v, mu = real(data[j]), floored(line[j], floor)
-                seen = v == v
-                v = v if seen else mu  # a missing entry adds d(mu | mu) = 0
-                term = (v - mu) * (v - mu) if squares else real(scale) * (v - mu)
-                term = weighed(term * weight(v, mu, *numbers), q, j, seen)
-                line[j] = term if seen else real(0)
-                lost[j] = weighed(deviance(v, mu, *numbers), q, j, seen)
-
-    return fitted
-
-
 @jit
 def _sum(line: Array) -> float:
     """Add up a line in double precision."""
@@ -227,7 +206,7 @@ def _take_off_sums(tile: Array, by_rows: bool, out: Array) -> None:
 
 @jit
 def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
-    """Welford update of the cells in the rows of this tile; return the next cell."""
+    """Update the moments of the cells in the rows of this tile; return the next cell."""
     (rows, cols), mean, m2, count = cells
     while cell < rows.size and rows[cell] < first + tile.shape[0]:
         value = tile[rows[cell] - first, cols[cell]]
@@ -246,7 +225,7 @@ def evaluation(likelihood: Likelihood) -> Kernel:
     block-local, in row-major order, not floored, go into the running mean and sum of squares of
     ``count`` draws, this one among them.
     """
-    fitted = _fitted(likelihood, True)
+    fitted = tile_terms(likelihood, "square", "deviance")
 
     @jit
     def evaluate(

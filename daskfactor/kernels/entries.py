@@ -1,4 +1,4 @@
-"""What a stored entry of a sparse block adds, by the law and by what is not stored.
+"""Coefficients of a stored entry of a sparse block, by the law and by the meaning of gaps.
 
 Where entries that are not stored are observed zeros, their part has a closed
 form if a zero's curvature is 1 and its residual -1 (column sums of the factors),
@@ -38,7 +38,7 @@ class Rules(NamedTuple):
 
 
 def _rules_of_observed(likelihood: Likelihood) -> Rules:
-    """An entry that is not stored adds nothing."""
+    """Make rules where entries that are not stored are missing."""
     weight, curvature, numerator, deviance, _ = entry_kernels(likelihood)
 
     @inline
@@ -75,7 +75,7 @@ def _rules_of_observed(likelihood: Likelihood) -> Rules:
 
 
 def _rules_beyond_constant(fit_observed: EntryRule) -> Rules:
-    """A zero of curvature 1 has weight 1 / mu, R = -1, and mu as deviance and Pearson term."""
+    """Make rules beyond zeros of curvature 1, R = -1, and mu as deviance and Pearson term."""
 
     @inline
     def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
@@ -98,7 +98,7 @@ def _rules_beyond_constant(fit_observed: EntryRule) -> Rules:
 
 
 def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
-    """A zero of curvature mu has weight 1 and R = -mu; mu needs no floor."""
+    """Make rules beyond zeros of curvature mu, weight 1 and R = -mu; mu needs no floor."""
 
     @inline
     def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
@@ -120,57 +120,48 @@ def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
     return Rules(step, ratio, fit)
 
 
-@inline
-def _none(mu: Scalar) -> Scalar:
-    return type(mu)(0)
-
-
-@inline
-def _one(mu: Scalar) -> Scalar:
-    return type(mu)(1)
-
-
-@inline
-def _same(mu: Scalar) -> Scalar:
-    return mu
-
-
 def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
-    """What an observation adds by its weight, beyond the zero of weight 1 that is added already.
+    """Make rules of an observation with a weight, beyond the zero of weight 1 of every cell.
 
     That zero has the curvature C0, which is 1 or mu, R = -C0, C0 mu as Pearson term and its
     share of that as deviance.
     """
-    curvature = {None: _none, "constant": _one, "linear": _same}[zeros]
-    share, no_floor = 0.5 if zeros == "linear" else 1.0, zeros == "linear"
+    no_floor, constant = zeros == "linear", float(zeros == "constant")
+    share = 0.5 if no_floor else 1.0
     step_observed, ratio_observed, fit_observed = observed
 
     @inline
-    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar, own: Scalar) -> tuple[Scalar, Scalar]:
+    def curvature(mu: Scalar) -> Scalar:
+        return mu if no_floor else type(mu)(constant)
+
+    @inline
+    def step(
+        v: Scalar, mu: Scalar, law: Law, scale: Scalar, weight: Scalar
+    ) -> tuple[Scalar, Scalar]:
         zero = curvature(mu)
         a, c = step_observed(v, mu, (mu if no_floor else law[0], law[1]), scale)
-        own = own if v == v else type(mu)(0)
-        return a * own + scale * zero, c * own - zero
+        weight = weight if v == v else type(mu)(0)
+        return a * weight + scale * zero, c * weight - zero
 
     @inline
-    def ratio(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
+    def ratio(v: Scalar, mu: Scalar, law: Law, weight: Scalar) -> tuple[Scalar, Scalar]:
         q, c = ratio_observed(v, mu, (mu if no_floor else law[0], law[1]))
-        own = own if v == v else type(mu)(0)
-        return q * own, c * own - curvature(mu)
+        weight = weight if v == v else type(mu)(0)
+        return q * weight, c * weight - curvature(mu)
 
     @inline
-    def fit(v: Scalar, mu: Scalar, law: Law, own: Scalar) -> tuple[Scalar, Scalar]:
+    def fit(v: Scalar, mu: Scalar, law: Law, weight: Scalar) -> tuple[Scalar, Scalar]:
         zero = np.float64(curvature(mu)) * np.float64(mu)
         deviance, pearson = fit_observed(v, mu, (mu if no_floor else law[0], law[1]))
-        own = own if v == v else type(mu)(0)
-        return deviance * own - share * zero, pearson * own - zero
+        weight = weight if v == v else type(mu)(0)
+        return deviance * weight - share * zero, pearson * weight - zero
 
     return Rules(step, ratio, fit)
 
 
 @lru_cache(maxsize=64)
 def entry_rules(likelihood: Likelihood, zeros: bool, weights: bool = False) -> Rules:
-    """Rules of one likelihood, shared by its kernels of every K."""
+    """Make the rules of one likelihood, shared by its kernels of every K."""
     observed = _rules_of_observed(likelihood)
     if weights:
         return _rules_by_weight(observed, likelihood.zeros if zeros else None)

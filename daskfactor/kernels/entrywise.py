@@ -50,14 +50,14 @@ ROOT_HALF = 0.7071067811865476
 
 
 class Role(NamedTuple):
-    """How loops and kernels pass a parameter to a move: texts, in which {0} is its name.
+    """Texts by which loops and kernels pass a parameter to a move; {0} is its name.
 
     Attributes
     ----------
     value
-        What a loop passes.
+        The value in a loop.
     cuda_value
-        What a kernel for GPUs passes.
+        The value in a kernel for GPUs.
     cuda_parameters
         Parameters of that kernel; empty if the loop has no argument for this.
     """
@@ -67,27 +67,22 @@ class Role(NamedTuple):
     cuda_parameters: str = ""
 
 
-_COLUMN = Role(
-    "({0}[0, k], {0}[1, k], {0}[2, k], {0}[3, k])",
-    "pack({0}[k], {0}[K + k], {0}[2 * K + k], {0}[3 * K + k])",
-    "const REAL *{0}",
-)
+_COLUMN = "({0}[0, k], {0}[1, k], {0}[2, k], {0}[3, k])"
+_CUDA_COLUMN = "pack({0}[k], {0}[K + k], {0}[2 * K + k], {0}[3 * K + k])"
 _SHARE = Role("real({0})", "({0}_rows ? {0}_rows[row] : {0})", "REAL {0}, const REAL *{0}_rows")
 # The key's words alone: a tuple with an array in it is counted anew for every entry.
-_PLACE = Role(
-    "((key[0], key[1]), iteration, factor, row0 + i, k)",
-    "pack((unsigned int *)noise.key, iteration, factor, row0 + row, (Word)k)",
-)
+_PLACE = "((key[0], key[1]), iteration, factor, row0 + i, k)"
+_CUDA_PLACE = "pack((unsigned int *)noise.key, iteration, factor, row0 + row, (Word)k)"
 Moving = Annotated[Any, Role("{0}{at}", "{0}[p]", "REAL *{0}")]
 Entry = Annotated[Any, Role("real({0}{at})", "{0}[p]", "const REAL *{0}")]
 Row = Annotated[Any, Role("{0}_of_row", "{0}[row]", "const REAL *{0}")]
-Column = Annotated[Any, _COLUMN]
+Column = Annotated[Any, Role(_COLUMN, _CUDA_COLUMN, "const REAL *{0}")]
 Real = Annotated[Any, Role("real({0})", "{0}", "REAL {0}")]
 Share = Annotated[Any, _SHARE]
 Double = Annotated[Any, Role("float({0})", "{0}", "double {0}")]
 Normal = Annotated[Any, Role("z[p]", "z[k - 4 * quad]")]
 Stream = Annotated[Any, Role("stream", "(Word *)stream")]
-Place = Annotated[Any, _PLACE]
+Place = Annotated[Any, Role(_PLACE, _CUDA_PLACE)]
 
 
 class Move(NamedTuple):

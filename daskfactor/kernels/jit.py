@@ -20,7 +20,6 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.extending import overload as numba_overload
 from numba.np.arrayobj import make_array, populate_array
-from numpy.typing import NDArray
 
 from daskfactor.kernels.cache import OVERLOADS, KernelCache, cache_folder
 
@@ -37,18 +36,18 @@ JIT_ENABLED = not getattr(numba.config, "DISABLE_JIT", False)
 
 
 def _compiled(function: F, **options: Any) -> F:
-    made: Any = numba.njit(nogil=True, **options)(function)
+    dispatcher: Any = numba.njit(nogil=True, **options)(function)
     if JIT_ENABLED:
-        typed = made.get_call_template
+        typed = dispatcher.get_call_template
         # A kernel that passes 0 to another would have it compiled for this number alone and,
         # where the number changes in a loop, for all integers as well.
-        made.get_call_template = lambda args, named: typed(
+        dispatcher.get_call_template = lambda args, named: typed(
             [types.unliteral(each) for each in args],
             {name: types.unliteral(each) for name, each in named.items()},
         )
         if CACHE:
-            made._cache = KernelCache(made, CACHE)
-    return cast("F", made)
+            dispatcher._cache = KernelCache(dispatcher, CACHE)
+    return cast("F", dispatcher)
 
 
 def jit(function: F) -> F:
@@ -70,7 +69,7 @@ def inline(function: F) -> F:
 
 
 def overload(function: Callable[..., Any], **options: Any) -> Callable[[F], F]:
-    """Let compiled code call, in place of ``function``, what the decorated function returns."""
+    """Let compiled code call the result of the decorated function in place of ``function``."""
 
     def register(choose: F) -> F:
         OVERLOADS[function] = choose, options
@@ -83,7 +82,7 @@ def overload(function: Callable[..., Any], **options: Any) -> Callable[[F], F]:
 
 @intrinsic(prefer_literal=True)
 def _stack_array(typingctx: Any, count: Any, dtype: Any) -> Any:
-    """Array of a compile-time length on the stack of the calling kernel."""
+    """Make an array of a compile-time length on the stack of the calling kernel."""
     array_type = types.Array(dtype.dtype, 1, "C")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -105,18 +104,13 @@ def _stack_array(typingctx: Any, count: Any, dtype: Any) -> Any:
     return array_type(count, dtype), codegen
 
 
-def _heap_array(count: int, dtype: Any) -> NDArray[Any]:
-    """Stand in for :func:`stack_array` when the JIT is off."""
-    return np.empty(count, dtype)
-
-
 # Scratch for one kernel call: private to the thread, no allocation, and the
 # compiler knows that nothing else points at it. Never return such an array.
-stack_array: Any = _stack_array if JIT_ENABLED else _heap_array
+stack_array: Any = _stack_array if JIT_ENABLED else np.empty
 
 
 def ask_for(builder: Any, pointer: Any) -> None:
-    """Let generated code ask for the cache line of a byte: a hint, which reads nothing."""
+    """Let generated code prefetch the cache line of a byte: a hint, which reads nothing."""
     flag = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
     function = builder.module.declare_intrinsic("llvm.prefetch", (pointer.type,), kind)
@@ -126,14 +120,14 @@ def ask_for(builder: Any, pointer: Any) -> None:
 
 @intrinsic
 def _prefetch(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
-    """Ask for the cache line of ``array[row, column]``."""
+    """Prefetch the cache line of ``array[row, column]``."""
     signature = types.void(array, row, column)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        held = make_array(signature.args[0])(context, builder, args[0])
+        data = make_array(signature.args[0])(context, builder, args[0])
         integer = context.get_value_type(types.intp)
-        place = builder.ptrtoint(held.data, integer)
-        strides = builder.extract_value(held.strides, 0), builder.extract_value(held.strides, 1)
+        place = builder.ptrtoint(data.data, integer)
+        strides = builder.extract_value(data.strides, 0), builder.extract_value(data.strides, 1)
         for index, stride in zip(args[1:], strides, strict=True):
             place = builder.add(place, builder.mul(builder.sext(index, integer), stride))
         ask_for(builder, builder.inttoptr(place, ir.IntType(8).as_pointer()))
@@ -142,9 +136,5 @@ def _prefetch(typingctx: Any, array: Any, row: Any, column: Any) -> Any:
     return signature, codegen
 
 
-def _nothing(array: Any, row: int, column: int) -> None:
-    """Stand in for :func:`prefetch` when the JIT is off."""
-
-
 # No bounds are checked and none need be: a hint about a wrong address has no effect.
-prefetch: Any = _prefetch if JIT_ENABLED else _nothing
+prefetch: Any = _prefetch if JIT_ENABLED else lambda array, row, column: None

@@ -76,14 +76,14 @@ SMALLEST = TINY["float32"]
 SQUARED = 0.5
 """Shape of the prior from which on a squared normal number is wide enough near zero."""
 SEEN = 64
-"""Cells of a block at which :func:`mean_share` looks."""
+"""Number of cells of a block that :func:`mean_share` uses."""
 NEAR_ZERO = 1e-30
-"""Where the pull of a gamma prior, (shape - 1) / theta, stops growing."""
+"""Smallest theta in the pull of a gamma prior, (shape - 1) / theta."""
 
 
 @jit_exact
 def _clip(value: Scalar, limit: Scalar) -> Scalar:
-    """``value`` within +-limit; NaN stays NaN, so that a divergence can be seen."""
+    """Clip a value to +-limit; NaN stays NaN, so that a divergence can be seen."""
     value = limit if value > limit else value
     return -limit if value < -limit else value
 
@@ -137,27 +137,32 @@ def plain_step(theta: Moving, grad: Entry, step: Real, rate: Real, shape: Real, 
 
 
 @inline
-def _moments(x: Scalar, grad: Scalar, s: Scalar, numbers: Numbers) -> Scalar:
-    """Mean and variance of an entry after a step."""
-    stays, rate, shape, share, most = numbers
-    zero, born = type(x)(0), s * shape
-    kept = x + s * x * (grad - rate)
-    kept = zero if kept < zero else kept  # NaN stays NaN
-    highest = x + most * np.sqrt(s * (x + s))
-    kept = highest if kept > highest else kept
-    mean = kept + born
-    return mean, s * (mean + mean - born - share * (kept - x * stays))
+def _match(theta: Scalar, grad: Scalar, metric: Scalar, numbers: Numbers, z: Scalar) -> Scalar:
+    """Return s, mean and variance of an entry after a step, and a multiple of (b + z)^2.
 
-
-@inline
-def _squared(mean: Scalar, variance: Scalar, z: Scalar) -> Scalar:
-    """A multiple of (b + z)^2 of this mean and variance; of variance 2 mean^2 at most."""
-    one = type(mean)(1)
+    It has this mean and variance, or a variance of 2 mean^2 if that is less.
+    """
+    gone, rate, shape, share, most = numbers
+    real, one = type(theta), type(theta)(1)
+    s, zero, stays = real(gone) / metric, real(0), real(1.0 - gone)
+    born, moved = s * shape, theta + s * theta * (grad - rate)
+    moved = zero if moved < zero else moved  # NaN stays NaN
+    highest = theta + most * np.sqrt(s * (theta + s))
+    moved = highest if moved > highest else moved
+    mean = moved + born
+    variance = s * (mean + mean - born - share * (moved - theta * stays))
     r = (mean + mean) * (mean / variance)
     r = one if r < one else r
     b = np.sqrt(r - one + np.sqrt(r * (r - one)))
-    z = b + z
-    return mean * (z * z / (one + b * b))
+    return s, mean, variance, mean * ((b + z) * (b + z) / (one + b * b))
+
+
+@inline
+def _finish(theta: Scalar, s: Scalar, moved: Scalar) -> Scalar:
+    """Return the entry after a step, at least `SMALLEST`; theta where the metric is infinite."""
+    smallest, zero = type(theta)(SMALLEST), type(theta)(0)
+    moved = smallest if moved < smallest else moved
+    return moved if s > zero else theta
 
 
 @entrywise
@@ -176,12 +181,8 @@ def moment_step(
 
     theta + s theta G lies between 0 and theta + most sqrt(s (theta + s)).
     """
-    real = type(theta)
-    s, smallest = real(gone) / metric, real(SMALLEST)
-    mean, variance = _moments(theta, grad, s, (real(1.0 - gone), rate, shape, share, most))
-    moved = _squared(mean, variance, z)
-    moved = smallest if moved < smallest else moved
-    return moved if s > real(0) else theta
+    s, _, _, moved = _match(theta, grad, metric, (gone, rate, shape, share, most), z)
+    return _finish(theta, s, moved)
 
 
 @entrywise
@@ -199,22 +200,18 @@ def spiked_step(
     place: Place,
 ) -> Any:
     """Take a `moment_step`, with a gamma number where no squared normal one is wide enough."""
-    real = type(theta)
-    s, smallest = real(gone) / metric, real(SMALLEST)
-    mean, variance = _moments(theta, grad, s, (real(1.0 - gone), rate, shape, share, most))
-    moved = _squared(mean, variance, z)
-    if variance > real(2) * mean * mean:
+    s, mean, variance, moved = _match(theta, grad, metric, (gone, rate, shape, share, most), z)
+    if variance > type(theta)(2) * mean * mean:
         start_entry(stream, place[0], place[1], place[2], place[3], place[4])
         m = np.float64(mean)  # float() of a float32 is one in kernels
         form = max(m * m / np.float64(variance), np.float64(shape))
-        moved = real(gamma(form, form / m, stream))
-    moved = smallest if moved < smallest else moved
-    return moved if s > real(0) else theta
+        moved = type(theta)(gamma(form, form / m, stream))
+    return _finish(theta, s, moved)
 
 
 @jit_exact
 def mean_share(W: Array, H: Array) -> float:
-    """Share that a component has in the means that it is a part of, on average.
+    """Return the mean share of a component in the means that it is a part of.
 
     sum of (w_ik h_jk)^2 / mu_ij over sum of mu_ij: 1 if each mean is one component's, 1 / K
     if all are equal. Taken over K and at `SEEN` cells of the block, spread evenly.

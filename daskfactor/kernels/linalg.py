@@ -1,14 +1,13 @@
 """Matrix products inside nogil kernels, through SciPy's BLAS, and permanents.
 
 Arrays are C-contiguous with the component index last. BLAS counts columns
-first, so it sees each of them transposed, and every product below is asked
-for transposed: no copy is ever made.
+first, so it sees each of them transposed, and every product below is computed
+transposed: no copy is ever made.
 
 =================  =====================  ==========================
 function           computes               BLAS sees
 =================  =====================  ==========================
 matmul_nt          out = a @ b.T          out.T = op(b.T)' @ a.T
-matmul_nn          out = a @ b            out.T = b.T @ a.T
 add_matmul_nn      out += a @ b           out.T += b.T @ a.T
 add_matmul_tn      out += a.T @ b         out.T += b.T @ op(a.T)'
 =================  =====================  ==========================
@@ -18,7 +17,6 @@ can be cached on disk. BLAS may start its own threads: callers that run
 several kernels at once set one BLAS thread first (threadpoolctl).
 """
 
-import math
 from typing import Any
 
 import llvmlite.binding
@@ -36,17 +34,15 @@ Array = NDArray[Any]
 _SYMBOLS = {types.float32: "daskfactor_sgemm", types.float64: "daskfactor_dgemm"}
 
 for _routine in ("sgemm", "dgemm"):
-    llvmlite.binding.add_symbol(
-        f"daskfactor_{_routine}",
-        get_cython_function_address("scipy.linalg.cython_blas", _routine),
-    )
+    _address = get_cython_function_address("scipy.linalg.cython_blas", _routine)
+    llvmlite.binding.add_symbol(f"daskfactor_{_routine}", _address)
 
 
 @intrinsic(prefer_literal=True)
 def _gemm_intrinsic(
     typingctx: Any, trans_a: Any, trans_b: Any, a: Any, b: Any, beta: Any, c: Any
 ) -> Any:
-    """Column-major ``c = op(a) @ op(b) + beta * c``; scalars live on the caller's stack."""
+    """Compute ``c = op(a) @ op(b) + beta * c``, column-major, with scalars on the stack."""
     dtype = c.dtype
     if dtype not in _SYMBOLS or a.dtype != dtype or b.dtype != dtype:
         return None
@@ -65,7 +61,7 @@ def _gemm_intrinsic(
             return pointer(builder.trunc(value, int32))
 
         def matrix(index: int) -> tuple[Any, Any, Any]:
-            """Data, leading dimension, and C-order shape."""
+            """Return data, leading dimension, and C-order shape."""
             array = make_array(signature.args[index])(context, builder, args[index])
             shape = cgutils.unpack_tuple(builder, array.shape)
             positive = builder.icmp_signed(">", shape[1], one)
@@ -95,65 +91,39 @@ _gemm: Any = _gemm_intrinsic
 
 
 def matmul_nt(a: Array, b: Array, out: Array) -> None:
-    """``out(t, n) = a(t, K) @ b(n, K).T``."""
+    """Compute ``out(t, n) = a(t, K) @ b(n, K).T``."""
     np.matmul(a, b.T, out=out)
 
 
-def matmul_nn(a: Array, b: Array, out: Array) -> None:
-    """``out(t, K) = a(t, n) @ b(n, K)``."""
-    np.matmul(a, b, out=out)
-
-
 def add_matmul_nn(a: Array, b: Array, out: Array) -> None:
-    """``out(t, K) += a(t, n) @ b(n, K)``."""
+    """Compute ``out(t, K) += a(t, n) @ b(n, K)``."""
     out += a @ b
 
 
 def add_matmul_tn(a: Array, b: Array, out: Array) -> None:
-    """``out(n, K) += a(t, n).T @ b(t, K)``."""
+    """Compute ``out(n, K) += a(t, n).T @ b(t, K)``."""
     out += a.T @ b
 
 
-def _product(trans_a: str, trans_b: str, beta: int) -> Any:
-    """Implementation of a product as BLAS sees it."""
+def _implement(function: Any, trans_a: str, trans_b: str, beta: int) -> None:
+    """Let compiled code call BLAS in place of a product."""
 
-    def implementation(a: Array, b: Array, out: Array) -> None:
-        _gemm(trans_a, trans_b, b, a, beta, out)
+    @overload(function)
+    def choose(a: Array, b: Array, out: Array) -> Any:
+        def implementation(a: Array, b: Array, out: Array) -> None:
+            _gemm(trans_a, trans_b, b, a, beta, out)
 
-    return implementation
-
-
-@overload(matmul_nt)
-def _matmul_nt(a: Array, b: Array, out: Array) -> Any:
-    return _product("T", "N", 0)
+        return implementation
 
 
-@overload(matmul_nn)
-def _matmul_nn(a: Array, b: Array, out: Array) -> Any:
-    return _product("N", "N", 0)
-
-
-@overload(add_matmul_nn)
-def _add_matmul_nn(a: Array, b: Array, out: Array) -> Any:
-    return _product("N", "N", 1)
-
-
-@overload(add_matmul_tn)
-def _add_matmul_tn(a: Array, b: Array, out: Array) -> Any:
-    return _product("N", "T", 1)
-
-
-@jit
-def _add_logs(a: float, b: float) -> float:
-    """``log(exp(a) + exp(b))``."""
-    if a < b:
-        a, b = b, a
-    return a if b == -np.inf else a + math.log1p(math.exp(b - a))
+_implement(matmul_nt, "T", "N", 0)
+_implement(add_matmul_nn, "N", "N", 1)
+_implement(add_matmul_tn, "N", "T", 1)
 
 
 @jit
 def log_permanent(logs: Array, table: Array) -> float:
-    """``log sum over permutations p of prod_k exp(logs[k, p(k)])``, nothing cancelled.
+    """Return ``log sum over permutations p of prod_k exp(logs[k, p(k)])``, nothing cancelled.
 
     Over subsets of columns, K 2**(K - 1) additions: table[set] is the sum over the ways to
     match the first rows, as many as the set has columns, with the set.
@@ -176,6 +146,7 @@ def log_permanent(logs: Array, table: Array) -> float:
         total = -np.inf
         for column in range(K):
             if (chosen >> column) & 1:
-                total = _add_logs(total, table[chosen ^ (1 << column)] + logs[row, column])
+                rest = table[chosen ^ (1 << column)]
+                total = np.logaddexp(total, rest + logs[row, column])
         table[chosen] = total
     return table[(1 << K) - 1]

@@ -20,8 +20,8 @@ from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.variates import STREAM, Stream, binomial, start_cell, uniform
 from daskfactor.kernels.views import AnyBlock, SparseBlock, cell_at, row_cells
 
-Scalar = Any
 Array = NDArray[Any]
+Scalar = Any
 Wide = NDArray[np.float64]
 
 PLACE = 3
@@ -29,20 +29,10 @@ PLACE = 3
 
 
 @inline
-def _cumulate(w: Array, h: Array, c: Wide) -> Scalar:
-    """Running sums of the weights w h, and the last of them."""
-    total = 0.0
-    for k in range(c.size):
-        total += np.float64(w[k]) * np.float64(h[k])
-        c[k] = total
-    return total
-
-
-@inline
-def _place_units(count: int, c: Wide, total: Scalar, stream: Stream, sw: Wide, sh: Wide) -> None:
+def _place_units(count: Scalar, c: Wide, stream: Stream, sw: Wide, sh: Wide) -> None:
     last = c.size - 1
     for _ in range(count):
-        u = uniform(stream) * total
+        u = uniform(stream) * c[last]
         k = 0
         while k < last and c[k] <= u:
             k += 1
@@ -54,32 +44,17 @@ def _place_units(count: int, c: Wide, total: Scalar, stream: Stream, sw: Wide, s
 def _split_count(
     count: Scalar, w: Array, h: Array, c: Wide, stream: Stream, sw: Wide, sh: Wide
 ) -> None:
-    """Binomials from the last component down; c[k] is what components 0 to k weigh."""
+    """Draw binomials from the last component down; c[k] is the weight of components 0 to k."""
     left = count
     for k in range(c.size - 1, 0, -1):
         if left == 0:
             break
-        share = np.float64(w[k]) * np.float64(h[k]) / c[k]
-        part = binomial(left, share, stream)
+        part = binomial(left, np.float64(w[k]) * np.float64(h[k]) / c[k], stream)
         sw[k] += part
         sh[k] += part
         left -= part
     sw[0] += left
     sh[0] += left
-
-
-@inline
-def _share_out(
-    count: Scalar, w: Array, h: Array, c: Wide, stream: Stream, sw: Wide, sh: Wide
-) -> None:
-    """Add one cell's S to its row's and its column's sums; nothing if all weights are zero."""
-    total = _cumulate(w, h, c)
-    if not total > 0.0:
-        return
-    if count <= PLACE * c.size:
-        _place_units(count, c, total, stream, sw, sh)
-    else:
-        _split_count(count, w, h, c, stream, sw, sh)
 
 
 @jit_exact
@@ -89,20 +64,25 @@ def _allocate(
     offsets: tuple[int, int],
     key: NDArray[np.uint32],
     sweep: int,
-    c: Wide,
     sums: tuple[Wide, Wide],
 ) -> None:
-    first, second, third = block
-    W, H = factors
-    SW, SH = sums
-    stream = stack_array(STREAM, np.uint64)
+    (first, second, third), (W, H), (SW, SH) = block, factors, sums
+    K, stream = W.shape[1], stack_array(STREAM, np.uint64)
+    c = np.empty(K)
     for i in range(W.shape[0]):
         begin, end = row_cells(first, i, H.shape[0])
         for at in range(begin, end):
-            j, count = cell_at(first, second, third, i, at)
-            if count > 0:  # neither a zero nor NaN
+            j, value = cell_at(first, second, third, i, at)
+            if value > 0:  # neither a zero nor NaN
+                count, total = np.int64(value), 0.0
+                for k in range(K):
+                    total += np.float64(W[i, k]) * np.float64(H[j, k])
+                    c[k] = total
                 start_cell(stream, key, sweep, offsets[0] + i, offsets[1] + j)
-                _share_out(np.int64(count), W[i], H[j], c, stream, SW[i], SH[j])
+                if total > 0.0 and count <= PLACE * K:
+                    _place_units(count, c, stream, SW[i], SH[j])
+                elif total > 0.0:
+                    _split_count(count, W[i], H[j], c, stream, SW[i], SH[j])
 
 
 def allocate(
@@ -127,13 +107,7 @@ def allocate(
     key, sweep : the rest of the address, see :func:`start_cell`
     SW, SH : (m, K) and (n, K), float64
     """
-    c = np.empty(W.shape[1])
-    _allocate(view.arguments[:3], (W, H), offsets, key, sweep, c, (SW, SH))
-
-
-@jit_exact
-def _any_missing(values: Array) -> bool:
-    return bool(np.isnan(values).any())
+    _allocate(view.arguments[:3], (W, H), offsets, key, sweep, (SW, SH))
 
 
 @jit_exact
@@ -150,9 +124,9 @@ def _add_rates(
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)
             if np.isnan(v) == missing:
-                own, met = (i, j) if rows else (j, i)
+                row, column = (i, j) if rows else (j, i)
                 for k in range(other.shape[1]):
-                    rates[own, k] += sign * other[met, k]
+                    rates[row, k] += sign * other[column, k]
 
 
 def add_rates(view: AnyBlock, rows: bool, other: Array, rates: Wide) -> None:
@@ -170,17 +144,15 @@ def add_rates(view: AnyBlock, rows: bool, other: Array, rates: Wide) -> None:
     other : the other factor, (n, K) for W and (m, K) for H
     rates : (m, K) or (n, K), float64
     """
-    if isinstance(view, SparseBlock):
-        few = not view.zeros
-        torn = few or _any_missing(view.values)
-    else:
-        few = torn = _any_missing(view.block)
-    if few:  # over observed cells alone: nothing cancels, however few they are
-        _add_rates(view.arguments[:3], rows, False, other, rates)
+    block, is_sparse = view.arguments[:3], isinstance(view, SparseBlock)
+    observed_only = is_sparse and not view.zeros
+    missing = not observed_only and bool(np.isnan(view.stored[-1]).any())
+    if observed_only or (missing and not is_sparse):  # nothing cancels, however few they are
+        _add_rates(block, rows, False, other, rates)
         return
     rates += other.sum(axis=0, dtype=np.float64)
-    if torn:
-        _add_rates(view.arguments[:3], rows, True, other, rates)
+    if missing:
+        _add_rates(block, rows, True, other, rates)
 
 
 @jit_exact
@@ -201,7 +173,7 @@ def _log_fit(block: tuple[Array, Any, Any], W: Array, H: Array) -> float:
 
 
 def log_likelihood(view: AnyBlock, W: Wide, H: Wide) -> float:
-    """Log p(V | W, H) of a block of Poisson counts, in double precision.
+    """Return log p(V | W, H) of a block of Poisson counts, in double precision.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ _TURN = np.pi / 2 / 2**30
 
 
 class Address(NamedTuple):
-    """Where the random numbers of a band come from.
+    """Address of the random numbers of a band.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Address(NamedTuple):
 
 @inline
 def _round(c: Words, k0: Scalar, k1: Scalar, number: Scalar) -> Words:
-    """One round on 32-bit words held in 64 bits, which is what the multiplier wants."""
+    """Do one round on 32-bit words in 64 bits, as the multiplier needs them."""
     p0 = _MULTIPLIER_0 * c[0]
     p1 = _MULTIPLIER_1 * c[2]
     k0 = (k0 + number * _WEYL_0) & _MASK
@@ -67,7 +67,7 @@ def _round(c: Words, k0: Scalar, k1: Scalar, number: Scalar) -> Words:
 
 @inline
 def rounds(c: Words, k0: Scalar, k1: Scalar) -> Words:
-    """Ten rounds, written out: an inner loop would keep the outer one from vectorising."""
+    """Do ten rounds, written out: an inner loop would keep the outer one from vectorising."""
     c = _round(c, k0, k1, np.uint64(0))
     c = _round(c, k0, k1, np.uint64(1))
     c = _round(c, k0, k1, np.uint64(2))
@@ -84,7 +84,7 @@ def rounds(c: Words, k0: Scalar, k1: Scalar) -> Words:
 def philox4x32(
     c0: int, c1: int, c2: int, c3: int, k0: int, k1: int
 ) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
-    """Four random 32-bit words of one counter under one key (Philox4x32-10).
+    """Return four random 32-bit words of one counter under one key (Philox4x32-10).
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def radius(word: Scalar, one: Scalar) -> Scalar:
 
 @inline
 def direction(word: Scalar, one: Scalar) -> Scalar:
-    """Cosine and sine of 2 pi word / 2**32 - pi/4: quadrant from the top two bits."""
+    """Return cosine and sine of 2 pi word / 2**32 - pi/4: quadrant from the top two bits."""
     real = type(one)
     offset = np.int32(np.int32(word & np.uint32(0x3FFFFFFF)) - np.int32(0x20000000))
     s, c = sincos(real(offset) * real(_TURN))

@@ -91,17 +91,17 @@ def _sincos_64(angle: Scalar) -> Scalar:
 
 
 def split(x: Scalar) -> Scalar:
-    """``(f, e)`` with ``x = 2**e (1 + f)``, both in the type of x; x = 0 gives (0, -127)."""
+    """Return ``(f, e)`` with ``x = 2**e (1 + f)``, both in the type of x; x = 0 gives (0, -127)."""
     return _split_32(x) if isinstance(x, np.float32) else _split_64(np.float64(x))
 
 
 def log_tail(f: Scalar) -> Scalar:
-    """``log(1 + f) - f`` for f in [1/sqrt 2 - 1, sqrt 2 - 1), relatively accurate near 0."""
+    """Return ``log(1 + f) - f`` for f in [1/sqrt 2 - 1, sqrt 2 - 1), relatively accurate near 0."""
     return _log_tail_32(f) if isinstance(f, np.float32) else _log_tail_64(np.float64(f))
 
 
 def sincos(angle: Scalar) -> Scalar:
-    """Sine and cosine of an angle in [-pi/4, pi/4]."""
+    """Return sine and cosine of an angle in [-pi/4, pi/4]."""
     return _sincos_32(angle) if isinstance(angle, np.float32) else _sincos_64(np.float64(angle))
 
 
@@ -122,7 +122,7 @@ def _sincos(angle: Scalar) -> Any:
 
 @inline
 def log(x: Scalar) -> Scalar:
-    """Natural logarithm of a positive normal number."""
+    """Return the natural logarithm of a positive normal number."""
     f, exponent = split(x)
     real = type(x)
     tail = log_tail(f) + exponent * real(-2.12194440054690582767e-4)
@@ -131,7 +131,7 @@ def log(x: Scalar) -> Scalar:
 
 @inline
 def _exp_parts(x: Scalar) -> Scalar:
-    """``(2**k, exp(r) - 1)`` with x = k ln 2 + r, |r| <= ln(2) / 2; x is held within +-708."""
+    """Return ``(2**k, exp(r) - 1)``, x = k ln 2 + r, |r| <= ln(2) / 2; x is clipped to +-708."""
     x = D(708) if x > D(708) else x
     x = D(-708) if x < D(-708) else x
     k = np.floor(x * D(1.4426950408889634074) + D(0.5))
@@ -153,7 +153,7 @@ def _exp_parts(x: Scalar) -> Scalar:
 
 @inline
 def expm1(x: Scalar) -> Scalar:
-    """``exp(x) - 1`` in float64, relatively accurate near 0; x is held within +-708."""
+    """Return ``exp(x) - 1`` in float64, accurate near 0; x is clipped to +-708."""
     scale, growth = _exp_parts(x)
     return scale * growth + (scale - D(1))
 
@@ -167,6 +167,6 @@ def exp(x: Scalar) -> Scalar:
 
 @inline
 def power(x: Scalar, exponent: Scalar) -> Scalar:
-    """``x ** exponent`` of a positive x, in the type of x, through float64."""
+    """Return ``x ** exponent`` of a positive x, in the type of x, through float64."""
     scale, growth = _exp_parts(D(exponent) * log(D(x)))
     return type(x)(scale + scale * growth)

@@ -34,8 +34,8 @@ from daskfactor.kernels.views import (
     BlockView,
     SparseBlock,
     cell_at,
-    own_weights,
     row_cells,
+    row_weights,
     weighed,
 )
 
@@ -45,7 +45,7 @@ Wide = NDArray[np.float64]
 Columns = NDArray[np.intp]
 
 TOGETHER = 4
-"""Rows of the other factor whose products are added at once: fewer passes over G."""
+"""Number of rows whose products are added at once: fewer passes over G."""
 
 
 def triangle(K: int) -> int:
@@ -55,7 +55,7 @@ def triangle(K: int) -> int:
 
 @inline
 def _place(a: Scalar, b: Scalar, K: int) -> Scalar:
-    """Place of entry (a, b) of a symmetric matrix in its triangle."""
+    """Return the place of entry (a, b) of a symmetric matrix in its triangle."""
     low, high = min(a, b), max(a, b)
     return low * K - low * (low - 1) // 2 + high - low
 
@@ -74,48 +74,44 @@ def _add_products(h: Wide, factors: Wide, gram: Wide) -> None:
 
 
 @inline
-def _factor(
-    first: Array, weights: Array, zeros: bool, rest: bool, i: int, at: int, seen: bool
-) -> Scalar:
-    """What an entry adds its product by: its weight less what the whole has of it already."""
+def _coefficient(weights: Array, zeros: bool, rest: bool, at: int, seen: bool) -> Scalar:
+    """Return the coefficient of an entry's product: its weight less that in the total."""
     if weights.ndim == 3:
         return (-1.0 if rest else 1.0) if seen != rest else 0.0
     else:
-        own = np.float64(own_weights(first, weights, i)[at]) if seen else 0.0
-        return own - 1.0 if zeros else own
+        weight = np.float64(weights[at]) if seen else 0.0
+        return weight - 1.0 if zeros else weight
 
 
 @jit_exact
 def _add_grams(
-    block: tuple[Array, Any, Any, Any], zeros: bool, other: Array, whole: Wide, grams: Wide, h: Wide
+    block: tuple[Array, Any, Any, Any], zeros: bool, other: Array, total: Wide, grams: Wide, h: Wide
 ) -> None:
-    """Add up over a row's observed entries; if nearly all are, take the others off the whole."""
-    first, second, third, weights = block
-    factors = np.zeros(TOGETHER)
+    """Add up over observed entries; if most are, subtract the missing ones from the total."""
+    (first, second, third, weights), factors = block, np.zeros(TOGETHER)
     for i in range(grams.shape[0]):
         begin, end = row_cells(first, i, other.shape[0])
         missing = 0
         for at in range(begin, end):
             missing += np.isnan(cell_at(first, second, third, i, at)[1])
-        most = weights.ndim == 3 and first.ndim == 2 and 2 * missing < end - begin
-        rest = zeros or most
+        rest = zeros or (weights.ndim == 3 and first.ndim == 2 and 2 * missing < end - begin)
         if rest:
-            for k in range(whole.size):
-                grams[i, k] += whole[k]
-        held = 0
+            for k in range(total.size):
+                grams[i, k] += total[k]
+        row, count = row_weights(first, weights, i), 0
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)
-            factor = _factor(first, weights, zeros, rest, i, at, not np.isnan(v))
+            factor = _coefficient(row, zeros, rest, at, not np.isnan(v))
             if factor != 0.0:
-                factors[held] = factor
+                factors[count] = factor
                 for k in range(h.shape[1]):
-                    h[held, k] = other[j, k]
-                held += 1
-                if held == TOGETHER:
+                    h[count, k] = other[j, k]
+                count += 1
+                if count == TOGETHER:
                     _add_products(h, factors, grams[i])
-                    held = 0
-        if held:
-            h[held:] = 0.0
+                    count = 0
+        if count:
+            h[count:] = 0.0
             _add_products(h, factors, grams[i])
 
 
@@ -127,23 +123,22 @@ def _add_targets(block: tuple[Array, Any, Any, Any], other: Array, targets: Wide
         for at in range(begin, end):
             j, v = cell_at(first, second, third, i, at)
             if not np.isnan(v):
-                v = weighed(np.float64(v), own_weights(first, weights, i), at, True)
+                v = weighed(np.float64(v), row_weights(first, weights, i), at, True)
                 for k in range(targets.shape[1]):
                     targets[i, k] += np.float64(v) * np.float64(other[j, k])
 
 
-def turned(view: AnyBlock) -> AnyBlock:
-    """Turn a block's columns into the rows of a copy."""
-    if not isinstance(view, SparseBlock):
-        weights = None if view.weights is None else np.ascontiguousarray(view.weights.T)
-        return BlockView(np.ascontiguousarray(view.block.T), 0, 0, view.n, view.m, weights)
-    pattern, shape = (view.indices, view.indptr), (view.m, view.n)
-    cols = sparse.csr_array((view.values, *pattern), shape=shape).tocsc()
+def transposed(view: AnyBlock) -> AnyBlock:
+    """Copy a block with its columns as rows."""
     weights = view.weights
+    if isinstance(view, BlockView):
+        weights = None if weights is None else np.ascontiguousarray(weights.T)
+        return BlockView(np.ascontiguousarray(view.block.T), 0, 0, view.n, view.m, weights)
+    shape, pattern = (view.m, view.n), (view.indices, view.indptr)
+    cols = sparse.csr_array((view.values, *pattern), shape=shape).tocsc()
     if weights is not None:
         weights = sparse.csr_array((weights, *pattern), shape=shape).tocsc().data
-    rest = view.n, view.m, view.zeros, weights
-    return SparseBlock(cols.indptr, cols.indices, cols.data, *rest)
+    return SparseBlock(cols.indptr, cols.indices, cols.data, view.n, view.m, view.zeros, weights)
 
 
 def add_equations(view: AnyBlock, other: Array, grams: Wide, targets: Wide) -> Wide:
@@ -158,20 +153,18 @@ def add_equations(view: AnyBlock, other: Array, grams: Wide, targets: Wide) -> W
     """
     K = other.shape[1]
     _add_targets(view.arguments, other, targets)
-    if isinstance(view, SparseBlock):
-        zeros, stored = view.zeros, view.values
-    else:
-        zeros, stored = False, view.block
-    whole = np.zeros(triangle(K))
-    if zeros or not isinstance(view, SparseBlock):
+    is_sparse = isinstance(view, SparseBlock)
+    total = np.zeros(triangle(K))
+    if view.zeros or not is_sparse:
         wide = other.astype(np.float64)
-        whole += (wide.T @ wide)[np.triu_indices(K)]
-        if view.weights is None and not np.isnan(stored).any():
-            grams += whole
+        total += (wide.T @ wide)[np.triu_indices(K)]
+        if view.weights is None and not np.isnan(view.stored[-1]).any():
+            grams += total
             return grams
     if len(grams) < len(targets):
         grams = np.repeat(grams, len(targets), axis=0)
-    _add_grams(view.arguments, zeros, other, whole, grams, np.empty((TOGETHER, K)))
+    scratch = np.empty((TOGETHER, K))
+    _add_grams(view.arguments, view.zeros, other, total, grams, scratch)
     return grams
 
 
@@ -188,7 +181,7 @@ def _fill_precision(gram: Wide, precision: Wide, noise: float, free: Columns, A:
 
 @jit_exact
 def _factorize(A: Wide) -> None:
-    """Make A = U' U into U, in place, row after row; only upper triangles are looked at."""
+    """Make A = U' U into U, in place, row after row; only upper triangles are read."""
     K = A.shape[0]
     for a in range(K):
         row, done = A[a], a // 4 * 4
@@ -229,10 +222,9 @@ def _draw(
     noise: float,
     places: tuple[Columns, Columns],
     z: Wide,
-    scratch: tuple[Wide, Wide],
 ) -> None:
-    mean, precision = columns[0], columns[1]
-    K, (free, still), (U, x) = values.shape[1], places, scratch
+    (free, still), K, mean, precision = places, values.shape[1], columns[0], columns[1]
+    U, x = np.empty((free.size, free.size)), np.empty(free.size)
     for i in range(values.shape[0]):
         gram = grams[min(i, grams.shape[0] - 1)]
         if i < grams.shape[0]:
@@ -268,5 +260,4 @@ def draw_rows(
     z = np.zeros(values.shape)
     if address is not None:
         fill_normals(z, *address)
-    scratch = np.empty((free.size, free.size)), np.empty(free.size)
-    _draw(values, grams, targets, columns, noise, (free, still), z, scratch)
+    _draw(values, grams, targets, columns, noise, (free, still), z)

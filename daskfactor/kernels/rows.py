@@ -15,6 +15,9 @@ at compile time or not, and took no less time to compile.
 K must be a literal, or a constant that a closure holds. With the JIT off, plain NumPy stands in.
 """
 
+from functools import reduce
+from inspect import Parameter, Signature
+from operator import mul
 from typing import Any
 
 from llvmlite import ir
@@ -26,7 +29,6 @@ from numpy.typing import NDArray
 from daskfactor.kernels.jit import JIT_ENABLED, ask_for
 
 Array = NDArray[Any]
-Scalar = Any
 
 VECTOR_BYTES = 64
 CACHE_LINE = 64
@@ -41,7 +43,7 @@ _BYTE_POINTER = ir.IntType(8).as_pointer()
 
 
 def pieces(count: int, itemsize: int) -> list[tuple[int, int]]:
-    """``(start, width)`` of the vectors that cover ``count`` numbers; widths never grow."""
+    """Return ``(start, width)`` of the vectors that cover ``count`` numbers; widths never grow."""
     result, start, width = [], 0, VECTOR_BYTES // itemsize
     while start < count:
         while width > count - start:
@@ -52,7 +54,7 @@ def pieces(count: int, itemsize: int) -> list[tuple[int, int]]:
 
 
 Call = tuple[Any, Any, Any, Any]
-"""Context, builder, signature and arguments: what code generation is given."""
+"""Context, builder, signature and arguments of code generation."""
 
 
 class Row:
@@ -105,7 +107,7 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def dot_product(builder: Any, a: Row, b: Row) -> Any:
-    """Sum of products: in vectors, then halved down, tails joining at their own width."""
+    """Return the sum of products: in vectors, then halved down; tails join at their width."""
     width, total = VECTOR_BYTES // a.itemsize, None
     ahead = a.pieces
     while True:
@@ -124,7 +126,7 @@ def dot_product(builder: Any, a: Row, b: Row) -> Any:
 
 
 def typed(result: Any, arguments: list[Any], codegen: Any) -> Any:
-    """Signature and code, if K is a constant and every array is C-contiguous."""
+    """Return signature and code, if K is a constant and every array is C-contiguous."""
     arrays = [kind for kind in arguments if isinstance(kind, types.Array)]
     fits = isinstance(arguments[0], types.IntegerLiteral)
     if not fits or any(array.layout != "C" for array in arrays):
@@ -132,7 +134,17 @@ def typed(result: Any, arguments: list[Any], codegen: Any) -> Any:
     return result(*arguments), codegen
 
 
-@intrinsic(prefer_literal=True)
+def _operation(function: Any, plain: Any) -> Any:
+    """Compile code generation; ``plain`` stands in when the JIT is off."""
+    made: Any = intrinsic(prefer_literal=True)(function)
+    made.plain = plain
+    return made if JIT_ENABLED else plain
+
+
+def _row(K: int, rows: Array, i: int) -> Array:
+    return rows.reshape(-1, K)[i]
+
+
 def _dot_rows(typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
     def codegen(*call: Any) -> Any:
         return dot_product(call[1], Row(call, 1, 2), Row(call, 3, 4))
@@ -140,67 +152,44 @@ def _dot_rows(typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any) -> Any:
     return typed(b.dtype, [K, a, types.intp, b, types.intp], codegen)
 
 
-@intrinsic(prefer_literal=True)
-def _multiply_rows(typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any, out: Any, o: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        left, right, target = Row(call, 1, 2), Row(call, 3, 4), Row(call, 5, 6)
-        for piece in left.pieces:
-            target.store(call[1].fmul(left.load(*piece), right.load(*piece)), *piece)
-        return call[0].get_dummy_value()
+def _set_row(sources: int, scaled: bool = False, add: bool = False) -> Any:
+    """Make the operation that sets a row to the product of others, or adds it.
 
-    return typed(types.void, [K, a, types.intp, b, types.intp, out, types.intp], codegen)
+    Its arguments are K, a number if ``scaled``, each of the ``sources``, and the row that is set.
+    """
 
+    def plain(K: int, *values: Any) -> None:
+        pairs = zip(values[scaled::2], values[scaled + 1 :: 2], strict=True)
+        *rows, target = [_row(K, *pair) for pair in pairs]
+        product = reduce(mul, [*values[:scaled], *rows])
+        target[:] = target + product if add else product
 
-@intrinsic(prefer_literal=True)
-def _add_products(typingctx: Any, K: Any, a: Any, i: Any, b: Any, j: Any, out: Any, o: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        left, right, target = Row(call, 1, 2), Row(call, 3, 4), Row(call, 5, 6)
-        for piece in left.pieces:
-            terms = left.load(*piece), right.load(*piece), target.load(*piece)
-            target.store(multiply_add(call[1], *terms), *piece)
-        return call[0].get_dummy_value()
+    def compiled(typingctx: Any, K: Any, *kinds: Any) -> Any:
+        def codegen(*call: Any) -> Any:
+            builder, values = call[1], []
+            *rows, target = [Row(call, n, n + 1) for n in range(1 + scaled, len(call[3]), 2)]
+            for piece in target.pieces:
+                terms = [row.load(*piece) for row in rows]
+                if scaled:
+                    terms.insert(0, broadcast(builder, call[3][1], piece[1]))
+                if add:
+                    terms = [multiply_add(builder, terms[0], terms[1], target.load(*piece))]
+                values.append(terms[0] if len(terms) == 1 else builder.fmul(*terms))
+            for value, piece in zip(values, target.pieces, strict=True):
+                target.store(value, *piece)
+            return call[0].get_dummy_value()
 
-    return typed(types.void, [K, a, types.intp, b, types.intp, out, types.intp], codegen)
+        arrays = [kind for array in kinds[scaled::2] for kind in (array, types.intp)]
+        numbers = [kinds[1].dtype] if scaled else []
+        return typed(types.void, [K, *numbers, *arrays], codegen)
 
-
-@intrinsic(prefer_literal=True)
-def _scale_row(typingctx: Any, K: Any, factor: Any, a: Any, i: Any, out: Any, o: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        source, target = Row(call, 2, 3), Row(call, 4, 5)
-        for piece in source.pieces:
-            scale = broadcast(call[1], call[3][1], piece[1])
-            target.store(call[1].fmul(scale, source.load(*piece)), *piece)
-        return call[0].get_dummy_value()
-
-    return typed(types.void, [K, a.dtype, a, types.intp, out, types.intp], codegen)
-
-
-@intrinsic(prefer_literal=True)
-def _add_scaled(typingctx: Any, K: Any, factor: Any, a: Any, i: Any, out: Any, o: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        source, target, sums = Row(call, 2, 3), Row(call, 4, 5), []
-        for piece in source.pieces:
-            scale = broadcast(call[1], call[3][1], piece[1])
-            sums.append(multiply_add(call[1], scale, source.load(*piece), target.load(*piece)))
-        for value, piece in zip(sums, source.pieces, strict=True):
-            target.store(value, *piece)
-        return call[0].get_dummy_value()
-
-    return typed(types.void, [K, a.dtype, a, types.intp, out, types.intp], codegen)
+    # numba wants a fixed number of arguments.
+    names = ["typingctx", "K", *(f"value{n}" for n in range(scaled + 2 * sources + 2))]
+    parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
+    vars(compiled)["__signature__"] = Signature(parameters)
+    return _operation(compiled, plain)
 
 
-@intrinsic(prefer_literal=True)
-def _copy_row(typingctx: Any, K: Any, a: Any, i: Any, out: Any, o: Any) -> Any:
-    def codegen(*call: Any) -> Any:
-        source, target = Row(call, 1, 2), Row(call, 3, 4)
-        for piece in source.pieces:
-            target.store(source.load(*piece), *piece)
-        return call[0].get_dummy_value()
-
-    return typed(types.void, [K, a, types.intp, out, types.intp], codegen)
-
-
-@intrinsic(prefer_literal=True)
 def _prefetch_row(typingctx: Any, K: Any, rows: Any, i: Any) -> Any:
     def codegen(*call: Any) -> Any:
         builder, row = call[1], Row(call, 1, 2)
@@ -213,56 +202,24 @@ def _prefetch_row(typingctx: Any, K: Any, rows: Any, i: Any) -> Any:
 
 
 def _prefetched(size: int) -> list[int]:
-    """Bytes of a row that touch all its cache lines, however it is aligned."""
+    """Return offsets of bytes of a row that touch all its cache lines, however it is aligned."""
     if size > MOST_PREFETCHED:
         return [0]
     lines = list(range(0, size, CACHE_LINE))
     return lines if size % CACHE_LINE == 0 else [*lines, size - 1]
 
 
-def _row(K: int, rows: Array, i: int) -> Array:
-    return rows.reshape(-1, K)[i]
-
-
-def _plain_copy_row(K: int, a: Array, i: int, out: Array, o: int) -> None:
-    _row(K, out, o)[:] = _row(K, a, i)
-
-
-def _plain_dot_rows(K: int, a: Array, i: int, b: Array, j: int) -> Scalar:
-    return _row(K, a, i) @ _row(K, b, j)
-
-
-def _plain_multiply_rows(K: int, a: Array, i: int, b: Array, j: int, out: Array, o: int) -> None:
-    _row(K, out, o)[:] = _row(K, a, i) * _row(K, b, j)
-
-
-def _plain_add_products(K: int, a: Array, i: int, b: Array, j: int, out: Array, o: int) -> None:
-    _row(K, out, o)[:] += _row(K, a, i) * _row(K, b, j)
-
-
-def _plain_scale_row(K: int, factor: Scalar, a: Array, i: int, out: Array, o: int) -> None:
-    _row(K, out, o)[:] = factor * _row(K, a, i)
-
-
-def _plain_add_scaled(K: int, factor: Scalar, a: Array, i: int, out: Array, o: int) -> None:
-    _row(K, out, o)[:] += factor * _row(K, a, i)
-
-
-def _plain_prefetch_row(K: int, rows: Array, i: int) -> None:
-    pass
-
-
-copy_row: Any = _copy_row if JIT_ENABLED else _plain_copy_row
+copy_row = _set_row(1)
 """``out[o] = a[i]``: ``copy_row(K, a, i, out, o)``."""
-dot_rows: Any = _dot_rows if JIT_ENABLED else _plain_dot_rows
+dot_rows = _operation(_dot_rows, lambda K, a, i, b, j: _row(K, a, i) @ _row(K, b, j))
 """``a[i] . b[j]``: ``dot_rows(K, a, i, b, j)``."""
-multiply_rows: Any = _multiply_rows if JIT_ENABLED else _plain_multiply_rows
+multiply_rows = _set_row(2)
 """``out[o] = a[i] b[j]``: ``multiply_rows(K, a, i, b, j, out, o)``."""
-add_products: Any = _add_products if JIT_ENABLED else _plain_add_products
+add_products = _set_row(2, add=True)
 """``out[o] += a[i] b[j]``: ``add_products(K, a, i, b, j, out, o)``."""
-scale_row: Any = _scale_row if JIT_ENABLED else _plain_scale_row
+scale_row = _set_row(1, scaled=True)
 """``out[o] = factor a[i]``: ``scale_row(K, factor, a, i, out, o)``."""
-add_scaled: Any = _add_scaled if JIT_ENABLED else _plain_add_scaled
+add_scaled = _set_row(1, scaled=True, add=True)
 """``out[o] += factor a[i]``: ``add_scaled(K, factor, a, i, out, o)``."""
-prefetch_row: Any = _prefetch_row if JIT_ENABLED else _plain_prefetch_row
-"""Ask for ``rows[i]`` to be in the cache soon: ``prefetch_row(K, rows, i)``."""
+prefetch_row = _operation(_prefetch_row, lambda K, rows, i: None)
+"""Prefetch ``rows[i]``: ``prefetch_row(K, rows, i)``."""

@@ -5,8 +5,8 @@ N = 2. The pass goes forward through an entry's rows, keeping the products of th
 mu; from it comes a coefficient a, and back, with a times the product of the last rows: each
 factor's gradient gains a times the product of the other rows. That is (4 N - 2) K operations,
 and 2 (N - 1) rows that are read and N - 1 that are written; row i_0 and its gradient stay
-in registers, and rows of the others are asked for a few entries ahead. One thread owns a block,
-so nothing races. What an entry adds is told by the rules of :mod:`daskfactor.kernels.entries`.
+in registers, and rows of the others are prefetched a few entries ahead. One thread owns a block,
+so nothing races. The coefficients of an entry are the rules of :mod:`daskfactor.kernels.entries`.
 
 Where unstored entries are observed zeros, their part is that of all cells: products
 of the other factors' column sums, or of their Gram matrices entry by entry.
@@ -47,23 +47,24 @@ Scalar = Any
 Step = Callable[[Any], Any]
 Entries = tuple[Array, Arrays, Array, Array]
 Scratch = tuple[Array, Array, Array, Array]
+Pair = tuple[Array, Array]
 
 CHUNK = 256
 """Entries whose fit is computed together."""
 AHEAD = 8
-"""How many entries before its turn a row is asked for."""
+"""Number of entries by which a prefetch is ahead."""
 
 
 @inline
-def _nothing(given: Any) -> None:
+def _nothing(arguments: Any) -> None:
     pass
 
 
 def _then(first: Step, second: Step) -> Step:
     @inline
-    def both(given: Any) -> None:
-        first(given)
-        second(given)
+    def both(arguments: Any) -> None:
+        first(arguments)
+        second(arguments)
 
     return both
 
@@ -77,28 +78,28 @@ def in_turn(steps: list[Step]) -> Step:
 # -- steps of one entry ------------------------------------------------------------------
 
 
-def _ask_for(K: int, n: int) -> Step:
+def _prefetch(K: int, n: int) -> Step:
     place = n - 1
 
     @inline
-    def ask(given: Any) -> None:
-        indices, rows, later = given
+    def prefetch(arguments: Any) -> None:
+        indices, rows, later = arguments
         prefetch_row(K, rows[n], np.intp(indices[place][later]))
 
-    return ask
+    return prefetch
 
 
-def asked(K: int, factors: list[int]) -> Step:
-    """Ask for rows of the factors, or of their gradients, of an entry whose turn comes later."""
-    return in_turn([_ask_for(K, n) for n in factors if n > 0])
+def prefetch_rows(N: int, K: int) -> Step:
+    """Prefetch rows of the factors, or of their gradients, of an entry whose turn comes later."""
+    return in_turn([_prefetch(K, n) for n in range(1, N)])
 
 
 def _forward(K: int, n: int, source: int, target: int) -> Step:
     place = n - 1
 
     @inline
-    def forward(given: Any) -> None:
-        indices, factors, p, ahead = given
+    def forward(arguments: Any) -> None:
+        indices, factors, p, ahead = arguments
         multiply_rows(K, ahead, source, factors[n], np.intp(indices[place][p]), ahead, target)
 
     return forward
@@ -108,20 +109,20 @@ def _back(K: int, n: int) -> Step:
     before = n - 1
 
     @inline
-    def back(given: Any) -> None:
-        indices, factors, p, ahead, behind, gradients, own = given
+    def back(arguments: Any) -> None:
+        indices, factors, p, ahead, behind, gradients, row = arguments
         j = np.intp(indices[before][p])
         add_products(K, ahead, before, behind, 0, gradients[n], j)
         if n > 1:
             multiply_rows(K, behind, 0, factors[n], j, behind, 0)
         else:
-            add_products(K, behind, 0, factors[n], j, own, 0)
+            add_products(K, behind, 0, factors[n], j, row, 0)
 
     return back
 
 
 def _mean(N: int, K: int) -> Kernel:
-    """Mean of an entry; ``ahead``, which begins with its row of factor 0, gets products."""
+    """Make the mean of an entry; ``ahead`` begins with its row of factor 0 and gets products."""
     products = in_turn([_forward(K, n, n - 1, n) for n in range(1, N - 1)])
     last, place = N - 1, N - 2
 
@@ -134,27 +135,22 @@ def _mean(N: int, K: int) -> Kernel:
 
 
 def _spread(N: int, K: int) -> Kernel:
-    """Add ``a`` times the product of the others to every factor's sums; ``own`` is factor 0's."""
+    """Add ``a`` times the product of the others to all sums; ``row`` is factor 0's."""
     back = in_turn([_back(K, n) for n in range(N - 2, 0, -1)])
     last, place = N - 1, N - 2
 
     @inline
     def spread(
-        a: Scalar,
-        entry: tuple[Arrays, Arrays, int],
-        ahead: Array,
-        behind: Array,
-        sums: Arrays,
-        own: Array,
+        a: Scalar, indices: Arrays, factors: Arrays, p: int, scratch: Pair, sums: Arrays, row: Array
     ) -> None:
-        indices, factors, p = entry
+        ahead, behind = scratch
         j = np.intp(indices[place][p])
         add_scaled(K, a, ahead, place, sums[last], j)
         if N == 2:
-            add_scaled(K, a, factors[1], j, own, 0)
+            add_scaled(K, a, factors[1], j, row, 0)
         else:
             scale_row(K, a, factors[last], j, behind, 0)
-            back((indices, factors, p, ahead, behind, sums, own))
+            back((indices, factors, p, ahead, behind, sums, row))
 
     return spread
 
@@ -165,40 +161,29 @@ def _others(N: int, K: int, factor: int) -> tuple[Kernel, Kernel]:
     The product of several rows is made for the mean, in ``ahead[1]``; of a matrix the other row
     is itself what is added.
     """
-    if N == 2:
-        return _other_of_two(K, factor)
     rest = [n for n in range(1, N) if n != factor]
-    steps = [_forward(K, n, int(n != rest[0]), 1) for n in rest]
-    if factor == 0:
-        steps = [_forward(K, n, 1, 1) for n in rest[1:]]
-    products, start, before = in_turn(steps), rest[0], rest[0] - 1
-    place = max(factor - 1, 0)
+    start = rest[0] if rest else 1
+    steps = [n for n in rest if factor > 0 or n != start]
+    products = in_turn([_forward(K, n, int(factor == 0 or n != start), 1) for n in steps])
+    before, place = start - 1, max(factor - 1, 0)
 
     @inline
     def mean(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Scalar:
-        if factor == 0:
+        if N == 2:
+            return dot_rows(K, ahead, 0, factors[1], np.intp(indices[0][p]))
+        elif factor == 0:
             copy_row(K, factors[start], np.intp(indices[before][p]), ahead, 1)
-        products((indices, factors, p, ahead))
-        if factor == 0:
+            products((indices, factors, p, ahead))
             return dot_rows(K, ahead, 1, ahead, 0)
         else:
+            products((indices, factors, p, ahead))
             return dot_rows(K, ahead, 1, factors[factor], np.intp(indices[place][p]))
 
     @inline
     def add(a: Scalar, others: Array, j: int, ahead: Array, out: Array, o: int) -> None:
-        add_scaled(K, a, ahead, 1, out, o)
-
-    return mean, add
-
-
-def _other_of_two(K: int, factor: int) -> tuple[Kernel, Kernel]:
-    @inline
-    def mean(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Scalar:
-        return dot_rows(K, ahead, 0, factors[1], np.intp(indices[0][p]))
-
-    @inline
-    def add(a: Scalar, others: Array, j: int, ahead: Array, out: Array, o: int) -> None:
-        if factor == 0:
+        if N > 2:
+            add_scaled(K, a, ahead, 1, out, o)
+        elif factor == 0:
             add_scaled(K, a, others, j, out, o)
         else:
             add_scaled(K, a, ahead, 0, out, o)
@@ -221,7 +206,7 @@ def column_sums(rows: Array, out: Array) -> None:
 
 @jit
 def wide_gram(rows: Array, out: Array, wide: Array) -> None:
-    """``out = rows.T rows`` in float64, rows widened a few at a time."""
+    """Set ``out = rows.T rows`` in float64, rows widened a few at a time."""
     out[:, :] = 0
     for begin in range(0, rows.shape[0], wide.shape[0]):
         end = min(begin + wide.shape[0], rows.shape[0])
@@ -234,22 +219,24 @@ def wide_gram(rows: Array, out: Array, wide: Array) -> None:
 
 
 @jit
-def take_off(scale: float, share: float, own: Array, part: Array, term: Array, fits: Array) -> None:
-    """``term -= scale part`` and, if there are any, ``fits -= share`` of its product with own."""
+def subtract_part(
+    scale: float, share: float, theta: Array, part: Array, term: Array, fits: Array
+) -> None:
+    """Set ``term -= scale part`` and, if not empty, ``fits -= share`` sums of theta part."""
     size = part.dtype.type(scale)
     for i in range(part.shape[0]):
         total = 0.0
         for k in range(part.shape[1]):
             term[i, k] -= size * part[i, k]
-            total += np.float64(own[i, k]) * np.float64(part[i, k])
+            total += np.float64(theta[i, k]) * np.float64(part[i, k])
         if fits.size:
             fits[i] -= share * total
 
 
 def _sum_up(n: int, linear: bool) -> Step:
     @inline
-    def sum_up(given: Any) -> None:
-        leave, factors, sums, wide = given
+    def sum_up(arguments: Any) -> None:
+        leave, factors, sums, wide = arguments
         if n != leave:
             if linear:
                 wide_gram(factors[n], sums[n], wide)
@@ -260,7 +247,7 @@ def _sum_up(n: int, linear: bool) -> Step:
 
 
 class ZeroParts(NamedTuple):
-    """What a block would add were all of its cells observed zeros.
+    """Kernels of the sums of a block all of whose cells were observed zeros.
 
     prepare(leave, factors, sums, wide)
         Column sums, or Gram matrices, of every factor but the one to ``leave``, float64.
@@ -276,7 +263,7 @@ class ZeroParts(NamedTuple):
 
 @lru_cache(maxsize=64)
 def zero_parts(kind: str | None, N: int) -> ZeroParts:
-    """Parts of unstored zeros, by `Likelihood.zeros`; None: there are none."""
+    """Make the parts of unstored zeros, by `Likelihood.zeros`; None: there are none."""
     linear, share = kind == "linear", 0.5 if kind == "linear" else 1.0
     summed = in_turn([_sum_up(n, linear) for n in range(N)] if kind else [])
 
@@ -286,21 +273,21 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
 
     @jit
     def product(leave: int, row: int, k: int, sums: Array) -> float:
-        found = 1.0
+        value = 1.0
         for n in range(N):
             if n != leave:
-                found *= sums[n, row, k]
-        return found
+                value *= sums[n, row, k]
+        return value
 
     @jit
-    def add(n: int, factor: Scalar, own: Array, out: Array, gram: Array, sums: Array) -> None:
+    def add(n: int, factor: Scalar, theta: Array, out: Array, gram: Array, sums: Array) -> None:
         if kind is not None:
             K, real = out.shape[1], type(out[0, 0])
             for row in range(K if linear else 1):
                 for k in range(K):
                     gram[row, k] = real(factor * product(n, row, k, sums))
             if linear:
-                add_matmul_nn(own, gram, out)
+                add_matmul_nn(theta, gram, out)
             else:
                 for i in range(out.shape[0]):
                     for k in range(K):
@@ -339,67 +326,47 @@ def accumulation(
     `Likelihood.zeros` must say how to add up, or else missing; ``weights``: whether cells have
     any. ``out`` is as for dense blocks.
     """
-    rules = _weighed(entry_rules(likelihood, zeros, weights), weights)
+    rules = [_with_weights(rule, weights) for rule in entry_rules(likelihood, zeros, weights)]
+    closed = likelihood.zeros if zeros else None
     if factor is None:
         assert kind == "score"  # the multiplicative update moves one factor at a time
-        return _all_sums(rules, _zeros(likelihood, zeros), N, K, curved)
-    return _one_sum(rules, _zeros(likelihood, zeros), N, K, kind, factor)
+        return _all_sums(rules[0], closed, N, K, curved)
+    return _one_sum(Rules(*rules), closed, N, K, kind, factor)
 
 
-def _zeros(likelihood: Likelihood, zeros: bool) -> str | None:
-    return likelihood.zeros if zeros else None
-
-
-def _weighed(rules: Rules, weights: bool) -> Rules:
-    """Rules that take weights of entries and the number of the entry behind their arguments."""
-    step, ratio, fit = rules
+def _with_weights(rule: Kernel, weighted: bool) -> Kernel:
+    """Make a rule that takes weights of entries and the number of the entry first."""
 
     @inline
-    def weighed_step(
-        v: Scalar, mu: Scalar, law: Law, scale: Scalar, own: Array, p: int
-    ) -> tuple[Scalar, Scalar]:
-        if weights:
-            return step(v, mu, law, scale, own[p])
+    def apply(weights: Array, p: int, *arguments: Any) -> tuple[Scalar, Scalar]:
+        if weighted:
+            return rule(*arguments, weights[p])
         else:
-            return step(v, mu, law, scale)
+            return rule(*arguments)
 
-    @inline
-    def weighed_ratio(v: Scalar, mu: Scalar, law: Law, own: Array, p: int) -> tuple[Scalar, Scalar]:
-        if weights:
-            return ratio(v, mu, law, own[p])
-        else:
-            return ratio(v, mu, law)
-
-    @inline
-    def weighed_fit(v: Scalar, mu: Scalar, law: Law, own: Array, p: int) -> tuple[Scalar, Scalar]:
-        if weights:
-            return fit(v, mu, law, own[p])
-        else:
-            return fit(v, mu, law)
-
-    return Rules(weighed_step, weighed_ratio, weighed_fit)
+    return apply
 
 
 def _start(n: int, zero: ZeroParts) -> Step:
     @inline
-    def start(given: Any) -> None:
-        factors, out, factor, gram, sums = given
+    def start(arguments: Any) -> None:
+        factors, out, factor, gram, sums = arguments
         zero.add(n, factor, factors[n], out[n], gram, sums)
 
     return start
 
 
-def _all_sums(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> Kernel:
-    step, zero = rules.step, zero_parts(zeros, N)
+def _all_sums(step: Kernel, zeros: str | None, N: int, K: int, curved: bool) -> Kernel:
+    zero = zero_parts(zeros, N)
     start = in_turn([_start(n, zero) for n in range(N)])
-    mean, spread, ask = _mean(N, K), _spread(N, K), asked(K, list(range(N)))
+    mean, spread, prefetch = _mean(N, K), _spread(N, K), prefetch_rows(N, K)
     room = N * K
 
     @jit
     def accumulate(
         block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
     ) -> None:
-        (indptr, indices, values, own), (_, gram, sums, wide), (G, C, _) = block, work, out
+        (indptr, indices, values, weights), (_, gram, sums, wide), (G, C, _) = block, work, out
         zero.prepare(-1, factors, sums, wide)
         start((factors, G, -scale, gram, sums))
         if curved:
@@ -415,16 +382,16 @@ def _all_sums(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> 
                 copy_row(K, C[0], i, c, 0)
             for p in range(indptr[i], indptr[i + 1]):
                 later = min(p + AHEAD, last)
-                ask((indices, factors, later))
-                ask((indices, G, later))
+                prefetch((indices, factors, later))
+                prefetch((indices, G, later))
                 if curved:
-                    ask((indices, C, later))
+                    prefetch((indices, C, later))
                 mu = mean(indices, factors, p, ahead)
-                here = law_at(law, np.intp(indices[0][p]))
-                a, b = step(real(values[p]), mu, here, real(scale), own, p)
-                spread(a, (indices, factors, p), ahead, behind, G, g)
+                column_law = law_at(law, np.intp(indices[0][p]))
+                a, b = step(weights, p, real(values[p]), mu, column_law, real(scale))
+                spread(a, indices, factors, p, (ahead, behind), G, g)
                 if curved and b != 0:
-                    spread(b, (indices, factors, p), ahead, behind, C, c)
+                    spread(b, indices, factors, p, (ahead, behind), C, c)
             copy_row(K, g, 0, G[0], i)
             if curved:
                 copy_row(K, c, 0, C[0], i)
@@ -435,14 +402,14 @@ def _all_sums(rules: Rules, zeros: str | None, N: int, K: int, curved: bool) -> 
 def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor: int) -> Kernel:
     step, ratio, fit = rules
     zero, (mean, add) = zero_parts(zeros, N), _others(N, K, factor)
-    ask, place, room = asked(K, list(range(N))), max(factor - 1, 0), 2 * K
+    prefetch, place, room = prefetch_rows(N, K), max(factor - 1, 0), 2 * K
     share, curved = 0.5 if zeros == "linear" else 1.0, kind == "ratio"
 
     @jit
     def accumulate(
         block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
     ) -> None:
-        (indptr, indices, values, own), (part, gram, sums, wide) = block, work
+        (indptr, indices, values, weights), (part, gram, sums, wide) = block, work
         term, curvature, fits = out[0][factor], out[1][factor], out[2]
         first, fitted = factors[0], fits.size > 0
         if zeros is not None:
@@ -452,7 +419,7 @@ def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor
             else:
                 part[:, :] = 0
                 zero.add(factor, 1.0, factors[factor], part, gram, sums)
-                take_off(scale, share, factors[factor], part, term, fits)
+                subtract_part(scale, share, factors[factor], part, term, fits)
         real, last = first.dtype.type, values.size - 1
         ahead = stack_array(room, first.dtype)
         above, below = stack_array(K, first.dtype), stack_array(K, first.dtype)
@@ -465,17 +432,17 @@ def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor
             total = 0.0
             for p in range(indptr[i], indptr[i + 1]):
                 later = min(p + AHEAD, last)
-                ask((indices, factors, later))
+                prefetch((indices, factors, later))
                 if factor > 0:
                     prefetch_row(K, term, np.intp(indices[place][later]))
                     if curved:
                         prefetch_row(K, curvature, np.intp(indices[place][later]))
                 v, column = real(values[p]), np.intp(indices[0][p])
-                mu, here = mean(indices, factors, p, ahead), law_at(law, column)
+                mu, column_law = mean(indices, factors, p, ahead), law_at(law, column)
                 if curved:
-                    a, c = ratio(v, mu, here, own, p)
+                    a, c = ratio(weights, p, v, mu, column_law)
                 else:
-                    a, c = step(v, mu, here, real(scale), own, p)
+                    a, c = step(weights, p, v, mu, column_law, real(scale))
                 if factor == 0:
                     add(a, factors[1], column, ahead, above, 0)
                     if curved and c != 0:
@@ -486,11 +453,11 @@ def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor
                     if curved and c != 0:
                         add(c, factors[1], column, ahead, curvature, j)
                 if not curved and fitted:
-                    found, _ = fit(v, mu, here, own, p)
+                    deviance, _ = fit(weights, p, v, mu, column_law)
                     if factor == 0:
-                        total += found
+                        total += deviance
                     else:
-                        fits[np.intp(indices[place][p])] -= found
+                        fits[np.intp(indices[place][p])] -= deviance
             if factor == 0:
                 copy_row(K, above, 0, term, i)
                 if curved:
@@ -501,40 +468,32 @@ def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor
     return accumulate
 
 
-def monitor(N: int, K: int) -> Kernel:
-    """Make the kernel that moves the running moments of monitored cells."""
-    mean_of, room = _mean(N, K), N * K
-
-    @jit
-    def watch(factors: Arrays, cells: Any) -> None:
-        places, mean, m2, count = cells
-        first = factors[0]
-        ahead = stack_array(room, first.dtype)
-        for cell in range(mean.size):
-            copy_row(K, first, np.intp(places[0][cell]), ahead, 0)
-            value = mean_of(places[1:], factors, cell, ahead)
-            delta = value - mean[cell]
-            mean[cell] += delta / count
-            m2[cell] += delta * (value - mean[cell])
-
-    return watch
-
-
 @lru_cache(maxsize=256)
 def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: bool) -> Kernel:
     """Make the kernel that adds to a block's ``total``, and moves its monitored cells."""
-    fit = _weighed(entry_rules(likelihood, zeros, weights), weights).fit
-    zero, watch = zero_parts(_zeros(likelihood, zeros), N), monitor(N, K)
-    mean, ask, room = _mean(N, K), asked(K, list(range(N))), N * K
+    fit = _with_weights(entry_rules(likelihood, zeros, weights).fit, weights)
+    zero = zero_parts(likelihood.zeros if zeros else None, N)
+    mean, prefetch, room = _mean(N, K), prefetch_rows(N, K), N * K
+
+    @jit
+    def watch(factors: Arrays, cells: Any) -> None:
+        (places, means, m2, count), first = cells, factors[0]
+        ahead = stack_array(room, first.dtype)
+        for cell in range(means.size):
+            copy_row(K, first, np.intp(places[0][cell]), ahead, 0)
+            value = mean(places[1:], factors, cell, ahead)
+            delta = value - means[cell]
+            means[cell] += delta / count
+            m2[cell] += delta * (value - means[cell])
 
     @jit
     def fits(
-        values: Array, own: Array, columns: Array, means: Array, law: Law
+        values: Array, weights: Array, columns: Array, means: Array, law: Law
     ) -> tuple[float, float]:
-        """Sums over a chunk: logarithms and powers need a loop of their own to be vectors."""
+        """Return sums over a chunk: logarithms and powers vectorise in a separate loop only."""
         real, total, pearson = means.dtype.type, 0.0, 0.0
         for p in range(values.size):
-            deviance, square = fit(real(values[p]), means[p], law_at(law, columns[p]), own, p)
+            deviance, square = fit(weights, p, real(values[p]), means[p], law_at(law, columns[p]))
             total += deviance
             pearson += square
         return total, pearson
@@ -543,7 +502,7 @@ def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: boo
     def evaluate(
         block: Entries, factors: Arrays, law: Law, out: Array, cells: Any, work: Scratch
     ) -> None:
-        (indptr, indices, values, own), (_, _, sums, wide) = block, work
+        (indptr, indices, values, weights), (_, _, sums, wide) = block, work
         watch(factors, cells)
         zero.prepare(-1, factors, sums, wide)
         total, pearson = zero.fit(sums)
@@ -554,13 +513,13 @@ def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: boo
             copy_row(K, first, i, ahead, 0)
             for p in range(indptr[i], indptr[i + 1]):
                 if p - begin == CHUNK:
-                    given = values[begin:p], own[begin:p], columns[begin:p], means
-                    deviances, squares = fits(*given, law)
+                    chunk = values[begin:p], weights[begin:p], columns[begin:p], means
+                    deviances, squares = fits(*chunk, law)
                     total, pearson, begin = total + deviances, pearson + squares, p
-                ask((indices, factors, min(p + AHEAD, last)))
+                prefetch((indices, factors, min(p + AHEAD, last)))
                 means[p - begin] = mean(indices, factors, p, ahead)
-        given = values[begin:], own[begin:], columns[begin:], means
-        deviances, squares = fits(*given, law)
+        chunk = values[begin:], weights[begin:], columns[begin:], means
+        deviances, squares = fits(*chunk, law)
         out[0] -= total + deviances
         out[1] += pearson + squares
 

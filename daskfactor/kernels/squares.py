@@ -43,7 +43,7 @@ FARTHEST = 1e8
 
 @inline
 def _flight(root: Scalar, c: Scalar, p: Scalar, s: Scalar, size: Scalar) -> Scalar:
-    """Entry and both momenta after a drift; ``root`` is sqrt(theta / c)."""
+    """Return entry and both momenta after a drift; ``root`` is sqrt(theta / c)."""
     real = type(root)
     reach = size / (real(2) * c)
     along, across = root + reach * p, reach * s
@@ -109,10 +109,10 @@ def refresh_length(
 
     ``keep`` is k, the share of the momentum that stays, from 0 to below 1.
     """
-    kept, fresh = keep * np.float64(across), 1.0 - keep * keep
-    if not kept * kept < FARTHEST:
+    length, fresh = keep * np.float64(across), 1.0 - keep * keep
+    if not length * length < FARTHEST:
         return across  # a divergence, to be seen as one
     start_entry(stream, place[0], place[1], place[2], place[3], place[4])
-    form = shape - 0.5 + np.float64(poisson(kept * kept / (2.0 * fresh), stream))
+    form = shape - 0.5 + np.float64(poisson(length * length / (2.0 * fresh), stream))
     square = gamma(form, 1.0, stream) if form > 0.0 else 0.0
     return type(across)(np.sqrt(2.0 * fresh * square))

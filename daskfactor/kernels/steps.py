@@ -1,7 +1,4 @@
-"""Steps of bands, taken where these lie: by numba on a processor, by CUDA on a GPU.
-
-Both have the same names and arguments; which one it is only the arrays know.
-"""
+"""Steps of bands, by numba on a processor or by CUDA on a GPU, as the arrays lie there."""
 
 from functools import wraps
 from typing import Any
@@ -11,7 +8,7 @@ from scipy.special import ndtr
 
 from daskfactor.kernels import langevin, squares
 from daskfactor.kernels.cuda import steps as cuda
-from daskfactor.kernels.cuda.device import current, is_here
+from daskfactor.kernels.cuda.device import current, is_on_host
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.polynomials import expm1
 from daskfactor.models.likelihood import Likelihood
@@ -19,36 +16,36 @@ from daskfactor.models.likelihood import Likelihood
 NEWTON_STEPS = 12
 
 
-def _by_place(step: Any) -> Any:
+def _dispatch(step: Any) -> Any:
     """Take a step on the device if its first argument is there."""
     move = getattr(step, "move", None)
-    there = cuda.over_entries(move) if move else getattr(cuda, step.__name__)
+    on_device = cuda.over_entries(move) if move else getattr(cuda, step.__name__)
 
     @wraps(step)
-    def taken(first: Any, *rest: Any) -> Any:
-        return step(first, *rest) if is_here(first) else there(first, *rest)
+    def dispatched(first: Any, *rest: Any) -> Any:
+        return step(first, *rest) if is_on_host(first) else on_device(first, *rest)
 
-    return taken
+    return dispatched
 
 
-fill_normals = _by_place(langevin.fill_normals)
-plain_step = _by_place(langevin.plain_step)
-metric_step = _by_place(langevin.metric_step)
-moment_step = _by_place(langevin.moment_step)
-spiked_step = _by_place(langevin.spiked_step)
-accumulate_moments = _by_place(langevin.accumulate_moments)
-kick_drift = _by_place(langevin.kick_drift)
-drift = _by_place(langevin.drift)
-refresh = _by_place(langevin.refresh)
-leapfrog_kick = _by_place(langevin.leapfrog_kick)
-leapfrog_drift = _by_place(langevin.leapfrog_drift)
-row_energies = _by_place(langevin.row_energies)
-average_square = _by_place(langevin.average_square)
-warped_kick = _by_place(langevin.warped_kick)
-warped_drift = _by_place(langevin.warped_drift)
-kick_flight = _by_place(squares.kick_flight)
-flight = _by_place(squares.flight)
-refresh_length = _by_place(squares.refresh_length)
+fill_normals = _dispatch(langevin.fill_normals)
+plain_step = _dispatch(langevin.plain_step)
+metric_step = _dispatch(langevin.metric_step)
+moment_step = _dispatch(langevin.moment_step)
+spiked_step = _dispatch(langevin.spiked_step)
+accumulate_moments = _dispatch(langevin.accumulate_moments)
+kick_drift = _dispatch(langevin.kick_drift)
+drift = _dispatch(langevin.drift)
+refresh = _dispatch(langevin.refresh)
+leapfrog_kick = _dispatch(langevin.leapfrog_kick)
+leapfrog_drift = _dispatch(langevin.leapfrog_drift)
+row_energies = _dispatch(langevin.row_energies)
+average_square = _dispatch(langevin.average_square)
+warped_kick = _dispatch(langevin.warped_kick)
+warped_drift = _dispatch(langevin.warped_drift)
+kick_flight = _dispatch(squares.kick_flight)
+flight = _dispatch(squares.flight)
+refresh_length = _dispatch(squares.refresh_length)
 
 
 def langevin_step(
@@ -96,12 +93,7 @@ def langevin_step(
 
 
 def multiply_by_share(
-    theta: Any,
-    share: Any,
-    penalty: Any,
-    pull: float,
-    likelihood: Likelihood,
-    smallest: float,
+    theta: Any, share: Any, penalty: Any, pull: float, likelihood: Likelihood, smallest: float
 ) -> None:
     """Take the multiplicative update of a band, in place on ``theta``; 0 / 0 counts as 0.
 
@@ -120,7 +112,7 @@ def multiply_by_share(
         Least value of an entry, where there is a pull.
     """
     (num, den, *_), power = share, likelihood.exponent
-    if not pull and not is_here(theta):
+    if not pull and not is_on_host(theta):
         cuda.take_share(theta, num, den, penalty, power)
     elif not pull and power == 1.0 and not np.ndim(penalty):
         langevin.multiply_share(theta, num, den, penalty)
@@ -130,21 +122,19 @@ def multiply_by_share(
         np.maximum(ratio, 0, out=ratio)
         theta *= ratio if power == 1.0 else ratio**power
     else:
-        values, den, penalty = (
-            here(theta),
-            here(den),
-            here(penalty) if np.ndim(penalty) else penalty,
-        )
+        values, den = to_host(theta), to_host(den)
+        penalty = to_host(penalty) if np.ndim(penalty) else penalty
         total = np.maximum(den + penalty, np.finfo(values.dtype).tiny).astype(np.float64)
         old = np.maximum(values.astype(np.float64), smallest)
-        num, prior = np.maximum(here(num).astype(np.float64), 0.0), np.abs(pull) / old
+        num, prior = np.maximum(to_host(num).astype(np.float64), 0.0), np.abs(pull) / old
         if pull < 0:
             ratio = (num / (total + prior)) ** power
         elif likelihood.majorizer == (1.0, 0.0):
             ratio = (num + prior) / total
         else:
             ratio = _root(num, total, prior, likelihood)
-        theta[:] = beside(theta, np.maximum(old * ratio, smallest).astype(values.dtype))
+        updated = np.maximum(old * ratio, smallest).astype(values.dtype)
+        theta[:] = on_device_of(theta, updated)
 
 
 def _root(num: Any, den: Any, prior: Any, likelihood: Likelihood) -> Any:
@@ -163,30 +153,30 @@ def _root(num: Any, den: Any, prior: Any, likelihood: Likelihood) -> Any:
     return r
 
 
-@_by_place
+@_dispatch
 def level_places(place: Any, theta: Any, smallest: float, z: Any) -> None:
-    """Multiply places by Φ(z), in place, where ``theta`` is not above the smallest number."""
-    lost = theta <= smallest
-    place[lost] *= ndtr(z)[lost]
+    """Multiply ``place`` by Φ(z), in place, where ``theta`` is not above the smallest number."""
+    zero = theta <= smallest
+    place[zero] *= ndtr(z)[zero]
 
 
-@_by_place
+@_dispatch
 def take_rows(theta: Any, other: Any, back: Any) -> None:
-    """Take some rows of another array over, in place."""
+    """Replace some rows by those of another array, in place."""
     theta[back] = other[back]
 
 
-def here(array: Any) -> Any:
+def to_host(array: Any) -> Any:
     """Return an array in the memory of this process; one that is there stays what it is."""
-    return array if is_here(array) else current().take(array)
+    return array if is_on_host(array) else current().take(array)
 
 
-def beside(array: Any, value: Any) -> Any:
-    """Return a number, or an array where another one lies."""
-    there = is_here(array) or not np.ndim(value) or not is_here(value)
-    return value if there else current().put(value)
+def on_device_of(array: Any, value: Any) -> Any:
+    """Return a number, or an array on the device of another one."""
+    move = not is_on_host(array) and np.ndim(value) and is_on_host(value)
+    return current().put(value) if move else value
 
 
-def zeros_beside(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Make an array of zeros where another one lies."""
-    return np.zeros(shape, dtype) if is_here(array) else current().zeros(shape, dtype)
+def zeros_on_device_of(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Make an array of zeros on the device of another one."""
+    return np.zeros(shape, dtype) if is_on_host(array) else current().zeros(shape, dtype)

@@ -13,7 +13,7 @@ Source: Welling and Teh 2011, "Bayesian learning via stochastic gradient Langevi
 dynamics", equation 4; Şimşekli et al. 2015, section 2.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -24,26 +24,26 @@ from daskfactor.kernels.jit import inline, jit, jit_exact, stack_array
 from daskfactor.kernels.philox import Address, Words, philox4x32
 from daskfactor.kernels.rows import add_scaled, copy_row, dot_rows, prefetch_row
 from daskfactor.kernels.views import (
+    NO_WEIGHTS,
     AnyBlock,
+    Kernel,
     Law,
     SparseBlock,
     entry_kernels,
     floored,
     law_at,
-    own_weights,
+    row_weights,
     weighed,
-    weights_or_none,
 )
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Scalar = Any
-Kernel = Callable[..., None]
 
 CHUNK = 4096
 """Entries that are drawn before their gradients are added."""
 AHEAD = 8
-"""How many entries before its turn a row is asked for."""
+"""Number of entries by which a prefetch is ahead."""
 UNIT = 2.0**-53
 FIRST_STREAM = 16
 """The last counter word of block 0; those below are the noise of W and H, and
@@ -51,7 +51,7 @@ that of a tensor's other factors is at the end."""
 
 
 def block_address(key: NDArray[np.uint32], iteration: int, block: Any) -> Address:
-    """Address of the draws of a block; ``block`` numbers the grid's blocks row by row.
+    """Return the address of the draws of a block; ``block`` numbers the grid's blocks row by row.
 
     Of several blocks, an array, it is the address of each.
     """
@@ -60,17 +60,17 @@ def block_address(key: NDArray[np.uint32], iteration: int, block: Any) -> Addres
 
 @inline
 def place_among(count: int, draw: int, w: Words) -> int:
-    """A whole number from 0 to count - 1 that the words of a draw give."""
+    """Return the whole number from 0 to count - 1 of the words of a draw."""
     high = np.uint64(w[2] if draw & 1 else w[0])
     low = np.uint64(w[3] if draw & 1 else w[1])
     bits = (high << np.uint64(21)) | (low >> np.uint64(11))
-    found = np.int64(np.float64(bits) * UNIT * np.float64(count))
-    return min(found, np.int64(count - 1))  # type: ignore[return-value]
+    place = np.int64(np.float64(bits) * UNIT * np.float64(count))
+    return min(place, np.int64(count - 1))  # type: ignore[return-value]
 
 
 @inline
 def candidate(count: int, draw: int, attempt: int, address: Address) -> int:
-    """A whole number from 0 to count - 1, uniform up to count / 2**53."""
+    """Draw a whole number from 0 to count - 1, uniform up to count / 2**53."""
     key = address.key
     w = philox4x32(attempt, draw >> 1, address.iteration, address.factor, key[0], key[1])
     return place_among(count, draw, w)
@@ -80,7 +80,7 @@ def candidate(count: int, draw: int, attempt: int, address: Address) -> int:
 def _look_up(
     first: Array, second: Any, third: Any, n: int, zeros: bool, at: int
 ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-    """Row, column and value of a candidate: a stored entry, or a cell of n columns.
+    """Return row, column and value of a candidate: a stored entry, or a cell of n columns.
 
     Last comes the place in the row, or among all stored entries, -1 if it is not stored.
     """
@@ -102,15 +102,15 @@ def _look_up(
                 low = middle + 1
             else:
                 high = middle
-        found = low < end and np.int64(second[low]) == j
-        return i, j, third[low] if found else third.dtype.type(0), low if found else np.int64(-1)
+        stored = low < end and np.int64(second[low]) == j
+        return i, j, third[low] if stored else third.dtype.type(0), low if stored else np.int64(-1)
 
 
 @inline
-def _keep_weight(first: Array, weights: Array, i: int, place: int, own: Array, t: int) -> None:
-    """Note the weight of draw t; 1 of what is not stored."""
+def _set_weight(first: Array, weights: Array, i: int, place: int, out: Array, t: int) -> None:
+    """Set the weight of draw t; 1 of a cell that is not stored."""
     if weights.ndim < 3:
-        own[t] = own.dtype.type(1) if place < 0 else own_weights(first, weights, i)[place]
+        out[t] = out.dtype.type(1) if place < 0 else row_weights(first, weights, i)[place]
 
 
 @jit_exact
@@ -124,19 +124,19 @@ def _draw(
     out: tuple[Array, Array, Array, Array],
     address: Address,
 ) -> None:
-    """Draws ``start``, ``start + 1``, ... of a block with at least one observed entry.
+    """Make draws ``start``, ``start + 1``, ... of a block with at least one observed entry.
 
     Parameters
     ----------
     block : as kernels take it, of n columns
-    zeros : whether what a sparse block does not store is an observed zero
+    zeros : True if cells that a sparse block does not store are observed zeros
     count : how many candidates there are
     cells : (draws,) int64, scratch
     out : rows, columns, values and weights, if any (draws,), overwritten: cells in the block
     address : of the random words
     """
     first, second, third, weights = block
-    rows, cols, values, own = out
+    rows, cols, values, drawn_weights = out
     for t in range(cells.size):  # apart, so that it vectorises
         cells[t] = candidate(count, start + t, 0, address)
     for t in range(cells.size):
@@ -148,7 +148,7 @@ def _draw(
             attempt += 1
             at = candidate(count, start + t, attempt, address)
         rows[t], cols[t], values[t] = i, j, v
-        _keep_weight(first, weights, i, place, own, t)
+        _set_weight(first, weights, i, place, drawn_weights, t)
 
 
 @lru_cache(maxsize=128)
@@ -196,23 +196,22 @@ def entry_gradients(likelihood: Likelihood, K: int, curved: bool) -> Kernel:
 def drawn_entries(
     view: AnyBlock, count: int, address: Address
 ) -> Iterator[tuple[Array, Array, Array, Array]]:
-    """Draws 0, ..., count - 1 of a block in chunks: rows, columns, values and weights, if any.
+    """Yield draws 0, ..., count - 1 of a block in chunks: rows, columns, values, weights.
 
     The block must hold at least one observed entry. A chunk lasts until the next one.
     """
     size = min(count, CHUNK)
-    candidates, zeros, kind = view.m * view.n, False, np.dtype(np.float64)
+    candidates, kind = view.m * view.n, np.dtype(np.float64)
     if isinstance(view, SparseBlock):
-        zeros, kind = view.zeros, view.values.dtype
-        candidates = candidates if zeros else view.values.size
-    found = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, kind)
-    weights = None if view.weights is None else np.empty(size, view.weights.dtype)
-    cells = np.empty(size, np.int64)
+        kind = view.values.dtype
+        candidates = candidates if view.zeros else view.values.size
+    dtypes = np.int64, np.int32, np.int32, kind
+    arrays: list[Array] = [np.empty(size, dtype) for dtype in dtypes]
+    arrays.append(NO_WEIGHTS if view.weights is None else np.empty(size, view.weights.dtype))
     for start in range(0, count, CHUNK):
-        end = min(CHUNK, count - start)
-        rows, cols, values = (each[:end] for each in found)
-        out = (rows, cols, values, weights_or_none(None if weights is None else weights[:end]))
-        _draw(view.arguments, view.n, zeros, candidates, start, cells[:end], out, address)
+        cells, rows, cols, values, weights = (array[: count - start] for array in arrays)
+        out = rows, cols, values, weights
+        _draw(view.arguments, view.n, view.zeros, candidates, start, cells, out, address)
         yield out
 
 
@@ -226,7 +225,7 @@ def add_subsample(
     gradients: tuple[Array, Array],
     curvature: tuple[tuple[Array, Array], float] | None = None,
 ) -> None:
-    """Add what drawn entries of a block give to its gradients.
+    """Add the terms of drawn entries of a block to its gradients.
 
     GW[i] += r H[j], GH[j] += r W[i] with r = scale (v - mu) w
 

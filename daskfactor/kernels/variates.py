@@ -1,7 +1,7 @@
 """Gamma, Poisson and binomial numbers by address: Philox streams that rejection may draw on.
 
 A stream is eight 64-bit words in the caller's scratch: key, counter, and half a
-Philox block in hand. Its first counter word counts up, so that a draw may take any
+Philox block. Its first counter word counts up, so that a draw may take any
 number of words; the other three and the key are its address:
 
     entry of a factor:  key ^ ENTRY, (count, global row, iteration, 256 component + factor % 256)
@@ -27,6 +27,7 @@ from daskfactor.kernels.jit import inline, jit_exact, stack_array
 from daskfactor.kernels.philox import direction, rounds
 from daskfactor.kernels.polynomials import log, log_tail, power
 
+Array = NDArray[Any]
 Scalar = Any
 Stream = NDArray[np.uint64]
 
@@ -39,7 +40,7 @@ TINY = {"float32": 1e-37, "float64": 1e-150}
 ENTRY = np.uint64(0x5851F42D)
 CELL = np.uint64(0xA3EC6476)
 FEW = 10.0
-"""Mean up to which counts are found by adding up probabilities, and above which by rejection."""
+"""Largest mean of counts that are drawn by adding up probabilities; above it by rejection."""
 LONGEST_SEARCH = 110
 """Counts beyond which a search starts anew: their probability at a mean of FEW is below 1e-70."""
 
@@ -48,35 +49,6 @@ _LOW_BITS = np.uint64(12)
 _GRAIN = 2.0**-52
 _LOG_ROOT_TURN = 0.9189385332046727  # log(2 pi) / 2
 _E = 2.718281828459045
-
-
-@inline
-def start_entry(
-    stream: Stream,
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row: int,
-    component: int,
-) -> None:
-    """Open the stream of one entry of a factor.
-
-    Parameters
-    ----------
-    stream : (STREAM,) uint64, overwritten
-    key : (2,) uint32, one per seed and chain
-    iteration, row : 0 <= value < 2**32; ``row`` is global
-    factor : its last eight bits tell factors apart, see
-        :func:`daskfactor.inference.program.factor_word`
-    component : 0 <= component < 2**24
-    """
-    stream[0] = np.uint64(key[0]) ^ ENTRY
-    stream[1] = np.uint64(key[1])
-    stream[2] = np.uint64(0)
-    stream[3] = np.uint64(row)
-    stream[4] = np.uint64(iteration)
-    stream[5] = np.uint64(component * 256 + (factor & 255))
-    stream[7] = np.uint64(0)
 
 
 @inline
@@ -100,9 +72,28 @@ def start_cell(
     stream[7] = np.uint64(0)
 
 
+@inline
+def start_entry(
+    stream: Stream, key: NDArray[np.uint32], iteration: int, factor: int, row: int, component: int
+) -> None:
+    """Open the stream of one entry of a factor.
+
+    Parameters
+    ----------
+    stream : (STREAM,) uint64, overwritten
+    key : (2,) uint32, one per seed and chain
+    iteration, row : 0 <= value < 2**32; ``row`` is global
+    factor : its last eight bits tell factors apart, see
+        :func:`daskfactor.inference.program.factor_word`
+    component : 0 <= component < 2**24
+    """
+    start_cell(stream, key, iteration, row, component * 256 + (factor & 255))
+    stream[0] = np.uint64(key[0]) ^ ENTRY
+
+
 @jit_exact
 def _next_words(stream: Stream) -> Scalar:
-    """The next Philox block: one half is returned, the other is kept in hand."""
+    """Return half of the next Philox block and store the other half."""
     w0, w1, w2, w3 = rounds((stream[2], stream[3], stream[4], stream[5]), stream[0], stream[1])
     stream[2] += np.uint64(1)
     stream[6] = (w2 << _HALF_WORD) | w3
@@ -112,7 +103,7 @@ def _next_words(stream: Stream) -> Scalar:
 
 @inline
 def word(stream: Stream) -> Scalar:
-    """64 random bits."""
+    """Draw 64 random bits."""
     if stream[7] == np.uint64(1):
         stream[7] = np.uint64(0)
         return stream[6]
@@ -121,13 +112,13 @@ def word(stream: Stream) -> Scalar:
 
 @inline
 def uniform(stream: Stream) -> Scalar:
-    """A float64 strictly between 0 and 1, on a grid of 2**-52."""
+    """Draw a float64 strictly between 0 and 1, on a grid of 2**-52."""
     return (np.float64(word(stream) >> _LOW_BITS) + 0.5) * _GRAIN
 
 
 @inline
 def normal(stream: Stream) -> Scalar:
-    """A standard normal float64 (Box-Muller)."""
+    """Draw a standard normal float64 (Box-Muller)."""
     radius = np.sqrt(-2.0 * log(uniform(stream)))
     x, _ = direction(np.uint32(word(stream) >> _HALF_WORD), 1.0)
     return radius * x
@@ -135,7 +126,7 @@ def normal(stream: Stream) -> Scalar:
 
 @jit_exact
 def _gamma_from_one(shape: float, stream: Stream) -> float:
-    """A Gamma(shape, 1) number for shape >= 1 (Marsaglia and Tsang 2000, section 3)."""
+    """Draw a Gamma(shape, 1) number for shape >= 1 (Marsaglia and Tsang 2000, section 3)."""
     d = shape - 1.0 / 3.0
     c = 1.0 / np.sqrt(9.0 * d)
     while True:
@@ -154,7 +145,7 @@ def _gamma_from_one(shape: float, stream: Stream) -> float:
 
 @jit_exact
 def gamma(shape: float, rate: float, stream: Stream) -> float:
-    """A number from Gamma(shape, rate), of mean ``shape / rate``.
+    """Draw a number from Gamma(shape, rate), of mean ``shape / rate``.
 
     Parameters
     ----------
@@ -173,7 +164,7 @@ def gamma(shape: float, rate: float, stream: Stream) -> float:
 
 @jit_exact
 def _stirling_tail(k: Scalar) -> Scalar:
-    """``log k! - (log(2 pi) / 2 + (k + 1/2) log(k + 1) - (k + 1))`` of a whole k >= 0."""
+    """Return ``log k! - (log(2 pi) / 2 + (k + 1/2) log(k + 1) - (k + 1))`` of a whole k >= 0."""
     n = k + 1.0
     if k < 10.0:
         factorial = 1.0
@@ -186,7 +177,7 @@ def _stirling_tail(k: Scalar) -> Scalar:
 
 @inline
 def _log_ratio(x: Scalar, y: Scalar) -> Scalar:
-    """``log(x / y)``, without loss where x and y are large and close."""
+    """Return ``log(x / y)``, without loss where x and y are large and close."""
     f = (x - y) / y
     if -0.25 < f < 0.4:
         return f + log_tail(f)
@@ -230,7 +221,7 @@ def _poisson_rejection(mean: float, stream: Stream) -> np.int64:
 
 @jit_exact
 def poisson(mean: float, stream: Stream) -> np.int64:
-    """A count from Poisson(mean).
+    """Draw a count from Poisson(mean).
 
     Parameters
     ----------
@@ -288,7 +279,7 @@ def _binomial_rejection(n: int, p: float, stream: Stream) -> np.int64:
 
 @jit_exact
 def binomial(n: int, p: float, stream: Stream) -> np.int64:
-    """A count from Binomial(n, p).
+    """Draw a count from Binomial(n, p).
 
     Parameters
     ----------
@@ -309,16 +300,9 @@ def binomial(n: int, p: float, stream: Stream) -> np.int64:
 
 @jit_exact
 def _fill(
-    shape: NDArray[Any],
-    rate: NDArray[Any],
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
-    smallest: float,
-    out: NDArray[Any],
+    shape: Array, rate: Array, address: tuple[Any, int, int, int], smallest: float, out: Array
 ) -> None:
-    stream = stack_array(STREAM, np.uint64)
+    (key, iteration, factor, row0), stream = address, stack_array(STREAM, np.uint64)
     for i in range(out.shape[0]):
         for k in range(out.shape[1]):
             start_entry(stream, key, iteration, factor, row0 + i, k)
@@ -326,15 +310,9 @@ def _fill(
 
 
 def fill_gamma(
-    shape: NDArray[Any],
-    rate: NDArray[Any],
-    key: NDArray[np.uint32],
-    iteration: int,
-    factor: int,
-    row0: int,
-    out: NDArray[Any],
+    shape: Array, rate: Array, key: Array, iteration: int, factor: int, row0: int, out: Array
 ) -> None:
-    """Gamma numbers of one factor band at one iteration.
+    """Draw gamma numbers of one factor band at one iteration.
 
     out[i, k] ~ Gamma(shape[i, k], rate[i, k])
 
@@ -347,4 +325,4 @@ def fill_gamma(
     out : (n, K), float32 or float64, overwritten; nothing below TINY is written, so
         that no component is lost to underflow
     """
-    _fill(shape, rate, key, iteration, factor, row0, TINY[out.dtype.name], out)
+    _fill(shape, rate, (key, iteration, factor, row0), TINY[out.dtype.name], out)

@@ -1,4 +1,4 @@
-"""How kernels see a block, the buffers they work in, and a law entry by entry.
+"""Views of blocks for kernels, buffers of threads, and scalar functions of a law.
 
 A block is a window of a dense array or compressed sparse rows. Buffers belong to one thread,
 grow on demand and are then reused: fresh temporaries cost more than the arithmetic on them.
@@ -36,11 +36,11 @@ TILE_BYTES = 4 * 1024 * 1024
 
 
 NO_WEIGHTS = np.empty((0, 0, 0))
-"""What kernels take for the weights of cells without any: its number of dimensions tells."""
+"""Stands for the weights of cells without any; its number of dimensions is 3."""
 
 
 def weights_or_none(weights: Array | None) -> Array:
-    """Weights of the cells of a block as kernels take them."""
+    """Return the weights of the cells of a block as kernels take them."""
     return NO_WEIGHTS if weights is None else weights
 
 
@@ -60,6 +60,11 @@ class BlockView(NamedTuple):
     complete: bool = False
 
     @property
+    def zeros(self) -> bool:
+        """False: cells that are not observed are missing."""
+        return False
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.m, self.n
@@ -71,7 +76,7 @@ class BlockView(NamedTuple):
 
     @property
     def stored(self) -> tuple[Array, ...]:
-        """What is kept of it: its cells."""
+        """The stored arrays: all cells."""
         return (self.block,)
 
     @property
@@ -121,7 +126,7 @@ class SparseBlock(NamedTuple):
 
     @property
     def stored(self) -> tuple[Array, ...]:
-        """What is kept of it: row pointers, columns and values."""
+        """The stored arrays: row pointers, columns and values."""
         return self.indptr, self.indices, self.values
 
     @property
@@ -167,7 +172,7 @@ class TensorBlock(NamedTuple):
 
     @property
     def stored(self) -> tuple[Array, ...]:
-        """What is kept of it: row pointers, values, and places along each further factor."""
+        """The stored arrays: row pointers, values, and places along each further factor."""
         return self.indptr, self.values, *self.indices
 
     @property
@@ -177,25 +182,22 @@ class TensorBlock(NamedTuple):
 
 
 AnyBlock = BlockView | SparseBlock
-"""What the kernels of a matrix take, dense or sparse."""
+"""A block of a matrix, dense or sparse."""
 Watched = tuple[tuple[Array, ...], Array, Array, int]
 """Monitored cells of a block: places along each factor, running mean and sum of squares, count."""
 Law = tuple[float, tuple[Any, ...]]
-"""What kernels are told of a law when they run: the smallest mean, and `Likelihood.numbers`.
-
-The law of a block may have one number of its own for every column: an array (n,).
-"""
+"""The smallest mean, and `Likelihood.numbers`: one may be an array (n,), a number per column."""
 
 
 Kind = Literal["score", "ratio"]
-"""What an entry's terms are: the slope of its log-likelihood, or the positive part of that."""
+"""Terms of an entry: the slope of its log-likelihood, or the positive part of that."""
 Each = tuple[Any, ...]
 """An array for each factor, or None."""
 NONE: Each = ()
 
 
 class Sums(NamedTuple):
-    """Arrays that gain sums over the entries of a block, for each factor; None: not asked for.
+    """Arrays that gain sums over the entries of a block, for each factor; None: not needed.
 
     With mu the mean, floored, M 1 where V is observed, w = weight(V, mu), and products of arrays
     entry by entry. Where cells have weights, those take the place of M. "By the others" stands
@@ -213,6 +215,11 @@ class Sums(NamedTuple):
         (I_n,) float64: minus M deviance(V, mu), summed over the other factors' rows.
     total
         (2,) float64: (-sum M deviance(V, mu), sum M (V - mu)**2 w).
+    cells
+        Monitored cells of the block, whose moments the evaluation of ``total`` updates: int32
+        positions inside the block along each factor, of a matrix in row-major order, and running
+        means and sums of squared deviations of their mu (not floored) over ``count`` draws
+        including this one.
 
     Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, sections 4 and 6.
     """
@@ -221,12 +228,13 @@ class Sums(NamedTuple):
     curvatures: Each = NONE
     fits: Each = NONE
     total: Any = None
+    cells: Any = None
 
     @classmethod
     def of(
         cls, factor: int, n_factors: int, term: Any, curvature: Any = None, fits: Any = None
     ) -> Self:
-        """Ask for the sums of one factor."""
+        """Make the sums of one factor."""
 
         def alone(array: Any) -> Each:
             return tuple(array if n == factor else None for n in range(n_factors))
@@ -235,7 +243,7 @@ class Sums(NamedTuple):
 
     @property
     def curved(self) -> bool:
-        """Whether curvatures are asked for."""
+        """True if there are curvatures."""
         return any(array is not None for array in self.curvatures)
 
     def zeros(self) -> Self:
@@ -255,18 +263,18 @@ class Sums(NamedTuple):
 
 
 def index_type(n: int) -> np.dtype[Any]:
-    """The dtype of column numbers in a sparse block of n columns."""
+    """Return the dtype of column numbers in a sparse block of n columns."""
     return np.dtype(np.uint16 if n <= NARROW_COLUMNS else np.int32)
 
 
 def pointer_type(entries: int) -> np.dtype[Any]:
-    """The dtype of row pointers in a sparse block with so many entries."""
+    """Return the dtype of row pointers in a sparse block with so many entries."""
     return np.dtype(np.int32 if entries < 2**31 else np.int64)
 
 
 @inline
 def row_cells(first: Array, i: int, n: int) -> tuple[Any, Any]:
-    """Where row i of a block begins and ends; ``first`` is that of the block's arguments.
+    """Return begin and end of row i of a block; ``first`` is that of the block's arguments.
 
     With `cell_at` it lets one kernel serve blocks of both kinds: what does not apply to a block
     is left out when the kernel is compiled.
@@ -279,7 +287,7 @@ def row_cells(first: Array, i: int, n: int) -> tuple[Any, Any]:
 
 @inline
 def cell_at(first: Array, second: Any, third: Any, i: int, at: int) -> tuple[Scalar, Scalar]:
-    """Column and value of entry ``at`` of row i, given the block's arguments; NaN: missing."""
+    """Return column and value (NaN: missing) of entry ``at`` of row i of a block's arguments."""
     if first.ndim == 2:
         return at, first[second + i, third + at]
     else:
@@ -288,7 +296,7 @@ def cell_at(first: Array, second: Any, third: Any, i: int, at: int) -> tuple[Sca
 
 @inline
 def written_row(first: Array, second: Any, third: Any, i: int, out: Array) -> Array:
-    """Row i of a block with all of its cells, given the block's arguments.
+    """Return row i of a block with all of its cells, given the block's arguments.
 
     Of a sparse block, whose unstored entries are zeros, it is written to ``out`` (n,).
     """
@@ -303,7 +311,7 @@ def written_row(first: Array, second: Any, third: Any, i: int, out: Array) -> Ar
 
 @inline
 def weight_row(first: Array, second: Any, weights: Array, i: int, out: Array) -> Array:
-    """Weights of row i of a block as `written_row` has it: `NO_WEIGHTS` if there are none."""
+    """Return the weights of row i of a block as `written_row` does; `NO_WEIGHTS` without any."""
     if weights.ndim == 3:
         return weights
     elif first.ndim == 2:
@@ -316,8 +324,8 @@ def weight_row(first: Array, second: Any, weights: Array, i: int, out: Array) ->
 
 
 @inline
-def own_weights(first: Array, weights: Array, i: int) -> Array:
-    """Weights of row i of a block by the places that `row_cells` gives."""
+def row_weights(first: Array, weights: Array, i: int) -> Array:
+    """Return the weights of row i of a block by the places of `row_cells`."""
     if first.ndim == 2 and weights.ndim == 2:
         return weights[i]
     else:
@@ -326,7 +334,7 @@ def own_weights(first: Array, weights: Array, i: int) -> Array:
 
 @inline
 def weighed(x: Scalar, weights: Array, at: int, seen: bool) -> Scalar:
-    """The product with a weight, 0 where nothing is seen; ``x`` itself where there are none."""
+    """Return the product with a weight, 0 where nothing is seen; ``x`` without weights."""
     if weights.ndim == 3:
         return x
     else:
@@ -335,14 +343,14 @@ def weighed(x: Scalar, weights: Array, at: int, seen: bool) -> Scalar:
 
 @inline
 def floored(mu: Scalar, floor: Scalar) -> Scalar:
-    """The larger of the two; NaN stays NaN, so that a divergence can be seen."""
+    """Return the larger of the two; NaN stays NaN, so that a divergence can be seen."""
     least = type(mu)(floor)
     return least if mu < least else mu
 
 
 def law_at(law: Any, j: Any) -> Any:
-    """The law of column j of a block."""
-    by_column = any(isinstance(own, np.ndarray) for own in law[1])
+    """Return the law of column j of a block."""
+    by_column = any(isinstance(number, np.ndarray) for number in law[1])
     return _of_column(law, j) if by_column else law
 
 
@@ -356,19 +364,19 @@ def _of_all(law: Any, j: Any) -> Any:
 
 @overload(law_at, **INLINE_OPTIONS)
 def _law_at(law: Any, j: Any) -> Any:
-    return _of_column if any(isinstance(own, types.Array) for own in law[1]) else _of_all
+    return _of_column if any(isinstance(number, types.Array) for number in law[1]) else _of_all
 
 
 @lru_cache(maxsize=64)
 def entry_kernels(likelihood: Likelihood) -> Entry:
     """Compile the scalar functions of a likelihood, merged into the loops that call them."""
-    made: list[Any] = [each and inline(each) for each in likelihood.entry(polynomials)]
-    return Entry(*made)
+    functions: list[Any] = [each and inline(each) for each in likelihood.entry(polynomials)]
+    return Entry(*functions)
 
 
 @lru_cache(maxsize=256)
 def tile_rows(m: int, n: int, K: int, itemsize: int) -> int:
-    """Rows of a tile: as many as BLAS multiplies unpacked, if that is enough rows, else 192.
+    """Return the rows of a tile: as many as BLAS multiplies unpacked, if those are enough, or 192.
 
     Depends on shape and dtype alone, since the order of sums depends on it.
     """
@@ -379,7 +387,7 @@ def tile_rows(m: int, n: int, K: int, itemsize: int) -> int:
 
 
 def aligned(count: int, dtype: np.dtype[Any]) -> Array:
-    """Uninitialised numbers that start on a cache line, so that no vector straddles two."""
+    """Make uninitialised numbers that start on a cache line, so that no vector straddles two."""
     memory = np.empty(count * dtype.itemsize + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
     return memory[start : start + count * dtype.itemsize].view(dtype)
@@ -392,7 +400,7 @@ class Workspace:
 
     Parameters
     ----------
-    dtype : float32 (default) or float64, the dtype of the factors where none is given
+    dtype : float32 (default) or float64, the default dtype of the factors
     """
 
     def __init__(self, dtype: DTypeLike = np.float32) -> None:
@@ -401,29 +409,26 @@ class Workspace:
         self._views: dict[str, tuple[Any, Array]] = {}
 
     def _view(self, name: str, dtype: DTypeLike | None, *shape: int) -> Array:
-        asked, (last, view) = (dtype, shape), self._views.get(name, (None, None))
-        if view is None or asked != last:
-            view = self._made(name, dtype, shape)
-            self._views[name] = asked, view
+        key, (last, view) = (dtype, shape), self._views.get(name, (None, None))
+        if view is None or key != last:
+            kind, count = np.dtype(self._dtype if dtype is None else dtype), math.prod(shape)
+            flat = self._flat.get(name)
+            if flat is None or flat.dtype != kind or flat.size < count:
+                flat = self._flat[name] = aligned(count, kind)
+            view = flat[:count].reshape(shape)
+            self._views[name] = key, view
         return view
-
-    def _made(self, name: str, dtype: DTypeLike | None, shape: tuple[int, ...]) -> Array:
-        kind, count = np.dtype(self._dtype if dtype is None else dtype), math.prod(shape)
-        flat = self._flat.get(name)
-        if flat is None or flat.dtype != kind or flat.size < count:
-            flat = self._flat[name] = aligned(count, kind)
-        return flat[:count].reshape(shape)
 
     def gradients(
         self, shape: tuple[int, ...], K: int, dtype: DTypeLike | None = None
     ) -> tuple[Array, ...]:
-        """A gradient (I_n, K) for each factor, C-contiguous and uninitialised, as all buffers."""
+        """Return an uninitialised gradient (I_n, K) for each factor, C-contiguous."""
         return tuple(self._view(f"G{n}", dtype, size, K) for n, size in enumerate(shape))
 
     def tiles(
         self, m: int, n: int, K: int, dtype: DTypeLike | None = None
     ) -> tuple[Array, Array, Array]:
-        """Two tiles (T, n) and two lines, the scratch of a block whose cells are all visited."""
+        """Return two tiles (T, n) and two lines, scratch of a block whose cells are all visited."""
         rows = tile_rows(m, n, K, np.dtype(self._dtype if dtype is None else dtype).itemsize)
         tiles = self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
         return (*tiles, self._view("line", dtype, 2, n))
@@ -431,7 +436,7 @@ class Workspace:
     def sums(
         self, N: int, K: int, rows: int, dtype: DTypeLike | None = None
     ) -> tuple[Array, Array, Array, Array]:
-        """Scratch of a sparse block: part (rows, K), gram (K, K).
+        """Return scratch of a sparse block: part (rows, K), gram (K, K).
 
         In float64 sums (N, K, K) and wide (64, K).
         """

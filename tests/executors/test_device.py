@@ -12,7 +12,7 @@ from daskfactor.executors import SerialExecutor, device
 from daskfactor.executors.device import CUDA, DeviceExecutor, PlacedData, PlacedState, PlanNames
 from daskfactor.executors.plan import Action
 from daskfactor.executors.state import Evaluation
-from daskfactor.kernels.steps import here
+from daskfactor.kernels.steps import to_host
 from tests.executors.mixer import begin, bits, hoard, plan_of
 from tests.refusals import refused
 
@@ -134,7 +134,7 @@ def test_bands_are_joined_and_parted_again(stand_in):
     offsets, first = [band.offset for band in state.bands()], state.gather_draws(0)
     placed = PlacedState(state, None)
     for own, whole in zip(placed.bands, wanted, strict=True):
-        np.testing.assert_array_equal(here(own.values), whole)
+        np.testing.assert_array_equal(to_host(own.values), whole)
         own.values *= np.float32(2)
         own.arrays["always"] += np.float32(1)
         del own.arrays["constant"]
@@ -196,8 +196,8 @@ def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
             assert cells is None
             continue
         seen.update(wanted)
-        W, H = (here(own.values) for own in placed.bands)
-        rows, cols = map(here, cells.at)
+        W, H = (to_host(own.values) for own in placed.bands)
+        rows, cols = map(to_host, cells.at)
         found = (W[rows] * H[cols]).sum(axis=1)
         alone = []
         for block in wanted:
@@ -233,7 +233,7 @@ class Doubler:
                 band.draws.append(band.values + np.float32(0))
 
     def evaluate(self, op, data, bands, cells, workspace):
-        total = [float(here(band.values.sum())) for band in bands]
+        total = [float(to_host(band.values.sum())) for band in bands]
         return Evaluation(op.cycle, op.block, np.array(total))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from daskfactor.kernels.regression import add_equations, triangle, turned
+from daskfactor.kernels.regression import add_equations, transposed, triangle
 from daskfactor.kernels.subsample import add_subsample, block_address
 from daskfactor.kernels.views import BlockView
 from daskfactor.models.negative_binomial import NegativeBinomial
@@ -59,7 +59,7 @@ def everything(block, law):
     """What all kernels of a law give for a block."""
     found = problems.everything(block, law, W, H, start=0.0, slopes=True)
     if law is NORMAL:
-        for mine, other in ((block, H), (turned(block), W)):
+        for mine, other in ((block, H), (transposed(block), W)):
             targets = np.zeros((mine.m, K), np.float32)
             grams = add_equations(mine, other, np.zeros((1, triangle(K)), np.float32), targets)
             found[f"grams {mine.m}"] = np.broadcast_to(grams, (mine.m, triangle(K)))

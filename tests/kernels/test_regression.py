@@ -5,7 +5,7 @@ import pytest
 
 from daskfactor.kernels.langevin import fill_normals
 from daskfactor.kernels.philox import Address
-from daskfactor.kernels.regression import add_equations, draw_rows, triangle, turned
+from daskfactor.kernels.regression import add_equations, draw_rows, transposed, triangle
 from daskfactor.kernels.views import BlockView
 from tests.kernels import reference
 from tests.kernels.problems import compressed, window
@@ -49,7 +49,7 @@ def sums_of(view, other):
 def check(view, V, K=6):
     """Both sides of a block against the reference; returns the triangles of its rows."""
     found = []
-    for own, wanted in ((view, V), (turned(view), V.T)):
+    for own, wanted in ((view, V), (transposed(view), V.T)):
         other = rows_of(own.n, K, V.dtype)
         grams, targets = sums_of(own, other)
         exact = reference.equations(wanted, other)

@@ -64,7 +64,7 @@ def compiled(K):
 
 def plain(K):
     """The same by the functions that stand in when the JIT is off."""
-    return workout(K, [getattr(vectors, f"_plain_{name}") for name in NAMES], np.empty)
+    return workout(K, [getattr(vectors, name).plain for name in NAMES], np.empty)
 
 
 @pytest.mark.parametrize("K", [1, 3, 8, 13, 16, 32, 63, 100])

@@ -20,7 +20,7 @@ DeviceArray = Any
 """An array on the device; CuPy has no types."""
 Host = NDArray[Any]
 Calls = list[tuple[Callable[..., Any], tuple[Any, ...], Any]]
-"""What a device was asked for: functions, their arguments, and what has to stay alive."""
+"""Recorded calls of a device: functions, arguments, and objects that have to stay alive."""
 
 THREADS = 256
 MOST_GROUPS = 4096
@@ -39,7 +39,7 @@ NEEDS_GPU = (
 
 
 class Device:
-    """What kernels ask of a GPU.
+    """A GPU: memory, products and launches.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Device:
         self._compiled: dict[Source, Any] = {}
         self._functions: dict[tuple[Source, str], Callable[..., None]] = {}
         self._compiling = threading.Lock()
-        self._thread = threading.local()  # what a thread takes down is what it asks for
+        self._thread = threading.local()  # each thread records its calls
         self._copies = cupy.cuda.Stream(non_blocking=True)
 
     # -- arrays ------------------------------------------------------------------------
@@ -73,11 +73,10 @@ class Device:
 
     def take(self, array: DeviceArray) -> Host:
         """Copy an array to this process."""
-        found: Host = self.cupy.asnumpy(array)
-        return found
+        return np.asarray(self.cupy.asnumpy(array))
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
-        """Make an array whose numbers are whatever was there."""
+        """Make an uninitialised array."""
         return self.cupy.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
@@ -92,19 +91,19 @@ class Device:
         self,
         a: DeviceArray,
         b: DeviceArray,
-        turned: tuple[bool, bool] = (False, False),
+        transposed: tuple[bool, bool] = (False, False),
         out: DeviceArray | None = None,
         add: bool = False,
     ) -> DeviceArray:
         """Multiply stacks of matrices by cuBLAS: out[i] = a[i] b[i], or that is added.
 
-        ``turned`` says whose matrices are taken as their transposes. Rows must be contiguous, and
+        ``transposed`` says which matrices are transposed. Rows must be contiguous, and
         follow each other; matrices may be apart, as those of a slice of rows are. Nothing is
         copied, which `cupy.matmul` does with every transpose.
         """
         (B, *rows), kind = a.shape, a.dtype
-        p, q = reversed(rows) if turned[0] else rows
-        r = b.shape[1] if turned[1] else b.shape[2]
+        p, q = reversed(rows) if transposed[0] else rows
+        r = b.shape[1] if transposed[1] else b.shape[2]
         out = self.empty((B, p, r), kind) if out is None else out
         cublas, real = self.cupy.cuda.cublas, kind.type
         multiply = cublas.sgemmStridedBatched if real is np.float32 else cublas.dgemmStridedBatched
@@ -118,11 +117,11 @@ class Device:
         if tf32:
             self._do(cublas.setMathMode, handle, TF32)
         # cuBLAS counts along columns first: out.T = b.T a.T.
-        first, second = (int(own) for own in reversed(turned))
+        first, second = map(int, reversed(transposed))
         sides = one.ctypes.data, *place(b), *place(a)
         rest = more.ctypes.data, *place(out), B
-        kept = one, more, a, b, out
-        self._do(multiply, handle, first, second, r, p, q, *sides, *rest, keep=kept)
+        memory = one, more, a, b, out
+        self._do(multiply, handle, first, second, r, p, q, *sides, *rest, keep=memory)
         if tf32:
             self._do(cublas.setMathMode, handle, FULL)
         return out
@@ -135,13 +134,13 @@ class Device:
         Numbers must have the kernel's types: `numpy.float32` is no ``double``.
         """
         groups = min(max(1, -(-threads // THREADS)), MOST_GROUPS)
-        given = tuple(np.uint64(0) if own is None else own for own in arguments)
-        self._do(self.function(source, name), (groups,), (THREADS,), given)
+        values = tuple(np.uint64(0) if value is None else value for value in arguments)
+        self._do(self.function(source, name), (groups,), (THREADS,), values)
 
     def _do(self, function: Callable[..., Any], *arguments: Any, keep: Any = None) -> None:
-        """Ask the device for something, and take it down where that is wanted.
+        """Call a function of the device, and record the call if this thread records.
 
-        ``keep`` is what the arguments point to.
+        ``keep`` is the memory that the arguments point to.
         """
         function(*arguments)
         calls: Calls | None = getattr(self._thread, "calls", None)
@@ -149,8 +148,8 @@ class Device:
             calls.append((function, arguments, keep))
 
     @contextmanager
-    def taking_down(self) -> Iterator[Calls]:
-        """Take down what the device is asked for: launches and products, for `again`."""
+    def recording(self) -> Iterator[Calls]:
+        """Record launches and products, for `again`."""
         calls: Calls = []
         self._thread.calls = calls
         try:
@@ -159,48 +158,46 @@ class Device:
             self._thread.calls = None
 
     def again(self, calls: Calls) -> None:
-        """Ask for all of it once more, with the same arrays and numbers.
+        """Repeat recorded calls, with the same arrays and numbers.
 
-        That costs a tenth of what it takes to find out what to ask for.
+        That takes a tenth of the time of preparing them.
         """
         for function, arguments, _ in calls:
             function(*arguments)
 
     def function(self, source: Source, name: str) -> Callable[..., None]:
         """Compile a source, once, and find one of its kernels."""
-        found: Callable[..., None] | None = self._functions.get((source, name))
-        if found is not None:
-            return found
-        with self._compiling:
-            module = self._compiled.get(source)
-            if module is None:
-                options = (STANDARD, *source.options)
-                module = self.cupy.RawModule(code=source.text, options=options)
-                self._compiled[source] = module
-            found = self._functions[source, name] = module.get_function(name)
-        return found
+        function = self._functions.get((source, name))
+        if function is None:
+            with self._compiling:
+                if source not in self._compiled:
+                    options = (STANDARD, *source.options)
+                    module = self.cupy.RawModule(code=source.text, options=options)
+                    self._compiled[source] = module
+                function = self._compiled[source].get_function(name)
+                self._functions[source, name] = function
+        return function
 
     @property
     def warps(self) -> int:
-        """Warps of the largest launch: as many partial sums there may be."""
+        """Number of warps of the largest launch, and of partial sums."""
         return MOST_GROUPS * THREADS // self.lanes
 
     def wait(self) -> None:
-        """Wait until all that was asked for is done."""
+        """Wait until all calls are done."""
         self.cupy.cuda.get_current_stream().synchronize()
 
     @property
     def name(self) -> str:
         """Type of the GPU, such as ``NVIDIA H100 80GB HBM3``."""
         runtime = self.cupy.cuda.runtime
-        found: bytes = runtime.getDeviceProperties(runtime.getDevice())["name"]
-        return found.decode()
+        return str(runtime.getDeviceProperties(runtime.getDevice())["name"], "utf-8")
 
     # -- memory and copies ---------------------------------------------------------------
 
     @property
     def free_memory(self) -> int:
-        """Bytes that are free on the device, or that this process holds there unused."""
+        """Number of bytes that are free on the device, or reserved by this process and unused."""
         free, _ = self.cupy.cuda.runtime.memGetInfo()
         pool = self.cupy.get_default_memory_pool()
         return int(free) + int(pool.free_bytes())
@@ -226,40 +223,40 @@ class Device:
         return np.frombuffer(memory, kind, count).reshape(shape)
 
     def release(self) -> None:
-        """Give memory back that nothing uses any more, the device's and page-locked memory."""
+        """Free unused memory of the device and unused page-locked memory."""
         self.cupy.get_default_memory_pool().free_all_blocks()
         self.release_pinned()
 
     def release_pinned(self) -> None:
-        """Give page-locked memory back that nothing uses any more."""
+        """Free unused page-locked memory."""
         self.cupy.get_default_pinned_memory_pool().free_all_blocks()
 
     def mark(self) -> Any:
-        """Mark what has been asked for so far, for `begin_copies`."""
-        found = self.cupy.cuda.Event(disable_timing=True)
-        found.record()
-        return found
+        """Mark the calls so far, for `begin_copies`."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record()
+        return event
 
     def begin_copies(self, pinned: list[Host], after: Any = None) -> tuple[list[DeviceArray], Any]:
-        """Copy arrays beside the work that is under way; return them and what marks their end.
+        """Copy arrays while other work runs; return them and the event of their end.
 
-        What was dropped before may be overwritten, so copies wait for the work that was asked
-        for before a `mark`, if nothing has been dropped since that later work reads. Without one
-        they wait for all that was asked for so far, and memory is taken first: another thread may
-        drop a part that its work, asked for just now, still reads.
+        Copies may overwrite memory that was dropped before, so they wait for all work before the
+        mark ``after``, which needs that later work reads nothing that was dropped since. Without
+        a mark they wait for all calls so far, and memory is reserved first: another thread may
+        drop a part that its latest work still reads.
         """
         with self._copies:
-            arrays = [self.cupy.empty(own.shape, own.dtype) for own in pinned]
+            arrays = [self.cupy.empty(host.shape, host.dtype) for host in pinned]
         self._copies.wait_event(self.mark() if after is None else after)
         with self._copies:
-            for array, own in zip(arrays, pinned, strict=True):
-                array.set(own, stream=self._copies)
+            for array, host in zip(arrays, pinned, strict=True):
+                array.set(host, stream=self._copies)
             done = self.cupy.cuda.Event(disable_timing=True)
             done.record(self._copies)
         return arrays, done
 
     def wait_for_copies(self, done: Any) -> None:
-        """Let work that is asked for from now on wait for copies."""
+        """Let later work wait for copies."""
         self.cupy.cuda.get_current_stream().wait_event(done)
 
 
@@ -289,6 +286,6 @@ def _opened() -> Device:
     return Device(cupy)
 
 
-def is_here(array: Any) -> bool:
-    """Whether an array lies in the memory of this process, as NumPy's do."""
+def is_on_host(array: Any) -> bool:
+    """Return True if an array lies in the memory of this process, as NumPy's do."""
     return bool(array.device == "cpu")

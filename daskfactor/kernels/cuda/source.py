@@ -94,7 +94,7 @@ def _kernel(move: Move, entry: str) -> str:
 
 @lru_cache(maxsize=2)
 def steps(dtype: str) -> Source:
-    """Kernels of bands: all moves and ``steps.cu``, without fused multiply-adds."""
+    """Make kernels of bands: all moves and ``steps.cu``, without fused multiply-adds."""
     scalars = Translation()
     for function in (philox.rounds, philox.radius, philox.direction):
         scalars.add(function, function.__name__)
@@ -107,7 +107,7 @@ def steps(dtype: str) -> Source:
 
 @lru_cache(maxsize=2)
 def bands(dtype: str) -> Source:
-    """Kernels of blocks that know no law."""
+    """Make kernels of blocks that know no law."""
     text = "\n".join((_file("prelude.h"), _file("blocks.cu")))
     return Source(text, _defined(REAL=REALS[dtype], CHUNK=CHUNK, SEEN=langevin.SEEN))
 
@@ -116,7 +116,7 @@ def bands(dtype: str) -> Source:
 def blocks(
     likelihood: Likelihood, dtype: str, values: str | None, zeros: bool, weighed: bool, K: int
 ) -> Source:
-    """Kernels of the blocks of a law: of dense ones with ``values`` of a dtype, or sparse ones.
+    """Make kernels of the blocks of a law: dense ones with ``values`` of a dtype, or sparse ones.
 
     ``zeros`` says of a sparse block whether what it does not store are zeros, and ``weighed``
     whether cells have weights.
@@ -124,10 +124,8 @@ def blocks(
     count = len(likelihood.numbers)
     scalars = Translation(count)
     rules = entry_rules(likelihood, zeros, weighed)
-    step, ratio, fit = (
-        scalars.add(rule, name) for rule, name in zip(rules, rules._fields, strict=True)
-    )
-    own = ", own" if weighed else ""
+    step, ratio, fit = map(scalars.add, rules, rules._fields)
+    weight = ", weight" if weighed else ""
     places = ", ".join(f"numbers[{n} + j * stride]" for n in range(count))
     glue = f"""
 #define RULES
@@ -135,16 +133,16 @@ DEVICE auto law_of(double floor, const double *numbers, Size stride, Size j) {{
   return pack(floor, pack({places}));
 }}
 template <class L>
-DEVICE Pack2<REAL, REAL> step_rule(REAL v, REAL mu, L law, REAL scale, REAL own) {{
-  auto found = {step}(v, mu, law, scale{own});
-  return {{(REAL)at<0>(found), (REAL)at<1>(found)}};
+DEVICE Pack2<REAL, REAL> step_rule(REAL v, REAL mu, L law, REAL scale, REAL weight) {{
+  auto pair = {step}(v, mu, law, scale{weight});
+  return {{(REAL)at<0>(pair), (REAL)at<1>(pair)}};
 }}
-template <class L> DEVICE Pack2<REAL, REAL> ratio_rule(REAL v, REAL mu, L law, REAL own) {{
-  auto found = {ratio}(v, mu, law{own});
-  return {{(REAL)at<0>(found), (REAL)at<1>(found)}};
+template <class L> DEVICE Pack2<REAL, REAL> ratio_rule(REAL v, REAL mu, L law, REAL weight) {{
+  auto pair = {ratio}(v, mu, law{weight});
+  return {{(REAL)at<0>(pair), (REAL)at<1>(pair)}};
 }}
-template <class L> DEVICE auto fit_rule(REAL v, REAL mu, L law, REAL own) {{
-  return {fit}(v, mu, law{own});
+template <class L> DEVICE auto fit_rule(REAL v, REAL mu, L law, REAL weight) {{
+  return {fit}(v, mu, law{weight});
 }}
 """
     text = "\n".join((_file("prelude.h"), scalars.text, glue, _file("blocks.cu")))
@@ -155,7 +153,7 @@ template <class L> DEVICE auto fit_rule(REAL v, REAL mu, L law, REAL own) {{
 
 @lru_cache(maxsize=16)
 def draws(dtype: str, values: str | None, zeros: bool) -> Source:
-    """Kernels that draw entries of blocks; arguments are those of `blocks`."""
+    """Make kernels that draw entries of blocks; arguments are those of `blocks`."""
     scalars = Translation()
     scalars.add(philox.rounds, "philox_rounds")
     scalars.add(subsample.place_among, "place_among")
@@ -164,6 +162,6 @@ def draws(dtype: str, values: str | None, zeros: bool) -> Source:
     return Source(text, (*_defined(REAL=REALS[dtype], **kind), "-fmad=false"))
 
 
-def taken(dtype: np.dtype) -> bool:
-    """Whether dense data of a dtype are taken as they are; others are converted."""
+def is_value_type(dtype: np.dtype) -> bool:
+    """Return True if kernels read dense data of a dtype; others are converted."""
     return dtype.name in VALUES

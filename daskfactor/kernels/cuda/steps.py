@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daskfactor.kernels.cuda.device import DeviceArray, current, is_here
+from daskfactor.kernels.cuda.device import DeviceArray, current, is_on_host
 from daskfactor.kernels.cuda.source import NAMES, steps
 from daskfactor.kernels.entrywise import Column, Double, Move, Normal, Real, Share
 
@@ -22,7 +22,7 @@ def _launch(name: str, theta: DeviceArray, *arguments: Any, quads: bool = False)
 
 
 def over_entries(move: Move) -> Callable[..., None]:
-    """Make what moves all entries of a factor; its arguments are those of the move's loop."""
+    """Make the launch of a move for all entries of a factor, with the arguments of its loop."""
     normal = bool(move.named(Normal))
     kinds = [move.kinds[name] for name in move.arguments]
 
@@ -37,7 +37,7 @@ def over_entries(move: Move) -> Callable[..., None]:
             elif kind is Share:
                 parameters += [real(0), value] if np.ndim(value) else [real(value), None]
             else:
-                put = kind is Column and is_here(value)
+                put = kind is Column and is_on_host(value)
                 parameters.append(current().put(value, real) if put else value)
         if address := arguments[len(kinds) :]:
             key, *words = address[:4]
@@ -50,12 +50,12 @@ def over_entries(move: Move) -> Callable[..., None]:
 
 
 def level_places(place: DeviceArray, theta: DeviceArray, smallest: float, z: DeviceArray) -> None:
-    """Multiply places by Φ(z), in place, where ``theta`` is not above the smallest number."""
+    """Multiply ``place`` by Φ(z), in place, where ``theta`` is not above the smallest number."""
     _launch("level_places", place, theta, place.dtype.type(smallest), z)
 
 
 def take_rows(theta: DeviceArray, other: DeviceArray, back: DeviceArray) -> None:
-    """Take some rows of another array over, in place."""
+    """Replace some rows by those of another array, in place."""
     _launch("take_rows", theta, other, back)
 
 
@@ -66,7 +66,7 @@ def take_share(
     penalties, by_row = None, 0
     if np.ndim(penalty):
         by_row = int(np.ndim(penalty) == 2 and penalty.shape[1] == 1 < theta.shape[1])
-        penalties = current().put(penalty, np.float64) if is_here(penalty) else penalty
+        penalties = current().put(penalty, np.float64) if is_on_host(penalty) else penalty
         penalty = 0.0
     rest = np.float64(penalty), penalties, np.int32(by_row), np.float64(power)
     _launch("take_share", theta, num, den, *rest)

@@ -67,7 +67,7 @@ class Translation:
     Parameters
     ----------
     numbers
-        How many numbers a law has (`Likelihood.numbers`): what ``*numbers`` stands for.
+        Length of `Likelihood.numbers`, and of ``*numbers``.
     """
 
     def __init__(self, numbers: int = 0) -> None:
@@ -80,11 +80,11 @@ class Translation:
         plain = getattr(function, "py_func", function)
         if not inspect.isfunction(plain):
             raise Untranslatable(f"{plain!r} has no form in C++ here")
-        found = self._names.get(plain)
-        if found is None:
-            found = self._names[plain] = name or f"{plain.__name__.strip('_')}_{len(self._names)}"
-            self._texts.append(_Writer(self, plain).text(found))
-        return found
+        if plain not in self._names:
+            name = name or f"{plain.__name__.strip('_')}_{len(self._names)}"
+            self._names[plain] = name
+            self._texts.append(_Writer(self, plain).text(name))
+        return self._names[plain]
 
     @property
     def text(self) -> str:
@@ -99,26 +99,26 @@ class _Writer:
         self.translation = translation
         self.function = function
         names = inspect.getclosurevars(function)
-        self.known = {**vars(builtins), **names.globals, **names.nonlocals}
+        self.outer = {**vars(builtins), **names.globals, **names.nonlocals}
         self.local: set[str] = set()
         self.count = 0
 
     def text(self, name: str) -> str:
-        """The function as a template, under a name."""
+        """Return the function as a template, under a name."""
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(self.function))).body
         if not isinstance(tree, ast.FunctionDef):
             raise Untranslatable(f"{name} is no plain function")
         parameters = [each.arg for each in tree.args.args]
         self.local |= set(parameters)
         kinds = ", ".join(f"class T{n}" for n in range(len(parameters)))
-        given = ", ".join(f"T{n} {each}_" for n, each in enumerate(parameters))
+        arguments = ", ".join(f"T{n} {each}_" for n, each in enumerate(parameters))
         body = "\n".join(self.statement(each) for each in tree.body)
         template = f"template <{kinds}>\n" if parameters else ""
-        return f"{template}DEVICE auto {name}({given}) {{\n{body}\n}}\n"
+        return f"{template}DEVICE auto {name}({arguments}) {{\n{body}\n}}\n"
 
     def refuse(self, node: ast.AST) -> Untranslatable:
-        shown = ast.unparse(node)
-        return Untranslatable(f"{self.function.__qualname__}: {shown!r} has no form in C++ here")
+        text = ast.unparse(node)
+        return Untranslatable(f"{self.function.__qualname__}: {text!r} has no form in C++ here")
 
     def sign(self, op: ast.AST, node: ast.AST) -> str:
         """Return an operator as C++ writes it; powers and whole quotients differ there."""
@@ -128,9 +128,9 @@ class _Writer:
 
     # -- statements --------------------------------------------------------------------
 
-    def block(self, body: list[ast.stmt]) -> str:
-        # Names that a branch introduces are its own.
-        before = set(self.local)
+    def block(self, body: list[ast.stmt], *names: str) -> str:
+        """Write a block, beyond whose end none of the names holds that it introduces."""
+        before, self.local = self.local, self.local | {*names}
         text = "\n".join(self.statement(each) for each in body)
         self.local = before
         return f"{{\n{text}\n}}"
@@ -139,11 +139,12 @@ class _Writer:
         match node:
             case ast.Expr(value=ast.Constant(value=str())) | ast.Pass():
                 return ""
-            case ast.Return(value=ast.IfExp(test=test, body=body, orelse=other)) if _by_type(test):
+            case ast.Return(value=ast.IfExp(test=test, body=body, orelse=other)) if _is_call(
+                test, "isinstance"
+            ):
                 # The branch that is not taken need not have the same type.
-                asked = self.value(test)
-                first, second = self.value(body), self.value(other)
-                return f"if constexpr ({asked}) return {first}; else return {second};"
+                condition, first, second = map(self.value, (test, body, other))
+                return f"if constexpr ({condition}) return {first}; else return {second};"
             case ast.Return(value=value) if value is not None:
                 return f"return {self.value(value)};"
             case ast.Assign(targets=[target], value=value):
@@ -163,9 +164,7 @@ class _Writer:
             ):
                 ends = [self.value(each) for each in over.args]
                 low, high = ("0", ends[0]) if len(ends) == 1 else ends
-                before, self.local = set(self.local), self.local | {name}
-                text = self.block(node.body)
-                self.local = before
+                text = self.block(node.body, name)
                 return f"for (long long {name}_ = {low}; {name}_ < {high}; ++{name}_) {text}"
             case ast.Expr(value=ast.Call() as call):
                 return f"{self.value(call)};"
@@ -177,13 +176,12 @@ class _Writer:
 
     def declared(self, body: list[ast.stmt], other: list[ast.stmt]) -> str:
         """Declare the names that both branches introduce, which outlive them."""
-        found = [_introduced(branch) for branch in (body, other)]
-        names = [name for name in found[0] if name in found[1] and name not in self.local]
-        texts = []
-        for name in names:
-            first, second = (self.value(branch[name]) for branch in found)
-            texts.append(f"decltype(either({first}, {second})) {name}_;\n")
-            self.local.add(name)
+        branches, texts = [_introduced(branch) for branch in (body, other)], []
+        for name in branches[0]:
+            if name in branches[1] and name not in self.local:
+                first, second = (self.value(branch[name]) for branch in branches)
+                texts.append(f"decltype(either({first}, {second})) {name}_;\n")
+                self.local.add(name)
         return "".join(texts)
 
     def assignment(self, target: ast.expr, value: ast.expr) -> str:
@@ -193,26 +191,25 @@ class _Writer:
                 return f"using {name}_ = decltype({self.value(of)});"
             case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
                 pairs = list(zip(names, values, strict=True))
-                kinds = [pair for pair in pairs if _is_type(pair[1])]
-                texts = [self.assignment(*pair) for pair in kinds]
+                texts = [self.assignment(*pair) for pair in pairs if _is_call(pair[1], "type")]
                 # All values before any name changes.
-                rest = [(name, self.fresh(), own) for name, own in pairs if not _is_type(own)]
-                texts += [f"auto {fresh} = {self.value(own)};" for _, fresh, own in rest]
-                return "\n".join([*texts, *(self.taken(name, fresh) for name, fresh, _ in rest)])
+                rest = [(pair, self.fresh()) for pair in pairs if not _is_call(pair[1], "type")]
+                texts += [f"auto {fresh} = {self.value(pair[1])};" for pair, fresh in rest]
+                return "\n".join([*texts, *(self.assign(pair[0], fresh) for pair, fresh in rest)])
             case ast.Tuple(), _:
                 fresh = self.fresh()
-                return f"auto {fresh} = {self.value(value)};\n{self.taken(target, fresh)}"
-        return self.taken(target, self.value(value))
+                return f"auto {fresh} = {self.value(value)};\n{self.assign(target, fresh)}"
+        return self.assign(target, self.value(value))
 
     def fresh(self) -> str:
-        """A name that nothing has."""
+        """Return a new name."""
         self.count += 1
         return f"t{self.count}"
 
-    def taken(self, target: ast.expr, text: str) -> str:
-        """Give a name, or names in a tuple, what a text of C++ stands for."""
+    def assign(self, target: ast.expr, text: str) -> str:
+        """Assign a value, a text of C++, to a name or to names in a tuple."""
         if isinstance(target, ast.Tuple):
-            parts = (self.taken(own, f"at<{n}>({text})") for n, own in enumerate(target.elts))
+            parts = (self.assign(name, f"at<{n}>({text})") for n, name in enumerate(target.elts))
             return "\n".join(parts)
         if isinstance(target, ast.Name) and target.id not in self.local:
             self.local.add(target.id)
@@ -260,12 +257,12 @@ class _Writer:
         raise self.refuse(node)
 
     def constant(self, node: ast.expr) -> Any:
-        """What a name that is not of the function stands for."""
+        """Return the value of a name from outside the function."""
         match node:
             case ast.Constant(value=value):
                 return value
-            case ast.Name(id=name) if name in self.known:
-                return self.known[name]
+            case ast.Name(id=name) if name in self.outer:
+                return self.outer[name]
             case ast.Attribute(value=value, attr=name):
                 return getattr(self.constant(value), name)
         raise self.refuse(node)
@@ -292,49 +289,39 @@ class _Writer:
         return f"{self.translation.add(called)}({self.arguments(node)})"
 
     def arguments(self, node: ast.Call) -> str:
-        found: list[str] = []
+        texts: list[str] = []
         for each in node.args:
             if isinstance(each, ast.Starred):
                 of = self.value(each.value)
-                found += [f"at<{n}>({of})" for n in range(self.translation.numbers)]
+                texts += [f"at<{n}>({of})" for n in range(self.translation.numbers)]
             else:
-                found.append(self.value(each))
-        return ", ".join(found)
+                texts.append(self.value(each))
+        return ", ".join(texts)
 
 
 def _introduced(branch: list[ast.stmt]) -> dict[str, ast.expr]:
-    """Names that statements give a value to, and the first of these values."""
-    found: dict[str, ast.expr] = {}
+    """Return the names that statements assign to, and the first value of each."""
+    values: dict[str, ast.expr] = {}
     for each in branch:
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            found.setdefault(each.targets[0].id, each.value)
-    return found
+            values.setdefault(each.targets[0].id, each.value)
+    return values
 
 
-def _by_type(test: ast.expr) -> bool:
-    """Whether a condition asks for the type of something."""
-    return isinstance(test, ast.Call) and getattr(test.func, "id", "") == "isinstance"
-
-
-def _is_type(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and getattr(value.func, "id", "") == "type"
+def _is_call(value: ast.expr, name: str) -> bool:
+    return isinstance(value, ast.Call) and getattr(value.func, "id", "") == name
 
 
 def _literal(value: Any, node: ast.expr, writer: _Writer) -> str:
-    """A number that a name stands for, with its type and all of its bits."""
+    """Return a constant with its type and all of its bits."""
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, np.float32):
         return f"({float(value).hex()}f)"
     if isinstance(value, float | np.float64):
-        number = float(value)
-        if np.isnan(number):
-            return "nothing()"
-        return (
-            f"({number.hex()})"
-            if np.isfinite(number)
-            else f"endless({'-' if number < 0 else ''}1.0)"
-        )
+        number, sign = float(value), "-" if value < 0 else ""
+        special = "nothing()" if np.isnan(number) else f"endless({sign}1.0)"
+        return f"({number.hex()})" if np.isfinite(number) else special
     if isinstance(value, np.integer):
         kind = TYPES.get(type(value))
         if kind is not None:

@@ -192,12 +192,12 @@ def test_shares_of_multiplicative_updates_are_those_of_numpy(stand_in, size, dty
 def test_arrays_are_taken_and_put_where_others_lie(stand_in):
     here = np.arange(6.0).reshape(2, 3)
     there = stand_in.put(here)
-    assert steps.here(here) is here
-    np.testing.assert_array_equal(steps.here(there), here)
-    assert steps.beside(here, here) is here
-    assert steps.beside(there, 2.0) == 2.0
-    assert steps.beside(there, there) is there
-    np.testing.assert_array_equal(stand_in.take(steps.beside(there, here) + there), 2 * here)
+    assert steps.to_host(here) is here
+    np.testing.assert_array_equal(steps.to_host(there), here)
+    assert steps.on_device_of(here, here) is here
+    assert steps.on_device_of(there, 2.0) == 2.0
+    assert steps.on_device_of(there, there) is there
+    np.testing.assert_array_equal(stand_in.take(steps.on_device_of(there, here) + there), 2 * here)
 
 
 @DTYPES
