@@ -170,8 +170,9 @@ def check_saved(
 
     ValueError if they are of another sampler.
     """
-    names = [track.name for track in tracks]
-    if any([track["name"] for track in chain["tracks"]] != names for chain in chains):
+    names = [track.name for track in tracks]  # coarse ones begin after the fine one
+    saved = [[track["name"] for track in chain["tracks"]] for chain in chains]
+    if any(own != names[: len(own)] for own in saved):
         raise ValueError(f"chains without the tracks {', '.join(names)}")
     own = ((n, track["name"]) for n, chain in enumerate(chains) for track in chain["tracks"])
     if missing := {saved_as(f"{n}/{name}", 0, 0, "") for n, name in own} - set(arrays):

@@ -1,6 +1,7 @@
 """Estimate what a run takes in memory, on disk and in tasks, before it is begun."""
 
 import itertools
+import math
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from inspect import Parameter, Signature, signature
@@ -286,6 +287,12 @@ def _opened(
 ) -> BlockedData:
     """Return blocks of the size that the data have, read only where nothing else tells it."""
     weighting = [name for name in ("uncertainty", "weights") if getattr(given, name) is not None]
+    if len(weighting) > 1:
+        raise OptionError("cells have uncertainty or weights, not both; pass one of them")
+    if given.entries is not None:
+        cells = math.prod(map(int, V)) if isinstance(V, tuple) else math.inf
+        if whole_number("entries", given.entries, 0) > cells:
+            raise OptionError(f"entries={given.entries} are more than there are cells, {cells}")
     source = None
     if not (model.joins or model.tensor):
         source = unread_source(V, Wanted.of(vars(given)), given.blocks, given.entries)

@@ -59,7 +59,7 @@ LOOK_FLOOR = 1e-2
 """Smallest μ for that, as a share of the data's mean."""
 UNEVEN = {True: 0.2, False: 0.01}
 """Share of cells that count by their weights, below which a descent is doubted: of non-negative
-factors, which it sets to zero for good, and of others. Measured against converged fits."""
+factors, and of others."""
 PATIENCE = 10
 """Iterations over which the objective must fall by more than ``tol``."""
 
@@ -189,8 +189,8 @@ class DSGD(Optimizer):
             other = "MultiplicativeUpdates()" if model.nonnegative else "sample()"
             warn(
                 f"the {data.weighting} of cells are so uneven that they count as {share:.2g} of "
-                "their number would with equal ones, and DSGD, which takes one step for all of "
-                f"them, may end far from the best fit; use {other}",
+                "their number would with equal ones, and DSGD may need many more iterations than "
+                f"{self.max_iter} to come near the best fit; raise max_iter, or use {other}",
                 DataWarning,
             )
         if model.nonnegative:
@@ -221,8 +221,8 @@ class DSGD(Optimizer):
 
     def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
         """Iterate; estimate φ while the fit is young, and keep it from then on."""
-        step: float = FIRST / descent.data.grid.parts if self.step == "auto" else float(self.step)
-        stalled, last = 0, min(LOOKS[-1], self.max_iter)
+        first: float = FIRST / descent.data.grid.parts if self.step == "auto" else float(self.step)
+        step, stalled, settled = first, 0, descent.rule.fixed is not None
         descent.evaluate()
         for iteration in range(1, self.max_iter + 1):
             before = descent.loss
@@ -232,14 +232,17 @@ class DSGD(Optimizer):
             if fell:
                 descent.state, descent.fit = latest.state, latest.fit
                 descent.objective.append((iteration, descent.loss))
-            if iteration in LOOKS or iteration == last:
-                estimate_dispersion(descent, iteration == last)
             on_step(iteration, self.max_iter)
-            stalled = (
-                0 if before - descent.loss > self.tol / PATIENCE * abs(before) else stalled + 1
-            )
-            if iteration >= last and self.tol > 0 and stalled >= PATIENCE:
+            falls = before - descent.loss > self.tol / PATIENCE * abs(before)
+            stalled = 0 if falls else stalled + 1
+            ended = self.tol > 0 and stalled >= PATIENCE
+            if settled and ended:
                 break
+            if not settled and (ended or iteration in (*LOOKS, self.max_iter)):
+                settled = ended or iteration >= min(LOOKS[-1], self.max_iter)
+                estimate_dispersion(descent, settled)
+                descent.correct_last()
+                step, stalled = first, 0  # the objective is another one
         descent.state.each(partial(drop_arrays, names=(*METRIC, *WEIGHTS)))
         # The start was the best, or everything is frozen.
         descent.objective = descent.objective or [(0, descent.loss)]

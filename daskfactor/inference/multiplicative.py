@@ -107,6 +107,11 @@ class Descent:
         """Evaluate the fit at the present dispersion."""
         self.fit = evaluate(self.place, self.likelihood)
 
+    def correct_last(self) -> None:
+        """Correct the last value of the objective, whose dispersion has changed since."""
+        if self.objective:
+            self.objective[-1] = (self.objective[-1][0], self.loss)
+
     def settle(self, dispersion: Any, last: bool = True) -> Any:
         """Return the dispersion that the rule settles on."""
         return self.rule.test_poisson(self.place, dispersion, last=last)
@@ -204,6 +209,9 @@ class AlternatingUpdates(Optimizer):
         if self.max_iter < LAST_LOOK:
             phi = descent.settle(descent.hyper.dispersion)
             descent.hyper = descent.hyper._replace(dispersion=phi)
+            if descent.likelihood.numbers:
+                descent.evaluate()
+            descent.correct_last()
 
 
 @dataclass(frozen=True)

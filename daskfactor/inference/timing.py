@@ -52,6 +52,7 @@ class Place(NamedTuple):
 def place_of(given: Any, data: BlockedData, width: int) -> Place:
     """Decide where the run is to happen, with as many threads as it has there."""
     executor, client = given.executor, given.client
+    executor = "threads" if executor == "lanes" else executor  # its name in earlier versions
     one_of("executor", executor, ("auto", "threads", "serial", "tasks", "ring"))
     threads = {} if client is None else client.nthreads()
     counts = {"workers": len(threads) or 1, "lanes": max(threads.values(), default=cpu_count())}

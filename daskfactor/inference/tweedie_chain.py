@@ -369,7 +369,7 @@ class TweedieChain(Chain):
                 f"the warm start ended after {self.climb[0]} passes, its limit for data of this "
                 f"size, while the log density still rose by {self.climb[1]:.2g} nats per parameter "
                 "in 20 of them: draws may not have come as far as the posterior; pass "
-                f"{sampler.name}(warm_start={10 * self.climb[0]}) as sampler"
+                f"{sampler.name}(warm_start={10 * self.climb[0]}) as sampler, or a larger tune"
             )
         return of_model, of_sampler
 

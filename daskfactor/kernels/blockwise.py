@@ -116,6 +116,14 @@ def accumulate(
     if not numbers:
         return
     factor = numbers[0] if len(numbers) == 1 else None
+    one, fitted = factor is not None, any(own is not None for own in sums.fits)
+    ratios = one and sums.curved and not fitted
+    scores = one >= fitted and not (one and sums.curved)
+    if not (ratios if kind == "ratio" else scores):
+        raise ValueError(
+            "a block adds scores of all factors, with or without curvatures, scores of one, with "
+            "or without fits, or ratios and curvatures of one"
+        )
     pieces = _taken(view, likelihood, factors, floor, work, factor)
     gains = sums if likelihood.share == 1.0 else sums.zeros()
     some = gains.terms[numbers[0]]

@@ -361,3 +361,13 @@ def test_coordinate_descent_is_the_usual_way_where_it_fits():
         ("use MultiplicativeUpdates", V, model, {"weights": weights}),
     ):
         refused(OptionError, match, dfac.optimize, data, own, method, **run, **given)
+
+
+@pytest.mark.parametrize("V", [[[3, 1, 4, 1, 5, 9, 2, 6]], [[3]]], ids=["a row", "a cell"])
+def test_descents_of_little_data_reach_the_maximum_after_the_dispersion_has_settled(V):
+    """Steps were halved for as long as the fit was perfect under a dispersion of nearly zero."""
+    run = {"random_seed": 0, "progressbar": False}
+    methods = DSGD(500), dfac.MultiplicativeUpdates()
+    ours, other = (dfac.optimize(np.array(V), TweedieNMF(1), own, **run) for own in methods)
+    assert float(ours["objective"][-1]) == pytest.approx(float(other["objective"][-1]), rel=1e-3)
+    assert ours.attrs["dispersion"] == other.attrs["dispersion"] == 1.0
