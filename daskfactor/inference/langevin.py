@@ -33,6 +33,7 @@ from daskfactor.inference.program import (
     HYPER_EVERY,
     METRIC,
     RECORDED,
+    UNIT_STEP,
     Arrays,
     ArraySpec,
     Bands,
@@ -279,9 +280,11 @@ class LangevinSampler(Sampler):
         metric = METRIC if self.preconditioner == "majorizer" else {}
         return RECORDED | metric | ({"gradient": ArraySpec()} if whole else {})
 
-    def _size(self, automatic: ConstantStep) -> Any:
-        """Return the step, an automatic one where none is chosen."""
-        return automatic if self.step == "auto" else self.step
+    def _step(self, model: Any, data: Data, blocks: int = 1, share: float = 1.0) -> Any:
+        """Return the step; an automatic one where none is chosen and there are data."""
+        if self.step != "auto" or data is None:  # the number of components may not be known yet
+            return UNIT_STEP if self.step == "auto" else self.step
+        return ConstantStep(automatic_step(blocks, model.n_components).size * share)
 
 
 @dataclass(frozen=True)
@@ -370,7 +373,7 @@ class PSGLD(LangevinSampler):
     def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device)
         parts = count_parts(data)
-        step = self._size(automatic_step(parts, model.n_components))
+        step = self._step(model, data, parts)
         return PartsKernel(self, self.schedule, self._arrays(whole=False), Work(parts), step)
 
 
@@ -481,8 +484,7 @@ class LangevinDynamics(LangevinSampler):
 
     def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device)
-        step = self._size(automatic_step(1, model.n_components))
-        return LangevinKernel(self, Passes(1), self._arrays(), Work(1), step)
+        return LangevinKernel(self, Passes(1), self._arrays(), Work(1), self._step(model, data))
 
 
 class LangevinPair(Pair, LangevinDynamics):
@@ -572,7 +574,7 @@ class SGLD(LangevinSampler):
         moves = max(1, round(1.0 / share))
         schedule = Passes(None if self.subsample == "auto" else moves)
         # The gradient of a share f has noise in 1 / f, which widens the posterior as ε / f.
-        step = self._size(ConstantStep(automatic_step(1, model.n_components).size * share))
+        step = self._step(model, data, share=share)
         return SubsampleKernel(self, schedule, self._arrays(), Work(moves, moves), step)
 
 

@@ -201,7 +201,7 @@ class SGHMC(Sampler):
         options, parts, step = replace(self, **given), count_parts(data), cast("Any", self.step)
         if squares:
             _check_shapes(model)
-        if step == "auto" and squares:
+        if step == "auto" and (squares or data is None):  # without data it is not taken
             step = squares_step(model, data, schedule)
         elif step == "auto":
             step = slowed(automatic_momentum_step(parts, model.n_components), schedule)
