@@ -133,7 +133,9 @@ def test_states_stay_longer_on_a_device(stand_in):
     def segments(pace):
         lengths = {"draws": 400, "tune": 100, "chains": 1, "thin": 1}
         planned = plan_run(data, model, dfac.PSGLD(), "moments", 0, pace, **lengths)
-        return len(Setting(data, model, dfac.PSGLD(), planned, SerialExecutor()).ends)
+        return len(
+            Setting(data, model, dfac.PSGLD().kernel(model, data), planned, SerialExecutor()).ends
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Setting, "work", 1e10)  # floating-point operations of a cycle

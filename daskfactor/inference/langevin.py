@@ -26,13 +26,13 @@ from daskfactor.checks import is_number, one_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes, Reshuffled, Schedule
 from daskfactor.errors import OptionError
-from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Data, Sampler, Track, check_schedule, count_parts
 from daskfactor.inference.program import (
     HYPER_EVERY,
     METRIC,
     RECORDED,
+    UNIT_STEP,
     Arrays,
     ArraySpec,
     Bands,
@@ -41,7 +41,6 @@ from daskfactor.inference.program import (
     Visit,
     Work,
     law_of,
-    learn_metric,
 )
 from daskfactor.inference.steps import ConstantStep, Step, automatic_step, checked_step
 from daskfactor.kernels import blockwise
@@ -133,18 +132,11 @@ class LangevinKernel(Kernel):
             for factor, band in enumerate(visit.bands):
                 self._move(program, band, band.arrays["gradient"], number, factor, matched[factor])
                 band.arrays["gradient"][:] = 0
-        self._learn(program, visit)
-
-    def _learns(self, op: Op) -> bool:
-        """Return whether an operation gathers the curvature that the metric is learnt from."""
-        return op.wanted.adapt and "metric" in self.arrays
+        self._learn_metric(program, visit)
 
     def _add(self, program: Program, visit: Visit) -> None:
         """Add the block's share of the gradients, and of the curvature while it is learnt."""
-        curvatures = None
-        if self._learns(visit.op):
-            curvatures = tuple(band.arrays["gathered"] for band in visit.bands)
-        shares = program.gradient(visit, curvatures)
+        shares = program.gradient(visit, self._gathered(visit))
         for band, share in zip(visit.bands, shares, strict=True):
             band.arrays["gradient"] += share
 
@@ -181,12 +173,6 @@ class LangevinKernel(Kernel):
         with held(band.values, program.frozen[factor]):
             langevin_step(band.values, gradient, None, *rest)
 
-    def _learn(self, program: Program, visit: Visit) -> None:
-        """Learn the metric from a cycle, where it ends."""
-        if visit.op.last and self._learns(visit.op):
-            for factor, band in enumerate(visit.bands):
-                learn_metric(band, program.hyper, factor, program.frozen[factor])
-
 
 class PartsKernel(LangevinKernel):
     """Langevin steps on the gradients of conflict-free parts of the data."""
@@ -194,7 +180,7 @@ class PartsKernel(LangevinKernel):
     def step(self, program: Program, visit: Visit) -> None:
         """Move all bands by the block's own gradients, from the same old state."""
         op, curvatures = visit.op, None
-        if self._learns(op):
+        if self._gathered(visit) is not None:
             curvatures = tuple(np.zeros_like(band.values) for band in visit.bands)
         gradients, matched = program.gradient(visit, curvatures), self._matched(program, visit)
         for factor, band in enumerate(visit.bands):
@@ -204,7 +190,7 @@ class PartsKernel(LangevinKernel):
                 weight = band.values.dtype.type(op.scale / visit.data.grid.parts)
                 band.arrays["gathered"] += weight * curvatures[factor]
             self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
-        self._learn(program, visit)
+        self._learn_metric(program, visit)
 
     def _balance(self, visit: Visit) -> Sequence[float]:
         # A cycle of uneven steps in any order narrows the posterior: a cycle that pulls back at
@@ -234,11 +220,9 @@ class SubsampleKernel(LangevinKernel):
         count = shares[block]
         if not count.any():
             return
-        law, curvature = law_of(program.likelihood, op.block, cols), None
+        law, gathered = law_of(program.likelihood, op.block, cols), self._gathered(visit)
         weight = self.weight(data) * law.share
-        if self._learns(op):
-            gathered = rows.arrays["gathered"], cols.arrays["gathered"]
-            curvature = gathered, weight / self.work.moves
+        curvature = None if gathered is None else (gathered, weight / self.work.moves)
         blockwise.add_subsample(
             data.view(*op.block),
             law,
@@ -279,9 +263,11 @@ class LangevinSampler(Sampler):
         metric = METRIC if self.preconditioner == "majorizer" else {}
         return RECORDED | metric | ({"gradient": ArraySpec()} if whole else {})
 
-    def _size(self, automatic: ConstantStep) -> Any:
-        """Return the step, an automatic one where none is chosen."""
-        return automatic if self.step == "auto" else self.step
+    def _step(self, model: Any, data: Data, blocks: int = 1, share: float = 1.0) -> Any:
+        """Return the step; an automatic one where none is chosen and there are data."""
+        if self.step != "auto" or data is None:  # the number of components may not be known yet
+            return UNIT_STEP if self.step == "auto" else self.step
+        return ConstantStep(automatic_step(blocks, model.n_components).size * share)
 
 
 @dataclass(frozen=True)
@@ -370,7 +356,7 @@ class PSGLD(LangevinSampler):
     def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device)
         parts = count_parts(data)
-        step = self._size(automatic_step(parts, model.n_components))
+        step = self._step(model, data, parts)
         return PartsKernel(self, self.schedule, self._arrays(whole=False), Work(parts), step)
 
 
@@ -481,8 +467,7 @@ class LangevinDynamics(LangevinSampler):
 
     def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:
         self._check(model, data, on_device)
-        step = self._size(automatic_step(1, model.n_components))
-        return LangevinKernel(self, Passes(1), self._arrays(), Work(1), step)
+        return LangevinKernel(self, Passes(1), self._arrays(), Work(1), self._step(model, data))
 
 
 class LangevinPair(Pair, LangevinDynamics):
@@ -572,7 +557,7 @@ class SGLD(LangevinSampler):
         moves = max(1, round(1.0 / share))
         schedule = Passes(None if self.subsample == "auto" else moves)
         # The gradient of a share f has noise in 1 / f, which widens the posterior as ε / f.
-        step = self._size(ConstantStep(automatic_step(1, model.n_components).size * share))
+        step = self._step(model, data, share=share)
         return SubsampleKernel(self, schedule, self._arrays(), Work(moves, moves), step)
 
 

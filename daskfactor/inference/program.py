@@ -200,6 +200,18 @@ class Kernel(ABC):
     def step(self, program: "Program", visit: Visit) -> None:
         """Change the bands of a block, in place."""
 
+    def _gathered(self, visit: Visit) -> tuple[Array, ...] | None:
+        """Return the arrays that gather the curvature, in a cycle that learns the metric."""
+        if visit.op.wanted.adapt and "gathered" in self.arrays:
+            return tuple(band.arrays["gathered"] for band in visit.bands)
+        return None
+
+    def _learn_metric(self, program: "Program", visit: Visit) -> None:
+        """Learn the metric from what a cycle has gathered, where it ends."""
+        if visit.op.last and self._gathered(visit) is not None:
+            for factor, band in enumerate(visit.bands):
+                learn_metric(band, program.hyper, factor, program.frozen[factor])
+
     def retune(self, band: FactorBand, factor: int, size: Array, hyper: Any) -> None:
         """Multiply a band's columns, and change what is learnt of it accordingly."""
         del factor, hyper

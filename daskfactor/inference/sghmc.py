@@ -29,7 +29,6 @@ from daskfactor.inference.program import (
     Program,
     Visit,
     Work,
-    learn_metric,
     unshifted,
 )
 from daskfactor.inference.steps import ConstantStep, Step, checked_step
@@ -201,7 +200,7 @@ class SGHMC(Sampler):
         options, parts, step = replace(self, **given), count_parts(data), cast("Any", self.step)
         if squares:
             _check_shapes(model)
-        if step == "auto" and squares:
+        if step == "auto" and (squares or data is None):  # without data it is not taken
             step = squares_step(model, data, schedule)
         elif step == "auto":
             step = slowed(automatic_momentum_step(parts, model.n_components), schedule)
@@ -227,9 +226,10 @@ class MomentumKernel(Kernel):
 
     def step(self, program: Program, visit: Visit) -> None:
         """Kick and drift both bands; at a cycle's end refresh the momentum in between."""
-        gradients = program.gradient(visit)
+        gradients = program.gradient(visit, self._gathered(visit))
         for factor, band in enumerate(visit.bands):
             self._move(program, visit.op, band, gradients[factor], factor)
+        self._learn_metric(program, visit)
 
     def _move(self, program: Program, op: Op, band: FactorBand, grad: Array, factor: int) -> None:
         table = column_table(program.hyper, band.values.shape[1])[factor]
@@ -281,16 +281,6 @@ class SquaresKernel(MomentumKernel):
 
     rescales_every: ClassVar[int | None] = HYPER_EVERY
     log_prior = Kernel.log_prior
-
-    def step(self, program: Program, visit: Visit) -> None:
-        """Kick both bands and let them drift; gather curvature while the metric is learnt."""
-        op, bands, adapt = visit.op, visit.bands, visit.op.wanted.adapt
-        gathered = tuple(band.arrays["gathered"] for band in bands) if adapt else None
-        gradients = program.gradient(visit, gathered)
-        for factor, band in enumerate(bands):
-            self._move(program, op, band, gradients[factor], factor)
-            if op.last and adapt:
-                learn_metric(band, program.hyper, factor, program.frozen[factor])
 
     def _move(self, program: Program, op: Op, band: FactorBand, grad: Array, factor: int) -> None:
         along, across, metric = (band.arrays[name] for name in (MOMENTUM, SPIN, "metric"))

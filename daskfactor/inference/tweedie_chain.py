@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -52,6 +53,8 @@ HEATING = 10
 """Sweeps from the mode of a posterior to the bulk of one of its powers."""
 RUNAWAY = 1e3
 """A chain whose average μ is this many times the data's is taken to have diverged."""
+REMEMBERED = "climb", "effective", "fits", "log_hyper", "looks", "normalizer", "variations"
+"""Attributes of a chain that a checkpoint keeps as they are."""
 FALL = 3.0
 """Nats per parameter below its start at which a chain no longer samples the posterior.
 
@@ -317,32 +320,17 @@ class TweedieChain(Chain):
         return {name: value for name, value in given.items() if name not in learnt}
 
     def memory(self) -> dict[str, Any]:
-        return super().memory() | {
-            "hyper": list(self.hyper),
-            "log_hyper": self.log_hyper,
-            "effective": self.effective,
-            "fixed": self.rule.memory,
-            "normalizer": self.normalizer,
-            "fits": self.fits,
-            "climb": self.climb,
-            "variations": dict(self.variations),
-            "looks": list(self.looks),
-        }
+        given = {"hyper": list(self.hyper), "fixed": self.rule.memory}
+        return super().memory() | given | {name: copy(getattr(self, name)) for name in REMEMBERED}
 
     def recall(self, memory: dict[str, Any]) -> None:
-        values: Any = [tuple(own) if isinstance(own, list) else own for own in memory["hyper"]]
-        self.hyper = Hyperparameters(*values)
-        self.log_hyper = memory.get("log_hyper", 0.0)  # runs of older versions have none
-        self.effective = memory.get("effective", 0.0)
+        hyper: Any = [tuple(own) if isinstance(own, list) else own for own in memory["hyper"]]
+        self.hyper = Hyperparameters(*hyper)
         fixed = memory["fixed"]
         self.rule.memory = fixed if isinstance(fixed, list) else [fixed]  # older runs have one
-        self.normalizer = memory["normalizer"]
-        fits = memory.get("fits")  # runs of older versions have neither
-        self.fits = None if fits is None else (fits[0], fits[1])
-        self.variations = memory.get("variations", {})
-        self.looks = list(memory.get("looks", []))
-        iterations, rise = memory.get("climb", self.climb)
-        self.climb = iterations, rise
+        for name in REMEMBERED:
+            if name in memory:  # runs of older versions have fewer
+                setattr(self, name, copy(memory[name]))
         super().recall(memory)
 
     def warnings(self) -> tuple[str | None, str | None]:

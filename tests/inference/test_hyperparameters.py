@@ -189,7 +189,7 @@ def test_chains_have_one_dispersion():
     options = RunOptions(10, 20, 2, 1, 0, "moments", 0, "float32")
     model, sampler = dfac.TweedieNMF(2, beta=0.0), dfac.PSGLD(**WARM)
     with dfac.as_blocks(V, 2) as data:
-        setting = Setting(data, model, sampler, options, SerialExecutor())
+        setting = Setting(data, model, sampler.kernel(model, data), options, SerialExecutor())
         run = Run(setting, Sink(run_spec(setting, False)), lambda event: None)
         run.restore({}, NOT_STARTED)
         run.go()

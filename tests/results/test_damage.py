@@ -18,6 +18,7 @@ import daskfactor as dfac
 from daskfactor.errors import ModelError, StoreError, StoreFormatError
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.inits import Init
+from daskfactor.inference.langevin import coupled
 from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.setting import RunOptions
 from daskfactor.models.gaussian import GaussianHyper
@@ -366,7 +367,7 @@ def test_readers_of_stored_values_refuse_what_they_do_not_know():
 
 @pytest.mark.parametrize("sampler", [dfac.PSGLD(), dfac.LangevinDynamics(), dfac.SGLD()])
 def test_samplers_make_their_pairs(sampler):
-    pair = sampler.pair()
+    pair = coupled(sampler)
     for name in sampler.to_dict().keys() - {"type"}:
         assert getattr(pair, name) == getattr(sampler, name)
 
