@@ -110,7 +110,7 @@ def transfer(run: Run) -> Iterator[Figure]:
     rng, count = np.random.default_rng(0), run.pick(5, 100)
     X = rng.random((500, 10)) @ rng.random((10, 500))
     X = np.maximum(X + 0.05 * X.mean() * rng.standard_normal(X.shape), 0.0)
-    size, found = np.linalg.norm(X), singular.consistent_signs(singular.whole_svd(X, 10))
+    size, found = np.linalg.norm(X), singular.consistent_signs(singular.dense_svd(X, 10))
 
     def errors(pairs: Any) -> Array:
         return np.array([np.linalg.norm(X - W @ H) / size for W, H in pairs])

@@ -281,7 +281,7 @@ WARNINGS = {
         lambda _: biased(dfac.Gibbs()),
     ),
     "uneven weights": (
-        "may end far from the best fit; use ",
+        "raise max_iter, or use ",
         lambda: dfac.optimize(V, TWO, dfac.DSGD(), weights=10 ** (V - 3), **QUIET),
         lambda _: dfac.optimize(
             V, TWO, dfac.MultiplicativeUpdates(), weights=10 ** (V - 3), **QUIET

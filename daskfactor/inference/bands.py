@@ -18,9 +18,9 @@ from daskfactor.models.settings import Mask, held
 Array = NDArray[Any]
 
 
-def pieces_of(grid: Grid, factor: int, whole: Array) -> list[Array]:
+def pieces_of(grid: Grid, factor: int, values: Array) -> list[Array]:
     """Cut what has a number or a row for each of a factor's, in the grid's order, into bands'."""
-    return split_factor(whole, grid.sides[factor].offsets)
+    return split_factor(values, grid.sides[factor].offsets)
 
 
 def take_values(band: FactorBand, values: Array) -> None:

@@ -53,15 +53,15 @@ CERTAIN: Final = 4.0
 KINDS: Final = ("density", "product", "scale")
 
 
-class Kept(NamedTuple):
+class LoadedRun(NamedTuple):
     """A run in memory, as one that is begun."""
 
     attrs: Any
     path: str
-    held: xr.DataTree
+    data_tree: xr.DataTree
 
     def tree(self) -> xr.DataTree:
-        return self.held
+        return self.data_tree
 
 
 class Bias(Judged):  # type: ignore[no-untyped-call]
@@ -156,15 +156,15 @@ def discretization_bias(
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
     model = model_from_dict(described["model"])
     pair = None if model.learnt else coupled(sampler)
-    kept = Kept(tree.attrs, "this trace", tree)
-    with session_again(kept, V, model, None, seed, **options) as run:
+    parent = LoadedRun(tree.attrs, "this trace", tree)
+    with session_again(parent, V, model, None, seed, **options) as run:
         model = _settled(model.placed(run.data.placed), tree)
         follower = checked_sampler(model, pair or reference_sampler(model))
         kernel, each = follower.kernel(model, run.data), longest_stride(follower)
-        asked = described["options"] | {"seed": seed, "thin": 1, "keep": "draws", "keep_every": 1}
-        asked |= {"draws": each * lengths[0], "tune": 2 * each * (lengths[1] // 2)}
-        asked |= {"chains": tree["posterior"].sizes["chain"]}
-        setting = Setting(run.data, model, kernel, RunOptions.from_dict(asked), run.executor)
+        planned = described["options"] | {"seed": seed, "thin": 1, "keep": "draws", "keep_every": 1}
+        planned |= {"draws": each * lengths[0], "tune": 2 * each * (lengths[1] // 2)}
+        planned |= {"chains": tree["posterior"].sizes["chain"]}
+        setting = Setting(run.data, model, kernel, RunOptions.from_dict(planned), run.executor)
         on = Continued(setting, sink := Sink(run_spec(setting, False)), run.on_event)
         run.stack.callback(on.close)
         on.restore({}, NOT_STARTED)
@@ -177,15 +177,15 @@ def discretization_bias(
     spread = {name: one.values.std() for name, one in before.items()}
     after = sink.tree()
     if pair is None:
-        found = _of_exact(before, _series(after, cells))
+        differences = _of_exact(before, _series(after, cells))
     else:
         fine, coarse = (
             _series(_track(after, track.group, on.densities[track.name]), cells)
             for track in follower.tracks
         )
-        found = _of_pair(fine, coarse, 1.0 if COARSE in tree.children else 2.0)
-    return _told(
-        {name: np.array(own) / spread[name] for name, own in found.items()},
+        differences = _of_pair(fine, coarse, 1.0 if COARSE in tree.children else 2.0)
+    return _assess(
+        {name: np.array(difference) / spread[name] for name, difference in differences.items()},
         {name: one.kind for name, one in before.items()},
         {"method": "exact" if pair is None else "coupled", "draws": lengths[0], "tune": lengths[1]},
     )
@@ -198,11 +198,11 @@ def _settled(model: Any, tree: xr.DataTree) -> Any:
             "a bias under covariates cannot be estimated: compare with Gibbs() or BlockHMC()"
         )
     posterior, arrays = tree["posterior"].to_dataset(), {}
-    for name, own in zip(("fixed_w", "fixed_h"), model.fixed, strict=True):
-        if own is not None:
+    for name, components in zip(("fixed_w", "fixed_h"), model.fixed, strict=True):
+        if components is not None:
             values = posterior[name[-1].upper()].values[0, -1]
             values = values.T if name == "fixed_w" else values
-            arrays[f"{name}/values"] = values[list(own.frozen)].astype(np.float64)
+            arrays[f"{name}/values"] = values[list(components.frozen)].astype(np.float64)
     return model.with_dispersion_of(tree.attrs).with_arrays(arrays)
 
 
@@ -222,8 +222,8 @@ def _series(tree: xr.DataTree, cells: int) -> dict[str, Series]:
     """Return the series of a run by name, all at the same cells whatever the run monitored."""
     groups = {name: tree[name].to_dataset() for name in ("posterior", "sample_stats")}
     plain = xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
-    found, _ = all_series(plain, cells, 0, None)
-    return {one.name: one for one in found if one.kind in KINDS}
+    series, _ = all_series(plain, cells, 0, None)
+    return {one.name: one for one in series if one.kind in KINDS}
 
 
 def _track(tree: xr.DataTree, group: str, densities: list[list[float]]) -> xr.DataTree:
@@ -241,14 +241,14 @@ class Continued(Run):
         self.densities: dict[str, list[list[float]]] = {}
 
     def _write(self, before: int) -> None:
-        found = [
+        densities = [
             (run.track.name, chain.number, [run.densities[at] for at in sorted(run.densities)
                                             if run.options.place(at) is not None])
             for chain in self.chains
             for run in chain.tracks
         ]  # fmt: skip
         super()._write(before)  # which may fail, and is then done again
-        for name, number, drawn in found:
+        for name, number, drawn in densities:
             empty: list[list[float]] = [[] for _ in self.chains]
             self.densities.setdefault(name, empty)[number] += drawn
 
@@ -257,41 +257,41 @@ def _of_pair(
     fine: dict[str, Series], coarse: dict[str, Series], factor: float
 ) -> dict[str, tuple[float, float]]:
     """Return coarse - fine times a factor, and its error, draw by draw of the coarse chain."""
-    found = {}
+    differences = {}
     for name, one in fine.items():
         halves = 0.5 * (one.values[:, ::2] + one.values[:, 1::2])
         values = factor * (coarse[name].values - halves)
         error = float(values.std()) / math.sqrt(effective_size(values))
-        found[name] = float(values.mean()), error
-    return found
+        differences[name] = float(values.mean()), error
+    return differences
 
 
 def _of_exact(
     before: dict[str, Series], after: dict[str, Series]
 ) -> dict[str, tuple[float, float]]:
     """Return the difference of both means, and its error."""
-    found = {}
+    differences = {}
     for name, one in before.items():
         both = one.values, after[name].values
-        error = math.sqrt(sum(float(own.var()) / effective_size(own) for own in both))
-        found[name] = float(both[0].mean() - both[1].mean()), error
-    return found
+        error = math.sqrt(sum(float(values.var()) / effective_size(values) for values in both))
+        differences[name] = float(both[0].mean() - both[1].mean()), error
+    return differences
 
 
-def _told(found: dict[str, Array], kinds: dict[str, str], attrs: dict[str, Any]) -> Bias:
+def _assess(differences: dict[str, Array], kinds: dict[str, str], attrs: dict[str, Any]) -> Bias:
     """Sort, put into words, and warn."""
-    names = sorted(found, key=lambda name: -abs(found[name][0]))
-    bias, error = np.array([found[name] for name in names]).T
+    names = sorted(differences, key=lambda name: -abs(differences[name][0]))
+    bias, error = np.array([differences[name] for name in names]).T
     sure = np.flatnonzero((np.abs(bias) > LARGEST) & (np.abs(bias) > CERTAIN * error))
     if sure.size:
         at = int(sure[0])
-        said = (
+        verdict = (
             f"BIASED: the finite step moves the mean of {names[at]} by {bias[at]:+.2f} posterior "
             f"standard deviations (error {error[at]:.2f}); halve the step, or take an exact sampler"
         )
-        warn(said, SamplingWarning)
+        warn(verdict, SamplingWarning)
     else:
-        said = (
+        verdict = (
             f"No bias above {LARGEST:g} posterior standard deviations is certain: the largest is "
             f"{bias[0]:+.2f}, of {names[0]} (error {error[0]:.2f}); half of the errors are below "
             f"{np.median(error):.2f}, and four times the draws halve them"
@@ -299,5 +299,5 @@ def _told(found: dict[str, Array], kinds: dict[str, str], attrs: dict[str, Any])
     return Bias(
         {"bias": ("functional", bias), "error": ("functional", error)},
         {"functional": names, "kind": ("functional", [kinds[name] for name in names])},
-        attrs | {"verdict": f"{said}."},
+        attrs | {"verdict": f"{verdict}."},
     )

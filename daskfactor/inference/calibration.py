@@ -183,8 +183,8 @@ def calibrate(
     rows, cols = (whole_number("either number of shape", size, 1) for size in sizes)
     if not is_number(missing) or not 0 <= missing < 1:
         raise OptionError(f"missing must be a share of at least 0 and below 1, got {missing!r}")
-    given = np.ravel(np.asarray(moments, dtype=object))
-    if given.size != 2 or not all(map(is_number, given)) or not given[1] > 0:
+    numbers = np.ravel(np.asarray(moments, dtype=object))
+    if numbers.size != 2 or not all(map(is_number, numbers)) or not numbers[1] > 0:
         raise OptionError(f"moments must be a mean and a positive variance, got {moments!r}")
     seed = resolve_seed(random_seed)
     chosen = addressed_cells((rows, cols), whole_number("cells", cells, 0), seed)
@@ -192,27 +192,27 @@ def calibrate(
     with as_blocks(np.full((rows, cols), moments[0])) as like:
         # Where a sampler is requested, replications are the data that it must take.
         kernel = requested.kernel(model) if requested else choose_kernel(None, model, like)
-    taken: Sampler = kernel.options
-    if taken.dispersion is not None:
-        model = model.with_dispersion(taken.dispersion)
+    selected: Sampler = kernel.options
+    if selected.dispersion is not None:
+        model = model.with_dispersion(selected.dispersion)
     task = Task(model, (rows, cols), moments, missing, chosen)
     each = _together(task, together, replications, draws)
     counts = [each] * (replications // each) + [replications % each] * bool(replications % each)
-    found, run = [], {**options, "callback": None, "progressbar": False}
+    results, run = [], {**options, "callback": None, "progressbar": False}
     with progress_bar(options.get("progressbar", True), options.get("callback")) as on_event:
         for number, count in enumerate(counts):
             rng = generator(seed, number, Stream.SIMULATION)
             run |= {"random_seed": int(rng.integers(2**63))}
             run |= {"callback": on_event if len(counts) == 1 else None}
-            found.append(_replicate(task, taken, count, blocks, rng, run | lengths))
+            results.append(_replicate(task, selected, count, blocks, rng, run | lengths))
             on_event(RunEvent("replications", sum(counts[: number + 1]), replications))
-    values = {name: [one[name] for one in found] for name in found[0]}
+    values = {name: [one[name] for one in results] for name in results[0]}
     about = {
         "model": json.dumps(model.to_dict()),
-        "sampler": json.dumps(taken.to_dict()),
+        "sampler": json.dumps(selected.to_dict()),
         "missing": missing,
         "random_seed": str(seed),
-        BIASED: int(taken.biased),
+        BIASED: int(selected.biased),
     }
     return _judge(
         {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, lengths | about
@@ -224,18 +224,18 @@ def _together(task: Task, together: Any, replications: int, draws: int) -> int:
     rng = np.random.default_rng(0)
     alone = task.model.draw_prior(rng, task.shape, *task.moments)  # refuses a model without a prior
     # Dispersions of columns have a prior that all of them share; rates of rows have not.
-    own = (own.name for own in task.model.learnt if own.dims in (("row",), ("column",)))
-    local = {name for name in own if name != "dispersion"}
+    names = (item.name for item in task.model.learnt if item.dims in (("row",), ("column",)))
+    local = {name for name in names if name != "dispersion"}
     joined = local.issuperset(alone.learnt)
     joined &= (*task.model.fixed, *task.model.covariates) == (None,) * 4
     if together != "auto":
-        given = whole_number("together", together, 1)
-        if given > 1 and not joined:
+        requested = whole_number("together", together, 1)
+        if requested > 1 and not joined:
             raise OptionError(
-                f"together={given} puts replications into one matrix, and this model has "
+                f"together={requested} puts replications into one matrix, and this model has "
                 "hyperparameters or frozen components that all rows share; leave it out"
             )
-        return min(given, replications)
+        return min(requested, replications)
     each = 4 * draws * sum(task.shape) * task.model.width
     return min(replications, max(1, TOGETHER_BYTES // each)) if joined else 1
 
@@ -263,20 +263,20 @@ def _replicate(
         tree = sample(data, task.model, sampler, keep="draws", **run)
     posterior = tree["posterior"].to_dataset()
     W, H = (
-        np.concatenate([posterior[name].values[0], own[None]])
-        for name, own in (("W", true.W), ("H", true.H))
+        np.concatenate([posterior[name].values[0], true_factor[None]])
+        for name, true_factor in (("W", true.W), ("H", true.H))
     )
     learnt = {
-        name: np.concatenate([posterior[name].values[0], np.asarray(own)[None]])
-        for name, own in true.learnt.items()
+        name: np.concatenate([posterior[name].values[0], np.asarray(value)[None]])
+        for name, value in true.learnt.items()
     }
-    found = _quantities(task, W, H, V, learnt.get("noise", learnt.get("dispersion")))
-    links = {own.name for own in task.model.learnt if set(own.dims) & set(FEATURES)}
+    quantities = _quantities(task, W, H, V, learnt.get("noise", learnt.get("dispersion")))
+    links = {variable.name for variable in task.model.learnt if set(variable.dims) & set(FEATURES)}
     for name, values in learnt.items():  # components have no order: the mean over them
         if name in links:  # nor a sign
             values = values**2
-        found[name] = np.nanmean(values.reshape(len(W), -1, count), axis=1)
-    return found
+        quantities[name] = np.nanmean(values.reshape(len(W), -1, count), axis=1)
+    return quantities
 
 
 def block_diagonal(V: Array) -> Any:
@@ -304,11 +304,11 @@ def _fits(task: Task, V: Array, mu: Array, dispersions: Array | None) -> Array:
     law = task.model.likelihood
     with np.errstate(all="ignore"):
         if dispersions is None:
-            found = -law.deviance(V, mu)
+            fits = -law.deviance(V, mu)
         else:
             pairs = zip(mu, dispersions, strict=True)
-            found = np.array([law.log_density(V, one, own) for one, own in pairs])
-    return np.asarray(np.where(np.isnan(V), 0.0, found).sum(axis=(2, 3)))
+            fits = np.array([law.log_density(V, one, dispersion) for one, dispersion in pairs])
+    return np.asarray(np.where(np.isnan(V), 0.0, fits).sum(axis=(2, 3)))
 
 
 def _quantities(
@@ -327,12 +327,12 @@ def _quantities(
         parts.append(np.concatenate([fits[..., None], mu[:, :, rows, cols]], axis=2))
     cells = [f"mu[{i},{j}]" for i, j in zip(rows, cols, strict=True)]
     values = np.moveaxis(np.concatenate(parts), 2, 0)
-    found = dict(zip(("log_likelihood", *cells), values, strict=True))
+    quantities = dict(zip(("log_likelihood", *cells), values, strict=True))
     for name, factor, at in ("w", W[..., :K], rows), ("h", np.swapaxes(H[:, :K], 1, 2), cols):
         sizes = np.abs(factor).reshape(len(W), -1, count, K)
-        found[f"{name}_sum"] = sizes.sum(axis=(1, 3))
-        found |= {f"{name}[{i}]": sizes[:, i].max(axis=2) for i in np.unique(at)}
-    return found
+        quantities[f"{name}_sum"] = sizes.sum(axis=(1, 3))
+        quantities |= {f"{name}[{i}]": sizes[:, i].max(axis=2) for i in np.unique(at)}
+    return quantities
 
 
 def _judge(values: dict[str, Array], attrs: dict[str, Any]) -> Calibration:
@@ -342,7 +342,7 @@ def _judge(values: dict[str, Array], attrs: dict[str, Any]) -> Calibration:
         drawn, true = one[:-1], one[-1]
         # The mean over replications of the time that draws take to be independent.
         some = drawn.T[:: math.ceil(len(true) / SOME)]
-        ess = 1 / float(np.mean([1 / effective_size(own[None]) for own in some]))
+        ess = 1 / float(np.mean([1 / effective_size(series[None]) for series in some]))
         levels = next(n for n in LEVELS if APART * n <= ess) if ess >= FEWEST else 0
         at = np.arange(1, levels + 1) * len(drawn) // max(levels, 1) - 1
         ranks.append((drawn[at] < true).sum(axis=0))
@@ -351,49 +351,49 @@ def _judge(values: dict[str, Array], attrs: dict[str, Any]) -> Calibration:
     columns = ("levels", "ess", *Uniformity._fields)
     table = dict(zip(columns, np.array(rows).T, strict=True))
     order = np.argsort(table["p"], kind="stable")  # NaN last
-    made: dict[str, Any] = {name: ("quantity", own[order]) for name, own in table.items()}
+    made: dict[str, Any] = {name: ("quantity", column[order]) for name, column in table.items()}
     made["rank"] = (("quantity", "replication"), np.array(ranks)[order])
-    found = Calibration(made, {"quantity": np.array(list(values))[order]}, attrs)
-    found["levels"] = found["levels"].astype(np.int64)
-    found.attrs["replications"] = found.sizes["replication"]
-    found.attrs["calibrated"] = int(_passes(found))
-    found.attrs["verdict"] = " ".join(_sentences(found))
-    return found
+    result = Calibration(made, {"quantity": np.array(list(values))[order]}, attrs)
+    result["levels"] = result["levels"].astype(np.int64)
+    result.attrs["replications"] = result.sizes["replication"]
+    result.attrs["calibrated"] = int(_passes(result))
+    result.attrs["verdict"] = " ".join(_sentences(result))
+    return result
 
 
-def _passes(found: Calibration) -> bool:
+def _passes(result: Calibration) -> bool:
     """Tell whether no p value is small for the smallest of as many; False if none is known."""
-    p = found["p"].dropna("quantity").values
+    p = result["p"].dropna("quantity").values
     return bool(p.size) and float(p.min()) * p.size >= SIGNIFICANT
 
 
-def _sentences(found: Calibration) -> list[str]:
-    known, count = found.dropna("quantity", subset=["p"]), found.attrs["replications"]
-    slow = [str(name) for name in found["quantity"].values if name not in known["quantity"]]
-    said = []
-    if known.sizes["quantity"]:
-        worst = known.isel(quantity=0)
+def _sentences(result: Calibration) -> list[str]:
+    tested, count = result.dropna("quantity", subset=["p"]), result.attrs["replications"]
+    slow = [str(name) for name in result["quantity"].values if name not in tested["quantity"]]
+    sentences = []
+    if tested.sizes["quantity"]:
+        worst = tested.isel(quantity=0)
         name, p = str(worst["quantity"].values), float(worst["p"])
-        if found.attrs["calibrated"]:
-            said.append(
+        if result.attrs["calibrated"]:
+            sentences.append(
                 f"CALIBRATED as far as {count} replications tell: ranks are as uniform as chance "
-                f"leaves them (smallest p {p:.2g}, of {name}, among {known.sizes['quantity']} "
+                f"leaves them (smallest p {p:.2g}, of {name}, among {tested.sizes['quantity']} "
                 "quantities). Posterior means that are wrong by "
                 f"{SEEN_SHIFT / math.sqrt(count):.2g} standard deviations, or standard deviations "
                 f"wrong by {SEEN_SPREAD / math.sqrt(count):.0%}, would mostly have shown."
             )
         else:
-            said.append(
+            sentences.append(
                 f"NOT CALIBRATED: the ranks of {name} are not uniform (p {p:.2g}, "
-                f"{known.sizes['quantity']} quantities tested): its draws {_how(worst)}. "
-                f"{CAUSES[found.attrs[BIASED]]}"
+                f"{tested.sizes['quantity']} quantities tested): its draws {_how(worst)}. "
+                f"{CAUSES[result.attrs[BIASED]]}"
             )
     if slow:
-        said.append(
+        sentences.append(
             f"Nothing can be said of {', '.join(slow)}: the draws of a replication are worth "
             f"fewer than {FEWEST:.0f} independent ones; draw more."
         )
-    return said
+    return sentences
 
 
 def _how(worst: xr.Dataset) -> str:

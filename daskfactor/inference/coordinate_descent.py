@@ -82,7 +82,7 @@ class CoordinateDescent(AlternatingUpdates):
 
     def check_data(self, data: BlockedData) -> None:
         """Refuse data with cells that are missing or weighted."""
-        if not _is_whole(data):
+        if not _is_complete(data):
             raise OptionError(
                 "CoordinateDescent needs a matrix in which no cell is missing or weighted; use "
                 "MultiplicativeUpdates(), or leave method out"
@@ -100,7 +100,7 @@ class CoordinateDescent(AlternatingUpdates):
 
 def suits(model: Any, data: BlockedData) -> bool:
     """Tell whether `CoordinateDescent` fits this model to these data."""
-    return _is_squares(model) and _is_whole(data)
+    return _is_squares(model) and _is_complete(data)
 
 
 def _is_squares(model: Any) -> bool:
@@ -110,7 +110,7 @@ def _is_squares(model: Any) -> bool:
     )
 
 
-def _is_whole(data: BlockedData) -> bool:
+def _is_complete(data: BlockedData) -> bool:
     return data.weights is None and data.n_missing == 0
 
 

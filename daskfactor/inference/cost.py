@@ -20,7 +20,7 @@ from daskfactor.inference.base import Sampler, choose_kernel, requested_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.program import relative_size
 from daskfactor.inference.sampling import sample
-from daskfactor.inference.session import blocks_for, known_components
+from daskfactor.inference.session import blocks_for, component_count
 from daskfactor.inference.setting import (
     Setting,
     all_lengths,
@@ -170,12 +170,12 @@ class Cost:
             if hasattr(hint, "__metadata__")
         ]
         every = f", every {self.keep_every}th" if self.keep_every > 1 else ""
-        kept = f"{self.draws_kept} a chain{every}" if self.keep_every else "none, moments only"
+        draws = f"{self.draws_kept} a chain{every}" if self.keep_every else "none, moments only"
         rows += [
             ("peak while", self.phase, ""),
             ("grid", f"{self.blocks} x {self.blocks} blocks", ""),
             ("cycles", f"{self.cycles} in {self.segments} segments", ""),
-            ("draws kept", kept, ""),
+            ("draws kept", draws, ""),
             ("block updates", f"{self.updates:,}", ""),
         ]
         for name, count in self.tasks.items():
@@ -264,47 +264,47 @@ def estimate_cost(
     """
     bound = signature(estimate_cost).bind(V, model, sampler, draws, tune, chains, thin, **options)
     bound.apply_defaults()  # a TypeError has named what nobody takes
-    given = SimpleNamespace(**bound.arguments)
+    args = SimpleNamespace(**bound.arguments)
     requested = requested_sampler(model, sampler)
     lengths = checked_lengths(requested, draws=draws, tune=tune, chains=chains, thin=thin)
-    data = V if isinstance(V, BlockedData) else _opened(V, model, given, options)
+    data = V if isinstance(V, BlockedData) else _opened(V, model, args, options)
     with nullcontext() if data is V else closing(data):
         model = model.placed(data.placed).sized(data.shape)
         kernel = choose_kernel(requested, model, data)
-        taken: Sampler = kernel.options
-        lengths = all_lengths(lengths, taken, data.grid.blocks, given.device is not None)
-        plan = plan_run(data, model, taken, given.keep, seed=0, **lengths)
-        init = Init(starts=whole_number("starts", given.starts, 1))
+        selected: Sampler = kernel.options
+        lengths = all_lengths(lengths, selected, data.grid.blocks, args.device is not None)
+        plan = plan_run(data, model, selected, args.keep, seed=0, **lengths)
+        init = Init(starts=whole_number("starts", args.starts, 1))
         setting = Setting(data, model, kernel, plan, cast("Executor", None), init=init)
-        place = place_of(given, data, model.width)
+        place = place_of(args, data, model.width)
         counts, longest = _operations(setting, place)
-        memory = _memory(setting, place, _count_cells(given.monitor, data), longest)
+        memory = _memory(setting, place, _count_cells(args.monitor, data), longest)
         return Cost(**memory, **counts, **time_of(setting, place, counts["flops"]))
 
 
 def _opened(
-    V: Any, model: FactorModel, given: SimpleNamespace, options: dict[str, Any]
+    V: Any, model: FactorModel, args: SimpleNamespace, options: dict[str, Any]
 ) -> BlockedData:
     """Return blocks of the size that the data have, read only where nothing else tells it."""
-    weighting = [name for name in ("uncertainty", "weights") if getattr(given, name) is not None]
+    weighting = [name for name in ("uncertainty", "weights") if getattr(args, name) is not None]
     if len(weighting) > 1:
         raise OptionError("cells have uncertainty or weights, not both; pass one of them")
-    if given.entries is not None:
+    if args.entries is not None:
         cells = math.prod(map(int, V)) if isinstance(V, tuple) else math.inf
-        if whole_number("entries", given.entries, 0) > cells:
-            raise OptionError(f"entries={given.entries} are more than there are cells, {cells}")
+        if whole_number("entries", args.entries, 0) > cells:
+            raise OptionError(f"entries={args.entries} are more than there are cells, {cells}")
     source = None
     if not (model.joins or model.tensor):
-        source = unread_source(V, Wanted.of(vars(given)), given.blocks, given.entries)
+        source = unread_source(V, Wanted.of(vars(args)), args.blocks, args.entries)
     if source is None:
         # What has covariates is predicted from these, if from nothing else.
-        told = {"allow_empty": model.covariates != (None, None)}
-        told |= {name: own for name, own in options.items() if name in READING and own is not None}
-        return blocks_for(model, V, **told)
+        reading_options = {"allow_empty": model.covariates != (None, None)}
+        reading_options |= {k: v for k, v in options.items() if k in READING and v is not None}
+        return blocks_for(model, V, **reading_options)
     if not model.nonnegative:
         source = replace(source, usual="missing")
-    reading = given.blocks, given.dtype or "float32", given.unstored, given.memory_limit
-    return unread_blocks(source, *reading, known_components(model), *weighting)
+    reading = args.blocks, args.dtype or "float32", args.unstored, args.memory_limit
+    return unread_blocks(source, *reading, component_count(model), *weighting)
 
 
 OTHERS = "workers", "lanes", "network", "block_seconds", "entries", *BLOCKS_ONLY
@@ -351,10 +351,10 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
     bands = int((rows + cols) * width * itemsize * (carried[0] + gathered))
     task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
-    block, held = int(data.sizes.max()), data.resident
+    block, resident = int(data.sizes.max()), data.resident
     task += 0 if data.in_memory else block
     if data.source.kind == "blocks":
-        held += READ_COPIES * block * min(place.lanes, data.grid.blocks)
+        resident += READ_COPIES * block * min(place.lanes, data.grid.blocks)
     if setting.is_dense_pass:
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
@@ -381,14 +381,14 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
         "drawing": usual + states * (drawing if options.tune else tuning) + drawn,
     }
     phase = max(phases, key=lambda name: phases[name])
-    client = worker = held + observed + int(MARGIN * phases[phase])
+    client = worker = resident + observed + int(MARGIN * phases[phase])
     if place.elsewhere:
         moving = (chains + together + copies) * tuning + inside + waiting
         worker = (data.nbytes + int(MARGIN * moving)) // place.workers + int(MARGIN * threads)
         phase = phase if client >= worker else "updating blocks on a worker"
     return {
         "data": data.nbytes,
-        "data_memory": held,
+        "data_memory": resident,
         "block": block,
         "bands": bands,
         "task": task,
@@ -426,7 +426,7 @@ def _operations(setting: Setting, place: Place) -> tuple[dict[str, Any], int]:
         "ring": plans * options.chains * place.workers,
         "lanes": 0,
     }
-    drawn = options.cycles // every * sum(own.passes for own in setting.model.learnt)
+    drawn = options.cycles // every * sum(variable.passes for variable in setting.model.learnt)
     drawn /= max(1.0, setting.kernel.work.passes)
     passes = (
         cycles
@@ -452,8 +452,8 @@ def _most_waiting(setting: Setting) -> int:
     """Count the draws of one fine track that wait for the end of a segment, at most."""
     options = setting.options
     done = [max(0, end - options.tune) // options.thin for end in (0, *setting.ends)]
-    kept = [count // options.keep_every if options.keep_every else 0 for count in done]
-    return max(end - start for start, end in itertools.pairwise(kept))
+    totals = [count // options.keep_every if options.keep_every else 0 for count in done]
+    return max(end - start for start, end in itertools.pairwise(totals))
 
 
 def _count_cells(monitor: Any, data: BlockedData) -> int:

@@ -195,14 +195,14 @@ class MatrixDispersion:
         return self.weight * value
 
 
-def departures(known: dict[str, tuple[float, float, float]]) -> dict[str, float]:
+def departures(estimates: dict[str, tuple[float, float, float]]) -> dict[str, float]:
     """Return the ratios, of estimates, dispersions and limits by name, that are not 1.
 
     Counts that vary less than Poisson counts may are told so, though their dispersion is 1.
     """
     ratios = {
         name: ratio if ratio < 2 - limit else dispersion
-        for name, (ratio, dispersion, limit) in known.items()
+        for name, (ratio, dispersion, limit) in estimates.items()
     }
     return {name: ratio for name, ratio in ratios.items() if ratio != 1}
 
@@ -299,8 +299,8 @@ class DispersionRule:
             self.matrices = _coupled_matrices(model, cast("JoinedData", data), assumed)
         else:
             requested = model.dispersion if assumed is None else assumed
-            observed, whole = data.effective, bool(data.is_integer)
-            self.matrices = [MatrixDispersion(model.likelihood, requested, observed, 0.0, whole)]
+            observed, integer = data.effective, bool(data.is_integer)
+            self.matrices = [MatrixDispersion(model.likelihood, requested, observed, 0.0, integer)]
         self._count_parameters(model.n_components)
         self.settled = self.fixed is not None
 
@@ -416,14 +416,14 @@ class DispersionRule:
         law: Likelihood = NORMAL
         if self.model.joins:
             joint: Any = self.model.likelihood
-            laws = tuple(NORMAL if own.counts else own.law for own in self.matrices)
-            law, _ = replace(joint, laws=laws).at([own.current for own in self.matrices])
+            laws = tuple(NORMAL if matrix.counts else matrix.law for matrix in self.matrices)
+            law, _ = replace(joint, laws=laws).at([matrix.current for matrix in self.matrices])
         fit = evaluate(place, law)
         squares = fit.pearson if self.model.joins else [fit.pearson]
         return self._value(
             [
-                matrix.variation(own, self.data, place.executor) if matrix.undecided else phi
-                for (matrix, phi), own in zip(self._pairs(estimate), squares, strict=True)
+                matrix.variation(pearson, self.data, place.executor) if matrix.undecided else phi
+                for (matrix, phi), pearson in zip(self._pairs(estimate), squares, strict=True)
             ]
         )
 
@@ -492,7 +492,7 @@ class DispersionRule:
     def merge(self, present: Any, estimate: Any) -> Any:
         """Return an estimate, with a chain's present values where these are drawn or fixed."""
         pairs = zip(self._pairs(present), self._pairs(estimate), strict=True)
-        return self._value([matrix.merge(own, phi) for (matrix, own), (_, phi) in pairs])
+        return self._value([matrix.merge(value, phi) for (matrix, value), (_, phi) in pairs])
 
     def snap_to_poisson(self, dispersion: Any) -> Any:
         """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
@@ -528,7 +528,7 @@ class DispersionRule:
         Of a density of values in units u, log u is taken off for each of them.
         """
         pairs = self._pairs(dispersion)
-        return sum(own.normalizer(self.data, executor, phi) for own, phi in pairs)
+        return sum(matrix.normalizer(self.data, executor, phi) for matrix, phi in pairs)
 
     def _density(self, matrix: MatrixDispersion, place: Place) -> Callable[[float], float]:
         """Return log p(V | factors, α) of a matrix but for a constant, as a function of its α."""
@@ -631,10 +631,10 @@ class ColumnDispersions(DispersionRule):
 
         def log_density(x: Array) -> Array:
             tried = np.exp(np.clip(x, *np.log(DRAWN)))
-            found = fit_columns(place, self.model.likelihood, tried) + self.normalizers(
+            fits = fit_columns(place, self.model.likelihood, tried) + self.normalizers(
                 executor, tried
             )
-            return np.asarray(found - 0.5 * ((x - m) / s) ** 2)
+            return np.asarray(fits - 0.5 * ((x - m) / s) ** 2)
 
         x = draw_each(log_density, x, WIDTH * s, rng)
         self.columns = np.exp(x)
@@ -646,21 +646,21 @@ class ColumnDispersions(DispersionRule):
 def _parameters_of(n_components: int, data: JoinedData) -> Array:
     """Count what each of several matrices determines: of a factor by its share of the entries."""
     total = dict.fromkeys(data.axes, 0)
-    for own in data.joints:
-        for axis in own.axes:
-            total[axis] += own.n_observed
+    for relation in data.joints:
+        for axis in relation.axes:
+            total[axis] += relation.n_observed
     lengths = {name: n_components * axis.length for name, axis in data.axes.items()}
     shares = [
-        [lengths[axis] * own.n_observed / max(total[axis], 1) for axis in own.axes]
-        for own in data.joints
+        [lengths[axis] * relation.n_observed / max(total[axis], 1) for axis in relation.axes]
+        for relation in data.joints
     ]
-    return np.array([sum(own) for own in shares])
+    return np.array([sum(counts) for counts in shares])
 
 
 def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
     """Count entries that move, less one for each way to mix components free on both sides."""
     moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
-    count = sum(length * int(own.sum()) for length, own in zip(shape, moving, strict=True))
+    count = sum(length * int(free.sum()) for length, free in zip(shape, moving, strict=True))
     return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
 
 
@@ -668,5 +668,5 @@ def dispersion_rule(
     model: GammaFactors, data: BlockedData, assumed: float | None = None
 ) -> DispersionRule:
     """Make the rule of a model; ``assumed`` is what a sampler takes the dispersion to be."""
-    by_column = any(own.name == "dispersion" and own.dims for own in model.learnt)
+    by_column = any(variable.name == "dispersion" and variable.dims for variable in model.learnt)
     return (ColumnDispersions if by_column else DispersionRule)(model, data, assumed)

@@ -41,7 +41,7 @@ from daskfactor.inference.program import (
 )
 from daskfactor.inference.program import Arrays as Specs
 from daskfactor.inference.setting import Setting
-from daskfactor.inference.starts import given_state
+from daskfactor.inference.starts import result_state
 from daskfactor.inference.symmetries import Prior, draw_symmetries
 from daskfactor.kernels.langevin import sums_of_squares
 from daskfactor.machine import single_threaded_blas
@@ -147,13 +147,13 @@ def column_table(hyper: GaussianHyper, width: int) -> tuple[Array, Array]:
     K = len(hyper.precision_w)
     biases = width == K + 2
     tables = []
-    for factor, own, other, ratio in (
+    for factor, precisions, other, ratio in (
         (ROWS, hyper.precision_w, hyper.precision_h, hyper.ratio_w),
         (COLUMNS, hyper.precision_h, hyper.precision_w, hyper.ratio_h),
     ):
         table = np.zeros((4, width))
         table[1] = 1.0
-        table[1, :K] = own
+        table[1, :K] = precisions
         table[2, :K] = ratio / (hyper.noise * np.asarray(other))
         table[2, K:] = 1.0 / hyper.noise
         table[3, :K] = 1.0
@@ -176,15 +176,15 @@ def quadratic_form(values: Array, columns: Array) -> float:
 
 def squares_of(band: FactorBand, rows: Any, centre: Array) -> Counted:
     """Return Σ (x - centre)² of every column over some rows, less shifts; and how many these."""
-    told, total = unshifted(band)[rows], np.zeros(len(centre))
-    sums_of_squares(told, centre, total)
-    return total, len(told)
+    values, total = unshifted(band)[rows], np.zeros(len(centre))
+    sums_of_squares(values, centre, total)
+    return total, len(values)
 
 
 def sum_of_column(band: FactorBand, rows: Any, column: int) -> tuple[float, int]:
     """Add up some rows of a column, less shifts; with how many these are."""
-    told = unshifted(band)[rows][:, column]
-    return float(told.sum(dtype=np.float64)), len(told)
+    values = unshifted(band)[rows][:, column]
+    return float(values.sum(dtype=np.float64)), len(values)
 
 
 def weighted_squares(band: FactorBand, counts: Array, n_components: int) -> float:
@@ -224,7 +224,7 @@ class GaussianChain(Chain):
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting, number)
         self.model, self.data = cast("GaussianMF", setting.model), setting.data
-        self.linked = [at for at, own in enumerate(self.model.covariates) if own is not None]
+        self.linked = [at for at, table in enumerate(self.model.covariates) if table is not None]
 
     def start(self, on_step: OnStep | None = None, first: Chain | None = None) -> None:
         """Draw from the prior, whose scales fit mean and variance of the data, or take a result.
@@ -232,20 +232,20 @@ class GaussianChain(Chain):
         Given the latter, hyperparameters are drawn.
         """
         del on_step, first
-        setting, given = self.setting, None
+        setting, initial = self.setting, None
         seed, arrays = setting.options.seed, setting.kernel.arrays
         if setting.init.W is not None:
-            given = given_state(self.data, self.model, setting.init, self.number)
+            initial = result_state(self.data, self.model, setting.init, self.number)
         start = self.data, self.model, seed, self.number, setting.executor, arrays
-        state, self.hyper = warm_start(*start, given)
+        state, self.hyper = warm_start(*start, initial)
         self.priors = self.hyper
         self.links = {
-            name: np.zeros((own.shape[1], self.model.width))
-            for name, own in zip(LINKS, self.model.covariates, strict=True)
-            if own is not None
+            name: np.zeros((table.shape[1], self.model.width))
+            for name, table in zip(LINKS, self.model.covariates, strict=True)
+            if table is not None
         }
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
-        if given is not None:
+        if initial is not None:
             fit = evaluate(self._place(state), self.model.likelihood)
             self.draw_hyper(state, fit, 0, tuning=False)
             if setting.init.kind == DRAWS:
@@ -264,8 +264,8 @@ class GaussianChain(Chain):
         return values
 
     def memory(self) -> dict[str, Any]:
-        given = {"hyper": self.hyper.to_dict(), "priors": self.priors.to_dict()}
-        return super().memory() | given
+        hyper_values = {"hyper": self.hyper.to_dict(), "priors": self.priors.to_dict()}
+        return super().memory() | hyper_values
 
     def recall(self, memory: dict[str, Any]) -> None:
         self.hyper = GaussianHyper.from_dict(memory["hyper"])
@@ -282,14 +282,14 @@ class GaussianChain(Chain):
         """Return noise, links, and the precisions of all columns; NaN of those that do not move."""
         del run
         of_w, of_h = (np.where(table[3] > 0, table[1], np.nan) for table in self._tables)
-        found = {"noise": np.asarray(self.hyper.noise), "precision_w": of_w, "precision_h": of_h}
-        found |= {name: link.astype(self.data.dtype) for name, link in self.links.items()}
+        values = {"noise": np.asarray(self.hyper.noise), "precision_w": of_w, "precision_h": of_h}
+        values |= {name: link.astype(self.data.dtype) for name, link in self.links.items()}
         for factor in self.linked:
             name = LINK_PRECISIONS[factor]
-            found[name] = np.asarray(getattr(self.hyper, name))
+            values[name] = np.asarray(getattr(self.hyper, name))
         count = self.data.total_mass
         effective = self.model.effective_components(self.hyper, count, self.data.shape)
-        return found | {EFFECTIVE.name: np.asarray(effective)}
+        return values | {EFFECTIVE.name: np.asarray(effective)}
 
     def _prior_constant(self) -> float:
         return log_prior_constant(self.model, self.hyper, self.setting.data.shape)
@@ -350,8 +350,8 @@ class GaussianChain(Chain):
         """Draw the links B, and λ_β ~ Gamma(1 + n/2, 1/λ_β⁰ + ½ Σ λ_k B²) for n entries of B."""
         for factor in self.linked:
             table, name = self._tables[factor], LINK_PRECISIONS[factor]
-            given = Draw(self.setting, state, rng)
-            link = draw_link(given, factor, table, getattr(self.hyper, name))
+            context = Draw(self.setting, state, rng)
+            link = draw_link(context, factor, table, getattr(self.hyper, name))
             self.links = self.links | {LINKS[factor]: link}
             if getattr(self.model, name) == "auto":
                 shape = 1.0 + 0.5 * link.shape[0] * np.count_nonzero(table[3])

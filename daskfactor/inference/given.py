@@ -52,7 +52,7 @@ class Condition(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class PosteriorDraws:
     """Draws of one factor of a run, and of the hyperparameters, as new rows of the other need them.
 
     Attributes
@@ -65,8 +65,8 @@ class Given:
         Of the data of the run.
     other
         The other factor, (chain, draw, n, K').
-    told
-        What is told of each draw, (chain, draw, ...), and of all of them alike.
+    params, constants
+        Hyperparameters of each draw, (chain, draw, ...), and of all of them alike.
     scale
         As for a `Condition`, (chain, draw, K').
     coords
@@ -89,7 +89,7 @@ class Given:
     factor: int
     mean: float
     other: Array
-    told: dict[str, Array]
+    params: dict[str, Array]
     constants: dict[str, float]
     scale: Array | None
     coords: xr.Dataset
@@ -108,16 +108,16 @@ class Given:
     @property
     def _of_columns(self) -> bool:
         """True if columns have dispersions of their own."""
-        return DISPERSION in self.told and self.told[DISPERSION].ndim > 2
+        return DISPERSION in self.params and self.params[DISPERSION].ndim > 2
 
     def at(self, chain: int, draw: int) -> Condition:
         """Give all that one draw says."""
-        told: dict[str, Any] = {name: own[chain, draw] for name, own in self.told.items()}
-        dispersions = told.pop(DISPERSION) if self._of_columns else None
-        hyper = self.model.hyper_of_draw(self.constants | told, self.mean)
+        params: dict[str, Any] = {name: array[chain, draw] for name, array in self.params.items()}
+        dispersions = params.pop(DISPERSION) if self._of_columns else None
+        hyper = self.model.hyper_of_draw(self.constants | params, self.mean)
         law, hyper = self.model.at(hyper)
         scale = None if self.scale is None else self.scale[chain, draw]
-        link = told.get(LINKS[self.factor])
+        link = params.get(LINKS[self.factor])
         return Condition(self.other[chain, draw], law, hyper, dispersions, link, scale)
 
     @property
@@ -142,29 +142,29 @@ class Given:
         prior = self.model.hyperpriors(self.mean, shapes)[self.factor]
         return prior.shape + shapes[self.factor] * float(free.sum()), prior.rate, free
 
-    def within(self, budget: int, rows: int) -> "Given":
+    def within(self, budget: int, rows: int) -> "PosteriorDraws":
         """Give as many of the draws as new rows have room for in so many bytes."""
         chains, draws, _, width = self.other.shape
         fewer = max(1, budget // (rows * width * self.other.itemsize * chains))
         if fewer >= draws or "weight" in self.coords.coords:
             return self
         at = _spread(draws, fewer)
-        told = {name: own[:, at] for name, own in self.told.items()}
+        params = {name: array[:, at] for name, array in self.params.items()}
         scale = None if self.scale is None else self.scale[:, at]
         coords = self.coords.isel(draw=at)
-        return replace(self, other=self.other[:, at], told=told, scale=scale, coords=coords)
+        return replace(self, other=self.other[:, at], params=params, scale=scale, coords=coords)
 
-    def taking(self, entries: Array) -> "Given":
+    def taking(self, entries: Array) -> "PosteriorDraws":
         """Give the same with some entries of the factor that is given, in another order."""
         if np.array_equal(entries, np.arange(self.other.shape[2])):
             return self
-        told = dict(self.told)
+        params = dict(self.params)
         if self.factor == ROWS and self._of_columns:
-            told[DISPERSION] = told[DISPERSION][:, :, entries]
-        return replace(self, told=told, other=np.take(self.other, entries, axis=2))
+            params[DISPERSION] = params[DISPERSION][:, :, entries]
+        return replace(self, params=params, other=np.take(self.other, entries, axis=2))
 
 
-def given_by(trace: Any, axis: int, draws: int | None, most: int | None) -> Given:
+def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -> PosteriorDraws:
     """Read what a trace or a point estimate says of one factor.
 
     Parameters
@@ -202,17 +202,17 @@ def given_by(trace: Any, axis: int, draws: int | None, most: int | None) -> Give
         coords = coords.assign_coords(weight=(("chain", "draw"), masses))
     scale = None
     if "alignment" in tree.children:
-        own = tree["alignment"].to_dataset()
-        own = own.sel(chain=group["chain"], draw=group["draw"])
-        scale = since_drawn(own)[1][:, :, 0]
-    found = _read(group, tree.attrs, axis, factor_dims(tree), scale)
+        alignment = tree["alignment"].to_dataset()
+        alignment = alignment.sel(chain=group["chain"], draw=group["draw"])
+        scale = since_drawn(alignment)[1][:, :, 0]
+    result = _read(group, tree.attrs, axis, factor_dims(tree), scale)
     users = own_names(tree)
     stacked = stacked_keys(select(tree, factor_dims(tree), None, None)[1 - axis])
     if stacked is not None:
-        found = replace(found, labels=stacked)
-    dims = users.get(found.dims[0], found.dims[0]), users.get(found.dims[1], found.dims[1])
+        result = replace(result, labels=stacked)
+    dims = users.get(result.dims[0], result.dims[0]), users.get(result.dims[1], result.dims[1])
     ordered = not {"weight", "n_iter"} & set(tree["sample_stats"].data_vars)
-    return replace(found, coords=coords, dims=dims, ordered=ordered)
+    return replace(result, coords=coords, dims=dims, ordered=ordered)
 
 
 def _positions(group: xr.Dataset, weights: Any, draws: int | None, most: int) -> NDArray[np.int64]:
@@ -239,29 +239,29 @@ def _spread(count: int, draws: int) -> NDArray[np.int64]:
     return (np.arange(1, draws + 1) * count) // draws - 1
 
 
-def _of_point(point: xr.Dataset, axis: int, draws: int) -> Given:
+def _of_point(point: xr.Dataset, axis: int, draws: int) -> PosteriorDraws:
     """Read a point estimate, repeated as if it were so many draws."""
     group = require_point(point)[["W", "H"]].expand_dims({"chain": 1, "draw": np.arange(draws)})
     dims = factor_dims(group)
-    found = _read(group.isel(draw=[0]), point.attrs, axis, dims, None)
-    other = np.broadcast_to(found.other, (1, draws, *found.other.shape[2:]))
-    told = {
-        name: np.broadcast_to(own, (1, draws, *own.shape[2:])) for name, own in found.told.items()
+    base = _read(group.isel(draw=[0]), point.attrs, axis, dims, None)
+    other = np.broadcast_to(base.other, (1, draws, *base.other.shape[2:]))
+    params = {
+        name: np.broadcast_to(arr, (1, draws, *arr.shape[2:])) for name, arr in base.params.items()
     }
     coords = group.assign_coords(chain=[0])[["chain", "draw", "component"]]
-    return replace(found, other=other, told=told, coords=coords, ordered=True)
+    return replace(base, other=other, params=params, coords=coords, ordered=True)
 
 
 def _read(
     group: xr.Dataset, attrs: Any, axis: int, dims: tuple[str, str], scale: Array | None
-) -> Given:
+) -> PosteriorDraws:
     """Read factors and all that is told with them; undo the scales of an alignment."""
     try:
         model = model_from_dict(json.loads(attrs["model"]))
-        constants = {n: own for n, own in attrs.items() if isinstance(own, float | int)}
+        constants = {n: value for n, value in attrs.items() if isinstance(value, float | int)}
         about = json.loads(attrs.get("data", "{}"))
-        told = attrs | about
-        mean = float(told["level" if model.nonnegative and "level" in told else "mean"])
+        attributes = attrs | about
+        mean = float(attributes["level" if model.nonnegative and "level" in attributes else "mean"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreFormatError(
             "this trace does not say its model and the mean of its data (attributes 'model' and "
@@ -269,17 +269,17 @@ def _read(
         ) from error
     if model.conditional_sampler is None:
         model.hyper_of_draw(constants, mean)
-    W, H = (own.compute(scheduler="threads").values for own in factors_of(group))
+    W, H = (factor.compute(scheduler="threads").values for factor in factors_of(group))
     each = W, H.swapaxes(2, 3)
     model = model.with_arrays(
         {
-            f"{name}/values": own[0, 0][:, mask].T.astype(np.float64)
-            for name, own, mask in zip(("fixed_w", "fixed_h"), each, model.frozen, strict=True)
+            f"{name}/values": factor[0, 0][:, mask].T.astype(np.float64)
+            for name, factor, mask in zip(("fixed_w", "fixed_h"), each, model.frozen, strict=True)
             if mask is not None
         }
     )
-    told = _told(group, model)
-    if axis == COLUMNS and DISPERSION in told and told[DISPERSION].ndim > 2:
+    params = _read_variables(group, model)
+    if axis == COLUMNS and DISPERSION in params and params[DISPERSION].ndim > 2:
         raise ModelError(
             "every column of this model has a dispersion of its own, which new columns would need "
             'too, and these are not drawn; fit with dispersion="auto", or with these columns'
@@ -290,26 +290,26 @@ def _read(
         other = other * by if axis == ROWS else other / by
         parts = scale, 1.0 / scale
         if not model.nonnegative:
-            for name, own in zip(LINKS, parts, strict=True):
-                if name in told:
-                    told[name] = told[name] / own[:, :, None]
+            for name, part in zip(LINKS, parts, strict=True):
+                if name in params:
+                    params[name] = params[name] / part[:, :, None]
         scale = parts[axis]
     if axis == COLUMNS:
-        told |= _level(model, told, group, H, attrs)
+        params |= _level(model, params, group, H, attrs)
     label = dims[1 - axis]
     labels: Any = group[label].values if label in group.coords else None
     if getattr(group.indexes.get(label), "nlevels", 1) > 1:
         labels = group.indexes[label]
-    found = np.ascontiguousarray(other)
+    contiguous = np.ascontiguousarray(other)
     none = xr.Dataset()
     of: dict[str, Any] = {"aligned": int(scale is not None)}
-    of |= {told: attrs[own] for own, told in IDENTITY.items() if own in attrs}
-    return Given(
+    of |= {key: attrs[name] for name, key in IDENTITY.items() if name in attrs}
+    return PosteriorDraws(
         model,
         axis,
         mean,
-        found,
-        told,
+        contiguous,
+        params,
         constants,
         scale,
         none,
@@ -322,27 +322,27 @@ def _read(
     )
 
 
-def _told(group: xr.Dataset, model: Any) -> dict[str, Array]:
+def _read_variables(group: xr.Dataset, model: Any) -> dict[str, Array]:
     """Read what was drawn of the hyperparameters, (chain, draw, ...)."""
-    names = {own.name for own in model.learnt} | {*LINKS}
-    found = group[[name for name in names if name in group.data_vars]]
-    found = found.transpose("chain", "draw", ..., "component", missing_dims="ignore")
-    return {str(name): own.values for name, own in found.compute(scheduler="threads").items()}
+    names = {variable.name for variable in model.learnt} | {*LINKS}
+    arrays = group[[name for name in names if name in group.data_vars]]
+    arrays = arrays.transpose("chain", "draw", ..., "component", missing_dims="ignore")
+    return {str(name): array.values for name, array in arrays.compute(scheduler="threads").items()}
 
 
 def _level(
-    model: Any, told: dict[str, Array], group: xr.Dataset, H: Array, attrs: Any
+    model: Any, params: dict[str, Array], group: xr.Dataset, H: Array, attrs: Any
 ) -> dict[str, Array]:
     """Draw the level that column biases are around, which results do not keep, given these."""
     at = getattr(model, "n_components", 0) + 1
-    if "precision_h" not in told or not getattr(model, "biases", False):
+    if "precision_h" not in params or not getattr(model, "biases", False):
         return {}
     if model.covariates[1] is not None:
         raise ModelError(
             "new columns of a GaussianMF with covariates of columns cannot be drawn yet; refit "
             "with these columns, without entries if they have none"
         )
-    precision = told["precision_h"][..., at] * H.shape[2]
+    precision = params["precision_h"][..., at] * H.shape[2]
     seed, rng = int(attrs.get("random_seed", 0)), generator
     z = rng(seed, 0, Stream.TRANSFORM).standard_normal(precision.shape)
     return {"level": H[..., at].mean(axis=-1, dtype=np.float64) + z / np.sqrt(precision)}

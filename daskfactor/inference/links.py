@@ -32,25 +32,25 @@ class Draw(NamedTuple):
     rng: Generator
 
 
-def draw_link(given: Draw, factor: int, table: Array, ridge: float) -> Array:
+def draw_link(context: Draw, factor: int, table: Array, ridge: float) -> Array:
     """Draw the link B of a factor, (F, K'); what it adds to prior means goes into the bands.
 
     Parameters
     ----------
-    given
+    context
         Of a run whose model has covariates for the rows (``factor`` 0) or the columns (1).
     table
         Prior means and precisions of the factor's columns, (4, K').
     ridge
         As for `Covariates.draw_link`.
     """
-    setting, state, rng = given
+    setting, state, rng = context
     moving: Any = table[3] > 0
-    covariates, told = setting.model.covariates[factor], setting.told[factor]
+    covariates, observed_covariates = setting.model.covariates[factor], setting.told[factor]
     residual = (telling_rows(setting, state, factor) - table[0])[:, moving]
     link = np.zeros((covariates.shape[1], len(moving)))
     with single_threaded_blas():  # the same bits whatever the machine does meanwhile
-        link[:, moving] = told.draw_link(residual, table[1, moving], ridge, rng)
+        link[:, moving] = observed_covariates.draw_link(residual, table[1, moving], ridge, rng)
         shift = covariates.predicted(link)
     place(setting, state, factor, SHIFT, shift)
     return link

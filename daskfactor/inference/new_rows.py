@@ -22,7 +22,7 @@ from daskfactor.data.grid import Block
 from daskfactor.executors.base import raise_of_gpu
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.state import FactorBand
-from daskfactor.inference.given import Condition, Given
+from daskfactor.inference.given import Condition, PosteriorDraws
 from daskfactor.inference.multiplicative import SMALLEST
 from daskfactor.inference.passes import Share, add_share
 from daskfactor.inference.program import (
@@ -67,8 +67,8 @@ class NewRows:
     Attributes
     ----------
     data
-        Of the new rows, with columns as ``given`` has them.
-    given
+        Of the new rows, with columns as ``posterior`` has them.
+    posterior
         What the run says.
     kernel
         What moves rows.
@@ -89,7 +89,7 @@ class NewRows:
     """
 
     data: BlockedData
-    given: Given
+    posterior: PosteriorDraws
     kernel: Kernel
     floor: float
     seed: int
@@ -102,59 +102,59 @@ class NewRows:
     out: Array | None = None
 
     @property
-    def at_once(self) -> bool:
+    def draws_conditionally(self) -> bool:
         """Tell whether a draw of rows does not depend on where they were."""
-        return not self.given.model.nonnegative
+        return not self.posterior.model.nonnegative
 
     def room(self, length: int) -> Array:
         """Give room for draws of so many rows, (chain, draw, n, K'), or their means (n, K')."""
-        shape = length, self.given.model.width
+        shape = length, self.posterior.model.width
         if self.point:
             return np.zeros(shape)
-        return np.zeros((*self.given.shape, *shape), self.data.dtype)
+        return np.zeros((*self.posterior.shape, *shape), self.data.dtype)
 
     def __call__(self, number: int, work: Workspace) -> Array:
         """Draw a band into its place in ``out``, or into room of its own where there is none."""
-        data, factor = self.data, self.given.factor
+        data, factor = self.data, self.posterior.factor
         span = (data.grid.rows, data.grid.cols)[factor].slice(number)
         count, out = span.stop - span.start, self.out
-        found = self.room(count) if out is None else out[..., span, :]
+        draws = self.room(count) if out is None else out[..., span, :]
         block = band_of(data, factor == ROWS, number)
         cells = data.shape[1 - factor]
         if self.device is not None:  # where arrays as wide as the model are ten, and may be wider
-            cells = max(cells, 10 * self.given.model.width)
+            cells = max(cells, 10 * self.posterior.model.width)
         length = max(1, PART // max(1, cells))
         for start in range(0, count, length):
             stop = min(start + length, count)
             part = part_of(block, factor == ROWS, start, stop)
             at = slice(span.start + start, span.start + stop)
             try:
-                self._draw(Rows(self, part, at, work), found[..., start:stop, :])
+                self._draw(Rows(self, part, at, work), draws[..., start:stop, :])
             except MemoryError as error:
                 raise_of_gpu(error, FEWER_AT_ONCE)
                 raise
-        return found
+        return draws
 
     def _draw(self, rows: "Rows", out: Array) -> None:
         """Draw rows, (chain, draw, n, K'), or add up their means, (n, K')."""
-        given, (chains, draws) = self.given, self.given.shape
+        posterior, (chains, draws) = self.posterior, self.posterior.shape
         masses = self._masses()
-        order = [list(range(draws))] if given.ordered else [[draw] for draw in range(draws)]
+        order = [list(range(draws))] if posterior.ordered else [[draw] for draw in range(draws)]
         for chain in range(chains):
             for each in order:
                 rows.begin(chain, each)
                 for draw in each:
-                    found = rows.drawn(chain, draw)
+                    values = rows.drawn(chain, draw)
                     if self.point:
-                        out += masses[chain, draw] * found
+                        out += masses[chain, draw] * values
                     else:
-                        out[chain, draw] = found
+                        out[chain, draw] = values
 
     def _masses(self) -> Array:
         """Probability masses of the draws."""
-        shape = self.given.shape
-        if "weight" in self.given.coords.coords:
-            return self.given.coords["weight"].values
+        shape = self.posterior.shape
+        if "weight" in self.posterior.coords.coords:
+            return self.posterior.coords["weight"].values
         return np.full(shape, 1.0 / (shape[0] * shape[1]))
 
 
@@ -198,9 +198,9 @@ class Rows:
     cycle: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        plan, model, block = self.plan, self.plan.given.model, self.block
+        plan, model, block = self.plan, self.plan.posterior.model, self.block
         zeros = isinstance(block, SparseBlock) and not model.likelihood.visits_all(block.zeros)
-        if not (zeros or plan.at_once):
+        if not (zeros or plan.draws_conditionally):
             block = written_out(block)
         self.data = OneBlock(block)
         if plan.device is not None:
@@ -212,17 +212,17 @@ class Rows:
 
     def begin(self, chain: int, draws: list[int]) -> None:
         """Bring the band to where it can be drawn, and learn how; the first draw is next."""
-        plan, given = self.plan, self.plan.given
+        plan, posterior = self.plan, self.plan.posterior
         self.cycle = 0
         self._look(chain, draws[0], fresh=True)
-        mean = given.prior_means(self.program.hyper)
+        mean = posterior.prior_means(self.program.hyper)
         start = np.broadcast_to(np.asarray(mean, self.band.values.dtype), self.band.values.shape)
         values = np.empty(start.shape, start.dtype)
-        values[:] = given.model.with_constants(SIDES[given.factor], start, given.mean)
+        values[:] = posterior.model.with_constants(SIDES[posterior.factor], start, posterior.mean)
         if plan.fixed is not None:
-            values[:, self.program.frozen[given.factor]] = plan.fixed[self.span]
+            values[:, self.program.frozen[posterior.factor]] = plan.fixed[self.span]
         self.band.values = self._placed(values)
-        if plan.at_once:
+        if plan.draws_conditionally:
             return
         self._climb()
         for step in range(TUNE):
@@ -238,8 +238,8 @@ class Rows:
             self._step()
             if plan.point:
                 total += self.band.values
-        found: Array = to_host(total / plan.steps if plan.point else self.band.values)
-        return found if self.scale is None else found * self.scale.astype(found.dtype)
+        result: Array = to_host(total / plan.steps if plan.point else self.band.values)
+        return result if self.scale is None else result * self.scale.astype(result.dtype)
 
     def _go_on(self, chain: int, draw: int) -> None:
         """Go on to a draw, with components of the size that they have under it."""
@@ -247,37 +247,37 @@ class Rows:
             return
         before = self.sizes
         self._look(chain, draw)
-        if self.plan.at_once:
+        if self.plan.draws_conditionally:
             return
         usable = (before > 0) & (self.sizes > 0)
         size = np.divide(before, self.sizes, out=np.ones_like(before), where=usable)
-        factor = self.plan.given.factor
+        factor = self.plan.posterior.factor
         mask = self.program.frozen[factor]
         size[mask if mask is not None else slice(0, 0)] = 1.0
         self.plan.kernel.retune(self.band, factor, size, self.program.hyper)
 
     def _look(self, chain: int, draw: int, fresh: bool = False) -> None:
         """Take over what a draw of the other factor says."""
-        plan, given, dtype = self.plan, self.plan.given, self.plan.data.dtype
-        found, factor, self.draw = given.at(chain, draw), given.factor, (chain, draw)
-        other = np.ascontiguousarray(found.other, dtype)
+        plan, posterior, dtype = self.plan, self.plan.posterior, self.plan.data.dtype
+        sample, factor, self.draw = posterior.at(chain, draw), posterior.factor, (chain, draw)
+        other = np.ascontiguousarray(sample.other, dtype)
         self.sizes = other.sum(axis=0, dtype=np.float64)
         self.other = FactorBand(0, self._placed(other))
-        if found.dispersions is not None and factor == ROWS:
-            self.other.arrays[DISPERSION] = self._placed(found.dispersions[:, None].copy())
-        of_chain = chain if given.ordered else chain * given.shape[1] + draw
+        if sample.dispersions is not None and factor == ROWS:
+            self.other.arrays[DISPERSION] = self._placed(sample.dispersions[:, None].copy())
+        of_chain = chain if posterior.ordered else chain * posterior.shape[1] + draw
         key = _key(plan.seed, of_chain)
         self.program = Program(
             plan.kernel,
-            found.law,
+            sample.law,
             plan.floor,
-            found.hyper,
+            sample.hyper,
             key,
-            given.model.frozen,
+            posterior.model.frozen,
             common=plan.point,
         )
-        self.scale = found.scale
-        self._take_priors(found, fresh)
+        self.scale = sample.scale
+        self._take_priors(sample, fresh)
 
     def _placed(self, array: Array) -> Array:
         """Return an array where steps are taken."""
@@ -285,37 +285,37 @@ class Rows:
             array = current().put(array)
         return array
 
-    def _take_priors(self, found: Condition, fresh: bool) -> None:
+    def _take_priors(self, sample: Condition, fresh: bool) -> None:
         """Give the band the priors of its rows, where these have their own."""
-        plan, given = self.plan, self.plan.given
-        if plan.covariates is not None and found.link is not None:
-            rate = found.hyper.prior(given.factor)[0] if given.model.nonnegative else None
+        plan, posterior = self.plan, self.plan.posterior
+        if plan.covariates is not None and sample.link is not None:
+            rate = sample.hyper.prior(posterior.factor)[0] if posterior.model.nonnegative else None
             rows = plan.covariates.at(np.arange(self.span.start, self.span.stop))
-            own = given.model.linked_prior(rows, found.link, rate)
-            self.band.arrays |= {name: np.asarray(value) for name, value in own.items()}
-        elif fresh and given.learns_rows:
-            rate = found.hyper.prior(given.factor)[0]
+            prior = posterior.model.linked_prior(rows, sample.link, rate)
+            self.band.arrays |= {name: np.asarray(value) for name, value in prior.items()}
+        elif fresh and posterior.learns_rows:
+            rate = sample.hyper.prior(posterior.factor)[0]
             self.band.arrays[RATE] = self._placed(np.full((len(self.band.values), 1), rate))
 
     def _climb(self) -> None:
         """Go to a maximum of the density by multiplicative updates; then begin what is learnt."""
-        plan, given, program = self.plan, self.plan.given, self.program
+        plan, posterior, program = self.plan, self.plan.posterior, self.program
         hyper = program.hyper
-        rate, shape = band_prior(self.band, hyper, given.factor)
+        rate, shape = band_prior(self.band, hyper, posterior.factor)
         phi, law = hyper.dispersion, program.likelihood
-        smallest = SMALLEST * float(np.mean(given.prior_means(hyper)))
+        smallest = SMALLEST * float(np.mean(posterior.prior_means(hyper)))
         prior = phi * rate, phi * (max(shape, 1.0) - 1.0)
         for _ in range(CLIMB):
             share = self._share()
-            with held(self.band.values, program.frozen[given.factor]):
+            with held(self.band.values, program.frozen[posterior.factor]):
                 multiply_by_share(self.band.values, share, *prior, law, smallest)
                 np.maximum(self.band.values, smallest, out=self.band.values)
         _, denominator = self._share()
-        plan.kernel.init(self.band, given.factor, denominator, hyper)
+        plan.kernel.init(self.band, posterior.factor, denominator, hyper)
 
     def _share(self) -> Share:
         """Return numerator and denominator of the multiplicative update."""
-        factor, program, values = self.plan.given.factor, self.program, self.band.values
+        factor, program, values = self.plan.posterior.factor, self.program, self.band.values
         bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
         share = np.zeros_like(values), np.zeros_like(values)
         law = law_of(program.likelihood, (0, 0), bands[1])
@@ -324,7 +324,7 @@ class Rows:
 
     def _step(self, adapt: bool = False) -> None:
         """Take one of the sampler's steps with the band, and draw the rates of its rows."""
-        plan, factor = self.plan, self.plan.given.factor
+        plan, factor = self.plan, self.plan.posterior.factor
         bands = (self.band, self.other) if factor == ROWS else (self.other, self.band)
         # On one block each factor moves in an operation, in the order of the factors.
         op = Op(Action.UPDATE, Block(0, 0), self.cycle, factor, 1.0, False, CycleOptions(adapt))
@@ -335,11 +335,11 @@ class Rows:
 
     def _draw_rates(self) -> None:
         """Draw the rate of every row: λ_i ~ Gamma(α + a K, b + Σ_k θ_ik)."""
-        given, band, program = self.plan.given, self.band, self.program
-        shape, prior, free = given.rate_law(program.hyper)
+        posterior, band, program = self.plan.posterior, self.band, self.program
+        shape, prior, free = posterior.rate_law(program.hyper)
         length = len(band.values)
         out = np.empty((1 if program.common else length, 1))
-        address = program.address(band, self.cycle, given.factor, OF_RATES)
+        address = program.address(band, self.cycle, posterior.factor, OF_RATES)
         fill_gamma(np.full_like(out, shape), np.ones_like(out), *address, out)
         total = to_host(band.values)[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
         band.arrays[RATE] = self._placed(out / (prior + total))

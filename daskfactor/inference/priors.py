@@ -43,34 +43,34 @@ class Drawn(NamedTuple):
     log_density: float
 
 
-def draw_priors(given: Draw, hyper: Hyperparameters, links: Links) -> Drawn:
+def draw_priors(context: Draw, hyper: Hyperparameters, links: Links) -> Drawn:
     """Draw what the priors learn, given a state, in whose bands what belongs there is put.
 
     These are rates that entries do not share with their component, and rows without data.
     ``links`` are the present ones; none: they start where their density is largest.
     """
-    setting, state, rng = given
+    setting, state, rng = context
     model, mean = cast("GammaFactors", setting.model), setting.data.level
     apart, log_density, links = {}, 0.0, dict(links)
-    linked = [factor for factor, own in enumerate(model.covariates) if own is not None]
+    linked = [factor for factor, table in enumerate(model.covariates) if table is not None]
     for factor in linked:
-        found, apart[factor] = _draw_link(given, factor, hyper, links)
-        links |= found
+        new_links, apart[factor] = _draw_link(context, factor, hyper, links)
+        links |= new_links
         log_density += _log_prior(model, factor, links)
     shapes = hyper.shape_w, hyper.shape_h
     totals = totals_of(model, state, apart)
     shapes = model.draw_shapes(mean, shapes, totals, rng)
     drawn = model.draw_rates(mean, shapes, totals, rng)
     rates: list[Any] = list(model.rates_under(mean, shapes))
-    for factor, own in enumerate(drawn):
-        if own is not None and model.rates_of[factor] == "component":
-            rates[factor] = tuple(map(float, own))
-        elif own is not None:
-            pieces = pieces_of(setting.data.grid, factor, own[:, None].copy())
+    for factor, rate in enumerate(drawn):
+        if rate is not None and model.rates_of[factor] == "component":
+            rates[factor] = tuple(map(float, rate))
+        elif rate is not None:
+            pieces = pieces_of(setting.data.grid, factor, rate[:, None].copy())
             state.each(partial(take_array, name=RATE), factor, pieces)
     hyper = Hyperparameters(hyper.dispersion, rates[0], rates[1], *shapes)
     for factor in linked:
-        _tell_rows(given, factor, hyper, links)
+        _tell_rows(context, factor, hyper, links)
     return Drawn(hyper, links, log_density + model.log_hyperprior(mean, shapes, drawn))
 
 
@@ -81,15 +81,15 @@ def _free(model: GammaFactors, factor: int) -> NDArray[np.bool_]:
 
 
 def _draw_link(
-    given: Draw, factor: int, hyper: Hyperparameters, links: Links
+    context: Draw, factor: int, hyper: Hyperparameters, links: Links
 ) -> tuple[Links, Array]:
     """Draw a link and its precision; with the entries of rows that have data, less its effect.
 
     τ ~ Gamma(1 + n / 2, 1 / τ⁰ + ½ Σ γ²) for n numbers γ. Where both factors share rates, these
     are held, and elsewhere drawn along.
     """
-    setting, state, rng = given
-    model, told = cast("GammaFactors", setting.model), setting.told[factor]
+    setting, state, rng = context
+    model, observed_covariates = cast("GammaFactors", setting.model), setting.told[factor]
     free, start = _free(model, factor), model.starting_ridges[factor]
     rate, shape = hyper.prior(factor)
     rate = np.broadcast_to(np.asarray(rate, np.float64), free.shape)[free]
@@ -100,15 +100,15 @@ def _draw_link(
     ridge = float(links.get(of_name, start))
     theta = telling_rows(setting, state, factor)
     with single_threaded_blas():  # the same bits whatever the machine does meanwhile
-        law = LinkLaw.of(told, theta[:, free], (shape, ridge), rate, level)
+        law = LinkLaw.of(observed_covariates, theta[:, free], (shape, ridge), rate, level)
         if name in links:
             now = links[name][:, free]
             now = now if level is None else np.vstack([now, -np.log(rate)])
         else:
             now = law.centre()
-        link = np.zeros((told.shape[1], free.size))
+        link = np.zeros((observed_covariates.shape[1], free.size))
         link[:, free] = law.draw(now, rng)[: len(link)]
-        theta = theta / multiples(told, link)
+        theta = theta / multiples(observed_covariates, link)
     if getattr(model, of_name) == "auto":
         squares = 1.0 / start + 0.5 * float(np.square(link).sum())
         ridge = rng.gamma(1.0 + 0.5 * len(link) * free.sum()) / squares
@@ -126,16 +126,16 @@ def _log_prior(model: GammaFactors, factor: int, links: Links) -> float:
     return result
 
 
-def _tell_rows(given: Draw, factor: int, hyper: Hyperparameters, links: Links) -> None:
+def _tell_rows(context: Draw, factor: int, hyper: Hyperparameters, links: Links) -> None:
     """Give every row its rates, and draw rows without data under these."""
-    setting, state, rng = given
+    setting, state, rng = context
     model, (rate, shape) = setting.model, hyper.prior(factor)
     covariates: Any = model.covariates[factor]
     with single_threaded_blas():
         rates = rate / multiples(covariates, links[LINKS[factor]])
     place(setting, state, factor, RATE, rates)
     rows = [np.flatnonzero(~seen) for seen in observed_pieces(setting, factor)]
-    drawn = [rng.standard_gamma(shape, (own.size, model.n_components)) for own in rows]
+    drawn = [rng.standard_gamma(shape, (indices.size, model.n_components)) for indices in rows]
     state.each(partial(take_unit_draws, frozen=model.frozen[factor]), factor, rows, drawn)
 
 

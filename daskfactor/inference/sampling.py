@@ -38,7 +38,7 @@ from daskfactor.inference.gaussian_chain import GaussianChain
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.saved import Saved
-from daskfactor.inference.session import as_begun, device_attrs, session, session_again
+from daskfactor.inference.session import device_attrs, session, session_again, version_errors
 from daskfactor.inference.setting import (
     DEVICE_PACE,
     RunOptions,
@@ -245,35 +245,35 @@ def sample(
     lengths = checked_lengths(requested, draws=draws, tune=tune, chains=chains, thin=thin)
     with (
         reserved(store, overwrite) as name,
-        session(V, model, weighed=True, random_seed=random_seed, **options) as held,
+        session(V, model, weighed=True, random_seed=random_seed, **options) as run,
     ):
-        data = held.data
+        data = run.data
         model = model.placed(data.placed).sized(data.shape, data.labels.keys)
-        kernel = choose_kernel(requested, model, data, held.on_device)
-        taken: Sampler = kernel.options
+        kernel = choose_kernel(requested, model, data, run.on_device)
+        selected: Sampler = kernel.options
         if requested is None:
-            held.on_event(RunEvent("load", 1, 1, message=f"{taken.name}: {taken.reason}"))
-        lengths = all_lengths(lengths, taken, data.grid.blocks, held.on_device)
+            run.on_event(RunEvent("load", 1, 1, message=f"{selected.name}: {selected.reason}"))
+        lengths = all_lengths(lengths, selected, data.grid.blocks, run.on_device)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
         origin = checked_init(init, starts, model, data, lengths["chains"])
-        pace = DEVICE_PACE if held.on_device else 1.0
-        planned = plan_run(data, model, taken, keep, held.seed, pace, **lengths)
+        pace = DEVICE_PACE if run.on_device else 1.0
+        planned = plan_run(data, model, selected, keep, run.seed, pace, **lengths)
         # Refuses a schedule that this grid cannot have, before anything is written.
         kernel.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
         )
         cells = monitored_cells(monitor, data)
-        setting = Setting(data, model, kernel, planned, held.executor, cells, init=origin)
-        reason = "as asked for" if requested else taken.reason
+        setting = Setting(data, model, kernel, planned, run.executor, cells, init=origin)
+        reason = "as asked for" if requested else selected.reason
         state = model.arrays() | origin.arrays(), NOT_STARTED
         # What is planned goes with this line: all labels are in it.
         with sink_of(run_spec(setting, store is not None, reason), name, state) as sink:
-            return _carry_out(setting, sink, held.on_event, {}, NOT_STARTED)
+            return _carry_out(setting, sink, run.on_event, {}, NOT_STARTED)
 
 
 def go_on(
-    held: "RunStore",
+    store: "RunStore",
     described: dict[str, Any],
     draws: int | None,
     V: Any,
@@ -281,42 +281,42 @@ def go_on(
     **options: Unpack[OnDevice],
 ) -> None:
     """Finish a stored run of chains, with ``draws`` more; what `daskfactor.resume` calls."""
-    arrays, meta = held.load_checkpoint()
-    with as_begun(held):
+    arrays, meta = store.load_checkpoint()
+    with version_errors(store):
         planned = RunOptions.from_dict(described["options"])
         model = model_from_dict(described["model"]).with_arrays(arrays)
         values = described["sampler"]
         stored = algorithm_from_dict(Sampler, values, "the run was made by a sampler")
         sampler = checked_sampler(model, stored)
         check_saved(arrays, meta["chains"], sampler.tracks)
-        init = Init.from_dict(json.loads(held.attrs.get("init", "{}")), arrays)
+        init = Init.from_dict(json.loads(store.attrs.get("init", "{}")), arrays)
         planned_arrays = planned.chains, planned.dtype, model.width, planned.index
-        held.check_plan(*planned_arrays, longer=True)
+        store.check_plan(*planned_arrays, longer=True)
     if draws is not None:
         done = max(0, meta["cycle"] - planned.tune) // planned.thin
         more = done + whole_number("draws", draws, 1)
         planned = replace(planned, draws=max(more, planned.draws))
     check_stride(sampler, planned.draws, planned.tune)
-    with session_again(held, V, model, memory_limit, **options) as run:
+    with session_again(store, V, model, memory_limit, **options) as run:
         model = model.placed(run.data.placed)
         kernel = sampler.kernel(model, run.data, run.on_device)
-        setting = Setting(run.data, model, kernel, planned, run.executor, held.cells, init=init)
+        setting = Setting(run.data, model, kernel, planned, run.executor, store.cells, init=init)
         if meta["cycle"] < planned.cycles:
-            _note_device(held, run.executor)
+            _note_device(store, run.executor)
         if draws is not None:
             text = json.dumps(described | {"options": planned.to_dict()})
-            held.update_attrs({"run": text, "draws": planned.draws})
-        if len(planned.index) > held.draws:  # also after a kill between the two
-            held.extend(planned.index)
-        _carry_out(setting, held, run.on_event, arrays, meta)
+            store.update_attrs({"run": text, "draws": planned.draws})
+        if len(planned.index) > store.draws:  # also after a kill between the two
+            store.extend(planned.index)
+        _carry_out(setting, store, run.on_event, arrays, meta)
 
 
-def _note_device(held: "RunStore", executor: Executor) -> None:
+def _note_device(store: "RunStore", executor: Executor) -> None:
     """Note what a run goes on with, and warn if that is not what its last draws came from."""
-    devices = held.attrs.get("device", PROCESSORS).split(NEXT)
+    devices = store.attrs.get("device", PROCESSORS).split(NEXT)
     now = device_attrs(executor).get("device", PROCESSORS)
     if now != devices[-1]:
-        held.update_attrs({"device": NEXT.join([*devices, now])})
+        store.update_attrs({"device": NEXT.join([*devices, now])})
         text = f"the run began on {devices[-1]} and goes on with {now}"
         warn(f"{text}: draws have the same law, and other bits than there", SamplingWarning)
 
@@ -350,7 +350,7 @@ class Run:
         self.chains = self._new_chains()
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
         self._shown, self._lost, self._passes = math.nan, 0, 0
-        self._kept: Any = None if sink.checkpoints is None else sink  # or the last state alone
+        self._backup: Any = None if sink.checkpoints is None else sink  # or the last state alone
 
     def _new_chains(self) -> list[Chain]:
         numbers = range(self.options.chains)
@@ -359,15 +359,15 @@ class Run:
     def restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
         self.seconds = meta["seconds"]
-        if self._kept is None and self.setting.executor.most_losses:
-            self._kept = Saved(arrays, meta)
+        if self._backup is None and self.setting.executor.most_losses:
+            self._backup = Saved(arrays, meta)
         self._recovering(partial(self._restore, arrays, meta))
 
     def _restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         self.cycle = meta["cycle"]
         if meta["chains"]:
-            for chain, kept in zip(self.chains, meta["chains"], strict=True):
-                chain.restore(arrays, kept)
+            for chain, chain_meta in zip(self.chains, meta["chains"], strict=True):
+                chain.restore(arrays, chain_meta)
             return
         first, count = self.chains[0], len(self.chains)
 
@@ -394,8 +394,8 @@ class Run:
 
     def close(self) -> None:
         """Let go of a last state that is kept for no longer than the run."""
-        if isinstance(self._kept, Saved):
-            self._kept.close()
+        if isinstance(self._backup, Saved):
+            self._backup.close()
 
     def _segment(self) -> None:
         end = next(end for end in self.setting.ends if end > self.cycle)
@@ -450,17 +450,17 @@ class Run:
         def go_back() -> Callable[[], None]:
             self._lost += 1
             self.chains = self._new_chains()
-            assert self._kept is not None  # bands can be lost only where they are saved
-            return partial(self._restore, *self._kept.load_checkpoint())
+            assert self._backup is not None  # bands can be lost only where they are saved
+            return partial(self._restore, *self._backup.load_checkpoint())
 
         self.setting.executor.until_kept(work, go_back, self._lost)
 
     def _agree(self) -> None:
         """Give all chains one dispersion, of all their estimates: densities then compare."""
-        found = [own for chain in self.chains if (own := chain.estimate) is not None]
-        if len(found) == len(self.chains):
+        estimates = [estimate for chain in self.chains if (estimate := chain.estimate) is not None]
+        if len(estimates) == len(self.chains):
             for chain in self.chains:
-                chain.take_dispersion(found)
+                chain.take_dispersion(estimates)
 
     def _tell_progress(self, end: int, done: float) -> None:
         """Tell that ``done`` of the chains have reached cycle ``end``, shares of one counted."""
@@ -473,8 +473,8 @@ class Run:
 
     def _write(self, before: int) -> None:
         """Write what a segment gave; it began at cycle ``before``."""
-        options, sink, kept = self.options, self.sink, self._kept
-        due = kept is None or kept.checkpoints.is_due() or self.cycle >= options.cycles
+        options, sink, backup = self.options, self.sink, self._backup
+        due = backup is None or backup.checkpoints.is_due() or self.cycle >= options.cycles
         for chain in self.chains:
             chain.write(sink, self.cycle, moments=due)
         if before <= options.tune < self.cycle:
@@ -487,18 +487,18 @@ class Run:
 
     def save(self) -> None:
         """Make a checkpoint, if the sink keeps any or bands may be lost with a worker."""
-        options, kept = self.options, self._kept
-        if kept is not None:
-            found = [chain.snapshot(kept.checkpoints) for chain in self.chains]
-            kept.checkpoint(
-                {name: value for arrays, _ in found for name, value in arrays.items()},
+        options, backup = self.options, self._backup
+        if backup is not None:
+            snapshots = [chain.snapshot(backup.checkpoints) for chain in self.chains]
+            backup.checkpoint(
+                {name: value for arrays, _ in snapshots for name, value in arrays.items()},
                 {
                     "cycle": self.cycle,
                     "warmup_draws": sum(
                         end <= min(self.cycle, options.tune) for end in self.setting.ends
                     ),
                     "draws": max(0, self.cycle - options.tune) // options.thin // options.spacing,
-                    "chains": [meta for _, meta in found],
+                    "chains": [meta for _, meta in snapshots],
                     "seconds": self.seconds + time.perf_counter() - self.started,
                 },
             )
@@ -506,8 +506,8 @@ class Run:
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters as results name them; sampled noise is the mean over chains."""
-        found = [chain.attrs() for chain in self.chains]
-        return found[0] | {"dispersion": float(np.mean([own["dispersion"] for own in found]))}
+        attrs = [chain.attrs() for chain in self.chains]
+        return attrs[0] | {"dispersion": float(np.mean([each["dispersion"] for each in attrs]))}
 
 
 def _carry_out(
@@ -526,8 +526,8 @@ def _carry_out(
     if not complete:
         _report_trouble(run)
     # Also of a complete run, which may have been killed before it was closed.
-    known = sink.attrs if complete else {}
-    close_run(sink, closing_attrs(run, known))
+    stored_attrs = sink.attrs if complete else {}
+    close_run(sink, closing_attrs(run, stored_attrs))
     tree = sink.tree()
     moving = None if complete else told_trend(tree)
     if moving is not None:
@@ -578,9 +578,9 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
     weights = None if data.weights is None else (np.ones(3), np.ones(3))
     # Kernels of sparse blocks are made for a number of components, those of dense ones are not.
     small = model.for_compilation(model.n_components) if data.is_sparse else model.for_compilation()
-    kept = data.is_sparse and data.unstored, weights is None, _is_complete(data)
+    data_kind = data.is_sparse and data.unstored, weights is None, _is_complete(data)
     axes = len(data.grid.sides)
-    kind = (type(model), model.likelihood, small.width, dtype, *kept, sampler, axes)
+    kind = (type(model), model.likelihood, small.width, dtype, *data_kind, sampler, axes)
     if kind in _compiled or setting.executor.on_device:
         return
     on_event(RunEvent("compile", 0, 1, message="kept on disk"))
@@ -619,15 +619,15 @@ def _tiny(setting: Setting, weights: Any) -> BlockedData:
             values = pydata.COO(np.nan_to_num(values))
         return as_tensor(values, dtype=dtype, allow_empty=True)
     if isinstance(data, JoinedData) and setting.model.joins:
-        told = {own.name: own.unstored for own in data.joints}
+        kinds = {relation.name: relation.unstored for relation in data.joints}
         size = max(len(TINY), len(data.axes))  # bands enough for every factor
         matrices = {
-            name: matrix(unstored, np.resize(TINY, (size, size))) for name, unstored in told.items()
+            name: matrix(kind, np.resize(TINY, (size, size))) for name, kind in kinds.items()
         }
-        between = {own.name: Relation(*own.axes) for own in data.joints}
-        return join(matrices, between, dtype=dtype, allow_empty=True, unstored=told)
-    given = {"dtype": dtype, "unstored": data.unstored, "weights": weights}
-    return as_blocks(matrix(data.unstored), 1, **given)
+        between = {relation.name: Relation(*relation.axes) for relation in data.joints}
+        return join(matrices, between, dtype=dtype, allow_empty=True, unstored=kinds)
+    options = {"dtype": dtype, "unstored": data.unstored, "weights": weights}
+    return as_blocks(matrix(data.unstored), 1, **options)
 
 
 # -- what results tell of a run ------------------------------------------------------------
@@ -653,9 +653,9 @@ def run_spec(setting: Setting, stored: bool, reason: str = "as asked for") -> Ru
         statistics=(*STEPS, *setting.kernel.statistics),
         learnt=learnt_variables(setting),
         features={
-            dim: own.names or range(own.shape[1])
-            for dim, own in zip(FEATURES, model.covariates, strict=True)
-            if own is not None
+            dim: covariates.names or range(covariates.shape[1])
+            for dim, covariates in zip(FEATURES, model.covariates, strict=True)
+            if covariates is not None
         },
         monitor_rows=cells[0],
         monitor_columns=cells[1],
@@ -679,7 +679,7 @@ def described(
     ``options`` has ``seed`` and ``dtype``.
     """
     labels, weights, place = data.labels, data.weights, data.source.to_dict()
-    kept, weights_kept = kept_copies(data, stored)
+    copies_data, copies_weights = kept_copies(data, stored)
     if weights is not None:
         place["weights"] = weights.source.location
     run = {"options": options, "model": model, "sampler": sampler, "source": place}
@@ -705,8 +705,8 @@ def described(
         "dims": (labels.row_dim, labels.col_dim),
         "coords": labels.coords,
         "dtype": options["dtype"],
-        "observed": data.to_numpy() if kept else None,
-        "weights": weights.to_numpy() if weights is not None and weights_kept else None,
+        "observed": data.to_numpy() if copies_data else None,
+        "weights": weights.to_numpy() if weights is not None and copies_weights else None,
         "attrs": {
             "inference_library": "daskfactor",
             "inference_library_version": daskfactor.__version__,
@@ -729,16 +729,16 @@ def described(
     }
 
 
-def closing_attrs(run: Run, known: Mapping[str, Any]) -> dict[str, Any]:
+def closing_attrs(run: Run, stored_attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Tell what is known at the end: hyperparameters, seconds, roll-backs.
 
-    ``known``: what a store has already of a run that is complete, so that nothing was run now.
+    ``stored_attrs``: what a store has of a run that is complete, so that nothing was run now.
     """
-    seconds = run.seconds + (0.0 if known else time.perf_counter() - run.started)
+    seconds = run.seconds + (0.0 if stored_attrs else time.perf_counter() - run.started)
     busy = run.setting.executor.report.utilisation
     return {
         **run.attrs(),
-        "sampling_time": max(seconds, known.get("sampling_time", 0.0)),
+        "sampling_time": max(seconds, stored_attrs.get("sampling_time", 0.0)),
         "divergences": sum(len(chain.divergences) for chain in run.chains),
-        "utilisation": known.get("utilisation", busy),
+        "utilisation": stored_attrs.get("utilisation", busy),
     }

@@ -146,8 +146,8 @@ def session_of(
 
 def device_attrs(executor: Executor) -> dict[str, str]:
     """Name the GPU that does the work; nothing where processors do it."""
-    found = getattr(executor, "device", None)
-    return {} if found is None else {"device": found}
+    device = getattr(executor, "device", None)
+    return {} if device is None else {"device": device}
 
 
 def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
@@ -157,10 +157,10 @@ def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
     if model.tensor:
         return as_tensor(V, names=model.factors, **options)
     usual = None if model.nonnegative else "missing"
-    return blocks_of(V, usual=usual, components=known_components(model), **options)
+    return blocks_of(V, usual=usual, components=component_count(model), **options)
 
 
-def known_components(model: Any) -> int | None:
+def component_count(model: Any) -> int | None:
     """Return the number of components of a model; None if the data are to tell."""
     return None if model.n_components == "auto" else model.n_components
 
@@ -199,13 +199,13 @@ def session(
         If data, model or options cannot be used.
     """
     # What has covariates is predicted from these, if from nothing else.
-    wanted = {"allow_empty": model.covariates != (None, None)} | dict(reading or {})
-    running, told = split(options)
+    reading_options = {"allow_empty": model.covariates != (None, None)} | dict(reading or {})
+    running, data_options = split(options)
 
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
         if isinstance(V, dict) and not model.joins:
             model.placed({})
-        data = blocks_for(model, V, **wanted, **told)
+        data = blocks_for(model, V, **reading_options, **data_options)
         if data is not V:
             stack.callback(data.close)
         if not weighed:
@@ -248,14 +248,14 @@ def description_of(run: Begun) -> dict[str, Any]:
     StoreFormatError
         If that is impossible, of a newer version, or not what attributes of the run say.
     """
-    with as_begun(run):
+    with version_errors(run):
         attrs, described = run.attrs, json.loads(run.attrs["run"])
         refuse_unknown("the stored run", described, ("options", "model", "sampler", "source"))
         options = described["options"]
-        told = {name: options[name] for name in TWICE if name in options}
-        told |= {name: json.dumps(described[name]) for name in ("model", "sampler")}
-        told |= {"random_seed": str(options["seed"])}
-        if other := [name for name, own in told.items() if attrs.get(name, own) != own]:
+        expected = {name: options[name] for name in TWICE if name in options}
+        expected |= {name: json.dumps(described[name]) for name in ("model", "sampler")}
+        expected |= {"random_seed": str(options["seed"])}
+        if other := [name for name, value in expected.items() if attrs.get(name, value) != value]:
             raise damaged(run.path, f"it says two things of its {other[0]}")
         return dict(described)
 
@@ -280,7 +280,7 @@ def session_again(
     """
     if isinstance(V, dict) and len(V) == 1 and not model.joins:
         (V,) = V.values()  # a run of one matrix that was passed by name
-    with as_begun(run):
+    with version_errors(run):
         saved, described = json.loads(run.attrs["data"]), json.loads(run.attrs["run"])
         reading = _reading(saved) | {"dtype": described["options"]["dtype"]}
     weights = _weights_again(run, saved, described["source"], V)
@@ -296,9 +296,9 @@ def session_again(
     reading |= {"memory_limit": memory_limit, **weights}
     if (getattr(source, "ndim", 2) > 2 and not model.tensor) or type(source).__name__ == "Dataset":
         reading |= {side: saved[side] for side in ("rows", "columns") if side in saved}
-    given: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
-    with session(source, model, random_seed=random_seed, **given) as found:
-        yield found
+    keywords: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
+    with session(source, model, random_seed=random_seed, **keywords) as opened:
+        yield opened
 
 
 def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,16 +315,16 @@ def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def as_begun(run: Begun) -> Iterator[None]:
+def version_errors(run: Begun) -> Iterator[None]:
     """Turn what a run was begun with, and this version cannot read, into one sentence."""
     try:
         yield
     except StoreError:
         raise
     except (DaskfactorError, AttributeError, KeyError, TypeError, ValueError) as error:
-        begun = run.attrs.get("inference_library_version", "an unknown version")
+        version = run.attrs.get("inference_library_version", "an unknown version")
         raise StoreFormatError(
-            f"the run at {run.path} was begun by daskfactor {begun} with options or checkpoints "
+            f"the run at {run.path} was begun by daskfactor {version} with options or checkpoints "
             f"that this state of it ({daskfactor.__version__}) does not know ({error}); its draws "
             "can be read; finish it with the one that began it, or begin it anew"
         ) from error
@@ -332,22 +332,22 @@ def as_begun(run: Begun) -> Iterator[None]:
 
 def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
     """Find the data: given again, kept in a stored run, or in the place they were read from."""
-    kept = _kept(run, "V") if V is None else V
-    if kept is None and source["location"] is None:
+    stored = _stored_array(run, "V") if V is None else V
+    if stored is None and source["location"] is None:
         names = {"coupled": "several matrices that are", "tensor": "a tensor that is"}
         kind = names.get(source["kind"], f"a {source['kind']} object that is")
         raise DataError(
             f"the run at {run.path} was made from {kind} not kept with it; pass the data again: "
             "resume(path, V=...)"
         )
-    return opened_again(source["location"] if kept is None else kept, source)
+    return opened_again(source["location"] if stored is None else stored, source)
 
 
-def _kept(run: Begun, name: str) -> Any:
+def _stored_array(run: Begun, name: str) -> Any:
     """Read what a stored run keeps beside its results, the data or their weights, if it does."""
-    found = kept_beside(run.tree(), name)
+    array = kept_beside(run.tree(), name)
     # By threads of this process: a client that is about may have no workers left.
-    return None if found is None else found.load(scheduler="threads")
+    return None if array is None else array.load(scheduler="threads")
 
 
 def _weights_again(
@@ -357,12 +357,12 @@ def _weights_again(
     weighting = saved.get("weighting")
     if weighting is None or getattr(V, "weighting", None) == weighting:
         return {}
-    kept = _kept(run, "weights")
-    if kept is not None:
-        return {"weights": StoredWeights(weighting, kept.values)}
+    weights = _stored_array(run, "weights")
+    if weights is not None:
+        return {"weights": StoredWeights(weighting, weights.values)}
     if source.get("weights") is not None:
-        there = source["weights"]
-        return {weighting: along(there, V) if isinstance(V, Url) and is_url(there) else there}
+        path = source["weights"]
+        return {weighting: along(path, V) if isinstance(V, Url) and is_url(path) else path}
     options = [f"blocks={len(saved['row_offsets']) - 1}"]
     options += [f'unstored="{saved["unstored"]}"'] if saved["unstored"] else []
     options += ["balance=True"] if saved["balance"] else []
@@ -380,7 +380,7 @@ def _warn_of_fractions(model: Any, data: BlockedData) -> None:
     if data.source.kind == "anndata":
         layer = data.source.layer
         where = f"{'X' if layer is None else f'the layer {layer!r}'} of the AnnData holds"
-        others = [f'layer="{own}"' for own in ("counts", "raw") if own != layer]
+        others = [f'layer="{name}"' for name in ("counts", "raw") if name != layer]
         advice = f"pass the counts, for example {' or '.join(others)}"
     warn(
         f"{where} fractions, as normalised or logarithmic values are, and {model.likelihood} is a "
@@ -404,10 +404,10 @@ def _warn_of_zeros(data: BlockedData) -> None:
     for side, counts, axis in zip(("rows", "columns"), stored, (1, 0), strict=True):
         empty = int((counts == 0).sum())
         if empty >= MANY_EMPTY and empty >= EMPTY_SHARE * counts.size:
-            kept = "np.diff(V.tocsr().indptr) > 0" if axis else ":, np.diff(V.tocsc().indptr) > 0"
+            mask = "np.diff(V.tocsr().indptr) > 0" if axis else ":, np.diff(V.tocsc().indptr) > 0"
             warn(
                 f"{empty} of {counts.size} {side} hold nothing but zeros; they cost time and "
-                f"say next to nothing of the components: leave them out, for example V[{kept}]",
+                f"say next to nothing of the components: leave them out, for example V[{mask}]",
                 DataWarning,
             )
 

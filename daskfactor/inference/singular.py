@@ -107,8 +107,8 @@ def truncated_svd(
 
     pieces: list[list[Array]] = []
     if fill is not None:
-        whole = fill.gather("rows"), fill.gather("columns")
-        pieces = [pieces_of(data.grid, factor, values) for factor, values in enumerate(whole)]
+        filled = fill.gather("rows"), fill.gather("columns")
+        pieces = [pieces_of(data.grid, factor, values) for factor, values in enumerate(filled)]
 
     def times(side: Side, vectors: Array) -> Array:
         """Return X x for ``"rows"``, Xᵀ y for ``"columns"``: (I, n) of (J, n), or the other way."""
@@ -129,7 +129,7 @@ def truncated_svd(
         return np.concatenate(executor.map(one, range(grid.blocks), "singular-vectors"))
 
     if short < SMALL * rank + 2:
-        result = whole_svd(times("rows", np.eye(data.shape[1])), rank)
+        result = dense_svd(times("rows", np.eye(data.shape[1])), rank)
     else:
         operator = sparse.linalg.LinearOperator(
             data.shape,
@@ -145,7 +145,7 @@ def truncated_svd(
     return consistent_signs(result)
 
 
-def whole_svd(matrix: Array, rank: int) -> Singular:
+def dense_svd(matrix: Array, rank: int) -> Singular:
     """Return leading triplets of an array in memory, signs as LAPACK has them."""
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     return Singular(left[:, :rank], values[:rank], right[:rank])
@@ -251,7 +251,7 @@ def learn_transfer(rank: int, count: int, seed: int = 0) -> Pair:
         rng = generator(seed, problem, Stream.START, STREAM, rank)
         X = rng.random((size, rank)) @ rng.random((rank, size))
         X = np.maximum(X + NOISE * X.mean() * rng.standard_normal(X.shape), 0.0)
-        basis, weights = halves(consistent_signs(whole_svd(X, rank)), rank)
+        basis, weights = halves(consistent_signs(dense_svd(X, rank)), rank)
         for _ in range(min(RESTARTS, count - len(pairs))):
             W, H = _factorize(X, rank, int(rng.integers(2**31)))
             turn = np.linalg.lstsq(basis, W, rcond=None)[0]

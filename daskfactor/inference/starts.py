@@ -61,7 +61,7 @@ def state_maker(
 ) -> Make:
     """Return a function that makes first states; factors that all share are made once, here."""
     if init.W is not None:
-        return lambda chain, attempt: executor.hold(given_state(data, model, init, chain))
+        return lambda chain, attempt: executor.hold(result_state(data, model, init, chain))
     if init.made_by_bands:
         return lambda chain, attempt: start_state(data, model, seed, chain, attempt, executor)
     law, count = model.without_spikes(), chains * init.starts
@@ -76,7 +76,7 @@ def state_maker(
     return make
 
 
-def given_state(data: BlockedData, model: Any, init: Init, chain: int) -> ChainState:
+def result_state(data: BlockedData, model: Any, init: Init, chain: int) -> ChainState:
     """Make the state of the factors of a result that a chain begins with."""
     parts = []
     sides = ("rows", data.row_order), ("columns", data.col_order)

@@ -111,12 +111,12 @@ def draw_symmetries(
     still, zero, one, shift = np.zeros(width), np.zeros(K), np.ones(K), 0.0
 
     def sums() -> list[Sums]:
-        found = []
+        result = []
         for factor, prior in enumerate(priors):
             how: Any = {"table": prior.table, "bias": prior.bias, "K": K}
             parts = state.each(partial(band_sums, **how), factor, prior.selection)
-            found.append(Sums(*(sum(own) for own in zip(*parts, strict=True))))
-        return found
+            result.append(Sums(*(sum(terms) for terms in zip(*parts, strict=True))))
+        return result
 
     def move(factor: int, slope: Array, level: Array, scale: Array) -> None:
         how: Any = {"slope": slope, "level": level, "scale": scale, "bias": priors[factor].bias}
@@ -138,24 +138,24 @@ def draw_symmetries(
         lifted = of_h.squares[:K] + level[:K] * (2.0 * of_h.total[:K] + of_h.n * level[:K])
         of_h.squares[:K] = lifted  # those of H once it is moved, with its scale
     halves, counts = [], []
-    for prior, own in zip(priors, (of_w, of_h), strict=True):
-        squares, count = own.squares[:K], own.n
+    for prior, factor_sums in zip(priors, (of_w, of_h), strict=True):
+        squares, count = factor_sums.squares[:K], factor_sums.n
         if prior.link is not None:
             link, ridge = prior.link
             squares, count = squares + ridge * np.square(link[:, :K]).sum(axis=0), count + len(link)
         halves.append(0.5 * prior.table[1, :K] * squares)
         counts.append(count)
     moving = (halves[ROWS] > 0) & (halves[COLUMNS] > 0)
-    taken = halves[ROWS][moving], halves[COLUMNS][moving], rng.random(K)[moving]
+    scale_arguments = halves[ROWS][moving], halves[COLUMNS][moving], rng.random(K)[moving]
     scale = one.copy()
-    scale[moving] = np.sqrt(draw_scales(0.5 * (counts[ROWS] - counts[COLUMNS]), *taken))
+    scale[moving] = np.sqrt(draw_scales(0.5 * (counts[ROWS] - counts[COLUMNS]), *scale_arguments))
     move(ROWS, -level[:K], still, scale)
     move(COLUMNS, zero, level, 1.0 / scale)
     return scale, shift
 
 
 def draw_level(
-    own: Sums, other: Sums, priors: tuple[Prior, ...], K: int, rng: np.random.Generator
+    sums: Sums, other: Sums, priors: tuple[Prior, ...], K: int, rng: np.random.Generator
 ) -> Array:
     """Draw u of x → x + u of one factor, which the other one's biases take up.
 
@@ -164,7 +164,7 @@ def draw_level(
     """
     prior, against = priors
     precision, of_bias = prior.table[1, :K], against.table[1, against.bias]
-    P = np.diag(own.n * precision) + of_bias * other.gram
-    g = of_bias * other.cross - precision * own.total[:K]
+    P = np.diag(sums.n * precision) + of_bias * other.gram
+    g = of_bias * other.cross - precision * sums.total[:K]
     root = np.linalg.cholesky(P)
     return np.asarray(np.linalg.solve(root.T, np.linalg.solve(root, g) + rng.standard_normal(K)))

@@ -49,29 +49,29 @@ class Place(NamedTuple):
         return self.executor == "ring" or (self.executor == "tasks" and self.workers > 1)
 
 
-def place_of(given: Any, data: BlockedData, width: int) -> Place:
+def place_of(args: Any, data: BlockedData, width: int) -> Place:
     """Decide where the run is to happen, with as many threads as it has there."""
-    executor, client = given.executor, given.client
+    executor, client = args.executor, args.client
     executor = "threads" if executor == "lanes" else executor  # its name in earlier versions
     one_of("executor", executor, ("auto", "threads", "serial", "tasks", "ring"))
     threads = {} if client is None else client.nthreads()
     counts = {"workers": len(threads) or 1, "lanes": max(threads.values(), default=cpu_count())}
     workers, lanes = (
-        usual if getattr(given, name) is None else whole_number(name, getattr(given, name), 1)
+        usual if getattr(args, name) is None else whole_number(name, getattr(args, name), 1)
         for name, usual in counts.items()
     )
     if executor == "auto":
-        there: Any = client or SimpleNamespace(  # of a cluster that stays as it is
+        target: Any = client or SimpleNamespace(  # of a cluster that stays as it is
             nthreads=lambda: dict.fromkeys(range(workers), lanes), cluster=SimpleNamespace()
         )
         alone = client is None and workers == 1
-        executor = "threads" if alone else choose_executor(there, data, width).name
-    network, block = given.network, given.block_seconds
+        executor = "threads" if alone else choose_executor(target, data, width).name
+    network, block = args.network, args.block_seconds
     return Place(
         executor,
         workers,
         1 if executor == "serial" else lanes,
-        given.store is not None,
+        args.store is not None,
         None if network is None else network_rate(network),
         None if block is None else positive_number("block_seconds", block),
     )
@@ -82,10 +82,10 @@ def network_rate(network: float | str) -> float:
 
     ``"1 Gb/s"`` are bits, ``"1 GB/s"`` bytes.
     """
-    rate, found = network, RATE.fullmatch(network.strip()) if isinstance(network, str) else None
-    if found is not None:
-        bits = found[3] == "b" or found[3].lower().startswith("bit")
-        rate = float(found[1]) * PREFIXES[found[2].lower()] / (8 if bits else 1)
+    rate, match = network, RATE.fullmatch(network.strip()) if isinstance(network, str) else None
+    if match is not None:
+        bits = match[3] == "b" or match[3].lower().startswith("bit")
+        rate = float(match[1]) * PREFIXES[match[2].lower()] / (8 if bits else 1)
     if not (is_number(rate) and 0 < rate < math.inf):  # type: ignore[operator]
         raise OptionError(
             'network is bytes a second, or a text such as "1 Gbit/s", "10 Gbit/s" or "1.2 GB/s", '
@@ -163,11 +163,11 @@ def _limits(work: float, place: Place, blocks: int, data: BlockedData) -> dict[s
     all hops, and sends (1 - 1/P) / P of them; hops grow with the bands, of which there are 2 P T
     at least.
     """
-    work, kept_busy = work / place.lanes, blocks / (2 * place.lanes)
+    work, busy_workers = work / place.lanes, blocks / (2 * place.lanes)
     fewest = math.inf if work >= 1 else 1 / (1 - work)
-    if fewest > kept_busy:
-        fewest = kept_busy * work + 1
-    hops = (1 - 1 / place.workers) * max(1.0, place.workers / kept_busy)
+    if fewest > busy_workers:
+        fewest = busy_workers * work + 1
+    hops = (1 - 1 / place.workers) * max(1.0, place.workers / busy_workers)
     return {
         "network_workers": max(2, math.ceil(fewest)),
         "network_data": int(data.nbytes * hops / work),

@@ -20,7 +20,7 @@ from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.base import reference_sampler
 from daskfactor.inference.block_hmc import ROW_STEPS, BlockHMC
-from daskfactor.inference.given import Given, given_by
+from daskfactor.inference.given import PosteriorDraws, read_posterior
 from daskfactor.inference.new_rows import SIDES, NewRows
 from daskfactor.inference.program import COLUMNS, Kernel
 from daskfactor.inference.session import Session, check_data, device_attrs, session
@@ -154,8 +154,8 @@ def transform(
     if not isinstance(trace, xr.Dataset):
         trace = aligned_trace(trace, "a mean of new rows") if point else as_tree(trace)
     require_matrix(trace, "transform")
-    given = given_by(trace, factor, draws, POINT_DRAWS if point else None)
-    if getattr(V, "dims", None) == given.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
+    posterior = read_posterior(trace, factor, draws, POINT_DRAWS if point else None)
+    if getattr(V, "dims", None) == posterior.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
     if UNSETTLED in trace.attrs:
         raise OptionError(
@@ -163,45 +163,45 @@ def transform(
             "matrices, so that rows of one matrix alone cannot be drawn; give them numbers, or "
             "sample with the new rows among the others"
         )
-    model = _alone(given.model, factor, covariates)
+    model = _alone(posterior.model, factor, covariates)
     # Bands go side by side, each through all draws: several are worth it where one pass is not.
-    reading = {"allow_empty": True, "dtype": _dtype(given, point), "workers": BANDS // 2}
+    reading = {"allow_empty": True, "dtype": _dtype(posterior, point), "workers": BANDS // 2}
 
     def check(data: BlockedData) -> None:
         check_data(model.sized(data.shape, data.labels.keys), data)
-        _ = _entries(given, data)
-        _check_weighting(given, data)
+        _ = _entries(posterior, data)
+        _check_weighting(posterior, data)
 
-    V, options = _opened(V, given, options)
+    V, options = _opened(V, posterior, options)
     if options.get("blocks") is None and _is_small(V, model):
         options["blocks"] = 1
     seed = 0 if point and random_seed is None else random_seed
     with session(
         V, model, reading=reading, check=check, weighed=True, random_seed=seed, **options
     ) as run:
-        data, kernel = run.data, _row_kernel(given.model, run.on_device)
+        data, kernel = run.data, _row_kernel(posterior.model, run.on_device)
         if draws is None and not point:
-            given = given.within(DRAWS_BUDGET, data.shape[factor])
-        more = -(-POINT_DRAWS // math.prod(given.shape)) if point else 1
-        own = model.sized(data.shape, data.labels.keys).covariates[factor]
+            posterior = posterior.within(DRAWS_BUDGET, data.shape[factor])
+        more = -(-POINT_DRAWS // math.prod(posterior.shape)) if point else 1
+        row_covariates = model.sized(data.shape, data.labels.keys).covariates[factor]
         order = (data.row_order, data.col_order)[factor]
         plan = NewRows(
             data,
-            given.taking(_entries(given, data)),
+            posterior.taking(_entries(posterior, data)),
             kernel,
-            given.floor,
+            posterior.floor,
             run.seed,
             whole_number("first", first, 0),
-            steps * more if given.model.nonnegative else 1,
+            steps * more if posterior.model.nonnegative else 1,
             point,
-            own if own is None or order is None else own.at(order),
-            _fixed(given, data, fixed, order),
+            row_covariates if row_covariates is None or order is None else row_covariates.at(order),
+            _fixed(posterior, data, fixed, order),
             run.device,
         )
-        found = _drawn(plan, run)
-        attrs = {"axis": axis, "random_seed": str(run.seed), **given.attrs}
+        rows = _drawn(plan, run)
+        attrs = {"axis": axis, "random_seed": str(run.seed), **posterior.attrs}
         attrs |= device_attrs(run.executor)
-        return _labelled(found, given, data, attrs)
+        return _labelled(rows, posterior, data, attrs)
 
 
 def _row_kernel(model: Any, on_device: bool) -> Kernel:
@@ -218,9 +218,9 @@ def _row_kernel(model: Any, on_device: bool) -> Kernel:
     return sampler.kernel(model)
 
 
-def _check_weighting(given: Given, data: BlockedData) -> None:
+def _check_weighting(posterior: PosteriorDraws, data: BlockedData) -> None:
     """Refuse rows without uncertainties (weights) where the run had some: 1 is no default."""
-    kind, side = given.weighting, SIDES[given.factor]
+    kind, side = posterior.weighting, SIDES[posterior.factor]
     if kind is not None and data.weighting != kind:
         what = {"uncertainty": "uncertainties", "weights": "weights"}[kind]
         raise OptionError(
@@ -232,21 +232,21 @@ def _check_weighting(given: Given, data: BlockedData) -> None:
 def _drawn(plan: NewRows, run: Session[BlockedData]) -> Array:
     """Draw all rows, or their means, in the order in which the caller numbers them."""
     _check_room(plan)
-    data, blocks, factor = plan.data, plan.data.grid.blocks, plan.given.factor
+    data, blocks, factor = plan.data, plan.data.grid.blocks, plan.posterior.factor
     run.on_event(RunEvent("draw", 0, blocks))
     if run.executor.in_process:
-        found = plan.room(data.shape[factor])
-        work = counted(replace(plan, out=found), blocks, run.on_event)
+        rows = plan.room(data.shape[factor])
+        work = counted(replace(plan, out=rows), blocks, run.on_event)
         _ = run.executor.map(work, range(blocks), "new-rows")
     else:  # from elsewhere nobody could hear of bands
-        found = np.concatenate(run.executor.map(plan, range(blocks), "new-rows"), -2)
-    return in_callers_order(data, SIDES[factor], found, axis=found.ndim - 2)
+        rows = np.concatenate(run.executor.map(plan, range(blocks), "new-rows"), -2)
+    return in_callers_order(data, SIDES[factor], rows, axis=rows.ndim - 2)
 
 
 def _check_room(plan: NewRows) -> None:
     """Refuse draws that memory has no room for, before any is made."""
-    data, (chains, draws), width = plan.data, plan.given.shape, plan.given.model.width
-    rows, side = data.shape[plan.given.factor], SIDES[plan.given.factor]
+    data, (chains, draws), width = plan.data, plan.posterior.shape, plan.posterior.model.width
+    rows, side = data.shape[plan.posterior.factor], SIDES[plan.posterior.factor]
     size, free = chains * draws * rows * width * data.dtype.itemsize, available_memory()
     if size > free and not plan.point:
         raise OptionError(
@@ -256,22 +256,22 @@ def _check_room(plan: NewRows) -> None:
         )
 
 
-def _dtype(given: Given, point: bool) -> Any:
-    return "float64" if point else given.other.dtype
+def _dtype(posterior: PosteriorDraws, point: bool) -> Any:
+    return "float64" if point else posterior.other.dtype
 
 
-def _opened(V: Any, given: Given, options: OnSampled) -> tuple[Any, OnSampled]:
+def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
     V = placed(V, options.get("storage_options"))
     says_itself = isinstance(V, BlockedData) or (
         isinstance(V, str | PathLike) and is_blocked_store(fspath(V))
     )
-    if options.get("unstored") is not None or given.unstored is None or says_itself:
+    if options.get("unstored") is not None or posterior.unstored is None or says_itself:
         return V, options
     source = V if isinstance(V, Source) else open_input(V, Wanted.of(options))
-    rest = {name: own for name, own in options.items() if not hasattr(ANYTHING, name)}
+    rest = {name: value for name, value in options.items() if not hasattr(ANYTHING, name)}
     if source.is_sparse and source.unstored is None:
-        rest["unstored"] = given.unstored
+        rest["unstored"] = posterior.unstored
     return source, cast("OnSampled", rest)
 
 
@@ -295,42 +295,42 @@ def _alone(model: Any, factor: int, covariates: Any) -> Any:
             f"the model of this run has {name}, and new {SIDES[factor]} need theirs: pass "
             f"covariates=, an array ({SIDES[factor]}, {had.shape[1]})"
         )
-    found: Covariates | None = checked_covariates(name, covariates)
-    if found is not None and had is not None and found.shape[1] != had.shape[1]:
+    new_covariates: Covariates | None = checked_covariates(name, covariates)
+    if new_covariates is not None and had is not None and new_covariates.shape[1] != had.shape[1]:
         raise ModelError(
             f"the run has {had.shape[1]} {name}, and covariates of new {SIDES[factor]} are "
-            f"{found.shape[1]}; pass the same ones in the same order"
+            f"{new_covariates.shape[1]}; pass the same ones in the same order"
         )
-    own: dict[str, Any] = {f"covariates_{letter}": None for letter in letters}
+    absent: dict[str, Any] = {f"covariates_{letter}": None for letter in letters}
     fixed = {f"fixed_{letter}": None for letter in letters if hasattr(model, f"fixed_{letter}")}
-    return replace(model, **own | fixed | {name: found})
+    return replace(model, **absent | fixed | {name: new_covariates})
 
 
-def _entries(given: Given, data: BlockedData) -> Array:
+def _entries(posterior: PosteriorDraws, data: BlockedData) -> Array:
     """Find which entries of the factor that is given the columns are, in the order of the grid."""
-    other, count = 1 - given.factor, given.other.shape[2]
+    other, count = 1 - posterior.factor, posterior.other.shape[2]
     side, labels = SIDES[other], data.labels.keys[other]
     stack = data.labels.stacks.get((data.labels.row_dim, data.labels.col_dim)[other])
-    at, known = np.arange(count), given.labels
-    if known is None and data.source.table is not None and labels is not None:
-        known = at  # keys of a table are positions where the run has no labels
-    if labels is not None and known is not None:
+    at, fitted = np.arange(count), posterior.labels
+    if fitted is None and data.source.table is not None and labels is not None:
+        fitted = at  # keys of a table are positions where the run has no labels
+    if labels is not None and fitted is not None:
         lacks = data.unstored == "missing" or (stack is not None and stack.maps)
-        at = _matched(labels, known, side, count, may_lack=lacks)
+        at = _matched(labels, fitted, side, count, may_lack=lacks)
     elif data.shape[other] != count:
         raise DataError(
-            f"the run has {count} {side}, and the new {SIDES[given.factor]} have "
+            f"the run has {count} {side}, and the new {SIDES[posterior.factor]} have "
             f"{data.shape[other]}; pass data with the same {side}, in the same order"
         )
     order = (data.row_order, data.col_order)[other]
     return at if order is None else at[order]
 
 
-def _matched(labels: Any, known: Any, side: str, count: int, may_lack: bool) -> Array:
+def _matched(labels: Any, fitted: Any, side: str, count: int, may_lack: bool) -> Array:
     """Find labels among those of the run; where others would be missing, they need not be there."""
-    found = match_labels(labels, known)
-    unknown = np.flatnonzero(found.at < 0)
-    lost = found.unwanted[:0] if may_lack else found.unwanted
+    match = match_labels(labels, fitted)
+    unknown = np.flatnonzero(match.at < 0)
+    lost = match.unwanted[:0] if may_lack else match.unwanted
     if len(unknown):
         advice = f"drop these {side}, or drop the labels to match by position"
         if isinstance(labels, dict):  # of stacked dimensions, where the run may have left it out
@@ -339,66 +339,68 @@ def _matched(labels: Any, known: Any, side: str, count: int, may_lack: bool) -> 
                 "must be NaN, too"
             )
         raise DataError(
-            f"{len(unknown)} of the {len(found.at)} {side} of the new data are not among those of "
+            f"{len(unknown)} of the {len(match.at)} {side} of the new data are not among those of "
             f"the run, the first of them {label_at(labels, unknown[0])} (the run's begin with "
-            f"{label_at(known, 0)}); {advice}"
+            f"{label_at(fitted, 0)}); {advice}"
         )
     if len(lost):
         raise DataError(
             f"the new data lack {len(lost)} of the run's {count} {side}, the first of them "
-            f"{label_at(known, lost[0])}; add them, with NaN where nothing was observed (such as "
+            f"{label_at(fitted, lost[0])}; add them, with NaN where nothing was observed (such as "
             "reindex of xarray and pandas does) or 0 where that is what was"
         )
-    if found.twice != (None, None):
+    if match.twice != (None, None):
         raise DataError(
             f"the labels of {side} are not unique, and the new data have them in another order; "
             f"give every one of the {side} a label of its own, or pass an array without labels, in "
             "the order of the run"
         )
-    return found.at
+    return match.at
 
 
-def _fixed(given: Given, data: BlockedData, fixed: Any, order: Array | None) -> Array | None:
+def _fixed(
+    posterior: PosteriorDraws, data: BlockedData, fixed: Any, order: Array | None
+) -> Array | None:
     """Values of the frozen components of new rows, (n, F) in the order of the grid."""
-    factor, mask = given.factor, given.model.frozen[given.factor]
+    factor, mask = posterior.factor, posterior.model.frozen[posterior.factor]
     name, side = f"fixed_{'wh'[factor]}", SIDES[factor]
     if mask is None:
         if fixed is not None:
             raise ModelError(f"the model of this run has no {name}; leave fixed out")
         return None
     shape = data.shape[factor], int(mask.sum())
-    wanted = f"fixed= with the frozen components of the new {side}, ({side}, {shape[1]})"
+    expected = f"fixed= with the frozen components of the new {side}, ({side}, {shape[1]})"
     if fixed is None:
-        raise ModelError(f"the model of this run has {name}; pass {wanted}")
+        raise ModelError(f"the model of this run has {name}; pass {expected}")
     values = np.asarray(fixed, np.float64)
     if factor == COLUMNS and values.shape == shape[::-1]:
         values = values.T
     if values.shape != shape or not np.isfinite(values).all() or values.min() < 0:
         raise ModelError(
-            f"{name} of the run: pass {wanted} of finite numbers of at least 0, got shape "
+            f"{name} of the run: pass {expected} of finite numbers of at least 0, got shape "
             f"{values.shape}"
         )
     return values if order is None else values[order]
 
 
 def _labelled(
-    found: Array, given: Given, data: BlockedData, attrs: Mapping[str, Any]
+    rows: Array, posterior: PosteriorDraws, data: BlockedData, attrs: Mapping[str, Any]
 ) -> xr.DataArray:
     """Put factors under the labels of the new rows."""
-    factor, labels = given.factor, data.labels
+    factor, labels = posterior.factor, data.labels
     dim = (labels.row_dim, labels.col_dim)[factor]
-    own = (labels.row_coords, labels.col_coords)[factor]
+    dim_coords = (labels.row_coords, labels.col_coords)[factor]
     if dim == DEFAULT_DIMS[factor]:
-        dim = given.dims[factor]
-    name = beside([dim, *own], {"W", "H", "chain", "draw", "component", "weight"})
+        dim = posterior.dims[factor]
+    name = beside([dim, *dim_coords], {"W", "H", "chain", "draw", "component", "weight"})
     dims = [name[dim], "component"]
     if factor == COLUMNS:
-        found, dims = found.swapaxes(-1, -2), dims[::-1]
-    coords: dict[str, Any] = {"component": given.coords["component"].values}
-    if COMPONENT_NAME in given.coords.coords:
-        coords[COMPONENT_NAME] = ("component", given.coords[COMPONENT_NAME].values)
-    if found.ndim == 4:
+        rows, dims = rows.swapaxes(-1, -2), dims[::-1]
+    coords: dict[str, Any] = {"component": posterior.coords["component"].values}
+    if COMPONENT_NAME in posterior.coords.coords:
+        coords[COMPONENT_NAME] = ("component", posterior.coords[COMPONENT_NAME].values)
+    if rows.ndim == 4:
         dims = ["chain", "draw", *dims]
-        coords |= {str(each): values for each, values in given.coords.coords.items()}
-    coords |= {name[key]: (name[dim], values) for key, values in own.items()}
-    return xr.DataArray(found, coords, dims, "WH"[factor], attrs)
+        coords |= {str(each): values for each, values in posterior.coords.coords.items()}
+    coords |= {name[key]: (name[dim], values) for key, values in dim_coords.items()}
+    return xr.DataArray(rows, coords, dims, "WH"[factor], attrs)

@@ -15,7 +15,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError, SamplingWarning
 from daskfactor.inference.registry import algorithm_from_dict, requested_algorithm
 from daskfactor.inference.sampling import PathText, described
-from daskfactor.inference.session import Session, as_begun, session, session_again
+from daskfactor.inference.session import Session, session, session_again, version_errors
 from daskfactor.inference.setting import in_callers_order
 from daskfactor.inference.singular import PILOTS, Pair
 from daskfactor.machine import memory_budget
@@ -204,7 +204,7 @@ def go_on(
         known = held.attrs.get("sampling_time", 0.0)  # not there, if it was killed just then
         close_run(held, {"sampling_time": max(known, seconds)})
         return
-    with as_begun(held):
+    with version_errors(held):
         planned = ParticleOptions.from_dict(described["options"])
         model = model_from_dict(described["model"])
         held.check_plan(1, planned.dtype, model.n_components, np.arange(planned.particles))

@@ -8,7 +8,7 @@ from daskfactor import SerialExecutor, ThreadsExecutor, TweedieNMF, as_blocks
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.state import make_state
 from daskfactor.inference import singular
-from daskfactor.inference.singular import prepare_starts, truncated_svd, whole_svd
+from daskfactor.inference.singular import dense_svd, prepare_starts, truncated_svd
 from tests.executors.audit import AuditExecutor
 from tests.pairwise import pairwise
 from tests.refusals import refused
@@ -41,7 +41,7 @@ def test_singular_vectors_are_those_of_the_whole(kind, rank, blocks):
     unstored = "zero" if kind == "sparse" else None
     with as_blocks(given, blocks, dtype="float64", unstored=unstored) as data:
         found = truncated_svd(SERIAL, data, rank)
-    exact = whole_svd(whole, rank)
+    exact = dense_svd(whole, rank)
     np.testing.assert_allclose(found.values, exact.values, rtol=1e-6)
     np.testing.assert_allclose(product(found), product(exact), atol=1e-4)
     assert (np.diff(found.values) <= 0).all()
@@ -65,7 +65,7 @@ def test_missing_entries_are_filled_in(kind):
         fill = make_state(data.grid, W, np.ascontiguousarray(H.T))
         found = truncated_svd(SERIAL, data, 3, fill=fill)
         refused(OptionError, "missing", truncated_svd, SERIAL, data, 3)
-    exact = whole_svd(np.where(np.isnan(X), W @ H, X), 3)
+    exact = dense_svd(np.where(np.isnan(X), W @ H, X), 3)
     np.testing.assert_allclose(product(found), product(exact), atol=1e-5)
 
 
@@ -101,7 +101,7 @@ def bro_acar_kolda(X, found):
 @pytest.mark.parametrize("seed", range(5))
 def test_signs_are_those_of_bro_acar_and_kolda(seed):
     X = np.random.default_rng(seed).gamma(0.5, size=(11, 8))
-    exact = whole_svd(X, 5)
+    exact = dense_svd(X, 5)
     flips = np.random.default_rng(seed).choice([-1.0, 1.0], 5)
     turned = singular.Singular(exact.left * flips, exact.values, exact.right * flips[:, None])
     expected = bro_acar_kolda(X, exact)
@@ -135,7 +135,7 @@ def test_transfer_matrices_are_kept_and_begin_alike():
 @pytest.mark.parametrize("shape", [(300, 200), (40, 500)])
 def test_transfer_carries_to_data_of_other_sizes(shape):
     X = 1e3 * low_rank(shape, 3, seed=4)
-    found = singular.consistent_signs(whole_svd(X, 3))
+    found = singular.consistent_signs(dense_svd(X, 3))
     transfer = singular.learn_transfer(3, 10)
     rng = np.random.default_rng(0)
     errors = {"transfer": [], "random": []}
@@ -149,7 +149,7 @@ def test_transfer_carries_to_data_of_other_sizes(shape):
 
 def test_a_start_is_the_absolute_value_of_turned_halves_of_any_number_of_components():
     X = low_rank()
-    found = singular.consistent_signs(whole_svd(X, 3))
+    found = singular.consistent_signs(dense_svd(X, 3))
     basis, weights = singular.halves(found, 3)
     np.testing.assert_allclose(basis @ weights, X, atol=1e-10)
     sizes = np.linalg.norm(basis, axis=0), np.linalg.norm(weights, axis=1)
@@ -189,11 +189,11 @@ def test_components_of_several_transfers(width, count):
 def test_nndsvd_is_that_of_scikit_learn(rank):
     nmf = pytest.importorskip("sklearn.decomposition._nmf")
     X = low_rank((30, 24), 4)  # scikit-learn's singular vectors are random ones, exact here
-    W, H = singular.nndsvd(singular.consistent_signs(whole_svd(X, rank)), rank)
+    W, H = singular.nndsvd(singular.consistent_signs(dense_svd(X, rank)), rank)
     expected_w, expected_h = nmf._initialize_nmf(X, rank, init="nndsvd", random_state=0)
     np.testing.assert_allclose(W, expected_w, atol=1e-5)
     np.testing.assert_allclose(H, expected_h, atol=1e-5)
-    exact = whole_svd(X, rank)
+    exact = dense_svd(X, rank)
     turned = singular.nndsvd(singular.Singular(-exact.left, exact.values, -exact.right), rank)
     for mine, its in zip((W, H), turned, strict=True):
         np.testing.assert_allclose(mine, its, atol=1e-8)

@@ -388,9 +388,9 @@ def buffers(workspace, m, n, K):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_shapes_and_dtype_of_buffers(dtype):
     found = buffers(Workspace(dtype), 30, 20, 4)
-    shapes = [(30, 20), (30, 20), (2, 20), (30, 4), (20, 4), (4, 4), (2, 4, 4), (64, 4)]
+    shapes = [(30, 20), (30, 20), (2, 20), (30, 4), (20, 4), (3, 4), (4, 4), (2, 4, 4), (64, 4)]
     assert [b.shape for b in found] == shapes
-    assert [b.dtype for b in found] == [dtype] * 6 + [np.float64] * 2
+    assert [b.dtype for b in found] == [dtype] * 7 + [np.float64] * 2
     assert all(b.flags.c_contiguous and b.ctypes.data % 64 == 0 for b in found)
 
 

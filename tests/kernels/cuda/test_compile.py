@@ -32,7 +32,8 @@ STEPS = {
     *("fill_normals", "plain_step", "metric_step", "moment_step", "spiked_step"),
     *("accumulate_moments", "kick_drift", "drift", "refresh", "take_share"),
     *("kick_flight", "flight", "refresh_length"),
-    *("leapfrog_kick", "leapfrog_drift", "level_places", "take_rows"),
+    *("leapfrog_kick", "leapfrog_drift", "warped_kick", "warped_drift", "average_square"),
+    *("level_places", "take_rows"),
 }
 BANDS = {
     *("take_products", "stack_rows", "spread_rows", "add_totals", "sum_rows", "mean_shares"),
