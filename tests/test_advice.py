@@ -625,7 +625,7 @@ ERRORS = {
         lambda _: sample(V, dfac.TweedieNMF(2, beta=1)),
     ),
     "a sampler by its name": (
-        'sampler must be "auto" or one of BlockHMC(), Gibbs(), HMC()',
+        'sampler must be "auto" or one of BlockHMC(), Gibbs(), Langevin',
         lambda: sample(V, TWO, "Gibbs"),
         lambda _: sample(V, TWO, dfac.Gibbs()),
     ),
@@ -653,12 +653,6 @@ ERRORS = {
         lambda: sample(V, TWO, dfac.Gibbs(), weights=2.0),
         lambda _: sample(V, TWO, dfac.Gibbs()),
         lambda _: sample(V, TWO, weights=2.0),
-    ),
-    "HMC with shapes to learn": (
-        "use BlockHMC(), which goes along powers of the factors where a shape is below 1, or Gibbs",
-        lambda: sample(V, dfac.TweedieNMF(2, shape_w="auto"), dfac.HMC()),
-        lambda _: sample(V, dfac.TweedieNMF(2, shape_w="auto"), dfac.BlockHMC()),
-        lambda _: sample(V, dfac.TweedieNMF(2, shape_w="auto"), dfac.Gibbs()),
     ),
     "a plain step": (
         'pass a number such as step=1e-5, or use preconditioner="majorizer"',
@@ -746,7 +740,7 @@ ERRORS = {
         lambda _: dfac.monitored(sample(monitor=MASK)),
     ),
     "an uncertainty under a law of counts": (
-        "take TweedieNMF with beta=2, or pass weights to as_blocks",
+        "take beta=2 or GaussianMF, or pass weights to as_blocks",
         lambda: sample(V, dfac.NegativeBinomialNMF(2), uncertainty=ERROR),
         lambda _: sample(V, NORMAL, uncertainty=ERROR),
         lambda _: sample(dfac.as_blocks(V, weights=ERROR), dfac.NegativeBinomialNMF(2)),
@@ -885,7 +879,7 @@ ERRORS = {
         lambda _: dfac.hold_out(V, 0.2, random_seed=0),
     ),
     "a sampler of the shell": (
-        "names none of BlockHMC, Gibbs, HMC, LangevinDynamics",
+        "names none of BlockHMC, Gibbs, LangevinDynamics",
         lambda: fit("--sampler", "nuts", data=numbers()),
         lambda _: fit("--sampler", "BlockHMC"),
     ),

@@ -326,8 +326,8 @@ def test_draws_of_dispersions_cost_passes_and_room():
 def test_point_estimates_find_a_dispersion(method):
     point = dfac.optimize(overdispersed(), dfac.NegativeBinomialNMF(K), method, **QUIETLY)
     assert 0.25 < point.attrs["dispersion"] < 0.75
-    objective = point["objective"].values
-    assert objective[-1] <= objective[len(objective) // 2]
+    objective = point["objective"].values  # of other dispersions before it is settled
+    assert objective[-1] <= objective[3 * len(objective) // 4]
 
 
 def test_columns_without_any_count_have_dispersions():

@@ -286,7 +286,7 @@ def test_what_is_no_start_is_refused(asked, words):
         (..., dfac.TweedieNMF(4), {}, "need 30 x 4 x 24"),
         (..., MODEL, {"starts": 2}, r'starts=2 .* where init is "sample"'),
         (..., REAL, {}, r"components \['0', '1', '2'\], those of a GaussianMF"),
-        (..., REAL, {"init": "q-transform"}, 'GaussianMF must be "auto", "prior", a result'),
+        (..., REAL, {"init": "q-transform"}, 'GaussianMF must be "auto", "prior", a Dataset'),
         (..., REAL, {"init": "auto", "starts": 2}, 'where init is "prior"; leave starts out'),
     ],
 )
