@@ -52,17 +52,17 @@ def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
 
     Means of links are always there.
     """
-    kept, names = setting.options.keep_every, {"row": ROW, "column": COLUMN}
-    found = []
-    for name, own, doc, averaged, _ in setting.model.learnt:
-        dims, linked = [names.get(dim, dim) for dim in own], bool(set(own) & set(FEATURES))
+    keeps_draws, names = setting.options.keep_every, {"row": ROW, "column": COLUMN}
+    variables = []
+    for name, axes, doc, averaged, _ in setting.model.learnt:
+        dims, linked = [names.get(dim, dim) for dim in axes], bool(set(axes) & set(FEATURES))
         kind: Kind = "factor" if linked else "real"
-        if kept or not (linked or names.keys() & set(own)):
-            found.append(Variable("posterior", name, ("chain", "draw", *dims), kind, doc))
+        if keeps_draws or not (linked or names.keys() & set(axes)):
+            variables.append(Variable("posterior", name, ("chain", "draw", *dims), kind, doc))
         if linked or averaged:
             doc = f"mean over cycles: {doc}"
-            found.append(Variable(MOMENTS, f"{name}_mean", ("chain", *dims), kind, doc))
-    return tuple(found)
+            variables.append(Variable(MOMENTS, f"{name}_mean", ("chain", *dims), kind, doc))
+    return tuple(variables)
 
 
 @dataclass
@@ -83,8 +83,8 @@ class TrackRun:
     @classmethod
     def of(cls, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> Self:
         options, each = setting.options, track.stride
-        own = replace(options, draws=options.draws // each, tune=options.tune // each)
-        return cls(track, own, state, cycle)
+        scaled = replace(options, draws=options.draws // each, tune=options.tune // each)
+        return cls(track, scaled, state, cycle)
 
     def forget(self) -> None:
         """Drop the segment's draws and fits, once they are written."""
@@ -96,26 +96,27 @@ class TrackRun:
     def gather_cells(self, name: str) -> Array:
         """Return means or sums of squares of the monitored cells, in the caller's order."""
         parts = list(self.state.cells.values())
-        out = np.empty(sum(own.where.size for own in parts), parts[0].mean.dtype)
-        for own in parts:
-            out[own.where] = getattr(own, name)
+        out = np.empty(sum(part.where.size for part in parts), parts[0].mean.dtype)
+        for part in parts:
+            out[part.where] = getattr(part, name)
         return out
 
     @property
     def cell_count(self) -> int | None:
         """Draws in the monitored cells' moments; None before they are watched."""
-        return next((own.count for own in self.state.cells.values()), None)
+        return next((part.count for part in self.state.cells.values()), None)
 
-    def snapshot(self, kept: Checkpoints, chain: int) -> tuple[Late, dict[str, Any]]:
+    def snapshot(self, checkpoints: Checkpoints, chain: int) -> tuple[Late, dict[str, Any]]:
         """Return what a chain's track needs to go on: arrays, put together late, JSON values.
 
-        Bands may be saved where they are, for the next checkpoint that is ``kept``.
+        Bands may be saved where they are, for the next of the ``checkpoints``.
         """
-        own, state = f"{chain}/{self.track.name}", self.state
-        arrays = state.save(kept, own)
+        prefix, state = f"{chain}/{self.track.name}", self.state
+        arrays = state.save(checkpoints, prefix)
         if state.cells:
             arrays |= {
-                f"{own}/cells/{name}": partial(self.gather_cells, name) for name in ("mean", "m2")
+                f"{prefix}/cells/{name}": partial(self.gather_cells, name)
+                for name in ("mean", "m2")
             }
         meta = {
             "name": self.track.name,
@@ -138,12 +139,15 @@ class TrackRun:
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
             placed = place_cells(grid, cells, data.dtype)
-            mean, m2 = (arrays[f"{name}/cells/{own}"] for own in ("mean", "m2"))
-            for own in placed.values():
-                own.mean[:], own.m2[:] = mean[own.where], m2[own.where]
-                own.count = meta["cell_count"]
+            mean, m2 = (arrays[f"{name}/cells/{kind}"] for kind in ("mean", "m2"))
+            for block in placed.values():
+                block.mean[:], block.m2[:] = (
+                    mean[block.where],
+                    m2[block.where],
+                )
+                block.count = meta["cell_count"]
             state.cells = placed  # complete: they may go to workers from here
-        (track,) = (own for own in setting.sampler.tracks if own.name == meta["name"])
+        (track,) = (track for track in setting.sampler.tracks if track.name == meta["name"])
         return cls.of(track, setting, state, meta["cycle"])
 
 
@@ -156,11 +160,11 @@ def saved_band(
     number: int,
 ) -> FactorBand:
     """Read a band of a track from what `TrackRun.snapshot` gave."""
-    values, *found = (
-        arrays[saved_as(name, factor, number, own)] for own in ("", *meta["arrays"][factor])
+    values, *others = (
+        arrays[saved_as(name, factor, number, array)] for array in ("", *meta["arrays"][factor])
     )
-    own = dict(zip(meta["arrays"][factor], found, strict=True))
-    return FactorBand(offsets[factor][number], values, own, dict(meta["counts"]))
+    named = dict(zip(meta["arrays"][factor], others, strict=True))
+    return FactorBand(offsets[factor][number], values, named, dict(meta["counts"]))
 
 
 def check_saved(
@@ -172,10 +176,10 @@ def check_saved(
     """
     names = [track.name for track in tracks]  # coarse ones begin after the fine one
     saved = [[track["name"] for track in chain["tracks"]] for chain in chains]
-    if any(own != names[: len(own)] for own in saved):
+    if any(tracks_of_chain != names[: len(tracks_of_chain)] for tracks_of_chain in saved):
         raise ValueError(f"chains without the tracks {', '.join(names)}")
-    own = ((n, track["name"]) for n, chain in enumerate(chains) for track in chain["tracks"])
-    if missing := {saved_as(f"{n}/{name}", 0, 0, "") for n, name in own} - set(arrays):
+    pairs = ((n, track["name"]) for n, chain in enumerate(chains) for track in chain["tracks"])
+    if missing := {saved_as(f"{n}/{name}", 0, 0, "") for n, name in pairs} - set(arrays):
         raise KeyError(min(missing))
 
 
@@ -244,7 +248,7 @@ class Chain(ABC):
         self.noise_sum = np.asarray(noise)
         names = (*LINKS, *LINK_PRECISIONS)
         self.links = {name: memory[name] for name in names if name in memory}
-        self.means = {name: own for name, own in memory.items() if name.endswith("_mean")}
+        self.means = {name: value for name, value in memory.items() if name.endswith("_mean")}
 
     @abstractmethod
     def _lp(self, fit: Fit) -> float:
@@ -295,7 +299,7 @@ class Chain(ABC):
     def learnt(self, run: TrackRun) -> Arrays:
         """Return the present values of what the model learns, by name."""
         del run
-        names = (own.name for own in self.setting.model.learnt)
+        names = (variable.name for variable in self.setting.model.learnt)
         return {name: np.asarray(getattr(self.hyper, name)) for name in names}
 
     @property
@@ -344,13 +348,13 @@ class Chain(ABC):
         self._prepare_segment()
         memory = self.memory()
         before = [(run.cycle, run.state.copy()) for run in self.tracks]
-        begun = sum(cycle for cycle, _ in before)
-        whole = sum(end // run.track.stride for run in self.tracks) - begun
+        before_cycles = sum(cycle for cycle, _ in before)
+        total = sum(end // run.track.stride for run in self.tracks) - before_cycles
 
         def tell(ahead: float) -> None:
             """``ahead``: cycles that are done of the running plan."""
             if on_share is not None:
-                on_share((sum(run.cycle for run in self.tracks) + ahead - begun) / whole)
+                on_share((sum(run.cycle for run in self.tracks) + ahead - before_cycles) / total)
 
         for _ in range(MOST_REDUCTIONS):
             for run in self.tracks:
@@ -509,7 +513,7 @@ class Chain(ABC):
             # A draw is marked if it is the first after a roll-back.
             stats["diverging"] = np.array(
                 [
-                    any(cycle - span < begun <= cycle for begun in self.divergences)
+                    any(cycle - span < start <= cycle for start in self.divergences)
                     for cycle in cycles
                 ]
             )
@@ -517,9 +521,9 @@ class Chain(ABC):
             place = cast("int", fine.options.place(cycles[0]))
             sink.write_stats(self.number, place, stats)
             values = {
-                own.name: np.stack([fine.learnt[cycle][own.name] for cycle in cycles])
-                for own in learnt_variables(setting)
-                if own.group == "posterior"
+                variable.name: np.stack([fine.learnt[cycle][variable.name] for cycle in cycles])
+                for variable in learnt_variables(setting)
+                if variable.group == "posterior"
             }
             sink.write_stats(self.number, place, values, "posterior")
         for run in self.tracks:
@@ -532,14 +536,14 @@ class Chain(ABC):
         count = state.recorded
         if not count:
             return
-        taken = (run.cycle - options.tune) // options.thin // options.keep_every
+        recorded = (run.cycle - options.tune) // options.thin // options.keep_every
         for factor, (name, axis) in enumerate(FACTORS):
             path = f"{run.track.group}/{name}"
             in_parts = next(sink.parts(path, axis)).stop < data.shape[factor]
             if in_parts and state.n_factors == 2:
                 pieces = (
                     self._pieces(sink, path, factor, (slice(at, at + 1),), draws=range(n, n + 1))
-                    for n, at in enumerate(range(taken - count, taken))
+                    for n, at in enumerate(range(recorded - count, recorded))
                 )
                 state.write(sink, itertools.chain.from_iterable(pieces))
                 continue
@@ -548,11 +552,11 @@ class Chain(ABC):
             each = max(1, DRAWS_AT_ONCE // one)
             for start in range(0, count, each):
                 part = slice(start, start + each)
-                own = [state.gather_draws(n, part) for n in stacked(state, factor)]
-                drawn = own[0] if len(own) == 1 else np.concatenate(own, axis=1)
+                parts = [state.gather_draws(n, part) for n in stacked(state, factor)]
+                drawn = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
                 values = in_callers_order(data, SIDES[factor], drawn, axis=1)
                 values = np.swapaxes(values, 1, 2) if axis == -1 else values
-                sink.append(path, self.number, taken - count + start, values)
+                sink.append(path, self.number, recorded - count + start, values)
 
     def _write_moments(self, sink: Sink) -> None:
         state = self.tracks[0].state
@@ -563,8 +567,11 @@ class Chain(ABC):
             piece
             for factor, (name, _) in enumerate(FACTORS)
             if len(stacked(state, factor)) == 1
-            for kind, own in (("mean", {"name": "mean"}), ("var", {"name": "m2", "divisor": count}))
-            for piece in self._pieces(sink, f"{MOMENTS}/{name}_{kind}", factor, (), **own)
+            for kind, options in (
+                ("mean", {"name": "mean"}),
+                ("var", {"name": "m2", "divisor": count}),
+            )
+            for piece in self._pieces(sink, f"{MOMENTS}/{name}_{kind}", factor, (), **options)
         ]
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)
@@ -574,13 +581,13 @@ class Chain(ABC):
                 sink.write(f"{MOMENTS}/{name}", self.number, value)
         if not state.cells:
             return
-        found = []
+        moments_of = []
         for run in self.tracks:
             mean, m2 = (run.gather_cells(name).astype(np.float64) for name in ("mean", "m2"))
-            found.append((mean, m2 / (run.cell_count or 1)))
-        mean, var = found[0]
-        if len(found) > 1:
-            mean, var = extrapolated_moments(found[0], found[1], nonnegative=True)
+            moments_of.append((mean, m2 / (run.cell_count or 1)))
+        mean, var = moments_of[0]
+        if len(moments_of) > 1:
+            mean, var = extrapolated_moments(moments_of[0], moments_of[1], nonnegative=True)
         with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
             for name, value in (("mean", mean), ("var", var)):
                 sink.write(f"{MONITOR}/{name}", self.number, value)
@@ -589,8 +596,10 @@ class Chain(ABC):
         """Write the moments of a tensor's further factors, one behind another, as those of H."""
         state = self.tracks[0].state
         for kind, name, divisor in (("mean", "mean", 1), ("var", "m2", count)):
-            whole = np.concatenate([state.gather(n, name) for n in stacked(state, 1)]) / divisor
-            value = in_callers_order(self.setting.data, SIDES[1], whole).T
+            stacked_rows = (
+                np.concatenate([state.gather(n, name) for n in stacked(state, 1)]) / divisor
+            )
+            value = in_callers_order(self.setting.data, SIDES[1], stacked_rows).T
             sink.write(f"{MOMENTS}/H_{kind}", self.number, value)
 
     def _pieces(
@@ -606,19 +615,19 @@ class Chain(ABC):
             what |= {"path": path, "region": region, "turned": axis == -1}
             yield Piece(factor, part, places, **what)
 
-    def snapshot(self, kept: Checkpoints) -> tuple[Late, dict[str, Any]]:
+    def snapshot(self, checkpoints: Checkpoints) -> tuple[Late, dict[str, Any]]:
         """Return everything the chain needs to go on with the same bits.
 
         What is not saved where it is is brought here when it is called, so that a checkpoint
         holds an array of one band at a time.
         """
-        found = [run.snapshot(kept, self.number) for run in self.tracks]
-        arrays: Late = {name: array for own, _ in found for name, array in own.items()}
+        snapshots = [run.snapshot(checkpoints, self.number) for run in self.tracks]
+        arrays: Late = {name: array for named, _ in snapshots for name, array in named.items()}
         memory = self.memory()
-        held = [name for name, value in memory.items() if isinstance(value, np.ndarray)]
-        arrays |= {f"{self.number}/memory/{name}": memory.pop(name) for name in held}
+        names = [name for name, value in memory.items() if isinstance(value, np.ndarray)]
+        arrays |= {f"{self.number}/memory/{name}": memory.pop(name) for name in names}
         meta = {
-            "tracks": [meta for _, meta in found],
+            "tracks": [meta for _, meta in snapshots],
             "memory": memory,
             "shrink": self.shrink,
             "divergences": self.divergences,
@@ -628,8 +637,8 @@ class Chain(ABC):
     def restore(self, arrays: Mapping[str, Array], meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""
         start = f"{self.number}/memory/"
-        held = {key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)}
-        self.recall(meta["memory"] | held)
+        saved = {key.removeprefix(start): arrays[key] for key in arrays if key.startswith(start)}
+        self.recall(meta["memory"] | saved)
         self.shrink = meta["shrink"]
         self.divergences = list(meta["divergences"])
-        self.tracks = [TrackRun.restore(self, arrays, own) for own in meta["tracks"]]
+        self.tracks = [TrackRun.restore(self, arrays, track) for track in meta["tracks"]]

@@ -398,8 +398,8 @@ def values_of(bands: Bands) -> tuple[Array, ...]:
 
 def law_of(likelihood: Likelihood, block: tuple[int, ...], columns: FactorBand) -> Likelihood:
     """Return the law of a block: at the dispersions of its columns, if these have their own."""
-    law, own = likelihood.of(block), columns.arrays.get(DISPERSION)
-    return law if own is None else law.at(own[:, 0].copy())[0]
+    law, dispersions = likelihood.of(block), columns.arrays.get(DISPERSION)
+    return law if dispersions is None else law.at(dispersions[:, 0].copy())[0]
 
 
 def unshifted(band: FactorBand) -> Array:
@@ -409,7 +409,7 @@ def unshifted(band: FactorBand) -> Array:
 
 def prepare_state(state: ChainState, arrays: Arrays = RECORDED) -> None:
     """Give every band those of these arrays that have a number for each entry, of zeros."""
-    names = tuple(n for n, own in arrays.items() if own.columns is None and own.life != "cycle")
+    names = tuple(n for n, spec in arrays.items() if spec.columns is None and spec.life != "cycle")
     state.each(partial(prepare_band, names=names))
 
 
@@ -463,11 +463,13 @@ def refresh_metric(
 def take_fits(state: ChainState) -> dict[int, Fit]:
     """Take a state's evaluations off it, added up over the blocks of each cycle."""
     sums: dict[int, Any] = {}
-    for found in state.evaluations:
-        sums[found.cycle] = sums.get(found.cycle, 0.0) + found.values
+    for evaluation in state.evaluations:
+        sums[evaluation.cycle] = sums.get(evaluation.cycle, 0.0) + evaluation.values
     state.evaluations.clear()
-    fits = ((cycle, own.tolist()) for cycle, own in sums.items())
-    return {n: Fit(own[0], own[1] if len(own) == 2 else tuple(own[1:])) for n, own in fits}
+    fits = ((cycle, total.tolist()) for cycle, total in sums.items())
+    return {
+        n: Fit(total[0], total[1] if len(total) == 2 else tuple(total[1:])) for n, total in fits
+    }
 
 
 def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, Array]:
@@ -475,21 +477,21 @@ def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, 
 
     def one_band(number: int, work: Workspace) -> tuple[Array, ...]:
         del work
-        found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
+        tallies = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
         for row in range(data.grid.blocks):
             for values, weights, _, columns in observed_values(data.view(row, number), True):
-                own = np.ones(values.size) if weights is None else weights
+                mass = np.ones(values.size) if weights is None else weights
                 keep = values > 0
-                found.append((columns[keep], values[keep], own[keep]))
-        at, values, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        known, which = np.unique(values, return_inverse=True)
-        pairs, each = np.unique(at * max(known.size, 1) + which, return_inverse=True)
-        where, value = np.divmod(pairs, max(known.size, 1))
+                tallies.append((columns[keep], values[keep], mass[keep]))
+        at, values, weights = (np.concatenate(parts) for parts in zip(*tallies, strict=True))
+        distinct, which = np.unique(values, return_inverse=True)
+        pairs, each = np.unique(at * max(distinct.size, 1) + which, return_inverse=True)
+        where, value = np.divmod(pairs, max(distinct.size, 1))
         offset = data.grid.cols.offsets[number]
-        return where + offset, known[value], np.bincount(each, weights, pairs.size)
+        return where + offset, distinct[value], np.bincount(each, weights, pairs.size)
 
-    found = executor.map(one_band, range(data.grid.blocks), "tally-columns")
-    at, values, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    tallies = executor.map(one_band, range(data.grid.blocks), "tally-columns")
+    at, values, counts = (np.concatenate(parts) for parts in zip(*tallies, strict=True))
     return at, values, counts
 
 
@@ -511,13 +513,13 @@ def tally(data: BlockedData, executor: Executor, only: Array | None = None) -> T
 
     def one_row(row: int, work: Workspace) -> Tally:
         del work
-        found = [Tally(np.zeros(0), np.zeros(0), np.zeros(0))]
+        tallies = [Tally(np.zeros(0), np.zeros(0), np.zeros(0))]
         for block in _chosen(data, row, only):
             for values, weights, zeros, _ in observed_values(data.view(*block)):
-                own = np.ones(values.size) if weights is None else weights
+                mass = np.ones(values.size) if weights is None else weights
                 rest = np.array([zeros])  # cells of weight 1
-                found += [_added([Tally(values, own, own**2)]), Tally(np.zeros(1), rest, rest)]
-        return _added(found)
+                tallies += [_added([Tally(values, mass, mass**2)]), Tally(np.zeros(1), rest, rest)]
+        return _added(tallies)
 
     return _added(executor.map(one_row, range(data.grid.blocks), "tally"))
 
@@ -528,8 +530,8 @@ def _chosen(data: BlockedData, row: int, only: Array | None) -> Iterable[tuple[i
     return [(row, *others) for others in ahead if only is None or only[row, *others]]
 
 
-def _added(found: Iterable[Tally]) -> Tally:
-    values, counts, squares = (np.concatenate(parts) for parts in zip(*found, strict=True))
+def _added(tallies: Iterable[Tally]) -> Tally:
+    values, counts, squares = (np.concatenate(parts) for parts in zip(*tallies, strict=True))
     values, where = np.unique(values, return_inverse=True)
     return Tally(values, np.bincount(where, counts), np.bincount(where, squares))
 

@@ -96,9 +96,11 @@ class RunOptions:
         StoreFormatError, OptionError
             If there are options that this version does not know, or that no run can have.
         """
-        refuse_unknown("the stored run", values, [own.name for own in fields(cls)])
+        refuse_unknown("the stored run", values, [option.name for option in fields(cls)])
         made = cls(**values)
-        checked_lengths(None, **{own: values[own] for own in ("draws", "tune", "chains", "thin")})
+        checked_lengths(
+            None, **{name: values[name] for name in ("draws", "tune", "chains", "thin")}
+        )
         whole_number("keep_every", made.keep_every, 0)
         resolve_seed(whole_number("seed", made.seed, 0))
         positive_number("pace", made.pace)
@@ -138,14 +140,14 @@ def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
 
     Those that are None are left out.
     """
-    found = {
+    numbers = {
         name: whole_number(name, value, 0 if name == "tune" else 1)
         for name, value in lengths.items()
         if value is not None
     }
     if sampler is not None:
-        check_stride(sampler, found.get("draws", USUAL_DRAWS), found.get("tune", USUAL_TUNE))
-    return found
+        check_stride(sampler, numbers.get("draws", USUAL_DRAWS), numbers.get("tune", USUAL_TUNE))
+    return numbers
 
 
 def check_stride(sampler: Sampler, draws: int, tune: int) -> None:
@@ -181,7 +183,7 @@ def learnt_bytes(data: BlockedData, model: FactorModel, banded: bool = False) ->
     ``banded``: only of what travels with bands, because rows or columns have their own.
     """
     sizes = {"row": data.shape[0], "column": data.shape[1], "component": model.n_components}
-    each = (own.dims for own in model.learnt if sizes.keys() >= set(own.dims))
+    each = (variable.dims for variable in model.learnt if sizes.keys() >= set(variable.dims))
     each = (dims for dims in each if not banded or {"row", "column"} & set(dims))
     return sum(8 * math.prod(sizes[dim] for dim in dims) for dims in each)
 
@@ -191,7 +193,9 @@ def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> flo
 
     ``share`` is how many factors there are for each draw: more than one where tracks are.
     """
-    rows: int = sum(data.shape) + sum(own.shape[1] for own in model.covariates if own is not None)
+    rows: int = sum(data.shape) + sum(
+        table.shape[1] for table in model.covariates if table is not None
+    )
     return rows * model.width * data.dtype.itemsize * share + learnt_bytes(data, model)
 
 
@@ -203,10 +207,12 @@ def kept_copies(data: BlockedData, stored: bool) -> tuple[bool, bool]:
     """
     small = data.shape[0] * data.shape[1] * data.dtype.itemsize <= SMALL_DATA
     # What is kept of several matrices in units of their means would not be those matrices.
-    kept = (stored or small) and not (data.is_sparse or data.source.lazy or data.placed)
+    keeps_data = (stored or small) and not (data.is_sparse or data.source.lazy or data.placed)
     if data.weights is None:
-        return kept, False
-    return kept, kept or (small and data.weights.source.location is None and not data.is_sparse)
+        return keeps_data, False
+    return keeps_data, keeps_data or (
+        small and data.weights.source.location is None and not data.is_sparse
+    )
 
 
 def plan_run(
@@ -231,8 +237,8 @@ def plan_run(
     if keep == "auto" and affordable:
         every = -(-draws // min(affordable, draws))
         every = every if every <= draws // longest_stride(sampler) else 0
-    kept: Any = {**lengths, "keep": keep, "keep_every": every}
-    return RunOptions(seed=seed, dtype=str(data.dtype), pace=pace, **kept)
+    options: Any = {**lengths, "keep": keep, "keep_every": every}
+    return RunOptions(seed=seed, dtype=str(data.dtype), pace=pace, **options)
 
 
 @dataclass(frozen=True)
@@ -364,15 +370,15 @@ class Setting:
     @cached_property
     def told(self) -> tuple[Any, Any]:
         """Covariates of those rows, and of those columns, that have data; None: there are none."""
-        data, found = self.data, []
-        for factor, (side, own) in enumerate(
+        data, tables = self.data, []
+        for factor, (side, table) in enumerate(
             zip(("rows", "columns"), self.model.covariates, strict=True)
         ):
-            if own is not None:
+            if table is not None:
                 seen = in_callers_order(data, side, np.asarray(data.counts(factor))) > 0
-                own = own if seen.all() else own.at(seen)
-            found.append(own)
-        return found[0], found[1]
+                table = table if seen.all() else table.at(seen)
+            tables.append(table)
+        return tables[0], tables[1]
 
     @cached_property
     def places(self) -> tuple[Places | None, Places | None]:
@@ -387,7 +393,7 @@ class Setting:
         if first is None or others is None:
             return (rows, *further)
         starts = grid.starts
-        ahead = [others.found[start + own] - start for start, own in zip(starts, further)]  # noqa: B905
+        ahead = [others.found[start + index] - start for start, index in zip(starts, further)]  # noqa: B905
         return (first.found[rows], *ahead)
 
     @property
@@ -398,8 +404,8 @@ class Setting:
         if isinstance(self.data.grid, TensorGrid):
             return self._placed_in_tensor(*self.cells)
         rows, cols = (
-            own if places is None else places.found[own]
-            for own, places in zip(self.cells, self.places, strict=True)
+            positions if places is None else places.found[positions]
+            for positions, places in zip(self.cells, self.places, strict=True)
         )
         return rows, cols
 
@@ -449,13 +455,13 @@ def monitored_cells(monitor: Any, data: BlockedData) -> Cells | None:
 
 def _cells_of(monitor: dict[str, Any], data: JoinedData) -> Cells | None:
     """Find cells that are named matrix by matrix."""
-    known, found = [own.name for own in data.joints], []
+    names, cells_of_each = [joint.name for joint in data.joints], []
     for name, cells in monitor.items():
-        if name not in known:
-            raise OptionError(f"monitor names {name!r}, and the matrices are {', '.join(known)}")
+        if name not in names:
+            raise OptionError(f"monitor names {name!r}, and the matrices are {', '.join(names)}")
         named = cell_positions(cells, data.part_shape(name), ("row", "column"), MONITOR)
-        found.append(data.cells_of(name, *named))
-    if not found:
+        cells_of_each.append(data.cells_of(name, *named))
+    if not cells_of_each:
         return None
-    rows, cols = (np.concatenate(own) for own in zip(*found, strict=True))
+    rows, cols = (np.concatenate(positions) for positions in zip(*cells_of_each, strict=True))
     return (rows, cols) if rows.size else None

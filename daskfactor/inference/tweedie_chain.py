@@ -128,10 +128,10 @@ class TweedieChain(Chain):
         if passes[1]:
             free = model.without_spikes()
             descent = Descent.start(data, free, executor, state, self.rule)
-            found = climb(descent, passes, on_step)
-            fit = found.point.fit
+            climbed = climb(descent, passes, on_step)
+            fit = climbed.point.fit
             if setting.sampler.warm_start == "auto":
-                self.climb = found.iterations, found.rise
+                self.climb = climbed.iterations, climbed.rise
         else:
             fit, _ = self.rule.estimate_at(self._place(state))
         self.fits = fit.negative_divergence, fit.negative_divergence
@@ -169,8 +169,8 @@ class TweedieChain(Chain):
     def maker(self) -> Make:
         """Return the maker of the first states of all chains of the run."""
         setting, options = self.setting, self.setting.options
-        given = setting.data, self.model, setting.executor, setting.init
-        return state_maker(*given, options.seed, options.chains)
+        arguments = setting.data, self.model, setting.executor, setting.init
+        return state_maker(*arguments, options.seed, options.chains)
 
     def _heat(self, state: ChainState) -> None:
         """Take a state from the mode of the posterior to the bulk of p(V | W, H)^t p(W, H).
@@ -256,8 +256,8 @@ class TweedieChain(Chain):
         address = address if other == COLUMNS else (*address, other)
         uniform = generator(*address).random(K)
         scale = np.ones(K)
-        taken = totals[0][free], totals[1][free], uniform[free]
-        scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *taken)
+        arguments = totals[0][free], totals[1][free], uniform[free]
+        scale[free] = draw_scales(shapes[0] * rows - shapes[1] * columns, *arguments)
         state.each(partial(multiply, by=scale), ROWS)
         state.each(partial(multiply, by=1.0 / scale), other)
 
@@ -284,28 +284,28 @@ class TweedieChain(Chain):
             self.effective = model.effective_components(totals, *about)
 
     def learnt(self, run: TrackRun) -> Arrays:
-        found: Arrays = {}
+        drawn: Arrays = {}
         told = self.rule.attrs(self.hyper.dispersion)
-        for own in self.model.learnt:
-            if own.dims in (("row",), ("column",)):
-                side = "rows" if own.dims == ("row",) else "columns"
-                name = DISPERSION if own.name == "dispersion" else RATE
+        for variable in self.model.learnt:
+            if variable.dims in (("row",), ("column",)):
+                side = "rows" if variable.dims == ("row",) else "columns"
+                name = DISPERSION if variable.name == "dispersion" else RATE
                 values = run.state.gather(side, name)[:, 0]
-                found[own.name] = in_callers_order(self.setting.data, side, values)
-            elif own.name in self.links:
-                found[own.name] = self.links[own.name]
-            elif own is EFFECTIVE:
-                found[own.name] = np.asarray(self.effective)
-            elif own.name in told:
-                found[own.name] = np.asarray(told[own.name])
+                drawn[variable.name] = in_callers_order(self.setting.data, side, values)
+            elif variable.name in self.links:
+                drawn[variable.name] = self.links[variable.name]
+            elif variable is EFFECTIVE:
+                drawn[variable.name] = np.asarray(self.effective)
+            elif variable.name in told:
+                drawn[variable.name] = np.asarray(told[variable.name])
             else:
-                name = "rate_w" if own.name == "rate" else own.name
-                found[own.name] = np.asarray(getattr(self.hyper, name))
-        return found
+                name = "rate_w" if variable.name == "rate" else variable.name
+                drawn[variable.name] = np.asarray(getattr(self.hyper, name))
+        return drawn
 
     def _prior_constant(self) -> float:
-        own = self.rule.log_prior(self.tracks[0].state, self.hyper.dispersion)
-        return float(self.log_hyper + own)
+        log_prior = self.rule.log_prior(self.tracks[0].state, self.hyper.dispersion)
+        return float(self.log_hyper + log_prior)
 
     def attrs(self) -> dict[str, float]:
         """Return hyperparameters; of those that are learnt the draws tell."""
