@@ -125,7 +125,10 @@ def accumulate(
             "or without fits, or ratios and curvatures of one"
         )
     pieces = _taken(view, likelihood, factors, floor, work, factor)
-    gains = sums if likelihood.share == 1.0 else sums.zeros()
+    share = likelihood.share
+    if kind == "score" and not (sums.curved or fitted):
+        scale, share = scale * share, 1.0
+    gains = sums if share == 1.0 else sums.zeros()
     some = gains.terms[numbers[0]]
     terms = tuple(some if term is None else term for term in gains.terms)
     curvatures = tuple(some if array is None else array for array in gains.curvatures) or terms
@@ -134,7 +137,7 @@ def accumulate(
     kernel = pieces.accumulation(kind=kind, factor=factor, curved=sums.curved)
     kernel(pieces.block, factors, scale, pieces.law, out, pieces.work)
     if gains is not sums:
-        sums.add(likelihood.share, gains)
+        sums.add(share, gains)
 
 
 def gradient(
