@@ -187,6 +187,20 @@ def test_an_interrupted_run_goes_on_with_more_draws(tmp_path, more, monkeypatch)
     assert_same(tree, dfac.sample(counts(), TWO, **QUICK | {"draws": total}))
 
 
+def test_a_run_of_two_coupled_chains_that_stopped_while_it_tuned_goes_on(tmp_path, monkeypatch):
+    """The coarse chain leaves the fine one in the middle of tuning: there is none before."""
+
+    def press(event):
+        if event.phase == "tune" and event.done > 14:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("daskfactor.inference.setting.LONGEST_SEGMENT", 4)
+    path, options = tmp_path / "run.zarr", QUICK | {"draws": 8, "tune": 60}
+    run = counts(), TWO, dfac.PSGRRLD()
+    refused(KeyboardInterrupt, None, dfac.sample, *run, store=path, callback=press, **options)
+    assert_same(dfac.resume(path, progressbar=False), dfac.sample(*run, **options))
+
+
 def test_predictions_of_draws_and_of_streamed_cells_agree():
     for sampler in (dfac.PSGLD(), dfac.PSGRRLD()):
         tree = dfac.sample(counts(), TWO, sampler, monitor="missing", **QUICK | {"draws": 20})
