@@ -65,7 +65,7 @@ def accumulation(
     # The ratio of a law that adds no matrix of curvatures may be v, whatever the mean.
     means = closed is None or likelihood.zeros == "constant"
     terms = tile_terms(likelihood, kind, "curvature" if tiled else None)
-    fitted = tile_terms(likelihood, "score", "deviance")
+    fitted = tile_terms(likelihood, "score", "deviance") if fittable else terms
     add_closed = closed or _add_nothing
 
     @jit

@@ -90,17 +90,23 @@ def path_kernel(slope: Kernel, warped: bool) -> Kernel:
         fits, rates, (shape, power) = path.fits, path.rates, path.prior
         nothing, energy = fits[:0], np.empty(len(theta))
         prior = shape, power, 1.0 / path.precision
-        # Rates that vary are in the gradient, in its unit.
-        vary = rates.size > 1
-        pull = (-prior[2] * rates if vary else np.zeros((1, 1))).astype(theta.dtype)
-        rate = 0.0 if vary else rates[0, 0]
+        # Rates that vary are in the gradient, in its unit. Loops compile faster than array
+        # expressions, which make a universal function each.
+        vary, last = rates.size > 1, (rates.shape[0] - 1, rates.shape[1] - 1)
+        rate, real = 0.0 if vary else rates[0, 0], theta.dtype.type
         for visit in range(path.steps + 1):
             end = visit == 0 or visit == path.steps
-            gradient[:, :] = 0
-            fits[:] = 0
+            for i in range(theta.shape[0]):
+                fits[i] = 0
+                for k in range(theta.shape[1]):
+                    gradient[i, k] = 0
             slope(block, factors, share, law, (each, each, fits if end else nothing), work)
-            fits *= share
-            gradient += pull
+            for i in range(theta.shape[0]):
+                fits[i] *= share
+                if vary:
+                    for k in range(theta.shape[1]):
+                        pull = prior[2] * rates[min(i, last[0]), min(k, last[1])]
+                        gradient[i, k] -= real(pull)
             if visit == 0:
                 row_energies(theta, momentum, fits, rates, prior, path.free, path.change)
                 if path.weight > 0.0:
