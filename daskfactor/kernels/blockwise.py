@@ -129,9 +129,10 @@ def accumulate(
     if kind == "score" and not (sums.curved or fitted):
         scale, share = scale * share, 1.0
     gains = sums if share == 1.0 else sums.zeros()
-    some = gains.terms[numbers[0]]
-    terms = tuple(some if term is None else term for term in gains.terms)
-    curvatures = tuple(some if array is None else array for array in gains.curvatures) or terms
+    none = gains.terms[numbers[0]][:0]
+    terms = tuple(none if term is None else term for term in gains.terms)
+    curvatures = tuple(none if array is None else array for array in gains.curvatures)
+    curvatures = curvatures or (none,) * len(factors)
     fits = gains.fits[factor] if factor is not None and gains.fits else None
     out = terms, curvatures, NO_FITS if fits is None else fits
     kernel = pieces.accumulation(kind=kind, factor=factor, curved=sums.curved)
@@ -176,7 +177,7 @@ def go_path(
     taken = _taken(view, likelihood, factors, floor, work, factor)
     slope = taken.accumulation(kind="score", factor=factor, curved=False)
     go = path_kernel(slope, path.prior[1] != 1.0)
-    each = (path.gradient,) * len(factors)
+    each = tuple(path.gradient[: None if n == factor else 0] for n in range(len(factors)))
     go(taken.block, factors, taken.law, path, each, likelihood.share, taken.work)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import jit
+from daskfactor.kernels.jit import jit, jit_inner
 from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn, matmul_nt
 from daskfactor.kernels.views import (
     Kernel,
@@ -44,23 +44,25 @@ Scratch = tuple[Array, Array, Array]
 def accumulation(
     likelihood: Likelihood, kind: Kind, factor: int | None, curved: bool, complete: bool = False
 ) -> Kernel:
-    """Make the kernel that adds a block's `Sums` of one factor, or of both, if None.
+    """Make the kernel that adds a block's `Sums` of one factor, whichever, or of both, if None.
 
     kernel(block, factors, scale, law, out, work), compiled when first called, in about half a
     second for each dtype. ``block`` is (V, row0, col0), or (indptr, indices, values) of a sparse
     block whose unstored entries are zeros, with weights of cells or `NO_WEIGHTS` behind them;
     ``law`` a :data:`Law`; ``out`` terms and curvatures, a pair of arrays each, of which those not
-    needed are not read, and the fits of one factor, which may be empty; ``work`` two tiles
+    needed are empty, and the fits of one factor, which may be empty; ``work`` two tiles
     (T, n) and two lines (2, n).
 
     Where a block is ``complete`` and the law's curvatures add up in a closed form, those of the
     multiplicative update form no matrix of them.
     """
+    if factor == 1:
+        return accumulation(likelihood, kind, 0, curved, complete)
     closed = _CURVATURES[likelihood.zeros] if complete and kind == "ratio" and curved else None
     if complete and closed is None:
         # All arguments are positional, as in other calls: the cache tells call forms apart.
         return accumulation(likelihood, kind, factor, curved, False)
-    by_rows, by_columns, tiled = factor != 1, factor != 0, curved and closed is None
+    tiled = curved and closed is None
     fittable = kind == "score" and factor is not None
     # The ratio of a law that adds no matrix of curvatures may be v, whatever the mean.
     means = closed is None or likelihood.zeros == "constant"
@@ -79,6 +81,7 @@ def accumulation(
     ) -> None:
         (W, H), (sums, curvatures, fits) = factors, out
         tile, tile2, line = work
+        by_rows, by_columns = sums[0].size > 0, sums[1].size > 0
         for begin in range(0, W.shape[0], tile.shape[0]):
             end = min(begin + tile.shape[0], W.shape[0])
             w, r, c = W[begin:end], tile[: end - begin], tile2[: end - begin]
@@ -116,7 +119,7 @@ def tile_terms(likelihood: Likelihood, kind: str, other: str | None) -> Kernel:
     score, square = kind == "score", kind == "square"
     curved, fitted = other == "curvature", other == "deviance"
 
-    @jit
+    @jit_inner
     def terms(
         block: Window, row: int, tile: Array, tile2: Array, scale: float, law: Law, spare: Array
     ) -> None:
@@ -150,12 +153,12 @@ def tile_terms(likelihood: Likelihood, kind: str, other: str | None) -> Kernel:
     return terms
 
 
-@jit
+@jit_inner
 def _add_nothing(theta: Array, other: Array, den: Array) -> None:
     """Leave the denominator as it is."""
 
 
-@jit
+@jit_inner
 def _add_column_sums(theta: Array, other: Array, den: Array) -> None:
     """Add C H for curvatures of 1: the column sums of H, to every row."""
     sums = np.zeros(other.shape[1])
@@ -167,7 +170,7 @@ def _add_column_sums(theta: Array, other: Array, den: Array) -> None:
             den[i, k] += den.dtype.type(sums[k])
 
 
-@jit
+@jit_inner
 def _add_gram_product(theta: Array, other: Array, den: Array) -> None:
     """Add C H for curvatures mu = W H.T: W (H.T H)."""
     gram = np.zeros((other.shape[1], other.shape[1]), other.dtype)
@@ -183,7 +186,7 @@ _CURVATURES: dict[str | None, Kernel | None] = {
 """Kernel that adds the curvatures of a complete block, by `Likelihood.zeros`."""
 
 
-@jit
+@jit_inner
 def _sum(line: Array) -> float:
     """Add up a line in double precision."""
     total = 0.0
@@ -192,7 +195,7 @@ def _sum(line: Array) -> float:
     return total
 
 
-@jit
+@jit_inner
 def _take_off_sums(tile: Array, by_rows: bool, out: Array) -> None:
     """Subtract the sums of a tile's rows, or of its columns."""
     for i in range(tile.shape[0]):
@@ -204,7 +207,7 @@ def _take_off_sums(tile: Array, by_rows: bool, out: Array) -> None:
                 out[j] -= np.float64(line[j])
 
 
-@jit
+@jit_inner
 def _monitor(tile: Array, first: int, cell: int, cells: Watched) -> int:
     """Update the moments of the cells in the rows of this tile; return the next cell."""
     (rows, cols), mean, m2, count = cells

@@ -42,7 +42,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np  # noqa: F401
 
 # Loops name what they need of these.
-from daskfactor.kernels.jit import inline, jit_exact, stack_array
+from daskfactor.kernels.jit import inline, jit_exact, jit_exact_inner, stack_array
 from daskfactor.kernels.philox import CHUNK, NUMBERS, Address, normal_chunk  # noqa: F401
 from daskfactor.kernels.variates import STREAM  # noqa: F401
 
@@ -119,7 +119,7 @@ class Move(NamedTuple):
         return [text for text in texts if text]
 
 
-@jit_exact
+@jit_exact_inner
 def noise_chunk(start: int, components: int, address: Address, coarse: bool, z: Any) -> int:
     """Fill ``z`` as `normal_chunk` does; the coarse chain sums the two fine chains' numbers.
 

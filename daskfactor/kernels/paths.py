@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import jit_exact
+from daskfactor.kernels.jit import jit_exact, jit_exact_inner
 from daskfactor.kernels.langevin import (
     average_square,
     leapfrog_drift,
@@ -67,7 +67,7 @@ def path_kernel(slope: Kernel, warped: bool) -> Kernel:
     place of each factor, ``share`` the law's; all but these and ``path`` as gradients take them.
     """
 
-    @jit_exact
+    @jit_exact_inner
     def kick(path: Any, momentum: Array, spread: Array, rate: float, size: float) -> None:
         shape, power = path.prior
         numbers = size, path.precision, rate, shape

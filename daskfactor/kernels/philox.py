@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.jit import inline, jit_exact, stack_array
+from daskfactor.kernels.jit import inline, jit_exact, jit_exact_inner, stack_array
 from daskfactor.kernels.polynomials import log, sincos
 
 Scalar = Any
@@ -118,7 +118,7 @@ def direction(word: Scalar, one: Scalar) -> Scalar:
     return x, y
 
 
-@jit_exact
+@jit_exact_inner
 def _addresses(quad: int, row: int, quads: int, c0: Array, c1: Array) -> None:
     for p in range(CHUNK):
         c0[p] = quad
@@ -129,7 +129,7 @@ def _addresses(quad: int, row: int, quads: int, c0: Array, c1: Array) -> None:
             row += 1
 
 
-@jit_exact
+@jit_exact_inner
 def _words(c0: Array, c1: Array, address: Address, words: Array) -> None:
     k0, k1 = np.uint64(address.key[0]), np.uint64(address.key[1])
     c2, c3 = np.uint64(address.iteration), np.uint64(address.factor)
@@ -141,7 +141,7 @@ def _words(c0: Array, c1: Array, address: Address, words: Array) -> None:
         words[p + 3 * CHUNK] = np.uint32(w3)
 
 
-@jit_exact
+@jit_exact_inner
 def _box_muller(words: Array, z: Array) -> None:
     one = z.dtype.type(1)
     for p in range(CHUNK):
@@ -154,7 +154,7 @@ def _box_muller(words: Array, z: Array) -> None:
         z[4 * p + 3] = s * v
 
 
-@jit_exact
+@jit_exact_inner
 def _drop_padding(quad: int, quads: int, components: int, z: Array) -> int:
     """Close the gaps that the last quad of every row leaves; return how many numbers remain."""
     target = 0
@@ -169,7 +169,7 @@ def _drop_padding(quad: int, quads: int, components: int, z: Array) -> int:
     return target
 
 
-@jit_exact
+@jit_exact_inner
 def normal_chunk(start: int, components: int, address: Address, z: Array) -> int:
     """Fill ``z`` with the numbers of CHUNK quads from quad ``start`` on, rows end to end.
 

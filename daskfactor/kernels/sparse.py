@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.entries import Rules, entry_rules
-from daskfactor.kernels.jit import inline, jit, stack_array
+from daskfactor.kernels.jit import inline, jit, jit_inner, stack_array
 from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn
 from daskfactor.kernels.rows import (
     add_products,
@@ -194,7 +194,7 @@ def _others(N: int, K: int, factor: int) -> tuple[Kernel, Kernel]:
 # -- zeros that are not stored -----------------------------------------------------------
 
 
-@jit
+@jit_inner
 def column_sums(rows: Array, out: Array) -> None:
     """Add up the rows, in float64."""
     out[:] = 0
@@ -204,7 +204,7 @@ def column_sums(rows: Array, out: Array) -> None:
             out[k] += np.float64(row[k])
 
 
-@jit
+@jit_inner
 def wide_gram(rows: Array, out: Array, wide: Array) -> None:
     """Set ``out = rows.T rows`` in float64, rows widened a few at a time."""
     out[:, :] = 0
@@ -218,7 +218,7 @@ def wide_gram(rows: Array, out: Array, wide: Array) -> None:
         add_matmul_tn(part, part, out)
 
 
-@jit
+@jit_inner
 def subtract_part(
     scale: float, share: float, theta: Array, part: Array, term: Array, fits: Array
 ) -> None:
@@ -267,11 +267,11 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
     linear, share = kind == "linear", 0.5 if kind == "linear" else 1.0
     summed = in_turn([_sum_up(n, linear) for n in range(N)] if kind else [])
 
-    @jit
+    @jit_inner
     def prepare(leave: int, factors: Arrays, sums: Array, wide: Array) -> None:
         summed((leave, factors, sums, wide))
 
-    @jit
+    @jit_inner
     def product(leave: int, row: int, k: int, sums: Array) -> float:
         value = 1.0
         for n in range(N):
@@ -279,7 +279,7 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
                 value *= sums[n, row, k]
         return value
 
-    @jit
+    @jit_inner
     def add(n: int, factor: Scalar, theta: Array, out: Array, gram: Array, sums: Array) -> None:
         if kind is not None:
             K, real = out.shape[1], type(out[0, 0])
@@ -293,7 +293,7 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
                     for k in range(K):
                         out[i, k] += gram[0, k]
 
-    @jit
+    @jit_inner
     def fit(sums: Array) -> tuple[float, float]:
         total = 0.0
         if kind is not None:
@@ -475,7 +475,7 @@ def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: boo
     zero = zero_parts(likelihood.zeros if zeros else None, N)
     mean, prefetch, room = _mean(N, K), prefetch_rows(N, K), N * K
 
-    @jit
+    @jit_inner
     def watch(factors: Arrays, cells: Any) -> None:
         (places, means, m2, count), first = cells, factors[0]
         ahead = stack_array(room, first.dtype)
@@ -486,7 +486,7 @@ def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: boo
             means[cell] += delta / count
             m2[cell] += delta * (value - means[cell])
 
-    @jit
+    @jit_inner
     def fits(
         values: Array, weights: Array, columns: Array, means: Array, law: Law
     ) -> tuple[float, float]:
