@@ -9,6 +9,7 @@ Coefficients: S. L. Moshier, Cephes mathematical library (logf, log, sinf, sin).
     tail(f) = log(1 + f) - f           (free of cancellation: a deviance needs it)
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numba.core import types
 
 from daskfactor.kernels.jit import INLINE_OPTIONS, inline, overload
 
+inline_called = partial(inline, inner=False)  # Python calls these functions as well
 Scalar = Any
 
 F = np.float32
@@ -120,7 +122,7 @@ def _sincos(angle: Scalar) -> Any:
     return _sincos_32 if angle == types.float32 else _sincos_64
 
 
-@inline
+@inline_called
 def log(x: Scalar) -> Scalar:
     """Return the natural logarithm of a positive normal number."""
     f, exponent = split(x)
@@ -151,21 +153,21 @@ def _exp_parts(x: Scalar) -> Scalar:
     return scale, p * r * r + r
 
 
-@inline
+@inline_called
 def expm1(x: Scalar) -> Scalar:
     """Return ``exp(x) - 1`` in float64, accurate near 0; x is clipped to +-708."""
     scale, growth = _exp_parts(x)
     return scale * growth + (scale - D(1))
 
 
-@inline
+@inline_called
 def exp(x: Scalar) -> Scalar:
     """``exp(x)``, in the type of x, through float64; x is held within +-708."""
     scale, growth = _exp_parts(D(x))
     return type(x)(scale + scale * growth)
 
 
-@inline
+@inline_called
 def power(x: Scalar, exponent: Scalar) -> Scalar:
     """Return ``x ** exponent`` of a positive x, in the type of x, through float64."""
     scale, growth = _exp_parts(D(exponent) * log(D(x)))

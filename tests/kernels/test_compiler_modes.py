@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import daskfactor
+from daskfactor.kernels.jit import jit, jit_inner
 from tests.kernels.small_run import all_results
 from tests.refusals import refused
 
@@ -55,6 +56,22 @@ def test_bounds_checks_are_on(tmp_path):
     )
     settings = {"NUMBA_BOUNDSCHECK": "1", "DASKFACTOR_JIT_CACHE": "0"}
     refused(AssertionError, "IndexError", printed, "-c", code, **settings)
+
+
+def test_python_cannot_call_an_inner_function():
+    """Without the refusal a call would jump to the address 0, once the function is compiled."""
+
+    @jit_inner
+    def twice(x):
+        return 2 * x
+
+    @jit
+    def outer(x):
+        return twice(x)
+
+    for _ in range(2):
+        refused(TypeError, "compiled functions", twice, 1.0)
+        assert outer(1.0) == 2.0
 
 
 CLOSURES = """
