@@ -14,13 +14,16 @@ from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
+from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState, FactorBand, empty_state
 from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_moving
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
-from daskfactor.inference.passes import Gathered, Place, SharePass, evaluate, every, run_pass
-from daskfactor.inference.program import Fit
+from daskfactor.inference.passes import Gathered, Pass, Place, SharePass, evaluate, every, run_pass
+from daskfactor.inference.program import Bands, Fit, law_of, values_of
+from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import multiply_by_share
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals, count_floored, log_sum
@@ -36,6 +39,8 @@ SMALLEST = 1e-6
 
 FIT_EVERY = 20
 """Iterations between looks at the fit (for the dispersion and for convergence)."""
+SHORT_CALL = 1e8
+"""Entries times components of cycles that are done in one call: a second, or less."""
 FIRST_LOOK, LAST_LOOK = 5, 60
 """Iterations at which the dispersion is estimated first and last."""
 
@@ -375,15 +380,49 @@ def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = Non
     (likelihood, hyper), data = descent.model.at(descent.hyper), descent.data
     factors = every(descent.state)
     size = nth_root(typical_value(data) / descent.model.n_components, len(factors))
+    priors = [pull_of(hyper, factor) for factor in factors]
+    floor = mean_floor(data, likelihood)
+    if in_one_call(descent, likelihood, priors, iterations):
+        penalties = float(priors[0][0]), float(priors[1][0])
+        whole = WholeUpdates(likelihood, floor, (0,), penalties=penalties, cycles=iterations)
+        run_pass(descent.place, whole)
+        if on_cycle is not None:
+            on_cycle(iterations - 1)
+        return
     move = partial(
         move_by_share,
-        priors=[pull_of(hyper, factor) for factor in factors],
+        priors=priors,
         frozen=descent.model.frozen,
         likelihood=likelihood,
         smallest=SMALLEST * size,
     )
-    program = SharePass(likelihood, mean_floor(data, likelihood), factors, finish=move)
+    program = SharePass(likelihood, floor, factors, finish=move)
     run_pass(descent.place, program, iterations, on_cycle)
+
+
+@dataclass(frozen=True)
+class WholeUpdates(Pass):
+    """Does cycles of `update` in one operation, where one block has all data."""
+
+    penalties: tuple[float, float] = (0.0, 0.0)
+    cycles: int = 1
+
+    def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
+        """Update both factors."""
+        block = data.view(*op.block), law_of(self.likelihood, op.block, bands[1]), values_of(bands)
+        blockwise.update_block(*block, self.floor, self.penalties, self.cycles, workspace)
+
+
+def in_one_call(
+    descent: Descent, likelihood: Likelihood, priors: Sequence[tuple[Any, float]], iterations: int
+) -> bool:
+    """Tell whether `WholeUpdates` does it: one small block, and ratios of one penalty each."""
+    data, model = descent.data, descent.model
+    here = data.n_observed.shape == (1, 1) and not descent.executor.on_device
+    short = iterations * float(data.n_observed.sum()) * model.n_components <= SHORT_CALL
+    plain = all(not pull and not np.ndim(penalty) for penalty, pull in priors)
+    plain = plain and likelihood.exponent == likelihood.share == 1.0
+    return here and short and plain and all(mask is None for mask in model.frozen)
 
 
 def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:

@@ -129,7 +129,8 @@ class SharePass(Pass):
         band, law = bands[factor], law_of(self.likelihood, op.block, bands[COLUMNS])
         names = (*GATHERED, GRAM) if self.gram else GATHERED
         if first:
-            band.arrays |= {name: np.zeros_like(band.values) for name in GATHERED}
+            like = band.values, band.values.shape, band.values.dtype
+            band.arrays |= {name: zeros_on_device_of(*like) for name in GATHERED}
             if self.gram:
                 band.arrays[GRAM] = np.zeros((band.values.shape[1],) * 2)
         num, den, *_ = share = tuple(band.arrays[name] for name in names)

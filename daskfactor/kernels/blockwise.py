@@ -21,7 +21,7 @@ from daskfactor.kernels import dense, sparse, subsample
 from daskfactor.kernels.cuda import blocks as cuda
 from daskfactor.kernels.cuda.device import is_on_host
 from daskfactor.kernels.langevin import mean_share
-from daskfactor.kernels.paths import Path, path_kernel
+from daskfactor.kernels.paths import Path, path_kernel, update_kernel
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockView,
@@ -179,6 +179,26 @@ def go_path(
     go = path_kernel(slope, path.prior[1] != 1.0)
     each = tuple(path.gradient[: None if n == factor else 0] for n in range(len(factors)))
     go(taken.block, factors, taken.law, path, each, likelihood.share, taken.work)
+
+
+def update_block(
+    view: AnyBlock,
+    likelihood: Likelihood,
+    factors: Arrays,
+    floor: float,
+    penalties: tuple[float, float],
+    cycles: int,
+    work: Workspace,
+) -> None:
+    """Do cycles of multiplicative updates of a matrix whose data are all in this block.
+
+    They are those of `multiply_by_share` without a pull, at an exponent of 1.
+    """
+    taken = _taken(view, likelihood, factors, floor, work)
+    adds = [taken.accumulation(kind="ratio", factor=n, curved=True) for n in range(2)]
+    shares = [tuple([np.zeros_like(theta) for theta in factors]) for _ in range(2)]
+    kernel = update_kernel(*adds)
+    kernel(taken.block, factors, taken.law, *shares, penalties, cycles, taken.work)
 
 
 def add_subsample(view: AnyView, *rest: Any) -> None:

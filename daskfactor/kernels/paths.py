@@ -1,4 +1,4 @@
-"""Whole Hamiltonian paths of the rows of one factor, in one compiled call."""
+"""Many passes over one block in one compiled call: Hamiltonian paths, multiplicative updates."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from daskfactor.kernels.langevin import (
     average_square,
     leapfrog_drift,
     leapfrog_kick,
+    multiply_share,
     row_energies,
     warped_drift,
     warped_kick,
@@ -124,3 +125,40 @@ def path_kernel(slope: Kernel, warped: bool) -> Kernel:
             path.change[i] = energy[i] - path.change[i]
 
     return go
+
+
+@lru_cache(maxsize=128)
+def update_kernel(first: Kernel, second: Kernel) -> Kernel:
+    """Make the kernel of multiplicative updates of W and H in turn, from those of their shares.
+
+    kernel(block, factors, law, numerators, denominators, penalties, cycles, work): numerators and
+    denominators are scratch of the shape of each factor, penalties those of `multiply_share`.
+    """
+
+    @jit_exact_inner
+    def move(theta: Array, num: Array, den: Array, penalty: float) -> None:
+        multiply_share(theta, num, den, penalty)
+        for i in range(theta.shape[0]):
+            for k in range(theta.shape[1]):
+                num[i, k] = den[i, k] = 0
+
+    @jit_exact
+    def update(
+        block: Any,
+        factors: Arrays,
+        law: Any,
+        numerators: Arrays,
+        denominators: Arrays,
+        penalties: tuple[float, float],
+        cycles: int,
+        work: Any,
+    ) -> None:
+        (W, H), (a, b), (c, d) = factors, numerators, denominators
+        none, fits = a[:0], np.empty(0)
+        for _ in range(cycles):
+            first(block, factors, 1.0, law, ((a, none), (c, none), fits), work)
+            move(W, a, c, penalties[0])
+            second(block, factors, 1.0, law, ((none, b), (none, d), fits), work)
+            move(H, b, d, penalties[1])
+
+    return update

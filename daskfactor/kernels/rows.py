@@ -21,7 +21,9 @@ from operator import mul
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import types
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
@@ -35,8 +37,10 @@ CACHE_LINE = 64
 MOST_PREFETCHED = 8 * CACHE_LINE
 """Longer rows are left to the hardware, which follows a stream by itself."""
 
-# Fused multiply-adds are allowed, reordering is not: one order of sums per K.
-_FLAGS = ("contract",)
+# Fused by name where the processor can. Left to the compiler, which products are fused would
+# depend on the code around them, and so the last bits on who calls a kernel.
+_FEATURES = get_host_cpu_features()
+_FUSES = _FEATURES.get("fma", False) or _FEATURES.get("neon", False)
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
 _BYTE_POINTER = ir.IntType(8).as_pointer()
@@ -103,7 +107,12 @@ def broadcast(builder: Any, value: Any, width: int) -> Any:
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
+    if not _FUSES:
+        return builder.fadd(builder.fmul(a, b), c)
+    lanes, real = a.type.count, {"float": "f32", "double": "f64"}[str(a.type.element)]
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    fma = get_or_insert_function(builder.module, kind, f"llvm.fma.v{lanes}{real}")
+    return builder.call(fma, [a, b, c])
 
 
 def dot_product(builder: Any, a: Row, b: Row) -> Any:
@@ -113,8 +122,7 @@ def dot_product(builder: Any, a: Row, b: Row) -> Any:
     while True:
         while ahead and ahead[0][1] == width:
             x, y = a.load(*ahead[0]), b.load(*ahead[0])
-            product = builder.fmul(x, y, flags=_FLAGS)
-            total = product if total is None else builder.fadd(total, product, flags=_FLAGS)
+            total = builder.fmul(x, y) if total is None else multiply_add(builder, x, y, total)
             del ahead[0]
         if width == 1:
             return builder.extract_element(total, ir.Constant(_INT32, 0))
@@ -122,7 +130,7 @@ def dot_product(builder: Any, a: Row, b: Row) -> Any:
         if total is not None:
             low = _lanes(builder, total, list(range(width)))
             high = _lanes(builder, total, list(range(width, 2 * width)))
-            total = builder.fadd(low, high, flags=_FLAGS)
+            total = builder.fadd(low, high)
 
 
 def typed(result: Any, arguments: list[Any], codegen: Any) -> Any:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels.entries import Rules, entry_rules
-from daskfactor.kernels.jit import inline, jit, jit_inner, stack_array
+from daskfactor.kernels.jit import inline, jit, jit_exact_inner, jit_inner, stack_array
 from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn
 from daskfactor.kernels.rows import (
     add_products,
@@ -194,7 +194,7 @@ def _others(N: int, K: int, factor: int) -> tuple[Kernel, Kernel]:
 # -- zeros that are not stored -----------------------------------------------------------
 
 
-@jit_inner
+@jit_exact_inner
 def column_sums(rows: Array, out: Array) -> None:
     """Add up the rows, in float64."""
     out[:] = 0
@@ -204,7 +204,7 @@ def column_sums(rows: Array, out: Array) -> None:
             out[k] += np.float64(row[k])
 
 
-@jit_inner
+@jit_exact_inner
 def wide_gram(rows: Array, out: Array, wide: Array) -> None:
     """Set ``out = rows.T rows`` in float64, rows widened a few at a time."""
     out[:, :] = 0
@@ -218,7 +218,7 @@ def wide_gram(rows: Array, out: Array, wide: Array) -> None:
         add_matmul_tn(part, part, out)
 
 
-@jit_inner
+@jit_exact_inner
 def subtract_part(
     scale: float, share: float, theta: Array, part: Array, term: Array, fits: Array
 ) -> None:
@@ -267,11 +267,11 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
     linear, share = kind == "linear", 0.5 if kind == "linear" else 1.0
     summed = in_turn([_sum_up(n, linear) for n in range(N)] if kind else [])
 
-    @jit_inner
+    @jit_exact_inner
     def prepare(leave: int, factors: Arrays, sums: Array, wide: Array) -> None:
         summed((leave, factors, sums, wide))
 
-    @jit_inner
+    @jit_exact_inner
     def product(leave: int, row: int, k: int, sums: Array) -> float:
         value = 1.0
         for n in range(N):
@@ -279,7 +279,7 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
                 value *= sums[n, row, k]
         return value
 
-    @jit_inner
+    @jit_exact_inner
     def add(n: int, factor: Scalar, theta: Array, out: Array, gram: Array, sums: Array) -> None:
         if kind is not None:
             K, real = out.shape[1], type(out[0, 0])
@@ -293,7 +293,7 @@ def zero_parts(kind: str | None, N: int) -> ZeroParts:
                     for k in range(K):
                         out[i, k] += gram[0, k]
 
-    @jit_inner
+    @jit_exact_inner
     def fit(sums: Array) -> tuple[float, float]:
         total = 0.0
         if kind is not None:

@@ -237,7 +237,10 @@ class Sums(NamedTuple):
         """Make the sums of one factor."""
 
         def alone(array: Any) -> Each:
-            return tuple(array if n == factor else None for n in range(n_factors))
+            if array is None:
+                return NONE
+            none = (None,)
+            return none * factor + (array,) + none * (n_factors - factor - 1)
 
         return cls(alone(term), alone(curvature), alone(fits))
 

@@ -9,6 +9,7 @@ from scipy import sparse, stats
 
 import daskfactor as dfac
 from daskfactor.executors.state import FactorBand, make_state
+from daskfactor.inference import multiplicative
 from daskfactor.inference.block_hmc import LOGARITHMS, MASS, PATH, STEPS, DualAveraging, Path
 from daskfactor.inference.langevin import allotment
 from daskfactor.inference.multiplicative import balance
@@ -70,6 +71,30 @@ def test_a_path_in_one_call_has_the_bits_of_its_steps(stored, prior, gaps, monke
     assert calls
     monkeypatch.setattr(Path, "go", step_by_step)
     assert one.equals(drawn())
+
+
+@pytest.mark.parametrize("case", ["complete", "gaps", "weights", "sparse"])
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_updates_in_one_call_have_the_bits_of_their_steps(beta, case, monkeypatch):
+    V = counts().astype(float)
+    V[3, 4] = np.nan if case == "gaps" else 1.0
+    reading = {"weights": 1.0 + np.arange(V.size).reshape(V.shape) % 3} if case == "weights" else {}
+    stored = sparse.csr_array(V) if case == "sparse" else V
+    data = dfac.as_blocks(stored, 1, unstored="zero" if case == "sparse" else None, **reading)
+    model, method = dfac.TweedieNMF(3, beta=beta), dfac.MultiplicativeUpdates(25, 0.0)
+
+    def fitted():
+        return dfac.optimize(data, model, method, random_seed=1, progressbar=False)
+
+    calls, whole = [], blockwise.update_block
+    monkeypatch.setattr(blockwise, "update_block", lambda *rest: (calls.append(1), whole(*rest)))
+    one = fitted()
+    assert len(calls) == 3  # until iterations 5, 20 and 25
+    monkeypatch.setattr(multiplicative, "in_one_call", lambda *rest: False)
+    other = fitted()
+    assert len(calls) == 3
+    assert one["W"].equals(other["W"])
+    assert one["H"].equals(other["H"])
 
 
 def shares(iteration, entries=40, sizes=(30, 0, 50, 20)):
