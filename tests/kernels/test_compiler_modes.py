@@ -1,5 +1,6 @@
 """The kernels under other compiler settings: JIT off, bounds checked, cached on disk."""
 
+import json
 import os
 import subprocess
 import sys
@@ -72,6 +73,17 @@ def test_python_cannot_call_an_inner_function():
     for _ in range(2):
         refused(TypeError, "compiled functions", twice, 1.0)
         assert outer(1.0) == 2.0
+
+
+@pytest.mark.parametrize("case", ["optimize/descent/0.5/ratings float64", "input/zero/csr_array"])
+def test_bits_do_not_depend_on_what_the_cache_holds(tmp_path, case):
+    """In the second process nothing is compiled, so that kernels have no others to call."""
+    for name in ("empty", "kept"):
+        words = "-m", "tests.fingerprints", "write", tmp_path / name, "--only", case
+        printed(*words, DASKFACTOR_JIT_CACHE=str(tmp_path / "kernels"))
+    empty, kept = (json.loads((tmp_path / name).read_text()) for name in ("empty", "kept"))
+    assert empty["cases"]
+    assert empty["cases"] == kept["cases"]
 
 
 CLOSURES = """
