@@ -183,7 +183,12 @@ class Path(NamedTuple):
         fill_normals(out, *self.program.address(self.band, self.cycle, self.factor, stream))
         return np.repeat(out, length, axis=0) if common else out
 
-    def begin(self, adapt: bool) -> None:
+    @property
+    def chance(self) -> Array:
+        """Normal numbers of each row: of its step, and two that decide whether it moves."""
+        return self.numbers(3, CHANCE)
+
+    def begin(self, adapt: bool, chance: Array) -> None:
         """Draw momenta and steps, and note where the path begins."""
         band, arrays = self.band, self.band.arrays
         arrays[START], dtype = band.values.copy(), band.values.dtype
@@ -191,7 +196,7 @@ class Path(NamedTuple):
         size: Any = self.sampler.step
         if isinstance(size, str):
             size = np.exp(arrays[STEPS][:, :1] if adapt else arrays[STEPS][:, 1:2])
-        size = size * np.exp(JITTER * self.numbers(3, CHANCE)[:, :1]) * self.program.step_size(0)
+        size = size * np.exp(JITTER * chance[:, :1]) * self.program.step_size(0)
         arrays[SPREAD] = (size / np.sqrt(arrays[MASS])).astype(dtype)
         frozen = self.program.frozen[self.factor]
         if frozen is not None:
@@ -265,10 +270,10 @@ class Path(NamedTuple):
         free = np.ones(values.shape[1], bool) if mask is None else ~mask
         return rates, on_device_of(values, free)
 
-    def end(self, op: Op, change: Wide) -> None:
+    def end(self, op: Op, change: Wide, chance: Array) -> None:
         """Accept or go back, row by row; learn the steps; drop what belongs to the path."""
         band, arrays = self.band, self.band.arrays
-        _, first, second = self.numbers(3, CHANCE).T
+        _, first, second = chance.T
         back = ~(change < 0.5 * (first**2 + second**2))  # exponential; NaN goes back
         if self.power != 1:
             with held(band.values, self.program.frozen[self.factor]):
@@ -291,7 +296,8 @@ class Path(NamedTuple):
                 self.add_slope(block, visit, workspace)
                 self.move(visit, op)
             return
-        self.begin(adapt)
+        chance = self.chance
+        self.begin(adapt, chance)
         arrays, (rates, free), change = self.band.arrays, self._prior(), np.empty(len(theta))
         path = RowPaths(
             theta,
@@ -310,7 +316,7 @@ class Path(NamedTuple):
             steps,
         )
         blockwise.go_path(view, law, factor, values, floor, path, workspace)
-        self.end(op, change)
+        self.end(op, change, chance)
 
     def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
         """Add a block's share of the gradient, and at the path's ends of the fits."""
@@ -324,13 +330,13 @@ class Path(NamedTuple):
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
         steps = self.sampler.steps
         if visit == 0:
-            self.begin(op.wanted.adapt)
+            self.begin(op.wanted.adapt, self.chance)
             self.note(op.wanted.adapt)
         self.kick(0.5 if visit in (0, steps) else 1.0)
         if visit < steps:
             self.drift()
         else:
-            self.end(op, self.energy() - self.band.arrays[ENERGY])
+            self.end(op, self.energy() - self.band.arrays[ENERGY], self.chance)
 
     def _learn_step(self, probability: Wide) -> None:
         """Take one step of every row's dual averaging."""

@@ -72,11 +72,12 @@ def gamma_log_density(factor: ArrayLike, rate: Rate, shape: float = 1.0) -> floa
     Şimşekli et al. 2017, section 2.
     """
     for name, value in ("rate", rate), ("shape", shape):
-        if not (np.all(value > 0.0) and np.all(np.isfinite(value))):
+        valid = (value > 0.0) & (value < math.inf)
+        if not (valid if isinstance(valid, bool) else valid.all()):
             raise ModelError(f"the {name} of a gamma prior must be positive, got {value!r}")
     # An array may be on a GPU, where NumPy must not ask for it.
     values: Any = factor if hasattr(factor, "dtype") else np.asarray(factor)
-    if np.any(values < 0):
+    if (values < 0).any():
         return -np.inf
     if np.ndim(rate):
         log_rate = float(np.sum(np.log(rate), dtype=np.float64)) / max(rate.size, 1)
