@@ -61,10 +61,11 @@ def _compiled(function: F, inner: bool, **options: Any) -> F:
 def jit(function: F, inner: bool = False) -> F:
     """Compile ``function`` without the GIL and with NaN-respecting fast math.
 
-    ``inner``: only compiled functions call it, which saves up to a tenth of a second. It becomes
-    a part of them. Otherwise they would call it by name, which of two copies, optimized once and
-    twice, would depend on what the process has compiled or found in its cache, and so would the
-    last bits.
+    An ``inner`` function is called by compiled functions alone, which saves up to a tenth of a
+    second, and is merged into them. A call by its name would go to one of two copies, the one
+    compiled for itself or the one inside the caller, which was optimized twice: which one depends
+    on whether the process has compiled both or has found the caller in its cache, and the last
+    bits may differ.
     """
     return _compiled(function, inner, fastmath=FAST, error_model="numpy", forceinline=inner)
 
