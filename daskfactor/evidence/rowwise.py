@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.kernels import polynomials
-from daskfactor.kernels.jit import jit
+from daskfactor.kernels.jit import jit, jit_inner
 from daskfactor.kernels.views import entry_kernels
 from daskfactor.models.likelihood import Likelihood
 
@@ -80,7 +80,7 @@ class Target(NamedTuple):
     prior_h: Prior
 
 
-@jit
+@jit_inner
 def _sum_columns(H: Array, work: Array) -> None:
     """work[WHOLE] = sums of H over its rows."""
     for k in range(H.shape[1]):
@@ -90,7 +90,7 @@ def _sum_columns(H: Array, work: Array) -> None:
             work[WHOLE, k] += H[j, k]
 
 
-@jit
+@jit_inner
 def _sum_observed(H: Array, data: Entries, row: int, work: Array) -> None:
     """work[SUMS] = sums of H over the observed columns of a row, from those over all."""
     for k in range(H.shape[1]):
@@ -100,7 +100,7 @@ def _sum_observed(H: Array, data: Entries, row: int, work: Array) -> None:
             work[SUMS, k] -= H[data.missing[p], k]
 
 
-@jit
+@jit_inner
 def _propose(W: Array, i: int, work: Array, s: float, prior: Prior, share: float, rng: Any) -> None:
     """work[NEW] = w' and work[COUNT] = n of row i."""
     for k in range(W.shape[1]):
@@ -115,7 +115,7 @@ def _propose(W: Array, i: int, work: Array, s: float, prior: Prior, share: float
             work[NEW, k] = max(rng.standard_gamma(shape) * share / rate, SMALLEST)
 
 
-@jit
+@jit_inner
 def _stirling(y: float) -> float:
     """Log Gamma(y) but for a constant, to 2e-9 for y >= 6."""
     inverse = 1.0 / y
@@ -124,7 +124,7 @@ def _stirling(y: float) -> float:
     return (y - 0.5) * math.log(y) - y + series
 
 
-@jit
+@jit_inner
 def _log_gamma_ratio(x: float, y: float) -> float:
     """Log Gamma(x) - log Gamma(y) for x, y > 0: Stirling's series after six recurrences."""
     below = x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5)
@@ -132,7 +132,7 @@ def _log_gamma_ratio(x: float, y: float) -> float:
     return _stirling(x + 6.0) - _stirling(y + 6.0) + math.log(above / below)
 
 
-@jit
+@jit_inner
 def _log_ratio(W: Array, i: int, work: Array, s: float, prior: Prior, share: float) -> float:
     """Log of p(w') q(w', n -> w) / (p(w) q(w, n -> w')), p the prior."""
     total = 0.0
@@ -186,7 +186,7 @@ def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
     entry = likelihood.entry(polynomials)
     fit, summed = jit(entry.fit or _fit_of(likelihood)), likelihood.zeros == "constant"
 
-    @jit
+    @jit_inner
     def look(W: Array, i: int, H: Array, data: Entries, row: int, work: Array, num: int) -> float:
         total = 0.0
         K = W.shape[1]
@@ -230,7 +230,7 @@ def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
     an update towards the mode, it leaves nothing at zero, where chains are slow to go.
     """
 
-    @jit
+    @jit_inner
     def climb_rows(W: Array, H: Array, data: Entries, s: float, prior: Prior, work: Array) -> None:
         _sum_columns(H, work)
         for i in range(W.shape[0]):
@@ -254,7 +254,7 @@ def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
 def _sweeping(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..., int]:
     """Make ``run_sweeps`` of `RowKernels`."""
 
-    @jit
+    @jit_inner
     def move_rows(
         W: Array, H: Array, data: Entries, s: float, prior: Prior, tau: float, rng: Any, work: Array
     ) -> tuple[float, int]:

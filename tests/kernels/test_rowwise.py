@@ -2,6 +2,7 @@
 
 import math
 
+import numba
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,6 +14,16 @@ from daskfactor.evidence.tempered import both_sides
 from daskfactor.models.tweedie_law import Tweedie
 
 K = 3
+
+
+def called(function):
+    """A function that compiled functions call, for Python to call."""
+
+    @numba.njit
+    def call(*arguments):
+        return function(*arguments)
+
+    return call
 
 
 def problem(beta, seed=0):
@@ -43,14 +54,16 @@ def test_acceptance_is_metropolis_and_hastings_ratio(beta, tau):
     V, W, H, sides, rng = problem(beta)
     s, prior, work = 0.6, Prior(1.3, 1.7, np.zeros(K, bool)), np.empty((SCRATCH, K))
     share = 1.0 if tau == math.inf else 1 - math.exp(-tau)
-    rowwise._sum_columns(H, work)
-    look = row_kernels(Tweedie(beta)).look
+    called(rowwise._sum_columns)(H, work)
+    look = called(row_kernels(Tweedie(beta)).look)
+    sum_observed, propose = called(rowwise._sum_observed), called(rowwise._propose)
+    log_ratio = called(rowwise._log_ratio)
     for i in range(4):
-        rowwise._sum_observed(H, sides.by_rows, i, work)
+        sum_observed(H, sides.by_rows, i, work)
         fit = look(W, i, H, sides.by_rows, i, work, OLD)
-        rowwise._propose(W, i, work, s, prior, share, rng)
+        propose(W, i, work, s, prior, share, rng)
         new_fit = look(work, NEW, H, sides.by_rows, i, work, PROPOSED)
-        got = s * (new_fit - fit) + rowwise._log_ratio(W, i, work, s, prior, share)
+        got = s * (new_fit - fit) + log_ratio(W, i, work, s, prior, share)
         w, new, n = W[i], work[NEW], work[rowwise.COUNT]
 
         def joint(w, new, i=i, n=n):
