@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,15 +13,18 @@ from numpy.typing import NDArray
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
-from daskfactor.inference.bands import is_finite
+from daskfactor.inference.bands import drop_arrays, is_finite
 from daskfactor.inference.base import Track
-from daskfactor.inference.links import LINK_PRECISIONS, LINKS, SIDES
-from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.passes import Place
-from daskfactor.inference.program import Fit, Kernel, Program, factor_word, take_fits
+from daskfactor.inference.gamma_parameters import gamma_parameters
+from daskfactor.inference.multiplicative import OnStep, mean_floor
+from daskfactor.inference.normal_parameters import NO_FLOOR, normal_parameters
+from daskfactor.inference.parameters import LINKS, SIDES, Values, View, hyper_of, stored_hyper
+from daskfactor.inference.passes import Place, SharePass, every, init_band, run_pass
+from daskfactor.inference.program import STEPS, Fit, Program, refresh_metric, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.inference.starts import FAR
 from daskfactor.inference.steps import StepSize
-from daskfactor.kernels.philox import Address
+from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.files import Checkpoints, Late
@@ -38,6 +40,24 @@ FACTORS = ("W", -2), ("H", -1)
 """Factors as results have them, and the axis of their rows and columns."""
 MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
+REMEMBERED: Values = {
+    "climb": (0, 0.0),
+    "effective": 0.0,
+    "fits": None,
+    "log_hyper": 0.0,
+    "looks": [],
+    "normalizer": 0.0,
+    "variations": {},
+}
+"""Values at first: iterations of an automatic warm start, and how fast the density rose at its end;
+effective components; minus divergences at the start and now; log prior density of what is learnt;
+estimates of the dispersion while tuning; what fits leave out of the log-likelihood; variation of
+counts as a multiple of that of Poisson counts, where not once."""
+FALL = 3.0
+"""Nats per parameter below its start at which a chain no longer samples the posterior.
+
+A posterior lies about half a nat per parameter below its mode.
+"""
 DRAWS_AT_ONCE = 2**23
 """Bytes of draws that are copied at a time on their way to the results."""
 
@@ -183,124 +203,61 @@ def check_saved(
         raise KeyError(min(missing))
 
 
-def refresh_band(band: FactorBand, kernel: Kernel, key: Array, factor: int, shape: float) -> None:
-    """Draw the momentum of a band whose values are a draw."""
-    kernel.refresh(band, Address(key, 0, factor_word(factor), band.offset), shape)
-
-
 def half_step(base: StepSize, iteration: int) -> float:
     """Return a fine chain's step: half of the coarse chain's step at the same time."""
     return 0.5 * base(iteration // 2)
 
 
-class Chain(ABC):
-    """A chain on its way through a run's segments.
+def sum_log_steps(band: FactorBand) -> tuple[float, int]:
+    """Add up the logarithms of the steps of a band's rows; with how many these are."""
+    return float(band.arrays[STEPS][:, 1].sum()), len(band.values)
 
-    What depends on the model is left to a subclass: where a chain starts, its densities,
-    and what is learnt of hyperparameters on the way.
+
+class Chain:
+    """A chain on its way through a run's segments.
 
     Attributes
     ----------
-    hyper
-        The present hyperparameters.
-    floor
-        Smallest mean μ that gradients are taken at.
-    links
-        Of factors that have covariates, by the names that results have, and what else there is
-        of them; replaced, never changed.
+    parameters
+        What is learnt between segments, in the order of the draws.
+    dispersion
+        The one of these that the likelihood depends on.
+    values
+        Values of the parameters, and what else a checkpoint keeps; replaced, never changed.
     means
         Means over the draws of what is learnt, by the names that results have; replaced, never
         changed.
+    floor
+        Smallest mean μ that gradients are taken at.
     """
 
-    hyper: Any
-    floor: float
-
     def __init__(self, setting: Setting, number: int) -> None:
-        self.setting = setting
-        self.number = number
+        self.setting, self.number, self.model = setting, number, cast("Any", setting.model)
         self.shrink = 1.0
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
         self.means: Arrays = {}
-        self.links: Arrays = {}
+        self.values: Values = REMEMBERED
         self.noise_sum: Any = 0.0
         self.noise_draws = 0
+        self.dispersion: Any
+        if self.model.nonnegative:
+            self.dispersion, self.parameters = gamma_parameters(setting)
+            self.floor = mean_floor(setting.data, self.model.likelihood)
+        else:
+            self.dispersion, self.parameters = normal_parameters(setting)
+            self.floor = NO_FLOOR
 
-    # -- what a model adds -----------------------------------------------------
-
-    @abstractmethod
-    def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
-        """Set the first track's state near a mode; ``first`` is the run's first chain."""
-
-    @abstractmethod
-    def attrs(self) -> dict[str, float]:
-        """Return hyperparameters under the names that results use."""
-
-    def memory(self) -> dict[str, Any]:
-        """Return JSON values and arrays that a checkpoint keeps besides the state."""
-        noise = [np.asarray(self.noise_sum).tolist(), self.noise_draws]
-        return {"noise": noise, **self.links, **self.means}
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        """Take over what `memory` gave."""
-        noise, self.noise_draws = memory.get("noise", (0.0, 0))  # older versions have none
-        self.noise_sum = np.asarray(noise)
-        names = (*LINKS, *LINK_PRECISIONS)
-        self.links = {name: memory[name] for name in names if name in memory}
-        self.means = {name: value for name, value in memory.items() if name.endswith("_mean")}
-
-    @abstractmethod
-    def _lp(self, fit: Fit) -> float:
-        """Return the log-likelihood, from a fit's sums."""
-
-    @abstractmethod
-    def _ran_away(self, run: TrackRun) -> bool:
-        """Tell whether a finite state is beyond anything the data could mean."""
+    @property
+    def hyper(self) -> Any:
+        """The present hyperparameters."""
+        return hyper_of(self.model, self.values)
 
     @property
     def law(self) -> Likelihood:
         """The law of an entry at the present hyperparameters."""
-        return self.setting.model.likelihood
-
-    @property
-    def tempered(self) -> Any:
-        """Hyperparameters of p(V | W, H)^t p(W, H), with what divides divergences."""
-        return self.hyper
-
-    def _refresh(self, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
-        """Draw the momentum of a state whose values are a draw."""
-        key = noise_key(self.setting.options.seed, self.number, Stream.START)
-        for factor, shape in enumerate(shapes):
-            how: Any = {"kernel": self.setting.kernel, "key": key, "factor": factor}
-            state.each(partial(refresh_band, shape=shape, **how), factor)
-
-    def _place(self, state: ChainState) -> Place:
-        return Place(self.setting.executor, self.setting.data, state, self.floor)
-
-    def _prior_constant(self) -> float:
-        """Return the part of the log prior density that bands do not record."""
-        return 0.0
-
-    def _between(self, run: TrackRun, start: int) -> None:
-        """Learn from a track's cycles since ``start``; a divergence takes it back."""
-        spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
-        draws = sum(draw is not None for draw in spent)
-        self.noise_sum = self.noise_sum + draws * np.asarray(self.hyper.dispersion)
-        self.noise_draws += draws
-        # A segment's end must leave no trace in the draws.
-        if self.setting.model.learnt and run.cycle % self.setting.learns_every == 0:
-            self._learn(run)
-
-    @abstractmethod
-    def _learn(self, run: TrackRun) -> None:
-        """Draw the model's learnt hyperparameters, given the state that a track has come to."""
-
-    def learnt(self, run: TrackRun) -> Arrays:
-        """Return the present values of what the model learns, by name."""
-        del run
-        names = (variable.name for variable in self.setting.model.learnt)
-        return {name: np.asarray(getattr(self.hyper, name)) for name in names}
+        law: Likelihood = self.model.at(self.hyper)[0]
+        return law
 
     @property
     def mean_dispersion(self) -> Any:
@@ -309,22 +266,139 @@ class Chain(ABC):
             return self.hyper.dispersion
         return (self.noise_sum / self.noise_draws).tolist()
 
+    def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
+        """Set the first track's state near a mode; ``first`` is the run's first chain."""
+        setting, lead = self.setting, (first or self).dispersion
+        state, values, fit = self.dispersion.start(self.number, lead, on_step)
+        self.values = self.values | values
+        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+        self.update(state, 0, fit)
+        kernel, adapted = setting.kernel, ("adapt", "adapted")
+        names = tuple(name for name, spec in kernel.arrays.items() if spec.changes in adapted)
+        if names:  # begin what the kernel learns, by denominators of the multiplicative update
+            tempered = setting.temperature is not None
+            how: Any = {"kernel": kernel, "hyper": setting.tempered(self.hyper)}
+            finish = partial(init_band, tempered=tempered, **how)
+            program = SharePass(self.law, self.floor, every(state), (), names, finish)
+            run_pass(Place(setting.executor, setting.data, state, self.floor), program)
+        self._refresh_metrics()
+
+    def update(self, state: ChainState, cycle: int, fit: Fit | None = None) -> None:
+        """Update the parameters, given the state that a track has come to."""
+        address = self.setting.options.seed, self.number
+        rng, tuning = generator(*address, Stream.HYPER, cycle), cycle <= self.setting.frozen_from
+        view = View(address, state, cycle, fit, cycle > 0 and tuning, len(self.tracks) == 1, rng)
+        for parameter in self.parameters:
+            if parameter.due(view):
+                self.values = self.values | parameter.update(view, self.values)
+
+    def attrs(self) -> dict[str, Any]:
+        """Return hyperparameters under the names that results use."""
+        values = self.values | {"mean_dispersion": self.mean_dispersion}
+        return {n: x for one in self.parameters for n, x in one.attrs(values).items()}
+
+    def learnt(self, run: TrackRun) -> Arrays:
+        """Return the present values of what the model learns, by name."""
+        values = dict(self.values)
+        for parameter in self.parameters:
+            values |= parameter.results(run.state, self.values)
+        names = (variable.name for variable in self.model.learnt)
+        return {name: np.asarray(values[name]) for name in names}
+
+    def memory(self) -> dict[str, Any]:
+        """Return JSON values and arrays that a checkpoint keeps besides the state."""
+        hyper = self.hyper._asdict()
+        rest = {name: value for name, value in self.values.items() if name not in hyper}
+        noise = [np.asarray(self.noise_sum).tolist(), self.noise_draws]
+        return {**rest, **self.means, "hyper": hyper, "noise": noise}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Take over what `memory` gave."""
+        rest = dict(memory)
+        noise, self.noise_draws = rest.pop("noise", (0.0, 0))  # older versions have none
+        self.noise_sum = np.asarray(noise)
+        hyper = stored_hyper(self.model, rest.pop("hyper"))
+        self.means = {name: value for name, value in rest.items() if name.endswith("_mean")}
+        rest = {name: value for name, value in rest.items() if name not in self.means}
+        self.values = REMEMBERED | rest | hyper
+        if "fixed" in rest:
+            fixed = rest["fixed"]  # older versions have one
+            self.dispersion.rule.memory = fixed if isinstance(fixed, list) else [fixed]
+
+    def _between(self, run: TrackRun, start: int) -> None:
+        """Learn from a track's cycles since ``start``; a divergence takes it back."""
+        spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
+        draws = sum(draw is not None for draw in spent)
+        self.noise_sum = self.noise_sum + draws * np.asarray(self.hyper.dispersion)
+        self.noise_draws += draws
+        # A segment's end must leave no trace in the draws.
+        if run.cycle % self.setting.learns_every == 0:
+            self.update(run.state, run.cycle, run.fits[run.cycle - 1])
+            if self.model.learnt:
+                self._refresh_metrics()
+
+    def _refresh_metrics(self) -> None:
+        """Recompute the metric, which depends on the hyperparameters."""
+        if "metric" in self.setting.kernel.arrays:
+            for run in self.tracks:
+                hyper = self.setting.tempered(self.hyper)
+                refresh_metric(run.state, hyper, self.model.frozen)
+
     def _adapt(self, end: int) -> None:
-        """Learn from a segment that ended soundly at fine cycle ``end``."""
-        del end
+        """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
+        fine, arrays = self.tracks[0], self.setting.kernel.arrays.items()
+        if self.values["fits"] is not None and fine.fits:
+            latest = fine.fits[max(fine.fits)].negative_divergence
+            self.values = self.values | {"fits": (self.values["fits"][0], latest)}
+        look = self.dispersion.look(fine.state, fine.fits[fine.cycle - 1], end, self.values)
+        self.values = self.values | look
+        if end >= self.setting.options.tune:
+            # Rates that move take the metric with them.
+            kept = {"curvature"} if self.model.learnt else set()
+            names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
+            for run in self.tracks if names else ():
+                run.state.each(partial(drop_arrays, names=names))
 
     @property
     def estimate(self) -> Any:
         """The chain's new estimate of the dispersion, for `take_dispersion`; None: it has none."""
-        return None
+        return self.dispersion.latest
 
     def take_dispersion(self, estimates: Sequence[Any]) -> None:
         """Take what the estimates of all chains of a run say, in place of the chain's own."""
-        del estimates
+        before = self.values["dispersion"]
+        self.values = self.values | self.dispersion.take(estimates, self.values)
+        if self.values["dispersion"] != before:
+            self._refresh_metrics()
 
     def warnings(self) -> tuple[str | None, str | None]:
         """Tell what the user should know of data and model, and of the sampler, at the end."""
-        return None, None
+        of_model = of_sampler = None
+        climbed, K = self.values["climb"], self.model.n_components
+        behind = climbed[1] > FAR  # and then the dispersion may yet come down
+        if self.values["variations"] and not behind:
+            of_model = variation_text(self.values["variations"], self.model)
+        begun, now = self.values["fits"] or (0.0, 0.0)
+        phi = self.model.at(self.hyper)[1].dispersion
+        fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
+        sampler = self.setting.sampler
+        # Exact draws take no step too far, and fits under different laws say nothing.
+        steps = self.values["fits"] and self.dispersion.rule.divides and sampler.biased
+        if fall > FALL and self.setting.warm_passes[1] and steps:
+            of_sampler = (
+                f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "
+                "where a posterior would be less than one: the step is too large for data as "
+                "informative as these, and the draws are spread too widely; choose a smaller step "
+                "or fewer blocks, or use BlockHMC() or LangevinDynamics()"
+            )
+        elif behind:
+            of_sampler = (
+                f"the warm start ended after {climbed[0]} passes, its limit for data of this "
+                f"size, while the log density still rose by {climbed[1]:.2g} nats per parameter "
+                "in 20 of them: draws may not have come as far as the posterior; pass "
+                f"{sampler.name}(warm_start={10 * climbed[0]}) as sampler, or a larger tune"
+            )
+        return of_model, of_sampler
 
     def statistics(self, cycles: list[int]) -> dict[str, Array]:
         """Return the kernel's own statistics of cycles of the running segment: means over rows."""
@@ -415,21 +489,22 @@ class Chain(ABC):
             lambda done: tell(cycles * done / operations),
         )
         run.cycle = end
-        learnt = self.learnt(run)
+        learnt, state, values = self.learnt(run), self.tracks[0].state, self.values
+        constant = sum(parameter.log_prior(state, values) for parameter in self.parameters)
         for cycle, fit in take_fits(run.state).items():
-            self._note(run, cycle, fit, learnt)
+            self._note(run, cycle, fit, learnt, constant)
 
-    def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays) -> None:
+    def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays, constant: float) -> None:
         """Keep a cycle's fit, what is learnt, and log p(V | W, H) + log p(W, H) of what moves."""
         run.learnt[cycle] = learnt
         prior = math.fsum(run.state.sums(cycle))
         run.fits[cycle] = fit
-        run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
+        run.densities[cycle] = self._lp(fit) + (constant + prior)
         draw = run.options.draw_index(cycle)
         if draw is None:
             return
-        averaged = {name: self.links[name] for name in LINKS if name in self.links}
-        averaged |= {o.name: learnt[o.name] for o in self.setting.model.learnt if o.averaged}
+        averaged = {name: self.values[name] for name in LINKS if name in self.values}
+        averaged |= {o.name: learnt[o.name] for o in self.model.learnt if o.averaged}
         for name, value in averaged.items():  # the same bits wherever a segment ends
             before = self.means.get(f"{name}_mean", np.zeros_like(value))
             mean = before + (value - before) / (draw + 1)
@@ -443,7 +518,7 @@ class Chain(ABC):
             setting.kernel,
             self.law,
             self.floor,
-            self.tempered,
+            setting.tempered(self.hyper),
             (int(key[0]), int(key[1])),
             setting.model.frozen,
             self.step_for(track),
@@ -457,8 +532,18 @@ class Chain(ABC):
         return partial(half_step, step) if track.stride < self.setting.stride else step
 
     def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
-        """Return the last step of every cycle, reductions included."""
-        moves = self.setting.kernel.work.moves
+        """Return the last step of every cycle, reductions included.
+
+        The geometric mean, where rows have steps of their own.
+        """
+        kernel = self.setting.kernel
+        if STEPS in kernel.arrays:
+            step: Any = kernel.options.step
+            if step == "auto":
+                logs, rows = zip(*run.state.each(sum_log_steps), strict=True)
+                step = math.exp(math.fsum(logs) / sum(rows))
+            return np.full(len(cycles), float(step * self.shrink))
+        moves = kernel.work.moves
         step = self.step_for(run.track)
         return np.array([float(step((cycle + 1) * moves - 1)) * self.shrink for cycle in cycles])
 
@@ -477,11 +562,16 @@ class Chain(ABC):
 
     def _is_sound(self, run: TrackRun) -> bool:
         """Tell whether all entries are finite and the fit has not run away."""
+        fits = run.fits.values()
         return (
-            all(np.isfinite(fit.negative_divergence) for fit in run.fits.values())
+            all(np.isfinite(fit.negative_divergence) for fit in fits)
             and all(run.state.each(is_finite))
-            and not self._ran_away(run)
+            and not self.dispersion.has_diverged(fits, run.state, self.values)
         )
+
+    def _lp(self, fit: Fit) -> float:
+        """Return the log-likelihood, from a fit's sums."""
+        return float(self.dispersion.log_likelihood(fit, self.values))
 
     # -- what a segment gave ---------------------------------------------------
 
@@ -642,3 +732,28 @@ class Chain(ABC):
         self.shrink = meta["shrink"]
         self.divergences = list(meta["divergences"])
         self.tracks = [TrackRun.restore(self, arrays, track) for track in meta["tracks"]]
+
+
+def variation_text(variations: dict[str, float], model: GammaFactors) -> str:
+    """Say that counts vary more, or less, than Poisson counts, and what to do."""
+    above = {name: ratio for name, ratio in variations.items() if ratio > 1}
+    listed = ", ".join(
+        (f"the counts of {name!r} vary" if name else "the counts vary") + f" {ratio:.3g}"
+        for name, ratio in (above or variations).items()
+    )
+    other = 'law="negative binomial"' if model.joins else "NegativeBinomialNMF"
+    K = model.n_components
+    components = "1 component gives" if K == 1 else f"{K} components give"
+    cause = (
+        "the dispersion was set to that: they need more components, or are no Poisson counts, or "
+        f"would fit better from another start; compare with a larger n_components, with {other} "
+        "and with starts=5, or pass dispersion=1.0 for Poisson counts all the same"
+        if above
+        # More components could only fit them more closely.
+        else "the dispersion is 1 all the same: they are no Poisson counts, as counts without "
+        "their zeros are not, or have too many components; compare with a smaller n_components"
+    )
+    return (
+        f"around the means that {components} them, {listed} times as much as Poisson counts, "
+        f"and {cause}"
+    )

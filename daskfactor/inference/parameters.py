@@ -1,0 +1,182 @@
+"""Parameters: what is learnt between segments, by one protocol; and rows that tell of them.
+
+A link's conditional needs the whole factor, which is brought together for it.
+Rows without any data tell nothing of it: they are integrated out wherever hyperparameters are
+drawn, and drawn anew from their prior afterwards. Among many of them a link would hardly move.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from daskfactor.checks import refuse_unknown
+from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.inference.bands import pieces_of, take_array
+from daskfactor.inference.program import Fit, Kernel, factor_word
+from daskfactor.inference.setting import Setting, in_callers_order
+from daskfactor.kernels.philox import Address
+from daskfactor.random import Stream, generator, noise_key
+
+Array = NDArray[Any]
+Values = dict[str, Any]
+"""Hyperparameters by the names that results have, and what else a checkpoint keeps of them."""
+SIDES = ("rows", "columns")
+LINKS = ("link_w", "link_h")
+LINK_PRECISIONS = ("link_precision_w", "link_precision_h")
+
+
+class View(NamedTuple):
+    """A chain between two segments, as parameters see it.
+
+    Attributes
+    ----------
+    address
+        Seed of the run, and number of the chain.
+    state
+        State of the track that a parameter is learnt from.
+    cycle
+        Cycles done.
+    fit
+        Fit of the state; None at the start of a chain that has not moved.
+    tuning
+        Whether the sampler's metric still learns.
+    alone
+        Whether the chain has one track.
+    rng
+        Generator of this cycle, which parameters use one after the other.
+    """
+
+    address: tuple[int, int]
+    state: ChainState
+    cycle: int
+    fit: Fit | None
+    tuning: bool
+    alone: bool
+    rng: Generator
+
+    def generator(self, stream: Stream, *words: int) -> Generator:
+        """Return a generator of this chain and cycle."""
+        return generator(*self.address, stream, self.cycle, *words)
+
+
+class Start(NamedTuple):
+    """First state of a chain, its values there, and its fit where these are to be drawn."""
+
+    state: ChainState
+    values: Values
+    fit: Fit | None = None
+
+
+class Parameter:
+    """Something that is learnt between segments.
+
+    The chain holds its values; a chain updates its parameters in order, each given the values
+    that those before it have left.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.data = setting, setting.data
+        self.model = cast("Any", setting.model)
+
+    def due(self, view: View) -> bool:
+        """Tell whether it is to be updated."""
+        del view
+        return True
+
+    def update(self, view: View, values: Values) -> Values:
+        """Return the values that change; bands of the state may change in place."""
+        del view, values
+        return {}
+
+    def log_prior(self, state: ChainState, values: Values) -> float:
+        """Return the part of the log prior density that bands do not record."""
+        del state, values
+        return 0.0
+
+    def results(self, state: ChainState, values: Values) -> Values:
+        """Return those values that results show otherwise than they are held."""
+        del state, values
+        return {}
+
+    def attrs(self, values: Values) -> Values:
+        """Return the attributes of results."""
+        del values
+        return {}
+
+    def links(self) -> list[int]:
+        """Return the factors that have covariates."""
+        return [at for at, table in enumerate(self.model.covariates) if table is not None]
+
+
+def hyper_of(model: Any, values: Values) -> Any:
+    """Return the hyperparameters as programs take them."""
+    kind = model.hyper_type
+    return kind(*(values[name] for name in kind._fields))
+
+
+def stored_hyper(model: Any, stored: Any) -> Values:
+    """Return the hyperparameters of a checkpoint; those of older versions are a list."""
+    fields = model.hyper_type._fields
+    values = stored if isinstance(stored, dict) else dict(zip(fields, stored, strict=True))
+    refuse_unknown("the stored hyperparameters", values, fields)
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+
+
+def refresh_band(band: FactorBand, kernel: Kernel, key: Array, factor: int, shape: float) -> None:
+    """Draw the momentum of a band whose values are a draw."""
+    kernel.refresh(band, Address(key, 0, factor_word(factor), band.offset), shape)
+
+
+def refresh_momentum(
+    setting: Setting, number: int, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)
+) -> None:
+    """Draw the momentum of a chain's state whose values are a draw."""
+    key = noise_key(setting.options.seed, number, Stream.START)
+    for factor, shape in enumerate(shapes):
+        how: Any = {"kernel": setting.kernel, "key": key, "factor": factor}
+        state.each(partial(refresh_band, shape=shape, **how), factor)
+
+
+def telling_rows(setting: Setting, state: ChainState, factor: int) -> Array:
+    """Return the rows of a factor that have data, in the caller's order and double precision."""
+    data, side = setting.data, SIDES[factor]
+    seen = in_callers_order(data, side, observed(setting, factor))
+    return in_callers_order(data, side, state.gather(side))[seen].astype(np.float64)
+
+
+def place(setting: Setting, state: ChainState, factor: int, name: str, values: Array) -> None:
+    """Put an array, a row for each of a factor's in the caller's order, into the bands."""
+    data = setting.data
+    order, values = (data.row_order, data.col_order)[factor], values.astype(data.dtype)
+    pieces = pieces_of(data.grid, factor, values if order is None else values[order])
+    state.each(partial(take_array, name=name), factor, pieces)
+
+
+def observed(setting: Setting, factor: int) -> NDArray[np.bool_]:
+    """Tell which rows (columns) have any data, in the grid's order."""
+    data = setting.data
+    return np.asarray((data.row_observed, data.col_observed)[factor] > 0)
+
+
+def observed_pieces(setting: Setting, factor: int) -> list[NDArray[np.bool_]]:
+    """Cut `observed` into bands'."""
+    return pieces_of(setting.data.grid, factor, observed(setting, factor))
+
+
+def unobserved_rows(setting: Setting, factor: int) -> list[Array]:
+    """Return the rows of every band that have no data."""
+    return [np.flatnonzero(~seen) for seen in observed_pieces(setting, factor)]
+
+
+def telling(setting: Setting, factor: int) -> list[Any]:
+    """Say which rows of every band of a factor tell of hyperparameters.
+
+    They are all rows, or those that have data where there are covariates.
+    """
+    if setting.model.covariates[factor] is None:
+        return [slice(None)] * setting.data.grid.blocks
+    return observed_pieces(setting, factor)
