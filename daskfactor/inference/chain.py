@@ -40,19 +40,13 @@ FACTORS = ("W", -2), ("H", -1)
 """Factors as results have them, and the axis of their rows and columns."""
 MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
-REMEMBERED: Values = {
-    "climb": (0, 0.0),
-    "effective": 0.0,
-    "fits": None,
-    "log_hyper": 0.0,
-    "looks": [],
-    "normalizer": 0.0,
-    "variations": {},
-}
+FIRST: Values = {"climb": (0, 0.0), "effective": 0.0, "fits": None, "log_hyper": 0.0, "looks": []}
+FIRST |= {"normalizer": 0.0, "variations": {}, "dispersion_sum": (0.0, 0)}
 """Values at first: iterations of an automatic warm start, and how fast the density rose at its end;
 effective components; minus divergences at the start and now; log prior density of what is learnt;
 estimates of the dispersion while tuning; what fits leave out of the log-likelihood; variation of
-counts as a multiple of that of Poisson counts, where not once."""
+counts as a multiple of that of Poisson counts, where not once; the sum of the dispersion over the
+draws, and how many these are."""
 FALL = 3.0
 """Nats per parameter below its start at which a chain no longer samples the posterior.
 
@@ -133,11 +127,8 @@ class TrackRun:
         """
         prefix, state = f"{chain}/{self.track.name}", self.state
         arrays = state.save(checkpoints, prefix)
-        if state.cells:
-            arrays |= {
-                f"{prefix}/cells/{name}": partial(self.gather_cells, name)
-                for name in ("mean", "m2")
-            }
+        for name in ("mean", "m2") if state.cells else ():
+            arrays[f"{prefix}/cells/{name}"] = partial(self.gather_cells, name)
         meta = {
             "name": self.track.name,
             "cycle": self.cycle,
@@ -161,10 +152,7 @@ class TrackRun:
             placed = place_cells(grid, cells, data.dtype)
             mean, m2 = (arrays[f"{name}/cells/{kind}"] for kind in ("mean", "m2"))
             for block in placed.values():
-                block.mean[:], block.m2[:] = (
-                    mean[block.where],
-                    m2[block.where],
-                )
+                block.mean[:], block.m2[:] = mean[block.where], m2[block.where]
                 block.count = meta["cell_count"]
             state.cells = placed  # complete: they may go to workers from here
         (track,) = (track for track in setting.sampler.tracks if track.name == meta["name"])
@@ -172,19 +160,12 @@ class TrackRun:
 
 
 def saved_band(
-    arrays: Mapping[str, Array],
-    name: str,
-    meta: dict[str, Any],
-    offsets: tuple[tuple[int, ...], ...],
-    factor: int,
-    number: int,
+    arrays: Mapping[str, Array], name: str, meta: Any, offsets: Any, factor: int, number: int
 ) -> FactorBand:
     """Read a band of a track from what `TrackRun.snapshot` gave."""
-    values, *others = (
-        arrays[saved_as(name, factor, number, array)] for array in ("", *meta["arrays"][factor])
-    )
-    named = dict(zip(meta["arrays"][factor], others, strict=True))
-    return FactorBand(offsets[factor][number], values, named, dict(meta["counts"]))
+    names = ("", *meta["arrays"][factor])
+    named = {own: arrays[saved_as(name, factor, number, own)] for own in names}
+    return FactorBand(offsets[factor][number], named.pop(""), named, dict(meta["counts"]))
 
 
 def check_saved(
@@ -223,10 +204,8 @@ class Chain:
     dispersion
         The one of these that the likelihood depends on.
     values
-        Values of the parameters, and what else a checkpoint keeps; replaced, never changed.
-    means
-        Means over the draws of what is learnt, by the names that results have; replaced, never
-        changed.
+        Values of the parameters, their means over the draws (``NAME_mean``), and what else a
+        checkpoint keeps; replaced, never changed.
     floor
         Smallest mean μ that gradients are taken at.
     """
@@ -236,10 +215,7 @@ class Chain:
         self.shrink = 1.0
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
-        self.means: Arrays = {}
-        self.values: Values = REMEMBERED
-        self.noise_sum: Any = 0.0
-        self.noise_draws = 0
+        self.values = FIRST
         self.dispersion: Any
         if self.model.nonnegative:
             self.dispersion, self.parameters = gamma_parameters(setting)
@@ -262,9 +238,8 @@ class Chain:
     @property
     def mean_dispersion(self) -> Any:
         """The mean of the dispersion over the draws, as predictions take it."""
-        if not self.noise_draws:
-            return self.hyper.dispersion
-        return (self.noise_sum / self.noise_draws).tolist()
+        total, draws = self.values["dispersion_sum"]
+        return (np.asarray(total) / draws).tolist() if draws else self.hyper.dispersion
 
     def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
         """Set the first track's state near a mode; ``first`` is the run's first chain."""
@@ -309,18 +284,14 @@ class Chain:
         """Return JSON values and arrays that a checkpoint keeps besides the state."""
         hyper = self.hyper._asdict()
         rest = {name: value for name, value in self.values.items() if name not in hyper}
-        noise = [np.asarray(self.noise_sum).tolist(), self.noise_draws]
-        return {**rest, **self.means, "hyper": hyper, "noise": noise}
+        return {"hyper": hyper, "noise": rest.pop("dispersion_sum"), **rest}
 
     def recall(self, memory: dict[str, Any]) -> None:
         """Take over what `memory` gave."""
         rest = dict(memory)
-        noise, self.noise_draws = rest.pop("noise", (0.0, 0))  # older versions have none
-        self.noise_sum = np.asarray(noise)
+        names = {"dispersion_sum": rest.pop("noise", (0.0, 0))}  # older versions have none
         hyper = stored_hyper(self.model, rest.pop("hyper"))
-        self.means = {name: value for name, value in rest.items() if name.endswith("_mean")}
-        rest = {name: value for name, value in rest.items() if name not in self.means}
-        self.values = REMEMBERED | rest | hyper
+        self.values = FIRST | rest | names | hyper
         if "fixed" in rest:
             fixed = rest["fixed"]  # older versions have one
             self.dispersion.rule.memory = fixed if isinstance(fixed, list) else [fixed]
@@ -328,9 +299,9 @@ class Chain:
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""
         spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
-        draws = sum(draw is not None for draw in spent)
-        self.noise_sum = self.noise_sum + draws * np.asarray(self.hyper.dispersion)
-        self.noise_draws += draws
+        draws, (total, before) = sum(n is not None for n in spent), self.values["dispersion_sum"]
+        total = np.asarray(total) + draws * np.asarray(self.hyper.dispersion)
+        self.values = self.values | {"dispersion_sum": (total.tolist(), before + draws)}
         # A segment's end must leave no trace in the draws.
         if run.cycle % self.setting.learns_every == 0:
             self.update(run.state, run.cycle, run.fits[run.cycle - 1])
@@ -358,11 +329,6 @@ class Chain:
             names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
             for run in self.tracks if names else ():
                 run.state.each(partial(drop_arrays, names=names))
-
-    @property
-    def estimate(self) -> Any:
-        """The chain's new estimate of the dispersion, for `take_dispersion`; None: it has none."""
-        return self.dispersion.latest
 
     def take_dispersion(self, estimates: Sequence[Any]) -> None:
         """Take what the estimates of all chains of a run say, in place of the chain's own."""
@@ -481,13 +447,8 @@ class Chain:
             lambda cycle: self._wanted(run, cycle, end),
         )
         operations = sum(len(part.ops) for part in plan)
-        run.state = setting.executor.run(
-            plan,
-            self.program(run.track),
-            run.state,
-            setting.data,
-            lambda done: tell(cycles * done / operations),
-        )
+        work = plan, self.program(run.track), run.state, setting.data
+        run.state = setting.executor.run(*work, lambda done: tell(cycles * done / operations))
         run.cycle = end
         learnt, state, values = self.learnt(run), self.tracks[0].state, self.values
         constant = sum(parameter.log_prior(state, values) for parameter in self.parameters)
@@ -506,25 +467,16 @@ class Chain:
         averaged = {name: self.values[name] for name in LINKS if name in self.values}
         averaged |= {o.name: learnt[o.name] for o in self.model.learnt if o.averaged}
         for name, value in averaged.items():  # the same bits wherever a segment ends
-            before = self.means.get(f"{name}_mean", np.zeros_like(value))
+            before = self.values.get(f"{name}_mean", np.zeros_like(value))
             mean = before + (value - before) / (draw + 1)
-            self.means = self.means | {f"{name}_mean": mean}
+            self.values = self.values | {f"{name}_mean": mean}
 
     def program(self, track: Track) -> Program:
         """Make the block operations of one track at the present hyperparameters."""
-        setting = self.setting
-        key = noise_key(setting.options.seed, self.number)
-        return Program(
-            setting.kernel,
-            self.law,
-            self.floor,
-            setting.tempered(self.hyper),
-            (int(key[0]), int(key[1])),
-            setting.model.frozen,
-            self.step_for(track),
-            self.shrink,
-            track.stride > 1,
-        )
+        setting, hyper = self.setting, self.setting.tempered(self.hyper)
+        one, other = map(int, noise_key(setting.options.seed, self.number))
+        at = setting.kernel, self.law, self.floor, hyper, (one, other), setting.model.frozen
+        return Program(*at, self.step_for(track), self.shrink, track.stride > 1)
 
     def step_for(self, track: Track) -> StepSize:
         """Return the step of one track."""
@@ -553,12 +505,9 @@ class Chain:
         adapts = fine < self.setting.frozen_from and cycle % ADAPT_EVERY == 0
         if self.setting.kernel.adapts_always:
             adapts = cycle < options.tune
-        return CycleOptions(
-            adapt=adapts,
-            record=drawn,
-            keep=bool(options.keep_every) and options.place(cycle) is not None,
-            evaluate=drawn or cycle == end - 1,
-        )
+        keep = bool(options.keep_every) and options.place(cycle) is not None
+        last = cycle == end - 1
+        return CycleOptions(adapt=adapts, record=drawn, keep=keep, evaluate=drawn or last)
 
     def _is_sound(self, run: TrackRun) -> bool:
         """Tell whether all entries are finite and the fit has not run away."""
@@ -591,23 +540,16 @@ class Chain:
         tuning = end <= setting.options.tune
         cycles = [cycle for cycle in sorted(fine.fits) if fine.options.place(cycle) is not None]
         cycles = [end - 1] if tuning else cycles
-        stats = {
-            "lp": np.array([fine.densities[cycle] for cycle in cycles]),
-            "step_size": self.step_sizes(fine, cycles),
-        }
+        densities = np.array([fine.densities[cycle] for cycle in cycles])
+        stats = {"lp": densities, "step_size": self.step_sizes(fine, cycles)}
         if tuning:
             sink.write_stats(self.number, setting.ends.index(end), stats, "warmup_sample_stats")
             return
         if cycles:
             span = fine.options.thin * fine.options.spacing
             # A draw is marked if it is the first after a roll-back.
-            stats["diverging"] = np.array(
-                [
-                    any(cycle - span < start <= cycle for start in self.divergences)
-                    for cycle in cycles
-                ]
-            )
-            stats |= self.statistics(cycles)
+            marks = [any(n - span < start <= n for start in self.divergences) for n in cycles]
+            stats |= {"diverging": np.array(marks), **self.statistics(cycles)}
             place = cast("int", fine.options.place(cycles[0]))
             sink.write_stats(self.number, place, stats)
             values = {
@@ -649,26 +591,24 @@ class Chain:
                 sink.append(path, self.number, recorded - count + start, values)
 
     def _write_moments(self, sink: Sink) -> None:
-        state = self.tracks[0].state
+        state, pieces, other = self.tracks[0].state, list[Piece](), dict[str, Array]()
         count = state.counts["moments"]
         if not count:
             return
-        pieces = [
-            piece
-            for factor, (name, _) in enumerate(FACTORS)
-            if len(stacked(state, factor)) == 1
-            for kind, options in (
-                ("mean", {"name": "mean"}),
-                ("var", {"name": "m2", "divisor": count}),
-            )
-            for piece in self._pieces(sink, f"{MOMENTS}/{name}_{kind}", factor, (), **options)
-        ]
+        kinds = (("mean", "mean", None), ("var", "m2", count))
+        for (factor, (label, _)), kind in itertools.product(enumerate(FACTORS), kinds):
+            path, name, divisor = f"{label}_{kind[0]}", *kind[1:]
+            if len(parts := stacked(state, factor)) == 1:
+                how: Any = {"name": name, "divisor": divisor}
+                pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **how)
+            else:  # a tensor's further factors, one behind another
+                rows = np.concatenate([state.gather(n, name) for n in parts]) / (divisor or 1)
+                other[path] = in_callers_order(self.setting.data, SIDES[1], rows).T
+        other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)
-            if state.n_factors > 2:
-                self._write_stacked(sink, count)
-            for name, value in self.means.items():
-                sink.write(f"{MOMENTS}/{name}", self.number, value)
+            for path, value in other.items():
+                sink.write(f"{MOMENTS}/{path}", self.number, value)
         if not state.cells:
             return
         moments_of = []
@@ -681,16 +621,6 @@ class Chain:
         with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
             for name, value in (("mean", mean), ("var", var)):
                 sink.write(f"{MONITOR}/{name}", self.number, value)
-
-    def _write_stacked(self, sink: Sink, count: int) -> None:
-        """Write the moments of a tensor's further factors, one behind another, as those of H."""
-        state = self.tracks[0].state
-        for kind, name, divisor in (("mean", "mean", 1), ("var", "m2", count)):
-            stacked_rows = (
-                np.concatenate([state.gather(n, name) for n in stacked(state, 1)]) / divisor
-            )
-            value = in_callers_order(self.setting.data, SIDES[1], stacked_rows).T
-            sink.write(f"{MOMENTS}/H_{kind}", self.number, value)
 
     def _pieces(
         self, sink: Sink, path: str, factor: int, before: tuple[slice, ...], **what: Any
@@ -716,13 +646,8 @@ class Chain:
         memory = self.memory()
         names = [name for name, value in memory.items() if isinstance(value, np.ndarray)]
         arrays |= {f"{self.number}/memory/{name}": memory.pop(name) for name in names}
-        meta = {
-            "tracks": [meta for _, meta in snapshots],
-            "memory": memory,
-            "shrink": self.shrink,
-            "divergences": self.divergences,
-        }
-        return arrays, meta
+        meta = {"tracks": [meta for _, meta in snapshots], "memory": memory}
+        return arrays, meta | {"shrink": self.shrink, "divergences": self.divergences}
 
     def restore(self, arrays: Mapping[str, Array], meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""

@@ -195,18 +195,6 @@ class MatrixDispersion:
         return self.weight * value
 
 
-def departures(estimates: dict[str, tuple[float, float, float]]) -> dict[str, float]:
-    """Return the ratios, of estimates, dispersions and limits by name, that are not 1.
-
-    Counts that vary less than Poisson counts may are told so, though their dispersion is 1.
-    """
-    ratios = {
-        name: ratio if ratio < 2 - limit else dispersion
-        for name, (ratio, dispersion, limit) in estimates.items()
-    }
-    return {name: ratio for name, ratio in ratios.items() if ratio != 1}
-
-
 def components_left(state: ChainState) -> int:
     """Count the components of a state that have not faded."""
     part = np.multiply(*column_sums(state))
@@ -445,7 +433,7 @@ class DispersionRule:
                     if matrix.counts and phi == matrix.scale:
                         matrix.fixed = matrix.scale
         self.settled = self.settled or last or self.fixed is not None
-        return self.merge(estimate, estimate)
+        return self._value([matrix.merge(phi, phi) for matrix, phi in self._pairs(estimate)])
 
     def reopen(self, estimate: Any) -> Any:
         """Leave it to draws whether counts are Poisson, and begin as if they were."""
@@ -489,29 +477,22 @@ class DispersionRule:
             pooled.append(matrix.scale if matrix.counts and on_its_way else phi)
         return self._value(pooled)
 
-    def merge(self, present: Any, estimate: Any) -> Any:
-        """Return an estimate, with a chain's present values where these are drawn or fixed."""
-        pairs = zip(self._pairs(present), self._pairs(estimate), strict=True)
-        return self._value([matrix.merge(value, phi) for (matrix, value), (_, phi) in pairs])
+    def agree(self, estimates: Sequence[Any], present: Any) -> tuple[Any, dict[str, float]]:
+        """Return the dispersion that chains agree on: 1 for counts that may be Poisson.
 
-    def snap_to_poisson(self, dispersion: Any) -> Any:
-        """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
-        return self._value([matrix.snap(phi) for matrix, phi in self._pairs(dispersion)])
-
-    def variations(self, estimate: Any, dispersion: Any) -> dict[str, float]:
-        """Return how many times as much as Poisson counts counts vary, where that is not once.
-
-        By the name of their matrix, "" if there is one. ``dispersion`` is what `snap_to_poisson`
-        makes of an ``estimate``.
+        A chain keeps its present values where these are drawn or fixed. And how many times as
+        much as Poisson counts counts vary, where that is not once, by the name of their matrix,
+        "" if there is one. Those that vary less than Poisson counts may are told so, though their
+        dispersion is 1.
         """
-        pairs = zip(self._pairs(estimate), self._pairs(dispersion), strict=True)
-        return departures(
-            {
-                matrix.name: (ratio / matrix.scale, phi / matrix.scale, matrix.limit)
-                for (matrix, ratio), (_, phi) in pairs
-                if matrix.undecided
-            }
-        )
+        values, variations, pooled = [], {}, self._pairs(self.pool(estimates))
+        for (matrix, estimate), (_, before) in zip(pooled, self._pairs(present), strict=True):
+            phi = matrix.snap(estimate)
+            values.append(matrix.merge(before, phi))
+            varies = estimate if estimate / matrix.scale < 2 - matrix.limit else phi
+            if matrix.undecided and varies / matrix.scale != 1:
+                variations[matrix.name] = varies / matrix.scale
+        return self._value(values), variations
 
     # -- densities, and draws ------------------------------------------------------
 

@@ -27,8 +27,8 @@ from daskfactor.inference.multiplicative import (
     totals_of,
 )
 from daskfactor.inference.parameters import (
-    LINK_PRECISIONS,
     LINKS,
+    Link,
     Parameter,
     Start,
     Values,
@@ -55,7 +55,7 @@ from daskfactor.inference.starts import Make, climb, first_state, state_maker
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.variates import fill_gamma
 from daskfactor.machine import single_threaded_blas
-from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
+from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.log_linear import LinkLaw, multiples
 from daskfactor.models.rates import draw_scales
 from daskfactor.models.settings import EFFECTIVE, Mask, held
@@ -93,7 +93,7 @@ def take_unit_draws(band: FactorBand, rows: Array, drawn: Array, frozen: Mask) -
         band.values[rows] = np.maximum(drawn / band.arrays[RATE][rows], tiny)
 
 
-class GammaLink(Parameter):
+class GammaLink(Link):
     """The link γ of a factor, and its precision: τ ~ Gamma(1 + n / 2, 1 / τ⁰ + ½ Σ γ²).
 
     A link starts where its density is largest. Where both factors share rates, these are held,
@@ -101,8 +101,7 @@ class GammaLink(Parameter):
     """
 
     def __init__(self, setting: Setting, factor: int) -> None:
-        super().__init__(setting)
-        self.factor, self.name, self.of_name = factor, LINKS[factor], LINK_PRECISIONS[factor]
+        super().__init__(setting, factor)
         mask = self.model.frozen[factor]
         self.free = np.ones(self.model.n_components, bool) if mask is None else ~mask
 
@@ -154,7 +153,7 @@ class Rates(Parameter):
 
     def __init__(self, setting: Setting, links: Sequence[GammaLink]) -> None:
         super().__init__(setting)
-        self.linked = links
+        self.of_links = links
 
     def due(self, view: View) -> bool:
         return bool(self.model.learnt)
@@ -162,7 +161,7 @@ class Rates(Parameter):
     def update(self, view: View, values: Values) -> Values:
         """Draw them; rates that entries do not share with their component go into the bands."""
         model, mean, data = self.model, self.data.level, self.data
-        apart = {link.factor: link.unlinked(view.state, values) for link in self.linked}
+        apart = {link.factor: link.unlinked(view.state, values) for link in self.of_links}
         totals = totals_of(model, view.state, apart)
         shapes = model.draw_shapes(mean, (values["shape_w"], values["shape_h"]), totals, view.rng)
         drawn = model.draw_rates(mean, shapes, totals, view.rng)
@@ -173,7 +172,7 @@ class Rates(Parameter):
             elif rate is not None:
                 pieces = pieces_of(data.grid, factor, rate[:, None].copy())
                 view.state.each(partial(take_array, name=RATE), factor, pieces)
-        density = sum(link.density(values) for link in self.linked)
+        density = sum(link.density(values) for link in self.of_links)
         density += model.log_hyperprior(mean, shapes, drawn)
         names = (*Hyperparameters._fields[1:], "log_hyper")
         return dict(zip(names, (*rates, *shapes, density), strict=True))
@@ -204,30 +203,25 @@ class Rates(Parameter):
 
 
 class GammaRows(Parameter):
-    """The rates of rows of a factor that has covariates, and its rows without any data."""
-
-    def __init__(self, setting: Setting, factor: int) -> None:
-        super().__init__(setting)
-        self.factor = factor
+    """The rates of rows of factors that have covariates, and their rows without any data."""
 
     def update(self, view: View, values: Values) -> Values:
         """Give every row its rates, and draw rows without data under these."""
-        (rate, shape), factor = hyper_of(self.model, values).prior(self.factor), self.factor
-        with single_threaded_blas():
-            rates = rate / multiples(self.model.covariates[factor], values[LINKS[factor]])
-        place(self.setting, view.state, factor, RATE, rates)
-        rows, K = unobserved_rows(self.setting, factor), self.model.n_components
-        drawn = [view.rng.standard_gamma(shape, (indices.size, K)) for indices in rows]
-        move = partial(take_unit_draws, frozen=self.model.frozen[factor])
-        view.state.each(move, factor, rows, drawn)
+        model, K = self.model, self.model.n_components
+        for factor in self.linked:
+            rate, shape = hyper_of(model, values).prior(factor)
+            with single_threaded_blas():
+                rates = rate / multiples(model.covariates[factor], values[LINKS[factor]])
+            place(self.setting, view.state, factor, RATE, rates)
+            rows = unobserved_rows(self.setting, factor)
+            drawn = [view.rng.standard_gamma(shape, (indices.size, K)) for indices in rows]
+            move = partial(take_unit_draws, frozen=model.frozen[factor])
+            view.state.each(move, factor, rows, drawn)
         return {}
 
 
 class Effective(Parameter):
     """How many components the data support, where both factors share rates."""
-
-    def due(self, view: View) -> bool:
-        return bool(self.model.learnt and self.model.shares_rates)
 
     def update(self, view: View, values: Values) -> Values:
         totals, data = totals_of(self.model, view.state), self.data
@@ -287,8 +281,10 @@ class Dispersion(Parameter):
         hyper = model.resolve(data.level, estimate)
         if rule.estimates:
             self.latest = hyper.dispersion, [False] * len(rule.matrices)
-        if not drawn:
-            level(state, model)
+        if not drawn:  # share scales out between both factors
+            balance(state, model.frozen)
+            if model.shares_rates and model.fixed == (None, None):
+                even_out(state)
         if setting.temperature is not None:
             heat(setting, number, self.place(state), hyper)
         prepare_state(state, setting.kernel.arrays)
@@ -336,14 +332,11 @@ class Dispersion(Parameter):
 
     def take(self, estimates: Sequence[Any], values: Values) -> Values:
         """Take what the estimates of all chains of a run say, in place of the chain's own."""
-        estimate, present = self.rule.pool(estimates), values["dispersion"]
-        dispersion = self.rule.snap_to_poisson(estimate)
-        variations = {"variations": self.rule.variations(estimate, dispersion)}
-        dispersion = self.rule.merge(present, dispersion)
-        if dispersion == present:
-            return variations
-        changes = {"dispersion": dispersion, "normalizer": self.normalizer(dispersion)}
-        return variations | changes
+        dispersion, variations = self.rule.agree(estimates, values["dispersion"])
+        if dispersion == values["dispersion"]:
+            return {"variations": variations}
+        normalizer = self.normalizer(dispersion)
+        return {"variations": variations, "dispersion": dispersion, "normalizer": normalizer}
 
     def log_prior(self, state: ChainState, values: Values) -> float:
         return float(self.rule.log_prior(state, values["dispersion"]))
@@ -401,13 +394,6 @@ def starts_from_draws(setting: Setting) -> bool:
     return setting.init.kind == DRAWS and not setting.warm_passes[1]
 
 
-def level(state: ChainState, model: GammaFactors) -> None:
-    """Share the scale of the components of a point out between both factors."""
-    balance(state, model.frozen)
-    if model.shares_rates and model.fixed == (None, None):
-        even_out(state)
-
-
 def heat(setting: Setting, number: int, place: Place, hyper: Hyperparameters) -> None:
     """Take a state from the mode of the posterior to the bulk of p(V | W, H)^t p(W, H).
 
@@ -425,8 +411,8 @@ def heat(setting: Setting, number: int, place: Place, hyper: Hyperparameters) ->
 def gamma_parameters(setting: Setting) -> tuple[Dispersion, list[Parameter]]:
     """Return the parameters of gamma priors in the order of their draws, the dispersion apart."""
     dispersion = Dispersion(setting)
-    links = [GammaLink(setting, factor) for factor in dispersion.links()]
-    rows = [GammaRows(setting, link.factor) for link in links]
+    links = [GammaLink(setting, factor) for factor in dispersion.linked]
+    others = [Effective(setting)] if dispersion.model.shares_rates else []
     scales = [Scales(setting)] if setting.rescales_every else []
-    rates = Rates(setting, links), *rows, Effective(setting)
-    return dispersion, [*links, *rates, dispersion, *scales]
+    first = [*links, Rates(setting, links), GammaRows(setting), *others]
+    return dispersion, [*first, dispersion, *scales]

@@ -21,6 +21,7 @@ from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.parameters import (
     LINK_PRECISIONS,
     LINKS,
+    Link,
     Parameter,
     Start,
     Values,
@@ -127,9 +128,8 @@ def _weigh(state: ChainState, data: BlockedData, model: GaussianMF) -> None:
     _, rows, cols, row_squares, col_squares = data.mass
     for factor, (observed, squares) in enumerate(((rows, row_squares), (cols, col_squares))):
         weights = observation_weights(observed, model.n_components, squares).astype(data.dtype)
-        state.each(
-            partial(take_array, name="weights"), factor, pieces_of(data.grid, factor, weights)
-        )
+        pieces = pieces_of(data.grid, factor, weights)
+        state.each(partial(take_array, name="weights"), factor, pieces)
 
 
 def _packed(data: BlockedData, model: GaussianMF, factors: list[Array]) -> ChainState:
@@ -148,25 +148,16 @@ def column_table(hyper: GaussianHyper, width: int) -> tuple[Array, Array]:
     Rows: prior mean, prior precision, curvature for each unit of data, 1 where it moves.
     ``width`` is K', which tells whether there are biases; the tables are not to be changed.
     """
-    K = len(hyper.precision_w)
-    biases = width == K + 2
-    tables = []
-    for factor, precisions, other, ratio in (
-        (ROWS, hyper.precision_w, hyper.precision_h, hyper.ratio_w),
-        (COLUMNS, hyper.precision_h, hyper.precision_w, hyper.ratio_h),
-    ):
-        table = np.zeros((4, width))
-        table[1] = 1.0
-        table[1, :K] = precisions
-        table[2, :K] = ratio / (hyper.noise * np.asarray(other))
-        table[2, K:] = 1.0 / hyper.noise
-        table[3, :K] = 1.0
-        if biases:
-            rows = factor == ROWS
-            mean = 0.0 if rows else hyper.mean
-            precision = hyper.row_bias_precision if rows else hyper.column_bias_precision
-            table[:, K if rows else K + 1] = mean, precision, 1.0 / hyper.noise, 1.0
-        tables.append(table)
+    K, curvature = len(hyper.precision_w), 1.0 / hyper.noise
+    precisions = np.array([hyper.precision_w, hyper.precision_h])
+    ratios = np.array([[hyper.ratio_w], [hyper.ratio_h]])
+    tables = np.zeros((2, 4, width))
+    tables[:, 1], tables[:, 2], tables[:, 3, :K] = 1.0, curvature, 1.0
+    tables[:, 1, :K] = precisions
+    tables[:, 2, :K] = ratios / (hyper.noise * precisions[::-1])
+    if width == K + 2:  # there are biases
+        tables[ROWS, :, K] = 0.0, hyper.row_bias_precision, curvature, 1.0
+        tables[COLUMNS, :, K + 1] = hyper.mean, hyper.column_bias_precision, curvature, 1.0
     return tables[0], tables[1]
 
 
@@ -240,7 +231,7 @@ class NormalParameter(Parameter):
         parts = state.each(partial(squares_of, centre=centre), factor, rows)
         total = np.sum([squares for squares, _ in parts], axis=0)
         count = sum(length for _, length in parts)
-        if factor in self.links():
+        if factor in self.linked:
             link = values[LINKS[factor]]
             total += values[LINK_PRECISIONS[factor]] * (link**2).sum(axis=0)
             count += len(link)
@@ -292,7 +283,7 @@ class Noise(NormalParameter):
                 refresh_momentum(setting, number, state)
         links = {
             LINKS[factor]: np.zeros((self.model.covariates[factor].shape[1], self.model.width))
-            for factor in self.links()
+            for factor in self.linked
         }
         return Start(state, {"priors": hyper._asdict(), **hyper._asdict(), **links}, fit)
 
@@ -334,15 +325,11 @@ class Noise(NormalParameter):
         return {"dispersion": values["mean_dispersion"]}
 
 
-class NormalLink(NormalParameter):
+class NormalLink(NormalParameter, Link):
     """The link B of a factor, and its precision.
 
     λ_β ~ Gamma(1 + n/2, 1/λ_β⁰ + ½ Σ λ_k B²) for n entries of B.
     """
-
-    def __init__(self, setting: Setting, factor: int) -> None:
-        super().__init__(setting)
-        self.factor, self.name, self.of_name = factor, LINKS[factor], LINK_PRECISIONS[factor]
 
     def update(self, view: View, values: Values) -> Values:
         """Draw both; what the link adds to prior means goes into the bands."""
@@ -408,7 +395,7 @@ class Symmetries(NormalParameter):
         K, priors = self.model.n_components, []
         for factor, table in enumerate(self.tables(values)):
             link = None
-            if factor in self.links():
+            if factor in self.linked:
                 link = values[LINKS[factor]], values[LINK_PRECISIONS[factor]]
             bias = K + factor if self.model.biases else None
             priors.append(Prior(telling(self.setting, factor), table, bias, link))
@@ -417,7 +404,7 @@ class Symmetries(NormalParameter):
             scale, shift = draw_symmetries(view.state, (priors[ROWS], priors[COLUMNS]), K, rng)
         sizes = np.ones((2, self.model.width))
         sizes[:, :K] = scale, 1.0 / scale
-        links = {LINKS[at]: values[LINKS[at]] * sizes[at] for at in self.links()}
+        links = {LINKS[at]: values[LINKS[at]] * sizes[at] for at in self.linked}
         return {"mean": values["mean"] - shift, **links}
 
 
@@ -447,7 +434,7 @@ class NormalRows(NormalParameter):
     """Rows (columns) without any data, drawn from their prior where they have covariates."""
 
     def update(self, view: View, values: Values) -> Values:
-        for factor in self.links():
+        for factor in self.linked:
             mean, precision, _, free = self.tables(values)[factor]
             columns, spread = np.flatnonzero(free), np.sqrt(precision)
             rows = unobserved_rows(self.setting, factor)
@@ -461,7 +448,7 @@ class NormalRows(NormalParameter):
 def normal_parameters(setting: Setting) -> tuple[Noise, list[Parameter]]:
     """Return the parameters of a `GaussianMF` in the order of their draws, the noise apart, too."""
     noise, model = Noise(setting), setting.model
-    links = [NormalLink(setting, factor) for factor in noise.links()]
+    links = [NormalLink(setting, factor) for factor in noise.linked]
     biases = [Biases(setting)] if getattr(model, "biases", False) else []
     first, last = [Ratios(setting), noise, *links, Precisions(setting)], NormalRows(setting)
     return noise, [*first, Symmetries(setting), *biases, last]

@@ -81,35 +81,35 @@ class Parameter:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.data = setting, setting.data
         self.model = cast("Any", setting.model)
+        self.linked = [at for at, table in enumerate(self.model.covariates) if table is not None]
 
     def due(self, view: View) -> bool:
         """Tell whether it is to be updated."""
-        del view
         return True
 
     def update(self, view: View, values: Values) -> Values:
         """Return the values that change; bands of the state may change in place."""
-        del view, values
         return {}
 
     def log_prior(self, state: ChainState, values: Values) -> float:
         """Return the part of the log prior density that bands do not record."""
-        del state, values
         return 0.0
 
     def results(self, state: ChainState, values: Values) -> Values:
         """Return those values that results show otherwise than they are held."""
-        del state, values
         return {}
 
     def attrs(self, values: Values) -> Values:
         """Return the attributes of results."""
-        del values
         return {}
 
-    def links(self) -> list[int]:
-        """Return the factors that have covariates."""
-        return [at for at, table in enumerate(self.model.covariates) if table is not None]
+
+class Link(Parameter):
+    """The link from covariates to a factor, and its precision."""
+
+    def __init__(self, setting: Setting, factor: int) -> None:
+        super().__init__(setting)
+        self.factor, self.name, self.of_name = factor, LINKS[factor], LINK_PRECISIONS[factor]
 
 
 def hyper_of(model: Any, values: Values) -> Any:

@@ -448,8 +448,8 @@ class Run:
 
     def _agree(self) -> None:
         """Give all chains one dispersion, of all their estimates: densities then compare."""
-        estimates = [estimate for chain in self.chains if (estimate := chain.estimate) is not None]
-        if len(estimates) == len(self.chains):
+        estimates = [chain.dispersion.latest for chain in self.chains]
+        if all(estimate is not None for estimate in estimates):
             for chain in self.chains:
                 chain.take_dispersion(estimates)
 

@@ -326,7 +326,7 @@ squares = NormalParameter.sums
 
 def link_forgotten(parameter, *given):
     """Precisions as if the link's prior did not have them."""
-    with mock.patch.object(NormalParameter, "links", return_value=[]):
+    with mock.patch.object(parameter, "linked", []):
         return squares(parameter, *given)
 
 
