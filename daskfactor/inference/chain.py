@@ -257,6 +257,7 @@ class Chain:
             program = SharePass(self.law, self.floor, every(state), (), names, finish)
             run_pass(Place(setting.executor, setting.data, state, self.floor), program)
         self._refresh_metrics()
+        self.values = self.dispersion.normalized(self.values)
 
     def update(self, state: ChainState, cycle: int, fit: Fit | None = None) -> None:
         """Update the parameters, given the state that a track has come to."""
@@ -269,8 +270,10 @@ class Chain:
 
     def attrs(self) -> dict[str, Any]:
         """Return hyperparameters under the names that results use."""
-        values = self.values | {"mean_dispersion": self.mean_dispersion}
-        return {n: x for one in self.parameters for n, x in one.attrs(values).items()}
+        attrs = {"dispersion": self.mean_dispersion}
+        for parameter in self.parameters:
+            attrs |= parameter.attrs(self.values | {"mean_dispersion": self.mean_dispersion})
+        return attrs
 
     def learnt(self, run: TrackRun) -> Arrays:
         """Return the present values of what the model learns, by name."""
@@ -327,7 +330,7 @@ class Chain:
             # Rates that move take the metric with them.
             kept = {"curvature"} if self.model.learnt else set()
             names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
-            for run in self.tracks if names else ():
+            for run in self.tracks:
                 run.state.each(partial(drop_arrays, names=names))
 
     def take_dispersion(self, estimates: Sequence[Any]) -> None:

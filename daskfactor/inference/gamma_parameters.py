@@ -30,7 +30,6 @@ from daskfactor.inference.parameters import (
     LINKS,
     Link,
     Parameter,
-    Start,
     Values,
     View,
     hyper_of,
@@ -194,10 +193,8 @@ class Rates(Parameter):
         """Return those that are not learnt, which the draws tell."""
         names = {one.name for one in self.model.learnt if not one.name.startswith("dispersion")}
         if names:  # rates that are chosen may follow shapes that are learnt
-            texts = (
-                name for name in ("rate_w", "rate_h") if isinstance(getattr(self.model, name), str)
-            )
-            names |= set(texts)
+            rates = ("rate_w", "rate_h")
+            names |= {name for name in rates if isinstance(getattr(self.model, name), str)}
         fields = Hyperparameters._fields[1:]
         return {name: values[name] for name in fields if name not in names}
 
@@ -252,7 +249,7 @@ class Dispersion(Parameter):
         floor = mean_floor(self.data, self.model.likelihood)
         return Place(self.setting.executor, self.data, state, floor)
 
-    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Start:
+    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
         """Start from multiplicative updates or from a result.
 
         A point is balanced; a draw stays what it is. The run's first chain decides for all
@@ -292,8 +289,8 @@ class Dispersion(Parameter):
             shapes = tuple(hyper.prior(n)[1] for n in every(state))
             refresh_momentum(setting, number, state, shapes)
         ends = fit.negative_divergence, fit.negative_divergence
-        values = {"fits": ends, "climb": climbed, "fixed": rule.memory, **hyper._asdict()}
-        return Start(state, values | {"normalizer": self.normalizer(hyper.dispersion)})
+        values = {"fits": ends, "climb": climbed, "fixed": rule.memory}
+        return state, values | hyper._asdict(), None
 
     def due(self, view: View) -> bool:
         return view.cycle > 0 and self.rule.drawn and view.alone
@@ -301,11 +298,12 @@ class Dispersion(Parameter):
     def update(self, view: View, values: Values) -> Values:
         rng = view.generator(Stream.HYPER, 1)
         drawn = self.rule.draw(self.place(view.state), values["dispersion"], rng)
-        return {"dispersion": drawn, "normalizer": self.normalizer(drawn)}
+        return self.normalized({"dispersion": drawn})
 
-    def normalizer(self, dispersion: Any) -> float:
-        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series."""
-        return float(self.rule.normalizer(self.setting.executor, dispersion))
+    def normalized(self, values: Values) -> Values:
+        """Add what the fit leaves out of the log-likelihood; 0 where it takes a series."""
+        normalizer = self.rule.normalizer(self.setting.executor, values["dispersion"])
+        return values | {"normalizer": normalizer}
 
     def log_likelihood(self, fit: Fit, values: Values) -> float:
         """Return the log-likelihood, from a fit's sums; a relative one without a normalizer."""
@@ -333,10 +331,8 @@ class Dispersion(Parameter):
     def take(self, estimates: Sequence[Any], values: Values) -> Values:
         """Take what the estimates of all chains of a run say, in place of the chain's own."""
         dispersion, variations = self.rule.agree(estimates, values["dispersion"])
-        if dispersion == values["dispersion"]:
-            return {"variations": variations}
-        normalizer = self.normalizer(dispersion)
-        return {"variations": variations, "dispersion": dispersion, "normalizer": normalizer}
+        changes = {"variations": variations, "dispersion": dispersion}
+        return changes if dispersion == values["dispersion"] else self.normalized(changes)
 
     def log_prior(self, state: ChainState, values: Values) -> float:
         return float(self.rule.log_prior(state, values["dispersion"]))

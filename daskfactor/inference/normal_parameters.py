@@ -23,7 +23,6 @@ from daskfactor.inference.parameters import (
     LINKS,
     Link,
     Parameter,
-    Start,
     Values,
     View,
     hyper_of,
@@ -265,7 +264,7 @@ class Noise(NormalParameter):
     latest = None
     """No estimate for all chains: each draws its own."""
 
-    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Start:
+    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
         """Draw from the prior, whose scales fit mean and variance of the data, or take a result.
 
         Given the latter, hyperparameters are drawn.
@@ -285,7 +284,7 @@ class Noise(NormalParameter):
             LINKS[factor]: np.zeros((self.model.covariates[factor].shape[1], self.model.width))
             for factor in self.linked
         }
-        return Start(state, {"priors": hyper._asdict(), **hyper._asdict(), **links}, fit)
+        return state, {"priors": hyper._asdict(), **hyper._asdict(), **links}, fit
 
     def due(self, view: View) -> bool:
         return self.model.noise == "auto" and super().due(view)
@@ -294,6 +293,10 @@ class Noise(NormalParameter):
         assert view.fit is not None
         rate = 0.5 * view.fit.pearson + NOISE_RATE * values["priors"]["noise"]
         return {"noise": 1.0 / _gamma(view.rng, 1.0 + 0.5 * self.data.effective, rate)}
+
+    def normalized(self, values: Values) -> Values:
+        """Add nothing."""
+        return values
 
     def look(self, state: ChainState, fit: Fit, end: int, values: Values) -> Values:
         """Estimate nothing: every chain draws its own."""
@@ -319,10 +322,6 @@ class Noise(NormalParameter):
         variance = 1.0 / (BIAS_SHARE * bias)  # of data, says the prior
         limit = RUNAWAY * max(variance, (data.maximum - data.minimum) ** 2) * data.total_mass
         return any(fit.pearson > limit for fit in fits)
-
-    def attrs(self, values: Values) -> Values:
-        """Return the mean noise over the draws, as predictions take it."""
-        return {"dispersion": values["mean_dispersion"]}
 
 
 class NormalLink(NormalParameter, Link):

@@ -63,14 +63,6 @@ class View(NamedTuple):
         return generator(*self.address, stream, self.cycle, *words)
 
 
-class Start(NamedTuple):
-    """First state of a chain, its values there, and its fit where these are to be drawn."""
-
-    state: ChainState
-    values: Values
-    fit: Fit | None = None
-
-
 class Parameter:
     """Something that is learnt between segments.
 
