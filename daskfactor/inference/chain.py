@@ -305,9 +305,10 @@ class Chain:
         draws, (total, before) = sum(n is not None for n in spent), self.values["dispersion_sum"]
         total = np.asarray(total) + draws * np.asarray(self.hyper.dispersion)
         self.values = self.values | {"dispersion_sum": (total.tolist(), before + draws)}
+        fit = run.fits[run.cycle - 1]  # where it is not finite the segment is run again
         # A segment's end must leave no trace in the draws.
-        if run.cycle % self.setting.learns_every == 0:
-            self.update(run.state, run.cycle, run.fits[run.cycle - 1])
+        if run.cycle % self.setting.learns_every == 0 and math.isfinite(fit.negative_divergence):
+            self.update(run.state, run.cycle, fit)
             if self.model.learnt:
                 self._refresh_metrics()
 
@@ -442,13 +443,9 @@ class Chain:
     def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
         setting, cycles = self.setting, end - run.cycle
         stream = Stream.COARSE_SCHEDULE if run.track.stride > 1 else Stream.SCHEDULE
-        plan = build_plan(
-            setting.kernel.schedule,
-            setting.data.n_observed,
-            range(run.cycle, end),
-            lambda cycle: generator(setting.options.seed, self.number, stream, cycle),
-            lambda cycle: self._wanted(run, cycle, end),
-        )
+        rng = partial(generator, setting.options.seed, self.number, stream)
+        order, wanted = setting.kernel.schedule, partial(self._wanted, run, end)
+        plan = build_plan(order, setting.data.n_observed, range(run.cycle, end), rng, wanted)
         operations = sum(len(part.ops) for part in plan)
         work = plan, self.program(run.track), run.state, setting.data
         run.state = setting.executor.run(*work, lambda done: tell(cycles * done / operations))
@@ -502,7 +499,7 @@ class Chain:
         step = self.step_for(run.track)
         return np.array([float(step((cycle + 1) * moves - 1)) * self.shrink for cycle in cycles])
 
-    def _wanted(self, run: TrackRun, cycle: int, end: int) -> CycleOptions:
+    def _wanted(self, run: TrackRun, end: int, cycle: int) -> CycleOptions:
         options, fine = run.options, cycle * run.track.stride
         drawn = options.draw_index(cycle) is not None
         adapts = fine < self.setting.frozen_from and cycle % ADAPT_EVERY == 0

@@ -550,23 +550,14 @@ def _coupled_matrices(
     model: Any, data: JoinedData, assumed: float | None
 ) -> list[MatrixDispersion]:
     """Describe the matrices of a `Coupled` model."""
-    weights = (relation.weight for relation in model.relations.values())
-    laws = zip(model.likelihood.laws, weights, strict=True)
-    return [
-        MatrixDispersion(
-            law,
-            model.relations[relation.name].dispersion if assumed is None else assumed,
-            float(relation.n_observed),
-            0.0,
-            relation.is_integer,
-            relation.name,
-            weight,
-            relation.unit,
-            model.in_unit(relation.name, 1.0),
-            data.owner == number,
-        )
-        for number, (relation, (law, weight)) in enumerate(zip(data.joints, laws, strict=True))
-    ]
+    matrices, weights = [], (relation.weight for relation in model.relations.values())
+    laws = zip(data.joints, model.likelihood.laws, weights, strict=True)
+    for number, (joint, law, weight) in enumerate(laws):
+        phi = model.relations[joint.name].dispersion if assumed is None else assumed
+        about = float(joint.n_observed), 0.0, joint.is_integer, joint.name, weight, joint.unit
+        scale, owner = model.in_unit(joint.name, 1.0), data.owner == number
+        matrices.append(MatrixDispersion(law, phi, *about, scale, owner))
+    return matrices
 
 
 def same_dispersions(band: FactorBand, dispersion: float) -> None:

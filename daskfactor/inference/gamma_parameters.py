@@ -250,7 +250,7 @@ class Dispersion(Parameter):
         return Place(self.setting.executor, self.data, state, floor)
 
     def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
-        """Start from multiplicative updates or from a result.
+        """Return a first state, by multiplicative updates or of a result, and its values.
 
         A point is balanced; a draw stays what it is. The run's first chain decides for all
         warm starts whether counts are Poisson, and draws decide for the chains.

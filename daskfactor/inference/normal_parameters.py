@@ -213,9 +213,7 @@ class NormalParameter(Parameter):
 
     def due(self, view: View) -> bool:
         """Wait at first: factors far from the data would tell that components are not needed."""
-        fit = view.fit  # a segment that diverged is run again
-        sound = fit is not None and math.isfinite(fit.pearson)
-        return sound and not (view.tuning and view.cycle < HOLD)
+        return view.fit is not None and not (view.tuning and view.cycle < HOLD)
 
     def tables(self, values: Values) -> tuple[Array, Array]:
         """Return the tables of the columns of W and of H."""
@@ -241,8 +239,7 @@ class Ratios(NormalParameter):
     """The mean squares of the factors where data are, against their prior variances."""
 
     def due(self, view: View) -> bool:
-        sound = view.fit is not None and math.isfinite(view.fit.pearson)
-        return sound and view.tuning and "weights" in self.setting.kernel.arrays
+        return view.tuning and "weights" in self.setting.kernel.arrays
 
     def update(self, view: View, values: Values) -> Values:
         K, data, ratios = self.model.n_components, self.data, {}
@@ -265,9 +262,9 @@ class Noise(NormalParameter):
     """No estimate for all chains: each draws its own."""
 
     def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
-        """Draw from the prior, whose scales fit mean and variance of the data, or take a result.
+        """Return a first state, its values, and the fit of a result, given which values are drawn.
 
-        Given the latter, hyperparameters are drawn.
+        Without a result it is a draw of the prior, whose scales fit mean and variance of the data.
         """
         del lead, on_step
         setting, data, initial, fit = self.setting, self.data, None, None

@@ -198,7 +198,7 @@ def may_be_equal(one, other):
 
 def test_generators_that_may_have_one_address_are_never_in_one_run():
     uses = generators()
-    assert len(uses) > 25
+    assert len(uses) > 20
     assert {purpose for purpose, _, _ in uses} <= set(Stream.__members__)
     shared = set()
     for (purpose, file, rest), (other_purpose, other, its) in itertools.combinations(uses, 2):
