@@ -164,7 +164,7 @@ def saved_band(
 ) -> FactorBand:
     """Read a band of a track from what `TrackRun.snapshot` gave."""
     names = ("", *meta["arrays"][factor])
-    named = {own: arrays[saved_as(name, factor, number, own)] for own in names}
+    named = {array: arrays[saved_as(name, factor, number, array)] for array in names}
     return FactorBand(offsets[factor][number], named.pop(""), named, dict(meta["counts"]))
 
 
@@ -235,12 +235,6 @@ class Chain:
         law: Likelihood = self.model.at(self.hyper)[0]
         return law
 
-    @property
-    def mean_dispersion(self) -> Any:
-        """The mean of the dispersion over the draws, as predictions take it."""
-        total, draws = self.values["dispersion_sum"]
-        return (np.asarray(total) / draws).tolist() if draws else self.hyper.dispersion
-
     def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
         """Set the first track's state near a mode; ``first`` is the run's first chain."""
         setting, lead = self.setting, (first or self).dispersion
@@ -269,10 +263,12 @@ class Chain:
                 self.values = self.values | parameter.update(view, self.values)
 
     def attrs(self) -> dict[str, Any]:
-        """Return hyperparameters under the names that results use."""
-        attrs = {"dispersion": self.mean_dispersion}
+        """Return hyperparameters under the names that results use, for predictions by means."""
+        total, draws = self.values["dispersion_sum"]
+        mean = (np.asarray(total) / draws).tolist() if draws else self.hyper.dispersion
+        attrs, values = {"dispersion": mean}, self.values | {"mean_dispersion": mean}
         for parameter in self.parameters:
-            attrs |= parameter.attrs(self.values | {"mean_dispersion": self.mean_dispersion})
+            attrs |= parameter.attrs(values)
         return attrs
 
     def learnt(self, run: TrackRun) -> Arrays:
@@ -475,8 +471,8 @@ class Chain:
         """Make the block operations of one track at the present hyperparameters."""
         setting, hyper = self.setting, self.setting.tempered(self.hyper)
         one, other = map(int, noise_key(setting.options.seed, self.number))
-        at = setting.kernel, self.law, self.floor, hyper, (one, other), setting.model.frozen
-        return Program(*at, self.step_for(track), self.shrink, track.stride > 1)
+        fixed = setting.kernel, self.law, self.floor, hyper, (one, other), setting.model.frozen
+        return Program(*fixed, self.step_for(track), self.shrink, track.stride > 1)
 
     def step_for(self, track: Track) -> StepSize:
         """Return the step of one track."""

@@ -148,7 +148,7 @@ class GammaLink(Link):
 
 
 class Rates(Parameter):
-    """Shapes and rates of the priors, and how many components the data support."""
+    """Shapes and rates of the priors."""
 
     def __init__(self, setting: Setting, links: Sequence[GammaLink]) -> None:
         super().__init__(setting)
@@ -405,7 +405,7 @@ def heat(setting: Setting, number: int, place: Place, hyper: Hyperparameters) ->
 
 
 def gamma_parameters(setting: Setting) -> tuple[Dispersion, list[Parameter]]:
-    """Return the parameters of gamma priors in the order of their draws, the dispersion apart."""
+    """Return the dispersion, and all parameters of gamma priors in the order of their draws."""
     dispersion = Dispersion(setting)
     links = [GammaLink(setting, factor) for factor in dispersion.linked]
     others = [Effective(setting)] if dispersion.model.shares_rates else []

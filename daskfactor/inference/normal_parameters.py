@@ -442,7 +442,7 @@ class NormalRows(NormalParameter):
 
 
 def normal_parameters(setting: Setting) -> tuple[Noise, list[Parameter]]:
-    """Return the parameters of a `GaussianMF` in the order of their draws, the noise apart, too."""
+    """Return the noise, and all parameters of a `GaussianMF` in the order of their draws."""
     noise, model = Noise(setting), setting.model
     links = [NormalLink(setting, factor) for factor in noise.linked]
     biases = [Biases(setting)] if getattr(model, "biases", False) else []

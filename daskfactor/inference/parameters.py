@@ -1,4 +1,7 @@
-"""Parameters: what is learnt between segments, by one protocol; and rows that tell of them.
+"""The protocol of parameters, which are learnt between segments; and what their draws share.
+
+To learn something more, write a `Parameter` and add it to `gamma_parameters` or
+`normal_parameters`.
 
 A link's conditional needs the whole factor, which is brought together for it.
 Rows without any data tell nothing of it: they are integrated out wherever hyperparameters are
@@ -88,7 +91,7 @@ class Parameter:
         return 0.0
 
     def results(self, state: ChainState, values: Values) -> Values:
-        """Return those values that results show otherwise than they are held."""
+        """Return the values that results show in another form."""
         return {}
 
     def attrs(self, values: Values) -> Values:
