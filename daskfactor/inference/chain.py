@@ -16,9 +16,9 @@ from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cell
 from daskfactor.inference.bands import drop_arrays, is_finite
 from daskfactor.inference.base import Track
 from daskfactor.inference.gamma_parameters import gamma_parameters
-from daskfactor.inference.multiplicative import OnStep, mean_floor
-from daskfactor.inference.normal_parameters import NO_FLOOR, normal_parameters
-from daskfactor.inference.parameters import LINKS, SIDES, Values, View, hyper_of, stored_hyper
+from daskfactor.inference.multiplicative import OnStep
+from daskfactor.inference.normal_parameters import normal_parameters
+from daskfactor.inference.parameters import LINKS, SIDES, Values, View, stored_hyper
 from daskfactor.inference.passes import Place, SharePass, every, init_band, run_pass
 from daskfactor.inference.program import STEPS, Fit, Program, refresh_metric, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
@@ -216,18 +216,14 @@ class Chain:
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
         self.values = FIRST
-        self.dispersion: Any
-        if self.model.nonnegative:
-            self.dispersion, self.parameters = gamma_parameters(setting)
-            self.floor = mean_floor(setting.data, self.model.likelihood)
-        else:
-            self.dispersion, self.parameters = normal_parameters(setting)
-            self.floor = NO_FLOOR
+        make: Any = gamma_parameters if self.model.nonnegative else normal_parameters
+        self.dispersion, self.parameters = make(setting)
+        self.floor: float = self.dispersion.floor
 
     @property
     def hyper(self) -> Any:
         """The present hyperparameters."""
-        return hyper_of(self.model, self.values)
+        return self.dispersion.hyper(self.values)
 
     @property
     def law(self) -> Likelihood:

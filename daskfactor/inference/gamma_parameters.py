@@ -26,18 +26,7 @@ from daskfactor.inference.multiplicative import (
     mean_floor,
     totals_of,
 )
-from daskfactor.inference.parameters import (
-    LINKS,
-    Link,
-    Parameter,
-    Values,
-    View,
-    hyper_of,
-    place,
-    refresh_momentum,
-    telling_rows,
-    unobserved_rows,
-)
+from daskfactor.inference.parameters import LINKS, Link, Parameter, Values, View
 from daskfactor.inference.passes import Gathered, Place, SharePass, every, run_pass
 from daskfactor.inference.program import (
     COLUMNS,
@@ -107,7 +96,7 @@ class GammaLink(Link):
     def update(self, view: View, values: Values) -> Values:
         model, observed_covariates = self.model, self.setting.told[self.factor]
         free, start = self.free, model.starting_ridges[self.factor]
-        hyper = hyper_of(model, values)
+        hyper = self.hyper(values)
         rate, shape = hyper.prior(self.factor)
         rate = np.broadcast_to(np.asarray(rate, np.float64), free.shape)[free]
         level = None
@@ -115,7 +104,7 @@ class GammaLink(Link):
             shapes = hyper.shape_w, hyper.shape_h
             level = model.hyperpriors(self.data.level, shapes)[self.factor]
         ridge = float(values.get(self.of_name, start))
-        theta = telling_rows(self.setting, view.state, self.factor)[:, free]
+        theta = self.telling_rows(view.state, self.factor)[:, free]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             law = LinkLaw.of(observed_covariates, theta, (shape, ridge), rate, level)
             if self.name in values:
@@ -142,7 +131,7 @@ class GammaLink(Link):
 
     def unlinked(self, state: ChainState, values: Values) -> Array:
         """Return the entries of rows that have data, less the effect of the link."""
-        theta, covariates = telling_rows(self.setting, state, self.factor), self.setting.told
+        theta, covariates = self.telling_rows(state, self.factor), self.setting.told
         with single_threaded_blas():
             return theta / multiples(covariates[self.factor], values[self.name])
 
@@ -206,11 +195,11 @@ class GammaRows(Parameter):
         """Give every row its rates, and draw rows without data under these."""
         model, K = self.model, self.model.n_components
         for factor in self.linked:
-            rate, shape = hyper_of(model, values).prior(factor)
+            rate, shape = self.hyper(values).prior(factor)
             with single_threaded_blas():
                 rates = rate / multiples(model.covariates[factor], values[LINKS[factor]])
-            place(self.setting, view.state, factor, RATE, rates)
-            rows = unobserved_rows(self.setting, factor)
+            self.put(view.state, factor, RATE, rates)
+            rows = self.without_data(factor)
             drawn = [view.rng.standard_gamma(shape, (indices.size, K)) for indices in rows]
             move = partial(take_unit_draws, frozen=model.frozen[factor])
             view.state.each(move, factor, rows, drawn)
@@ -232,6 +221,7 @@ class Dispersion(Parameter):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.rule: Any = dispersion_rule(self.model, self.data, setting.sampler.dispersion)
+        self.floor = mean_floor(self.data, self.model.likelihood)
         self.after_warm_start = self.rule.memory, self.rule.settled
         """Fixed dispersions after the warm start, and whether the rule was settled."""
         self.latest: Any = None
@@ -246,8 +236,7 @@ class Dispersion(Parameter):
 
     def place(self, state: ChainState) -> Place:
         """Return a state as passes look at it."""
-        floor = mean_floor(self.data, self.model.likelihood)
-        return Place(self.setting.executor, self.data, state, floor)
+        return Place(self.setting.executor, self.data, state, self.floor)
 
     def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
         """Return a first state, by multiplicative updates or of a result, and its values.
@@ -287,7 +276,7 @@ class Dispersion(Parameter):
         prepare_state(state, setting.kernel.arrays)
         if drawn:
             shapes = tuple(hyper.prior(n)[1] for n in every(state))
-            refresh_momentum(setting, number, state, shapes)
+            self.refresh(number, state, shapes)
         ends = fit.negative_divergence, fit.negative_divergence
         values = {"fits": ends, "climb": climbed, "fixed": rule.memory}
         return state, values | hyper._asdict(), None
@@ -307,7 +296,7 @@ class Dispersion(Parameter):
 
     def log_likelihood(self, fit: Fit, values: Values) -> float:
         """Return the log-likelihood, from a fit's sums; a relative one without a normalizer."""
-        _, divided = self.model.at(hyper_of(self.model, values))
+        _, divided = self.model.at(self.hyper(values))
         return float(fit.negative_divergence / divided.dispersion + values["normalizer"])
 
     def has_diverged(self, fits: Any, state: ChainState, values: Values) -> bool:
@@ -362,7 +351,7 @@ class Scales(Parameter):
 
     def update(self, view: View, values: Values) -> Values:
         for other in range(1, view.state.n_factors):
-            self.share(view, hyper_of(self.model, values), other)
+            self.share(view, self.hyper(values), other)
         return {}
 
     def share(self, view: View, hyper: Hyperparameters, other: int) -> None:

@@ -18,20 +18,7 @@ from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import pieces_of, take_array
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.parameters import (
-    LINK_PRECISIONS,
-    LINKS,
-    Link,
-    Parameter,
-    Values,
-    View,
-    hyper_of,
-    place,
-    refresh_momentum,
-    telling,
-    telling_rows,
-    unobserved_rows,
-)
+from daskfactor.inference.parameters import LINK_PRECISIONS, LINKS, Link, Parameter, Values, View
 from daskfactor.inference.passes import Place, evaluate
 from daskfactor.inference.program import (
     COLUMNS,
@@ -217,14 +204,14 @@ class NormalParameter(Parameter):
 
     def tables(self, values: Values) -> tuple[Array, Array]:
         """Return the tables of the columns of W and of H."""
-        return column_table(hyper_of(self.model, values), self.model.width)
+        return column_table(self.hyper(values), self.model.width)
 
     def sums(self, state: ChainState, factor: int, centre: Array, values: Values) -> Counted:
         """Return Σ (x - centre)² of every column, with λ_β Σ B² of its link.
 
         And how many numbers these are.
         """
-        rows = telling(self.setting, factor)
+        rows = self.telling(factor)
         parts = state.each(partial(squares_of, centre=centre), factor, rows)
         total = np.sum([squares for squares, _ in parts], axis=0)
         count = sum(length for _, length in parts)
@@ -258,7 +245,7 @@ class Ratios(NormalParameter):
 class Noise(NormalParameter):
     """The noise φ, 1/φ ~ Gamma(1 + n/2, rate + ½ Σ (v - μ)²); with it the likelihood."""
 
-    latest = None
+    floor, latest = NO_FLOOR, None
     """No estimate for all chains: each draws its own."""
 
     def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
@@ -276,7 +263,7 @@ class Noise(NormalParameter):
         if initial is not None:
             fit = evaluate(Place(executor, data, state, NO_FLOOR), self.model.likelihood)
             if setting.init.kind == DRAWS:
-                refresh_momentum(setting, number, state)
+                self.refresh(number, state)
         links = {
             LINKS[factor]: np.zeros((self.model.covariates[factor].shape[1], self.model.width))
             for factor in self.linked
@@ -332,13 +319,13 @@ class NormalLink(NormalParameter, Link):
         setting, factor, table = self.setting, self.factor, self.tables(values)[self.factor]
         moving: Any = table[3] > 0
         covariates, observed_covariates = self.model.covariates[factor], setting.told[factor]
-        residual = (telling_rows(setting, view.state, factor) - table[0])[:, moving]
+        residual = (self.telling_rows(view.state, factor) - table[0])[:, moving]
         link, ridge = np.zeros((covariates.shape[1], len(moving))), values[self.of_name]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             drawn = observed_covariates.draw_link(residual, table[1, moving], ridge, view.rng)
             link[:, moving] = drawn
             shift = covariates.predicted(link)
-        place(setting, view.state, factor, SHIFT, shift)
+        self.put(view.state, factor, SHIFT, shift)
         if getattr(self.model, self.of_name) == "auto":
             shape = 1.0 + 0.5 * link.shape[0] * np.count_nonzero(moving)
             start = values["priors"][self.of_name]
@@ -367,13 +354,13 @@ class Precisions(NormalParameter):
         return {names[side]: drawn for side in sides}
 
     def log_prior(self, state: ChainState, values: Values) -> float:
-        return log_prior_constant(self.model, hyper_of(self.model, values), self.data.shape)
+        return log_prior_constant(self.model, self.hyper(values), self.data.shape)
 
     def results(self, state: ChainState, values: Values) -> Values:
         """Return the precisions of all columns, NaN of those that do not move."""
         of_w, of_h = (np.where(table[3] > 0, table[1], np.nan) for table in self.tables(values))
         of_data = self.data.total_mass, self.data.shape
-        effective = self.model.effective_components(hyper_of(self.model, values), *of_data)
+        effective = self.model.effective_components(self.hyper(values), *of_data)
         return {"precision_w": of_w, "precision_h": of_h, EFFECTIVE.name: effective}
 
     def attrs(self, values: Values) -> Values:
@@ -394,7 +381,7 @@ class Symmetries(NormalParameter):
             if factor in self.linked:
                 link = values[LINKS[factor]], values[LINK_PRECISIONS[factor]]
             bias = K + factor if self.model.biases else None
-            priors.append(Prior(telling(self.setting, factor), table, bias, link))
+            priors.append(Prior(self.telling(factor), table, bias, link))
         rng = view.generator(Stream.SCALE)
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             scale, shift = draw_symmetries(view.state, (priors[ROWS], priors[COLUMNS]), K, rng)
@@ -415,7 +402,7 @@ class Biases(NormalParameter):
             squares, count = self.sums(view.state, factor, np.full(K + 2, centre), values)
             rate = 1.0 / values["priors"][self.names[factor]] + 0.5 * float(squares[K + factor])
             precisions.append(_gamma(view.rng, 1.0 + 0.5 * count, rate))
-        rows = telling(self.setting, COLUMNS)
+        rows = self.telling(COLUMNS)
         levels = view.state.each(partial(sum_of_column, column=K + 1), COLUMNS, rows)
         cols = sum(count for _, count in levels)
         mean = sum(level for level, _ in levels) / cols
@@ -433,7 +420,7 @@ class NormalRows(NormalParameter):
         for factor in self.linked:
             mean, precision, _, free = self.tables(values)[factor]
             columns, spread = np.flatnonzero(free), np.sqrt(precision)
-            rows = unobserved_rows(self.setting, factor)
+            rows = self.without_data(factor)
             sizes = ((part.size, columns.size) for part in rows)
             away = [view.rng.normal(size=size) / spread[columns] for size in sizes]
             move = partial(take_residuals, mean=mean[columns], columns=columns)

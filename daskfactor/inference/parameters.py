@@ -78,6 +78,11 @@ class Parameter:
         self.model = cast("Any", setting.model)
         self.linked = [at for at, table in enumerate(self.model.covariates) if table is not None]
 
+    def hyper(self, values: Values) -> Any:
+        """Return the hyperparameters as programs take them."""
+        kind = self.model.hyper_type
+        return kind(*(values[name] for name in kind._fields))
+
     def due(self, view: View) -> bool:
         """Tell whether it is to be updated."""
         return True
@@ -98,6 +103,45 @@ class Parameter:
         """Return the attributes of results."""
         return {}
 
+    # -- rows of factors -------------------------------------------------------
+
+    def seen(self, factor: int) -> NDArray[np.bool_]:
+        """Tell which rows (columns) have any data, in the grid's order."""
+        return np.asarray((self.data.row_observed, self.data.col_observed)[factor] > 0)
+
+    def telling(self, factor: int) -> list[Any]:
+        """Say which rows of every band of a factor tell of hyperparameters.
+
+        They are all rows, or those that have data where there are covariates.
+        """
+        if self.model.covariates[factor] is None:
+            return [slice(None)] * self.data.grid.blocks
+        return pieces_of(self.data.grid, factor, self.seen(factor))
+
+    def without_data(self, factor: int) -> list[Array]:
+        """Return the rows of every band that have no data."""
+        return list(map(np.flatnonzero, pieces_of(self.data.grid, factor, ~self.seen(factor))))
+
+    def telling_rows(self, state: ChainState, factor: int) -> Array:
+        """Return the rows of a factor that have data, in the caller's order, double precision."""
+        data, side = self.data, SIDES[factor]
+        seen = in_callers_order(data, side, self.seen(factor))
+        return in_callers_order(data, side, state.gather(side))[seen].astype(np.float64)
+
+    def put(self, state: ChainState, factor: int, name: str, values: Array) -> None:
+        """Put an array, a row for each of a factor's in the caller's order, into the bands."""
+        order = (self.data.row_order, self.data.col_order)[factor]
+        values = values.astype(self.data.dtype)
+        pieces = pieces_of(self.data.grid, factor, values if order is None else values[order])
+        state.each(partial(take_array, name=name), factor, pieces)
+
+    def refresh(self, number: int, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
+        """Draw the momentum of a chain's state whose values are a draw."""
+        key = noise_key(self.setting.options.seed, number, Stream.START)
+        for factor, shape in enumerate(shapes):
+            how: Any = {"kernel": self.setting.kernel, "key": key, "factor": factor}
+            state.each(partial(refresh_band, shape=shape, **how), factor)
+
 
 class Link(Parameter):
     """The link from covariates to a factor, and its precision."""
@@ -105,12 +149,6 @@ class Link(Parameter):
     def __init__(self, setting: Setting, factor: int) -> None:
         super().__init__(setting)
         self.factor, self.name, self.of_name = factor, LINKS[factor], LINK_PRECISIONS[factor]
-
-
-def hyper_of(model: Any, values: Values) -> Any:
-    """Return the hyperparameters as programs take them."""
-    kind = model.hyper_type
-    return kind(*(values[name] for name in kind._fields))
 
 
 def stored_hyper(model: Any, stored: Any) -> Values:
@@ -124,54 +162,3 @@ def stored_hyper(model: Any, stored: Any) -> Values:
 def refresh_band(band: FactorBand, kernel: Kernel, key: Array, factor: int, shape: float) -> None:
     """Draw the momentum of a band whose values are a draw."""
     kernel.refresh(band, Address(key, 0, factor_word(factor), band.offset), shape)
-
-
-def refresh_momentum(
-    setting: Setting, number: int, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)
-) -> None:
-    """Draw the momentum of a chain's state whose values are a draw."""
-    key = noise_key(setting.options.seed, number, Stream.START)
-    for factor, shape in enumerate(shapes):
-        how: Any = {"kernel": setting.kernel, "key": key, "factor": factor}
-        state.each(partial(refresh_band, shape=shape, **how), factor)
-
-
-def telling_rows(setting: Setting, state: ChainState, factor: int) -> Array:
-    """Return the rows of a factor that have data, in the caller's order and double precision."""
-    data, side = setting.data, SIDES[factor]
-    seen = in_callers_order(data, side, observed(setting, factor))
-    return in_callers_order(data, side, state.gather(side))[seen].astype(np.float64)
-
-
-def place(setting: Setting, state: ChainState, factor: int, name: str, values: Array) -> None:
-    """Put an array, a row for each of a factor's in the caller's order, into the bands."""
-    data = setting.data
-    order, values = (data.row_order, data.col_order)[factor], values.astype(data.dtype)
-    pieces = pieces_of(data.grid, factor, values if order is None else values[order])
-    state.each(partial(take_array, name=name), factor, pieces)
-
-
-def observed(setting: Setting, factor: int) -> NDArray[np.bool_]:
-    """Tell which rows (columns) have any data, in the grid's order."""
-    data = setting.data
-    return np.asarray((data.row_observed, data.col_observed)[factor] > 0)
-
-
-def observed_pieces(setting: Setting, factor: int) -> list[NDArray[np.bool_]]:
-    """Cut `observed` into bands'."""
-    return pieces_of(setting.data.grid, factor, observed(setting, factor))
-
-
-def unobserved_rows(setting: Setting, factor: int) -> list[Array]:
-    """Return the rows of every band that have no data."""
-    return [np.flatnonzero(~seen) for seen in observed_pieces(setting, factor)]
-
-
-def telling(setting: Setting, factor: int) -> list[Any]:
-    """Say which rows of every band of a factor tell of hyperparameters.
-
-    They are all rows, or those that have data where there are covariates.
-    """
-    if setting.model.covariates[factor] is None:
-        return [slice(None)] * setting.data.grid.blocks
-    return observed_pieces(setting, factor)
