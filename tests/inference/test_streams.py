@@ -151,13 +151,13 @@ APART = {
     ("START", "chib", "multiplicative"): "matrices, or the third factor of a tensor",
     ("START", "chib", "singular"): "names of components, or the first vector of an iteration",
     ("START", "chib", "variational"): "factors, or allocation models",
-    ("START", "normal_parameters", "multiplicative"): "real or positive factors",
+    ("START", "multiplicative", "normal_parameters"): "real or positive factors",
     ("START", "normal_parameters", "singular"): "real or positive factors",
     ("START", "normal_parameters", "variational"): "factors, or allocation models",
     ("START", "multiplicative", "singular"): "any number of factors, or starts of matrices alone",
     ("START", "multiplicative", "variational"): "factors, or allocation models",
     ("START", "singular", "variational"): "factors, or allocation models",
-    ("TEMPERATURE", "tempered", "gamma_parameters"): "seeds a generator, or keys noise",
+    ("TEMPERATURE", "gamma_parameters", "tempered"): "seeds a generator, or keys noise",
     ("TRANSFORM", "given", "new_rows"): "seeds a generator, or keys noise",
 }
 """Files whose generators may have one address, and why no run has both."""
