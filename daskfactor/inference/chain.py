@@ -129,14 +129,9 @@ class TrackRun:
         arrays = state.save(checkpoints, prefix)
         for name in ("mean", "m2") if state.cells else ():
             arrays[f"{prefix}/cells/{name}"] = partial(self.gather_cells, name)
-        meta = {
-            "name": self.track.name,
-            "cycle": self.cycle,
-            "counts": state.counts,
-            "cell_count": self.cell_count,
-            "arrays": [sorted(state.names(factor)) for factor in range(state.n_factors)],
-        }
-        return arrays, meta
+        names = [sorted(state.names(factor)) for factor in range(state.n_factors)]
+        meta = {"name": self.track.name, "cycle": self.cycle, "cell_count": self.cell_count}
+        return arrays, meta | {"counts": state.counts, "arrays": names}
 
     @classmethod
     def restore(cls, chain: "Chain", arrays: Mapping[str, Array], meta: dict[str, Any]) -> Self:
@@ -504,11 +499,9 @@ class Chain:
     def _is_sound(self, run: TrackRun) -> bool:
         """Tell whether all entries are finite and the fit has not run away."""
         fits = run.fits.values()
-        return (
-            all(np.isfinite(fit.negative_divergence) for fit in fits)
-            and all(run.state.each(is_finite))
-            and not self.dispersion.has_diverged(fits, run.state, self.values)
-        )
+        finite = all(np.isfinite(fit.negative_divergence) for fit in fits)
+        sound = finite and all(run.state.each(is_finite))
+        return sound and not self.dispersion.has_diverged(fits, run.state, self.values)
 
     def _lp(self, fit: Fit) -> float:
         """Return the log-likelihood, from a fit's sums."""
@@ -544,11 +537,8 @@ class Chain:
             stats |= {"diverging": np.array(marks), **self.statistics(cycles)}
             place = cast("int", fine.options.place(cycles[0]))
             sink.write_stats(self.number, place, stats)
-            values = {
-                variable.name: np.stack([fine.learnt[cycle][variable.name] for cycle in cycles])
-                for variable in learnt_variables(setting)
-                if variable.group == "posterior"
-            }
+            names = [each.name for each in learnt_variables(setting) if each.group == "posterior"]
+            values = {name: np.stack([fine.learnt[n][name] for n in cycles]) for name in names}
             sink.write_stats(self.number, place, values, "posterior")
         for run in self.tracks:
             self._write_draws(sink, run)

@@ -249,9 +249,8 @@ def map_dispersion(log_likelihood: Callable[[float], float]) -> float:
         return math.exp(x) - log_likelihood(math.exp(x))
 
     ends = math.log(SEARCHED[0]), math.log(SEARCHED[1])
-    best = scipy.optimize.minimize_scalar(
-        loss, bounds=ends, method="bounded", options={"xatol": NEAR}
-    )
+    how: Any = {"method": "bounded", "options": {"xatol": NEAR}}
+    best = scipy.optimize.minimize_scalar(loss, bounds=ends, **how)
     return math.exp(best.x)
 
 
@@ -392,9 +391,7 @@ class DispersionRule:
     def at_draw(self, place: Place, fit: Fit) -> Any:
         """Estimate φ from a draw of the chain, and its fit."""
         estimate = self.estimate(fit, at_point=False)
-        if self.looks_again:
-            return self.variation(place, estimate)
-        return estimate
+        return self.variation(place, estimate) if self.looks_again else estimate
 
     def variation(self, place: Place, estimate: Any = 1.0) -> Any:
         """Put how much undecided counts vary around their means in the places of their estimates.
@@ -407,13 +404,10 @@ class DispersionRule:
             laws = tuple(NORMAL if matrix.counts else matrix.law for matrix in self.matrices)
             law, _ = replace(joint, laws=laws).at([matrix.current for matrix in self.matrices])
         fit = evaluate(place, law)
-        squares = fit.pearson if self.model.joins else [fit.pearson]
-        return self._value(
-            [
-                matrix.variation(pearson, self.data, place.executor) if matrix.undecided else phi
-                for (matrix, phi), pearson in zip(self._pairs(estimate), squares, strict=True)
-            ]
-        )
+        pearsons = fit.pearson if self.model.joins else [fit.pearson]
+        pairs, at = zip(self._pairs(estimate), pearsons, strict=True), (self.data, place.executor)
+        each = [m.variation(x, *at) if m.undecided else phi for (m, phi), x in pairs]
+        return self._value(each)
 
     def test_poisson(self, place: Place, estimate: Any, last: bool = True) -> Any:
         """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
@@ -603,9 +597,8 @@ class ColumnDispersions(DispersionRule):
 
         def log_density(x: Array) -> Array:
             tried = np.exp(np.clip(x, *np.log(DRAWN)))
-            fits = fit_columns(place, self.model.likelihood, tried) + self.normalizers(
-                executor, tried
-            )
+            fits = fit_columns(place, self.model.likelihood, tried)
+            fits = fits + self.normalizers(executor, tried)
             return np.asarray(fits - 0.5 * ((x - m) / s) ** 2)
 
         x = draw_each(log_density, x, WIDTH * s, rng)

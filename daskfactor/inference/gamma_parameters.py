@@ -350,28 +350,24 @@ class Scales(Parameter):
         return view.cycle > 0 or not starts_from_draws(self.setting)
 
     def update(self, view: View, values: Values) -> Values:
-        for other in range(1, view.state.n_factors):
-            self.share(view, self.hyper(values), other)
+        """Draw how W and every other factor share scales."""
+        state, hyper, sides = view.state, self.hyper(values), self.data.grid.sides
+        for other in range(1, state.n_factors):
+            totals = []
+            for factor in (ROWS, other):
+                add = partial(sum_penalties, hyper=hyper, factor=factor)
+                totals.append(np.sum(state.each(add, factor), 0))
+            free = (totals[0] > 0) & (totals[1] > 0)
+            for mask in self.model.frozen:
+                free &= True if mask is None else ~mask
+            power = hyper.shape_w * sides[ROWS].size - hyper.shape_h * sides[other].size
+            words = () if other == COLUMNS else (other,)
+            uniform = view.generator(Stream.SCALE, *words).random(self.model.n_components)
+            scale = np.ones(self.model.n_components)
+            scale[free] = draw_scales(power, totals[0][free], totals[1][free], uniform[free])
+            state.each(partial(multiply, by=scale), ROWS)
+            state.each(partial(multiply, by=1.0 / scale), other)
         return {}
-
-    def share(self, view: View, hyper: Hyperparameters, other: int) -> None:
-        """Draw how W and another factor share scales."""
-        state = view.state
-        totals = [
-            np.sum(state.each(partial(sum_penalties, hyper=hyper, factor=factor), factor), 0)
-            for factor in (ROWS, other)
-        ]
-        free = (totals[0] > 0) & (totals[1] > 0)
-        for mask in self.model.frozen:
-            free &= True if mask is None else ~mask
-        rows, columns = (self.data.grid.sides[factor].size for factor in (ROWS, other))
-        words = () if other == COLUMNS else (other,)
-        uniform = view.generator(Stream.SCALE, *words).random(self.model.n_components)
-        scale = np.ones(self.model.n_components)
-        arguments = totals[0][free], totals[1][free], uniform[free]
-        scale[free] = draw_scales(hyper.shape_w * rows - hyper.shape_h * columns, *arguments)
-        state.each(partial(multiply, by=scale), ROWS)
-        state.each(partial(multiply, by=1.0 / scale), other)
 
 
 def starts_from_draws(setting: Setting) -> bool:
