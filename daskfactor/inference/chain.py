@@ -214,6 +214,7 @@ class Chain:
         make: Any = gamma_parameters if self.model.nonnegative else normal_parameters
         self.dispersion, self.parameters = make(setting)
         self.floor: float = self.dispersion.floor
+        self.variables = self.model.learnt
 
     @property
     def hyper(self) -> Any:
@@ -267,7 +268,7 @@ class Chain:
         values = dict(self.values)
         for parameter in self.parameters:
             values |= parameter.results(run.state, self.values)
-        names = (variable.name for variable in self.model.learnt)
+        names = (variable.name for variable in self.variables)
         return {name: np.asarray(values[name]) for name in names}
 
     def memory(self) -> dict[str, Any]:
@@ -296,7 +297,7 @@ class Chain:
         # A segment's end must leave no trace in the draws.
         if run.cycle % self.setting.learns_every == 0 and math.isfinite(fit.negative_divergence):
             self.update(run.state, run.cycle, fit)
-            if self.model.learnt:
+            if self.variables:
                 self._refresh_metrics()
 
     def _refresh_metrics(self) -> None:
@@ -316,7 +317,7 @@ class Chain:
         self.values = self.values | look
         if end >= self.setting.options.tune:
             # Rates that move take the metric with them.
-            kept = {"curvature"} if self.model.learnt else set()
+            kept = {"curvature"} if self.variables else set()
             names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
             for run in self.tracks:
                 run.state.each(partial(drop_arrays, names=names))
@@ -452,7 +453,7 @@ class Chain:
         if draw is None:
             return
         averaged = {name: self.values[name] for name in LINKS if name in self.values}
-        averaged |= {o.name: learnt[o.name] for o in self.model.learnt if o.averaged}
+        averaged |= {o.name: learnt[o.name] for o in self.variables if o.averaged}
         for name, value in averaged.items():  # the same bits wherever a segment ends
             before = self.values.get(f"{name}_mean", np.zeros_like(value))
             mean = before + (value - before) / (draw + 1)

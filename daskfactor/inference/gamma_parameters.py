@@ -144,7 +144,7 @@ class Rates(Parameter):
         self.of_links = links
 
     def due(self, view: View) -> bool:
-        return bool(self.model.learnt)
+        return bool(self.variables)
 
     def update(self, view: View, values: Values) -> Values:
         """Draw them; rates that entries do not share with their component go into the bands."""
@@ -170,7 +170,7 @@ class Rates(Parameter):
 
     def results(self, state: ChainState, values: Values) -> Values:
         shown = {"rate": values["rate_w"], EFFECTIVE.name: values["effective"]}
-        for variable in self.model.learnt:
+        for variable in self.variables:
             if variable.dims in (("row",), ("column",)):
                 side = f"{variable.dims[0]}s"
                 name = DISPERSION if variable.name == "dispersion" else RATE
@@ -180,7 +180,7 @@ class Rates(Parameter):
 
     def attrs(self, values: Values) -> Values:
         """Return those that are not learnt, which the draws tell."""
-        names = {one.name for one in self.model.learnt if not one.name.startswith("dispersion")}
+        names = {one.name for one in self.variables if not one.name.startswith("dispersion")}
         if names:  # rates that are chosen may follow shapes that are learnt
             rates = ("rate_w", "rate_h")
             names |= {name for name in rates if isinstance(getattr(self.model, name), str)}
@@ -197,7 +197,7 @@ class GammaRows(Parameter):
         for factor in self.linked:
             rate, shape = self.hyper(values).prior(factor)
             with single_threaded_blas():
-                rates = rate / multiples(model.covariates[factor], values[LINKS[factor]])
+                rates = rate / multiples(self.covariates[factor], values[LINKS[factor]])
             self.put(view.state, factor, RATE, rates)
             rows = self.without_data(factor)
             drawn = [view.rng.standard_gamma(shape, (indices.size, K)) for indices in rows]
@@ -327,7 +327,7 @@ class Dispersion(Parameter):
         return float(self.rule.log_prior(state, values["dispersion"]))
 
     def results(self, state: ChainState, values: Values) -> Values:
-        names = {one.name for one in self.model.learnt if not one.dims}
+        names = {one.name for one in self.variables if not one.dims}
         shown = self.rule.attrs(values["dispersion"])
         return {name: value for name, value in shown.items() if name in names}
 

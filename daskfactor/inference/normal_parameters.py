@@ -265,7 +265,7 @@ class Noise(NormalParameter):
             if setting.init.kind == DRAWS:
                 self.refresh(number, state)
         links = {
-            LINKS[factor]: np.zeros((self.model.covariates[factor].shape[1], self.model.width))
+            LINKS[factor]: np.zeros((self.covariates[factor].shape[1], self.model.width))
             for factor in self.linked
         }
         return state, {"priors": hyper._asdict(), **hyper._asdict(), **links}, fit
@@ -318,7 +318,7 @@ class NormalLink(NormalParameter, Link):
         """Draw both; what the link adds to prior means goes into the bands."""
         setting, factor, table = self.setting, self.factor, self.tables(values)[self.factor]
         moving: Any = table[3] > 0
-        covariates, observed_covariates = self.model.covariates[factor], setting.told[factor]
+        covariates, observed_covariates = self.covariates[factor], setting.told[factor]
         residual = (self.telling_rows(view.state, factor) - table[0])[:, moving]
         link, ridge = np.zeros((covariates.shape[1], len(moving))), values[self.of_name]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile

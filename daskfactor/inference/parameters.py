@@ -76,7 +76,8 @@ class Parameter:
     def __init__(self, setting: Setting) -> None:
         self.setting, self.data = setting, setting.data
         self.model = cast("Any", setting.model)
-        self.linked = [at for at, table in enumerate(self.model.covariates) if table is not None]
+        self.covariates, self.variables = self.model.covariates, self.model.learnt
+        self.linked = [at for at, table in enumerate(self.covariates) if table is not None]
 
     def hyper(self, values: Values) -> Any:
         """Return the hyperparameters as programs take them."""
@@ -114,7 +115,7 @@ class Parameter:
 
         They are all rows, or those that have data where there are covariates.
         """
-        if self.model.covariates[factor] is None:
+        if self.covariates[factor] is None:
             return [slice(None)] * self.data.grid.blocks
         return pieces_of(self.data.grid, factor, self.seen(factor))
 
