@@ -44,7 +44,7 @@ def moved(rng):
             rate, shape = made.hyper.prior(factor)
             band.values[:] = rng.gamma(shape, 1 / rate, band.values.shape)
             before.append(band.values.copy())
-        made._rescale(run)
+        made.update(run.state, run.cycle)
         return before, [band.values for band in run.state.bands()]
 
 
