@@ -39,8 +39,8 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors import Executor, ThreadsExecutor
 from daskfactor.executors.device import DeviceExecutor
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels import langevin, steps
 from daskfactor.kernels.cuda import blocks as cuda_blocks
 from daskfactor.kernels.cuda import device as cuda_device
@@ -344,9 +344,9 @@ def parts_of_faces(V: Array, iterations: int, executor: Executor) -> float:
         options = RunOptions(2 * cycles, 0, 1, 1, 0, "moments", 0, "float32")
         model, sampler = dfac.TweedieNMF(K_FACES, dispersion=1.0), dfac.PSGLD(warm_start=2)
         kernel = sampler.kernel(model, data)
-        chain: Any = TweedieChain(Setting(data, model, kernel, options, executor), 0)
+        chain: Any = Chain(Setting(data, model, kernel, options, executor), 0)
         chain.start()
-        chain._wanted = lambda run, cycle, end: CycleOptions(record=True, evaluate=cycle == end - 1)
+        chain._wanted = lambda run, end, cycle: CycleOptions(record=True, evaluate=cycle == end - 1)
         chain.advance(2)  # compiles and touches every buffer
         _, seconds = timed(chain.advance, 2 + cycles)
     executor.close()

@@ -79,7 +79,7 @@ def versions(numpy="2.0.0"):
 
 def started(sampler):
     """Run a chain whose warm start ends early."""
-    with patch("daskfactor.inference.tweedie_chain.FAR", 0.0):
+    with patch("daskfactor.inference.chain.FAR", 0.0):
         return sample(V, POISSON, sampler)
 
 

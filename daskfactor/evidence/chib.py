@@ -34,10 +34,10 @@ from daskfactor.inference.bands import (
     take_counts,
     take_values,
 )
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.gibbs import Gibbs, GibbsKernel
 from daskfactor.inference.program import COLUMNS, ROWS, ArraySpec, Program
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.linalg import log_permanent
 from daskfactor.kernels.multinomial import Wide, log_likelihood
 from daskfactor.models.gamma_factors import gamma_log_density
@@ -362,7 +362,7 @@ class _Sweeps:
         data, model = problem.data, replace(problem.model, dispersion=1.0)
         options = RunOptions(1, 0, 1, 1, problem.seed, "moments", 0, str(data.dtype))
         kernel = Gibbs().kernel(model, data)
-        chain = TweedieChain(Setting(data, model, kernel, options, problem.executor), 0)
+        chain = Chain(Setting(data, model, kernel, options, problem.executor), 0)
         chain.start()
         self.state: ChainState = chain.tracks[0].state
         self.program = chain.program(chain.tracks[0].track)

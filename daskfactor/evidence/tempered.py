@@ -18,9 +18,9 @@ from daskfactor.evidence.rowwise import LONGEST, SMALLEST, Entries, Prior, Targe
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler, longest_stride
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.passes import Place, evaluate
 from daskfactor.inference.setting import RunOptions, Setting, check_stride
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
@@ -246,7 +246,7 @@ def _sampled_fits(
     setting = Setting(
         data, model, sampler.kernel(model, data), options, SerialExecutor(), temperature=t
     )
-    chain = TweedieChain(setting, number)
+    chain = Chain(setting, number)
     chain.start()
     found: list[list[float]] = [[] for _ in sampler.tracks]
     for end in setting.ends:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,15 +13,18 @@ from numpy.typing import NDArray
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
-from daskfactor.inference.bands import is_finite
+from daskfactor.inference.bands import drop_arrays, is_finite
 from daskfactor.inference.base import Track
-from daskfactor.inference.links import LINK_PRECISIONS, LINKS, SIDES
+from daskfactor.inference.gamma_parameters import gamma_parameters
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.passes import Place
-from daskfactor.inference.program import Fit, Kernel, Program, factor_word, take_fits
+from daskfactor.inference.normal_parameters import normal_parameters
+from daskfactor.inference.parameters import LINKS, SIDES, Values, View, stored_hyper
+from daskfactor.inference.passes import Place, SharePass, every, init_band, run_pass
+from daskfactor.inference.program import STEPS, Fit, Program, refresh_metric, take_fits
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.inference.starts import FAR
 from daskfactor.inference.steps import StepSize
-from daskfactor.kernels.philox import Address
+from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.files import Checkpoints, Late
@@ -38,6 +40,18 @@ FACTORS = ("W", -2), ("H", -1)
 """Factors as results have them, and the axis of their rows and columns."""
 MOST_REDUCTIONS = 20
 ADAPT_EVERY = 5
+FIRST: Values = {"climb": (0, 0.0), "effective": 0.0, "fits": None, "log_hyper": 0.0, "looks": []}
+FIRST |= {"normalizer": 0.0, "variations": {}, "dispersion_sum": (0.0, 0)}
+"""Values at first: iterations of an automatic warm start, and how fast the density rose at its end;
+effective components; minus divergences at the start and now; log prior density of what is learnt;
+estimates of the dispersion while tuning; what fits leave out of the log-likelihood; variation of
+counts as a multiple of that of Poisson counts, where not once; the sum of the dispersion over the
+draws, and how many these are."""
+FALL = 3.0
+"""Nats per parameter below its start at which a chain no longer samples the posterior.
+
+A posterior lies about half a nat per parameter below its mode.
+"""
 DRAWS_AT_ONCE = 2**23
 """Bytes of draws that are copied at a time on their way to the results."""
 
@@ -113,19 +127,11 @@ class TrackRun:
         """
         prefix, state = f"{chain}/{self.track.name}", self.state
         arrays = state.save(checkpoints, prefix)
-        if state.cells:
-            arrays |= {
-                f"{prefix}/cells/{name}": partial(self.gather_cells, name)
-                for name in ("mean", "m2")
-            }
-        meta = {
-            "name": self.track.name,
-            "cycle": self.cycle,
-            "counts": state.counts,
-            "cell_count": self.cell_count,
-            "arrays": [sorted(state.names(factor)) for factor in range(state.n_factors)],
-        }
-        return arrays, meta
+        for name in ("mean", "m2") if state.cells else ():
+            arrays[f"{prefix}/cells/{name}"] = partial(self.gather_cells, name)
+        names = [sorted(state.names(factor)) for factor in range(state.n_factors)]
+        meta = {"name": self.track.name, "cycle": self.cycle, "cell_count": self.cell_count}
+        return arrays, meta | {"counts": state.counts, "arrays": names}
 
     @classmethod
     def restore(cls, chain: "Chain", arrays: Mapping[str, Array], meta: dict[str, Any]) -> Self:
@@ -141,10 +147,7 @@ class TrackRun:
             placed = place_cells(grid, cells, data.dtype)
             mean, m2 = (arrays[f"{name}/cells/{kind}"] for kind in ("mean", "m2"))
             for block in placed.values():
-                block.mean[:], block.m2[:] = (
-                    mean[block.where],
-                    m2[block.where],
-                )
+                block.mean[:], block.m2[:] = mean[block.where], m2[block.where]
                 block.count = meta["cell_count"]
             state.cells = placed  # complete: they may go to workers from here
         (track,) = (track for track in setting.sampler.tracks if track.name == meta["name"])
@@ -152,19 +155,12 @@ class TrackRun:
 
 
 def saved_band(
-    arrays: Mapping[str, Array],
-    name: str,
-    meta: dict[str, Any],
-    offsets: tuple[tuple[int, ...], ...],
-    factor: int,
-    number: int,
+    arrays: Mapping[str, Array], name: str, meta: Any, offsets: Any, factor: int, number: int
 ) -> FactorBand:
     """Read a band of a track from what `TrackRun.snapshot` gave."""
-    values, *others = (
-        arrays[saved_as(name, factor, number, array)] for array in ("", *meta["arrays"][factor])
-    )
-    named = dict(zip(meta["arrays"][factor], others, strict=True))
-    return FactorBand(offsets[factor][number], values, named, dict(meta["counts"]))
+    names = ("", *meta["arrays"][factor])
+    named = {array: arrays[saved_as(name, factor, number, array)] for array in names}
+    return FactorBand(offsets[factor][number], named.pop(""), named, dict(meta["counts"]))
 
 
 def check_saved(
@@ -183,148 +179,184 @@ def check_saved(
         raise KeyError(min(missing))
 
 
-def refresh_band(band: FactorBand, kernel: Kernel, key: Array, factor: int, shape: float) -> None:
-    """Draw the momentum of a band whose values are a draw."""
-    kernel.refresh(band, Address(key, 0, factor_word(factor), band.offset), shape)
-
-
 def half_step(base: StepSize, iteration: int) -> float:
     """Return a fine chain's step: half of the coarse chain's step at the same time."""
     return 0.5 * base(iteration // 2)
 
 
-class Chain(ABC):
-    """A chain on its way through a run's segments.
+def sum_log_steps(band: FactorBand) -> tuple[float, int]:
+    """Add up the logarithms of the steps of a band's rows; with how many these are."""
+    return float(band.arrays[STEPS][:, 1].sum()), len(band.values)
 
-    What depends on the model is left to a subclass: where a chain starts, its densities,
-    and what is learnt of hyperparameters on the way.
+
+class Chain:
+    """A chain on its way through a run's segments.
 
     Attributes
     ----------
-    hyper
-        The present hyperparameters.
+    parameters
+        What is learnt between segments, in the order of the draws.
+    dispersion
+        The one of these that the likelihood depends on.
+    values
+        Values of the parameters, their means over the draws (``NAME_mean``), and what else a
+        checkpoint keeps; replaced, never changed.
     floor
         Smallest mean μ that gradients are taken at.
-    links
-        Of factors that have covariates, by the names that results have, and what else there is
-        of them; replaced, never changed.
-    means
-        Means over the draws of what is learnt, by the names that results have; replaced, never
-        changed.
     """
 
-    hyper: Any
-    floor: float
-
     def __init__(self, setting: Setting, number: int) -> None:
-        self.setting = setting
-        self.number = number
+        self.setting, self.number, self.model = setting, number, cast("Any", setting.model)
         self.shrink = 1.0
         self.divergences: list[int] = []
         self.tracks: list[TrackRun] = []
-        self.means: Arrays = {}
-        self.links: Arrays = {}
-        self.noise_sum: Any = 0.0
-        self.noise_draws = 0
+        self.values = FIRST
+        make: Any = gamma_parameters if self.model.nonnegative else normal_parameters
+        self.dispersion, self.parameters = make(setting)
+        self.floor: float = self.dispersion.floor
+        self.variables = self.model.learnt
 
-    # -- what a model adds -----------------------------------------------------
-
-    @abstractmethod
-    def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
-        """Set the first track's state near a mode; ``first`` is the run's first chain."""
-
-    @abstractmethod
-    def attrs(self) -> dict[str, float]:
-        """Return hyperparameters under the names that results use."""
-
-    def memory(self) -> dict[str, Any]:
-        """Return JSON values and arrays that a checkpoint keeps besides the state."""
-        noise = [np.asarray(self.noise_sum).tolist(), self.noise_draws]
-        return {"noise": noise, **self.links, **self.means}
-
-    def recall(self, memory: dict[str, Any]) -> None:
-        """Take over what `memory` gave."""
-        noise, self.noise_draws = memory.get("noise", (0.0, 0))  # older versions have none
-        self.noise_sum = np.asarray(noise)
-        names = (*LINKS, *LINK_PRECISIONS)
-        self.links = {name: memory[name] for name in names if name in memory}
-        self.means = {name: value for name, value in memory.items() if name.endswith("_mean")}
-
-    @abstractmethod
-    def _lp(self, fit: Fit) -> float:
-        """Return the log-likelihood, from a fit's sums."""
-
-    @abstractmethod
-    def _ran_away(self, run: TrackRun) -> bool:
-        """Tell whether a finite state is beyond anything the data could mean."""
+    @property
+    def hyper(self) -> Any:
+        """The present hyperparameters."""
+        return self.dispersion.hyper(self.values)
 
     @property
     def law(self) -> Likelihood:
         """The law of an entry at the present hyperparameters."""
-        return self.setting.model.likelihood
+        law: Likelihood = self.model.at(self.hyper)[0]
+        return law
 
-    @property
-    def tempered(self) -> Any:
-        """Hyperparameters of p(V | W, H)^t p(W, H), with what divides divergences."""
-        return self.hyper
+    def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
+        """Set the first track's state near a mode; ``first`` is the run's first chain."""
+        setting, lead = self.setting, (first or self).dispersion
+        state, values, fit = self.dispersion.start(self.number, lead, on_step)
+        self.values = self.values | values
+        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+        self.update(state, 0, fit)
+        kernel, adapted = setting.kernel, ("adapt", "adapted")
+        names = tuple(name for name, spec in kernel.arrays.items() if spec.changes in adapted)
+        if names:  # begin what the kernel learns, by denominators of the multiplicative update
+            tempered = setting.temperature is not None
+            how: Any = {"kernel": kernel, "hyper": setting.tempered(self.hyper)}
+            finish = partial(init_band, tempered=tempered, **how)
+            program = SharePass(self.law, self.floor, every(state), (), names, finish)
+            run_pass(Place(setting.executor, setting.data, state, self.floor), program)
+        self._refresh_metrics()
+        self.values = self.dispersion.normalized(self.values)
 
-    def _refresh(self, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
-        """Draw the momentum of a state whose values are a draw."""
-        key = noise_key(self.setting.options.seed, self.number, Stream.START)
-        for factor, shape in enumerate(shapes):
-            how: Any = {"kernel": self.setting.kernel, "key": key, "factor": factor}
-            state.each(partial(refresh_band, shape=shape, **how), factor)
+    def update(self, state: ChainState, cycle: int, fit: Fit | None = None) -> None:
+        """Update the parameters, given the state that a track has come to."""
+        address = self.setting.options.seed, self.number
+        rng, tuning = generator(*address, Stream.HYPER, cycle), cycle <= self.setting.frozen_from
+        view = View(address, state, cycle, fit, cycle > 0 and tuning, len(self.tracks) == 1, rng)
+        for parameter in self.parameters:
+            if parameter.due(view):
+                self.values = self.values | parameter.update(view, self.values)
 
-    def _place(self, state: ChainState) -> Place:
-        return Place(self.setting.executor, self.setting.data, state, self.floor)
+    def attrs(self) -> dict[str, Any]:
+        """Return hyperparameters under the names that results use, for predictions by means."""
+        total, draws = self.values["dispersion_sum"]
+        mean = (np.asarray(total) / draws).tolist() if draws else self.hyper.dispersion
+        attrs, values = {"dispersion": mean}, self.values | {"mean_dispersion": mean}
+        for parameter in self.parameters:
+            attrs |= parameter.attrs(values)
+        return attrs
 
-    def _prior_constant(self) -> float:
-        """Return the part of the log prior density that bands do not record."""
-        return 0.0
+    def learnt(self, run: TrackRun) -> Arrays:
+        """Return the present values of what the model learns, by name."""
+        values = dict(self.values)
+        for parameter in self.parameters:
+            values |= parameter.results(run.state, self.values)
+        names = (variable.name for variable in self.variables)
+        return {name: np.asarray(values[name]) for name in names}
+
+    def memory(self) -> dict[str, Any]:
+        """Return JSON values and arrays that a checkpoint keeps besides the state."""
+        hyper = self.hyper._asdict()
+        rest = {name: value for name, value in self.values.items() if name not in hyper}
+        return {"hyper": hyper, "noise": rest.pop("dispersion_sum"), **rest}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        """Take over what `memory` gave."""
+        rest = dict(memory)
+        names = {"dispersion_sum": rest.pop("noise", (0.0, 0))}  # older versions have none
+        hyper = stored_hyper(self.model, rest.pop("hyper"))
+        self.values = FIRST | rest | names | hyper
+        if "fixed" in rest:
+            fixed = rest["fixed"]  # older versions have one
+            self.dispersion.rule.memory = fixed if isinstance(fixed, list) else [fixed]
 
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""
         spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
-        draws = sum(draw is not None for draw in spent)
-        self.noise_sum = self.noise_sum + draws * np.asarray(self.hyper.dispersion)
-        self.noise_draws += draws
+        draws, (total, before) = sum(n is not None for n in spent), self.values["dispersion_sum"]
+        total = np.asarray(total) + draws * np.asarray(self.hyper.dispersion)
+        self.values = self.values | {"dispersion_sum": (total.tolist(), before + draws)}
+        fit = run.fits[run.cycle - 1]  # where it is not finite the segment is run again
         # A segment's end must leave no trace in the draws.
-        if self.setting.model.learnt and run.cycle % self.setting.learns_every == 0:
-            self._learn(run)
+        if run.cycle % self.setting.learns_every == 0 and math.isfinite(fit.negative_divergence):
+            self.update(run.state, run.cycle, fit)
+            if self.variables:
+                self._refresh_metrics()
 
-    @abstractmethod
-    def _learn(self, run: TrackRun) -> None:
-        """Draw the model's learnt hyperparameters, given the state that a track has come to."""
-
-    def learnt(self, run: TrackRun) -> Arrays:
-        """Return the present values of what the model learns, by name."""
-        del run
-        names = (variable.name for variable in self.setting.model.learnt)
-        return {name: np.asarray(getattr(self.hyper, name)) for name in names}
-
-    @property
-    def mean_dispersion(self) -> Any:
-        """The mean of the dispersion over the draws, as predictions take it."""
-        if not self.noise_draws:
-            return self.hyper.dispersion
-        return (self.noise_sum / self.noise_draws).tolist()
+    def _refresh_metrics(self) -> None:
+        """Recompute the metric, which depends on the hyperparameters."""
+        if "metric" in self.setting.kernel.arrays:
+            for run in self.tracks:
+                hyper = self.setting.tempered(self.hyper)
+                refresh_metric(run.state, hyper, self.model.frozen)
 
     def _adapt(self, end: int) -> None:
-        """Learn from a segment that ended soundly at fine cycle ``end``."""
-        del end
-
-    @property
-    def estimate(self) -> Any:
-        """The chain's new estimate of the dispersion, for `take_dispersion`; None: it has none."""
-        return None
+        """Estimate the dispersion anew while tuning; free what is for tuning alone after it."""
+        fine, arrays = self.tracks[0], self.setting.kernel.arrays.items()
+        if self.values["fits"] is not None and fine.fits:
+            latest = fine.fits[max(fine.fits)].negative_divergence
+            self.values = self.values | {"fits": (self.values["fits"][0], latest)}
+        look = self.dispersion.look(fine.state, fine.fits[fine.cycle - 1], end, self.values)
+        self.values = self.values | look
+        if end >= self.setting.options.tune:
+            # Rates that move take the metric with them.
+            kept = {"curvature"} if self.variables else set()
+            names = [n for n, spec in arrays if spec.life == "tune" and n not in kept]
+            for run in self.tracks:
+                run.state.each(partial(drop_arrays, names=names))
 
     def take_dispersion(self, estimates: Sequence[Any]) -> None:
         """Take what the estimates of all chains of a run say, in place of the chain's own."""
-        del estimates
+        before = self.values["dispersion"]
+        self.values = self.values | self.dispersion.take(estimates, self.values)
+        if self.values["dispersion"] != before:
+            self._refresh_metrics()
 
     def warnings(self) -> tuple[str | None, str | None]:
         """Tell what the user should know of data and model, and of the sampler, at the end."""
-        return None, None
+        of_model = of_sampler = None
+        climbed, K = self.values["climb"], self.model.n_components
+        behind = climbed[1] > FAR  # and then the dispersion may yet come down
+        if self.values["variations"] and not behind:
+            of_model = variation_text(self.values["variations"], self.model)
+        begun, now = self.values["fits"] or (0.0, 0.0)
+        phi = self.model.at(self.hyper)[1].dispersion
+        fall = (begun - now) / phi / (sum(self.setting.data.shape) * K)
+        sampler = self.setting.sampler
+        # Exact draws take no step too far, and fits under different laws say nothing.
+        steps = self.values["fits"] and self.dispersion.rule.divides and sampler.biased
+        if fall > FALL and self.setting.warm_passes[1] and steps:
+            of_sampler = (
+                f"the log-likelihood is {fall:.1f} nats per parameter below that of the start, "
+                "where a posterior would be less than one: the step is too large for data as "
+                "informative as these, and the draws are spread too widely; choose a smaller step "
+                "or fewer blocks, or use BlockHMC() or LangevinDynamics()"
+            )
+        elif behind:
+            of_sampler = (
+                f"the warm start ended after {climbed[0]} passes, its limit for data of this "
+                f"size, while the log density still rose by {climbed[1]:.2g} nats per parameter "
+                "in 20 of them: draws may not have come as far as the posterior; pass "
+                f"{sampler.name}(warm_start={10 * climbed[0]}) as sampler, or a larger tune"
+            )
+        return of_model, of_sampler
 
     def statistics(self, cycles: list[int]) -> dict[str, Array]:
         """Return the kernel's own statistics of cycles of the running segment: means over rows."""
@@ -399,57 +431,40 @@ class Chain(ABC):
     def _run_cycles(self, run: TrackRun, end: int, tell: OnShare) -> None:
         setting, cycles = self.setting, end - run.cycle
         stream = Stream.COARSE_SCHEDULE if run.track.stride > 1 else Stream.SCHEDULE
-        plan = build_plan(
-            setting.kernel.schedule,
-            setting.data.n_observed,
-            range(run.cycle, end),
-            lambda cycle: generator(setting.options.seed, self.number, stream, cycle),
-            lambda cycle: self._wanted(run, cycle, end),
-        )
+        rng = partial(generator, setting.options.seed, self.number, stream)
+        order, wanted = setting.kernel.schedule, partial(self._wanted, run, end)
+        plan = build_plan(order, setting.data.n_observed, range(run.cycle, end), rng, wanted)
         operations = sum(len(part.ops) for part in plan)
-        run.state = setting.executor.run(
-            plan,
-            self.program(run.track),
-            run.state,
-            setting.data,
-            lambda done: tell(cycles * done / operations),
-        )
+        work = plan, self.program(run.track), run.state, setting.data
+        run.state = setting.executor.run(*work, lambda done: tell(cycles * done / operations))
         run.cycle = end
-        learnt = self.learnt(run)
+        learnt, state, values = self.learnt(run), self.tracks[0].state, self.values
+        constant = sum(parameter.log_prior(state, values) for parameter in self.parameters)
         for cycle, fit in take_fits(run.state).items():
-            self._note(run, cycle, fit, learnt)
+            self._note(run, cycle, fit, learnt, constant)
 
-    def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays) -> None:
+    def _note(self, run: TrackRun, cycle: int, fit: Fit, learnt: Arrays, constant: float) -> None:
         """Keep a cycle's fit, what is learnt, and log p(V | W, H) + log p(W, H) of what moves."""
         run.learnt[cycle] = learnt
         prior = math.fsum(run.state.sums(cycle))
         run.fits[cycle] = fit
-        run.densities[cycle] = self._lp(fit) + (self._prior_constant() + prior)
+        run.densities[cycle] = self._lp(fit) + (constant + prior)
         draw = run.options.draw_index(cycle)
         if draw is None:
             return
-        averaged = {name: self.links[name] for name in LINKS if name in self.links}
-        averaged |= {o.name: learnt[o.name] for o in self.setting.model.learnt if o.averaged}
+        averaged = {name: self.values[name] for name in LINKS if name in self.values}
+        averaged |= {o.name: learnt[o.name] for o in self.variables if o.averaged}
         for name, value in averaged.items():  # the same bits wherever a segment ends
-            before = self.means.get(f"{name}_mean", np.zeros_like(value))
+            before = self.values.get(f"{name}_mean", np.zeros_like(value))
             mean = before + (value - before) / (draw + 1)
-            self.means = self.means | {f"{name}_mean": mean}
+            self.values = self.values | {f"{name}_mean": mean}
 
     def program(self, track: Track) -> Program:
         """Make the block operations of one track at the present hyperparameters."""
-        setting = self.setting
-        key = noise_key(setting.options.seed, self.number)
-        return Program(
-            setting.kernel,
-            self.law,
-            self.floor,
-            self.tempered,
-            (int(key[0]), int(key[1])),
-            setting.model.frozen,
-            self.step_for(track),
-            self.shrink,
-            track.stride > 1,
-        )
+        setting, hyper = self.setting, self.setting.tempered(self.hyper)
+        one, other = map(int, noise_key(setting.options.seed, self.number))
+        fixed = setting.kernel, self.law, self.floor, hyper, (one, other), setting.model.frozen
+        return Program(*fixed, self.step_for(track), self.shrink, track.stride > 1)
 
     def step_for(self, track: Track) -> StepSize:
         """Return the step of one track."""
@@ -457,31 +472,41 @@ class Chain(ABC):
         return partial(half_step, step) if track.stride < self.setting.stride else step
 
     def step_sizes(self, run: TrackRun, cycles: list[int]) -> Array:
-        """Return the last step of every cycle, reductions included."""
-        moves = self.setting.kernel.work.moves
+        """Return the last step of every cycle, reductions included.
+
+        The geometric mean, where rows have steps of their own.
+        """
+        kernel = self.setting.kernel
+        if STEPS in kernel.arrays:
+            step: Any = kernel.options.step
+            if step == "auto":
+                logs, rows = zip(*run.state.each(sum_log_steps), strict=True)
+                step = math.exp(math.fsum(logs) / sum(rows))
+            return np.full(len(cycles), float(step * self.shrink))
+        moves = kernel.work.moves
         step = self.step_for(run.track)
         return np.array([float(step((cycle + 1) * moves - 1)) * self.shrink for cycle in cycles])
 
-    def _wanted(self, run: TrackRun, cycle: int, end: int) -> CycleOptions:
+    def _wanted(self, run: TrackRun, end: int, cycle: int) -> CycleOptions:
         options, fine = run.options, cycle * run.track.stride
         drawn = options.draw_index(cycle) is not None
         adapts = fine < self.setting.frozen_from and cycle % ADAPT_EVERY == 0
         if self.setting.kernel.adapts_always:
             adapts = cycle < options.tune
-        return CycleOptions(
-            adapt=adapts,
-            record=drawn,
-            keep=bool(options.keep_every) and options.place(cycle) is not None,
-            evaluate=drawn or cycle == end - 1,
-        )
+        keep = bool(options.keep_every) and options.place(cycle) is not None
+        last = cycle == end - 1
+        return CycleOptions(adapt=adapts, record=drawn, keep=keep, evaluate=drawn or last)
 
     def _is_sound(self, run: TrackRun) -> bool:
         """Tell whether all entries are finite and the fit has not run away."""
-        return (
-            all(np.isfinite(fit.negative_divergence) for fit in run.fits.values())
-            and all(run.state.each(is_finite))
-            and not self._ran_away(run)
-        )
+        fits = run.fits.values()
+        finite = all(np.isfinite(fit.negative_divergence) for fit in fits)
+        sound = finite and all(run.state.each(is_finite))
+        return sound and not self.dispersion.has_diverged(fits, run.state, self.values)
+
+    def _lp(self, fit: Fit) -> float:
+        """Return the log-likelihood, from a fit's sums."""
+        return float(self.dispersion.log_likelihood(fit, self.values))
 
     # -- what a segment gave ---------------------------------------------------
 
@@ -501,30 +526,20 @@ class Chain(ABC):
         tuning = end <= setting.options.tune
         cycles = [cycle for cycle in sorted(fine.fits) if fine.options.place(cycle) is not None]
         cycles = [end - 1] if tuning else cycles
-        stats = {
-            "lp": np.array([fine.densities[cycle] for cycle in cycles]),
-            "step_size": self.step_sizes(fine, cycles),
-        }
+        densities = np.array([fine.densities[cycle] for cycle in cycles])
+        stats = {"lp": densities, "step_size": self.step_sizes(fine, cycles)}
         if tuning:
             sink.write_stats(self.number, setting.ends.index(end), stats, "warmup_sample_stats")
             return
         if cycles:
             span = fine.options.thin * fine.options.spacing
             # A draw is marked if it is the first after a roll-back.
-            stats["diverging"] = np.array(
-                [
-                    any(cycle - span < start <= cycle for start in self.divergences)
-                    for cycle in cycles
-                ]
-            )
-            stats |= self.statistics(cycles)
+            marks = [any(n - span < start <= n for start in self.divergences) for n in cycles]
+            stats |= {"diverging": np.array(marks), **self.statistics(cycles)}
             place = cast("int", fine.options.place(cycles[0]))
             sink.write_stats(self.number, place, stats)
-            values = {
-                variable.name: np.stack([fine.learnt[cycle][variable.name] for cycle in cycles])
-                for variable in learnt_variables(setting)
-                if variable.group == "posterior"
-            }
+            names = [each.name for each in learnt_variables(setting) if each.group == "posterior"]
+            values = {name: np.stack([fine.learnt[n][name] for n in cycles]) for name in names}
             sink.write_stats(self.number, place, values, "posterior")
         for run in self.tracks:
             self._write_draws(sink, run)
@@ -559,26 +574,24 @@ class Chain(ABC):
                 sink.append(path, self.number, recorded - count + start, values)
 
     def _write_moments(self, sink: Sink) -> None:
-        state = self.tracks[0].state
+        state, pieces, other = self.tracks[0].state, list[Piece](), dict[str, Array]()
         count = state.counts["moments"]
         if not count:
             return
-        pieces = [
-            piece
-            for factor, (name, _) in enumerate(FACTORS)
-            if len(stacked(state, factor)) == 1
-            for kind, options in (
-                ("mean", {"name": "mean"}),
-                ("var", {"name": "m2", "divisor": count}),
-            )
-            for piece in self._pieces(sink, f"{MOMENTS}/{name}_{kind}", factor, (), **options)
-        ]
+        kinds = (("mean", "mean", None), ("var", "m2", count))
+        for (factor, (label, _)), kind in itertools.product(enumerate(FACTORS), kinds):
+            path, name, divisor = f"{label}_{kind[0]}", *kind[1:]
+            if len(parts := stacked(state, factor)) == 1:
+                how: Any = {"name": name, "divisor": divisor}
+                pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **how)
+            else:  # a tensor's further factors, one behind another
+                rows = np.concatenate([state.gather(n, name) for n in parts]) / (divisor or 1)
+                other[path] = in_callers_order(self.setting.data, SIDES[1], rows).T
+        other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)
-            if state.n_factors > 2:
-                self._write_stacked(sink, count)
-            for name, value in self.means.items():
-                sink.write(f"{MOMENTS}/{name}", self.number, value)
+            for path, value in other.items():
+                sink.write(f"{MOMENTS}/{path}", self.number, value)
         if not state.cells:
             return
         moments_of = []
@@ -591,16 +604,6 @@ class Chain(ABC):
         with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
             for name, value in (("mean", mean), ("var", var)):
                 sink.write(f"{MONITOR}/{name}", self.number, value)
-
-    def _write_stacked(self, sink: Sink, count: int) -> None:
-        """Write the moments of a tensor's further factors, one behind another, as those of H."""
-        state = self.tracks[0].state
-        for kind, name, divisor in (("mean", "mean", 1), ("var", "m2", count)):
-            stacked_rows = (
-                np.concatenate([state.gather(n, name) for n in stacked(state, 1)]) / divisor
-            )
-            value = in_callers_order(self.setting.data, SIDES[1], stacked_rows).T
-            sink.write(f"{MOMENTS}/H_{kind}", self.number, value)
 
     def _pieces(
         self, sink: Sink, path: str, factor: int, before: tuple[slice, ...], **what: Any
@@ -626,13 +629,8 @@ class Chain(ABC):
         memory = self.memory()
         names = [name for name, value in memory.items() if isinstance(value, np.ndarray)]
         arrays |= {f"{self.number}/memory/{name}": memory.pop(name) for name in names}
-        meta = {
-            "tracks": [meta for _, meta in snapshots],
-            "memory": memory,
-            "shrink": self.shrink,
-            "divergences": self.divergences,
-        }
-        return arrays, meta
+        meta = {"tracks": [meta for _, meta in snapshots], "memory": memory}
+        return arrays, meta | {"shrink": self.shrink, "divergences": self.divergences}
 
     def restore(self, arrays: Mapping[str, Array], meta: dict[str, Any]) -> None:
         """Take over the state that a snapshot holds."""
@@ -642,3 +640,28 @@ class Chain(ABC):
         self.shrink = meta["shrink"]
         self.divergences = list(meta["divergences"])
         self.tracks = [TrackRun.restore(self, arrays, track) for track in meta["tracks"]]
+
+
+def variation_text(variations: dict[str, float], model: GammaFactors) -> str:
+    """Say that counts vary more, or less, than Poisson counts, and what to do."""
+    above = {name: ratio for name, ratio in variations.items() if ratio > 1}
+    listed = ", ".join(
+        (f"the counts of {name!r} vary" if name else "the counts vary") + f" {ratio:.3g}"
+        for name, ratio in (above or variations).items()
+    )
+    other = 'law="negative binomial"' if model.joins else "NegativeBinomialNMF"
+    K = model.n_components
+    components = "1 component gives" if K == 1 else f"{K} components give"
+    cause = (
+        "the dispersion was set to that: they need more components, or are no Poisson counts, or "
+        f"would fit better from another start; compare with a larger n_components, with {other} "
+        "and with starts=5, or pass dispersion=1.0 for Poisson counts all the same"
+        if above
+        # More components could only fit them more closely.
+        else "the dispersion is 1 all the same: they are no Poisson counts, as counts without "
+        "their zeros are not, or have too many components; compare with a smaller n_components"
+    )
+    return (
+        f"around the means that {components} them, {listed} times as much as Poisson counts, "
+        f"and {cause}"
+    )

@@ -195,18 +195,6 @@ class MatrixDispersion:
         return self.weight * value
 
 
-def departures(estimates: dict[str, tuple[float, float, float]]) -> dict[str, float]:
-    """Return the ratios, of estimates, dispersions and limits by name, that are not 1.
-
-    Counts that vary less than Poisson counts may are told so, though their dispersion is 1.
-    """
-    ratios = {
-        name: ratio if ratio < 2 - limit else dispersion
-        for name, (ratio, dispersion, limit) in estimates.items()
-    }
-    return {name: ratio for name, ratio in ratios.items() if ratio != 1}
-
-
 def components_left(state: ChainState) -> int:
     """Count the components of a state that have not faded."""
     part = np.multiply(*column_sums(state))
@@ -261,9 +249,8 @@ def map_dispersion(log_likelihood: Callable[[float], float]) -> float:
         return math.exp(x) - log_likelihood(math.exp(x))
 
     ends = math.log(SEARCHED[0]), math.log(SEARCHED[1])
-    best = scipy.optimize.minimize_scalar(
-        loss, bounds=ends, method="bounded", options={"xatol": NEAR}
-    )
+    how: Any = {"method": "bounded", "options": {"xatol": NEAR}}
+    best = scipy.optimize.minimize_scalar(loss, bounds=ends, **how)
     return math.exp(best.x)
 
 
@@ -404,9 +391,7 @@ class DispersionRule:
     def at_draw(self, place: Place, fit: Fit) -> Any:
         """Estimate φ from a draw of the chain, and its fit."""
         estimate = self.estimate(fit, at_point=False)
-        if self.looks_again:
-            return self.variation(place, estimate)
-        return estimate
+        return self.variation(place, estimate) if self.looks_again else estimate
 
     def variation(self, place: Place, estimate: Any = 1.0) -> Any:
         """Put how much undecided counts vary around their means in the places of their estimates.
@@ -419,13 +404,10 @@ class DispersionRule:
             laws = tuple(NORMAL if matrix.counts else matrix.law for matrix in self.matrices)
             law, _ = replace(joint, laws=laws).at([matrix.current for matrix in self.matrices])
         fit = evaluate(place, law)
-        squares = fit.pearson if self.model.joins else [fit.pearson]
-        return self._value(
-            [
-                matrix.variation(pearson, self.data, place.executor) if matrix.undecided else phi
-                for (matrix, phi), pearson in zip(self._pairs(estimate), squares, strict=True)
-            ]
-        )
+        pearsons = fit.pearson if self.model.joins else [fit.pearson]
+        pairs, at = zip(self._pairs(estimate), pearsons, strict=True), (self.data, place.executor)
+        each = [m.variation(x, *at) if m.undecided else phi for (m, phi), x in pairs]
+        return self._value(each)
 
     def test_poisson(self, place: Place, estimate: Any, last: bool = True) -> Any:
         """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
@@ -445,7 +427,7 @@ class DispersionRule:
                     if matrix.counts and phi == matrix.scale:
                         matrix.fixed = matrix.scale
         self.settled = self.settled or last or self.fixed is not None
-        return self.merge(estimate, estimate)
+        return self._value([matrix.merge(phi, phi) for matrix, phi in self._pairs(estimate)])
 
     def reopen(self, estimate: Any) -> Any:
         """Leave it to draws whether counts are Poisson, and begin as if they were."""
@@ -489,29 +471,22 @@ class DispersionRule:
             pooled.append(matrix.scale if matrix.counts and on_its_way else phi)
         return self._value(pooled)
 
-    def merge(self, present: Any, estimate: Any) -> Any:
-        """Return an estimate, with a chain's present values where these are drawn or fixed."""
-        pairs = zip(self._pairs(present), self._pairs(estimate), strict=True)
-        return self._value([matrix.merge(value, phi) for (matrix, value), (_, phi) in pairs])
+    def agree(self, estimates: Sequence[Any], present: Any) -> tuple[Any, dict[str, float]]:
+        """Return the dispersion that chains agree on: 1 for counts that may be Poisson.
 
-    def snap_to_poisson(self, dispersion: Any) -> Any:
-        """Return an estimate: 1 for counts that do not vary more than Poisson counts may."""
-        return self._value([matrix.snap(phi) for matrix, phi in self._pairs(dispersion)])
-
-    def variations(self, estimate: Any, dispersion: Any) -> dict[str, float]:
-        """Return how many times as much as Poisson counts counts vary, where that is not once.
-
-        By the name of their matrix, "" if there is one. ``dispersion`` is what `snap_to_poisson`
-        makes of an ``estimate``.
+        A chain keeps its present values where these are drawn or fixed. And how many times as
+        much as Poisson counts counts vary, where that is not once, by the name of their matrix,
+        "" if there is one. Those that vary less than Poisson counts may are told so, though their
+        dispersion is 1.
         """
-        pairs = zip(self._pairs(estimate), self._pairs(dispersion), strict=True)
-        return departures(
-            {
-                matrix.name: (ratio / matrix.scale, phi / matrix.scale, matrix.limit)
-                for (matrix, ratio), (_, phi) in pairs
-                if matrix.undecided
-            }
-        )
+        values, variations, pooled = [], {}, self._pairs(self.pool(estimates))
+        for (matrix, estimate), (_, before) in zip(pooled, self._pairs(present), strict=True):
+            phi = matrix.snap(estimate)
+            values.append(matrix.merge(before, phi))
+            varies = estimate if estimate / matrix.scale < 2 - matrix.limit else phi
+            if matrix.undecided and varies / matrix.scale != 1:
+                variations[matrix.name] = varies / matrix.scale
+        return self._value(values), variations
 
     # -- densities, and draws ------------------------------------------------------
 
@@ -569,23 +544,14 @@ def _coupled_matrices(
     model: Any, data: JoinedData, assumed: float | None
 ) -> list[MatrixDispersion]:
     """Describe the matrices of a `Coupled` model."""
-    weights = (relation.weight for relation in model.relations.values())
-    laws = zip(model.likelihood.laws, weights, strict=True)
-    return [
-        MatrixDispersion(
-            law,
-            model.relations[relation.name].dispersion if assumed is None else assumed,
-            float(relation.n_observed),
-            0.0,
-            relation.is_integer,
-            relation.name,
-            weight,
-            relation.unit,
-            model.in_unit(relation.name, 1.0),
-            data.owner == number,
-        )
-        for number, (relation, (law, weight)) in enumerate(zip(data.joints, laws, strict=True))
-    ]
+    matrices, weights = [], (relation.weight for relation in model.relations.values())
+    laws = zip(data.joints, model.likelihood.laws, weights, strict=True)
+    for number, (joint, law, weight) in enumerate(laws):
+        phi = model.relations[joint.name].dispersion if assumed is None else assumed
+        about = float(joint.n_observed), 0.0, joint.is_integer, joint.name, weight, joint.unit
+        scale, owner = model.in_unit(joint.name, 1.0), data.owner == number
+        matrices.append(MatrixDispersion(law, phi, *about, scale, owner))
+    return matrices
 
 
 def same_dispersions(band: FactorBand, dispersion: float) -> None:
@@ -631,9 +597,8 @@ class ColumnDispersions(DispersionRule):
 
         def log_density(x: Array) -> Array:
             tried = np.exp(np.clip(x, *np.log(DRAWN)))
-            fits = fit_columns(place, self.model.likelihood, tried) + self.normalizers(
-                executor, tried
-            )
+            fits = fit_columns(place, self.model.likelihood, tried)
+            fits = fits + self.normalizers(executor, tried)
             return np.asarray(fits - 0.5 * ((x - m) / s) ** 2)
 
         x = draw_each(log_density, x, WIDTH * s, rng)

@@ -22,14 +22,14 @@ from daskfactor.executors.state import ChainState, FactorBand
 from daskfactor.inference.bands import drop_arrays
 from daskfactor.inference.base import check_schedule
 from daskfactor.inference.dispersion import DispersionRule, typical_value
-from daskfactor.inference.gaussian_chain import (
+from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
+from daskfactor.inference.normal_parameters import (
     NO_FLOOR,
     WEIGHTS,
     column_table,
     quadratic_form,
     warm_start,
 )
-from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
 from daskfactor.inference.passes import SharePass, every, init_band, run_pass
 from daskfactor.inference.program import (
     METRIC,

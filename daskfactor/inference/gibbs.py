@@ -16,7 +16,7 @@ from daskfactor.errors import DataError, ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Data, Sampler, observations_per_parameter
-from daskfactor.inference.gaussian_chain import column_table, quadratic_form
+from daskfactor.inference.normal_parameters import column_table, quadratic_form
 from daskfactor.inference.program import (
     COLUMNS,
     HYPER_EVERY,
@@ -248,7 +248,7 @@ class GibbsKernel(Kernel):
 class RowGibbsKernel(GibbsKernel):
     """Sweeps that draw whole rows of a real-valued model from their normal conditionals."""
 
-    rescales_every: ClassVar[int | None] = None  # with the hyperparameters, see `GaussianChain`
+    rescales_every: ClassVar[int | None] = None  # with the hyperparameters, see `Symmetries`
 
     def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
         del program, op

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
 from daskfactor.errors import ModelError, OptionError, StoreFormatError
-from daskfactor.inference.links import LINKS
+from daskfactor.inference.parameters import LINKS
 from daskfactor.inference.program import COLUMNS, DISPERSION, ROWS
 from daskfactor.inference.setting import DRAWS_BUDGET
 from daskfactor.models import model_from_dict

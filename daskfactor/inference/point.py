@@ -13,7 +13,7 @@ from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.base import check_device
-from daskfactor.inference.chain import stacked
+from daskfactor.inference.chain import Chain, stacked
 from daskfactor.inference.coordinate_descent import CoordinateDescent, suits
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
@@ -22,7 +22,6 @@ from daskfactor.inference.registry import requested_algorithm
 from daskfactor.inference.session import Session, device_attrs, session
 from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
 from daskfactor.inference.starts import best_of, state_maker
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
@@ -197,7 +196,7 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
     setting = Setting(data, model, PSGLD().kernel(model, data), options, executor)
 
     def estimated() -> float:
-        chain = TweedieChain(setting, 0)
+        chain = Chain(setting, 0)
         chain.start()
         return float(chain.hyper.dispersion)
 

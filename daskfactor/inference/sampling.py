@@ -34,7 +34,6 @@ from daskfactor.inference.base import (
     requested_sampler,
 )
 from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
-from daskfactor.inference.gaussian_chain import GaussianChain
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.saved import Saved
@@ -50,7 +49,6 @@ from daskfactor.inference.setting import (
     monitored_cells,
     plan_run,
 )
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.machine import machine_attrs, single_threaded_blas
 from daskfactor.models import model_from_dict
 from daskfactor.models.coupled import Relation
@@ -324,13 +322,6 @@ def _note_device(store: "RunStore", executor: Executor) -> None:
 # -- the loop ------------------------------------------------------------------------------
 
 
-def new_chain(setting: Setting, number: int) -> Chain:
-    """Return a chain that has not started: of gamma priors, or of normal ones."""
-    kind: Any = TweedieChain if setting.model.nonnegative else GaussianChain
-    chain: Chain = kind(setting, number)
-    return chain
-
-
 class Run:
     """The chains of a run on their way through its segments, and results as they come.
 
@@ -354,7 +345,7 @@ class Run:
 
     def _new_chains(self) -> list[Chain]:
         numbers = range(self.options.chains)
-        return [new_chain(self.setting, number) for number in numbers]
+        return [Chain(self.setting, number) for number in numbers]
 
     def restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
@@ -457,8 +448,8 @@ class Run:
 
     def _agree(self) -> None:
         """Give all chains one dispersion, of all their estimates: densities then compare."""
-        estimates = [estimate for chain in self.chains if (estimate := chain.estimate) is not None]
-        if len(estimates) == len(self.chains):
+        estimates = [chain.dispersion.latest for chain in self.chains]
+        if all(estimate is not None for estimate in estimates):
             for chain in self.chains:
                 chain.take_dispersion(estimates)
 
@@ -589,7 +580,7 @@ def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
         small = small.placed(tiny.placed if small.joins or small.tensor else None)
         kernel = sampler.kernel(small, tiny)
         cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
-        chain = new_chain(Setting(tiny, small, kernel, options, SerialExecutor(), cells), 0)
+        chain = Chain(Setting(tiny, small, kernel, options, SerialExecutor(), cells), 0)
         chain.start()
         for end in (2, 4):
             chain.advance(end)

@@ -271,6 +271,13 @@ class Setting:
         sampler: Sampler = self.kernel.options
         return sampler
 
+    def tempered(self, hyper: Any) -> Any:
+        """Return hyperparameters of p(V | W, H)^t p(W, H), with what divides divergences."""
+        model: Any = self.model
+        _, hyper = model.at(hyper)
+        power = self.temperature
+        return hyper if power is None else hyper._replace(dispersion=hyper.dispersion / power)
+
     @property
     def stride(self) -> int:
         """Fine cycles for each cycle of the coarsest track."""

@@ -17,7 +17,7 @@ from daskfactor.errors import ModelError
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Data, Sampler, check_schedule, count_parts
-from daskfactor.inference.gaussian_chain import WEIGHTS, column_table, quadratic_form
+from daskfactor.inference.normal_parameters import WEIGHTS, column_table, quadratic_form
 from daskfactor.inference.program import (
     HYPER_EVERY,
     METRIC,

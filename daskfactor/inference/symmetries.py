@@ -35,7 +35,7 @@ class Prior(NamedTuple):
     Attributes
     ----------
     selection
-        Of every band, the rows that priors are learnt from, as `links.telling` gives them.
+        Of every band, the rows that priors are learnt from, as `Parameter.telling` gives them.
     table
         Means and precisions of the columns, as `column_table` has them.
     bias

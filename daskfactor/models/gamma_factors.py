@@ -211,6 +211,7 @@ class GammaFactors(SideInformation):
     link_precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     link_precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     evidence_data = "matrix"
+    hyper_type = Hyperparameters
     fixed = both("fixed", "Frozen components of W and of H, or None.")
     rates_of = both("rate_of", "Groups of entries that share a learnt rate, or None.")
     starting_shapes = both("starting_shape", "Shapes of the priors; 1 for one that is learnt.")

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import refuse_unknown
 from daskfactor.errors import ModelError
 from daskfactor.models.covariates import COVARIATES, SideInformation
+from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import relevant
 from daskfactor.models.settings import COUNT, EFFECTIVE, POSITIVE_OR_AUTO, Auto, Learnt, PriorDraw
 from daskfactor.models.tweedie_law import NORMAL
@@ -63,17 +63,6 @@ class GaussianHyper(NamedTuple):
     def dispersion(self) -> float:
         """The noise under the name that it has as a Tweedie law with beta = 2."""
         return self.noise
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, which JSON makes lists of where they are tuples."""
-        return self._asdict()
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild from :meth:`to_dict`."""
-        refuse_unknown("the stored hyperparameters", values, cls._fields)
-        listed: Any = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        return cls(**listed)
 
 
 def _checked_flag(name: str, value: Any) -> bool:
@@ -172,6 +161,7 @@ class GaussianMF(SideInformation):
     link_precision_w: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     link_precision_h: float | Auto = field(default="auto", metadata=POSITIVE_OR_AUTO)
     likelihood = NORMAL
+    hyper_type = GaussianHyper
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
@@ -232,6 +222,10 @@ class GaussianMF(SideInformation):
         noise = NOISE_SHARE * variance if self.noise == "auto" else float(self.noise)
         precisions = (float(w),) * K, (float(h),) * K
         return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *self.starting_ridges)
+
+    def at(self, hyper: GaussianHyper) -> tuple[Likelihood, GaussianHyper]:
+        """Give the law and the hyperparameters, whose noise divides it."""
+        return self.likelihood, hyper
 
     def hyper_of_draw(self, values: Mapping[str, Any], mean: float) -> GaussianHyper:
         """Give the hyperparameters of a draw; ``level`` is the level that column biases are around.

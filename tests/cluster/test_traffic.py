@@ -21,7 +21,7 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.ring import RingExecutor
 from daskfactor.executors.segment import Exchange
-from daskfactor.inference.sampling import new_chain
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.timing import HOP, Place, network_rate, time_of
 from daskfactor.random import Stream, generator
@@ -67,7 +67,7 @@ def test_bytes_are_about_those_that_a_ring_sends(model, sampler, more, client, s
         options = RunOptions(6, 0, 1, 2, 0, "draws", 1, "float32")
         kernel = sampler.kernel(model, data)
         setting = Setting(data, model, kernel, options, SerialExecutor())
-        chain = new_chain(setting, 0)
+        chain = Chain(setting, 0)
         chain.start()
         (run,) = chain.tracks
         executor = RingExecutor(client)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from daskfactor import SGHMC, SerialExecutor
-from daskfactor.inference.sampling import new_chain
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.setting import RunOptions, Setting
 
 
@@ -108,7 +108,7 @@ def chain_of(data, model, sampler=None, *, tune=0, draws=1, number=0):
     """A chain that has not started."""
     kernel = (sampler or SGHMC()).kernel(model, data)
     options = RunOptions(draws, tune, 1, 1, 0, "moments", 0, str(data.dtype))
-    return new_chain(Setting(data, model, kernel, options, SerialExecutor()), number)
+    return Chain(Setting(data, model, kernel, options, SerialExecutor()), number)
 
 
 def run_chain(*given, **run):

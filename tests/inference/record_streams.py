@@ -13,7 +13,7 @@ import numpy as np
 
 import daskfactor as dfac
 from daskfactor import random
-from daskfactor.inference import chain, program, tweedie_chain
+from daskfactor.inference import gamma_parameters, parameters, program
 from daskfactor.inference.block_hmc import CHANCE
 from daskfactor.kernels import entrywise, langevin, philox, squares, variates
 
@@ -157,7 +157,7 @@ def without_a_byte():
 
     for module in (variates, langevin, squares):
         module.start_entry = start
-    program.factor_word = chain.factor_word = tweedie_chain.factor_word = word
+    program.factor_word = parameters.factor_word = gamma_parameters.factor_word = word
 
 
 def two_steps():

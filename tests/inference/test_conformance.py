@@ -13,7 +13,7 @@ from scipy import sparse
 
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorError, ModelError, OptionError
-from daskfactor.inference import gaussian_chain
+from daskfactor.inference import normal_parameters
 from daskfactor.inference.base import Sampler, checked_sampler
 from daskfactor.inference.block_hmc import BlockHMCKernel
 from daskfactor.inference.gibbs import GibbsKernel
@@ -54,7 +54,7 @@ def scales_are_drawn(monkeypatch):
     """Short runs draw them, too."""
     for kind in (LangevinKernel, BlockHMCKernel, GibbsKernel, SquaresKernel):
         monkeypatch.setattr(kind, "rescales_every", 4)
-    monkeypatch.setattr(gaussian_chain, "SYMMETRIES_EVERY", 2)
+    monkeypatch.setattr(normal_parameters, "SYMMETRIES_EVERY", 2)
 
 
 class OwnStep:

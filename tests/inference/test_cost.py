@@ -20,11 +20,11 @@ from daskfactor import PSGLD, SGHMC, GaussianMF, Gibbs, TweedieNMF, as_blocks, e
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.base import Sampler, choose_kernel
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.gibbs import RowGibbsKernel
 from daskfactor.inference.passes import Pass
 from daskfactor.inference.program import relative_size
 from daskfactor.inference.registry import algorithms
-from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.timing import HOP
 from tests.inference.measuring import CASES
@@ -139,7 +139,7 @@ def test_operations_plans_and_state_are_those_of_a_run(model, sampler, thin, cha
     with as_blocks(V, 2) as data:
         options = RunOptions(4, 4, 1, 1, 0, "draws", 1, "float32")
         kernel = sampler.kernel(model, data)
-        chain = new_chain(Setting(data, model, kernel, options, SerialExecutor()), 0)
+        chain = Chain(Setting(data, model, kernel, options, SerialExecutor()), 0)
         chain.start()
         bands = chain.tracks[0].state.bands()
     carried = sum(b.values.nbytes + sum(a.nbytes for a in b.arrays.values()) for b in bands)

@@ -11,10 +11,10 @@ from scipy import sparse, stats
 import daskfactor as dfac
 from daskfactor import SGHMC, GaussianMF, Gibbs, SerialExecutor, as_blocks, sample
 from daskfactor.errors import DataError, ModelError
-from daskfactor.inference import gaussian_chain as chains
-from daskfactor.inference.gaussian_chain import observation_weights, quadratic_form, warm_start
+from daskfactor.inference import normal_parameters as chains
+from daskfactor.inference.chain import Chain
+from daskfactor.inference.normal_parameters import observation_weights, quadratic_form, warm_start
 from daskfactor.inference.program import Fit
-from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.sghmc import automatic_momentum_step
 from daskfactor.models.gaussian import GaussianHyper
@@ -87,10 +87,10 @@ def test_tempered_posteriors_are_refused():
     with dfac.as_blocks(counts(), 2) as data:
         kernel = sampler.kernel(model, data)
         setting = Setting(data, model, kernel, options, SerialExecutor(), temperature=0.5)
-        chain = new_chain(setting, 0)
+        chain = Chain(setting, 0)
         chain.start()
         refused(ModelError, "use PSGLD", chain.advance, 2)
-        chain = new_chain(replace(setting, temperature=1.0), 0)
+        chain = Chain(replace(setting, temperature=1.0), 0)
         chain.start()
         chain.advance(2)
 
@@ -175,13 +175,13 @@ def test_the_metric_learns_while_tuning_only_and_nothing_is_drawn_at_first():
     with small_data() as data:
         state, priors = warm_start(data, model, 0, 0, SerialExecutor())
         chain, other = (chain_of(data, model, number=number) for number in (0, 1))
-        for own in (chain, other):
-            own.hyper = own.priors = priors
-        fit = Fit(-50.0, 100.0)
+        options = chain.setting.options
+        fit, first = Fit(-50.0, 100.0), priors._asdict()
 
         def after(own, cycle, tuning):
-            own.hyper = priors
-            own.draw_hyper(state, fit, cycle, tuning)
+            own.values = own.values | first | {"priors": first}
+            own.setting = replace(own.setting, options=replace(options, tune=4 * cycle * tuning))
+            own.update(state, cycle, fit)
             return own.hyper
 
         held = after(chain, chains.HOLD - 1, True)
@@ -217,7 +217,7 @@ def test_log_densities_are_scipys():
         residual = (V - W @ H.T)[~np.isnan(V)]
         fit = Fit(-0.5 * float(residual @ residual), float(residual @ residual))
         chain = chain_of(data, model)
-        chain.hyper = hyper
+        chain.values = chain.values | hyper._asdict()
         density = stats.norm(0, np.sqrt(0.5)).logpdf(residual).sum()
         assert chain._lp(fit) == pytest.approx(density)
 

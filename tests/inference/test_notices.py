@@ -7,7 +7,7 @@ import pytest
 
 import daskfactor as dfac
 from daskfactor.errors import SamplingWarning
-from daskfactor.inference import tweedie_chain
+from daskfactor.inference import chain
 
 QUIET = {"progressbar": False, "executor": "serial", "random_seed": 0, "blocks": 1}
 V = np.random.default_rng(0).poisson(3.0, (12, 9)).astype("float32")
@@ -58,7 +58,7 @@ def test_a_chain_that_samples_is_not(sampler, dispersion):
     ids=["a step", "two steps", "no bias", "a law that moves"],
 )
 def test_a_fall_is_told_of_where_a_step_can_be_its_cause(model, sampler, told, monkeypatch):
-    monkeypatch.setattr(tweedie_chain, "FALL", -1e9)  # below which everything is
+    monkeypatch.setattr(chain, "FALL", -1e9)  # below which everything is
     V = np.random.default_rng(0).poisson(notes() * 20).astype(np.float32)
     run = {"draws": 4, "tune": 4, "random_seed": 0, "progressbar": False}
     with warnings.catch_warnings(record=True) as found:

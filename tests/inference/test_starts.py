@@ -11,11 +11,11 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor
-from daskfactor.inference import setting, starts, tweedie_chain
+from daskfactor.inference import gamma_parameters, setting, starts
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.inits import KINDS, SHORT, Init, checked_init
 from daskfactor.inference.multiplicative import Descent, initial_state, start_state
 from daskfactor.inference.passes import Place, evaluate
-from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.gamma_factors import Hyperparameters
 from daskfactor.models.settings import FactorModel
@@ -53,7 +53,7 @@ def begun(V, model, init, sampler, count=1, **reading):
         kernel = sampler.kernel(model, data)
         setting = Setting(data, model, kernel, options, SerialExecutor(), init=asked)
         for number in range(count):
-            chain = new_chain(setting, number)
+            chain = Chain(setting, number)
             chain.start()
             state = chain.tracks[0].state
             W, Ht = (state.gather(side) for side in ("rows", "columns"))
@@ -348,7 +348,7 @@ def test_a_number_of_passes_stays_that_number(monkeypatch):
         found.append(starts.climb(*given))
         return found[-1]
 
-    monkeypatch.setattr(tweedie_chain, "climb", noted)
+    monkeypatch.setattr(gamma_parameters, "climb", noted)
     V = counts_of_mean(1e5)[0]
     for sampler in (dfac.PSGLD(warm_start=120), dfac.PSGLD()):
         draw(V, sampler, draws=1, tune=0, dispersion=1.0)

@@ -14,9 +14,10 @@ from scipy import sparse, stats
 
 from daskfactor.allocation.model import AllocationModel
 from daskfactor.errors import DataError, ModelError
+from daskfactor.inference.parameters import stored_hyper
 from daskfactor.models import model_from_dict
 from daskfactor.models.gamma_factors import Hyperparameters, gamma_log_density
-from daskfactor.models.gaussian import GaussianHyper, GaussianMF
+from daskfactor.models.gaussian import GaussianMF
 from daskfactor.models.negative_binomial import NegativeBinomial, NegativeBinomialNMF
 from daskfactor.models.settings import FixedComponents, held
 from daskfactor.models.tweedie import TweedieNMF
@@ -45,7 +46,8 @@ def test_models_survive_json_and_pickle(model):
     assert pickle.loads(pickle.dumps(model)) == model
     if isinstance(model, GaussianMF):
         hyper = model.start(3.5, 1.1)
-        assert GaussianHyper.from_dict(json.loads(json.dumps(hyper.to_dict()))) == hyper
+        for saved in (hyper._asdict(), list(hyper)):
+            assert stored_hyper(model, json.loads(json.dumps(saved))) == hyper._asdict()
 
 
 def test_numpy_numbers_become_plain_ones_and_stay():

@@ -19,9 +19,9 @@ from daskfactor.errors import ModelError, StoreError, StoreFormatError
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.langevin import coupled
+from daskfactor.inference.parameters import stored_hyper
 from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.setting import RunOptions
-from daskfactor.models.gaussian import GaussianHyper
 from daskfactor.results.files import seal
 from daskfactor.results.root import INDEX
 from daskfactor.results.schema import RunSpec
@@ -357,7 +357,7 @@ def test_readers_of_stored_values_refuse_what_they_do_not_know():
     coupled = {"relations": {"rna": {"rows": "a", "columns": "b", "tilt": 1}}}
     for error, match, read, *given in (
         (StoreFormatError, NEWER, algorithm_from_dict, Sampler, plain, "it"),
-        (StoreFormatError, "'tilt', which this version", GaussianHyper.from_dict, {"tilt": 1.0}),
+        (StoreFormatError, "'tilt', which this", stored_hyper, dfac.GaussianMF(2), {"tilt": 1.0}),
         (StoreFormatError, "'W', which this version", Init.from_dict, {"W": 1}, {}),
         (StoreFormatError, "must be a dict of options, got 3", RunOptions.from_dict, 3),
         (ModelError, "relation 'rna' has 'tilt', which this", partial(dfac.Coupled, **coupled), 2),

@@ -19,10 +19,9 @@ from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.base import Sampler
 from daskfactor.inference.calibration import block_diagonal
-from daskfactor.inference.chain import TrackRun
-from daskfactor.inference.links import LINK_PRECISIONS, LINKS
+from daskfactor.inference.chain import Chain, TrackRun
+from daskfactor.inference.parameters import LINK_PRECISIONS, LINKS
 from daskfactor.inference.program import DISPERSION, RATE, SHIFT
-from daskfactor.inference.sampling import new_chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.log_linear import multiples
 from daskfactor.models.settings import PriorDraw
@@ -75,7 +74,7 @@ def chain_at(case, true, number, rng):
     options = RunOptions(case.rounds, TUNE, 1, 1, case.seed, "moments", 0, "float64")
     kernel = case.sampler.kernel(case.model, data)
     run = data, case.model, kernel, options, SerialExecutor()
-    return new_chain(Setting(*run, temperature=case.temperature), number)
+    return Chain(Setting(*run, temperature=case.temperature), number)
 
 
 def spread(bands, values, name=None):
@@ -107,17 +106,18 @@ def put(chain, true, moments):
     if np.ndim(true.dispersion):
         spread(state.factors[1], true.dispersion[:, None], DISPERSION)
     typical = float(np.exp(np.mean(np.log(true.dispersion))))
-    chain.hyper = type(chain.hyper)(typical, *rates, *shapes)
+    hyper = type(chain.hyper)(typical, *rates, *shapes)
+    chain.values = chain.values | hyper._asdict()
     for side, own in enumerate(model.covariates):
         if own is not None:
             names = {LINKS[side], LINK_PRECISIONS[side]} & learnt.keys()
-            chain.links = chain.links | {name: learnt[name] for name in names}
+            chain.values = chain.values | {name: learnt[name] for name in names}
             spread(state.factors[side], rates[side] / multiples(own, learnt[LINKS[side]]), RATE)
 
 
 def put_gaussian(chain, true):
     model, learnt, K = chain.setting.model, true.learnt, chain.setting.model.n_components
-    changed = {"noise": true.dispersion, "mean": chain.priors.mean}
+    changed = {"noise": true.dispersion, "mean": chain.values["priors"]["mean"]}
     for own in "wh":
         if f"precision_{own}" in learnt:
             changed[f"precision_{own}"] = tuple(map(float, learnt[f"precision_{own}"][:K]))
@@ -126,11 +126,11 @@ def put_gaussian(chain, true):
     if model.biases:
         changed["row_bias_precision"] = float(learnt["precision_w"][K])
         changed["column_bias_precision"] = float(learnt["precision_h"][K + 1])
-    chain.hyper = chain.hyper._replace(**changed)
+    chain.values = chain.values | changed
     state = chain.tracks[0].state
     for bands, name, own in zip(state.factors, LINKS, model.covariates, strict=True):
         if own is not None:
-            chain.links = chain.links | {name: learnt[name]}
+            chain.values = chain.values | {name: learnt[name]}
             spread(bands, own.predicted(learnt[name]), SHIFT)
 
 

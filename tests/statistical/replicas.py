@@ -15,7 +15,7 @@ import numpy as np
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.calibration import block_diagonal
-from daskfactor.inference.sampling import new_chain
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.models.negative_binomial import NegativeBinomialNMF
 from daskfactor.models.tweedie import TweedieNMF
@@ -98,7 +98,7 @@ def run_tracks(
         plan = RunOptions(draws, tune, 1, 1, seed, "moments", 0, "float64")
         watched = cells_of(case.V.shape, copies)
         kernel = sampler.kernel(model, data)
-        chain = new_chain(Setting(data, model, kernel, plan, executor, watched), 0)
+        chain = Chain(Setting(data, model, kernel, plan, executor, watched), 0)
         chain.start()
         for end in chain.setting.ends:
             chain.advance(end)

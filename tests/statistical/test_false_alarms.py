@@ -14,6 +14,7 @@ import daskfactor as dfac
 from daskfactor.data.joined import JoinedData, join
 from daskfactor.data.sources import as_blocks
 from daskfactor.executors import SerialExecutor
+from daskfactor.inference.chain import Chain
 from daskfactor.inference.dispersion import (
     DispersionRule,
     dispersion_rule,
@@ -23,7 +24,6 @@ from daskfactor.inference.dispersion import (
 from daskfactor.inference.multiplicative import mean_floor, start_state
 from daskfactor.inference.passes import Place
 from daskfactor.inference.program import Tally, tally
-from daskfactor.inference.tweedie_chain import TweedieChain
 from daskfactor.results.files import Checkpoints
 from tests.statistical.made_counts import counts, means
 
@@ -259,7 +259,7 @@ def test_the_dispersion_of_a_run_is_the_mean_of_its_later_estimates(monkeypatch)
 def test_a_run_that_stops_while_it_estimates_goes_on_with_the_same_estimates(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     V = counts(rng, means(rng, 0.5, 3.0), ratio=3.0)
-    adapt, looked = TweedieChain._adapt, []
+    adapt, looked = Chain._adapt, []
 
     def stopping(chain, end):
         if end == 30:
@@ -273,10 +273,10 @@ def test_a_run_that_stops_while_it_estimates_goes_on_with_the_same_estimates(tmp
     with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
         whole = dfac.sample(V, dfac.TweedieNMF(3), **QUICK)
     monkeypatch.setattr(Checkpoints, "is_due", lambda kept: True)
-    monkeypatch.setattr(TweedieChain, "_adapt", stopping)
+    monkeypatch.setattr(Chain, "_adapt", stopping)
     with pytest.raises(KeyboardInterrupt):
         dfac.sample(V, dfac.TweedieNMF(3), store=tmp_path / "run.zarr", **QUICK)
-    monkeypatch.setattr(TweedieChain, "_adapt", noted)
+    monkeypatch.setattr(Chain, "_adapt", noted)
     with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
         rest = dfac.resume(tmp_path / "run.zarr", V=V, progressbar=False)
     assert looked[0] == 30

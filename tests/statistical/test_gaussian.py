@@ -1,6 +1,7 @@
 """Real-valued models: conditionals, exact posteriors, symmetries, links; planted bugs."""
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import FactorBand, make_state
 from daskfactor.inference import symmetries
-from daskfactor.inference.gaussian_chain import NO_FLOOR, GaussianChain, column_table
 from daskfactor.inference.gibbs import Gibbs, RowGibbsKernel
+from daskfactor.inference.normal_parameters import NO_FLOOR, NormalParameter, column_table
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, Program, prepare_state
 from daskfactor.inference.sghmc import SGHMC
 from daskfactor.inference.symmetries import Prior, draw_level, draw_symmetries
@@ -297,12 +298,12 @@ def away_from_gibbs(sampler):
             if cycle >= tune:
                 W, H = (chain.tracks[0].state.gather(side) for side in ("rows", "columns"))
                 mu, hyper = W @ H.T, chain.hyper
-                level = X @ chain.links["link_w"][:, 1]
+                level = X @ chain.values["link_w"][:, 1]
                 precisions = *hyper.precision_w, hyper.column_bias_precision, hyper.link_precision_w
                 numbers = [*np.log([hyper.noise, *precisions]), hyper.mean]
                 found.append([*mu[5], *mu[5] ** 2, *mu[0, :2], *level[:4], *numbers])
             chain.forget()
-        exact = gibbs(V, model, chain.priors, 4000, 1)
+        exact = gibbs(V, model, GaussianHyper(**chain.values["priors"]), 4000, 1)
     precisions = exact.precision, exact.column_bias_precision, exact.ridge
     numbers = np.c_[np.log(np.c_[exact.noise, *precisions]), exact.mean]
     cold = exact.mu[:, 5]
@@ -320,23 +321,21 @@ def test_everything_sampled_against_another_gibbs_sampler(sampler):
     assert np.abs(z).max() < 5.0, np.round(z, 1)
 
 
-squares = GaussianChain._sums
+squares = NormalParameter.sums
 
 
-def link_forgotten(chain, *given):
+def link_forgotten(parameter, *given):
     """Precisions as if the link's prior did not have them."""
-    linked, chain.linked = chain.linked, []
-    found = squares(chain, *given)
-    chain.linked = linked
-    return found
+    with mock.patch.object(parameter, "linked", []):
+        return squares(parameter, *given)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "bug"),
-    [("GaussianChain._sums", link_forgotten), ("unshifted", lambda band: band.values)],
+    [("NormalParameter.sums", link_forgotten), ("unshifted", lambda band: band.values)],
     ids=["precisions forget the link", "squares around the mean of all rows"],
 )
 def test_bugs_of_links_are_seen(name, bug, monkeypatch):
-    monkeypatch.setattr(f"daskfactor.inference.gaussian_chain.{name}", bug)
+    monkeypatch.setattr(f"daskfactor.inference.normal_parameters.{name}", bug)
     assert np.abs(away_from_gibbs(Gibbs())).max() > 5.0

@@ -143,7 +143,8 @@ class SameNumbers:
 
 PATH, TURN = "inference.block_hmc.Path", "inference.block_hmc.leapfrog_drift"
 WEIGHTS, SHAPES = "models.gamma_factors._weights", "models.gamma_factors.draw_positive"
-DRAW_ROWS = "inference.gaussian_chain.GaussianChain._draw_unobserved"
+DRAW_ROWS = "inference.normal_parameters.NormalRows.update"
+RATES_OF_ROWS = "inference.gamma_parameters.GammaRows.update"
 NORMALIZER = "inference.dispersion.MatrixDispersion.normalizer"
 BUGS = {
     "no Metropolis test": (PATH, NoTest, local(POISSON, BOLD)),
@@ -153,9 +154,9 @@ BUGS = {
     "no Jacobian of the rates of components": (WEIGHTS, no_count, shared(SHARED, BLOCK_HMC)),
     "the density of the logarithm of a shape": (SHAPES, of_log, shared(SHAPED, BLOCK_HMC)),
     "no normaliser of the dispersion": (NORMALIZER, lambda *_: 0.0, shared(COUNTS, BLOCK_HMC)),
-    "links without a Jacobian": ("inference.priors.LinkLaw", NoJacobian, OF_RATES),
-    "rates of a former link": ("inference.priors._tell_rows", lambda *_: None, OF_RATES),
-    "rows without data stay": (DRAW_ROWS, lambda *_: None, COVARIATES),
+    "links without a Jacobian": ("inference.gamma_parameters.LinkLaw", NoJacobian, OF_RATES),
+    "rates of a former link": (RATES_OF_ROWS, lambda *_: {}, OF_RATES),
+    "rows without data stay": (DRAW_ROWS, lambda *_: {}, COVARIATES),
     "H given the W before": (None, None, local(POISSON, planted(dfac.Gibbs(**WARM), OldW))),
     "W and H of the same numbers": (
         None,

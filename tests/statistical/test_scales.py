@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import daskfactor as dfac
-from daskfactor.inference import tweedie_chain
+from daskfactor.inference import gamma_parameters
 from daskfactor.models.rates import draw_scales
 from daskfactor.results.diagnose import effective_size
 from tests.inference.gaussian_reference import chain_of
@@ -44,7 +44,7 @@ def moved(rng):
             rate, shape = made.hyper.prior(factor)
             band.values[:] = rng.gamma(shape, 1 / rate, band.values.shape)
             before.append(band.values.copy())
-        made._rescale(run)
+        made.update(run.state, run.cycle)
         return before, [band.values for band in run.state.bands()]
 
 
@@ -78,7 +78,7 @@ def test_another_volume_is_seen(volume, monkeypatch):
     def wrong(power, *given):
         return draw_scales(power + volume * (3 - 2), *given)
 
-    monkeypatch.setattr(tweedie_chain, "draw_scales", wrong)
+    monkeypatch.setattr(gamma_parameters, "draw_scales", wrong)
     assert worst_shift() > 5
 
 
