@@ -432,12 +432,23 @@ def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
 
 
 def move_by_share(
-    gathered: Gathered, priors: Sequence[tuple[Any, float]], frozen: Sequence[Mask], **rest: Any
+    gathered: Gathered,
+    priors: Any,
+    frozen: Sequence[Mask],
+    likelihood: Likelihood,
+    smallest: float,
+    everywhere: bool = False,
 ) -> None:
-    """Move a band by its share; ``priors`` hold φ λ and φ (a - 1) of every factor."""
+    """Move a band by its share; ``priors`` hold φ λ and φ (a - 1) of every factor.
+
+    Entries are at least ``smallest`` where there is a pull, or ``everywhere``.
+    """
     band, share, factor, _ = gathered
+    penalty, pull = priors[factor]
     with held(band.values, frozen[factor]):
-        multiply_by_share(band.values, share, *priors[factor], **rest)
+        multiply_by_share(band.values, share, penalty, pull, likelihood, smallest)
+        if everywhere:
+            np.maximum(band.values, smallest, out=band.values)
 
 
 class Entries(NamedTuple):
