@@ -27,7 +27,7 @@ from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import SHARED, Totals, count_floored, log_sum
-from daskfactor.models.settings import FixedComponents, Mask, held
+from daskfactor.models.settings import FixedComponents, Mask, free_components, held
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -465,7 +465,7 @@ def sum_entries(values: Array, frozen: Mask, logs: bool, by_rows: bool) -> Entri
     """Sum up rows of a factor; logarithms and sums of rows are those of the free columns."""
     free = values
     if logs or by_rows:
-        free = values[:, np.ones(values.shape[1], bool) if frozen is None else ~frozen]
+        free = values[:, free_components(frozen, values.shape[1])]
     rows = free.sum(axis=1, dtype=np.float64) if by_rows else None
     columns = values.sum(axis=0, dtype=np.float64)
     of_logs = (log_sum(free), count_floored(free)) if logs else (0.0, 0)
@@ -487,8 +487,7 @@ def totals_of(
     """
     totals, shapes = [], (model.shape_w, model.shape_h)
     for factor, by in enumerate(model.rates_of):
-        mask = model.frozen[factor]
-        free = np.ones(model.n_components, bool) if mask is None else ~mask
+        mask, free = model.frozen[factor], model.free(factor)
         by_rows = by is not None and by != "component"
         options: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
         if apart and factor in apart:
@@ -600,14 +599,12 @@ def with_fixed(
     if model.fixed == (None, None):
         return state
     tilt = model.tilt(data.level) if rescale else 1.0
-    grid, orders = data.grid, (data.row_order, data.col_order)
     for factor, (fixed, by) in enumerate(zip(model.fixed, (tilt, 1.0 / tilt), strict=True)):
         state.each(partial(multiply, by=by), factor)
         if fixed is not None:
-            spans = map((grid.rows, grid.cols)[factor].slice, range(grid.blocks))
-            order = orders[factor]
-            pieces = [fixed.at(span if order is None else order[span]) for span in spans]
-            state.each(put_fixed, factor, pieces)
+            spans = map(data.grid.sides[factor].slice, range(data.grid.blocks))
+            placed = fixed.at(data.order(factor))
+            state.each(put_fixed, factor, [placed.at(span) for span in spans])
     return state
 
 

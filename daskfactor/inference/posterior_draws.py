@@ -9,7 +9,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import whole_number
-from daskfactor.errors import ModelError, OptionError, StoreFormatError
+from daskfactor.errors import ModelError, OptionError
 from daskfactor.inference.links import LINKS
 from daskfactor.inference.program import COLUMNS, DISPERSION, ROWS
 from daskfactor.inference.setting import DRAWS_BUDGET
@@ -19,7 +19,13 @@ from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY, factor_dims, own_names
 from daskfactor.results.selection import select, stacked_keys
-from daskfactor.results.trace import draw_weights, factors_of, require_draws, require_point
+from daskfactor.results.trace import (
+    describes_run,
+    draw_weights,
+    factors_of,
+    require_draws,
+    require_point,
+)
 
 Array = NDArray[Any]
 Values = dict[str, Array]
@@ -242,30 +248,17 @@ def _read(
     dims: tuple[str, str],
 ) -> PosteriorDraws:
     """Read factors and hyperparameters, and undo the ``scale`` that an alignment gave W."""
-    try:
+    with describes_run():
         model = model_from_dict(json.loads(attrs["model"]))
         constants = {n: value for n, value in attrs.items() if isinstance(value, float | int)}
         data = json.loads(attrs.get("data", "{}"))
         moments = attrs | data
         mean = float(moments["level" if model.nonnegative and "level" in moments else "mean"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreFormatError(
-            "this trace does not say its model and the mean of its data (attributes 'model' and "
-            "'data'); pass the result of daskfactor.sample or the path of its store"
-        ) from error
     if model.conditional_sampler is None:
         model.hyper_of_draw(constants, mean)  # raises
     W, H = (factor.compute(scheduler="threads").values for factor in factors_of(group))
     factors = W, H.swapaxes(2, 3)
-    model = model.with_arrays(
-        {
-            f"{name}/values": factor[0, 0][:, mask].T.astype(np.float64)
-            for name, factor, mask in zip(
-                ("fixed_w", "fixed_h"), factors, model.frozen, strict=True
-            )
-            if mask is not None
-        }
-    )
+    model = model.with_frozen_of(factors[0][0, 0], factors[1][0, 0])
     names = {variable.name for variable in model.learnt} | {*LINKS}
     drawn = group[[name for name in names if name in group.data_vars]]
     drawn = drawn.transpose("chain", "draw", ..., "component", missing_dims="ignore")

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import TensorGrid
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
@@ -78,14 +77,18 @@ def state_maker(
 
 def result_state(data: BlockedData, model: Any, init: Init, chain: int) -> ChainState:
     """Make the state of the factors of a result that a chain begins with."""
-    parts = []
-    sides = ("rows", data.row_order), ("columns", data.col_order)
-    for (side, order), values in zip(sides, init.factors(chain), strict=True):
-        placed = model.with_constants(side, values if order is None else values[order], data.mean)
-        parts.append(np.array(placed, data.dtype, order="C"))
-    if isinstance(data.grid, TensorGrid):
-        parts = [parts[0], *np.split(parts[1], data.grid.starts[1:-1])]
-    return with_fixed(make_state(data.grid, *parts), data, model, rescale=False)
+    W, Ht = (
+        np.array(model.with_constants(side, values, data.mean), data.dtype, order="C")
+        for side, values in zip(("rows", "columns"), init.factors(chain), strict=True)
+    )
+    state = make_state(data.grid, *factors_on_grid(data, W, Ht))
+    return with_fixed(state, data, model, rescale=False)
+
+
+def factors_on_grid(data: BlockedData, W: Array, Ht: Array) -> list[Array]:
+    """Put W and Hᵀ of the caller in the grid's order; of a tensor every further factor apart."""
+    ends = np.cumsum([side.size for side in data.grid.sides[1:]])[:-1]
+    return [W[data.order(0)], *np.split(Ht[data.order(1)], ends)]
 
 
 def first_state(

@@ -100,6 +100,17 @@ class StoredModel(Checked):
         settings = self._stored_arrays()
         return self.changed(**{name: settings[name].read(name, arrays) for name in settings})
 
+    def with_frozen_of(self, W: Array, Ht: Array) -> Self:
+        """The model of a stored run with the frozen components of its factors, (n, K)."""
+        factors, settings = {"fixed_w": W, "fixed_h": Ht}, self._stored_arrays()
+        return self.with_arrays(
+            {
+                f"{name}/values": factors[name][:, setting.described()].T.astype(np.float64)
+                for name, setting in settings.items()
+                if name in factors
+            }
+        )
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild a model from `to_dict`, without its arrays.

@@ -13,7 +13,7 @@ from scipy import special
 
 from daskfactor.checks import inner_share, one_of
 from daskfactor.data.known import Stack
-from daskfactor.errors import OptionError, StoreFormatError
+from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.results.cellwise import (
@@ -41,6 +41,7 @@ from daskfactor.results.tensors import Axes, chosen
 from daskfactor.results.trace import (
     Trace,
     as_tree,
+    describes_run,
     draw_weights,
     extrapolated_moments,
     reads_here,
@@ -237,6 +238,11 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
             f"new {what} have a dimension beside chain, draw and component, got {new.dims}; keep "
             f"it where you take a part of them: new.isel({{{own!r}: [0]}})"
         )
+    if new.sizes["component"] != group.sizes["component"]:
+        raise OptionError(
+            f"the new {what} have {new.sizes['component']} components and the run "
+            f"{group.sizes['component']}; pass what daskfactor.transform gives for this run"
+        )
     # A group of a tree takes no slashes; the result has the user's names again.
     stored = {user: own for own, user in own_names(tree).items()}
     slashed = [str(own) for own in (*new.dims, *new.coords) if "/" in str(own)]
@@ -316,18 +322,11 @@ def _check_options(interval: float, of: str | None) -> None:
 
 def observed_law(tree: xr.DataTree) -> tuple[Any, Any]:
     """Rebuild the model of a run, and its dispersion or those of columns, (J,); NaN: none."""
-    try:
+    with describes_run():
         model = model_from_dict(json.loads(tree.attrs["model"]))
-        dispersion: Any = (
-            float(tree.attrs["dispersion"]) if model.has_observations else float("nan")
-        )
-        if MOMENTS in tree.children and "dispersion_mean" in tree[MOMENTS]:
-            dispersion = tree[MOMENTS].to_dataset()["dispersion_mean"].values.mean(axis=0)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreFormatError(
-            "this trace does not say its model (attributes 'model' and 'dispersion'); "
-            "pass the result of daskfactor.sample or the path of its store"
-        ) from error
+        dispersion: Any = float(tree.attrs["dispersion"] if model.has_observations else "nan")
+    if MOMENTS in tree.children and "dispersion_mean" in tree[MOMENTS]:
+        dispersion = tree[MOMENTS].to_dataset()["dispersion_mean"].values.mean(axis=0)
     return model, dispersion
 
 

@@ -6,6 +6,7 @@ particles have probability masses, and many of them are zero.
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from math import prod
 from os import PathLike
@@ -290,6 +291,18 @@ def _prediction_of(point: xr.Dataset) -> str:
     if kind is None:
         return ": its prediction is point['W'] @ point['H']"
     return f" and is of {kind}, whose factors W and H hold one after another"
+
+
+@contextmanager
+def describes_run() -> Iterator[None]:
+    """Turn errors of reading attributes that a run has into one that says so."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreFormatError(
+            "this trace does not say its model and its data (attributes 'model', 'dispersion', "
+            "'data'); pass the result of daskfactor.sample or the path of its store"
+        ) from error
 
 
 def stored_model(result: xr.DataTree | xr.Dataset) -> Any:
