@@ -18,13 +18,13 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY, factor_dims, own_names
-from daskfactor.results.selection import select, stacked_keys
+from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
     describes_run,
     draw_weights,
     factors_of,
     require_draws,
-    require_point,
+    trace_of_point,
 )
 
 Array = NDArray[Any]
@@ -179,40 +179,28 @@ def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -
     ModelError
         If its model has no law of a new row.
     """
-    if isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars):
+    is_point = isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars)
+    tree = trace_of_point(trace) if is_point else require_draws(trace, "a new row")
+    group, dims = tree["posterior"].to_dataset(), factor_dims(tree)
+    if is_point:
         repeats = REPEATS if draws is None else whole_number("draws", draws, 1)
-        sample = {"chain": [0], "draw": np.arange(repeats)}
-        group = require_point(trace)[["W", "H"]].expand_dims(sample)
-        coords = group[["chain", "draw", "component"]]
-        one = _read(group.isel(draw=[0]), trace.attrs, axis, None, coords, factor_dims(group))
-        repeated = {
+        one = _read(tree, group, axis, group.indexes.get(dims[1 - axis]))
+        values = {
             name: np.broadcast_to(array, (1, repeats, *array.shape[2:]))
             for name, array in one.values.items()
         }
-        return replace(one, values=repeated)
-    tree = require_draws(trace, "a new row")
-    group, weights, dims = tree["posterior"].to_dataset(), draw_weights(tree), factor_dims(tree)
+        coords = one.coords.isel(draw=np.zeros(repeats, int)).assign_coords(draw=np.arange(repeats))
+        return replace(one, values=values, coords=coords)
+    weights = draw_weights(tree)
     if most is None:
         most = DRAWS_BUDGET // (group.sizes[dims[1 - axis]] * group.sizes["component"] * 8)
     at = _positions(group, weights, draws, most)
-    group = group.isel(draw=at)
-    coords = group[["chain", "draw", "component"]]
+    labels = keys_of(select(tree, dims, None, None)[1 - axis])
+    result = _read(tree, group.isel(draw=at), axis, labels)
     if weights is not None:
-        masses = weights[:, at] / weights[:, at].sum()
-        coords = coords.assign_coords(weight=(("chain", "draw"), masses))
-    scale = None
-    if "alignment" in tree.children:
-        alignment = tree["alignment"].to_dataset()
-        alignment = alignment.sel(chain=group["chain"], draw=group["draw"])
-        scale = since_drawn(alignment)[1][:, :, 0]
-    result = _read(group, tree.attrs, axis, scale, coords, dims)
-    users, stacked = own_names(tree), stacked_keys(select(tree, dims, None, None)[1 - axis])
-    return replace(
-        result,
-        labels=result.labels if stacked is None else stacked,
-        dims=(users.get(dims[0], dims[0]), users.get(dims[1], dims[1])),
-        ordered=not {"weight", "n_iter"} & set(tree["sample_stats"].data_vars),
-    )
+        masses = ("chain", "draw"), weights[:, at] / weights[:, at].sum()
+        result = replace(result, coords=result.coords.assign_coords(weight=masses))
+    return replace(result, ordered=not {"weight", "n_iter"} & set(tree["sample_stats"].data_vars))
 
 
 def _positions(group: xr.Dataset, weights: Any, draws: int | None, most: int) -> NDArray[np.int64]:
@@ -239,15 +227,14 @@ def _spread(count: int, draws: int) -> NDArray[np.int64]:
     return (np.arange(1, draws + 1) * count) // draws - 1
 
 
-def _read(
-    group: xr.Dataset,
-    attrs: Any,
-    axis: int,
-    scale: Array | None,
-    coords: xr.Dataset,
-    dims: tuple[str, str],
-) -> PosteriorDraws:
-    """Read factors and hyperparameters, and undo the ``scale`` that an alignment gave W."""
+def _read(tree: xr.DataTree, group: xr.Dataset, axis: int, labels: Any) -> PosteriorDraws:
+    """Read factors and hyperparameters of some draws, in the scale that they were drawn in."""
+    attrs: Any = tree.attrs
+    scale = None
+    if "alignment" in tree.children:
+        alignment = tree["alignment"].to_dataset()
+        alignment = alignment.sel(chain=group["chain"], draw=group["draw"])
+        scale = since_drawn(alignment)[1][:, :, 0]
     with describes_run():
         model = model_from_dict(json.loads(attrs["model"]))
         constants = {n: value for n, value in attrs.items() if isinstance(value, float | int)}
@@ -279,16 +266,22 @@ def _read(
         values[SCALE] = scales[axis]
     if axis == COLUMNS and getattr(model, "biases", False) and "precision_h" in values:
         values["level"] = _draw_level(model, values["precision_h"], H, attrs)
-    label = dims[1 - axis]
-    labels: Any = group[label].values if label in group.coords else None
-    if getattr(group.indexes.get(label), "nlevels", 1) > 1:
-        labels = group.indexes[label]
     about: dict[str, Any] = {"aligned": int(scale is not None)}
     about |= {key: attrs[name] for name, key in IDENTITY.items() if name in attrs}
     values[OTHER] = np.ascontiguousarray(other)
-    stated = data.get("unstored"), data.get("weighting")
+    users, dims = own_names(tree), factor_dims(tree)
     return PosteriorDraws(
-        model, axis, mean, values, constants, labels, about, *stated, coords, dims
+        model,
+        axis,
+        mean,
+        values,
+        constants,
+        labels,
+        about,
+        data.get("unstored"),
+        data.get("weighting"),
+        group[["chain", "draw", "component"]],
+        (users.get(dims[0], dims[0]), users.get(dims[1], dims[1])),
     )
 
 

@@ -24,7 +24,7 @@ from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.results.predict import with_new
 from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
-from daskfactor.results.schema import IDENTITY, beside, factor_dims, own_names
+from daskfactor.results.schema import beside, factor_dims, own_names
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
     Trace,
@@ -34,7 +34,7 @@ from daskfactor.results.trace import (
     reads_here,
     require_draws,
     require_matrix,
-    require_point,
+    trace_of_point,
 )
 
 Array = NDArray[Any]
@@ -194,11 +194,10 @@ class Asked(NamedTuple):
 
 def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
     if isinstance(trace, xr.Dataset):
-        require_matrix(require_point(trace), "recommend")
-        tree = _of_point(trace)
+        tree = trace_of_point(trace)
     else:
         tree = require_draws(trace, "a ranking")
-        require_matrix(tree, "recommend")
+    require_matrix(tree, "recommend")
     run = tree
     if isinstance(rows, xr.DataArray) and "component" in rows.dims:
         tree, rows = with_new(*_with_same_draws(tree, rows))
@@ -218,14 +217,6 @@ def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
         for at, dim in zip((at_rows, at_columns), dims, strict=True)
     )
     return Asked(run, W, H, at_rows, at_columns, shape, kept, weights)
-
-
-def _of_point(point: xr.Dataset) -> xr.DataTree:
-    """A point estimate as a trace of one draw."""
-    group = point[["W", "H"]].drop_attrs().expand_dims(chain=[0], draw=[0])
-    tree = xr.DataTree.from_dict({"posterior": group})
-    tree.attrs = {name: point.attrs[name] for name in IDENTITY if name in point.attrs}
-    return tree
 
 
 def _with_same_draws(tree: xr.DataTree, rows: xr.DataArray) -> tuple[xr.DataTree, str, Any]:

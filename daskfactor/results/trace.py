@@ -372,6 +372,14 @@ def require_point(given: xr.Dataset) -> xr.Dataset:
     return given
 
 
+def trace_of_point(point: xr.Dataset) -> xr.DataTree:
+    """Return a point estimate as a trace of one draw."""
+    group = require_point(point)[["W", "H"]].drop_attrs().expand_dims(chain=[0], draw=[0])
+    tree = xr.DataTree.from_dict({"posterior": group})
+    tree.attrs = dict(point.attrs)
+    return tree
+
+
 def require_draws(trace: Trace, purpose: str, other: str = "") -> xr.DataTree:
     """The tree of a trace that holds draws.
 
