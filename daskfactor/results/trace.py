@@ -374,8 +374,8 @@ def require_point(given: xr.Dataset) -> xr.Dataset:
 
 def trace_of_point(point: xr.Dataset) -> xr.DataTree:
     """Return a point estimate as a trace of one draw."""
-    group = require_point(point)[["W", "H"]].drop_attrs().expand_dims(chain=[0], draw=[0])
-    tree = xr.DataTree.from_dict({"posterior": group})
+    group = require_point(point)[["W", "H"]].drop_attrs(deep=False)
+    tree = xr.DataTree.from_dict({"posterior": group.expand_dims(chain=[0], draw=[0])})
     tree.attrs = dict(point.attrs)
     return tree
 
