@@ -20,11 +20,10 @@ from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY, factor_dims, own_names
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
+    as_draws,
     describes_run,
     draw_weights,
     factors_of,
-    require_draws,
-    trace_of_point,
 )
 
 Array = NDArray[Any]
@@ -179,10 +178,9 @@ def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -
     ModelError
         If its model has no law of a new row.
     """
-    is_point = isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars)
-    tree = trace_of_point(trace) if is_point else require_draws(trace, "a new row")
+    tree = as_draws(trace, "a new row")
     group, dims = tree["posterior"].to_dataset(), factor_dims(tree)
-    if is_point:
+    if isinstance(trace, xr.Dataset):
         repeats = REPEATS if draws is None else whole_number("draws", draws, 1)
         one = _read(tree, group, axis, group.indexes.get(dims[1 - axis]))
         values = {

@@ -28,13 +28,12 @@ from daskfactor.results.schema import beside, factor_dims, own_names
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
     Trace,
+    as_draws,
     draw_weights,
     factors_of,
     kept_beside,
     reads_here,
-    require_draws,
     require_matrix,
-    trace_of_point,
 )
 
 Array = NDArray[Any]
@@ -193,10 +192,7 @@ class Asked(NamedTuple):
 
 
 def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
-    if isinstance(trace, xr.Dataset):
-        tree = trace_of_point(trace)
-    else:
-        tree = require_draws(trace, "a ranking")
+    tree = as_draws(trace, "a ranking")
     require_matrix(tree, "recommend")
     run = tree
     if isinstance(rows, xr.DataArray) and "component" in rows.dims:

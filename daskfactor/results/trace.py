@@ -372,14 +372,6 @@ def require_point(given: xr.Dataset) -> xr.Dataset:
     return given
 
 
-def trace_of_point(point: xr.Dataset) -> xr.DataTree:
-    """Return a point estimate as a trace of one draw."""
-    group = require_point(point)[["W", "H"]].drop_attrs(deep=False)
-    tree = xr.DataTree.from_dict({"posterior": group.expand_dims(chain=[0], draw=[0])})
-    tree.attrs = dict(point.attrs)
-    return tree
-
-
 def require_draws(trace: Trace, purpose: str, other: str = "") -> xr.DataTree:
     """The tree of a trace that holds draws.
 
@@ -396,6 +388,16 @@ def require_draws(trace: Trace, purpose: str, other: str = "") -> xr.DataTree:
         )
     if tree["posterior"].sizes["draw"] == 0:
         raise OptionError(f"this run has no draws yet, but {purpose} needs some; resume it first")
+    return tree
+
+
+def as_draws(result: Trace | xr.Dataset, purpose: str) -> xr.DataTree:
+    """Return a trace that holds draws, or a point estimate as a trace of one draw."""
+    if not isinstance(result, xr.Dataset):
+        return require_draws(result, purpose)
+    group = require_point(result)[["W", "H"]].drop_attrs(deep=False)
+    tree = xr.DataTree.from_dict({"posterior": group.expand_dims(chain=[0], draw=[0])})
+    tree.attrs = dict(result.attrs)
     return tree
 
 
