@@ -195,18 +195,6 @@ class MatrixDispersion:
         return self.weight * value
 
 
-def departures(estimates: dict[str, tuple[float, float, float]]) -> dict[str, float]:
-    """Return the ratios, of estimates, dispersions and limits by name, that are not 1.
-
-    Counts that vary less than Poisson counts may are told so, though their dispersion is 1.
-    """
-    ratios = {
-        name: ratio if ratio < 2 - limit else dispersion
-        for name, (ratio, dispersion, limit) in estimates.items()
-    }
-    return {name: ratio for name, ratio in ratios.items() if ratio != 1}
-
-
 def components_left(state: ChainState) -> int:
     """Count the components of a state that have not faded."""
     part = np.multiply(*column_sums(state))
@@ -508,14 +496,15 @@ class DispersionRule:
         By the name of their matrix, "" if there is one. ``dispersion`` is what `snap_to_poisson`
         makes of an ``estimate``.
         """
-        pairs = zip(self._pairs(estimate), self._pairs(dispersion), strict=True)
-        return departures(
-            {
-                matrix.name: (ratio / matrix.scale, phi / matrix.scale, matrix.limit)
-                for (matrix, ratio), (_, phi) in pairs
-                if matrix.undecided
-            }
-        )
+        ratios = {}
+        for (matrix, ratio), (_, phi) in zip(
+            self._pairs(estimate), self._pairs(dispersion), strict=True
+        ):
+            # Counts that vary less than Poisson counts may have the dispersion 1.
+            below = ratio / matrix.scale < 2 - matrix.limit
+            if matrix.undecided and (departure := (ratio if below else phi) / matrix.scale) != 1:
+                ratios[matrix.name] = departure
+        return ratios
 
     # -- densities, and draws ------------------------------------------------------
 

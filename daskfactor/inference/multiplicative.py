@@ -48,6 +48,10 @@ FIRST_LOOK, LAST_LOOK = 5, 60
 NO_FIT = Fit(-math.inf, math.inf)
 
 
+def report_nothing(done: int, total: int) -> None:
+    """Leave the number of iterations done, and their largest number, unreported."""
+
+
 @dataclass
 class Descent:
     """A point estimate on its way.
@@ -327,7 +331,7 @@ def run_updates(
     descent: Descent,
     iterations: int,
     tol: float = 0.0,
-    on_step: OnStep | None = None,
+    on_step: OnStep = report_nothing,
     move: Callable[[Descent, int, OnCycle | None], None] | None = None,
 ) -> Descent:
     """Update W and H in turn, in place, by `update` or ``move``.
@@ -343,7 +347,7 @@ def run_updates(
     for stop in sorted({*range(FIT_EVERY, iterations, FIT_EVERY), FIRST_LOOK, iterations}):
         if stop > iterations:
             continue
-        follow = model.shares_rates and (done >= LAST_LOOK or rule.settled)
+        follow = model.shares_rates and (done >= LAST_LOOK or rule.fixed is not None)
         while done < stop:
             if follow:
                 descent.follow_rates()
@@ -370,9 +374,9 @@ def run_updates(
     return descent
 
 
-def report_from(on_step: OnStep | None, before: int, total: int) -> OnCycle:
+def report_from(on_step: OnStep, before: int, total: int) -> OnCycle:
     """Turn the numbers of a plan's cycles into numbers of iterations for ``on_step``."""
-    return lambda cycle: None if on_step is None else on_step(before + cycle + 1, total)
+    return lambda cycle: on_step(before + cycle + 1, total)
 
 
 def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = None) -> None:

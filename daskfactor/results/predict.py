@@ -215,7 +215,7 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
     Raises
     ------
     OptionError
-        If they were drawn given other draws than these.
+        If they were drawn given other draws than these, or the one is aligned and the other not.
     """
     if not (isinstance(new, xr.DataArray) and "component" in new.dims):
         return tree, new
@@ -225,7 +225,15 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
             f"{what} must be draws of new {what}, as daskfactor.transform(trace, V, "
             f'axis="{each}") gives them, got {new.name} with dimensions {new.dims}'
         )
-    require_same_trace(tree, new, what)
+    aligned = int("alignment" in tree.children)
+    if new.attrs.get("aligned", aligned) != aligned:
+        raise OptionError(
+            f"new {what} and the trace are not both aligned, so that their components differ; pass "
+            "the same trace to transform and here"
+        )
+    for name_in_run, name_in_new in IDENTITY.items():
+        if name_in_new in new.attrs and new.attrs[name_in_new] != tree.attrs.get(name_in_run):
+            raise _of_another(what)
     group = tree["posterior"].to_dataset()
     try:
         group = group.sel(chain=new["chain"], draw=new["draw"])
@@ -257,25 +265,6 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
     about.pop("n_observed", None)  # of the rows whose place these take
     changed.attrs = tree.attrs | ({"data": json.dumps(about)} if about else {})
     return changed, None
-
-
-def require_same_trace(tree: xr.DataTree, new: xr.DataArray, what: str) -> None:
-    """Refuse factors that `transform` has drawn given another trace than this.
-
-    Raises
-    ------
-    OptionError
-        If they name another run, or the one is aligned and the other is not.
-    """
-    aligned = int("alignment" in tree.children)
-    if new.attrs.get("aligned", aligned) != aligned:
-        raise OptionError(
-            f"new {what} and the trace are not both aligned, so that their components differ; pass "
-            "the same trace to transform and here"
-        )
-    for own, told in IDENTITY.items():
-        if told in new.attrs and new.attrs[told] != tree.attrs.get(own):
-            raise _of_another(what)
 
 
 def _of_another(what: str) -> OptionError:
