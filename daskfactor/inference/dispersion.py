@@ -195,12 +195,6 @@ class MatrixDispersion:
         return self.weight * value
 
 
-def components_left(state: ChainState) -> int:
-    """Count the components of a state that have not faded."""
-    part = np.multiply(*column_sums(state))
-    return int(np.count_nonzero(part > EVEN * part.mean()))
-
-
 def poisson_limit(tally: Tally, count: float, parameters: float) -> tuple[float, float]:
     """Return Σ w v, and the largest ratio Σ w (v - μ)² / Σ w v that Poisson counts may have.
 
@@ -447,7 +441,8 @@ class DispersionRule:
     def fade(self, model: GammaFactors, state: ChainState) -> None:
         """Count the parameters of those components that are left, where some fade."""
         if model.shares_rates:
-            self._count_parameters(components_left(state))
+            part = np.multiply(*column_sums(state))
+            self._count_parameters(int(np.count_nonzero(part > EVEN * part.mean())))
 
     # -- of several draws, and of several chains -----------------------------------
 
@@ -496,15 +491,14 @@ class DispersionRule:
         By the name of their matrix, "" if there is one. ``dispersion`` is what `snap_to_poisson`
         makes of an ``estimate``.
         """
-        ratios = {}
-        for (matrix, ratio), (_, phi) in zip(
-            self._pairs(estimate), self._pairs(dispersion), strict=True
-        ):
+
+        def departure(matrix: MatrixDispersion, ratio: float, phi: float) -> float:
             # Counts that vary less than Poisson counts may have the dispersion 1.
             below = ratio / matrix.scale < 2 - matrix.limit
-            if matrix.undecided and (departure := (ratio if below else phi) / matrix.scale) != 1:
-                ratios[matrix.name] = departure
-        return ratios
+            return (ratio if below else phi) / matrix.scale
+
+        pairs = self._pairs(self._each(departure, estimate, dispersion))
+        return {one.name: ratio for one, ratio in pairs if one.undecided and ratio != 1}
 
     # -- densities, and draws ------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import label_at, match_labels, one_of, truth, whole_number
+from daskfactor.checks import label_at, match_labels, one_of, refuse_repeated, truth, whole_number
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import ANYTHING, open_input
@@ -31,7 +31,7 @@ from daskfactor.models.settings import FixedComponents
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
-from daskfactor.results.schema import COMPONENT_NAME, beside
+from daskfactor.results.schema import beside
 from daskfactor.results.trace import as_tree, require_matrix
 from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
@@ -352,12 +352,7 @@ def _matched(labels: Any, fitted: Any, side: str, count: int, may_lack: bool) ->
             f"{label_at(fitted, lost[0])}; add them, with NaN where nothing was observed (such as "
             "reindex of xarray and pandas does) or 0 where that is what was"
         )
-    if match.twice != (None, None):
-        raise DataError(
-            f"the labels of {side} are not unique, and the new data have them in another order; "
-            f"give every one of the {side} a label of its own, or pass an array without labels, in "
-            "the order of the run"
-        )
+    refuse_repeated(match, side, "V")
     return match.at
 
 
@@ -374,11 +369,11 @@ def _labelled(
     dims = [name[dim], "component"]
     if factor == COLUMNS:
         rows, dims = rows.swapaxes(-1, -2), dims[::-1]
-    coords: dict[str, Any] = {"component": posterior.coords["component"].values}
-    if COMPONENT_NAME in posterior.coords.coords:
-        coords[COMPONENT_NAME] = ("component", posterior.coords[COMPONENT_NAME].values)
+    shared = posterior.coords
     if rows.ndim == 4:
         dims = ["chain", "draw", *dims]
-        coords |= {str(each): values for each, values in posterior.coords.coords.items()}
+    else:
+        shared = shared[["component"]]
+    coords: dict[str, Any] = {str(each): values for each, values in shared.coords.items()}
     coords |= {name[key]: (name[dim], values) for key, values in dim_coords.items()}
     return xr.DataArray(rows, coords, dims, "WH"[factor], attrs)

@@ -11,7 +11,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import inner_share, label_at, match_labels, one_of, whole_number
+from daskfactor.checks import (
+    inner_share,
+    label_at,
+    match_labels,
+    one_of,
+    refuse_repeated,
+    whole_number,
+)
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import open_input, opened_again
 from daskfactor.data.grid import Block
@@ -312,11 +319,7 @@ def _place(data: BlockedData, side: int, at: xr.DataArray, shape: tuple[int, int
     )
     if labels is not None and own is not None:
         found = match_labels(labels, own)
-        if found.twice != (None, None):
-            raise DataError(
-                f"the labels of {what} are not unique, and exclude has them in another order than "
-                f"the run; give every one of the {what} a label of its own"
-            )
+        refuse_repeated(found, what, "exclude")
         if (found.at < 0).all() and at.size == shape[side]:  # a part may have none of them
             raise DataError(
                 f"none of the {what} of exclude is among those of the run: it has "
