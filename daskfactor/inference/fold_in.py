@@ -170,6 +170,8 @@ class Rows:
     program, other, sizes, scale
         Priors and likelihood under the present draw, the other factor with the sums of its
         columns, and the scale of a `PosteriorDraw`.
+    factor, free, covariates
+        Factor that is drawn, mask of its components that are not frozen, covariates of the rows.
     cycle
         Number of the next step, in the address of its noise.
     """
@@ -185,6 +187,9 @@ class Rows:
     other: FactorBand = field(init=False)
     sizes: Array = field(init=False)
     scale: Array | None = field(init=False)
+    factor: int = field(init=False)
+    free: Array = field(init=False)
+    covariates: Any = field(init=False)
     cycle: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -199,11 +204,10 @@ class Rows:
             self.data.block = entries_on_device(block, dtype)
         shape = self.span.stop - self.span.start, plan.model.width
         self.band = FactorBand(plan.first + self.span.start, np.zeros(shape, dtype))
-
-    @property
-    def factor(self) -> int:
-        """Factor that is drawn."""
-        return self.plan.posterior.factor
+        self.factor = plan.posterior.factor
+        self.free = plan.model.free(self.factor)
+        covariates = plan.model.covariates[self.factor]
+        self.covariates = None if covariates is None else covariates.at(self.span)
 
     @property
     def bands(self) -> Bands:
@@ -248,7 +252,7 @@ class Rows:
         self._take_draw(chain, draw)
         if self.plan.draws_conditionally:
             return
-        usable = (before > 0) & (self.sizes > 0) & self.plan.model.free(self.factor)
+        usable = (before > 0) & (self.sizes > 0) & self.free
         size = np.divide(before, self.sizes, out=np.ones_like(before), where=usable)
         self.plan.kernel.retune(self.band, self.factor, size, self.program.hyper)
 
@@ -276,9 +280,8 @@ class Rows:
         """Give the band the priors of its rows, where these differ."""
         factor, model, length = self.factor, self.plan.model, len(self.band.values)
         rate = sample.hyper.prior(factor)[0] if model.nonnegative else None
-        if model.covariates[factor] is not None and sample.link is not None:
-            rows = model.covariates[factor].at(np.arange(self.span.start, self.span.stop))
-            prior = model.linked_prior(rows, sample.link, rate)
+        if self.covariates is not None and sample.link is not None:
+            prior = model.linked_prior(self.covariates, sample.link, rate)
             self.band.arrays |= {name: np.asarray(value) for name, value in prior.items()}
         elif fresh and model.rates_of[factor] in ("row", "column"):
             self.band.arrays[RATE] = self.plan.placed(np.full((length, 1), rate))
@@ -317,14 +320,14 @@ class Rows:
         """Take one of the sampler's steps with the band, and draw the rates of its rows."""
         visit = Visit(self._op(adapt), self.data, self.bands, self.work)
         self.plan.kernel.step(self.program, visit)
-        if RATE in self.band.arrays and self.plan.model.covariates[self.factor] is None:
+        if RATE in self.band.arrays and self.covariates is None:
             self._draw_rates()
         self.cycle += 1
 
     def _draw_rates(self) -> None:
         """Draw the rate of every row given its entries."""
         band, program, factor, posterior = self.band, self.program, self.factor, self.plan.posterior
-        shapes, free = (program.hyper.shape_w, program.hyper.shape_h), posterior.model.free(factor)
+        shapes, free = (program.hyper.shape_w, program.hyper.shape_h), self.free
         prior = posterior.model.hyperpriors(posterior.mean, shapes)[factor]
         total = to_host(band.values)[:, free].sum(axis=1, dtype=np.float64, keepdims=True)
         shape, rate = prior.posterior(shapes[factor] * float(free.sum()), total)

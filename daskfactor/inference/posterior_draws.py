@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -130,7 +131,7 @@ class PosteriorDraws:
         link, scale = values.get(LINKS[self.factor]), values.get(SCALE)
         return PosteriorDraw(values[OTHER], likelihood, hyper, dispersions, link, scale)
 
-    @property
+    @cached_property
     def floor(self) -> float:
         """Smallest mean that gradients are taken at, as in the run."""
         return float(self.model.likelihood.floor(self.mean if self.mean > 0 else 1.0))
