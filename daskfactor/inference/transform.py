@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike, fspath
 from typing import Any, Literal, Unpack, cast
 
 import numpy as np
@@ -258,9 +257,7 @@ def _check_room(plan: NewRows) -> None:
 def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
     V = placed(V, options.get("storage_options"))
-    says_itself = isinstance(V, BlockedData) or (
-        isinstance(V, str | PathLike) and is_blocked_store(fspath(V))
-    )
+    says_itself = isinstance(V, BlockedData) or is_blocked_store(V)
     if options.get("unstored") is not None or posterior.unstored is None or says_itself:
         return V, options
     source = V if isinstance(V, Source) else open_input(V, Wanted.of(options))

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from math import prod
-from os import PathLike, fspath
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -303,7 +302,7 @@ def _seen(tree: xr.DataTree) -> Any:
 
 def _opened(exclude: Any) -> BlockedData:
     """Cells to leave out on blocks; what is not stored is not left out."""
-    sparse = isinstance(exclude, str | PathLike) and is_blocked_store(fspath(exclude))
+    sparse = is_blocked_store(exclude)
     source = exclude if sparse else open_input(exclude)
     missing = sparse or source.is_sparse
     return as_blocks(source, unstored="missing" if missing else None, allow_empty=True)
