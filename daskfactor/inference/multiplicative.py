@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState, FactorBand, empty_state
-from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_moving
+from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_band, sum_entries
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.passes import Gathered, Pass, Place, SharePass, evaluate, every, run_pass
@@ -26,8 +26,8 @@ from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.rates import SHARED, Totals, count_floored, log_sum
-from daskfactor.models.settings import FixedComponents, Mask, free_components, held
+from daskfactor.models.rates import SHARED, Totals
+from daskfactor.models.settings import FixedComponents, Mask, held
 from daskfactor.random import Stream, generator
 
 Array = NDArray[Any]
@@ -455,32 +455,6 @@ def move_by_share(
             np.maximum(band.values, smallest, out=band.values)
 
 
-class Entries(NamedTuple):
-    """Sums over some rows of a factor: of columns, and on request of logarithms and of rows."""
-
-    length: int
-    columns: Array
-    logs: float
-    floored: int
-    rows: Array | None
-
-
-def sum_entries(values: Array, frozen: Mask, logs: bool, by_rows: bool) -> Entries:
-    """Sum up rows of a factor; logarithms and sums of rows are those of the free columns."""
-    free = values
-    if logs or by_rows:
-        free = values[:, free_components(frozen, values.shape[1])]
-    rows = free.sum(axis=1, dtype=np.float64) if by_rows else None
-    columns = values.sum(axis=0, dtype=np.float64)
-    of_logs = (log_sum(free), count_floored(free)) if logs else (0.0, 0)
-    return Entries(len(values), columns, *of_logs, rows)
-
-
-def sum_band(band: FactorBand, **options: Any) -> Entries:
-    """Sum up a band, as `sum_entries`."""
-    return sum_entries(band.values, **options)
-
-
 def totals_of(
     model: GammaFactors, state: ChainState, apart: Mapping[int, Array] | None = None
 ) -> list[Totals]:
@@ -520,9 +494,9 @@ def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fi
     prior, (_, hyper) = 0.0, model.at(hyper)
     for factor, mask in enumerate(model.frozen):
         rate, shape = hyper.prior(factor)
-        parts = state.each(partial(sum_moving, frozen=mask, logs=shape != 1.0), factor)
+        parts = state.each(partial(sum_band, frozen=mask, logs=shape != 1.0), factor)
         if isinstance(rate, np.ndarray):
-            length = sum(part.rows for part in parts)
+            length = sum(part.length for part in parts)
             prior -= (SHARED / 2 + shape * length) * float(np.sum(np.log(rate)))
         else:
             prior += rate * sum(part.total for part in parts)
@@ -546,7 +520,7 @@ def balance(state: ChainState, frozen: tuple[Mask, ...] = (None, None)) -> None:
                 by[mask] = 1.0
     for factor, (by, mask) in enumerate(zip(moves, frozen, strict=True)):
         state.each(partial(multiply, by=by), factor)
-        parts = state.each(partial(sum_moving, frozen=mask), factor)
+        parts = state.each(partial(sum_band, frozen=mask), factor)
         count = sum(part.size for part in parts)
         more = 1e-3 * sum(part.total for part in parts) / max(count, 1)
         state.each(partial(lift, by=more, frozen=mask), factor)
