@@ -205,8 +205,8 @@ def _settled(model: Any, tree: xr.DataTree) -> Any:
 def _put(chain: Any, tree: xr.DataTree) -> None:
     """Let a chain go on from the last draw of the same number."""
     state, data = chain.tracks[0].state, chain.setting.data
-    last = tree["posterior"].to_dataset().isel(chain=chain.number, draw=-1)
-    W, H = (factor.values[0, 0] for factor in factors_of(last.expand_dims(("chain", "draw"))))
+    draws = tree["posterior"].to_dataset()
+    W, H = (factor[chain.number, -1].values for factor in factors_of(draws))
     for factor, values in enumerate(factors_on_grid(data, W, H.T)):
         state.each(take_values, factor, pieces_of(data.grid, factor, values))
 

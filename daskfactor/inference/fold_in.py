@@ -141,7 +141,7 @@ class NewRows:
             for path in paths:
                 rows.begin(chain, path)
                 for draw in path:
-                    values = rows.drawn(chain, draw)
+                    values = rows.values_under(chain, draw)
                     if self.point:
                         out += masses[chain, draw] * values
                     else:
@@ -232,7 +232,7 @@ class Rows:
             self._go_on(chain, draws[-1 - step * len(draws) // TUNE])
             self._step(adapt=True)
 
-    def drawn(self, chain: int, draw: int) -> Array:
+    def values_under(self, chain: int, draw: int) -> Array:
         """Take the steps under a draw, and return the band after them, or the mean of all."""
         self._go_on(chain, draw)
         plan, values = self.plan, self.band.values

@@ -308,7 +308,7 @@ def _new_fixed(name: str, old: FixedComponents, value: Any) -> FixedComponents |
 
 
 def _entries(posterior: PosteriorDraws, data: BlockedData) -> Array:
-    """Find which entries of the factor that is given the columns are, in the order of the grid."""
+    """Return the entries of the other factor that the data have, in the grid's order."""
     other, count = 1 - posterior.factor, posterior.other.shape[2]
     side, labels = SIDES[other], data.labels.keys[other]
     stack = data.labels.stacks.get((data.labels.row_dim, data.labels.col_dim)[other])
