@@ -9,7 +9,7 @@ led, in the scale that components have there: what is left of the latter falls g
 the number of steps.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -155,14 +155,13 @@ def _key(seed: int, chain: int) -> tuple[int, int]:
     return int(first), int(second)
 
 
-@dataclass
 class Rows:
     """A band of new rows on its way through the draws.
 
     Attributes
     ----------
-    plan, block, span
-        Options of the draws, data of these rows, and their places in the grid's order.
+    plan, span, work, data
+        Options of the draws, places of these rows in the grid's order, buffers, data of the rows.
     band
         Band of the factor that is drawn.
     draw
@@ -176,38 +175,23 @@ class Rows:
         Number of the next step, in the address of its noise.
     """
 
-    plan: NewRows
-    block: AnyBlock
-    span: slice
-    work: Workspace
-    data: Any = field(init=False)
-    band: FactorBand = field(init=False)
-    draw: tuple[int, int] = field(init=False)
-    program: Program = field(init=False)
-    other: FactorBand = field(init=False)
-    sizes: Array = field(init=False)
-    scale: Array | None = field(init=False)
-    factor: int = field(init=False)
-    free: Array = field(init=False)
-    covariates: Any = field(init=False)
-    cycle: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        plan, block, dtype = self.plan, self.block, self.plan.data.dtype
+    def __init__(self, plan: NewRows, block: AnyBlock, span: slice, work: Workspace) -> None:
+        self.plan, self.span, self.work, self.cycle = plan, span, work, 0
+        dtype = plan.data.dtype
         zeros = isinstance(block, SparseBlock) and not plan.model.likelihood.visits_all(block.zeros)
         if not (zeros or plan.draws_conditionally):
             block = written_out(block)
-        self.data = OneBlock(block)
+        self.data: Any = OneBlock(block)
         if plan.device is not None:
             assert isinstance(block, SparseBlock)  # as those of all samplers that run there
             current().tf32 = plan.device.tf32
             self.data.block = entries_on_device(block, dtype)
-        shape = self.span.stop - self.span.start, plan.model.width
-        self.band = FactorBand(plan.first + self.span.start, np.zeros(shape, dtype))
+        shape = span.stop - span.start, plan.model.width
+        self.band = FactorBand(plan.first + span.start, np.zeros(shape, dtype))
         self.factor = plan.posterior.factor
         self.free = plan.model.free(self.factor)
         covariates = plan.model.covariates[self.factor]
-        self.covariates = None if covariates is None else covariates.at(self.span)
+        self.covariates = None if covariates is None else covariates.at(span)
 
     @property
     def bands(self) -> Bands:
