@@ -175,13 +175,15 @@ class Rows:
         Number of the next step, in the address of its noise.
     """
 
+    data: Any
+
     def __init__(self, plan: NewRows, block: AnyBlock, span: slice, work: Workspace) -> None:
         self.plan, self.span, self.work, self.cycle = plan, span, work, 0
         dtype = plan.data.dtype
         zeros = isinstance(block, SparseBlock) and not plan.model.likelihood.visits_all(block.zeros)
         if not (zeros or plan.draws_conditionally):
             block = written_out(block)
-        self.data: Any = OneBlock(block)
+        self.data = OneBlock(block)
         if plan.device is not None:
             assert isinstance(block, SparseBlock)  # as those of all samplers that run there
             current().tf32 = plan.device.tf32
