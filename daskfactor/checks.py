@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.errors import DaskfactorError, OptionError, StoreFormatError
+from daskfactor.errors import DaskfactorError, DataError, OptionError, StoreFormatError
 
 Cells = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -54,6 +54,16 @@ def match_labels(wanted: Any, known: Any) -> Match:
     at = np.array([place.get(label, -1) for label in asked], np.int64)
     unwanted = np.flatnonzero([label not in both for label in own])
     return Match(at, unwanted, (_twice(asked, both), _twice(own, both)))
+
+
+def refuse_repeated(match: Match, what: str, data: str) -> None:
+    """Refuse labels that are not unique where data have them in another order than a run."""
+    if match.twice != (None, None):
+        raise DataError(
+            f"the labels of {what} are not unique, and {data} is in another order than the run; "
+            f"give every one of the {what} a label of its own, or pass {data} without labels, in "
+            "the order of the run"
+        )
 
 
 def nearly_same(one: Any, other: Any) -> bool:

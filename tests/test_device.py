@@ -14,7 +14,7 @@ import daskfactor as dfac
 from daskfactor.errors import EngineError, OptionError, SamplingWarning
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.device import CUDA, DeviceExecutor
-from daskfactor.inference import new_rows, transform
+from daskfactor.inference import fold_in, transform
 from daskfactor.inference.base import choose_kernel
 from daskfactor.inference.setting import DEVICE_PACE, Setting, plan_run
 from daskfactor.kernels import langevin, steps
@@ -338,7 +338,7 @@ def transformed(V, model, axis="row", dtype="float64", weighting=None, **options
     trace = dfac.sample(blocks(full(), dtype, **cells), model, dfac.PSGLD(), **RUN)
     run = {"random_seed": 3, "progressbar": False, "draws": 2} | options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(new_rows, "TUNE", 4)
+        patch.setattr(fold_in, "TUNE", 4)
         patch.setattr(transform, "POINT_DRAWS", 2)
         return tuple(dfac.transform(trace, V, axis, device=own, **run) for own in ("cuda", None))
 
@@ -428,7 +428,7 @@ def test_new_rows_on_a_full_device_are_one_sentence(stand_in, monkeypatch):
         raise OutOfMemoryError("no more")
 
     trace = dfac.sample(full(), dfac.TweedieNMF(3), **RUN)
-    monkeypatch.setattr(new_rows, "entries_on_device", full_up)
+    monkeypatch.setattr(fold_in, "entries_on_device", full_up)
     match, options = r"the GPU is full \(no more\); pass blocks=1", {"progressbar": False}
     refused(EngineError, match, dfac.transform, trace, some(), device="cuda", **options)
 

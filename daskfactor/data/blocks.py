@@ -180,6 +180,11 @@ class BlockedData:
     def col_order(self) -> NDArray[np.int64] | None:
         return np.asarray(self.known.layout.col_order) if self.is_balanced else None
 
+    def order(self, axis: int) -> NDArray[np.int64] | slice:
+        """Return an index that puts the caller's rows (or columns) in the grid's order."""
+        order = (self.row_order, self.col_order)[axis]
+        return slice(None) if order is None else order
+
     @property
     def mass(self) -> Mass:
         counts: Any = self.row_observed, self.col_observed

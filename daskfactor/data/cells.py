@@ -9,7 +9,7 @@ read as it is, chunk by chunk; those of sparse blocks are looked up for what the
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
+from os import fspath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +89,7 @@ class Asked:
         """
         given, shape = self.given, source.shape
         assert shape is not None
-        if isinstance(given, str | PathLike) and is_blocked_store(fspath(given)):
+        if is_blocked_store(given):
             store = BlockStore(fspath(given))
             found = from_blocks(store.known, store.read)
         elif isinstance(given, tuple):

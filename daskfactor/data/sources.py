@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from os import PathLike, fspath
+from os import fspath
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -404,7 +404,7 @@ def _serves(
 def _store_at(V: Any, wanted: Wanted) -> BlockStore | None:
     """The blocked store whose path or URL this is, of which there is nothing to choose."""
     V = placed(V, wanted.storage_options)
-    if not isinstance(V, str | PathLike) or not is_blocked_store(fspath(V)):
+    if not is_blocked_store(V):
         return None
     refuse_columns(V, wanted)
     return BlockStore(fspath(V))

@@ -42,6 +42,7 @@ import json
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -585,9 +586,9 @@ def _may_be_zarr(place: Path) -> bool:
     return any(is_repository(str(one).partition("@")[0]) for one in above)
 
 
-def is_blocked_store(location: str) -> bool:
-    """Whether a path or URL is a blocked sparse store of any version, finished or not."""
-    return zarr_kind(location) == "blocks"
+def is_blocked_store(location: Any) -> bool:
+    """Tell whether this is the path or URL of a blocked sparse store, finished or not."""
+    return isinstance(location, str | PathLike) and zarr_kind(fspath(location)) == "blocks"
 
 
 def attributes_checksum(attributes: dict[str, Any]) -> int:

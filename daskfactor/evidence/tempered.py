@@ -172,11 +172,9 @@ def _prior_draw(model: TweedieNMF, data: BlockedData, rng: np.random.Generator) 
     for side, bands in enumerate(data.grid.sides):
         rate, shape = hyper.prior(side)
         drawn.append(rng.standard_gamma(shape, (bands.size, model.n_components)) / rate)
-    for factor, fixed, order in zip(
-        drawn, model.fixed, (data.row_order, data.col_order), strict=False
-    ):
+    for side, fixed in enumerate(model.fixed):
         if fixed is not None:
-            fixed.put(factor, slice(None) if order is None else order)
+            fixed.put(drawn[side], data.order(side))
     return [np.maximum(factor, SMALLEST) for factor in drawn]
 
 

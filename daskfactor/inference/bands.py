@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from daskfactor.data.grid import Grid
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
-from daskfactor.models.rates import log_sum
-from daskfactor.models.settings import Mask, held
+from daskfactor.models.rates import count_floored, log_sum
+from daskfactor.models.settings import Mask, free_components, held
 
 Array = NDArray[Any]
 
@@ -69,20 +69,46 @@ def sum_columns(band: FactorBand) -> Array:
     return np.asarray(band.values.sum(axis=0, dtype=np.float64))
 
 
-class Moving(NamedTuple):
-    """Sums over the entries of a band that are not frozen; of logarithms where asked for."""
+class Entries(NamedTuple):
+    """Sums over some rows of a factor.
 
-    rows: int
+    Attributes
+    ----------
+    length
+        Number of rows.
+    columns
+        Sums of all columns, (K,).
+    size, total
+        Number of entries that are not frozen, and their sum.
+    logs, floored
+        Sum of their logarithms, and number of those of which only a bound is known; on request.
+    rows
+        Sums of them in each row, on request.
+    """
+
+    length: int
+    columns: Array
     size: int
     total: float
-    logs: float = 0.0
+    logs: float
+    floored: int
+    rows: Array | None
 
 
-def sum_moving(band: FactorBand, frozen: Mask, logs: bool = False) -> Moving:
-    """Add up the entries that are not frozen; a zero's logarithm is that of a tiny number."""
-    free = moving(band.values, frozen)
-    total = float(free.sum(dtype=np.float64))
-    return Moving(len(free), free.size, total, log_sum(free) if logs else 0.0)
+def sum_entries(values: Array, frozen: Mask, logs: bool = False, by_rows: bool = False) -> Entries:
+    """Add up the entries of some rows; a zero's logarithm is that of a tiny number."""
+    free, columns = moving(values, frozen), values.sum(axis=0, dtype=np.float64)
+    size, total = free.size, float(free.sum(dtype=np.float64))
+    if logs or by_rows:  # in one order of memory, whether or not components are frozen
+        free = values[:, free_components(frozen, values.shape[1])]
+    rows = free.sum(axis=1, dtype=np.float64) if by_rows else None
+    of_logs = (log_sum(free), count_floored(free)) if logs else (0.0, 0)
+    return Entries(len(values), columns, size, total, *of_logs, rows)
+
+
+def sum_band(band: FactorBand, **options: Any) -> Entries:
+    """Add up a band, as `sum_entries`."""
+    return sum_entries(band.values, **options)
 
 
 def multiply(band: FactorBand, by: Any) -> None:

@@ -28,6 +28,7 @@ from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.session import session_again
 from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.inference.starts import factors_on_grid
 from daskfactor.models import model_from_dict
 from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
@@ -197,24 +198,16 @@ def _settled(model: Any, tree: xr.DataTree) -> Any:
         raise ModelError(
             "a bias under covariates cannot be estimated: compare with Gibbs() or BlockHMC()"
         )
-    posterior, arrays = tree["posterior"].to_dataset(), {}
-    for name, components in zip(("fixed_w", "fixed_h"), model.fixed, strict=True):
-        if components is not None:
-            values = posterior[name[-1].upper()].values[0, -1]
-            values = values.T if name == "fixed_w" else values
-            arrays[f"{name}/values"] = values[list(components.frozen)].astype(np.float64)
-    return model.with_dispersion_of(tree.attrs).with_arrays(arrays)
+    W, H = (factor[0, -1].values for factor in factors_of(tree["posterior"].to_dataset()))
+    return model.with_dispersion_of(tree.attrs).with_frozen_of(W, H.T)
 
 
 def _put(chain: Any, tree: xr.DataTree) -> None:
     """Let a chain go on from the last draw of the same number."""
     state, data = chain.tracks[0].state, chain.setting.data
-    last = tree["posterior"].to_dataset().isel(chain=chain.number, draw=-1)
-    W, H = (factor.values[0, 0] for factor in factors_of(last.expand_dims(("chain", "draw"))))
-    sides = (W, data.row_order), (H.T, data.col_order)
-    placed = [values if order is None else values[order] for values, order in sides]
-    ends = np.cumsum([side.size for side in data.grid.sides[1:]])[:-1]
-    for factor, values in enumerate([placed[0], *np.split(placed[1], ends)]):
+    draws = tree["posterior"].to_dataset()
+    W, H = (factor[chain.number, -1].values for factor in factors_of(draws))
+    for factor, values in enumerate(factors_on_grid(data, W, H.T)):
         state.each(take_values, factor, pieces_of(data.grid, factor, values))
 
 

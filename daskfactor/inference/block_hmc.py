@@ -59,7 +59,7 @@ from daskfactor.kernels.steps import (
     zeros_on_device_of,
 )
 from daskfactor.kernels.views import BlockView, SparseBlock, Sums, TensorBlock, Workspace
-from daskfactor.models.settings import held, named_columns
+from daskfactor.models.settings import free_components, held, named_columns
 from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
@@ -267,7 +267,7 @@ class Path(NamedTuple):
         values, mask = self.band.values, self.program.frozen[self.factor]
         rates = self.program.prior(self.band, self.factor)[0]
         rates = on_device_of(values, np.atleast_2d(np.asarray(rates, np.float64)))
-        free = np.ones(values.shape[1], bool) if mask is None else ~mask
+        free = free_components(mask, values.shape[1])
         return rates, on_device_of(values, free)
 
     def end(self, op: Op, change: Wide, chance: Array) -> None:

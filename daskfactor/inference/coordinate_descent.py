@@ -19,7 +19,7 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.passes import BOTH, Gathered, SharePass, run_pass
 from daskfactor.kernels.coordinates import descend_rows
-from daskfactor.models.settings import Mask
+from daskfactor.models.settings import Mask, free_components
 
 Array = NDArray[Any]
 
@@ -117,7 +117,6 @@ def _is_complete(data: BlockedData) -> bool:
 def move_by_gram(gathered: Gathered, penalties: Sequence[Any], frozen: Sequence[Mask]) -> None:
     """Move a band by its share; ``penalties`` hold φ λ of both factors."""
     band, (numerator, _, gram), factor, _ = gathered
-    mask = frozen[factor]
-    free = np.ones(band.values.shape[1], bool) if mask is None else ~mask
+    free = free_components(frozen[factor], band.values.shape[1])
     pull = numerator - np.asarray(penalties[factor], numerator.dtype)
     descend_rows(band.values, pull, gram.astype(pull.dtype), free, SWEEPS)

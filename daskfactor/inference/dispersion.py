@@ -195,12 +195,6 @@ class MatrixDispersion:
         return self.weight * value
 
 
-def components_left(state: ChainState) -> int:
-    """Count the components of a state that have not faded."""
-    part = np.multiply(*column_sums(state))
-    return int(np.count_nonzero(part > EVEN * part.mean()))
-
-
 def poisson_limit(tally: Tally, count: float, parameters: float) -> tuple[float, float]:
     """Return Σ w v, and the largest ratio Σ w (v - μ)² / Σ w v that Poisson counts may have.
 
@@ -306,11 +300,18 @@ class DispersionRule:
         for matrix, count in zip(self.matrices, counts, strict=True):
             matrix.parameters = count
 
-    def _value(self, each: Sequence[float]) -> Any:
-        return tuple(each) if self.model.joins else each[0]
+    def _each(self, function: Callable[..., Any], *values: Any) -> Any:
+        """Call a function with every matrix and its values; return a tuple of several results."""
+        columns = [value if self.model.joins else [value] for value in values]
+        results = [function(*each) for each in zip(self.matrices, *columns, strict=True)]
+        return tuple(results) if self.model.joins else results[0]
 
     def _pairs(self, value: Any) -> "list[tuple[MatrixDispersion, float]]":
         return list(zip(self.matrices, value if self.model.joins else [value], strict=True))
+
+    @property
+    def _current(self) -> Any:
+        return self._each(lambda matrix: matrix.current)
 
     @property
     def parameters(self) -> int:
@@ -330,8 +331,8 @@ class DispersionRule:
     @property
     def fixed(self) -> Any:
         """The dispersion, if all of it is fixed; else None."""
-        values = [matrix.fixed for matrix in self.matrices if matrix.fixed is not None]
-        return self._value(values) if len(values) == len(self.matrices) else None
+        settled = all(matrix.fixed is not None for matrix in self.matrices)
+        return self._each(lambda matrix: matrix.fixed) if settled else None
 
     @property
     def first(self) -> Any:
@@ -341,7 +342,7 @@ class DispersionRule:
         """
         if self.divides and self.fixed is None:
             return 0.0
-        return self._value([matrix.current for matrix in self.matrices])
+        return self._current
 
     @property
     def memory(self) -> list[float | None]:
@@ -366,7 +367,7 @@ class DispersionRule:
     # -- at a point, or at a draw ------------------------------------------------
 
     def _fit(self, place: Place) -> Fit:
-        law, _ = self.model.likelihood.at(self._value([each.current for each in self.matrices]))
+        law, _ = self.model.likelihood.at(self._current)
         return evaluate(place, law)
 
     def estimate_at(self, place: Place) -> tuple[Fit, Any]:
@@ -381,12 +382,11 @@ class DispersionRule:
                 matrix.current = map_dispersion(self._density(matrix, place)) * matrix.scale
         if fit is None or not self.divides:
             fit = self._fit(place)
-        return fit, self._value([matrix.current for matrix in self.matrices])
+        return fit, self._current
 
     def estimate(self, fit: Fit, at_point: bool = True) -> Any:
         """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
-        pairs = self._pairs(fit.pearson)
-        return self._value([matrix.estimate(pearson, at_point) for matrix, pearson in pairs])
+        return self._each(partial(MatrixDispersion.estimate, at_point=at_point), fit.pearson)
 
     def at_draw(self, place: Place, fit: Fit) -> Any:
         """Estimate φ from a draw of the chain, and its fit."""
@@ -403,11 +403,13 @@ class DispersionRule:
             joint: Any = self.model.likelihood
             laws = tuple(NORMAL if matrix.counts else matrix.law for matrix in self.matrices)
             law, _ = replace(joint, laws=laws).at([matrix.current for matrix in self.matrices])
-        fit = evaluate(place, law)
-        pearsons = fit.pearson if self.model.joins else [fit.pearson]
-        pairs, at = zip(self._pairs(estimate), pearsons, strict=True), (self.data, place.executor)
-        each = [m.variation(x, *at) if m.undecided else phi for (m, phi), x in pairs]
-        return self._value(each)
+
+        def variation(matrix: MatrixDispersion, phi: float, pearson: float) -> float:
+            if not matrix.undecided:
+                return phi
+            return matrix.variation(pearson, self.data, place.executor)
+
+        return self._each(variation, estimate, evaluate(place, law).pearson)
 
     def test_poisson(self, place: Place, estimate: Any, last: bool = True) -> Any:
         """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
@@ -421,22 +423,23 @@ class DispersionRule:
                 matrix.fixed = matrix.scale if matrix.counts else matrix.fixed
         if self.looks_again:
             estimate = self.variation(place, estimate)
-            estimate = self._value([m.at_point(phi) for m, phi in self._pairs(estimate)])
+            estimate = self._each(MatrixDispersion.at_point, estimate)
             if not self.settled:
                 for matrix, phi in self._pairs(estimate):
                     if matrix.counts and phi == matrix.scale:
                         matrix.fixed = matrix.scale
         self.settled = self.settled or last or self.fixed is not None
-        return self._value([matrix.merge(phi, phi) for matrix, phi in self._pairs(estimate)])
+        return self._each(MatrixDispersion.merge, estimate, estimate)
 
     def reopen(self, estimate: Any) -> Any:
         """Leave it to draws whether counts are Poisson, and begin as if they were."""
-        return self._value([matrix.reopen(phi) for matrix, phi in self._pairs(estimate)])
+        return self._each(MatrixDispersion.reopen, estimate)
 
     def fade(self, model: GammaFactors, state: ChainState) -> None:
         """Count the parameters of those components that are left, where some fade."""
         if model.shares_rates:
-            self._count_parameters(components_left(state))
+            part = np.multiply(*column_sums(state))
+            self._count_parameters(int(np.count_nonzero(part > EVEN * part.mean())))
 
     # -- of several draws, and of several chains -----------------------------------
 
@@ -445,13 +448,14 @@ class DispersionRule:
 
         And, of counts, whether they may yet come to vary as Poisson counts do.
         """
-        means, waits = [], []
-        for number, matrix in enumerate(self.matrices):
-            series = [look[number] if self.model.joins else look for look in looks]
-            means.append(float(np.mean(series[len(series) // 2 :])))
-            ratios = [phi / matrix.scale for phi in series]
-            waits.append(matrix.counts and still_falls(ratios, matrix.limit))
-        return self._value(means), waits
+        later = looks[len(looks) // 2 :]
+        mean = self._each(lambda _, *series: float(np.mean(series)), *later)
+        ratios = [[phi / matrix.scale for matrix, phi in self._pairs(look)] for look in looks]
+        waits = [
+            matrix.counts and still_falls(series, matrix.limit)
+            for matrix, series in zip(self.matrices, zip(*ratios, strict=True), strict=True)
+        ]
+        return mean, waits
 
     def pool(self, estimates: Sequence[tuple[Any, list[bool]]]) -> Any:
         """Return the mean over chains of their `mean_estimate`; of counts the smallest.
@@ -459,17 +463,16 @@ class DispersionRule:
         A chain that is stuck at means far from the counts says nothing of how much these vary.
         It is 1 while that with the smallest is still on its way.
         """
-        pooled = []
-        for number, matrix in enumerate(self.matrices):
-            each = [
-                (value[number] if self.model.joins else value, waits[number])
-                for value, waits in estimates
-            ]
-            phi, on_its_way = min(each)
+
+        def pooled(matrix: MatrixDispersion, *chains: tuple[float, bool]) -> float:
             if not matrix.counts:
-                phi = float(np.mean([value for value, _ in each]))
-            pooled.append(matrix.scale if matrix.counts and on_its_way else phi)
-        return self._value(pooled)
+                return float(np.mean([phi for phi, _ in chains]))
+            phi, waits = min(chains)
+            return matrix.scale if waits else phi
+
+        joins = self.model.joins
+        chains = [(value, waits if joins else waits[0]) for value, waits in estimates]
+        return self._each(pooled, *(self._each(lambda _, *pair: pair, *one) for one in chains))
 
     def agree(self, estimates: Sequence[Any], present: Any) -> tuple[Any, dict[str, float]]:
         """Return the dispersion that chains agree on: 1 for counts that may be Poisson.
@@ -479,14 +482,16 @@ class DispersionRule:
         "" if there is one. Those that vary less than Poisson counts may are told so, though their
         dispersion is 1.
         """
-        values, variations, pooled = [], {}, self._pairs(self.pool(estimates))
-        for (matrix, estimate), (_, before) in zip(pooled, self._pairs(present), strict=True):
+        pooled, variations = self.pool(estimates), {}
+
+        def agreed(matrix: MatrixDispersion, estimate: float, before: float) -> float:
             phi = matrix.snap(estimate)
-            values.append(matrix.merge(before, phi))
             varies = estimate if estimate / matrix.scale < 2 - matrix.limit else phi
             if matrix.undecided and varies / matrix.scale != 1:
                 variations[matrix.name] = varies / matrix.scale
-        return self._value(values), variations
+            return matrix.merge(before, phi)
+
+        return self._each(agreed, pooled, present), variations
 
     # -- densities, and draws ------------------------------------------------------
 
@@ -527,7 +532,7 @@ class DispersionRule:
                 density = self._density(matrix, place)
                 drawn = draw_positive(density, matrix.in_data(matrix.current), rng, DRAWN)
                 matrix.current = drawn * matrix.scale
-        return self._value([matrix.current for matrix in self.matrices])
+        return self._current
 
     def attrs(self, dispersion: Any) -> dict[str, Any]:
         """Name dispersions as results do, in units of the data; fixed ones as they were given."""
@@ -624,7 +629,7 @@ def _parameters_of(n_components: int, data: JoinedData) -> Array:
 
 def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
     """Count entries that move, less one for each way to mix components free on both sides."""
-    moving = [np.ones(model.n_components, bool) if mask is None else ~mask for mask in model.frozen]
+    moving = model.free(0), model.free(1)
     count = sum(length * int(free.sum()) for length, free in zip(shape, moving, strict=True))
     return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
 

@@ -15,7 +15,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import FactorModel
 from daskfactor.results.schema import component_labels, factor_dims
-from daskfactor.results.trace import draw_weights, require_draws
+from daskfactor.results.trace import as_draws, draw_weights, factors_of
 from daskfactor.urls import is_url
 
 Array = NDArray[Any]
@@ -169,23 +169,15 @@ def checked_init(
 
 def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) -> Init:
     """Read the factors of a result that chains begin with, and check them."""
-    drawn: list[tuple[int, int]] = []
-    if isinstance(result, xr.Dataset) and {"W", "H"} <= set(result.data_vars):
-        kind, group = POINT, result.expand_dims({"chain": 1, "draw": 1})
-        places = [(0, 0)]
-    else:
-        tree = require_draws(result, "a start from it")
-        kind, group = DRAWS, tree["posterior"].to_dataset()
-        places = drawn = _picked(tree, chains)
-    row, column = factor_dims(group)
-    of_w, of_h = ("chain", "draw", row, "component"), ("chain", "draw", "component", column)
-    factors = group[["W", "H"]].transpose(*of_w, column)
-    parts = [factors.isel(chain=c, draw=d).compute(scheduler="threads") for c, d in places]
-    W = np.stack([part["W"].transpose(*of_w[2:]).values for part in parts])
-    H = np.stack([part["H"].transpose(*of_h[2:]).values for part in parts])
-    _check_fit(parts[0], (row, column), model, data)
+    tree, point = as_draws(result, "a start from it"), isinstance(result, xr.Dataset)
+    group, places = tree["posterior"].to_dataset(), [(0, 0)] if point else _picked(tree, chains)
+    _check_fit(group, factor_dims(group), model, data)
+    W, H = (
+        np.stack([factor[at].compute(scheduler="threads").values for at in places])
+        for factor in factors_of(group)
+    )
     _check_values(W, H, model)
-    return Init(kind, 1, tuple(drawn), W, H)
+    return Init(POINT, 1, (), W, H) if point else Init(DRAWS, 1, tuple(places), W, H)
 
 
 def _picked(tree: xr.DataTree, chains: int) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from daskfactor.errors import DataWarning, OptionError
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState, FactorBand, empty_state
-from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_moving
+from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_band, sum_entries
 from daskfactor.inference.base import Algorithm
 from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
 from daskfactor.inference.passes import Gathered, Pass, Place, SharePass, evaluate, every, run_pass
@@ -26,7 +26,7 @@ from daskfactor.kernels.steps import multiply_by_share
 from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import GammaFactors, Hyperparameters
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.models.rates import SHARED, Totals, count_floored, log_sum
+from daskfactor.models.rates import SHARED, Totals
 from daskfactor.models.settings import FixedComponents, Mask, held
 from daskfactor.random import Stream, generator
 
@@ -46,6 +46,10 @@ FIRST_LOOK, LAST_LOOK = 5, 60
 
 
 NO_FIT = Fit(-math.inf, math.inf)
+
+
+def report_nothing(done: int, total: int) -> None:
+    """Leave the number of iterations done, and their largest number, unreported."""
 
 
 @dataclass
@@ -327,7 +331,7 @@ def run_updates(
     descent: Descent,
     iterations: int,
     tol: float = 0.0,
-    on_step: OnStep | None = None,
+    on_step: OnStep = report_nothing,
     move: Callable[[Descent, int, OnCycle | None], None] | None = None,
 ) -> Descent:
     """Update W and H in turn, in place, by `update` or ``move``.
@@ -343,7 +347,7 @@ def run_updates(
     for stop in sorted({*range(FIT_EVERY, iterations, FIT_EVERY), FIRST_LOOK, iterations}):
         if stop > iterations:
             continue
-        follow = model.shares_rates and (done >= LAST_LOOK or rule.settled)
+        follow = model.shares_rates and (done >= LAST_LOOK or rule.fixed is not None)
         while done < stop:
             if follow:
                 descent.follow_rates()
@@ -370,9 +374,9 @@ def run_updates(
     return descent
 
 
-def report_from(on_step: OnStep | None, before: int, total: int) -> OnCycle:
+def report_from(on_step: OnStep, before: int, total: int) -> OnCycle:
     """Turn the numbers of a plan's cycles into numbers of iterations for ``on_step``."""
-    return lambda cycle: None if on_step is None else on_step(before + cycle + 1, total)
+    return lambda cycle: on_step(before + cycle + 1, total)
 
 
 def update(descent: Descent, iterations: int = 1, on_cycle: OnCycle | None = None) -> None:
@@ -432,38 +436,23 @@ def pull_of(hyper: Hyperparameters, factor: int) -> tuple[Any, float]:
 
 
 def move_by_share(
-    gathered: Gathered, priors: Sequence[tuple[Any, float]], frozen: Sequence[Mask], **rest: Any
+    gathered: Gathered,
+    priors: Any,
+    frozen: Sequence[Mask],
+    likelihood: Likelihood,
+    smallest: float,
+    everywhere: bool = False,
 ) -> None:
-    """Move a band by its share; ``priors`` hold φ λ and φ (a - 1) of every factor."""
+    """Move a band by its share; ``priors`` hold φ λ and φ (a - 1) of every factor.
+
+    Entries are at least ``smallest`` where there is a pull, or ``everywhere``.
+    """
     band, share, factor, _ = gathered
+    penalty, pull = priors[factor]
     with held(band.values, frozen[factor]):
-        multiply_by_share(band.values, share, *priors[factor], **rest)
-
-
-class Entries(NamedTuple):
-    """Sums over some rows of a factor: of columns, and on request of logarithms and of rows."""
-
-    length: int
-    columns: Array
-    logs: float
-    floored: int
-    rows: Array | None
-
-
-def sum_entries(values: Array, frozen: Mask, logs: bool, by_rows: bool) -> Entries:
-    """Sum up rows of a factor; logarithms and sums of rows are those of the free columns."""
-    free = values
-    if logs or by_rows:
-        free = values[:, np.ones(values.shape[1], bool) if frozen is None else ~frozen]
-    rows = free.sum(axis=1, dtype=np.float64) if by_rows else None
-    columns = values.sum(axis=0, dtype=np.float64)
-    of_logs = (log_sum(free), count_floored(free)) if logs else (0.0, 0)
-    return Entries(len(values), columns, *of_logs, rows)
-
-
-def sum_band(band: FactorBand, **options: Any) -> Entries:
-    """Sum up a band, as `sum_entries`."""
-    return sum_entries(band.values, **options)
+        multiply_by_share(band.values, share, penalty, pull, likelihood, smallest)
+        if everywhere:
+            np.maximum(band.values, smallest, out=band.values)
 
 
 def totals_of(
@@ -476,8 +465,7 @@ def totals_of(
     """
     totals, shapes = [], (model.shape_w, model.shape_h)
     for factor, by in enumerate(model.rates_of):
-        mask = model.frozen[factor]
-        free = np.ones(model.n_components, bool) if mask is None else ~mask
+        mask, free = model.frozen[factor], model.free(factor)
         by_rows = by is not None and by != "component"
         options: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
         if apart and factor in apart:
@@ -506,9 +494,9 @@ def objective(model: GammaFactors, state: ChainState, hyper: Hyperparameters, fi
     prior, (_, hyper) = 0.0, model.at(hyper)
     for factor, mask in enumerate(model.frozen):
         rate, shape = hyper.prior(factor)
-        parts = state.each(partial(sum_moving, frozen=mask, logs=shape != 1.0), factor)
+        parts = state.each(partial(sum_band, frozen=mask, logs=shape != 1.0), factor)
         if isinstance(rate, np.ndarray):
-            length = sum(part.rows for part in parts)
+            length = sum(part.length for part in parts)
             prior -= (SHARED / 2 + shape * length) * float(np.sum(np.log(rate)))
         else:
             prior += rate * sum(part.total for part in parts)
@@ -532,7 +520,7 @@ def balance(state: ChainState, frozen: tuple[Mask, ...] = (None, None)) -> None:
                 by[mask] = 1.0
     for factor, (by, mask) in enumerate(zip(moves, frozen, strict=True)):
         state.each(partial(multiply, by=by), factor)
-        parts = state.each(partial(sum_moving, frozen=mask), factor)
+        parts = state.each(partial(sum_band, frozen=mask), factor)
         count = sum(part.size for part in parts)
         more = 1e-3 * sum(part.total for part in parts) / max(count, 1)
         state.each(partial(lift, by=more, frozen=mask), factor)
@@ -589,14 +577,12 @@ def with_fixed(
     if model.fixed == (None, None):
         return state
     tilt = model.tilt(data.level) if rescale else 1.0
-    grid, orders = data.grid, (data.row_order, data.col_order)
     for factor, (fixed, by) in enumerate(zip(model.fixed, (tilt, 1.0 / tilt), strict=True)):
         state.each(partial(multiply, by=by), factor)
         if fixed is not None:
-            spans = map((grid.rows, grid.cols)[factor].slice, range(grid.blocks))
-            order = orders[factor]
-            pieces = [fixed.at(span if order is None else order[span]) for span in spans]
-            state.each(put_fixed, factor, pieces)
+            spans = map(data.grid.sides[factor].slice, range(data.grid.blocks))
+            placed = fixed.at(data.order(factor))
+            state.each(put_fixed, factor, [placed.at(span) for span in spans])
     return state
 
 

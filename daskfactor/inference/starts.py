@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import TensorGrid
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
@@ -25,6 +24,7 @@ from daskfactor.inference.multiplicative import (
     Descent,
     OnStep,
     balance,
+    report_nothing,
     run_updates,
     start_state,
     update,
@@ -78,29 +78,32 @@ def state_maker(
 
 def result_state(data: BlockedData, model: Any, init: Init, chain: int) -> ChainState:
     """Make the state of the factors of a result that a chain begins with."""
-    parts = []
-    sides = ("rows", data.row_order), ("columns", data.col_order)
-    for (side, order), values in zip(sides, init.factors(chain), strict=True):
-        placed = model.with_constants(side, values if order is None else values[order], data.mean)
-        parts.append(np.array(placed, data.dtype, order="C"))
-    if isinstance(data.grid, TensorGrid):
-        parts = [parts[0], *np.split(parts[1], data.grid.starts[1:-1])]
-    return with_fixed(make_state(data.grid, *parts), data, model, rescale=False)
+    W, Ht = (
+        np.array(model.with_constants(side, values, data.mean), data.dtype, order="C")
+        for side, values in zip(("rows", "columns"), init.factors(chain), strict=True)
+    )
+    state = make_state(data.grid, *factors_on_grid(data, W, Ht))
+    return with_fixed(state, data, model, rescale=False)
+
+
+def factors_on_grid(data: BlockedData, W: Array, Ht: Array) -> list[Array]:
+    """Put W and Hᵀ of the caller in the grid's order; of a tensor every further factor apart."""
+    ends = np.cumsum([side.size for side in data.grid.sides[1:]])[:-1]
+    return [W[data.order(0)], *np.split(Ht[data.order(1)], ends)]
 
 
 def first_state(
     setting: Setting, make: Make, chain: int, on_step: OnStep | None
-) -> tuple[ChainState, OnStep | None]:
+) -> tuple[ChainState, OnStep]:
     """Return the state that a chain's warm start goes on from, and how to report on the latter."""
-    init, law = setting.init, cast("Any", setting.model)
+    init, law, tell = setting.init, cast("Any", setting.model), on_step or report_nothing
     model = law.without_spikes()
     if init.starts == 1:
-        return make(chain, 0), on_step
+        return make(chain, 0), tell
     ahead, most = init.iterations, setting.warm_passes[1]
 
     def report(done: int, total: int = most) -> None:
-        if on_step is not None:
-            on_step(ahead + done, ahead + total)
+        tell(ahead + done, ahead + total)
 
     def begin(attempt: int) -> Descent:
         rule = dispersion_rule(model, setting.data, setting.sampler.dispersion)
@@ -112,7 +115,7 @@ def first_state(
 
 
 def best_of(
-    descents: Iterable[Descent], on_step: Callable[[int], None] | None = None
+    descents: Iterable[Descent], on_step: Callable[[int], None] = lambda done: None
 ) -> ChainState:
     """Return the state with the highest log density after a few updates of each.
 
@@ -122,10 +125,8 @@ def best_of(
     best: Descent | None = None
     for number, descent in enumerate(descents):
 
-        def report(done: int, total: int, before: int = number * SHORT) -> None:
-            del total
-            if on_step is not None:
-                on_step(before + done)
+        def report(done: int, _: int, before: int = number * SHORT) -> None:
+            on_step(before + done)
 
         latest = run_updates(descent, SHORT, on_step=report)
         if best is not None:
@@ -162,7 +163,7 @@ class WarmStart(NamedTuple):
     rise: float
 
 
-def climb(descent: Descent, passes: tuple[int, int], on_step: OnStep | None = None) -> WarmStart:
+def climb(descent: Descent, passes: tuple[int, int], on_step: OnStep = report_nothing) -> WarmStart:
     """Update W and H, in place, until the log density hardly rises any more.
 
     ``passes`` are the least and the largest number of iterations. The first ones are plain
@@ -170,12 +171,7 @@ def climb(descent: Descent, passes: tuple[int, int], on_step: OnStep | None = No
     large counts determine well in combination only.
     """
     (least, most), rule, model = passes, descent.rule, descent.model
-
-    def report(done: int, total: int = most) -> None:
-        if on_step is not None:
-            on_step(done, most)
-
-    run_updates(descent, least, on_step=report)
+    run_updates(descent, least, on_step=lambda done, _: on_step(done, most))
     if least < LAST_LOOK + FIT_EVERY:
         return WarmStart(descent, least, 0.0)
     (_, before), (_, after) = descent.objective[-2:]
@@ -196,7 +192,7 @@ def climb(descent: Descent, passes: tuple[int, int], on_step: OnStep | None = No
         phi = smaller(phi, estimate) if model.shares_rates else estimate
         rise = per_parameter(before - descent.loss, phi, descent)
         descent.objective.append((done, descent.loss))
-        report(done)
+        on_step(done, most)
     return WarmStart(descent, done, rise)
 
 

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike, fspath
 from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import label_at, match_labels, one_of, truth, whole_number
+from daskfactor.checks import label_at, match_labels, one_of, refuse_repeated, truth, whole_number
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import ANYTHING, open_input
@@ -20,17 +19,18 @@ from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.base import reference_sampler
 from daskfactor.inference.block_hmc import ROW_STEPS, BlockHMC
-from daskfactor.inference.given import PosteriorDraws, read_posterior
-from daskfactor.inference.new_rows import SIDES, NewRows
+from daskfactor.inference.fold_in import SIDES, NewRows
+from daskfactor.inference.posterior_draws import PosteriorDraws, read_posterior
 from daskfactor.inference.program import COLUMNS, Kernel
 from daskfactor.inference.session import Session, check_data, device_attrs, session
 from daskfactor.inference.setting import DRAWS_BUDGET, in_callers_order
 from daskfactor.machine import available_memory
 from daskfactor.models.covariates import Covariates, checked_covariates
+from daskfactor.models.settings import FixedComponents
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
-from daskfactor.results.schema import COMPONENT_NAME, beside
+from daskfactor.results.schema import beside
 from daskfactor.results.trace import as_tree, require_matrix
 from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
@@ -163,9 +163,10 @@ def transform(
             "matrices, so that rows of one matrix alone cannot be drawn; give them numbers, or "
             "sample with the new rows among the others"
         )
-    model = _alone(posterior.model, factor, covariates)
+    model = _model_of_rows(posterior.model, factor, covariates, fixed)
     # Bands go side by side, each through all draws: several are worth it where one pass is not.
-    reading = {"allow_empty": True, "dtype": _dtype(posterior, point), "workers": BANDS // 2}
+    dtype = "float64" if point else posterior.other.dtype
+    reading = {"allow_empty": True, "dtype": dtype, "workers": BANDS // 2}
 
     def check(data: BlockedData) -> None:
         check_data(model.sized(data.shape, data.labels.keys), data)
@@ -173,7 +174,8 @@ def transform(
         _check_weighting(posterior, data)
 
     V, options = _opened(V, posterior, options)
-    if options.get("blocks") is None and _is_small(V, model):
+    shape = None if isinstance(V, BlockedData) else getattr(V, "shape", None)
+    if options.get("blocks") is None and shape and math.prod(shape) * model.width <= SMALL:
         options["blocks"] = 1
     seed = 0 if point and random_seed is None else random_seed
     with session(
@@ -183,19 +185,15 @@ def transform(
         if draws is None and not point:
             posterior = posterior.within(DRAWS_BUDGET, data.shape[factor])
         more = -(-POINT_DRAWS // math.prod(posterior.shape)) if point else 1
-        row_covariates = model.sized(data.shape, data.labels.keys).covariates[factor]
-        order = (data.row_order, data.col_order)[factor]
         plan = NewRows(
             data,
-            posterior.taking(_entries(posterior, data)),
+            model.sized(data.shape, data.labels.keys).of_rows(data.order(factor)),
+            posterior.with_entries(_entries(posterior, data)),
             kernel,
-            posterior.floor,
             run.seed,
             whole_number("first", first, 0),
             steps * more if posterior.model.nonnegative else 1,
             point,
-            row_covariates if row_covariates is None or order is None else row_covariates.at(order),
-            _fixed(posterior, data, fixed, order),
             run.device,
         )
         rows = _drawn(plan, run)
@@ -256,16 +254,10 @@ def _check_room(plan: NewRows) -> None:
         )
 
 
-def _dtype(posterior: PosteriorDraws, point: bool) -> Any:
-    return "float64" if point else posterior.other.dtype
-
-
 def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
     V = placed(V, options.get("storage_options"))
-    says_itself = isinstance(V, BlockedData) or (
-        isinstance(V, str | PathLike) and is_blocked_store(fspath(V))
-    )
+    says_itself = isinstance(V, BlockedData) or is_blocked_store(V)
     if options.get("unstored") is not None or posterior.unstored is None or says_itself:
         return V, options
     source = V if isinstance(V, Source) else open_input(V, Wanted.of(options))
@@ -275,39 +267,48 @@ def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any,
     return source, cast("OnSampled", rest)
 
 
-def _is_small(V: Any, model: Any) -> bool:
-    """Tell if rows are so few that one thread is done with them as soon as several."""
-    shape = None if isinstance(V, BlockedData) else getattr(V, "shape", None)
-    return shape is not None and math.prod(shape) * model.width <= SMALL
+def _model_of_rows(model: Any, factor: int, covariates: Any, fixed: Any) -> Any:
+    """Return the model of the new rows alone, with their covariates and frozen components."""
+    side, letter, settings = SIDES[factor], "wh"[factor], dict[str, Any]()
+    for kind, value in (("covariates", covariates), ("fixed", fixed)):
+        settings |= {name: None for name in (f"{kind}_w", f"{kind}_h") if hasattr(model, name)}
+        name = f"{kind}_{letter}"
+        old, new = getattr(model, name, None), None
+        if old is None and value is not None:
+            raise ModelError(f"the model of this run has no {name}; leave {kind} out")
+        if old is None:
+            continue
+        if value is not None:
+            new = (_new_covariates if kind == "covariates" else _new_fixed)(name, old, value)
+        if new is None:
+            what = "covariates" if kind == "covariates" else "frozen components"
+            raise ModelError(
+                f"the run has {old.width} {name}, and new {side} need theirs: pass {kind}= with "
+                f"the {what} of the new {side}, ({side}, {old.width})"
+                + ("" if value is None else f", got shape {np.shape(value)}")
+            )
+        settings[name] = new
+    return replace(model, **settings)
 
 
-def _alone(model: Any, factor: int, covariates: Any) -> Any:
-    """Give the model of the new rows alone, with their covariates and nothing of the others."""
-    letters = "wh"
-    name, had = f"covariates_{letters[factor]}", model.covariates[factor]
-    if had is None and covariates is not None:
-        raise ModelError(
-            f"the model of this run has no {name}, so that covariates of new {SIDES[factor]} say "
-            "nothing; leave covariates out"
-        )
-    if had is not None and covariates is None:
-        raise ModelError(
-            f"the model of this run has {name}, and new {SIDES[factor]} need theirs: pass "
-            f"covariates=, an array ({SIDES[factor]}, {had.shape[1]})"
-        )
-    new_covariates: Covariates | None = checked_covariates(name, covariates)
-    if new_covariates is not None and had is not None and new_covariates.shape[1] != had.shape[1]:
-        raise ModelError(
-            f"the run has {had.shape[1]} {name}, and covariates of new {SIDES[factor]} are "
-            f"{new_covariates.shape[1]}; pass the same ones in the same order"
-        )
-    absent: dict[str, Any] = {f"covariates_{letter}": None for letter in letters}
-    fixed = {f"fixed_{letter}": None for letter in letters if hasattr(model, f"fixed_{letter}")}
-    return replace(model, **absent | fixed | {name: new_covariates})
+def _new_covariates(name: str, old: Covariates, value: Any) -> Covariates | None:
+    """Check covariates of new rows; None: they are not as many as those of the run."""
+    new = checked_covariates(name, value)
+    return None if new is None or new.width != old.width else new
+
+
+def _new_fixed(name: str, old: FixedComponents, value: Any) -> FixedComponents | None:
+    """Check frozen components of new rows; None: they are not as many, or no finite numbers."""
+    values = np.atleast_2d(np.asarray(value, np.float64))
+    if name == "fixed_w" or len(values) != old.width:
+        values = values.T
+    good = values.ndim == 2 and len(values) == old.width
+    good = good and bool((np.isfinite(values) & (values >= 0)).all())
+    return replace(old, values=values) if good else None
 
 
 def _entries(posterior: PosteriorDraws, data: BlockedData) -> Array:
-    """Find which entries of the factor that is given the columns are, in the order of the grid."""
+    """Return the entries of the other factor that the data have, in the grid's order."""
     other, count = 1 - posterior.factor, posterior.other.shape[2]
     side, labels = SIDES[other], data.labels.keys[other]
     stack = data.labels.stacks.get((data.labels.row_dim, data.labels.col_dim)[other])
@@ -322,8 +323,7 @@ def _entries(posterior: PosteriorDraws, data: BlockedData) -> Array:
             f"the run has {count} {side}, and the new {SIDES[posterior.factor]} have "
             f"{data.shape[other]}; pass data with the same {side}, in the same order"
         )
-    order = (data.row_order, data.col_order)[other]
-    return at if order is None else at[order]
+    return at[data.order(other)]
 
 
 def _matched(labels: Any, fitted: Any, side: str, count: int, may_lack: bool) -> Array:
@@ -349,38 +349,8 @@ def _matched(labels: Any, fitted: Any, side: str, count: int, may_lack: bool) ->
             f"{label_at(fitted, lost[0])}; add them, with NaN where nothing was observed (such as "
             "reindex of xarray and pandas does) or 0 where that is what was"
         )
-    if match.twice != (None, None):
-        raise DataError(
-            f"the labels of {side} are not unique, and the new data have them in another order; "
-            f"give every one of the {side} a label of its own, or pass an array without labels, in "
-            "the order of the run"
-        )
+    refuse_repeated(match, side, "V")
     return match.at
-
-
-def _fixed(
-    posterior: PosteriorDraws, data: BlockedData, fixed: Any, order: Array | None
-) -> Array | None:
-    """Values of the frozen components of new rows, (n, F) in the order of the grid."""
-    factor, mask = posterior.factor, posterior.model.frozen[posterior.factor]
-    name, side = f"fixed_{'wh'[factor]}", SIDES[factor]
-    if mask is None:
-        if fixed is not None:
-            raise ModelError(f"the model of this run has no {name}; leave fixed out")
-        return None
-    shape = data.shape[factor], int(mask.sum())
-    expected = f"fixed= with the frozen components of the new {side}, ({side}, {shape[1]})"
-    if fixed is None:
-        raise ModelError(f"the model of this run has {name}; pass {expected}")
-    values = np.asarray(fixed, np.float64)
-    if factor == COLUMNS and values.shape == shape[::-1]:
-        values = values.T
-    if values.shape != shape or not np.isfinite(values).all() or values.min() < 0:
-        raise ModelError(
-            f"{name} of the run: pass {expected} of finite numbers of at least 0, got shape "
-            f"{values.shape}"
-        )
-    return values if order is None else values[order]
 
 
 def _labelled(
@@ -396,11 +366,11 @@ def _labelled(
     dims = [name[dim], "component"]
     if factor == COLUMNS:
         rows, dims = rows.swapaxes(-1, -2), dims[::-1]
-    coords: dict[str, Any] = {"component": posterior.coords["component"].values}
-    if COMPONENT_NAME in posterior.coords.coords:
-        coords[COMPONENT_NAME] = ("component", posterior.coords[COMPONENT_NAME].values)
+    shared = posterior.coords
     if rows.ndim == 4:
         dims = ["chain", "draw", *dims]
-        coords |= {str(each): values for each, values in posterior.coords.coords.items()}
+    else:
+        shared = shared[["component"]]
+    coords: dict[str, Any] = {str(each): values for each, values in shared.coords.items()}
     coords |= {name[key]: (name[dim], values) for key, values in dim_coords.items()}
     return xr.DataArray(rows, coords, dims, "WH"[factor], attrs)

@@ -56,6 +56,10 @@ class Covariates(StoredArrays):
     def length(self) -> int:
         return self.shape[0]
 
+    @property
+    def width(self) -> int:
+        return self.shape[1]
+
     def arrays(self) -> dict[str, Array]:
         if is_sparse(self.values):
             return {name: getattr(self.values, name) for name in PARTS}
@@ -159,11 +163,10 @@ class Covariates(StoredArrays):
         """Squared lengths of the columns of X, (F,)."""
         return np.asarray((self.values * self.values).sum(axis=0)).ravel()
 
-    def at(self, rows: Array) -> "Covariates":
-        """Return those of some rows, given by position or mask."""
+    def at(self, rows: Any) -> Self:
         values = self.values[rows]
         labels = None if self.labels is None else self.labels[rows]
-        return Covariates(values.shape, values, self.names, labels)
+        return replace(self, shape=values.shape, values=values, labels=labels)
 
     def matching(self, name: str, labels: Any) -> "Covariates":
         """Return those of the rows (or columns) of data with these labels, in their order.

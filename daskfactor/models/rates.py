@@ -78,9 +78,14 @@ class Gamma(NamedTuple):
         """Give the prior of rates that both factors share."""
         return cls(SHARED, math.sqrt((SHARED - 1.0) * (SHARED - 2.0) / (rate_w * rate_h)))
 
+    def posterior(self, weight: Any, total: Any) -> "Gamma":
+        """Return the law of λ given its power and the sum it multiplies in a density."""
+        return Gamma(self.shape + weight, self.rate + total)
+
     def draw(self, rng: np.random.Generator, weight: Array, total: Array) -> Array:
-        """Draw λ ~ Gamma(α + weight, b + total)."""
-        return np.asarray(rng.gamma(self.shape + weight, 1.0 / (self.rate + total)))
+        """Draw λ from its `posterior`."""
+        shape, rate = self.posterior(weight, total)
+        return np.asarray(rng.gamma(shape, 1.0 / rate))
 
     def log_density(self, rates: Array) -> float:
         """Return Σ log Gamma(λ; α, b)."""

@@ -100,6 +100,17 @@ class StoredModel(Checked):
         settings = self._stored_arrays()
         return self.changed(**{name: settings[name].read(name, arrays) for name in settings})
 
+    def with_frozen_of(self, W: Array, Ht: Array) -> Self:
+        """The model of a stored run with the frozen components of its factors, (n, K)."""
+        factors, settings = {"fixed_w": W, "fixed_h": Ht}, self._stored_arrays()
+        return self.with_arrays(
+            {
+                f"{name}/values": factors[name][:, setting.described()].T.astype(np.float64)
+                for name, setting in settings.items()
+                if name in factors
+            }
+        )
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild a model from `to_dict`, without its arrays.
@@ -148,6 +159,15 @@ class StoredArrays(ABC):
     @abstractmethod
     def length(self) -> int | None:
         """Number of rows (or columns) of the data that these belong to; None: any number."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Number of values of each row."""
+
+    @abstractmethod
+    def at(self, rows: Any) -> Self:
+        """Return those of some rows, by position, mask or slice."""
 
     def described(self) -> list[int]:
         """The numbers that are stored with the model."""
@@ -279,6 +299,10 @@ class FactorModel(StoredModel, ABC):
         """Columns of the factors: one for each component."""
         return self.n_components
 
+    def free(self, factor: int) -> NDArray[np.bool_]:
+        """Return the mask of the components of a factor that are not frozen, (K,)."""
+        return free_components(self.frozen[min(factor, 1)], self.n_components)
+
     def component_names(self) -> tuple[str, ...] | None:
         """Names of the factors' columns; None: they are the components, by number."""
         return None
@@ -304,6 +328,11 @@ class FactorModel(StoredModel, ABC):
     def check_values(self, minimum: float, maximum: float) -> None:
         """Refuse data that the law cannot have produced; missing ones are left out."""
         self.likelihood.check_values(minimum, maximum)
+
+    def of_rows(self, rows: Any) -> Self:
+        """Return the model with settings that are arrays at some rows of their factor."""
+        settings = self._stored_arrays()
+        return self.changed(**{name: setting.at(rows) for name, setting in settings.items()})
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data that frozen components or covariates do not belong to.
@@ -463,12 +492,15 @@ class FixedComponents(StoredArrays):
     def length(self) -> int | None:
         return None if self.values is None else self.values.shape[1]
 
+    @property
+    def width(self) -> int:
+        return len(self.frozen)
+
     def mask(self, n_components: int) -> NDArray[np.bool_]:
         """Return the mask of the frozen ones among K components."""
         return np.isin(np.arange(n_components), self.frozen)
 
-    def at(self, rows: slice | NDArray[np.int64]) -> Self:
-        """Take some of the caller's rows."""
+    def at(self, rows: Any) -> Self:
         return self if self.values is None else replace(self, values=self.values[:, rows])
 
     def put(self, factor: Array, rows: slice | NDArray[np.int64]) -> None:
@@ -553,6 +585,11 @@ def as_table(name: str, value: Any, layout: str, compressed: bool = False) -> An
         return np.array(values.filled(np.nan), order="C")
     values.sum_duplicates()
     return values if compressed else values.toarray()
+
+
+def free_components(frozen: Mask, count: int) -> NDArray[np.bool_]:
+    """Return the mask of those of so many components that are not frozen."""
+    return np.ones(count, bool) if frozen is None else ~frozen
 
 
 def named_columns(mask: NDArray[np.bool_]) -> list[int]:

@@ -13,7 +13,7 @@ from scipy import special
 
 from daskfactor.checks import inner_share, one_of
 from daskfactor.data.known import Stack
-from daskfactor.errors import OptionError, StoreFormatError
+from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.results.cellwise import (
@@ -41,6 +41,7 @@ from daskfactor.results.tensors import Axes, chosen
 from daskfactor.results.trace import (
     Trace,
     as_tree,
+    describes_run,
     draw_weights,
     extrapolated_moments,
     reads_here,
@@ -214,7 +215,7 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
     Raises
     ------
     OptionError
-        If they were drawn given other draws than these.
+        If they were drawn given other draws than these, or the one is aligned and the other not.
     """
     if not (isinstance(new, xr.DataArray) and "component" in new.dims):
         return tree, new
@@ -224,7 +225,15 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
             f"{what} must be draws of new {what}, as daskfactor.transform(trace, V, "
             f'axis="{each}") gives them, got {new.name} with dimensions {new.dims}'
         )
-    require_same_trace(tree, new, what)
+    aligned = int("alignment" in tree.children)
+    if new.attrs.get("aligned", aligned) != aligned:
+        raise OptionError(
+            f"new {what} and the trace are not both aligned, so that their components differ; pass "
+            "the same trace to transform and here"
+        )
+    for name_in_run, name_in_new in IDENTITY.items():
+        if name_in_new in new.attrs and new.attrs[name_in_new] != tree.attrs.get(name_in_run):
+            raise _of_another(what)
     group = tree["posterior"].to_dataset()
     try:
         group = group.sel(chain=new["chain"], draw=new["draw"])
@@ -236,6 +245,11 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
         raise OptionError(
             f"new {what} have a dimension beside chain, draw and component, got {new.dims}; keep "
             f"it where you take a part of them: new.isel({{{own!r}: [0]}})"
+        )
+    if new.sizes["component"] != group.sizes["component"]:
+        raise OptionError(
+            f"the new {what} have {new.sizes['component']} components and the run "
+            f"{group.sizes['component']}; pass what daskfactor.transform gives for this run"
         )
     # A group of a tree takes no slashes; the result has the user's names again.
     stored = {user: own for own, user in own_names(tree).items()}
@@ -251,25 +265,6 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
     about.pop("n_observed", None)  # of the rows whose place these take
     changed.attrs = tree.attrs | ({"data": json.dumps(about)} if about else {})
     return changed, None
-
-
-def require_same_trace(tree: xr.DataTree, new: xr.DataArray, what: str) -> None:
-    """Refuse factors that `transform` has drawn given another trace than this.
-
-    Raises
-    ------
-    OptionError
-        If they name another run, or the one is aligned and the other is not.
-    """
-    aligned = int("alignment" in tree.children)
-    if new.attrs.get("aligned", aligned) != aligned:
-        raise OptionError(
-            f"new {what} and the trace are not both aligned, so that their components differ; pass "
-            "the same trace to transform and here"
-        )
-    for own, told in IDENTITY.items():
-        if told in new.attrs and new.attrs[told] != tree.attrs.get(own):
-            raise _of_another(what)
 
 
 def _of_another(what: str) -> OptionError:
@@ -316,18 +311,11 @@ def _check_options(interval: float, of: str | None) -> None:
 
 def observed_law(tree: xr.DataTree) -> tuple[Any, Any]:
     """Rebuild the model of a run, and its dispersion or those of columns, (J,); NaN: none."""
-    try:
+    with describes_run():
         model = model_from_dict(json.loads(tree.attrs["model"]))
-        dispersion: Any = (
-            float(tree.attrs["dispersion"]) if model.has_observations else float("nan")
-        )
-        if MOMENTS in tree.children and "dispersion_mean" in tree[MOMENTS]:
-            dispersion = tree[MOMENTS].to_dataset()["dispersion_mean"].values.mean(axis=0)
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreFormatError(
-            "this trace does not say its model (attributes 'model' and 'dispersion'); "
-            "pass the result of daskfactor.sample or the path of its store"
-        ) from error
+        dispersion: Any = float(tree.attrs["dispersion"] if model.has_observations else "nan")
+    if MOMENTS in tree.children and "dispersion_mean" in tree[MOMENTS]:
+        dispersion = tree[MOMENTS].to_dataset()["dispersion_mean"].values.mean(axis=0)
     return model, dispersion
 
 

@@ -4,14 +4,20 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from math import prod
-from os import PathLike, fspath
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import inner_share, label_at, match_labels, one_of, whole_number
+from daskfactor.checks import (
+    inner_share,
+    label_at,
+    match_labels,
+    one_of,
+    refuse_repeated,
+    whole_number,
+)
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import open_input, opened_again
 from daskfactor.data.grid import Block
@@ -22,19 +28,18 @@ from daskfactor.data.store import is_blocked_store
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
-from daskfactor.results.predict import require_same_trace
+from daskfactor.results.predict import with_new
 from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
-from daskfactor.results.schema import IDENTITY, beside, factor_dims, own_names
+from daskfactor.results.schema import beside, factor_dims, own_names
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
     Trace,
+    as_draws,
     draw_weights,
     factors_of,
     kept_beside,
     reads_here,
-    require_draws,
     require_matrix,
-    require_point,
 )
 
 Array = NDArray[Any]
@@ -193,32 +198,16 @@ class Asked(NamedTuple):
 
 
 def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
-    if isinstance(trace, xr.Dataset):
-        require_matrix(require_point(trace), "recommend")
-        tree = _of_point(trace)
-    else:
-        tree = require_draws(trace, "a ranking")
-        require_matrix(tree, "recommend")
+    tree = as_draws(trace, "a ranking")
+    require_matrix(tree, "recommend")
+    run = tree
+    if isinstance(rows, xr.DataArray) and "component" in rows.dims:
+        tree, rows = with_new(*_with_same_draws(tree, rows))
     dims = factor_dims(tree)
-    new = isinstance(rows, xr.DataArray) and "component" in rows.dims
     group, masses = tree["posterior"].to_dataset(), draw_weights(tree)
-    at_rows, at_columns = select(tree, dims, None if new else rows, columns)
-    if new:
-        require_same_trace(tree, rows, "rows")
-        group, masses, W = _of_new_rows(group, masses, rows)
-        (row,) = (dim for dim in W.dims if dim not in ("chain", "draw", "component"))
-        labels = {name: coord for name, coord in rows.coords.items() if coord.dims == (row,)}
-        at_rows = xr.DataArray(np.arange(W.sizes[row]), labels, (row,))
-        W = W.transpose("chain", "draw", row, "component")
-        H = factors_of(group)[1]
-    else:
-        W, H = factors_of(group)
+    at_rows, at_columns = select(tree, dims, rows, columns)
+    W, H = factors_of(group)
     H = H.transpose("chain", "draw", H.dims[3], "component")
-    if W.sizes["component"] != H.sizes["component"]:
-        raise OptionError(
-            f"the new rows have {W.sizes['component']} components and the run "
-            f"{H.sizes['component']}; pass what daskfactor.transform gives for this run"
-        )
     if masses is None:
         masses = np.full(W.shape[:2], 1.0 / prod(W.shape[:2]))
     kept = masses > 0
@@ -229,41 +218,25 @@ def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
         at if at.ndim else at.expand_dims(names.get(dim, dim))
         for at, dim in zip((at_rows, at_columns), dims, strict=True)
     )
-    return Asked(tree, W, H, at_rows, at_columns, shape, kept, weights)
+    return Asked(run, W, H, at_rows, at_columns, shape, kept, weights)
 
 
-def _of_point(point: xr.Dataset) -> xr.DataTree:
-    """A point estimate as a trace of one draw."""
-    group = point[["W", "H"]].drop_attrs().expand_dims(chain=[0], draw=[0])
-    tree = xr.DataTree.from_dict({"posterior": group})
-    tree.attrs = {name: point.attrs[name] for name in IDENTITY if name in point.attrs}
-    return tree
-
-
-def _of_new_rows(group: xr.Dataset, masses: Any, rows: xr.DataArray) -> tuple[Any, Any, Any]:
-    """The draws of a run that new rows were drawn under, their masses, and these rows."""
-    single = group.sizes["chain"] * group.sizes["draw"] == 1
-    if not {"chain", "draw"} & set(rows.dims):
-        rows = rows.expand_dims(chain=group["chain"].values[:1], draw=group["draw"].values[:1])
-        if not single:
+def _with_same_draws(tree: xr.DataTree, rows: xr.DataArray) -> tuple[xr.DataTree, str, Any]:
+    """Repeat a tree of one draw for every draw of new rows; return what `with_new` takes."""
+    group, alone = tree["posterior"].to_dataset(), not {"chain", "draw"} & set(rows.dims)
+    if group.sizes["chain"] * group.sizes["draw"] > 1:
+        if alone:
             raise OptionError(
                 "these new rows are a point, without draws, and the run has draws; pass what "
                 "daskfactor.transform(..., point=False) gives"
             )
-    if single:  # a point, under which all of them were drawn
-        again = {dim: np.zeros(rows.sizes[dim], int) for dim in ("chain", "draw")}
-        return group.isel(again), None, rows
-    try:
-        cut = group.sel(chain=rows["chain"], draw=rows["draw"])
-    except KeyError as error:
-        raise OptionError(
-            "the new rows were drawn under other draws than those of this run; pass the trace "
-            "that daskfactor.transform was given"
-        ) from error
-    if masses is not None:
-        own = xr.DataArray(masses, {d: group[d] for d in ("chain", "draw")}, ("chain", "draw"))
-        masses = own.sel(chain=rows["chain"], draw=rows["draw"]).values
-    return cut, masses, rows
+        return tree, "W", rows
+    if alone:
+        rows = rows.expand_dims(chain=group["chain"].values, draw=group["draw"].values)
+    group = group.isel({dim: np.zeros(rows.sizes[dim], int) for dim in ("chain", "draw")})
+    repeated = tree.copy()
+    repeated["posterior"] = xr.DataTree(group.assign_coords(chain=rows.chain, draw=rows.draw))
+    return repeated, "W", rows
 
 
 def _groups(
@@ -329,7 +302,7 @@ def _seen(tree: xr.DataTree) -> Any:
 
 def _opened(exclude: Any) -> BlockedData:
     """Cells to leave out on blocks; what is not stored is not left out."""
-    sparse = isinstance(exclude, str | PathLike) and is_blocked_store(fspath(exclude))
+    sparse = is_blocked_store(exclude)
     source = exclude if sparse else open_input(exclude)
     missing = sparse or source.is_sparse
     return as_blocks(source, unstored="missing" if missing else None, allow_empty=True)
@@ -345,11 +318,7 @@ def _place(data: BlockedData, side: int, at: xr.DataArray, shape: tuple[int, int
     )
     if labels is not None and own is not None:
         found = match_labels(labels, own)
-        if found.twice != (None, None):
-            raise DataError(
-                f"the labels of {what} are not unique, and exclude has them in another order than "
-                f"the run; give every one of the {what} a label of its own"
-            )
+        refuse_repeated(found, what, "exclude")
         if (found.at < 0).all() and at.size == shape[side]:  # a part may have none of them
             raise DataError(
                 f"none of the {what} of exclude is among those of the run: it has "

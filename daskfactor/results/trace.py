@@ -6,6 +6,7 @@ particles have probability masses, and many of them are zero.
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from math import prod
 from os import PathLike
@@ -292,6 +293,18 @@ def _prediction_of(point: xr.Dataset) -> str:
     return f" and is of {kind}, whose factors W and H hold one after another"
 
 
+@contextmanager
+def describes_run() -> Iterator[None]:
+    """Turn errors of reading attributes that a run has into one that says so."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreFormatError(
+            "this trace does not say its model and its data (attributes 'model', 'dispersion', "
+            "'data'); pass the result of daskfactor.sample or the path of its store"
+        ) from error
+
+
 def stored_model(result: xr.DataTree | xr.Dataset) -> Any:
     """Return what a run says of its model, without frozen values; None: factors from elsewhere."""
     stored = result.attrs.get("model", "{}")
@@ -342,23 +355,6 @@ def has_draws(tree: xr.DataTree) -> bool:
     return "posterior" in tree.children and "W" in tree["posterior"].data_vars
 
 
-def require_point(given: xr.Dataset) -> xr.Dataset:
-    """The point estimate that a Dataset has to be.
-
-    Raises
-    ------
-    OptionError
-        If it lacks factors, or has draws of them.
-    """
-    wanted = "a Dataset must be the point estimate of daskfactor.optimize"
-    if not {"W", "H"} <= set(given.data_vars):
-        got = ", ".join(map(str, given.data_vars)) or "nothing"
-        raise OptionError(f"{wanted}, with W and H, got {got}")
-    if "draw" in given.dims:
-        raise OptionError(f"{wanted}, and this one has draws; pass the whole trace")
-    return given
-
-
 def require_draws(trace: Trace, purpose: str, other: str = "") -> xr.DataTree:
     """The tree of a trace that holds draws.
 
@@ -375,6 +371,28 @@ def require_draws(trace: Trace, purpose: str, other: str = "") -> xr.DataTree:
         )
     if tree["posterior"].sizes["draw"] == 0:
         raise OptionError(f"this run has no draws yet, but {purpose} needs some; resume it first")
+    return tree
+
+
+def as_draws(result: Trace | xr.Dataset, purpose: str) -> xr.DataTree:
+    """Return a trace that holds draws, or a point estimate as a trace of one draw.
+
+    Raises
+    ------
+    OptionError
+        If a trace has no draws; if a Dataset lacks factors, or has draws of them.
+    """
+    if not isinstance(result, xr.Dataset):
+        return require_draws(result, purpose)
+    expected = "a Dataset must be the point estimate of daskfactor.optimize"
+    if not {"W", "H"} <= set(result.data_vars):
+        got = ", ".join(map(str, result.data_vars)) or "nothing"
+        raise OptionError(f"{expected}, with W and H, got {got}")
+    if "draw" in result.dims:
+        raise OptionError(f"{expected}, and this one has draws; pass the whole trace")
+    group = result[["W", "H"]].drop_attrs(deep=False)
+    tree = xr.DataTree.from_dict({"posterior": group.expand_dims(chain=[0], draw=[0])})
+    tree.attrs = dict(result.attrs)
     return tree
 
 

@@ -377,8 +377,8 @@ class ParticleRun:
     def _first_factors(self, sink: Sink) -> Pair:
         """W and H of the first particle that a sink holds, in the order of the grid."""
         W, H = (read(factor, (0, 0)) for factor in factors_of(sink.tree()))
-        rows, columns = self.posterior.data.row_order, self.posterior.data.col_order
-        return W if rows is None else W[rows], H if columns is None else H[:, columns]
+        order = self.posterior.data.order
+        return W[order(0)], H[:, order(1)]
 
     def _weigh(self, sink: Sink) -> None:
         """Stein matrix and weights of all particles, read from where they were put."""

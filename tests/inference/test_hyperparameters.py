@@ -8,7 +8,7 @@ import xarray as xr
 from scipy import sparse
 
 import daskfactor as dfac
-from daskfactor.errors import DataWarning, ModelError, OptionError
+from daskfactor.errors import DaskfactorWarning, DataWarning, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
@@ -43,6 +43,15 @@ def test_draws_have_the_dimensions_of_what_they_are_of():
         shared = draw(SHARED, V=V)
     assert shared["posterior"]["rate"].dims == ("chain", "draw", "component")
     assert "rate_w" not in shared.attrs
+
+
+def test_several_chains_share_rates_where_the_dispersion_is_estimated():
+    """Those after the first know that the counts are no Poisson counts, and not yet how far."""
+    V = np.random.default_rng(0).negative_binomial(1, 0.1, (30, 11)).astype(float)
+    model = dfac.TweedieNMF(2, rate_w="component", rate_h="component")
+    with pytest.warns(DaskfactorWarning):
+        found = draw(model, dfac.PSGLD(), V, chains=2)
+    assert found.attrs["dispersion"] > 1.0
 
 
 def test_rows_have_their_rates_in_the_callers_order():

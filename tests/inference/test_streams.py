@@ -15,7 +15,7 @@ import pytest
 
 import daskfactor
 from daskfactor.inference.block_hmc import CHANCE, WITHIN
-from daskfactor.inference.new_rows import OF_RATES
+from daskfactor.inference.fold_in import OF_RATES
 from daskfactor.inference.program import factor_word
 from daskfactor.inference.sghmc import ACROSS
 from daskfactor.kernels.subsample import FIRST_STREAM, block_address
@@ -158,7 +158,7 @@ APART = {
     ("START", "multiplicative", "variational"): "factors, or allocation models",
     ("START", "singular", "variational"): "factors, or allocation models",
     ("TEMPERATURE", "gamma_parameters", "tempered"): "seeds a generator, or keys noise",
-    ("TRANSFORM", "given", "new_rows"): "seeds a generator, or keys noise",
+    ("TRANSFORM", "fold_in", "posterior_draws"): "seeds a generator, or keys noise",
 }
 """Files whose generators may have one address, and why no run has both."""
 

@@ -203,7 +203,7 @@ def test_executors_stores_sparse_data_and_pieces_draw_the_same(counts, trace, pa
         np.concatenate(parts, axis=2),
     ):
         np.testing.assert_array_equal(usual, other)
-    monkeypatch.setattr("daskfactor.inference.new_rows.PART", 14)  # of a band
+    monkeypatch.setattr("daskfactor.inference.fold_in.PART", 14)  # of a band
     np.testing.assert_array_equal(usual, dfac.transform(trace, V, **options))
 
 

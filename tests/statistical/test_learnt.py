@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import daskfactor as dfac
-from daskfactor.inference.multiplicative import sum_entries
+from daskfactor.inference.bands import sum_entries
 from daskfactor.kernels import langevin, variates
 from daskfactor.models.rates import FLOOR, Totals
 
