@@ -22,6 +22,7 @@ from daskfactor.kernels.subsample import FIRST_STREAM, block_address
 from daskfactor.kernels.variates import CELL, ENTRY, STREAM, start_cell, start_entry
 from daskfactor.random import MOST_FACTORS, Stream, noise_key
 from tests.inference.record_streams import runs
+from tests.inner import called
 from tests.tiers import FULL, tiered
 
 KEY = np.array([5, 8], np.uint32)
@@ -70,9 +71,9 @@ def test_iterations_rows_kinds_chains_and_purposes_have_addresses_of_their_own()
     """A stream is its key and its counter; those of entries and cells are not the normals'."""
     out = np.zeros((7, STREAM), np.uint64)
     for own, (iteration, row) in zip(out, ((7, 11), (8, 11), (7, 12)), strict=False):
-        start_entry(own, KEY, iteration, 1, row, 5)
+        called(start_entry)(own, KEY, iteration, 1, row, 5)
     for own, address in zip(out[3:], ((7, 11, 5), (8, 11, 5), (7, 12, 5), (7, 11, 6)), strict=True):
-        start_cell(own, KEY, *address)
+        called(start_cell)(own, KEY, *address)
     assert len({tuple(own[[0, 1, 3, 4, 5]]) for own in out}) == len(out)
     assert len({0, int(ENTRY), int(CELL)}) == 3
     seeds = (0, 1, 2**32, 2**64 - 1)

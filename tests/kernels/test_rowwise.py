@@ -2,7 +2,6 @@
 
 import math
 
-import numba
 import numpy as np
 import pytest
 from scipy import stats
@@ -12,18 +11,9 @@ from daskfactor.evidence import rowwise
 from daskfactor.evidence.rowwise import NEW, OLD, PROPOSED, SCRATCH, Prior, Target, row_kernels
 from daskfactor.evidence.tempered import both_sides
 from daskfactor.models.tweedie_law import Tweedie
+from tests.inner import called
 
 K = 3
-
-
-def called(function):
-    """A function that compiled functions call, for Python to call."""
-
-    @numba.njit
-    def call(*arguments):
-        return function(*arguments)
-
-    return call
 
 
 def problem(beta, seed=0):
