@@ -125,7 +125,8 @@ class PosteriorDraws:
     def at(self, chain: int, draw: int) -> PosteriorDraw:
         """Return one draw."""
         values: dict[str, Any] = {name: array[chain, draw] for name, array in self.values.items()}
-        dispersions = values.pop(DISPERSION) if np.ndim(values.get(DISPERSION, 0)) else None
+        by_column = DISPERSION in values and values[DISPERSION].ndim > 0
+        dispersions = values.pop(DISPERSION) if by_column else None
         hyper = self.model.hyper_of_draw(self.constants | values, self.mean)
         likelihood, hyper = self.model.at(hyper)
         link, scale = values.get(LINKS[self.factor]), values.get(SCALE)

@@ -234,7 +234,10 @@ class GaussianMF(SideInformation):
         """
         K, bias = self.n_components, 1.0 / BIAS_SHARE
         variance = 1.0 / (BIAS_SHARE * float(values.get("row_bias_precision") or bias))
-        start = replace(self, covariates_w=None, covariates_h=None).start(mean, variance)
+        plain = self
+        if (self.covariates_w, self.covariates_h) != (None, None):
+            plain = replace(self, covariates_w=None, covariates_h=None)  # which have no values
+        start = plain.start(mean, variance)
         changed: dict[str, Any] = {"noise": float(values.get("noise", values["dispersion"]))}
         changed["mean"] = float(values.get("level", mean))
         for factor, name in enumerate(("precision_w", "precision_h")):
