@@ -184,7 +184,7 @@ class RowKernels(NamedTuple):
 def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
     """Make ``look`` of `RowKernels`."""
     entry = likelihood.entry(polynomials)
-    fit, summed = jit(entry.fit or _fit_of(likelihood)), likelihood.zeros == "constant"
+    fit, summed = jit_inner(entry.fit or _fit_of(likelihood)), likelihood.zeros == "constant"
 
     @jit_inner
     def look(W: Array, i: int, H: Array, data: Entries, row: int, work: Array, num: int) -> float:

@@ -99,7 +99,7 @@ def sum_entries(values: Array, frozen: Mask, logs: bool = False, by_rows: bool =
     """Add up the entries of some rows; a zero's logarithm is that of a tiny number."""
     free, columns = moving(values, frozen), values.sum(axis=0, dtype=np.float64)
     size, total = free.size, float(free.sum(dtype=np.float64))
-    if logs or by_rows:  # in one order of memory, whether or not components are frozen
+    if logs or by_rows:  # sums depend on the order in memory: a copy, also if nothing is frozen
         free = values[:, free_components(frozen, values.shape[1])]
     rows = free.sum(axis=1, dtype=np.float64) if by_rows else None
     of_logs = (log_sum(free), count_floored(free)) if logs else (0.0, 0)

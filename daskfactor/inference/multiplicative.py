@@ -420,7 +420,7 @@ class WholeUpdates(Pass):
 def in_one_call(
     descent: Descent, likelihood: Likelihood, priors: Sequence[tuple[Any, float]], iterations: int
 ) -> bool:
-    """Tell whether `WholeUpdates` does it: one small block, and ratios of one penalty each."""
+    """Return whether all updates fit in one call: one small block, one penalty for each factor."""
     data, model = descent.data, descent.model
     here = data.n_observed.shape == (1, 1) and not descent.executor.on_device
     short = iterations * float(data.n_observed.sum()) * model.n_components <= SHORT_CALL

@@ -44,7 +44,7 @@ class View(NamedTuple):
     cycle
         Cycles done.
     fit
-        Fit of the state; None at the start of a chain that has not moved.
+        Fit of the state; None at cycle 0, unless a `GaussianMF` starts from a result.
     tuning
         Whether the sampler's metric still learns.
     alone
@@ -153,11 +153,15 @@ class Link(Parameter):
 
 
 def stored_hyper(model: Any, stored: Any) -> Values:
-    """Return the hyperparameters of a checkpoint; those of older versions are a list."""
+    """Return the hyperparameters of a checkpoint, which are a list in those of older versions.
+
+    Those that older versions did not have get their defaults.
+    """
     fields = model.hyper_type._fields
-    values = stored if isinstance(stored, dict) else dict(zip(fields, stored, strict=True))
+    values = stored if isinstance(stored, dict) else dict(zip(fields, stored, strict=False))
     refuse_unknown("the stored hyperparameters", values, fields)
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+    each = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+    return dict(model.hyper_type(**each)._asdict())
 
 
 def refresh_band(band: FactorBand, kernel: Kernel, key: Array, factor: int, shape: float) -> None:

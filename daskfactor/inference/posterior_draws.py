@@ -286,14 +286,17 @@ def _read(tree: xr.DataTree, group: xr.Dataset, axis: int, labels: Any) -> Poste
 
 
 def _draw_level(model: Any, precisions: Array, H: Array, attrs: Any) -> Array:
-    """Draw the mean of the column biases, which results do not have, given the biases."""
+    """Draw the mean of the column biases, which results do not have, given the biases.
+
+    ``precisions`` are (chain, draw, component), and H is (chain, draw, component, column).
+    """
     if model.covariates[1] is not None:
         raise ModelError(
             "new columns of a GaussianMF with covariates of columns cannot be drawn yet; refit "
             "with these columns, without entries if they have none"
         )
     bias = model.n_components + 1
-    precision = precisions[..., bias] * H.shape[2]
+    precision = precisions[..., bias] * H.shape[3]
     rng = generator(int(attrs.get("random_seed", 0)), 0, Stream.TRANSFORM)
-    mean = H[..., bias].mean(axis=-1, dtype=np.float64)
+    mean = H[:, :, bias].mean(axis=-1, dtype=np.float64)
     return np.asarray(mean + rng.standard_normal(precision.shape) / np.sqrt(precision))

@@ -282,9 +282,10 @@ def _model_of_rows(model: Any, factor: int, covariates: Any, fixed: Any) -> Any:
             new = (_new_covariates if kind == "covariates" else _new_fixed)(name, old, value)
         if new is None:
             what = "covariates" if kind == "covariates" else "frozen components"
+            shape = f"({old.width}, {side})" if name == "fixed_h" else f"({side}, {old.width})"
             raise ModelError(
                 f"the run has {old.width} {name}, and new {side} need theirs: pass {kind}= with "
-                f"the {what} of the new {side}, ({side}, {old.width})"
+                f"the {what} of the new {side}, {shape}"
                 + ("" if value is None else f", got shape {np.shape(value)}")
             )
         settings[name] = new
@@ -298,13 +299,15 @@ def _new_covariates(name: str, old: Covariates, value: Any) -> Covariates | None
 
 
 def _new_fixed(name: str, old: FixedComponents, value: Any) -> FixedComponents | None:
-    """Check frozen components of new rows; None: they are not as many, or no finite numbers."""
+    """Check frozen components of new rows; None: they are not as many as those of the run."""
     values = np.atleast_2d(np.asarray(value, np.float64))
     if name == "fixed_w" or len(values) != old.width:
         values = values.T
-    good = values.ndim == 2 and len(values) == old.width
-    good = good and bool((np.isfinite(values) & (values >= 0)).all())
-    return replace(old, values=values) if good else None
+    if values.ndim != 2 or len(values) != old.width:
+        return None
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ModelError("fixed must hold finite numbers of at least 0; it has others")
+    return replace(old, values=values)
 
 
 def _entries(posterior: PosteriorDraws, data: BlockedData) -> Array:

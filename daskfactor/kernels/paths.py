@@ -64,8 +64,9 @@ class Path(NamedTuple):
 def path_kernel(slope: Kernel, warped: bool) -> Kernel:
     """Make the kernel of a path from that of its gradients; ``warped``: its power is not 1.
 
-    kernel(block, factors, law, path, each, share, work): ``each`` is the path's gradient in the
-    place of each factor, ``share`` the law's; all but these and ``path`` as gradients take them.
+    kernel(block, factors, law, path, each, share, work): ``each`` holds the path's gradient
+    in the place of its factor and empty arrays in those of others, ``share`` is the law's; all
+    but these and ``path`` as gradients take them.
     """
 
     @jit_exact_inner

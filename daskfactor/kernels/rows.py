@@ -21,9 +21,9 @@ from operator import mul
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.core.cgutils import get_or_insert_function
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
@@ -39,8 +39,9 @@ MOST_PREFETCHED = 8 * CACHE_LINE
 
 # Fused by name where the processor can. Left to the compiler, which products are fused would
 # depend on the code around them, and so the last bits on who calls a kernel.
-_FEATURES = get_host_cpu_features()
-_FUSES = _FEATURES.get("fma", False) or _FEATURES.get("neon", False)
+# numba may be told to compile for another processor than this one.
+_TARGET, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
+_FUSES = "+fma" in _FEATURES.split(",") or _TARGET.startswith(("aarch64", "arm64"))
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
 _BYTE_POINTER = ir.IntType(8).as_pointer()

@@ -294,7 +294,8 @@ class Coupled(GammaFactors):
         if len(relations) > 1:
             return replace(self, relations=relations, places=places)
         priors = {name: getattr(self, name) for name in ("rate_w", "rate_h", "shape_w", "shape_h")}
-        return relation.model(self.n_components, **priors)
+        (alone,) = relations.values()
+        return alone.model(self.n_components, **priors)
 
     def in_unit(self, name: str, dispersion: float, to: bool = True) -> float:
         """Give a relation's dispersion in its unit, or, if not ``to``, in that of the data."""

@@ -513,3 +513,22 @@ def test_rows_need_uncertainties_or_weights_where_the_run_had_some(kind):
         dfac.transform(trace, V[:2], **QUIET)
     found = dfac.transform(trace, V[:2], **{kind: told[kind][:2]}, **QUIET)
     assert found.sizes["row"] == 2
+
+
+def test_empty_new_columns_are_around_the_level_of_the_others():
+    rng = np.random.default_rng(0)
+    V = 100.0 + rng.normal(size=(40, 12)) + rng.normal(size=12)
+    trace = dfac.sample(V, dfac.GaussianMF(2, biases=True), draws=40, tune=100, **QUIET)
+    V_new = np.full((40, 3), np.nan)
+    V_new[:, 0] = V[:, 0]
+    new = dfac.transform(trace, dfac.as_blocks(V_new, allow_empty=True), axis="column", **QUIET)
+    biases = new.sel(component=3).mean(("chain", "draw"))
+    np.testing.assert_allclose(biases, 100.0, atol=2.0)
+
+
+@pytest.mark.parametrize("fixed", [np.nan, -1.0])
+def test_frozen_components_of_new_rows_are_finite_and_not_negative(counts, fixed):
+    model = dfac.TweedieNMF(2, dispersion=1.0, fixed_w=np.ones((len(counts), 1)))
+    trace = dfac.sample(counts, model, draws=5, tune=5, **QUIET)
+    values = np.full((2, 1), fixed)
+    refused(ModelError, "finite numbers", dfac.transform, trace, counts[:2], fixed=values, **QUIET)

@@ -62,6 +62,13 @@ def test_numpy_numbers_become_plain_ones_and_stay():
     refused(AttributeError, None, setattr, model, "beta", 0.25)
 
 
+def test_hyperparameters_that_older_checkpoints_do_not_have_are_the_defaults():
+    assert stored_hyper(TweedieNMF(2), [1.0, 2.0, 3.0])["shape_h"] == 1.0
+    hyper = GaussianMF(2).start(0.0, 1.0)._asdict()
+    older = {name: value for name, value in hyper.items() if not name.startswith("link")}
+    assert stored_hyper(GaussianMF(2), older) == hyper
+
+
 POSITIVE = 'must be a positive, finite number or "auto"'
 COUNTED = 'n_components.* at least 1 or "auto", got'
 BAD = [
