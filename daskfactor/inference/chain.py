@@ -282,6 +282,8 @@ class Chain:
         rest = dict(memory)
         names = {"dispersion_sum": rest.pop("noise", (0.0, 0))}  # older versions have none
         hyper = stored_hyper(self.model, rest.pop("hyper"))
+        if "priors" in rest:
+            rest["priors"] = stored_hyper(self.model, rest["priors"])
         self.values = FIRST | rest | names | hyper
         if "fixed" in rest:
             fixed = rest["fixed"]  # older versions have one

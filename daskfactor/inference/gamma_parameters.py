@@ -26,7 +26,15 @@ from daskfactor.inference.multiplicative import (
     mean_floor,
     totals_of,
 )
-from daskfactor.inference.parameters import LINKS, Link, Parameter, Values, View
+from daskfactor.inference.parameters import (
+    LINKS,
+    LikelihoodParameter,
+    Link,
+    Parameter,
+    Start,
+    Values,
+    View,
+)
 from daskfactor.inference.passes import Gathered, Place, SharePass, every, run_pass
 from daskfactor.inference.program import (
     COLUMNS,
@@ -215,7 +223,7 @@ class Effective(Parameter):
         return {"effective": self.model.effective_components(totals, *about)}
 
 
-class Dispersion(Parameter):
+class Dispersion(LikelihoodParameter):
     """The dispersion, which is estimated or drawn; with it the likelihood and the warm start."""
 
     def __init__(self, setting: Setting) -> None:
@@ -238,7 +246,7 @@ class Dispersion(Parameter):
         """Return a state as passes look at it."""
         return Place(self.setting.executor, self.data, state, self.floor)
 
-    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
+    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Start:
         """Return a first state, by multiplicative updates or of a result, and its values.
 
         A point is balanced; a draw stays what it is. The run's first chain decides for all
@@ -279,7 +287,7 @@ class Dispersion(Parameter):
             self.refresh(number, state, shapes)
         ends = fit.negative_divergence, fit.negative_divergence
         values = {"fits": ends, "climb": climbed, "fixed": rule.memory}
-        return state, values | hyper._asdict(), None
+        return Start(state, values | hyper._asdict())
 
     def due(self, view: View) -> bool:
         return view.cycle > 0 and self.rule.drawn and view.alone

@@ -18,7 +18,16 @@ from daskfactor.executors.state import ChainState, FactorBand, make_state
 from daskfactor.inference.bands import pieces_of, take_array
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import OnStep
-from daskfactor.inference.parameters import LINK_PRECISIONS, LINKS, Link, Parameter, Values, View
+from daskfactor.inference.parameters import (
+    LINK_PRECISIONS,
+    LINKS,
+    LikelihoodParameter,
+    Link,
+    Parameter,
+    Start,
+    Values,
+    View,
+)
 from daskfactor.inference.passes import Place, evaluate
 from daskfactor.inference.program import (
     COLUMNS,
@@ -242,16 +251,15 @@ class Ratios(NormalParameter):
         return ratios
 
 
-class Noise(NormalParameter):
+class Noise(NormalParameter, LikelihoodParameter):
     """The noise φ, 1/φ ~ Gamma(1 + n/2, rate + ½ Σ (v - μ)²); with it the likelihood."""
 
-    floor, latest = NO_FLOOR, None
-    """No estimate for all chains: each draws its own."""
+    floor = NO_FLOOR
 
-    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Any:
-        """Return a first state, its values, and the fit of a result, given which values are drawn.
+    def start(self, number: int, lead: Any, on_step: OnStep | None) -> Start:
+        """Start from a result, at whose fit values are drawn, or from a draw of the prior.
 
-        Without a result it is a draw of the prior, whose scales fit mean and variance of the data.
+        The scales of the prior fit mean and variance of the data.
         """
         del lead, on_step
         setting, data, initial, fit = self.setting, self.data, None, None
@@ -268,7 +276,7 @@ class Noise(NormalParameter):
             LINKS[factor]: np.zeros((self.covariates[factor].shape[1], self.model.width))
             for factor in self.linked
         }
-        return state, {"priors": hyper._asdict(), **hyper._asdict(), **links}, fit
+        return Start(state, {"priors": hyper._asdict(), **hyper._asdict(), **links}, fit)
 
     def due(self, view: View) -> bool:
         return self.model.noise == "auto" and super().due(view)
@@ -277,15 +285,6 @@ class Noise(NormalParameter):
         assert view.fit is not None
         rate = 0.5 * view.fit.pearson + NOISE_RATE * values["priors"]["noise"]
         return {"noise": 1.0 / _gamma(view.rng, 1.0 + 0.5 * self.data.effective, rate)}
-
-    def normalized(self, values: Values) -> Values:
-        """Add nothing."""
-        return values
-
-    def look(self, state: ChainState, fit: Fit, end: int, values: Values) -> Values:
-        """Estimate nothing: every chain draws its own."""
-        del state, fit, end, values
-        return {}
 
     def log_likelihood(self, fit: Fit, values: Values) -> float:
         """Return -Σ (v - μ)² / (2φ) - n/2 log(2πφ)."""

@@ -144,6 +144,53 @@ class Parameter:
             state.each(partial(refresh_band, shape=shape, **how), factor)
 
 
+class Start(NamedTuple):
+    """First state of a chain, its values there, and its fit where these are to be drawn."""
+
+    state: ChainState
+    values: Values
+    fit: Fit | None = None
+
+
+class LikelihoodParameter(Parameter):
+    """The parameter that the likelihood depends on, a dispersion or the noise; it starts chains.
+
+    Attributes
+    ----------
+    floor
+        Smallest mean μ that gradients are taken at.
+    latest
+        The chain's estimate for `take`; None unless its last segment added one.
+    """
+
+    floor: float
+    latest: Any = None
+
+    def start(self, number: int, lead: Any, on_step: Any) -> Start:
+        """Return the start of a chain; ``lead`` is this parameter of the run's first chain."""
+        raise NotImplementedError
+
+    def log_likelihood(self, fit: Fit, values: Values) -> float:
+        """Return the log-likelihood, from a fit's sums."""
+        raise NotImplementedError
+
+    def has_diverged(self, fits: Any, state: ChainState, values: Values) -> bool:
+        """Return whether finite factors are beyond anything the data could mean."""
+        raise NotImplementedError
+
+    def normalized(self, values: Values) -> Values:
+        """Add to values that have changed what the fit leaves out of the log-likelihood."""
+        return values
+
+    def look(self, state: ChainState, fit: Fit, end: int, values: Values) -> Values:
+        """Estimate the parameter at the end of a segment, for all chains of the run."""
+        return {}
+
+    def take(self, estimates: Sequence[Any], values: Values) -> Values:
+        """Return the values that follow from the estimates of all chains."""
+        return {}
+
+
 class Link(Parameter):
     """The link from covariates to a factor, and its precision."""
 
