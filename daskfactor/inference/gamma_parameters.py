@@ -100,6 +100,8 @@ class GammaLink(Link):
         super().__init__(setting, factor)
         mask = self.model.frozen[factor]
         self.free = np.ones(self.model.n_components, bool) if mask is None else ~mask
+        self.rows: Array = np.empty(0)
+        """Entries of rows that have data, brought together by `update` for `unlinked`."""
 
     def update(self, view: View, values: Values) -> Values:
         model, observed_covariates = self.model, self.setting.told[self.factor]
@@ -112,7 +114,8 @@ class GammaLink(Link):
             shapes = hyper.shape_w, hyper.shape_h
             level = model.hyperpriors(self.data.level, shapes)[self.factor]
         ridge = float(values.get(self.of_name, start))
-        theta = self.telling_rows(view.state, self.factor)[:, free]
+        self.rows = self.telling_rows(view.state, self.factor)
+        theta = self.rows[:, free]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             law = LinkLaw.of(observed_covariates, theta, (shape, ridge), rate, level)
             if self.name in values:
@@ -137,11 +140,11 @@ class GammaLink(Link):
             result -= math.log(start) + ridge / start
         return result
 
-    def unlinked(self, state: ChainState, values: Values) -> Array:
-        """Return the entries of rows that have data, less the effect of the link."""
-        theta, covariates = self.telling_rows(state, self.factor), self.setting.told
+    def unlinked(self, values: Values) -> Array:
+        """Return the entries of rows that have data, less the effect of the link, once."""
+        theta, self.rows = self.rows, np.empty(0)
         with single_threaded_blas():
-            return theta / multiples(covariates[self.factor], values[self.name])
+            return theta / multiples(self.setting.told[self.factor], values[self.name])
 
 
 class Rates(Parameter):
@@ -157,7 +160,7 @@ class Rates(Parameter):
     def update(self, view: View, values: Values) -> Values:
         """Draw them; rates that entries do not share with their component go into the bands."""
         model, mean, data = self.model, self.data.level, self.data
-        apart = {link.factor: link.unlinked(view.state, values) for link in self.of_links}
+        apart = {link.factor: link.unlinked(values) for link in self.of_links}
         totals = totals_of(model, view.state, apart)
         shapes = model.draw_shapes(mean, (values["shape_w"], values["shape_h"]), totals, view.rng)
         drawn = model.draw_rates(mean, shapes, totals, view.rng)
