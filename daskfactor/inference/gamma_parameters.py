@@ -100,7 +100,7 @@ class GammaLink(Link):
         super().__init__(setting, factor)
         mask = self.model.frozen[factor]
         self.free = np.ones(self.model.n_components, bool) if mask is None else ~mask
-        self.rows: Array = np.empty(0)
+        self.entries: Array = np.empty(0)
         """Entries of rows that have data, brought together by `update` for `unlinked`."""
 
     def update(self, view: View, values: Values) -> Values:
@@ -114,8 +114,8 @@ class GammaLink(Link):
             shapes = hyper.shape_w, hyper.shape_h
             level = model.hyperpriors(self.data.level, shapes)[self.factor]
         ridge = float(values.get(self.of_name, start))
-        self.rows = self.telling_rows(view.state, self.factor)
-        theta = self.rows[:, free]
+        self.entries = self.telling_rows(view.state, self.factor)
+        theta = self.entries[:, free]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             law = LinkLaw.of(observed_covariates, theta, (shape, ridge), rate, level)
             if self.name in values:
@@ -142,7 +142,7 @@ class GammaLink(Link):
 
     def unlinked(self, values: Values) -> Array:
         """Return the entries of rows that have data, less the effect of the link, once."""
-        theta, self.rows = self.rows, np.empty(0)
+        theta, self.entries = self.entries, np.empty(0)
         with single_threaded_blas():
             return theta / multiples(self.setting.told[self.factor], values[self.name])
 
