@@ -114,7 +114,7 @@ class GammaLink(Link):
             shapes = hyper.shape_w, hyper.shape_h
             level = model.hyperpriors(self.data.level, shapes)[self.factor]
         ridge = float(values.get(self.of_name, start))
-        self.entries = self.telling_rows(view.state, self.factor)
+        self.entries = self.observed_rows(view.state, self.factor)
         theta = self.entries[:, free]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             law = LinkLaw.of(observed_covariates, theta, (shape, ridge), rate, level)
@@ -160,8 +160,8 @@ class Rates(Parameter):
     def update(self, view: View, values: Values) -> Values:
         """Draw them; rates that entries do not share with their component go into the bands."""
         model, mean, data = self.model, self.data.level, self.data
-        apart = {link.factor: link.unlinked(values) for link in self.of_links}
-        totals = totals_of(model, view.state, apart)
+        unlinked = {link.factor: link.unlinked(values) for link in self.of_links}
+        totals = totals_of(model, view.state, unlinked)
         shapes = model.draw_shapes(mean, (values["shape_w"], values["shape_h"]), totals, view.rng)
         drawn = model.draw_rates(mean, shapes, totals, view.rng)
         rates: list[Any] = list(model.rates_under(mean, shapes))

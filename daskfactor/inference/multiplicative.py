@@ -456,11 +456,11 @@ def move_by_share(
 
 
 def totals_of(
-    model: GammaFactors, state: ChainState, apart: Mapping[int, Array] | None = None
+    model: GammaFactors, state: ChainState, unlinked: Mapping[int, Array] | None = None
 ) -> list[Totals]:
     """Sum up the free entries of both factors as the conditionals of their priors need it.
 
-    ``apart``: by factor, the entries that count in place of the state's, in units of what
+    ``unlinked``: by factor, the entries that count in place of the state's, in units of what
     covariates multiply their prior means by.
     """
     totals, shapes = [], (model.shape_w, model.shape_h)
@@ -468,8 +468,8 @@ def totals_of(
         mask, free = model.frozen[factor], model.free(factor)
         by_rows = by is not None and by != "component"
         options: Any = {"frozen": mask, "logs": shapes[factor] == "auto", "by_rows": by_rows}
-        if apart and factor in apart:
-            parts = [sum_entries(apart[factor], **options)]
+        if unlinked and factor in unlinked:
+            parts = [sum_entries(unlinked[factor], **options)]
         else:
             parts = state.each(partial(sum_band, **options), factor)
         length, logs = sum(part.length for part in parts), math.fsum(part.logs for part in parts)

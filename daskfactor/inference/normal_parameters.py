@@ -220,7 +220,7 @@ class NormalParameter(Parameter):
 
         And how many numbers these are.
         """
-        rows = self.telling(factor)
+        rows = self.informative_rows(factor)
         parts = state.each(partial(squares_of, centre=centre), factor, rows)
         total = np.sum([squares for squares, _ in parts], axis=0)
         count = sum(length for _, length in parts)
@@ -318,7 +318,7 @@ class NormalLink(NormalParameter, Link):
         setting, factor, table = self.setting, self.factor, self.tables(values)[self.factor]
         moving: Any = table[3] > 0
         covariates, observed_covariates = self.covariates[factor], setting.told[factor]
-        residual = (self.telling_rows(view.state, factor) - table[0])[:, moving]
+        residual = (self.observed_rows(view.state, factor) - table[0])[:, moving]
         link, ridge = np.zeros((covariates.shape[1], len(moving))), values[self.of_name]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             drawn = observed_covariates.draw_link(residual, table[1, moving], ridge, view.rng)
@@ -380,7 +380,7 @@ class Symmetries(NormalParameter):
             if factor in self.linked:
                 link = values[LINKS[factor]], values[LINK_PRECISIONS[factor]]
             bias = K + factor if self.model.biases else None
-            priors.append(Prior(self.telling(factor), table, bias, link))
+            priors.append(Prior(self.informative_rows(factor), table, bias, link))
         rng = view.generator(Stream.SCALE)
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile
             scale, shift = draw_symmetries(view.state, (priors[ROWS], priors[COLUMNS]), K, rng)
@@ -401,7 +401,7 @@ class Biases(NormalParameter):
             squares, count = self.sums(view.state, factor, np.full(K + 2, centre), values)
             rate = 1.0 / values["priors"][self.names[factor]] + 0.5 * float(squares[K + factor])
             precisions.append(_gamma(view.rng, 1.0 + 0.5 * count, rate))
-        rows = self.telling(COLUMNS)
+        rows = self.informative_rows(COLUMNS)
         levels = view.state.each(partial(sum_of_column, column=K + 1), COLUMNS, rows)
         cols = sum(count for _, count in levels)
         mean = sum(level for level, _ in levels) / cols

@@ -85,7 +85,7 @@ class Parameter:
         return kind(*(values[name] for name in kind._fields))
 
     def due(self, view: View) -> bool:
-        """Tell whether it is to be updated."""
+        """Return whether to update it now."""
         return True
 
     def update(self, view: View, values: Values) -> Values:
@@ -110,8 +110,8 @@ class Parameter:
         """Tell which rows (columns) have any data, in the grid's order."""
         return np.asarray((self.data.row_observed, self.data.col_observed)[factor] > 0)
 
-    def telling(self, factor: int) -> list[Any]:
-        """Say which rows of every band of a factor tell of hyperparameters.
+    def informative_rows(self, factor: int) -> list[Any]:
+        """Return which rows of every band of a factor hyperparameters are learnt from.
 
         They are all rows, or those that have data where there are covariates.
         """
@@ -123,7 +123,7 @@ class Parameter:
         """Return the rows of every band that have no data."""
         return list(map(np.flatnonzero, pieces_of(self.data.grid, factor, ~self.seen(factor))))
 
-    def telling_rows(self, state: ChainState, factor: int) -> Array:
+    def observed_rows(self, state: ChainState, factor: int) -> Array:
         """Return the rows of a factor that have data, in the caller's order, double precision."""
         data, side = self.data, SIDES[factor]
         seen = in_callers_order(data, side, self.seen(factor))

@@ -35,7 +35,7 @@ class Prior(NamedTuple):
     Attributes
     ----------
     selection
-        Of every band, the rows that priors are learnt from, as `Parameter.telling` gives them.
+        Rows of every band that priors are learnt from, of `Parameter.informative_rows`.
     table
         Means and precisions of the columns, as `column_table` has them.
     bias
