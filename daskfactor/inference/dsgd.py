@@ -206,7 +206,7 @@ class DSGD(Optimizer):
             )
             run_pass(descent.place, program)
             refresh_metric(descent.state, unit_hyper(descent), model.frozen)
-            modes = [(0.0, True if mask is None else ~mask) for mask in model.frozen]
+            modes = [(0.0, model.free(factor)) for factor in range(2)]
         else:
             rule = DispersionRule(
                 TweedieNMF(model.n_components, beta=2.0, dispersion=model.noise), data

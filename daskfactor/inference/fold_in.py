@@ -23,6 +23,7 @@ from daskfactor.executors.base import raise_of_gpu
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.multiplicative import SMALLEST, move_by_share
+from daskfactor.inference.parameters import SIDES
 from daskfactor.inference.passes import SharePass, init_band
 from daskfactor.inference.posterior_draws import PosteriorDraw, PosteriorDraws
 from daskfactor.inference.program import (
@@ -53,7 +54,6 @@ TUNE = 100
 PART = 2**22
 """Cells of the rows that are in work together: what all of them need is small then."""
 FEWER_AT_ONCE = "pass blocks=1, which has one part of the rows in work at a time"
-SIDES = "rows", "columns"
 OF_RATES = 6
 """Added to the factor in the address of the numbers that rates of rows are drawn from."""
 

@@ -98,8 +98,7 @@ class GammaLink(Link):
 
     def __init__(self, setting: Setting, factor: int) -> None:
         super().__init__(setting, factor)
-        mask = self.model.frozen[factor]
-        self.free = np.ones(self.model.n_components, bool) if mask is None else ~mask
+        self.free = self.model.free(factor)
         self.entries: Array = np.empty(0)
         """Entries of rows that have data, brought together by `update` for `unlinked`."""
 
@@ -235,8 +234,6 @@ class Dispersion(LikelihoodParameter):
         self.floor = mean_floor(self.data, self.model.likelihood)
         self.after_warm_start = self.rule.memory, self.rule.settled
         """Fixed dispersions after the warm start, and whether the rule was settled."""
-        self.latest: Any = None
-        """Mean estimate, and whether to wait; None unless the last segment added an estimate."""
 
     @cached_property
     def maker(self) -> Make:
@@ -369,8 +366,7 @@ class Scales(Parameter):
                 add = partial(sum_penalties, hyper=hyper, factor=factor)
                 totals.append(np.sum(state.each(add, factor), 0))
             free = (totals[0] > 0) & (totals[1] > 0)
-            for mask in self.model.frozen:
-                free &= True if mask is None else ~mask
+            free &= self.model.free(ROWS) & self.model.free(other)
             power = hyper.shape_w * sides[ROWS].size - hyper.shape_h * sides[other].size
             words = () if other == COLUMNS else (other,)
             uniform = view.generator(Stream.SCALE, *words).random(self.model.n_components)

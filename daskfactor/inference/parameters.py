@@ -8,6 +8,7 @@ Rows without any data tell nothing of it: they are integrated out wherever hyper
 drawn, and drawn anew from their prior afterwards. Among many of them a link would hardly move.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -131,9 +132,8 @@ class Parameter:
 
     def put(self, state: ChainState, factor: int, name: str, values: Array) -> None:
         """Put an array, a row for each of a factor's in the caller's order, into the bands."""
-        order = (self.data.row_order, self.data.col_order)[factor]
-        values = values.astype(self.data.dtype)
-        pieces = pieces_of(self.data.grid, factor, values if order is None else values[order])
+        values = values.astype(self.data.dtype)[self.data.order(factor)]
+        pieces = pieces_of(self.data.grid, factor, values)
         state.each(partial(take_array, name=name), factor, pieces)
 
     def refresh(self, number: int, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
@@ -152,7 +152,7 @@ class Start(NamedTuple):
     fit: Fit | None = None
 
 
-class LikelihoodParameter(Parameter):
+class LikelihoodParameter(Parameter, ABC):
     """The parameter that the likelihood depends on, a dispersion or the noise; it starts chains.
 
     Attributes
@@ -160,23 +160,24 @@ class LikelihoodParameter(Parameter):
     floor
         Smallest mean μ that gradients are taken at.
     latest
-        The chain's estimate for `take`; None unless its last segment added one.
+        The chain's mean estimate for `take`, and which counts still wait for theirs; None unless
+        its last segment added an estimate.
     """
 
     floor: float
     latest: Any = None
 
+    @abstractmethod
     def start(self, number: int, lead: Any, on_step: Any) -> Start:
         """Return the start of a chain; ``lead`` is this parameter of the run's first chain."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_likelihood(self, fit: Fit, values: Values) -> float:
         """Return the log-likelihood, from a fit's sums."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_diverged(self, fits: Any, state: ChainState, values: Values) -> bool:
         """Return whether finite factors are beyond anything the data could mean."""
-        raise NotImplementedError
 
     def normalized(self, values: Values) -> Values:
         """Add to values that have changed what the fit leaves out of the log-likelihood."""

@@ -19,7 +19,8 @@ from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, ModelError, OptionError
 from daskfactor.inference.base import reference_sampler
 from daskfactor.inference.block_hmc import ROW_STEPS, BlockHMC
-from daskfactor.inference.fold_in import SIDES, NewRows
+from daskfactor.inference.fold_in import NewRows
+from daskfactor.inference.parameters import SIDES
 from daskfactor.inference.posterior_draws import PosteriorDraws, read_posterior
 from daskfactor.inference.program import COLUMNS, Kernel
 from daskfactor.inference.session import Session, check_data, device_attrs, session
