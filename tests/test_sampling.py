@@ -82,9 +82,11 @@ def test_every_law_and_precision_runs_and_stays_positive(beta, dtype):
 
 
 def test_an_unseeded_run_can_be_repeated_from_its_attributes():
-    tree = dfac.sample(counts(), TWO, **QUICK | {"random_seed": None})
+    # Two components are one too few, which a run says where it finds the counts to vary too much.
+    model = dfac.TweedieNMF(2, dispersion=1.0)
+    tree = dfac.sample(counts(), model, **QUICK | {"random_seed": None})
     seed = int(tree.attrs["random_seed"])
-    assert_same(tree, dfac.sample(counts(), TWO, **QUICK | {"random_seed": seed}))
+    assert_same(tree, dfac.sample(counts(), model, **QUICK | {"random_seed": seed}))
 
 
 @pytest.mark.libraries
