@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
@@ -21,7 +21,7 @@ from daskfactor.inference.normal_parameters import normal_parameters
 from daskfactor.inference.parameters import LINKS, SIDES, Values, View, stored_hyper
 from daskfactor.inference.passes import Place, SharePass, every, init_band, run_pass
 from daskfactor.inference.program import STEPS, Fit, Program, refresh_metric, take_fits
-from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.inference.starts import FAR
 from daskfactor.inference.steps import StepSize
 from daskfactor.models.gamma_factors import GammaFactors
@@ -79,26 +79,19 @@ def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
     return tuple(variables)
 
 
-@dataclass
 class TrackRun:
     """One track's state and what it has produced in the running segment.
 
     ``options`` are the run's in the track's own cycles and draws.
     """
 
-    track: Track
-    options: RunOptions
-    state: ChainState
-    cycle: int = 0
-    fits: dict[int, Fit] = field(default_factory=dict)
-    densities: dict[int, float] = field(default_factory=dict)
-    learnt: dict[int, Arrays] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> Self:
-        options, each = setting.options, track.stride
-        scaled = replace(options, draws=options.draws // each, tune=options.tune // each)
-        return cls(track, scaled, state, cycle)
+    def __init__(self, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> None:
+        self.track, self.state, self.cycle = track, state, cycle
+        draws, tune = setting.options.draws // track.stride, setting.options.tune // track.stride
+        self.options = replace(setting.options, draws=draws, tune=tune)
+        self.fits = dict[int, Fit]()
+        self.densities = dict[int, float]()
+        self.learnt = dict[int, Arrays]()
 
     def forget(self) -> None:
         """Drop the segment's draws and fits, once they are written."""
@@ -151,7 +144,7 @@ class TrackRun:
                 block.count = meta["cell_count"]
             state.cells = placed  # complete: they may go to workers from here
         (track,) = (track for track in setting.sampler.tracks if track.name == meta["name"])
-        return cls.of(track, setting, state, meta["cycle"])
+        return cls(track, setting, state, meta["cycle"])
 
 
 def saved_band(
@@ -232,7 +225,7 @@ class Chain:
         setting, lead = self.setting, (first or self).dispersion
         state, values, fit = self.dispersion.start(self.number, lead, on_step)
         self.values = self.values | values
-        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+        self.tracks = [TrackRun(setting.sampler.tracks[0], setting, state)]
         self.update(state, 0, fit)
         kernel, adapted = setting.kernel, ("adapt", "adapted")
         names = tuple(name for name, spec in kernel.arrays.items() if spec.changes in adapted)
@@ -275,16 +268,17 @@ class Chain:
         """Return JSON values and arrays that a checkpoint keeps besides the state."""
         hyper = self.hyper._asdict()
         rest = {name: value for name, value in self.values.items() if name not in hyper}
-        return {"hyper": hyper, "noise": rest.pop("dispersion_sum"), **rest}
+        return {"hyper": hyper, **rest}
 
     def recall(self, memory: dict[str, Any]) -> None:
         """Take over what `memory` gave."""
         rest = dict(memory)
-        names = {"dispersion_sum": rest.pop("noise", (0.0, 0))}  # older versions have none
         hyper = stored_hyper(self.model, rest.pop("hyper"))
+        if "noise" in rest:  # the name that older versions have for it
+            rest["dispersion_sum"] = rest.pop("noise")
         if "priors" in rest:
             rest["priors"] = stored_hyper(self.model, rest["priors"])
-        self.values = FIRST | rest | names | hyper
+        self.values = FIRST | rest | hyper
         if "fixed" in rest:
             fixed = rest["fixed"]  # older versions have one
             self.dispersion.rule.memory = fixed if isinstance(fixed, list) else [fixed]
@@ -417,7 +411,7 @@ class Chain:
             fine = self.tracks[0]
             if fine.cycle >= setting.split:
                 state, cycle = fine.state.copy(), fine.cycle // track.stride
-                self.tracks.append(TrackRun.of(track, setting, state, cycle))
+                self.tracks.append(TrackRun(track, setting, state, cycle))
         cells, data = setting.placed_cells, setting.data
         if self.cycle == setting.options.tune and cells is not None:
             for run in self.tracks:

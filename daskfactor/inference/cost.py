@@ -16,14 +16,13 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import unread_blocks, unread_source
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import OptionError
-from daskfactor.inference.base import Sampler, choose_kernel, requested_sampler
+from daskfactor.inference.base import Sampler, choose_kernel, is_dense_pass, requested_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.program import relative_size
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import blocks_for, component_count
 from daskfactor.inference.setting import (
     Setting,
-    all_lengths,
     checked_lengths,
     draw_bytes,
     kept_copies,
@@ -271,9 +270,8 @@ def estimate_cost(
     with nullcontext() if data is V else closing(data):
         model = model.placed(data.placed).sized(data.shape)
         kernel = choose_kernel(requested, model, data)
-        selected: Sampler = kernel.options
-        lengths = all_lengths(lengths, selected, data.grid.blocks, args.device is not None)
-        plan = plan_run(data, model, selected, args.keep, seed=0, **lengths)
+        on_device = args.device is not None
+        plan = plan_run(data, model, kernel.options, args.keep, 0, on_device, **lengths)
         init = Init(starts=whole_number("starts", args.starts, 1))
         setting = Setting(data, model, kernel, plan, cast("Executor", None), init=init)
         place = place_of(args, data, model.width)
@@ -355,7 +353,7 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     task += 0 if data.in_memory else block
     if data.source.kind == "blocks":
         resident += READ_COPIES * block * min(place.lanes, data.grid.blocks)
-    if setting.is_dense_pass:
+    if is_dense_pass(model, data):
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
     together = chains_together(setting, place)

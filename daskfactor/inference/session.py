@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 import numpy as np
-from xarray import DataTree
 
 import daskfactor
 from daskfactor.checks import refuse_unknown, warn
@@ -80,6 +79,8 @@ class Session(Generic[D]):
         What the verb works on; closed with the session unless they are the caller's own.
     stack, choose, options
         What is closed with the session, and what its executor is made from.
+    device
+        The GPU to use; None: processors.
     """
 
     seed: int
@@ -88,11 +89,7 @@ class Session(Generic[D]):
     stack: ExitStack
     choose: Callable[[Any, D], Choice]
     options: OnDevice
-
-    @property
-    def device(self) -> "CUDA | None":
-        """The GPU to use; None: processors."""
-        return device_options(self.options.get("device"))
+    device: "CUDA | None"
 
     @property
     def on_device(self) -> bool:
@@ -135,13 +132,14 @@ def session_of(
 
     ``choose`` says of a client and the data which executor suits.
     """
-    seed, heard = resolve_seed(random_seed), options.get("callback")
+    seed, device = resolve_seed(random_seed), device_options(options.get("device"))
     with ExitStack() as stack:
-        on_event = stack.enter_context(progress_bar(options.get("progressbar", True), heard))
+        bar = progress_bar(options.get("progressbar", True), options.get("callback"))
+        on_event = stack.enter_context(bar)
         on_event(RunEvent("load", 0, 1))
         data, size = load(stack)
         on_event(RunEvent("load", 1, 1, message=size))
-        yield Session(seed, on_event, data, stack, choose, options)
+        yield Session(seed, on_event, data, stack, choose, options, device)
 
 
 def device_attrs(executor: Executor) -> dict[str, str]:
@@ -224,23 +222,11 @@ def session(
         yield run
 
 
-class Begun(Protocol):
-    """A run that exists: its attributes, what it is called, and what it holds."""
-
-    @property
-    def attrs(self) -> Any: ...
-
-    @property
-    def path(self) -> Any: ...
-
-    def tree(self) -> DataTree: ...
-
-
 TWICE = ("draws", "tune", "chains", "thin", "keep", "keep_every", "dtype", "particles")
 """Options of a run that are attributes of its results, too."""
 
 
-def description_of(run: Begun) -> dict[str, Any]:
+def description_of(run: Any) -> dict[str, Any]:
     """Read how a stored run was begun: its options, model, algorithm and source.
 
     Raises
@@ -262,7 +248,7 @@ def description_of(run: Begun) -> dict[str, Any]:
 
 @contextmanager
 def session_again(
-    run: Begun,
+    run: Any,
     V: Any,
     model: Any,
     memory_limit: int | str | None,
@@ -271,7 +257,8 @@ def session_again(
 ) -> Iterator[Session[BlockedData]]:
     """Open what a stored run needs to go on, with the data that it began with.
 
-    They are those given again, kept in the run, or read from where they were.
+    They are those given again, kept in the run, or read from where they were. ``run`` has the
+    ``attrs``, ``path`` and ``tree()`` of a `RunStore`.
 
     Raises
     ------
@@ -315,7 +302,7 @@ def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def version_errors(run: Begun) -> Iterator[None]:
+def version_errors(run: Any) -> Iterator[None]:
     """Turn what a run was begun with, and this version cannot read, into one sentence."""
     try:
         yield
@@ -330,7 +317,7 @@ def version_errors(run: Begun) -> Iterator[None]:
         ) from error
 
 
-def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
+def _source_again(run: Any, source: dict[str, Any], V: Any) -> Any:
     """Find the data: given again, kept in a stored run, or in the place they were read from."""
     stored = _stored_array(run, "V") if V is None else V
     if stored is None and source["location"] is None:
@@ -343,7 +330,7 @@ def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
     return opened_again(source["location"] if stored is None else stored, source)
 
 
-def _stored_array(run: Begun, name: str) -> Any:
+def _stored_array(run: Any, name: str) -> Any:
     """Read what a stored run keeps beside its results, the data or their weights, if it does."""
     array = kept_beside(run.tree(), name)
     # By threads of this process: a client that is about may have no workers left.
@@ -351,7 +338,7 @@ def _stored_array(run: Begun, name: str) -> Any:
 
 
 def _weights_again(
-    run: Begun, saved: dict[str, Any], source: dict[str, Any], V: Any
+    run: Any, saved: dict[str, Any], source: dict[str, Any], V: Any
 ) -> dict[str, Any]:
     """Find the weights that cells had, as an argument of `as_blocks`; none if ``V`` has them."""
     weighting = saved.get("weighting")

@@ -15,6 +15,7 @@ from daskfactor.data.grid import Cyclic, Passes
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
 from daskfactor.executors.threads import share_bands
+from daskfactor.inference.base import is_dense_pass
 from daskfactor.inference.program import relative_size
 from daskfactor.inference.setting import Setting
 
@@ -106,7 +107,8 @@ def time_of(setting: Setting, place: Place, flops: float) -> dict[str, Any]:
     ``flops`` are those of the whole run.
     """
     data, blocks = setting.data, setting.data.grid.blocks
-    share = np.maximum(data.grid.areas if setting.is_dense_pass else data.n_stored, 1.0)
+    is_dense = is_dense_pass(setting.model, data)
+    share = np.maximum(data.grid.areas if is_dense else data.n_stored, 1.0)
     share /= share.sum()
     alone = setting.work / FLOPS  # a cycle on one thread
     if place.block is not None:
