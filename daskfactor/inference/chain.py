@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
@@ -59,6 +60,15 @@ DRAWS_AT_ONCE = 2**23
 def stacked(state: ChainState, factor: int) -> list[int]:
     """Return the factors of a state that results hold as W (0), or as H (1): all others."""
     return [0] if factor == 0 else list(range(1, state.n_factors))
+
+
+def gather_side(
+    state: ChainState, data: BlockedData, factor: int, name: str | None = None
+) -> Array:
+    """Bring W (0) or Hᵀ (1), or one of their arrays, to the caller, in the caller's order."""
+    parts = [state.gather(n, name) for n in stacked(state, factor)]
+    values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return in_callers_order(data, SIDES[factor], values)
 
 
 def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
@@ -222,8 +232,8 @@ class Chain:
 
     def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
         """Set the first track's state near a mode; ``first`` is the run's first chain."""
-        setting, lead = self.setting, (first or self).dispersion
-        state, values, fit = self.dispersion.start(self.number, lead, on_step)
+        setting, first_dispersion = self.setting, (first or self).dispersion
+        state, values, fit = self.dispersion.start(self.number, first_dispersion, on_step)
         self.values = self.values | values
         self.tracks = [TrackRun(setting.sampler.tracks[0], setting, state)]
         self.update(state, 0, fit)
@@ -285,8 +295,8 @@ class Chain:
 
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""
-        spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
-        draws, (total, before) = sum(n is not None for n in spent), self.values["dispersion_sum"]
+        options, (total, before) = self.setting.options, self.values["dispersion_sum"]
+        draws = options.draws_after(run.cycle) - options.draws_after(start)
         total = np.asarray(total) + draws * np.asarray(self.hyper.dispersion)
         self.values = self.values | {"dispersion_sum": (total.tolist(), before + draws)}
         fit = run.fits[run.cycle - 1]  # where it is not finite the segment is run again
@@ -363,11 +373,6 @@ class Chain:
 
     # -- segments ------------------------------------------------------------
 
-    @property
-    def cycle(self) -> int:
-        """Fine cycles done."""
-        return self.tracks[0].cycle
-
     def advance(self, end: int, on_share: OnShare | None = None) -> None:
         """Run all tracks to fine cycle ``end``; on divergence go back and halve the step.
 
@@ -413,7 +418,7 @@ class Chain:
                 state, cycle = fine.state.copy(), fine.cycle // track.stride
                 self.tracks.append(TrackRun(track, setting, state, cycle))
         cells, data = setting.placed_cells, setting.data
-        if self.cycle == setting.options.tune and cells is not None:
+        if self.tracks[0].cycle == setting.options.tune and cells is not None:
             for run in self.tracks:
                 run.state.cells = place_cells(data.grid, cells, data.dtype)
 
@@ -547,7 +552,7 @@ class Chain:
         count = state.recorded
         if not count:
             return
-        recorded = (run.cycle - options.tune) // options.thin // options.keep_every
+        recorded = options.draws_after(run.cycle) // options.keep_every
         for factor, (name, axis) in enumerate(FACTORS):
             path = f"{run.track.group}/{name}"
             in_parts = next(sink.parts(path, axis)).stop < data.shape[factor]
@@ -577,12 +582,12 @@ class Chain:
         kinds = (("mean", "mean", None), ("var", "m2", count))
         for (factor, (label, _)), kind in itertools.product(enumerate(FACTORS), kinds):
             path, name, divisor = f"{label}_{kind[0]}", *kind[1:]
-            if len(parts := stacked(state, factor)) == 1:
+            if factor == 0 or state.n_factors == 2:
                 how: Any = {"name": name, "divisor": divisor}
                 pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **how)
             else:  # a tensor's further factors, one behind another
-                rows = np.concatenate([state.gather(n, name) for n in parts]) / (divisor or 1)
-                other[path] = in_callers_order(self.setting.data, SIDES[1], rows).T
+                rows = gather_side(state, self.setting.data, factor, name)
+                other[path] = (rows / (divisor or 1)).T
         other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)

@@ -282,8 +282,7 @@ def go_on(
         planned_arrays = planned.chains, planned.dtype, model.width, planned.index
         store.check_plan(*planned_arrays, longer=True)
     if draws is not None:
-        done = max(0, meta["cycle"] - planned.tune) // planned.thin
-        more = done + whole_number("draws", draws, 1)
+        more = planned.draws_after(meta["cycle"]) + whole_number("draws", draws, 1)
         planned = replace(planned, draws=max(more, planned.draws))
     check_stride(sampler, planned.draws, planned.tune)
     with session_again(store, V, model, memory_limit, **options) as run:
@@ -475,7 +474,7 @@ class Run:
                     "warmup_draws": sum(
                         end <= min(self.cycle, options.tune) for end in self.setting.ends
                     ),
-                    "draws": max(0, self.cycle - options.tune) // options.thin // options.spacing,
+                    "draws": options.draws_after(self.cycle) // options.spacing,
                     "chains": [meta for _, meta in snapshots],
                     "seconds": self.seconds + time.perf_counter() - self.started,
                 },

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
@@ -103,22 +103,22 @@ class Session(Generic[D]):
         It is made when it is first asked for, so that a verb can refuse what it has to
         refuse before a cluster is bothered.
         """
-        executor, client = self.options.get("executor", "auto"), self.options.get("client")
-        reason = "as asked for"
+        requested, client = self.options.get("executor", "auto"), self.options.get("client")
+        name, reason = requested, "as asked for"
         if self.device is not None:
-            made = on_device(self.device, executor, client)
-            self.stack.callback(made.close)
-            return made
-        if isinstance(executor, str) and executor == "auto":
-            executor, reason = "threads", "no client was given"
+            executor = on_device(self.device, requested, client)
+            self.stack.callback(executor.close)
+            return executor
+        if isinstance(requested, str) and requested == "auto":
+            name, reason = "threads", "no client was given"
             if client is not None:
-                executor, reason, short = self.choose(client, self.data)
-                self.on_event(RunEvent("load", 1, 1, message=f"{executor}: {short}"))
-        made = make_executor(executor, client)
-        if made is not executor:
-            made.reason = reason
-            self.stack.callback(made.close)
-        return made
+                name, reason, short = self.choose(client, self.data)
+                self.on_event(RunEvent("load", 1, 1, message=f"{name}: {short}"))
+        executor = make_executor(name, client)
+        if executor is not requested:
+            executor.reason = reason
+            self.stack.callback(executor.close)
+        return executor
 
 
 @contextmanager
@@ -163,7 +163,6 @@ def component_count(model: Any) -> int | None:
     return None if model.n_components == "auto" else model.n_components
 
 
-@contextmanager
 def session(
     V: Any,
     model: Any,
@@ -173,7 +172,7 @@ def session(
     weighed: bool = False,
     random_seed: int | None = None,
     **options: Unpack[OnSampled],
-) -> Iterator[Session[BlockedData]]:
+) -> AbstractContextManager[Session[BlockedData]]:
     """Open what a verb on a matrix needs: ``with session(V, model, ...) as run``.
 
     Parameters
@@ -218,8 +217,7 @@ def session(
         sized = model.placed(data.placed).sized(data.shape)
         return choose_executor(client, data, sized.width, _block_trial(data, sized))
 
-    with session_of(load, choose, random_seed, **running) as run:
-        yield run
+    return session_of(load, choose, random_seed, **running)
 
 
 TWICE = ("draws", "tune", "chains", "thin", "keep", "keep_every", "dtype", "particles")
@@ -246,7 +244,6 @@ def description_of(run: Any) -> dict[str, Any]:
         return dict(described)
 
 
-@contextmanager
 def session_again(
     run: Any,
     V: Any,
@@ -254,7 +251,7 @@ def session_again(
     memory_limit: int | str | None,
     random_seed: int | None = None,
     **options: Unpack[OnDevice],
-) -> Iterator[Session[BlockedData]]:
+) -> AbstractContextManager[Session[BlockedData]]:
     """Open what a stored run needs to go on, with the data that it began with.
 
     They are those given again, kept in the run, or read from where they were. ``run`` has the
@@ -284,8 +281,7 @@ def session_again(
     if (getattr(source, "ndim", 2) > 2 and not model.tensor) or type(source).__name__ == "Dataset":
         reading |= {side: saved[side] for side in ("rows", "columns") if side in saved}
     keywords: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
-    with session(source, model, random_seed=random_seed, **keywords) as opened:
-        yield opened
+    return session(source, model, random_seed=random_seed, **keywords)
 
 
 def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,16 +97,14 @@ class RunOptions:
             If there are options that this version does not know, or that no run can have.
         """
         refuse_unknown("the stored run", values, [option.name for option in fields(cls)])
-        made = cls(**values)
-        checked_lengths(
-            None, **{name: values[name] for name in ("draws", "tune", "chains", "thin")}
-        )
-        whole_number("keep_every", made.keep_every, 0)
-        resolve_seed(whole_number("seed", made.seed, 0))
-        positive_number("pace", made.pace)
-        one_of("keep", made.keep, get_args(Keep))
-        one_of("dtype", made.dtype, ("float32", "float64"))
-        return made
+        options = cls(**values)
+        for name, least in {"draws": 1, "tune": 0, "chains": 1, "thin": 1, "keep_every": 0}.items():
+            whole_number(name, values[name], least)
+        resolve_seed(whole_number("seed", options.seed, 0))
+        positive_number("pace", options.pace)
+        one_of("keep", options.keep, get_args(Keep))
+        one_of("dtype", options.dtype, ("float32", "float64"))
+        return options
 
     @property
     def cycles(self) -> int:
@@ -124,6 +122,10 @@ class RunOptions:
         numbers = np.arange(1, self.draws // self.spacing + 1, dtype=np.int64)
         return self.tune + self.thin * self.spacing * numbers - 1
 
+    def draws_after(self, cycles: int) -> int:
+        """Return the number of draws in so many cycles, tuning included."""
+        return max(0, cycles - self.tune) // self.thin
+
     def draw_index(self, cycle: int) -> int | None:
         """Return the number of the draw that a cycle ends with, or None."""
         after = cycle - self.tune + 1
@@ -136,7 +138,7 @@ class RunOptions:
 
 
 def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
-    """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have.
+    """Return ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have.
 
     Those that are None are left out.
     """
