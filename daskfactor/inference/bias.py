@@ -34,11 +34,7 @@ from daskfactor.models import model_from_dict
 from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
-from daskfactor.results.diagnose import (
-    LEAST_DRAWS,
-    all_series,
-    effective_size,
-)
+from daskfactor.results.diagnose import LEAST_DRAWS, all_series, effective_size
 from daskfactor.results.judged import Judged
 from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series

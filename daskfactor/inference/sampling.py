@@ -23,12 +23,7 @@ from daskfactor.data.known import has_zeros
 from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.errors import DataWarning, SamplingWarning
 from daskfactor.executors import Executor
-from daskfactor.inference.base import (
-    Sampler,
-    checked_sampler,
-    choose_kernel,
-    requested_sampler,
-)
+from daskfactor.inference.base import Sampler, checked_sampler, choose_kernel, requested_sampler
 from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.registry import algorithm_from_dict
