@@ -84,9 +84,9 @@ class ArraySpec(NamedTuple):
 Arrays = dict[str, ArraySpec]
 
 
-def relative_size(arrays: Arrays, width: int, *lives: str) -> float:
-    """Return the size of the arrays of these lives, in units of a factor of so many columns."""
-    return math.fsum(spec.size(width) for spec in arrays.values() if spec.life in lives)
+def relative_size(arrays: Arrays, width: int, life: str) -> float:
+    """Return the size of the arrays of a life, in units of a factor of so many columns."""
+    return math.fsum(spec.size(width) for spec in arrays.values() if spec.life == life)
 
 
 MOMENTS = ("mean", "m2")

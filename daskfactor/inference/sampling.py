@@ -274,8 +274,7 @@ def go_on(
         sampler = checked_sampler(model, stored)
         check_saved(arrays, meta["chains"], sampler.tracks)
         init = Init.from_dict(json.loads(store.attrs.get("init", "{}")), arrays)
-        planned_arrays = planned.chains, planned.dtype, model.width, planned.index
-        store.check_plan(*planned_arrays, longer=True)
+        store.check_plan(planned.chains, planned.dtype, model.width, planned.index, longer=True)
     if draws is not None:
         more = planned.draws_after(meta["cycle"]) + whole_number("draws", draws, 1)
         planned = replace(planned, draws=max(more, planned.draws))
@@ -549,8 +548,7 @@ def run_spec(setting: Setting, stored: bool, reason: str = "as asked for") -> Ru
     parts = model.to_dict(), sampler.to_dict(), options.to_dict()
     lengths = ("keep", "keep_every", "draws", "tune", "thin", "chains")
     attrs = {name: getattr(options, name) for name in lengths} | {BIASED: int(sampler.biased)}
-    attrs["init"] = json.dumps(setting.init.to_dict())
-    attrs["sampler_reason"] = reason
+    attrs |= {"init": json.dumps(setting.init.to_dict()), "sampler_reason": reason}
     return RunSpec(
         shape=(*data.shape, model.width),
         chains=options.chains,
