@@ -498,7 +498,15 @@ def _carry_out(
         _report_trouble(run)
     # Also of a complete run, which may have been killed before it was closed.
     stored_attrs = sink.attrs if complete else {}
-    close_run(sink, closing_attrs(run, stored_attrs))
+    seconds = run.seconds + (0.0 if complete else time.perf_counter() - run.started)
+    busy = setting.executor.report.utilisation
+    attrs = {
+        **run.attrs(),
+        "sampling_time": max(seconds, stored_attrs.get("sampling_time", 0.0)),
+        "divergences": sum(len(chain.divergences) for chain in run.chains),
+        "utilisation": stored_attrs.get("utilisation", busy),
+    }
+    close_run(sink, attrs)
     tree = sink.tree()
     moving = None if complete else told_trend(tree)
     if moving is not None:
@@ -633,19 +641,4 @@ def described(
             **device_attrs(executor),
             **attrs,
         },
-    }
-
-
-def closing_attrs(run: Run, stored_attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell what is known at the end: hyperparameters, seconds, roll-backs.
-
-    ``stored_attrs``: what a store has of a run that is complete, so that nothing was run now.
-    """
-    seconds = run.seconds + (0.0 if stored_attrs else time.perf_counter() - run.started)
-    busy = run.setting.executor.report.utilisation
-    return {
-        **run.attrs(),
-        "sampling_time": max(seconds, stored_attrs.get("sampling_time", 0.0)),
-        "divergences": sum(len(chain.divergences) for chain in run.chains),
-        "utilisation": stored_attrs.get("utilisation", busy),
     }
