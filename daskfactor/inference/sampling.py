@@ -27,7 +27,7 @@ from daskfactor.inference.base import Sampler, checked_sampler, choose_kernel, r
 from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.registry import algorithm_from_dict
-from daskfactor.inference.saved import Saved
+from daskfactor.inference.scratch_checkpoint import ScratchCheckpoint
 from daskfactor.inference.session import device_attrs, session, session_again, version_errors
 from daskfactor.inference.setting import (
     RunOptions,
@@ -256,7 +256,7 @@ def sample(
             return _carry_out(setting, sink, run.on_event, {}, NOT_STARTED)
 
 
-def go_on(
+def resume_run(
     store: "RunStore",
     described: dict[str, Any],
     draws: int | None,
@@ -331,7 +331,7 @@ class Run:
         """Take over what a checkpoint holds; start if no chain had started yet."""
         self.seconds = meta["seconds"]
         if self._backup is None and self.setting.executor.most_losses:
-            self._backup = Saved(arrays, meta)
+            self._backup = ScratchCheckpoint(arrays, meta)
         self._recovering(partial(self._restore, arrays, meta))
 
     def _restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
@@ -366,7 +366,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of a last state that is kept for no longer than the run."""
-        if isinstance(self._backup, Saved):
+        if isinstance(self._backup, ScratchCheckpoint):
             self._backup.close()
 
     def _segment(self) -> None:
