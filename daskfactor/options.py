@@ -76,8 +76,8 @@ class OnSampled(OnDevice, Weighing, total=False):
 
 def split(options: Mapping[str, Any]) -> tuple[OnDevice, dict[str, Any]]:
     """Part what tells where a verb does its work from what `as_blocks` is told."""
-    running = {name: own for name, own in options.items() if name in OnDevice.__annotations__}
-    reading = {name: own for name, own in options.items() if name not in running}
+    running = {name: value for name, value in options.items() if name in OnDevice.__annotations__}
+    reading = {name: value for name, value in options.items() if name not in running}
     return cast("OnDevice", running), reading
 
 
@@ -85,21 +85,44 @@ OF_OTHERS = {"samples": "draws", "n_samples": "draws", "warmup": "tune", "n_comp
 """Names of other libraries, or of another argument, and what stands for them here."""
 
 
-def near_name(given: str, known: Iterable[str]) -> str:
-    """A name that is spelt almost like the one that was given, or has it as a part; or nothing."""
+def near_name(name: str, known: Iterable[str]) -> str:
+    """Return the known name that has this one as a part, or is spelt almost like it; or nothing."""
     names = sorted(known)
-    parts = [name for name in names if given in name.split("_")]
-    return next(iter([*parts, *get_close_matches(given, names, 1, 0.7)]), "")
+    longer = [other for other in names if name in other.split("_")]
+    return next(iter([*longer, *get_close_matches(name, names, 1, 0.7)]), "")
 
 
-def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """Show what a function takes as ``**options`` by name, refuse other names.
+def _refusal(verb_name: str, options: Mapping[str, Any], known: set[str], data: str) -> Exception:
+    """Return the error of options of which a verb does not know all; ``data``: its first argument.
 
     Those that `as_blocks` alone has are refused with a sentence.
     """
+    unknown = [name for name in options if name not in known]
+    moved = [name for name in BLOCKS_ONLY if name in unknown]
+    weighing = [name for name in ("uncertainty", "weights") if name in unknown]
+    if moved and "unstored" in known:
+        values = ", ".join(f"{name}={options[name]!r}" for name in moved)
+        return OptionError(
+            f"{' and '.join(f'{name}=' for name in moved)} can be given to as_blocks only: "
+            f"{verb_name}(as_blocks(V, {values}), ...)"
+        )
+    if weighing and "unstored" in known:
+        return OptionError(
+            f"{verb_name} takes no {' and '.join(weighing)}: every cell counts alike there; leave "
+            "it out"
+        )
+    near = near_name(OF_OTHERS.get(unknown[0], unknown[0]), known - {*options, data})
+    return TypeError(
+        f"{verb_name}() got an unexpected keyword argument {unknown[0]!r}"
+        f"{near and f'; did you mean {near!r}?'}"
+    )
+
+
+def verb(function: Callable[P, R]) -> Callable[P, R]:
+    """Show what a function takes as ``**options`` by name, refuse other names."""
     shown = signature(function)
-    *own, taken = shown.parameters.values()
-    (kind,) = get_args(taken.annotation)
+    *named, options = shown.parameters.values()
+    (kind,) = get_args(options.annotation)
     common = [
         Parameter(
             name,
@@ -109,32 +132,13 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
         )
         for name, hint in kind.__annotations__.items()
     ]
-    known = {each.name for each in (*own, *common)}
+    known = {parameter.name for parameter in (*named, *common)}
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        unknown = [name for name in kwargs if name not in known]
-        moved = [name for name in BLOCKS_ONLY if name in unknown and "unstored" in known]
-        if moved:
-            given = ", ".join(f"{name}={kwargs[name]!r}" for name in moved)
-            raise OptionError(
-                f"{' and '.join(f'{name}=' for name in moved)} can be given to as_blocks only: "
-                f"{function.__name__}(as_blocks(V, {given}), ...)"
-            )
-        weighing = [name for name in ("uncertainty", "weights") if name in unknown]
-        if weighing and "unstored" in known:
-            raise OptionError(
-                f"{function.__name__} takes no {' and '.join(weighing)}: every cell counts alike "
-                "there; leave it out"
-            )
-        if unknown:
-            name = OF_OTHERS.get(unknown[0], unknown[0])
-            near = near_name(name, known - {*kwargs, own[0].name})
-            raise TypeError(
-                f"{function.__name__}() got an unexpected keyword argument {unknown[0]!r}"
-                f"{near and f'; did you mean {near!r}?'}"
-            )
+        if not known.issuperset(kwargs):
+            raise _refusal(function.__name__, kwargs, known, named[0].name)
         return function(*args, **kwargs)
 
-    checked.__signature__ = shown.replace(parameters=[*own, *common])  # type: ignore[attr-defined]
+    checked.__signature__ = shown.replace(parameters=[*named, *common])  # type: ignore[attr-defined]
     return checked

@@ -81,12 +81,12 @@ def resume(
         if storage_options is not None:
             V = placed(described["source"]["location"] if V is None else V, storage_options)
         if "particles" not in held.attrs:
-            sampling.go_on(held, described, draws, V, memory_limit, **options)
+            sampling.resume_run(held, described, draws, V, memory_limit, **options)
         elif options.get("device") is not None:
             raise OptionError("particles do not run on a GPU; leave device out")
         elif draws is None:
             running = cast("Running", {k: own for k, own in options.items() if k != "device"})
-            posterior.go_on(held, described, V, memory_limit, **running)
+            posterior.resume_run(held, described, V, memory_limit, **running)
         else:
             raise OptionError(
                 f"the run at {path} is a set of particles that are weighted together, got "

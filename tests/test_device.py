@@ -130,16 +130,16 @@ def test_states_stay_longer_on_a_device(stand_in):
     paces = [json.loads(trace.attrs["run"])["options"]["pace"] for trace in traces]
     assert paces == [1.0, DEVICE_PACE]
 
-    def segments(pace):
+    def segments(on_device):
         lengths = {"draws": 400, "tune": 100, "chains": 1, "thin": 1}
-        planned = plan_run(data, model, dfac.PSGLD(), "moments", 0, pace, **lengths)
+        planned = plan_run(data, model, dfac.PSGLD(), "moments", 0, on_device, **lengths)
         return len(
             Setting(data, model, dfac.PSGLD().kernel(model, data), planned, SerialExecutor()).ends
         )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Setting, "work", 1e10)  # floating-point operations of a cycle
-        assert segments(DEVICE_PACE) < segments(1.0) / 2
+        assert segments(on_device=True) < segments(on_device=False) / 2
 
 
 FREEZING = [dfac.PSGLD(), dfac.PSGLD(1e-5, preconditioner="identity"), dfac.SGHMC()]

@@ -597,10 +597,7 @@ def test_kernels_are_compiled_for_the_components_of_the_model_and_no_others(monk
         return made(likelihood, zeros, N, K, *rest, **more)
 
     monkeypatch.setattr(sparse_kernels, "accumulation", spy)
-    monkeypatch.setattr(sampling, "_compiled", set())
     V = sparse.csr_array(np.random.default_rng(0).poisson(1.0, (9, 8)).astype("f4"))
     options = {"unstored": "zero", "draws": 2, "tune": 2, "random_seed": 0, "progressbar": False}
     dfac.sample(V, dfac.TweedieNMF(3), dfac.PSGLD(), **options)
     assert widths == {3}
-    for model in (dfac.GaussianMF(3), dfac.GaussianMF(3, biases=False), dfac.TweedieNMF(1)):
-        assert model.for_compilation(model.n_components).width == model.width

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.grid import Bands, BlockAddress, Grid, block_at, inverse
+from daskfactor.data.grid import BlockAddress, Grid, block_at, inverse
 from daskfactor.machine import single_threaded_blas
 
 if TYPE_CHECKING:
@@ -526,42 +526,33 @@ def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
     return [np.ascontiguousarray(factor[low:high]) for low, high in itertools.pairwise(offsets)]
 
 
-Sides = Grid | Sequence[Bands]
-"""A grid over a matrix, or the bands of each axis of a tensor."""
-
-
-def _sides(sides: Sides) -> Sequence[Bands]:
-    return sides.sides if isinstance(sides, Grid) else sides
-
-
-def empty_state(grid: Sides, width: int, dtype: np.dtype[Any]) -> ChainState:
+def empty_state(grid: Grid, width: int, dtype: np.dtype[Any]) -> ChainState:
     """Make a state whose bands have no rows yet; `ChainState.each` gives them some."""
     none = np.empty((0, width), dtype)
     factors = [
-        [FactorBand(offset, none.copy()) for offset in side.offsets[:-1]] for side in _sides(grid)
+        [FactorBand(offset, none.copy()) for offset in side.offsets[:-1]] for side in grid.sides
     ]
     return ChainState(factors, {})
 
 
-def make_state(grid: Sides, *factors: Array) -> ChainState:
+def make_state(grid: Grid, *factors: Array) -> ChainState:
     """Make a chain's state from whole factors: W (I, K), Hᵀ (J, K), and those of further axes."""
     split = [
         list(map(FactorBand, side.offsets, split_factor(factor, side.offsets)))
-        for side, factor in zip(_sides(grid), factors, strict=True)
+        for side, factor in zip(grid.sides, factors, strict=True)
     ]
     return ChainState(split, {})
 
 
 def place_cells(
-    grid: Sides, at: Sequence[NDArray[np.int64]], dtype: np.dtype[Any]
+    grid: Grid, at: Sequence[NDArray[np.int64]], dtype: np.dtype[Any]
 ) -> dict[BlockAddress, BlockCells]:
     """Sort monitored cells into the blocks they lie in; ``at`` has their positions on each axis."""
-    sides = _sides(grid)
     bands = [
         np.searchsorted(side.offsets, own, side="right") - 1
-        for side, own in zip(sides, at, strict=True)
+        for side, own in zip(grid.sides, at, strict=True)
     ]
-    code = np.ravel_multi_index(bands, [len(side) for side in sides])
+    code = np.ravel_multi_index(bands, [len(side) for side in grid.sides])
     order = np.lexsort((*reversed(at), code))
     _, starts = np.unique(code[order], return_index=True)
     placed = {}
@@ -570,7 +561,7 @@ def place_cells(
         placed[block] = BlockCells(
             tuple(
                 (own[where] - side.offsets[band]).astype(np.int32)
-                for own, side, band in zip(at, sides, block, strict=True)
+                for own, side, band in zip(at, grid.sides, block, strict=True)
             ),
             where.astype(np.int64),
             np.zeros(where.size, dtype),

@@ -13,7 +13,8 @@ ones, at several times the price for the same error.
 
 import json
 import math
-from typing import Any, Final, NamedTuple, Unpack
+from types import SimpleNamespace
+from typing import Any, Final, Unpack
 
 import numpy as np
 import xarray as xr
@@ -33,11 +34,7 @@ from daskfactor.models import model_from_dict
 from daskfactor.options import Running, verb
 from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
-from daskfactor.results.diagnose import (
-    LEAST_DRAWS,
-    all_series,
-    effective_size,
-)
+from daskfactor.results.diagnose import LEAST_DRAWS, all_series, effective_size
 from daskfactor.results.judged import Judged
 from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series
@@ -52,17 +49,6 @@ LARGEST: Final = 0.2
 CERTAIN: Final = 4.0
 """Standard errors by which it is then known to be there."""
 KINDS: Final = ("density", "product", "scale")
-
-
-class LoadedRun(NamedTuple):
-    """A run in memory, as one that is begun."""
-
-    attrs: Any
-    path: str
-    data_tree: xr.DataTree
-
-    def tree(self) -> xr.DataTree:
-        return self.data_tree
 
 
 class Bias(Judged):  # type: ignore[no-untyped-call]
@@ -157,7 +143,7 @@ def discretization_bias(
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
     model = model_from_dict(described["model"])
     pair = None if model.learnt else coupled(sampler)
-    parent = LoadedRun(tree.attrs, "this trace", tree)
+    parent = SimpleNamespace(attrs=tree.attrs, path="this trace", tree=lambda: tree)
     with session_again(parent, V, model, None, seed, **options) as run:
         model = _settled(model.placed(run.data.placed), tree)
         follower = checked_sampler(model, pair or reference_sampler(model))

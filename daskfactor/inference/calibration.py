@@ -206,7 +206,6 @@ def calibrate(
             run |= {"callback": on_event if len(counts) == 1 else None}
             results.append(_replicate(task, selected, count, blocks, rng, run | lengths))
             on_event(RunEvent("replications", sum(counts[: number + 1]), replications))
-    values = {name: [one[name] for one in results] for name in results[0]}
     about = {
         "model": json.dumps(model.to_dict()),
         "sampler": json.dumps(selected.to_dict()),
@@ -214,9 +213,8 @@ def calibrate(
         "random_seed": str(seed),
         BIASED: int(selected.biased),
     }
-    return _judge(
-        {name: np.concatenate(parts, axis=1) for name, parts in values.items()}, lengths | about
-    )
+    values = {name: np.concatenate([one[name] for one in results], axis=1) for name in results[0]}
+    return _judge(values, lengths | about)
 
 
 def _together(task: Task, together: Any, replications: int, draws: int) -> int:
@@ -253,9 +251,9 @@ def _replicate(
     true = task.model.draw_prior(rng, (rows * count, cols * count), *task.moments)
     mu = _means(true.W[None], true.H[None], count)[0]
     V = task.model.likelihood.sample(rng, mu, true.dispersion)
-    seen = rng.random(V.shape) >= task.missing
-    seen[:, 0, 0] |= ~seen.any(axis=(1, 2))  # not all of a replication
-    V = np.where(seen, V, np.nan)
+    observed = rng.random(V.shape) >= task.missing
+    observed[:, 0, 0] |= ~observed.any(axis=(1, 2))  # not all of a replication is hidden
+    V = np.where(observed, V, np.nan)
     matrix = V[0] if count == 1 else block_diagonal(V)
     unstored = "missing" if count > 1 else None
     with as_blocks(matrix, blocks, unstored=unstored, allow_empty=True) as data:
@@ -356,15 +354,10 @@ def _judge(values: dict[str, Array], attrs: dict[str, Any]) -> Calibration:
     result = Calibration(made, {"quantity": np.array(list(values))[order]}, attrs)
     result["levels"] = result["levels"].astype(np.int64)
     result.attrs["replications"] = result.sizes["replication"]
-    result.attrs["calibrated"] = int(_passes(result))
+    p = result["p"].dropna("quantity").values
+    result.attrs["calibrated"] = int(p.size > 0 and p.min() * p.size >= SIGNIFICANT)
     result.attrs["verdict"] = " ".join(_sentences(result))
     return result
-
-
-def _passes(result: Calibration) -> bool:
-    """Tell whether no p value is small for the smallest of as many; False if none is known."""
-    p = result["p"].dropna("quantity").values
-    return bool(p.size) and float(p.min()) * p.size >= SIGNIFICANT
 
 
 def _sentences(result: Calibration) -> list[str]:

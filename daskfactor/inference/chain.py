@@ -3,13 +3,14 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
@@ -21,7 +22,7 @@ from daskfactor.inference.normal_parameters import normal_parameters
 from daskfactor.inference.parameters import LINKS, SIDES, Values, View, stored_hyper
 from daskfactor.inference.passes import Place, SharePass, every, init_band, run_pass
 from daskfactor.inference.program import STEPS, Fit, Program, refresh_metric, take_fits
-from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.inference.starts import FAR
 from daskfactor.inference.steps import StepSize
 from daskfactor.models.gamma_factors import GammaFactors
@@ -61,6 +62,15 @@ def stacked(state: ChainState, factor: int) -> list[int]:
     return [0] if factor == 0 else list(range(1, state.n_factors))
 
 
+def gather_side(
+    state: ChainState, data: BlockedData, factor: int, name: str | None = None
+) -> Array:
+    """Bring W (0) or Hᵀ (1), or one of their arrays, to the caller, in the caller's order."""
+    parts = [state.gather(n, name) for n in stacked(state, factor)]
+    values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return in_callers_order(data, SIDES[factor], values)
+
+
 def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
     """Declare what the model learns; what grows with the data only where draws are kept.
 
@@ -79,26 +89,19 @@ def learnt_variables(setting: Setting) -> tuple[Variable, ...]:
     return tuple(variables)
 
 
-@dataclass
 class TrackRun:
     """One track's state and what it has produced in the running segment.
 
     ``options`` are the run's in the track's own cycles and draws.
     """
 
-    track: Track
-    options: RunOptions
-    state: ChainState
-    cycle: int = 0
-    fits: dict[int, Fit] = field(default_factory=dict)
-    densities: dict[int, float] = field(default_factory=dict)
-    learnt: dict[int, Arrays] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> Self:
-        options, each = setting.options, track.stride
-        scaled = replace(options, draws=options.draws // each, tune=options.tune // each)
-        return cls(track, scaled, state, cycle)
+    def __init__(self, track: Track, setting: Setting, state: ChainState, cycle: int = 0) -> None:
+        self.track, self.state, self.cycle = track, state, cycle
+        draws, tune = setting.options.draws // track.stride, setting.options.tune // track.stride
+        self.options = replace(setting.options, draws=draws, tune=tune)
+        self.fits = dict[int, Fit]()
+        self.densities = dict[int, float]()
+        self.learnt = dict[int, Arrays]()
 
     def forget(self) -> None:
         """Drop the segment's draws and fits, once they are written."""
@@ -151,7 +154,7 @@ class TrackRun:
                 block.count = meta["cell_count"]
             state.cells = placed  # complete: they may go to workers from here
         (track,) = (track for track in setting.sampler.tracks if track.name == meta["name"])
-        return cls.of(track, setting, state, meta["cycle"])
+        return cls(track, setting, state, meta["cycle"])
 
 
 def saved_band(
@@ -229,10 +232,10 @@ class Chain:
 
     def start(self, on_step: OnStep | None = None, first: "Chain | None" = None) -> None:
         """Set the first track's state near a mode; ``first`` is the run's first chain."""
-        setting, lead = self.setting, (first or self).dispersion
-        state, values, fit = self.dispersion.start(self.number, lead, on_step)
+        setting, first_dispersion = self.setting, (first or self).dispersion
+        state, values, fit = self.dispersion.start(self.number, first_dispersion, on_step)
         self.values = self.values | values
-        self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
+        self.tracks = [TrackRun(setting.sampler.tracks[0], setting, state)]
         self.update(state, 0, fit)
         kernel, adapted = setting.kernel, ("adapt", "adapted")
         names = tuple(name for name, spec in kernel.arrays.items() if spec.changes in adapted)
@@ -275,24 +278,25 @@ class Chain:
         """Return JSON values and arrays that a checkpoint keeps besides the state."""
         hyper = self.hyper._asdict()
         rest = {name: value for name, value in self.values.items() if name not in hyper}
-        return {"hyper": hyper, "noise": rest.pop("dispersion_sum"), **rest}
+        return {"hyper": hyper, **rest}
 
     def recall(self, memory: dict[str, Any]) -> None:
         """Take over what `memory` gave."""
         rest = dict(memory)
-        names = {"dispersion_sum": rest.pop("noise", (0.0, 0))}  # older versions have none
         hyper = stored_hyper(self.model, rest.pop("hyper"))
+        if "noise" in rest:  # the name that older versions have for it
+            rest["dispersion_sum"] = rest.pop("noise")
         if "priors" in rest:
             rest["priors"] = stored_hyper(self.model, rest["priors"])
-        self.values = FIRST | rest | names | hyper
+        self.values = FIRST | rest | hyper
         if "fixed" in rest:
             fixed = rest["fixed"]  # older versions have one
             self.dispersion.rule.memory = fixed if isinstance(fixed, list) else [fixed]
 
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""
-        spent = (self.setting.options.draw_index(cycle) for cycle in range(start, run.cycle))
-        draws, (total, before) = sum(n is not None for n in spent), self.values["dispersion_sum"]
+        options, (total, before) = self.setting.options, self.values["dispersion_sum"]
+        draws = options.draws_after(run.cycle) - options.draws_after(start)
         total = np.asarray(total) + draws * np.asarray(self.hyper.dispersion)
         self.values = self.values | {"dispersion_sum": (total.tolist(), before + draws)}
         fit = run.fits[run.cycle - 1]  # where it is not finite the segment is run again
@@ -369,11 +373,6 @@ class Chain:
 
     # -- segments ------------------------------------------------------------
 
-    @property
-    def cycle(self) -> int:
-        """Fine cycles done."""
-        return self.tracks[0].cycle
-
     def advance(self, end: int, on_share: OnShare | None = None) -> None:
         """Run all tracks to fine cycle ``end``; on divergence go back and halve the step.
 
@@ -417,9 +416,9 @@ class Chain:
             fine = self.tracks[0]
             if fine.cycle >= setting.split:
                 state, cycle = fine.state.copy(), fine.cycle // track.stride
-                self.tracks.append(TrackRun.of(track, setting, state, cycle))
+                self.tracks.append(TrackRun(track, setting, state, cycle))
         cells, data = setting.placed_cells, setting.data
-        if self.cycle == setting.options.tune and cells is not None:
+        if self.tracks[0].cycle == setting.options.tune and cells is not None:
             for run in self.tracks:
                 run.state.cells = place_cells(data.grid, cells, data.dtype)
 
@@ -553,7 +552,7 @@ class Chain:
         count = state.recorded
         if not count:
             return
-        recorded = (run.cycle - options.tune) // options.thin // options.keep_every
+        recorded = options.draws_after(run.cycle) // options.keep_every
         for factor, (name, axis) in enumerate(FACTORS):
             path = f"{run.track.group}/{name}"
             in_parts = next(sink.parts(path, axis)).stop < data.shape[factor]
@@ -583,12 +582,12 @@ class Chain:
         kinds = (("mean", "mean", None), ("var", "m2", count))
         for (factor, (label, _)), kind in itertools.product(enumerate(FACTORS), kinds):
             path, name, divisor = f"{label}_{kind[0]}", *kind[1:]
-            if len(parts := stacked(state, factor)) == 1:
+            if factor == 0 or state.n_factors == 2:
                 how: Any = {"name": name, "divisor": divisor}
                 pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **how)
             else:  # a tensor's further factors, one behind another
-                rows = np.concatenate([state.gather(n, name) for n in parts]) / (divisor or 1)
-                other[path] = in_callers_order(self.setting.data, SIDES[1], rows).T
+                rows = gather_side(state, self.setting.data, factor, name)
+                other[path] = (rows / (divisor or 1)).T
         other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)

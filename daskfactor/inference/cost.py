@@ -16,14 +16,13 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.sources import unread_blocks, unread_source
 from daskfactor.data.tables import Wanted
 from daskfactor.errors import OptionError
-from daskfactor.inference.base import Sampler, choose_kernel, requested_sampler
+from daskfactor.inference.base import Sampler, choose_kernel, is_dense_pass, requested_sampler
 from daskfactor.inference.inits import Init
 from daskfactor.inference.program import relative_size
 from daskfactor.inference.sampling import sample
 from daskfactor.inference.session import blocks_for, component_count
 from daskfactor.inference.setting import (
     Setting,
-    all_lengths,
     checked_lengths,
     draw_bytes,
     kept_copies,
@@ -271,9 +270,8 @@ def estimate_cost(
     with nullcontext() if data is V else closing(data):
         model = model.placed(data.placed).sized(data.shape)
         kernel = choose_kernel(requested, model, data)
-        selected: Sampler = kernel.options
-        lengths = all_lengths(lengths, selected, data.grid.blocks, args.device is not None)
-        plan = plan_run(data, model, selected, args.keep, seed=0, **lengths)
+        on_device = args.device is not None
+        plan = plan_run(data, model, kernel.options, args.keep, 0, on_device, **lengths)
         init = Init(starts=whole_number("starts", args.starts, 1))
         setting = Setting(data, model, kernel, plan, cast("Executor", None), init=init)
         place = place_of(args, data, model.width)
@@ -330,13 +328,11 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     # What there is.
     factors = sum(data.shape) * width * itemsize
     linked = [n for n, table in zip(data.shape, model.covariates, strict=True) if table is not None]
-    drawn = 1 + relative_size(arrays, width, "chain")
-    carried, gathered = (
-        (drawn + relative_size(arrays, width, "tune"), drawn),
-        relative_size(arrays, width, "cycle"),
-    )
+    sizes = {life: relative_size(arrays, width, life) for life in ("chain", "tune", "cycle")}
+    always, gathered = 1 + sizes["chain"], sizes["cycle"]
     shifts = sum(linked) * width * itemsize + learnt_bytes(data, model, banded=True)
-    tuning, drawing = (int(tracks * n * factors) + shifts for n in carried)
+    tuning = int(tracks * (always + sizes["tune"]) * factors) + shifts
+    drawing = int(tracks * always * factors) + shifts
     if model.learnt and "curvature" in arrays:
         drawing += tracks * factors  # rates that move take the metric with them
     checkpoint = chains * (tuning if options.tune else drawing)
@@ -349,13 +345,13 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
     # What an update works on: gradient, curvature and its weighted copy, in double precision
     # where sums are taken so.
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
-    bands = int((rows + cols) * width * itemsize * (carried[0] + gathered))
+    bands = int((rows + cols) * width * itemsize * (always + sizes["tune"] + gathered))
     task = 3 * (rows + cols) * width * 8 + bands * (2 if tasks else 1)
     block, resident = int(data.sizes.max()), data.resident
     task += 0 if data.in_memory else block
     if data.source.kind == "blocks":
         resident += READ_COPIES * block * min(place.lanes, data.grid.blocks)
-    if setting.is_dense_pass:
+    if is_dense_pass(model, data):
         task += (2 * tile_rows(rows, cols, width, itemsize) + 1) * cols * itemsize
     # What exists at once.
     together = chains_together(setting, place)
@@ -363,27 +359,28 @@ def _memory(setting: Setting, place: Place, cells: int, longest: int) -> dict[st
         task + DENSITY_BYTES * min(SLAB, int(data.n_stored.max()))
     )
     usual = data.grid.areas.size * longest * (TASK_BYTES if tasks else OPERATION_BYTES)
-    usual += cells * CELL_BYTES * (chains + 1) * tracks + (0 if place.elsewhere else threads)
+    usual += cells * CELL_BYTES * (chains + 1) * tracks
     # The settings that are arrays, those of rows with data, and a link's draw.
     usual += 2 * sum(array.nbytes for array in model.arrays().values())
     usual += LINK_BYTES[model.nonnegative] * width * max(linked, default=0)
     copies = COPIES if tasks else 0
     states = chains + together + copies
+    inside = together * int(gathered * factors)  # of the chains that are in a cycle
+    moving = states * tuning + inside + waiting
     if place.elsewhere:  # workers make and save their bands, but for first states of some kinds
         states = int(not (model.nonnegative and setting.init.made_by_bands))
         usual += HANDED_ON
-    inside = together * int(gathered * factors)  # of the chains that are in a cycle
-    usual += 0 if place.elsewhere else (1 + copies) * inside
+    else:
+        usual += threads + (1 + copies) * inside
     written = min(WRITING_BYTES, WRITING_COPIES * (result + checkpoint))
-    drawn = waiting + (written if place.stored else result - observed)
+    draws = waiting + (written if place.stored else result - observed)
     phases = {
         "tuning": usual + states * tuning,
-        "drawing": usual + states * (drawing if options.tune else tuning) + drawn,
+        "drawing": usual + states * (drawing if options.tune else tuning) + draws,
     }
     phase = max(phases, key=lambda name: phases[name])
     client = worker = resident + observed + int(MARGIN * phases[phase])
     if place.elsewhere:
-        moving = (chains + together + copies) * tuning + inside + waiting
         worker = (data.nbytes + int(MARGIN * moving)) // place.workers + int(MARGIN * threads)
         phase = phase if client >= worker else "updating blocks on a worker"
     return {
@@ -451,9 +448,10 @@ def _operations(setting: Setting, place: Place) -> tuple[dict[str, Any], int]:
 def _most_waiting(setting: Setting) -> int:
     """Count the draws of one fine track that wait for the end of a segment, at most."""
     options = setting.options
-    done = [max(0, end - options.tune) // options.thin for end in (0, *setting.ends)]
-    totals = [count // options.keep_every if options.keep_every else 0 for count in done]
-    return max(end - start for start, end in itertools.pairwise(totals))
+    if not options.keep_every:
+        return 0
+    kept = [options.draws_after(end) // options.keep_every for end in (0, *setting.ends)]
+    return max(end - start for start, end in itertools.pairwise(kept))
 
 
 def _count_cells(monitor: Any, data: BlockedData) -> int:

@@ -10,7 +10,7 @@ the number of steps.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from daskfactor.executors.state import FactorBand
 from daskfactor.inference.multiplicative import SMALLEST, move_by_share
 from daskfactor.inference.parameters import SIDES
 from daskfactor.inference.passes import SharePass, init_band
-from daskfactor.inference.posterior_draws import PosteriorDraw, PosteriorDraws
+from daskfactor.inference.posterior_draws import PosteriorDraws
 from daskfactor.inference.program import (
     DISPERSION,
     RATE,
@@ -148,13 +148,6 @@ class NewRows:
                         out[chain, draw] = values
 
 
-@lru_cache(maxsize=64)
-def _key(seed: int, chain: int) -> tuple[int, int]:
-    """Return the key of the noise of a chain."""
-    first, second = noise_key(seed, chain, Stream.TRANSFORM)
-    return int(first), int(second)
-
-
 class Rows:
     """A band of new rows on its way through the draws.
 
@@ -251,26 +244,19 @@ class Rows:
         self.other = FactorBand(0, plan.placed(other))
         if sample.dispersions is not None:
             self.other.arrays[DISPERSION] = plan.placed(sample.dispersions[:, None].copy())
-        self.program = Program(
-            plan.kernel,
-            sample.likelihood,
-            posterior.floor,
-            sample.hyper,
-            _key(plan.seed, chain if posterior.ordered else chain * posterior.shape[1] + draw),
-            posterior.model.frozen,
-            common=plan.point,
-        )
-        self._set_priors(sample, fresh)
-
-    def _set_priors(self, sample: PosteriorDraw, fresh: bool) -> None:
-        """Give the band the priors of its rows, where these differ."""
-        factor, model, length = self.factor, self.plan.model, len(self.band.values)
+        path = chain if posterior.ordered else chain * posterior.shape[1] + draw
+        first, second = map(int, noise_key(plan.seed, path, Stream.TRANSFORM))
+        law = plan.kernel, sample.likelihood, posterior.floor, sample.hyper
+        frozen = posterior.model.frozen
+        self.program = Program(*law, (first, second), frozen, common=plan.point)
+        # The priors of rows, where these differ.
+        factor, model = self.factor, plan.model
         rate = sample.hyper.prior(factor)[0] if model.nonnegative else None
         if self.covariates is not None and sample.link is not None:
             prior = model.linked_prior(self.covariates, sample.link, rate)
             self.band.arrays |= {name: np.asarray(value) for name, value in prior.items()}
         elif fresh and model.rates_of[factor] in ("row", "column"):
-            self.band.arrays[RATE] = self.plan.placed(np.full((length, 1), rate))
+            self.band.arrays[RATE] = plan.placed(np.full((len(self.band.values), 1), rate))
 
     def _climb(self) -> None:
         """Go to a maximum of the density by multiplicative updates; then begin what is learnt."""

@@ -103,7 +103,7 @@ class GammaLink(Link):
         """Entries of rows that have data, brought together by `update` for `unlinked`."""
 
     def update(self, view: View, values: Values) -> Values:
-        model, observed_covariates = self.model, self.setting.told[self.factor]
+        model, observed_covariates = self.model, self.setting.observed_covariates[self.factor]
         free, start = self.free, model.starting_ridges[self.factor]
         hyper = self.hyper(values)
         rate, shape = hyper.prior(self.factor)
@@ -143,7 +143,8 @@ class GammaLink(Link):
         """Return the entries of rows that have data, less the effect of the link, once."""
         theta, self.entries = self.entries, np.empty(0)
         with single_threaded_blas():
-            return theta / multiples(self.setting.told[self.factor], values[self.name])
+            observed = self.setting.observed_covariates[self.factor]
+            return theta / multiples(observed, values[self.name])
 
 
 class Rates(Parameter):

@@ -317,7 +317,8 @@ class NormalLink(NormalParameter, Link):
         """Draw both; what the link adds to prior means goes into the bands."""
         setting, factor, table = self.setting, self.factor, self.tables(values)[self.factor]
         moving: Any = table[3] > 0
-        covariates, observed_covariates = self.covariates[factor], setting.told[factor]
+        covariates = self.covariates[factor]
+        observed_covariates = setting.observed_covariates[factor]
         residual = (self.observed_rows(view.state, factor) - table[0])[:, moving]
         link, ridge = np.zeros((covariates.shape[1], len(moving))), values[self.of_name]
         with single_threaded_blas():  # the same bits whatever the machine does meanwhile

@@ -35,7 +35,7 @@ from daskfactor.inference.program import (
 )
 from daskfactor.kernels import blockwise
 from daskfactor.kernels.steps import zeros_on_device_of
-from daskfactor.kernels.views import AnyBlock, Sums, Workspace
+from daskfactor.kernels.views import Sums, Workspace
 from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
@@ -134,7 +134,9 @@ class SharePass(Pass):
             if self.gram:
                 band.arrays[GRAM] = np.zeros((band.values.shape[1],) * 2)
         num, den, *_ = share = tuple(band.arrays[name] for name in names)
-        add_share(data.view(*op.block), law, factor, bands, self.floor, (num, den), workspace)
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        sums = Sums.of(factor, len(bands), num, den)
+        blockwise.accumulate(*block, "ratio", sums, workspace)
         if self.gram:
             other = bands[1 - factor].values
             band.arrays[GRAM] += other.T @ other
@@ -154,20 +156,6 @@ def init_band(gathered: Gathered, kernel: Kernel, hyper: Any, tempered: bool = F
 
 GATHERED, GRAM = ("numerator", "denominator"), "gram"
 TRIED, FITS = "tried", "fits of columns"
-
-
-def add_share(
-    view: AnyBlock,
-    law: Likelihood,
-    factor: int,
-    bands: Bands,
-    floor: float,
-    share: tuple[Array, Array],
-    work: Workspace,
-) -> None:
-    """Add a block's numerator and denominator of the multiplicative update of a factor."""
-    sums = Sums.of(factor, len(bands), *share)
-    blockwise.accumulate(view, law, values_of(bands), floor, "ratio", sums, work)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from daskfactor.data.loading import UNCERTAINTY
 from daskfactor.executors import Executor
 from daskfactor.executors.state import ChainState
 from daskfactor.inference.base import check_device
-from daskfactor.inference.chain import Chain, stacked
+from daskfactor.inference.chain import Chain, gather_side
 from daskfactor.inference.coordinate_descent import CoordinateDescent, suits
 from daskfactor.inference.inits import SHORT, Init, checked_init
 from daskfactor.inference.langevin import PSGLD
 from daskfactor.inference.multiplicative import Descent, OnStep, Optimizer
 from daskfactor.inference.registry import requested_algorithm
 from daskfactor.inference.session import Session, device_attrs, session
-from daskfactor.inference.setting import RunOptions, Setting, in_callers_order
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.starts import best_of, state_maker
 from daskfactor.models import check_model
 from daskfactor.models.settings import FactorModel
@@ -142,11 +142,7 @@ def point_dataset(
     attrs: dict[str, Any],
 ) -> xr.Dataset:
     """Label factors as the data are, with the objective, the model and the options."""
-    W = in_callers_order(data, "rows", point.state.gather("rows"))
-    others = [point.state.gather(n) for n in stacked(point.state, 1)]
-    Ht = in_callers_order(
-        data, "columns", others[0] if len(others) == 1 else np.concatenate(others)
-    )
+    W, Ht = (gather_side(point.state, data, factor) for factor in (0, 1))
     labels, named = data.labels, model.component_names()
     names = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
     name = beside(names, {"W", "H", "objective", "component", "iteration"})

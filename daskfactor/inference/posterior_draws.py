@@ -20,12 +20,7 @@ from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
 from daskfactor.results.schema import IDENTITY, factor_dims, own_names
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import (
-    as_draws,
-    describes_run,
-    draw_weights,
-    factors_of,
-)
+from daskfactor.results.trace import as_draws, describes_run, draw_weights, factors_of
 
 Array = NDArray[Any]
 Values = dict[str, Array]

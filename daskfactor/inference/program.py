@@ -7,7 +7,7 @@ the blocks' order and on one worker, so sums have the same bits on every executo
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -84,9 +84,9 @@ class ArraySpec(NamedTuple):
 Arrays = dict[str, ArraySpec]
 
 
-def relative_size(arrays: Arrays, width: int, *lives: str) -> float:
-    """Return the size of the arrays of these lives, in units of a factor of so many columns."""
-    return math.fsum(spec.size(width) for spec in arrays.values() if spec.life in lives)
+def relative_size(arrays: Arrays, width: int, life: str) -> float:
+    """Return the size of the arrays of a life, in units of a factor of so many columns."""
+    return math.fsum(spec.size(width) for spec in arrays.values() if spec.life == life)
 
 
 MOMENTS = ("mean", "m2")
@@ -514,20 +514,20 @@ def tally(data: BlockedData, executor: Executor, only: Array | None = None) -> T
     def one_row(row: int, work: Workspace) -> Tally:
         del work
         tallies = [Tally(np.zeros(0), np.zeros(0), np.zeros(0))]
-        for block in _chosen(data, row, only):
-            for values, weights, zeros, _ in observed_values(data.view(*block)):
-                mass = np.ones(values.size) if weights is None else weights
-                rest = np.array([zeros])  # cells of weight 1
-                tallies += [_added([Tally(values, mass, mass**2)]), Tally(np.zeros(1), rest, rest)]
+        for values, weights, zeros, _ in _values_of_row(data, row, only):
+            mass = np.ones(values.size) if weights is None else weights
+            rest = np.array([zeros])  # cells of weight 1
+            tallies += [_added([Tally(values, mass, mass**2)]), Tally(np.zeros(1), rest, rest)]
         return _added(tallies)
 
     return _added(executor.map(one_row, range(data.grid.blocks), "tally"))
 
 
-def _chosen(data: BlockedData, row: int, only: Array | None) -> Iterable[tuple[int, ...]]:
-    """Give the blocks of a row band that are asked for, all or ``only`` some."""
-    ahead = np.ndindex(data.n_observed.shape[1:])
-    return [(row, *others) for others in ahead if only is None or only[row, *others]]
+def _values_of_row(data: BlockedData, row: int, only: Array | None) -> Iterator[Any]:
+    """Yield the observed values of the blocks of a row band, all or ``only`` some, by parts."""
+    for others in np.ndindex(data.n_observed.shape[1:]):
+        if only is None or only[row, *others]:
+            yield from observed_values(data.view(row, *others))
 
 
 def _added(tallies: Iterable[Tally]) -> Tally:
@@ -552,16 +552,15 @@ def normalizer(
     def one_row(row: int, work: Workspace) -> float:
         del work
         total = 0.0
-        for block in _chosen(data, row, only):
-            for values, weights, zeros, _ in observed_values(data.view(*block)):
-                if weights is None:
-                    total += float(likelihood.log_normalizer(values, dispersion).sum())
-                elif data.weighting == UNCERTAINTY:
-                    total += float(likelihood.log_normalizer(values, dispersion / weights).sum())
-                else:
-                    total += float(weights @ likelihood.log_normalizer(values, dispersion))
-                if zeros:
-                    total += zeros * float(likelihood.log_normalizer(np.zeros(1), dispersion)[0])
+        for values, weights, zeros, _ in _values_of_row(data, row, only):
+            if weights is None:
+                total += float(likelihood.log_normalizer(values, dispersion).sum())
+            elif data.weighting == UNCERTAINTY:
+                total += float(likelihood.log_normalizer(values, dispersion / weights).sum())
+            else:
+                total += float(weights @ likelihood.log_normalizer(values, dispersion))
+            if zeros:
+                total += zeros * float(likelihood.log_normalizer(np.zeros(1), dispersion)[0])
         return total
 
     return float(sum(executor.map(one_row, range(data.grid.blocks), "log-normalizer")))

@@ -14,35 +14,24 @@ from uuid import uuid4
 
 import numpy as np
 import xarray as xr
-from scipy import sparse
 
 import daskfactor
 from daskfactor.checks import warn, whole_number
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.grid import TensorGrid, diagonal_sizes
-from daskfactor.data.joined import JoinedData, join
+from daskfactor.data.grid import diagonal_sizes
 from daskfactor.data.known import has_zeros
 from daskfactor.data.loading import UNCERTAINTY
-from daskfactor.data.sources import as_blocks
-from daskfactor.data.tensor import as_tensor
 from daskfactor.errors import DataWarning, SamplingWarning
-from daskfactor.executors import Executor, SerialExecutor
-from daskfactor.inference.base import (
-    Sampler,
-    checked_sampler,
-    choose_kernel,
-    requested_sampler,
-)
+from daskfactor.executors import Executor
+from daskfactor.inference.base import Sampler, checked_sampler, choose_kernel, requested_sampler
 from daskfactor.inference.chain import Chain, OnShare, check_saved, learnt_variables
 from daskfactor.inference.inits import Init, checked_init
 from daskfactor.inference.registry import algorithm_from_dict
-from daskfactor.inference.saved import Saved
+from daskfactor.inference.scratch_checkpoint import ScratchCheckpoint
 from daskfactor.inference.session import device_attrs, session, session_again, version_errors
 from daskfactor.inference.setting import (
-    DEVICE_PACE,
     RunOptions,
     Setting,
-    all_lengths,
     check_stride,
     checked_lengths,
     kept_copies,
@@ -51,7 +40,6 @@ from daskfactor.inference.setting import (
 )
 from daskfactor.machine import machine_attrs, single_threaded_blas
 from daskfactor.models import model_from_dict
-from daskfactor.models.coupled import Relation
 from daskfactor.models.settings import FactorModel
 from daskfactor.options import OnDevice, OnSampled, verb
 from daskfactor.progress import OnEvent, RunEvent
@@ -251,12 +239,10 @@ def sample(
         selected: Sampler = kernel.options
         if requested is None:
             run.on_event(RunEvent("load", 1, 1, message=f"{selected.name}: {selected.reason}"))
-        lengths = all_lengths(lengths, selected, data.grid.blocks, run.on_device)
         if data.weighting == UNCERTAINTY:
             model = model.with_uncertainty()
-        origin = checked_init(init, starts, model, data, lengths["chains"])
-        pace = DEVICE_PACE if run.on_device else 1.0
-        planned = plan_run(data, model, selected, keep, run.seed, pace, **lengths)
+        planned = plan_run(data, model, selected, keep, run.seed, run.on_device, **lengths)
+        origin = checked_init(init, starts, model, data, planned.chains)
         # Refuses a schedule that this grid cannot have, before anything is written.
         kernel.schedule.cycle(
             data.grid.blocks, diagonal_sizes(data.n_observed), np.random.default_rng(0)
@@ -270,7 +256,7 @@ def sample(
             return _carry_out(setting, sink, run.on_event, {}, NOT_STARTED)
 
 
-def go_on(
+def resume_run(
     store: "RunStore",
     described: dict[str, Any],
     draws: int | None,
@@ -288,11 +274,9 @@ def go_on(
         sampler = checked_sampler(model, stored)
         check_saved(arrays, meta["chains"], sampler.tracks)
         init = Init.from_dict(json.loads(store.attrs.get("init", "{}")), arrays)
-        planned_arrays = planned.chains, planned.dtype, model.width, planned.index
-        store.check_plan(*planned_arrays, longer=True)
+        store.check_plan(planned.chains, planned.dtype, model.width, planned.index, longer=True)
     if draws is not None:
-        done = max(0, meta["cycle"] - planned.tune) // planned.thin
-        more = done + whole_number("draws", draws, 1)
+        more = planned.draws_after(meta["cycle"]) + whole_number("draws", draws, 1)
         planned = replace(planned, draws=max(more, planned.draws))
     check_stride(sampler, planned.draws, planned.tune)
     with session_again(store, V, model, memory_limit, **options) as run:
@@ -338,24 +322,21 @@ class Run:
     def __init__(self, setting: Setting, sink: Sink, on_event: OnEvent) -> None:
         self.setting, self.options = setting, setting.options
         self.sink, self.on_event = sink, on_event
-        self.chains = self._new_chains()
+        self.chains: list[Chain] = []
         self.cycle, self.seconds, self.started = 0, 0.0, time.perf_counter()
         self._shown, self._lost, self._passes = math.nan, 0, 0
         self._backup: Any = None if sink.checkpoints is None else sink  # or the last state alone
-
-    def _new_chains(self) -> list[Chain]:
-        numbers = range(self.options.chains)
-        return [Chain(self.setting, number) for number in numbers]
 
     def restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
         self.seconds = meta["seconds"]
         if self._backup is None and self.setting.executor.most_losses:
-            self._backup = Saved(arrays, meta)
+            self._backup = ScratchCheckpoint(arrays, meta)
         self._recovering(partial(self._restore, arrays, meta))
 
     def _restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         self.cycle = meta["cycle"]
+        self.chains = [Chain(self.setting, number) for number in range(self.options.chains)]
         if meta["chains"]:
             for chain, chain_meta in zip(self.chains, meta["chains"], strict=True):
                 chain.restore(arrays, chain_meta)
@@ -385,7 +366,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of a last state that is kept for no longer than the run."""
-        if isinstance(self._backup, Saved):
+        if isinstance(self._backup, ScratchCheckpoint):
             self._backup.close()
 
     def _segment(self) -> None:
@@ -440,7 +421,6 @@ class Run:
 
         def go_back() -> Callable[[], None]:
             self._lost += 1
-            self.chains = self._new_chains()
             assert self._backup is not None  # bands can be lost only where they are saved
             return partial(self._restore, *self._backup.load_checkpoint())
 
@@ -488,7 +468,7 @@ class Run:
                     "warmup_draws": sum(
                         end <= min(self.cycle, options.tune) for end in self.setting.ends
                     ),
-                    "draws": max(0, self.cycle - options.tune) // options.thin // options.spacing,
+                    "draws": options.draws_after(self.cycle) // options.spacing,
                     "chains": [meta for _, meta in snapshots],
                     "seconds": self.seconds + time.perf_counter() - self.started,
                 },
@@ -504,10 +484,10 @@ class Run:
 def _carry_out(
     setting: Setting, sink: Sink, on_event: OnEvent, arrays: Mapping[str, Any], meta: dict[str, Any]
 ) -> xr.DataTree:
-    """Do everything after the checks: compile, warm start, segments, results."""
+    """Do everything after the checks: warm start, segments, results."""
     complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
     if not complete:
-        _compile_kernels(setting, on_event)
+        _announce_compilation(setting, on_event)
     run = Run(setting, sink, on_event)
     try:
         run.restore(arrays, meta)
@@ -518,7 +498,15 @@ def _carry_out(
         _report_trouble(run)
     # Also of a complete run, which may have been killed before it was closed.
     stored_attrs = sink.attrs if complete else {}
-    close_run(sink, closing_attrs(run, stored_attrs))
+    seconds = run.seconds + (0.0 if complete else time.perf_counter() - run.started)
+    busy = setting.executor.report.utilisation
+    attrs = {
+        **run.attrs(),
+        "sampling_time": max(seconds, stored_attrs.get("sampling_time", 0.0)),
+        "divergences": sum(len(chain.divergences) for chain in run.chains),
+        "utilisation": stored_attrs.get("utilisation", busy),
+    }
+    close_run(sink, attrs)
     tree = sink.tree()
     moving = None if complete else told_trend(tree)
     if moving is not None:
@@ -537,88 +525,25 @@ def _report_trouble(run: Run) -> None:
             "sample_stats/diverging; choose a smaller step to avoid this",
             SamplingWarning,
         )
-    of_model = run.chains[0].warnings()[0]
-    if of_model is not None:
-        warn(of_model, DataWarning)
-    of_sampler = [text for chain in run.chains if (text := chain.warnings()[1]) is not None]
-    if of_sampler and not rolled_back:
-        warn(of_sampler[0], SamplingWarning)
+    of_model, of_sampler = zip(*(chain.warnings() for chain in run.chains), strict=True)
+    if of_model[0]:
+        warn(of_model[0], DataWarning)
+    if not rolled_back and (texts := list(filter(None, of_sampler))):
+        warn(texts[0], SamplingWarning)
 
 
 _compiled: set[tuple[object, ...]] = set()
-
-TINY = np.array([[1.0, 2.0, np.nan], [3.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
-
-
-def shortest(sampler: Sampler) -> Sampler:
-    """Return a sampler of the same kernels that takes the shortest way through each."""
-    names = "preconditioner", "transition", "subsample"
-    options = {name: getattr(sampler, name) for name in names if hasattr(sampler, name)}
-    options["warm_start"] = 2
-    if options.get("preconditioner") == "identity":
-        options["step"] = 1e-3
-    if hasattr(sampler, "steps"):
-        options["steps"] = 1
-    return type(sampler)(**options)
+"""Kinds of runs that this process has begun, whose kernels it has by now."""
 
 
-def _compile_kernels(setting: Setting, on_event: OnEvent) -> None:
-    """Run a 3 x 3 matrix through the same kernels, which reads them or compiles and keeps them."""
-    dtype, data, model = setting.options.dtype, setting.data, setting.model
-    sampler = shortest(setting.sampler)
-    weights = None if data.weights is None else (np.ones(3), np.ones(3))
-    # Kernels of sparse blocks are made for a number of components, those of dense ones are not.
-    small = model.for_compilation(model.n_components) if data.is_sparse else model.for_compilation()
-    data_kind = data.is_sparse and data.unstored, weights is None, _is_complete(data)
+def _announce_compilation(setting: Setting, on_event: OnEvent) -> None:
+    """Tell that the first steps of a new kind of run wait for kernels, on processors."""
+    data, model, options = setting.data, setting.model, setting.options
     axes = len(data.grid.sides)
-    kind = (type(model), model.likelihood, small.width, dtype, *data_kind, sampler, axes)
-    if kind in _compiled or setting.executor.on_device:
-        return
-    on_event(RunEvent("compile", 0, 1, message="kept on disk"))
-    options = RunOptions(2, 2, 1, 1, 0, "draws", 1, dtype)
-    with _tiny(setting, weights) as tiny:
-        small = small.placed(tiny.placed if small.joins or small.tensor else None)
-        kernel = sampler.kernel(small, tiny)
-        cells = (np.zeros(1, np.int64), np.full(1, 2, np.int64))
-        chain = Chain(Setting(tiny, small, kernel, options, SerialExecutor(), cells), 0)
-        chain.start()
-        for end in (2, 4):
-            chain.advance(end)
+    kind = model.likelihood, model.width, options.dtype, data.unstored, axes, setting.sampler
+    if kind not in _compiled and not setting.executor.on_device:
+        on_event(RunEvent("compile", message="kept on disk"))
     _compiled.add(kind)
-    on_event(RunEvent("compile", 1, 1))
-
-
-def _is_complete(data: BlockedData) -> bool:
-    """Return whether no cell is missing of dense data, which then have kernels of their own."""
-    return not data.is_sparse and data.total_observed == math.prod(data.shape)
-
-
-def _tiny(setting: Setting, weights: Any) -> BlockedData:
-    """Put 3 x 3 matrices on blocks of the kinds that a run's data have."""
-    dtype, data = setting.options.dtype, setting.data
-
-    def matrix(unstored: str | None, values: Any = TINY) -> Any:
-        values = np.nan_to_num(values, nan=1.0) if _is_complete(data) else values
-        return values if unstored is None else sparse.csr_array(values)
-
-    if isinstance(data.grid, TensorGrid):
-        axes = len(data.grid.sides)
-        values = np.resize(TINY, (3,) * axes)
-        if data.unstored == "zero":
-            import sparse as pydata
-
-            values = pydata.COO(np.nan_to_num(values))
-        return as_tensor(values, dtype=dtype, allow_empty=True)
-    if isinstance(data, JoinedData) and setting.model.joins:
-        kinds = {relation.name: relation.unstored for relation in data.joints}
-        size = max(len(TINY), len(data.axes))  # bands enough for every factor
-        matrices = {
-            name: matrix(kind, np.resize(TINY, (size, size))) for name, kind in kinds.items()
-        }
-        between = {relation.name: Relation(*relation.axes) for relation in data.joints}
-        return join(matrices, between, dtype=dtype, allow_empty=True, unstored=kinds)
-    options = {"dtype": dtype, "unstored": data.unstored, "weights": weights}
-    return as_blocks(matrix(data.unstored), 1, **options)
 
 
 # -- what results tell of a run ------------------------------------------------------------
@@ -631,8 +556,7 @@ def run_spec(setting: Setting, stored: bool, reason: str = "as asked for") -> Ru
     parts = model.to_dict(), sampler.to_dict(), options.to_dict()
     lengths = ("keep", "keep_every", "draws", "tune", "thin", "chains")
     attrs = {name: getattr(options, name) for name in lengths} | {BIASED: int(sampler.biased)}
-    attrs["init"] = json.dumps(setting.init.to_dict())
-    attrs["sampler_reason"] = reason
+    attrs |= {"init": json.dumps(setting.init.to_dict()), "sampler_reason": reason}
     return RunSpec(
         shape=(*data.shape, model.width),
         chains=options.chains,
@@ -717,19 +641,4 @@ def described(
             **device_attrs(executor),
             **attrs,
         },
-    }
-
-
-def closing_attrs(run: Run, stored_attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell what is known at the end: hyperparameters, seconds, roll-backs.
-
-    ``stored_attrs``: what a store has of a run that is complete, so that nothing was run now.
-    """
-    seconds = run.seconds + (0.0 if stored_attrs else time.perf_counter() - run.started)
-    busy = run.setting.executor.report.utilisation
-    return {
-        **run.attrs(),
-        "sampling_time": max(seconds, stored_attrs.get("sampling_time", 0.0)),
-        "divergences": sum(len(chain.divergences) for chain in run.chains),
-        "utilisation": stored_attrs.get("utilisation", busy),
     }

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 import numpy as np
-from xarray import DataTree
 
 import daskfactor
 from daskfactor.checks import refuse_unknown, warn
@@ -80,6 +79,8 @@ class Session(Generic[D]):
         What the verb works on; closed with the session unless they are the caller's own.
     stack, choose, options
         What is closed with the session, and what its executor is made from.
+    device
+        The GPU to use; None: processors.
     """
 
     seed: int
@@ -88,11 +89,7 @@ class Session(Generic[D]):
     stack: ExitStack
     choose: Callable[[Any, D], Choice]
     options: OnDevice
-
-    @property
-    def device(self) -> "CUDA | None":
-        """The GPU to use; None: processors."""
-        return device_options(self.options.get("device"))
+    device: "CUDA | None"
 
     @property
     def on_device(self) -> bool:
@@ -106,22 +103,22 @@ class Session(Generic[D]):
         It is made when it is first asked for, so that a verb can refuse what it has to
         refuse before a cluster is bothered.
         """
-        executor, client = self.options.get("executor", "auto"), self.options.get("client")
-        reason = "as asked for"
+        requested, client = self.options.get("executor", "auto"), self.options.get("client")
+        name, reason = requested, "as asked for"
         if self.device is not None:
-            made = on_device(self.device, executor, client)
-            self.stack.callback(made.close)
-            return made
-        if isinstance(executor, str) and executor == "auto":
-            executor, reason = "threads", "no client was given"
+            executor = on_device(self.device, requested, client)
+            self.stack.callback(executor.close)
+            return executor
+        if isinstance(requested, str) and requested == "auto":
+            name, reason = "threads", "no client was given"
             if client is not None:
-                executor, reason, short = self.choose(client, self.data)
-                self.on_event(RunEvent("load", 1, 1, message=f"{executor}: {short}"))
-        made = make_executor(executor, client)
-        if made is not executor:
-            made.reason = reason
-            self.stack.callback(made.close)
-        return made
+                name, reason, short = self.choose(client, self.data)
+                self.on_event(RunEvent("load", 1, 1, message=f"{name}: {short}"))
+        executor = make_executor(name, client)
+        if executor is not requested:
+            executor.reason = reason
+            self.stack.callback(executor.close)
+        return executor
 
 
 @contextmanager
@@ -135,13 +132,14 @@ def session_of(
 
     ``choose`` says of a client and the data which executor suits.
     """
-    seed, heard = resolve_seed(random_seed), options.get("callback")
+    seed, device = resolve_seed(random_seed), device_options(options.get("device"))
     with ExitStack() as stack:
-        on_event = stack.enter_context(progress_bar(options.get("progressbar", True), heard))
+        bar = progress_bar(options.get("progressbar", True), options.get("callback"))
+        on_event = stack.enter_context(bar)
         on_event(RunEvent("load", 0, 1))
         data, size = load(stack)
         on_event(RunEvent("load", 1, 1, message=size))
-        yield Session(seed, on_event, data, stack, choose, options)
+        yield Session(seed, on_event, data, stack, choose, options, device)
 
 
 def device_attrs(executor: Executor) -> dict[str, str]:
@@ -165,7 +163,6 @@ def component_count(model: Any) -> int | None:
     return None if model.n_components == "auto" else model.n_components
 
 
-@contextmanager
 def session(
     V: Any,
     model: Any,
@@ -175,7 +172,7 @@ def session(
     weighed: bool = False,
     random_seed: int | None = None,
     **options: Unpack[OnSampled],
-) -> Iterator[Session[BlockedData]]:
+) -> AbstractContextManager[Session[BlockedData]]:
     """Open what a verb on a matrix needs: ``with session(V, model, ...) as run``.
 
     Parameters
@@ -220,27 +217,14 @@ def session(
         sized = model.placed(data.placed).sized(data.shape)
         return choose_executor(client, data, sized.width, _block_trial(data, sized))
 
-    with session_of(load, choose, random_seed, **running) as run:
-        yield run
-
-
-class Begun(Protocol):
-    """A run that exists: its attributes, what it is called, and what it holds."""
-
-    @property
-    def attrs(self) -> Any: ...
-
-    @property
-    def path(self) -> Any: ...
-
-    def tree(self) -> DataTree: ...
+    return session_of(load, choose, random_seed, **running)
 
 
 TWICE = ("draws", "tune", "chains", "thin", "keep", "keep_every", "dtype", "particles")
 """Options of a run that are attributes of its results, too."""
 
 
-def description_of(run: Begun) -> dict[str, Any]:
+def description_of(run: Any) -> dict[str, Any]:
     """Read how a stored run was begun: its options, model, algorithm and source.
 
     Raises
@@ -260,18 +244,18 @@ def description_of(run: Begun) -> dict[str, Any]:
         return dict(described)
 
 
-@contextmanager
 def session_again(
-    run: Begun,
+    run: Any,
     V: Any,
     model: Any,
     memory_limit: int | str | None,
     random_seed: int | None = None,
     **options: Unpack[OnDevice],
-) -> Iterator[Session[BlockedData]]:
+) -> AbstractContextManager[Session[BlockedData]]:
     """Open what a stored run needs to go on, with the data that it began with.
 
-    They are those given again, kept in the run, or read from where they were.
+    They are those given again, kept in the run, or read from where they were. ``run`` has the
+    ``attrs``, ``path`` and ``tree()`` of a `RunStore`.
 
     Raises
     ------
@@ -297,8 +281,7 @@ def session_again(
     if (getattr(source, "ndim", 2) > 2 and not model.tensor) or type(source).__name__ == "Dataset":
         reading |= {side: saved[side] for side in ("rows", "columns") if side in saved}
     keywords: dict[str, Any] = {"reading": reading, "check": check, "weighed": True, **options}
-    with session(source, model, random_seed=random_seed, **keywords) as opened:
-        yield opened
+    return session(source, model, random_seed=random_seed, **keywords)
 
 
 def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +298,7 @@ def _reading(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def version_errors(run: Begun) -> Iterator[None]:
+def version_errors(run: Any) -> Iterator[None]:
     """Turn what a run was begun with, and this version cannot read, into one sentence."""
     try:
         yield
@@ -330,7 +313,7 @@ def version_errors(run: Begun) -> Iterator[None]:
         ) from error
 
 
-def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
+def _source_again(run: Any, source: dict[str, Any], V: Any) -> Any:
     """Find the data: given again, kept in a stored run, or in the place they were read from."""
     stored = _stored_array(run, "V") if V is None else V
     if stored is None and source["location"] is None:
@@ -343,7 +326,7 @@ def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
     return opened_again(source["location"] if stored is None else stored, source)
 
 
-def _stored_array(run: Begun, name: str) -> Any:
+def _stored_array(run: Any, name: str) -> Any:
     """Read what a stored run keeps beside its results, the data or their weights, if it does."""
     array = kept_beside(run.tree(), name)
     # By threads of this process: a client that is about may have no workers left.
@@ -351,7 +334,7 @@ def _stored_array(run: Begun, name: str) -> Any:
 
 
 def _weights_again(
-    run: Begun, saved: dict[str, Any], source: dict[str, Any], V: Any
+    run: Any, saved: dict[str, Any], source: dict[str, Any], V: Any
 ) -> dict[str, Any]:
     """Find the weights that cells had, as an argument of `as_blocks`; none if ``V`` has them."""
     weighting = saved.get("weighting")

@@ -97,16 +97,14 @@ class RunOptions:
             If there are options that this version does not know, or that no run can have.
         """
         refuse_unknown("the stored run", values, [option.name for option in fields(cls)])
-        made = cls(**values)
-        checked_lengths(
-            None, **{name: values[name] for name in ("draws", "tune", "chains", "thin")}
-        )
-        whole_number("keep_every", made.keep_every, 0)
-        resolve_seed(whole_number("seed", made.seed, 0))
-        positive_number("pace", made.pace)
-        one_of("keep", made.keep, get_args(Keep))
-        one_of("dtype", made.dtype, ("float32", "float64"))
-        return made
+        options = cls(**values)
+        for name, least in {"draws": 1, "tune": 0, "chains": 1, "thin": 1, "keep_every": 0}.items():
+            whole_number(name, values[name], least)
+        resolve_seed(whole_number("seed", options.seed, 0))
+        positive_number("pace", options.pace)
+        one_of("keep", options.keep, get_args(Keep))
+        one_of("dtype", options.dtype, ("float32", "float64"))
+        return options
 
     @property
     def cycles(self) -> int:
@@ -124,6 +122,10 @@ class RunOptions:
         numbers = np.arange(1, self.draws // self.spacing + 1, dtype=np.int64)
         return self.tune + self.thin * self.spacing * numbers - 1
 
+    def draws_after(self, cycles: int) -> int:
+        """Return the number of draws in so many cycles, tuning included."""
+        return max(0, cycles - self.tune) // self.thin
+
     def draw_index(self, cycle: int) -> int | None:
         """Return the number of the draw that a cycle ends with, or None."""
         after = cycle - self.tune + 1
@@ -136,7 +138,7 @@ class RunOptions:
 
 
 def checked_lengths(sampler: Sampler | None, **lengths: Any) -> dict[str, int]:
-    """Give ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have.
+    """Return ``draws``, ``tune``, ``chains`` and ``thin`` as whole numbers that a run can have.
 
     Those that are None are left out.
     """
@@ -159,22 +161,6 @@ def check_stride(sampler: Sampler, draws: int, tune: int) -> None:
                 f"{sampler.name} takes {stride} fine cycles for each coarse one and needs "
                 f"an even {name}; got {value}, pass {value + stride - value % stride}"
             )
-
-
-def all_lengths(
-    lengths: dict[str, int], sampler: Sampler, blocks: int, on_device: bool = False
-) -> dict[str, int]:
-    """Add the lengths that nobody asked for: several short chains where the data are one block.
-
-    Chains of one block run side by side, and one alone cannot show whether others would end
-    elsewhere. If any of ``draws``, ``tune`` and ``chains`` is given, the others are 500, 500 and 1.
-    """
-    usual = {"draws": USUAL_DRAWS, "tune": USUAL_TUNE, "chains": 1}
-    if blocks == 1 and not on_device and not usual.keys() & lengths.keys():
-        each = longest_stride(sampler)
-        draws, tune = (-(-n // each) * each for n in (USUAL_DRAWS // SEVERAL_CHAINS, SHORT_TUNE))
-        usual = {"draws": draws, "tune": tune, "chains": SEVERAL_CHAINS}
-    return usual | lengths
 
 
 def learnt_bytes(data: BlockedData, model: FactorModel, banded: bool = False) -> int:
@@ -221,23 +207,33 @@ def plan_run(
     sampler: Sampler,
     keep: str,
     seed: int,
-    pace: float = 1.0,
+    on_device: bool = False,
     **lengths: int,
 ) -> RunOptions:
-    """Decide how many draws are kept; ``lengths`` are those of `checked_lengths`.
+    """Choose the lengths that ``lengths``, of `checked_lengths`, lack, and how many draws to keep.
 
-    Under ``"auto"`` it is as many as the memory for draws has room for, evenly spaced; none if
-    that would leave no draw of a coarse track.
+    Data of one block get several short chains, which run side by side: one alone cannot show
+    whether others would end elsewhere. If any of ``draws``, ``tune`` and ``chains`` is given, the
+    others are 500, 500 and 1. ``keep="auto"`` keeps as many draws as the memory for them has room
+    for, evenly spaced; none if that would leave no draw of a coarse track.
     """
-    one_of("keep", keep, ("auto", "draws", "moments"))
+    one_of("keep", keep, get_args(Keep))
+    stride = longest_stride(sampler)
+    usual = {"draws": USUAL_DRAWS, "tune": USUAL_TUNE, "chains": 1}
+    if data.grid.blocks == 1 and not on_device and not usual.keys() & lengths.keys():
+        draws, tune = USUAL_DRAWS // SEVERAL_CHAINS, SHORT_TUNE
+        usual = {"draws": draws + -draws % stride, "tune": tune + -tune % stride}
+        usual["chains"] = SEVERAL_CHAINS
+    lengths = usual | lengths
     draws, every = lengths["draws"], int(keep == "draws")
     shares = sum(1 / track.stride for track in sampler.tracks)
     each = draw_bytes(data, model, shares) * lengths["chains"]
     affordable = int(DRAWS_BUDGET / max(each, 1))
     if keep == "auto" and affordable:
         every = -(-draws // min(affordable, draws))
-        every = every if every <= draws // longest_stride(sampler) else 0
+        every = every if every <= draws // stride else 0
     options: Any = {**lengths, "keep": keep, "keep_every": every}
+    pace = DEVICE_PACE if on_device else 1.0
     return RunOptions(seed=seed, dtype=str(data.dtype), pace=pace, **options)
 
 
@@ -314,11 +310,6 @@ class Setting:
         return self.data.grid.blocks == 1 and large
 
     @property
-    def is_dense_pass(self) -> bool:
-        """Tell whether a pass visits every cell, as in dense data."""
-        return is_dense_pass(self.model, self.data)
-
-    @property
     def warm_passes(self) -> tuple[int, int]:
         """Passes of the warm start, at least and at most: fewer where a pass is dear."""
         passes = self.sampler.warm_start
@@ -336,7 +327,7 @@ class Setting:
         data, width = self.data, self.model.width
         work = self.kernel.work
         passes = work.passes + work.passes_per_column * width
-        if self.is_dense_pass:
+        if is_dense_pass(self.model, data):
             return passes * 8.0 * data.shape[0] * data.shape[1] * width
         entries = SPARSE_PENALTY * 8.0 * float(data.n_stored.sum())
         noise = FLOPS_PER_NORMAL * data.grid.parts * sum(data.shape)
@@ -375,16 +366,14 @@ class Setting:
         return tuple(sorted(end for end in ends if 0 < end <= options.cycles))
 
     @cached_property
-    def told(self) -> tuple[Any, Any]:
+    def observed_covariates(self) -> tuple[Any, Any]:
         """Covariates of those rows, and of those columns, that have data; None: there are none."""
-        data, tables = self.data, []
-        for factor, (side, table) in enumerate(
-            zip(("rows", "columns"), self.model.covariates, strict=True)
-        ):
-            if table is not None:
-                seen = in_callers_order(data, side, np.asarray(data.counts(factor))) > 0
-                table = table if seen.all() else table.at(seen)
-            tables.append(table)
+        tables: list[Any] = list(self.model.covariates)
+        for factor, side in enumerate(("rows", "columns")):
+            if (table := tables[factor]) is not None:
+                counts = np.asarray(self.data.counts(factor))
+                observed = in_callers_order(self.data, side, counts) > 0
+                tables[factor] = table if observed.all() else table.at(observed)
         return tables[0], tables[1]
 
     @cached_property
@@ -393,33 +382,20 @@ class Setting:
         data = self.data
         return (Places(data, 0), Places(data, 1)) if data.is_balanced else (None, None)
 
-    def _placed_in_tensor(self, rows: Array, columns: Array) -> tuple[Array, ...]:
-        grid, (first, others) = self.data.grid, self.places
-        assert isinstance(grid, TensorGrid)
-        further = unraveled(grid, columns)
-        if first is None or others is None:
-            return (rows, *further)
-        starts = grid.starts
-        ahead = [others.found[start + index] - start for start, index in zip(starts, further)]  # noqa: B905
-        return (first.found[rows], *ahead)
-
     @property
     def placed_cells(self) -> tuple[Array, ...] | None:
-        """Monitored cells as positions on the grid, which may be in an order of its own."""
+        """Monitored cells as positions on each axis of the grid, in the order of the grid."""
         if self.cells is None:
             return None
-        if isinstance(self.data.grid, TensorGrid):
-            return self._placed_in_tensor(*self.cells)
-        rows, cols = (
-            positions if places is None else places.found[positions]
-            for positions, places in zip(self.cells, self.places, strict=True)
-        )
-        return rows, cols
-
-
-def unraveled(grid: TensorGrid, columns: Array) -> tuple[Array, ...]:
-    """Give places along each further axis of a tensor from those in its first unfolding."""
-    return np.unravel_index(columns, [side.size for side in grid.axes[1:]])
+        rows, columns = self.cells
+        sizes = [side.size for side in self.data.grid.sides[1:]]
+        further = np.unravel_index(columns, sizes)  # of a matrix the columns
+        first, others = self.places
+        if first is None or others is None:
+            return (rows, *further)
+        starts = np.cumsum([0, *sizes[:-1]])
+        at = zip(starts, further, strict=True)
+        return (first.found[rows], *(others.found[start + axis] - start for start, axis in at))
 
 
 def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:

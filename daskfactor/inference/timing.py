@@ -15,6 +15,7 @@ from daskfactor.data.grid import Cyclic, Passes
 from daskfactor.errors import OptionError
 from daskfactor.executors import choose_executor
 from daskfactor.executors.threads import share_bands
+from daskfactor.inference.base import is_dense_pass
 from daskfactor.inference.program import relative_size
 from daskfactor.inference.setting import Setting
 
@@ -106,7 +107,8 @@ def time_of(setting: Setting, place: Place, flops: float) -> dict[str, Any]:
     ``flops`` are those of the whole run.
     """
     data, blocks = setting.data, setting.data.grid.blocks
-    share = np.maximum(data.grid.areas if setting.is_dense_pass else data.n_stored, 1.0)
+    is_dense = is_dense_pass(setting.model, data)
+    share = np.maximum(data.grid.areas if is_dense else data.n_stored, 1.0)
     share /= share.sum()
     alone = setting.work / FLOPS  # a cycle on one thread
     if place.block is not None:
@@ -123,8 +125,9 @@ def _over_workers(
 ) -> tuple[float, dict[str, int]]:
     """Return by how much workers are faster than a thread, what they send, and limits of that.
 
-    A worker has b of the B row bands. All column bands move on after every round: in the order of
-    the diagonals one of b leaves its worker, in a random order all but b - 1 of B - 1. A cycle
+    A worker has b of the B row bands. All column bands move on after every round, also of
+    evaluations: in the order of the diagonals one of b leaves its worker, in a random order all
+    but b - 1 of B - 1. A cycle
     takes as long as the longest of the work of the busiest worker, the bytes through its network
     card, and the way of one band through all rounds.
 
@@ -135,20 +138,18 @@ def _over_workers(
     alone *= 1 + EVALUATION * drawn
     bands = [n for n in share_bands(blocks, [place.lanes] * place.workers, None) if n]
     most, starts = max(bands), np.cumsum([0, *bands[:-1]])
-    next_leaves = (len(bands) > 1) / most
     ordered = isinstance(kernel.schedule, Cyclic | Passes)
-    leaves = next_leaves if ordered else (blocks - most) / max(1, blocks - 1)
-    updates, evaluations = blocks * kernel.work.visits, blocks * drawn
+    leaves = (len(bands) > 1) / most if ordered else (blocks - most) / max(1, blocks - 1)
+    updates = blocks * kernel.work.visits
+    rounds = updates + blocks * drawn
     always, written, moments = _travelling(setting)
-    by_updates = data.shape[1] * (updates * (always + written) + moments * drawn)
-    by_evaluations = data.shape[1] * evaluations * always
-    moved, sent = by_updates + by_evaluations, by_updates * leaves + by_evaluations * next_leaves
-    card = (place.network or math.inf) / ON_WIRE
-    hops = updates * (leaves if ordered else leaves > 0) + evaluations * next_leaves
+    moved = data.shape[1] * (rounds * always + updates * written + drawn * moments)
+    card, sent = (place.network or math.inf) / ON_WIRE, moved * leaves
+    hops = rounds * (leaves if ordered else leaves > 0)
     seconds = max(
         alone * (np.add.reduceat(share, starts) / np.minimum(bands, place.lanes)).max(),
         sent * most / blocks / card,
-        alone / blocks + hops * (HOP + moved / (updates + evaluations) / blocks / card),
+        alone / blocks + hops * (HOP + moved / rounds / blocks / card),
     )
     limits = {}
     if place.network is not None and moved:
@@ -180,13 +181,10 @@ def _travelling(setting: Setting) -> tuple[float, float, float]:
     What a cycle gathers and uses up is taken to be there all the time.
     """
     width, arrays = setting.model.width, setting.kernel.arrays
-    written = [spec for spec in arrays.values() if spec.life == "chain"]
-    parts = (
-        1 + relative_size(arrays, width, "cycle"),
-        *(
-            sum(spec.size(width) for spec in written if spec.changes == changes)
-            for changes in ("always", "record")
-        ),
-    )
-    always, after, moments = (part * width * setting.data.dtype.itemsize for part in parts)
-    return always, after, moments
+    unit = width * setting.data.dtype.itemsize
+
+    def size(changes: str) -> float:
+        chosen = (x for x in arrays.values() if (x.life, x.changes) == ("chain", changes))
+        return unit * sum(spec.size(width) for spec in chosen)
+
+    return unit * (1 + relative_size(arrays, width, "cycle")), size("always"), size("record")

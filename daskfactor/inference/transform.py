@@ -172,7 +172,13 @@ def transform(
     def check(data: BlockedData) -> None:
         check_data(model.sized(data.shape, data.labels.keys), data)
         _ = _entries(posterior, data)
-        _check_weighting(posterior, data)
+        kind, side = posterior.weighting, SIDES[factor]
+        if kind is not None and data.weighting != kind:  # 1 is no default
+            what = {"uncertainty": "uncertainties", "weights": "weights"}[kind]
+            raise OptionError(
+                f"the run was given {what} of its cells, and new {side} need theirs: pass "
+                f"{kind}=, of the shape of V"
+            )
 
     V, options = _opened(V, posterior, options)
     shape = None if isinstance(V, BlockedData) else getattr(V, "shape", None)
@@ -197,7 +203,7 @@ def transform(
             point,
             run.device,
         )
-        rows = _drawn(plan, run)
+        rows = _draw(plan, run)
         attrs = {"axis": axis, "random_seed": str(run.seed), **posterior.attrs}
         attrs |= device_attrs(run.executor)
         return _labelled(rows, posterior, data, attrs)
@@ -217,42 +223,28 @@ def _row_kernel(model: Any, on_device: bool) -> Kernel:
     return sampler.kernel(model)
 
 
-def _check_weighting(posterior: PosteriorDraws, data: BlockedData) -> None:
-    """Refuse rows without uncertainties (weights) where the run had some: 1 is no default."""
-    kind, side = posterior.weighting, SIDES[posterior.factor]
-    if kind is not None and data.weighting != kind:
-        what = {"uncertainty": "uncertainties", "weights": "weights"}[kind]
-        raise OptionError(
-            f"the run was given {what} of its cells, and new {side} need theirs: pass {kind}=, of "
-            f"the shape of V"
-        )
+def _draw(plan: NewRows, run: Session[BlockedData]) -> Array:
+    """Draw all rows, or their means, in the order in which the caller numbers them.
 
-
-def _drawn(plan: NewRows, run: Session[BlockedData]) -> Array:
-    """Draw all rows, or their means, in the order in which the caller numbers them."""
-    _check_room(plan)
+    Draws that memory has no room for are refused before any is made.
+    """
     data, blocks, factor = plan.data, plan.data.grid.blocks, plan.posterior.factor
+    count, length, side = math.prod(plan.posterior.shape), data.shape[factor], SIDES[factor]
+    size, free = count * length * plan.model.width * data.dtype.itemsize, available_memory()
+    if size > free and not plan.point:
+        raise OptionError(
+            f"{count} draws of {length} new {side} take {size / 2**30:,.1f} GiB, and "
+            f"{free / 2**30:,.1f} GiB of memory are free; take fewer (draws=), their means "
+            f"(point=True), or some of the {side} at a time (first= says where a part begins)"
+        )
     run.on_event(RunEvent("draw", 0, blocks))
     if run.executor.in_process:
-        rows = plan.room(data.shape[factor])
+        rows = plan.room(length)
         work = counted(replace(plan, out=rows), blocks, run.on_event)
         _ = run.executor.map(work, range(blocks), "new-rows")
     else:  # from elsewhere nobody could hear of bands
         rows = np.concatenate(run.executor.map(plan, range(blocks), "new-rows"), -2)
-    return in_callers_order(data, SIDES[factor], rows, axis=rows.ndim - 2)
-
-
-def _check_room(plan: NewRows) -> None:
-    """Refuse draws that memory has no room for, before any is made."""
-    data, (chains, draws), width = plan.data, plan.posterior.shape, plan.posterior.model.width
-    rows, side = data.shape[plan.posterior.factor], SIDES[plan.posterior.factor]
-    size, free = chains * draws * rows * width * data.dtype.itemsize, available_memory()
-    if size > free and not plan.point:
-        raise OptionError(
-            f"{chains * draws} draws of {rows} new {side} take {size / 2**30:,.1f} GiB, and "
-            f"{free / 2**30:,.1f} GiB of memory are free; take fewer (draws=), their means "
-            f"(point=True), or some of the {side} at a time (first= says where a part begins)"
-        )
+    return in_callers_order(data, side, rows, axis=rows.ndim - 2)
 
 
 def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:

@@ -289,12 +289,6 @@ class GammaFactors(SideInformation):
         w, h = (None if fixed is None else fixed.mask(self.n_components) for fixed in self.fixed)
         return w, h
 
-    def for_compilation(self, n_components: int = 2) -> Self:
-        free: dict[str, Any] = {} if self.joins else {"dispersion": 1.0}
-        for name, value in ("rate", 1.0), ("shape", 1.0), ("fixed", None), ("covariates", None):
-            free |= {f"{name}_w": value, f"{name}_h": value}
-        return self.changed(n_components=n_components, **free)
-
     def log_prior(self, W: ArrayLike, H: ArrayLike, rate_w: float, rate_h: float) -> float:
         """Log-density of both factors under their gamma priors.
 

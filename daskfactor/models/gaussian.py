@@ -196,9 +196,6 @@ class GaussianMF(SideInformation):
     def with_uncertainty(self) -> Self:
         return replace(self, noise=1.0) if self.noise == "auto" else self
 
-    def for_compilation(self, n_components: int = 2) -> Self:
-        return type(self)(n_components, biases=self.biases)
-
     def start(self, mean: float, variance: float) -> GaussianHyper:
         """Hyperparameters to start from; fixed ones are what they are fixed at.
 

@@ -420,10 +420,6 @@ class FactorModel(StoredModel, ABC):
         """
         return factor
 
-    def for_compilation(self, n_components: int = 2) -> Self:
-        """The same with few components and nothing to choose: what kernels are compiled with."""
-        return self.with_components(n_components)
-
 
 def checked_count(name: str, value: Any, words: Sequence[str] = ()) -> Any:
     """A whole number of at least 1, as a plain int, or one of some words."""

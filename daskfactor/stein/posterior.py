@@ -190,7 +190,7 @@ def stein_posterior(
         return job.go(sink_of(spec, name, ({}, {"draws": 0})))
 
 
-def go_on(
+def resume_run(
     held: "RunStore",
     described: dict[str, Any],
     V: Any,

@@ -124,7 +124,7 @@ CASES = {
 def compile_kernels(case):
     """Run a case on tiny data, so that kernels and imports are not counted."""
     make, model, sampler, options = case
-    model = model.for_compilation()
+    model = type(model)(2)
     options = options | {"draws": 2, "tune": 2}
     if sp.issparse(make()[0]):
         for unstored in ("zero", "missing"):

@@ -19,7 +19,6 @@ from daskfactor.inference.block_hmc import BlockHMCKernel
 from daskfactor.inference.gibbs import GibbsKernel
 from daskfactor.inference.langevin import LangevinKernel
 from daskfactor.inference.registry import ALGORITHMS, algorithm_from_dict
-from daskfactor.inference.sampling import shortest
 from daskfactor.inference.sghmc import SquaresKernel
 from tests.executors.audit import AuditExecutor
 from tests.refusals import refused
@@ -341,14 +340,6 @@ def test_the_other_kind_of_model_is_refused(name):
     right = set(re.findall(r"(\w+)\(\)", str(error.value)))
     gaussian = {"SGHMC", "Gibbs"}
     assert right == gaussian if other is not POISSON else right > {*gaussian, "PSGLD"}
-
-
-@pytest.mark.parametrize("kind", [dfac.PSGLD, dfac.PSGRRLD, dfac.SGHMC])
-def test_kernels_compile_whatever_the_schedule(kind):
-    """The tiny matrix that they are compiled with has one block."""
-    brief = shortest(kind(schedule=dfac.NestedReshuffled(2)))
-    model = POISSON if kind is not dfac.SGHMC else dfac.GaussianMF(2)
-    assert len(brief.kernel(model).schedule.cycle(1, np.ones(1), np.random.default_rng(0))) == 1
 
 
 @each

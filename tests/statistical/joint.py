@@ -148,7 +148,7 @@ def follow(case, chain, true, rng):
     found = chain_at(case, true, chain.number, rng)
     found.recall(chain.memory())
     run = chain.tracks[0]
-    found.tracks = [TrackRun.of(run.track, found.setting, run.state, run.cycle)]
+    found.tracks = [TrackRun(run.track, found.setting, run.state, run.cycle)]
     if hasattr(found, "fit"):  # gradient and fit are other data's
         found.fit = None
         for band in run.state.bands():

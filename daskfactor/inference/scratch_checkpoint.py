@@ -15,7 +15,7 @@ AGAIN = (
 )
 
 
-class Saved:
+class ScratchCheckpoint:
     """Checkpoints in a folder of this machine that goes with the run.
 
     Parameters
