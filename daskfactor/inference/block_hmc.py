@@ -14,7 +14,7 @@ paths of θ itself that lead there are refused, and draws miss small entries.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -44,7 +44,8 @@ from daskfactor.inference.program import (
     values_of,
 )
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.paths import Path as RowPaths
+from daskfactor.kernels.cuda.device import is_on_host
+from daskfactor.kernels.paths import RowPaths
 from daskfactor.kernels.steps import (
     average_square,
     fill_normals,
@@ -58,7 +59,7 @@ from daskfactor.kernels.steps import (
     warped_kick,
     zeros_on_device_of,
 )
-from daskfactor.kernels.views import BlockView, SparseBlock, Sums, TensorBlock, Workspace
+from daskfactor.kernels.views import Sums, Workspace
 from daskfactor.models.settings import free_components, held, named_columns
 from daskfactor.results.schema import Variable, statistic
 
@@ -114,38 +115,22 @@ def first_step(step: float | str, entries: int) -> float:
     return FIRST_STEP * math.pow(entries, -0.25) if isinstance(step, str) else step
 
 
-@dataclass(frozen=True)
-class DualAveraging:
-    """log ε and its average after ``count`` cycles.
+def dual_average(
+    start: float, average: Any, error: Any, count: int, excess: Any
+) -> tuple[Any, Any, Any]:
+    """Return log ε, its average, and the averaged δ - α after cycle number ``count``, from 1.
 
     log ε ← log(10 ε₁) - √t / γ / (t + t₀) Σ (δ - α),  the average with weights t^(-κ)
 
-    ``start`` is log ε₁, ``error`` the averaged δ - α; numbers, or arrays of many steps'.
+    ``start`` is log ε₁, ``average`` and ``error`` are those of the cycle before, and ``excess``
+    is this cycle's δ - α; numbers, or arrays of many steps'.
 
     Source: Hoffman and Gelman 2014, "The No-U-Turn Sampler", equation 6 and algorithm 5.
     """
-
-    start: float
-    log_step: Any
-    log_average: Any
-    error: Any = 0.0
-    count: int = 0
-
-    @classmethod
-    def at(cls, step: float) -> "DualAveraging":
-        """Return log ε and its average before the first cycle."""
-        start = math.log(step)
-        return cls(start, start, start)
-
-    def after(self, acceptance: Any, target: float) -> "DualAveraging":
-        """Return them after one more cycle, with its acceptance probability."""
-        count = self.count + 1
-        share = 1.0 / (count + OFFSET)
-        error = (1.0 - share) * self.error + share * (target - acceptance)
-        log_step = self.start + REACH - math.sqrt(count) / GAMMA * error
-        weight = count**-DECAY
-        average = weight * log_step + (1.0 - weight) * self.log_average
-        return replace(self, log_step=log_step, log_average=average, error=error, count=count)
+    share, weight = 1.0 / (count + OFFSET), count**-DECAY
+    error = (1.0 - share) * error + share * excess
+    log_step = start + REACH - math.sqrt(count) / GAMMA * error
+    return log_step, weight * log_step + (1.0 - weight) * average, error
 
 
 def power_of(band: FactorBand, shape: float) -> float:
@@ -204,14 +189,6 @@ class Path(NamedTuple):
         if self.power != 1:
             arrays[PLACE] = self._place()
 
-    def note(self, adapt: bool) -> None:
-        """Note the energy where the path begins, and learn the masses there."""
-        self.band.arrays[ENERGY] = self.energy()
-        if adapt:
-            pull = np.zeros_like(self.band.values)
-            self._kick(pull, np.ones_like(pull), 1.0)
-            average_square(self.band.arrays[MASS], pull, self.weight)
-
     @property
     def weight(self) -> float:
         """What a cycle's gradient counts in the mass, which averages the information."""
@@ -228,11 +205,8 @@ class Path(NamedTuple):
             level_places(place, values, smallest, self.numbers(values.shape[1], WITHIN))
         return place
 
-    def kick(self, share: float) -> None:
-        """Kick the momenta for a share of a step."""
-        self._kick(self.band.arrays[MOMENTUM], self.band.arrays[SPREAD], share)
-
-    def _kick(self, momentum: Array, spread: Array, share: float) -> None:
+    def kick(self, momentum: Array, spread: Array, share: float) -> None:
+        """Kick momenta for a share of a step."""
         band, phi = self.band, self.program.hyper.dispersion
         taken = band, self.factor, band.arrays[GRADIENT], phi
         gradient, prior = self.program.prior_of(*taken)
@@ -288,15 +262,9 @@ class Path(NamedTuple):
             arrays.pop(name, None)
 
     def go(self, block: Block, op: Op, workspace: Workspace) -> None:
-        """Go the whole path, where a single block has all data of the rows."""
+        """Go the whole path in one call, where a single block has all data of the rows."""
         view, law, factor, values, floor = block
-        adapt, steps, theta = op.wanted.adapt, self.sampler.steps, self.band.values
-        if not isinstance(view, BlockView | SparseBlock | TensorBlock):
-            for visit in range(steps + 1):
-                self.add_slope(block, visit, workspace)
-                self.move(visit, op)
-            return
-        chance = self.chance
+        adapt, theta, chance = op.wanted.adapt, self.band.values, self.chance
         self.begin(adapt, chance)
         arrays, (rates, free), change = self.band.arrays, self._prior(), np.empty(len(theta))
         path = RowPaths(
@@ -313,7 +281,7 @@ class Path(NamedTuple):
             (float(self.program.prior(self.band, factor)[1]), float(self.power)),
             1.0 / self.program.hyper.dispersion,
             self.weight if adapt else 0.0,
-            steps,
+            self.sampler.steps,
         )
         blockwise.go_path(view, law, factor, values, floor, path, workspace)
         self.end(op, change, chance)
@@ -328,27 +296,31 @@ class Path(NamedTuple):
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
-        steps = self.sampler.steps
+        steps, arrays, adapt = self.sampler.steps, self.band.arrays, op.wanted.adapt
         if visit == 0:
-            self.begin(op.wanted.adapt, self.chance)
-            self.note(op.wanted.adapt)
-        self.kick(0.5 if visit in (0, steps) else 1.0)
+            self.begin(adapt, self.chance)
+            arrays[ENERGY] = self.energy()
+            if adapt:
+                pull = np.zeros_like(self.band.values)
+                self.kick(pull, np.ones_like(pull), 1.0)
+                average_square(arrays[MASS], pull, self.weight)
+        self.kick(arrays[MOMENTUM], arrays[SPREAD], 0.5 if visit in (0, steps) else 1.0)
         if visit < steps:
             self.drift()
         else:
-            self.end(op, self.energy() - self.band.arrays[ENERGY], self.chance)
+            self.end(op, self.energy() - arrays[ENERGY], self.chance)
 
     def _learn_step(self, probability: Wide) -> None:
         """Take one step of every row's dual averaging."""
-        band, count = self.band, self.band.counts[ADAPTED]
-        begin = math.log(first_step(self.sampler.step, band.values.shape[1]))
+        band, sampler = self.band, self.sampler
+        start = math.log(first_step(sampler.step, band.values.shape[1]))
         steps = band.arrays[STEPS]
-        log_step, log_average, error = steps.T
-        averaging = DualAveraging(begin, log_step, log_average, error, count)
-        after = averaging.after(probability, self.sampler.target_accept)
-        for place, own in enumerate((after.log_step, after.log_average, after.error)):
-            steps[:, place] = own
-        band.counts[ADAPTED] = after.count
+        _, average, error = steps.T
+        band.counts[ADAPTED] += 1
+        excess = sampler.target_accept - probability
+        learnt = dual_average(start, average, error, band.counts[ADAPTED], excess)
+        for column, values in enumerate(learnt):
+            steps[:, column] = values
 
 
 @dataclass(frozen=True)
@@ -489,9 +461,10 @@ class BlockHMCKernel(Kernel):
             band.arrays[GRADIENT] = np.zeros_like(band.values)
             band.arrays[FITS] = zeros_on_device_of(band.values, (len(band.values),), np.float64)
         with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
-            if parts == 1:
+            if parts == 1 and is_on_host(band.values):
                 path.go(block, op, workspace)
-            else:
-                path.add_slope(block, passed, workspace)
+                return
+            for visited in range(self.options.steps + 1) if parts == 1 else (passed,):
+                path.add_slope(block, visited, workspace)
                 if position == parts - 1:
-                    path.move(passed, op)
+                    path.move(visited, op)

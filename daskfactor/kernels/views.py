@@ -213,13 +213,6 @@ class Sums(NamedTuple):
         (I_n, K): C by the others, with C = M curvature(V, mu, w).
     fits
         (I_n,) float64: minus M deviance(V, mu), summed over the other factors' rows.
-    total
-        (2,) float64: (-sum M deviance(V, mu), sum M (V - mu)**2 w).
-    cells
-        Monitored cells of the block, whose moments the evaluation of ``total`` updates: int32
-        positions inside the block along each factor, of a matrix in row-major order, and running
-        means and sums of squared deviations of their mu (not floored) over ``count`` draws
-        including this one.
 
     Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, sections 4 and 6.
     """
@@ -227,8 +220,6 @@ class Sums(NamedTuple):
     terms: Each = NONE
     curvatures: Each = NONE
     fits: Each = NONE
-    total: Any = None
-    cells: Any = None
 
     @classmethod
     def of(
@@ -244,22 +235,17 @@ class Sums(NamedTuple):
 
         return cls(alone(term), alone(curvature), alone(fits))
 
-    @property
-    def curved(self) -> bool:
-        """True if there are curvatures."""
-        return any(array is not None for array in self.curvatures)
-
     def zeros(self) -> Self:
-        """Return zeros in the places of the arrays of factors."""
+        """Return zeros in the places of the arrays."""
         each = (
             tuple(None if array is None else np.zeros_like(array) for array in arrays)
-            for arrays in self[:3]
+            for arrays in self
         )
         return type(self)(*each)
 
     def add(self, share: float, more: "Sums") -> None:
         """Add a share of other sums to these."""
-        for arrays, gains in zip(self[:3], more[:3], strict=True):
+        for arrays, gains in zip(self, more, strict=True):
             for array, gain in zip(arrays, gains, strict=True):
                 if array is not None:
                     array += share * gain

@@ -79,7 +79,7 @@ def slope(view, law, factor, factors, floor, out, work):
 
 def evaluate(view, law, factors, floor, out, cells, work):
     """The sums of fit gain the block's, and its monitored cells move."""
-    blockwise.accumulate(view, law, factors, floor, "score", Sums(total=out, cells=cells), work)
+    blockwise.evaluate(view, law, factors, floor, out, work, cells)
 
 
 def everything(

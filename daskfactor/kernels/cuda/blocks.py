@@ -346,14 +346,10 @@ def accumulate(
 ) -> None:
     """Add the sums over all entries of the part to the arrays of ``sums``, of all rows.
 
-    As `daskfactor.kernels.blockwise.accumulate`; ``sums.total`` is an array of this process, all
-    others lie on the device.
+    As `daskfactor.kernels.blockwise.accumulate`.
     """
     entries = Pass(part, likelihood, factors, floor)
-    if sums.total is not None:
-        _evaluate(entries, sums.total, sums.cells)
-    if sums.terms:
-        _add(entries, kind, scale * likelihood.share if kind == "score" else 1.0, sums)
+    _add(entries, kind, scale * likelihood.share if kind == "score" else 1.0, sums)
 
 
 def _add(entries: Pass, kind: Kind, scale: float, sums: Sums) -> None:
@@ -364,12 +360,12 @@ def _add(entries: Pass, kind: Kind, scale: float, sums: Sums) -> None:
 
 def _add_dense(entries: Pass, kind: Kind, scale: float, sums: Sums) -> None:
     part, device, (W, H) = entries.part, entries.part.device, entries.factors
-    w, h = part.stacked(0, W), part.stacked(1, H)
+    w, h, curved = part.stacked(0, W), part.stacked(1, H), bool(sums.curvatures)
     columns: dict[int, DeviceArray] = {}
-    for begin, end in part.tiles(W.dtype, 1 + sums.curved):
+    for begin, end in part.tiles(W.dtype, 1 + curved):
         rows = w[:, begin:end]
         tile = device.products(rows, h, (False, True))
-        tile2 = device.empty(tile.shape, tile.dtype) if sums.curved else None
+        tile2 = device.empty(tile.shape, tile.dtype) if curved else None
         threads, lines = entries.lines(begin, end)
         # Before means become terms.
         names = ("dense_row_fits", threads), ("dense_col_fits", part.blocks * part.cols.most)
@@ -510,22 +506,23 @@ def _drawn(part: Part, dtype: np.dtype[Any], counts: NDArray[np.int64], address:
     return Part(part.rows, part.cols, arrays, zeros=False)
 
 
-def _evaluate(entries: Pass, out: Host, cells: Any) -> None:
+def evaluate(
+    part: Part, law: Likelihood, factors: Arrays, floor: float, out: Host, cells: Any
+) -> None:
     """Add sums of fit to ``out`` (2,); update the moments of monitored cells on the device."""
-    part, law, factors = entries.part, entries.likelihood, entries.factors
     if cells is not None:
         (rows, cols), mean, m2, count = cells
         sizes = np.int64(len(rows)), np.int64(factors[0].shape[1])
         arguments = *sizes, rows, cols, *factors, np.float64(count), mean, m2
         part.run("watch_cells", len(rows), factors[0], *arguments)
     if part.is_small(law, factors[0]):
-        make = partial(_fits_of_warps, part, law, entries.floor)
-        (fits,) = part.again("fit", (law, entries.floor), factors, make)
+        make = partial(_fits_of_warps, part, law, floor)
+        (fits,) = part.again("fit", (law, floor), factors, make)
     else:
-        (fits,) = _fits_of_warps(part, law, entries.floor, factors)
+        (fits,) = _fits_of_warps(part, law, floor, factors)
     total = part.device.take(fits.sum(axis=0))
     if part.zeros:
-        total += _fit_of_zeros(entries)
+        total += _fit_of_zeros(Pass(part, law, factors, floor))
     out[0] -= total[0]
     out[1] += total[1]
 
