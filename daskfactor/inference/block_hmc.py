@@ -54,7 +54,6 @@ from daskfactor.kernels.steps import (
     level_places,
     on_device_of,
     row_energies,
-    take_rows,
     warped_drift,
     warped_kick,
     zeros_on_device_of,
@@ -252,7 +251,7 @@ class Path(NamedTuple):
         if self.power != 1:
             with held(band.values, self.program.frozen[self.factor]):
                 np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
-        take_rows(band.values, arrays[START], back)
+        band.values[:] = np.where(back[:, None], arrays[START], band.values)
         probability = np.exp(-np.fmax(np.where(np.isnan(change), np.inf, change), 0.0))
         if op.wanted.evaluate:
             band.sums[op.cycle, ACCEPTANCE] = float(probability.sum())

@@ -223,7 +223,8 @@ class GibbsKernel(Kernel):
             return
         offsets, key = (rows.offset, cols.offset), np.array(program.key, dtype=np.uint32)
         sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
-        allocate(view, rows.values, cols.values, offsets, key, op.cycle, *sums)
+        block, factors = view.arguments[:3], (rows.values, cols.values)
+        allocate(block, factors, offsets, key, op.cycle, sums)
         add_rates(view, True, cols.values, gathered(rows, RATES))
 
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:

@@ -26,7 +26,6 @@ from daskfactor.checks import is_number, one_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes, Reshuffled, Schedule
 from daskfactor.errors import OptionError
-from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Data, Sampler, Track, check_schedule, count_parts
 from daskfactor.inference.program import (
     HYPER_EVERY,
@@ -128,10 +127,10 @@ class LangevinKernel(Kernel):
         parts = visit.data.grid.parts
         number, position = divmod(visit.op.iteration, parts)
         if position == parts - 1:
-            matched = self._matched(program, visit)
-            for factor, band in enumerate(visit.bands):
-                self._move(program, band, band.arrays["gradient"], number, factor, matched[factor])
-                band.arrays["gradient"][:] = 0
+            gradients = [band.arrays["gradient"] for band in visit.bands]
+            self._move(program, visit, gradients, number)
+            for gradient in gradients:
+                gradient[:] = 0
         self._learn_metric(program, visit)
 
     def _add(self, program: Program, visit: Visit) -> None:
@@ -155,23 +154,18 @@ class LangevinKernel(Kernel):
         return (1.0,) * len(visit.bands)
 
     def _move(
-        self,
-        program: Program,
-        band: FactorBand,
-        gradient: Array,
-        iteration: int,
-        factor: int,
-        matched: tuple[float, float] | None,
+        self, program: Program, visit: Visit, gradients: Sequence[Array], iteration: int
     ) -> None:
-        """Take the step of one band."""
-        gradient, prior = program.prior_of(band, factor, gradient)
-        address = program.address(band, iteration, factor)
-        rest = program.step_size(iteration), prior, address, program.coarse
-        if "metric" in self.arrays:  # the metric of frozen components is infinite
-            langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched)
-            return
-        with held(band.values, program.frozen[factor]):
-            langevin_step(band.values, gradient, None, *rest)
+        """Take the steps of all bands."""
+        matched, size = self._matched(program, visit), program.step_size(iteration)
+        for factor, band in enumerate(visit.bands):
+            gradient, prior = program.prior_of(band, factor, gradients[factor])
+            rest = size, prior, program.address(band, iteration, factor), program.coarse
+            if "metric" in self.arrays:  # the metric of frozen components is infinite
+                langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched[factor])
+            else:
+                with held(band.values, program.frozen[factor]):
+                    langevin_step(band.values, gradient, None, *rest)
 
 
 class PartsKernel(LangevinKernel):
@@ -182,14 +176,14 @@ class PartsKernel(LangevinKernel):
         op, curvatures = visit.op, None
         if self._gathered(visit) is not None:
             curvatures = tuple(np.zeros_like(band.values) for band in visit.bands)
-        gradients, matched = program.gradient(visit, curvatures), self._matched(program, visit)
-        for factor, band in enumerate(visit.bands):
-            if curvatures is not None:
-                # Gathered with weight s / B: 1 where every part comes up once a cycle,
-                # N / (B |part|) where parts are drawn.
-                weight = band.values.dtype.type(op.scale / visit.data.grid.parts)
-                band.arrays["gathered"] += weight * curvatures[factor]
-            self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
+        gradients = program.gradient(visit, curvatures)
+        if curvatures is not None:
+            # Gathered with weight s / B: 1 where every part comes up once a cycle,
+            # N / (B |part|) where parts are drawn.
+            weight = op.scale / visit.data.grid.parts
+            for band, curvature in zip(visit.bands, curvatures, strict=True):
+                band.arrays["gathered"] += curvature.dtype.type(weight) * curvature
+        self._move(program, visit, gradients, op.iteration)
         self._learn_metric(program, visit)
 
     def _balance(self, visit: Visit) -> Sequence[float]:

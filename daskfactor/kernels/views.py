@@ -386,21 +386,16 @@ class Workspace:
     """Kernel buffers of one thread. Not to be shared between threads.
 
     They are views of the same memory at every call: copy what must outlive the next one.
-
-    Parameters
-    ----------
-    dtype : float32 (default) or float64, the default dtype of the factors
     """
 
-    def __init__(self, dtype: DTypeLike = np.float32) -> None:
-        self._dtype = np.dtype(dtype)
+    def __init__(self) -> None:
         self._flat: dict[str, Array] = {}
         self._views: dict[str, tuple[Any, Array]] = {}
 
-    def _view(self, name: str, dtype: DTypeLike | None, *shape: int) -> Array:
+    def _view(self, name: str, dtype: DTypeLike, *shape: int) -> Array:
         key, (last, view) = (dtype, shape), self._views.get(name, (None, None))
         if view is None or key != last:
-            kind, count = np.dtype(self._dtype if dtype is None else dtype), math.prod(shape)
+            kind, count = np.dtype(dtype), math.prod(shape)
             flat = self._flat.get(name)
             if flat is None or flat.dtype != kind or flat.size < count:
                 flat = self._flat[name] = aligned(count, kind)
@@ -408,22 +403,18 @@ class Workspace:
             self._views[name] = key, view
         return view
 
-    def gradients(
-        self, shape: tuple[int, ...], K: int, dtype: DTypeLike | None = None
-    ) -> tuple[Array, ...]:
+    def gradients(self, shape: tuple[int, ...], K: int, dtype: DTypeLike) -> tuple[Array, ...]:
         """Return an uninitialised gradient (I_n, K) for each factor, C-contiguous."""
         return tuple(self._view(f"G{n}", dtype, size, K) for n, size in enumerate(shape))
 
-    def tiles(
-        self, m: int, n: int, K: int, dtype: DTypeLike | None = None
-    ) -> tuple[Array, Array, Array]:
+    def tiles(self, m: int, n: int, K: int, dtype: DTypeLike) -> tuple[Array, Array, Array]:
         """Return two tiles (T, n) and two lines, scratch of a block whose cells are all visited."""
-        rows = tile_rows(m, n, K, np.dtype(self._dtype if dtype is None else dtype).itemsize)
+        rows = tile_rows(m, n, K, np.dtype(dtype).itemsize)
         tiles = self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
         return (*tiles, self._view("line", dtype, 2, n))
 
     def sums(
-        self, N: int, K: int, rows: int, dtype: DTypeLike | None = None
+        self, N: int, K: int, rows: int, dtype: DTypeLike
     ) -> tuple[Array, Array, Array, Array]:
         """Return scratch of a sparse block: part (rows, K), gram (K, K).
 

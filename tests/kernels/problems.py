@@ -86,7 +86,7 @@ def everything(
     view, law, W, H, *, scale=1.7, floor=FLOOR, start=7.0, slopes=False, cells=False, work=None
 ):
     """All that kernels give for a block; arrays that they add to hold ``start`` before."""
-    work, sides = work or Workspace(W.dtype), {"W": W, "H": H}
+    work, sides = work or Workspace(), {"W": W, "H": H}
     for own in work.gradients((len(W), len(H)), W.shape[1], W.dtype):
         own[:] = np.nan
     curvatures = np.full_like(W, start), np.full_like(H, start)
