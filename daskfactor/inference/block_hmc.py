@@ -64,8 +64,8 @@ from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
-Block = tuple[Any, Any, int, tuple[Array, ...], float]
-"""A block: view, law, factor, values of the bands, and floor."""
+Block = tuple[Any, Any, tuple[Array, ...], float]
+"""A block: view, law, values of the bands, and floor."""
 
 MASS = "mass"
 """Array of a band: the mass of each entry."""
@@ -82,7 +82,7 @@ ADAPTED = "adapted"
 """Counts the cycles that step and mass were learnt from."""
 ACCEPTANCE = "acceptance_rate"
 
-JITTER = 0.1
+STEP_SPREAD = 0.1
 """A path's step is ε times the exponential of so many normal deviations."""
 CHANCE, WITHIN = 2, 4
 """Added to the factor in the address of the numbers that decide, and of those within rounding."""
@@ -180,7 +180,7 @@ class Path(NamedTuple):
         size: Any = self.sampler.step
         if isinstance(size, str):
             size = np.exp(arrays[STEPS][:, :1] if adapt else arrays[STEPS][:, 1:2])
-        size = size * np.exp(JITTER * chance[:, :1]) * self.program.step_size(0)
+        size = size * np.exp(STEP_SPREAD * chance[:, :1]) * self.program.step_size(0)
         arrays[SPREAD] = (size / np.sqrt(arrays[MASS])).astype(dtype)
         frozen = self.program.frozen[self.factor]
         if frozen is not None:
@@ -228,20 +228,19 @@ class Path(NamedTuple):
 
     def energy(self) -> Wide:
         """Return -log p(y | ...) of every row but for a constant, and its momenta's energy."""
-        values, arrays, (rates, free) = self.band.values, self.band.arrays, self._prior()
-        shape = float(self.program.prior(self.band, self.factor)[1])
+        values, arrays, (rates, free, prior) = self.band.values, self.band.arrays, self._prior()
         out: Wide = zeros_on_device_of(values, (len(values),), np.float64)
-        prior = shape, float(self.power), float(self.program.hyper.dispersion)
-        row_energies(values, arrays[MOMENTUM], arrays[FITS], rates, prior, free, out)
+        numbers = *prior, float(self.program.hyper.dispersion)
+        row_energies(values, arrays[MOMENTUM], arrays[FITS], rates, numbers, free, out)
         return out
 
-    def _prior(self) -> tuple[Wide, Array]:
-        """Return the rates of the prior, in two dimensions, and which columns move."""
+    def _prior(self) -> tuple[Wide, Array, tuple[float, float]]:
+        """Return the rates of the prior, in two dimensions, which columns move; shape and power."""
         values, mask = self.band.values, self.program.frozen[self.factor]
-        rates = self.program.prior(self.band, self.factor)[0]
+        rates, shape = self.program.prior(self.band, self.factor)
         rates = on_device_of(values, np.atleast_2d(np.asarray(rates, np.float64)))
-        free = free_components(mask, values.shape[1])
-        return rates, on_device_of(values, free)
+        free = on_device_of(values, free_components(mask, values.shape[1]))
+        return rates, free, (float(shape), float(self.power))
 
     def end(self, op: Op, change: Wide, chance: Array) -> None:
         """Accept or go back, row by row; learn the steps; drop what belongs to the path."""
@@ -262,36 +261,22 @@ class Path(NamedTuple):
 
     def go(self, block: Block, op: Op, workspace: Workspace) -> None:
         """Go the whole path in one call, where a single block has all data of the rows."""
-        view, law, factor, values, floor = block
         adapt, theta, chance = op.wanted.adapt, self.band.values, self.chance
         self.begin(adapt, chance)
-        arrays, (rates, free), change = self.band.arrays, self._prior(), np.empty(len(theta))
-        path = RowPaths(
-            theta,
-            arrays.get(PLACE, theta),
-            arrays[MOMENTUM],
-            arrays[SPREAD],
-            arrays[GRADIENT],
-            arrays[MASS],
-            arrays[FITS],
-            change,
-            rates,
-            free,
-            (float(self.program.prior(self.band, factor)[1]), float(self.power)),
-            1.0 / self.program.hyper.dispersion,
-            self.weight if adapt else 0.0,
-            self.sampler.steps,
-        )
-        blockwise.go_path(view, law, factor, values, floor, path, workspace)
+        arrays, change = self.band.arrays, np.empty(len(theta))
+        moving = (arrays[name] for name in (MOMENTUM, SPREAD, GRADIENT, MASS, FITS))
+        precision = 1.0 / self.program.hyper.dispersion
+        numbers = precision, self.weight if adapt else 0.0, self.sampler.steps
+        path = RowPaths(theta, arrays.get(PLACE, theta), *moving, change, *self._prior(), *numbers)
+        blockwise.go_path(*block, self.factor, path, workspace)
         self.end(op, change, chance)
 
     def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
         """Add a block's share of the gradient, and at the path's ends of the fits."""
         arrays = self.band.arrays
         fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
-        view, law, factor, values, floor = block
-        sums = Sums.of(factor, len(values), arrays[GRADIENT], fits=fits)
-        blockwise.accumulate(view, law, values, floor, "score", sums, workspace)
+        sums = Sums.of(self.factor, len(block[2]), arrays[GRADIENT], fits=fits)
+        blockwise.accumulate(*block, "score", sums, workspace)
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
@@ -455,7 +440,7 @@ class BlockHMCKernel(Kernel):
         power = power_of(band, float(program.hyper.prior(factor)[1]))
         path = Path(self.options, program, band, factor, op.cycle, power)
         law = law_of(program.likelihood, op.block, bands[COLUMNS])
-        block = data.view(*op.block), law, factor, values_of(bands), program.floor
+        block = data.view(*op.block), law, values_of(bands), program.floor
         if passed == 0 and position == 0:
             band.arrays[GRADIENT] = np.zeros_like(band.values)
             band.arrays[FITS] = zeros_on_device_of(band.values, (len(band.values),), np.float64)

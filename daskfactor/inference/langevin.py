@@ -50,7 +50,6 @@ from daskfactor.models.settings import held
 Array = NDArray[Any]
 Preconditioner = Literal["majorizer", "identity"]
 Transition = Literal["moments", "euler"]
-Matched = tuple[tuple[float, float] | None, ...]
 
 STEEPEST = 8**0.5
 """Farthest that a gradient may move an entry up under laws whose gradients have poles at zero, in
@@ -139,16 +138,6 @@ class LangevinKernel(Kernel):
         for band, share in zip(visit.bands, shares, strict=True):
             band.arrays["gradient"] += share
 
-    def _matched(self, program: Program, visit: Visit) -> Matched:
-        """Return a share f and the bound of a step that matches moments, for every band."""
-        if self.options.transition != "moments" or "metric" not in self.arrays:
-            return (None,) * len(visit.bands)
-        # Numerators times θ grow without end as θ falls where their exponent is below 1.
-        bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
-        view = partial(visit.data.view, *visit.op.block)
-        shares = blockwise.mean_shares(first_two(visit.bands), self._balance(visit), view)
-        return tuple((share, bound) for share in shares)
-
     def _balance(self, visit: Visit) -> Sequence[float]:
         """Return how evenly a cycle's steps share the data of each band."""
         return (1.0,) * len(visit.bands)
@@ -157,7 +146,14 @@ class LangevinKernel(Kernel):
         self, program: Program, visit: Visit, gradients: Sequence[Array], iteration: int
     ) -> None:
         """Take the steps of all bands."""
-        matched, size = self._matched(program, visit), program.step_size(iteration)
+        matched: Any = (None,) * len(visit.bands)
+        if self.options.transition == "moments" and "metric" in self.arrays:
+            # Numerators times θ grow without end as θ falls where their exponent is below 1.
+            bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
+            view = partial(visit.data.view, *visit.op.block)
+            shares = blockwise.mean_shares(first_two(visit.bands), self._balance(visit), view)
+            matched = [(share, bound) for share in shares]
+        size = program.step_size(iteration)
         for factor, band in enumerate(visit.bands):
             gradient, prior = program.prior_of(band, factor, gradients[factor])
             rest = size, prior, program.address(band, iteration, factor), program.coarse
@@ -196,10 +192,6 @@ class PartsKernel(LangevinKernel):
 class SubsampleKernel(LangevinKernel):
     """Langevin steps on gradients from entries drawn with replacement."""
 
-    def weight(self, data: BlockedData) -> float:
-        """Return N / |Ω|: how many entries one that is drawn stands for."""
-        return data.total_observed / self.entries(data)
-
     def entries(self, data: BlockedData) -> int:
         """Return |Ω|, the number of entries drawn in an iteration."""
         share: float = self.options.share(data.grid.blocks)
@@ -210,12 +202,13 @@ class SubsampleKernel(LangevinKernel):
         blocks = data.grid.blocks
         number, (row, col) = op.iteration // blocks, map(np.asarray, op.block)
         block = row * blocks + col  # on the device the numbers of all blocks of a round
-        shares = allotment(program.key, number, self.entries(data), data.observed_key)
-        count = shares[block]
+        entries = self.entries(data)
+        count = allotment(program.key, number, entries, data.observed_key)[block]
         if not count.any():
             return
         law, gathered = law_of(program.likelihood, op.block, cols), self._gathered(visit)
-        weight = self.weight(data) * law.share
+        # N / |Ω|: how many entries one that is drawn stands for.
+        weight = data.total_observed / entries * law.share
         curvature = None if gathered is None else (gathered, weight / self.work.moves)
         blockwise.add_subsample(
             data.view(*op.block),
@@ -344,7 +337,6 @@ class PSGLD(LangevinSampler):
 
     def efficiency(self, model: Any, data: BlockedData) -> float:
         """Return 1: it is what others are measured by."""
-        del model, data
         return 1.0
 
     def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:

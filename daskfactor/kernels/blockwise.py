@@ -177,9 +177,9 @@ def gradient(
 def go_path(
     view: AnyBlock | TensorBlock,
     likelihood: Likelihood,
-    factor: int,
     factors: Arrays,
     floor: float,
+    factor: int,
     path: RowPaths,
     work: Workspace,
 ) -> None:

@@ -106,6 +106,13 @@ def _look_up(
         return i, j, third[low] if stored else third.dtype.type(0), low if stored else np.int64(-1)
 
 
+@inline
+def _set_weight(first: Array, weights: Array, i: int, place: int, out: Array, t: int) -> None:
+    """Set the weight of draw t; 1 of a cell that is not stored."""
+    if weights.ndim < 3:
+        out[t] = out.dtype.type(1) if place < 0 else row_weights(first, weights, i)[place]
+
+
 @jit_exact
 def _draw(
     block: tuple[Array, Any, Any, Any],
@@ -141,9 +148,7 @@ def _draw(
             attempt += 1
             at = candidate(count, start + t, attempt, address)
         rows[t], cols[t], values[t] = i, j, v
-        if weights.ndim < 3:  # a cell that is not stored has weight 1
-            one = drawn_weights.dtype.type(1)
-            drawn_weights[t] = one if place < 0 else row_weights(first, weights, i)[place]
+        _set_weight(first, weights, i, place, drawn_weights, t)
 
 
 @lru_cache(maxsize=128)

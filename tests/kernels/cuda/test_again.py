@@ -27,13 +27,13 @@ def factors_of(device):
 @pytest.fixture
 def made(monkeypatch):
     """How often launches were found out anew."""
-    found, add = [], blocks._add
+    found, add = [], blocks._add_dense
 
     def counted(*given):
         found.append(given[1])
         add(*given)
 
-    monkeypatch.setattr(blocks, "_add", counted)
+    monkeypatch.setattr(blocks, "_add_dense", counted)
     return found
 
 
