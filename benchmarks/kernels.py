@@ -83,7 +83,7 @@ def dense_calls(shape: tuple[int, int], K: int) -> dict[str, Callable[[], Any]]:
     V[rng.random(shape) < 0.1] = np.nan
     W, H = (rng.gamma(2.0, size=(n, K)).astype(np.float32) for n in shape)
     H /= K
-    work, block = Workspace(np.float32), (V, 0, 0, NO_WEIGHTS)
+    work, block = Workspace(), (V, 0, 0, NO_WEIGHTS)
     tiles, pair = work.tiles(*shape, K), work.gradients(shape, K)
     large = np.asfortranarray(rng.random((2048, 2048)).astype(np.float32))
     into = np.zeros_like(large)

@@ -24,7 +24,7 @@ import daskfactor as dfac
 from benchmarks import harness
 from benchmarks.harness import QUIET, Array, Figure, Run, Skip, effective, line, per_call, race
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.views import BlockView, Sums, Workspace
+from daskfactor.kernels.views import BlockView, Workspace
 from daskfactor.machine import single_threaded_blas
 from daskfactor.models.tweedie_law import Tweedie
 
@@ -335,9 +335,9 @@ def evaluation(run: Run) -> Figure:
     V = counts(1000, 500, K)
     W, H = (rng.gamma(2.0, size=(n, K)).astype(np.float32) for n in V.shape)
     block, law, work = BlockView(V, 0, 0, *V.shape), Tweedie(1.0), Workspace()
-    fit_of, total = (block, law, (W, H), 1e-6, "score"), Sums(total=np.zeros(2))
+    total = np.zeros(2)
     calls: dict[str, Callable[[], Any]] = {
-        "fit": lambda: blockwise.accumulate(*fit_of, total, work),
+        "fit": lambda: blockwise.evaluate(block, law, (W, H), 1e-6, total, work),
         "gradient": lambda: blockwise.gradient(block, law, (W, H), 1.0, 1e-6, work),
     }
     with single_threaded_blas():

@@ -434,7 +434,7 @@ def tensor_pass(run: Run) -> Iterator[Figure]:
     indices = tuple(one.astype(np.uint16) for one in places[1:])
     block, law = TensorBlock(pointers, indices, values, shape, False), Tweedie(1.0)
     factors = [rng.gamma(1, 0.5, (n, K)).astype(np.float32) for n in shape]
-    work, out = Workspace(np.float32), tuple(np.empty_like(one) for one in factors)
+    work, out = Workspace(), tuple(np.empty_like(one) for one in factors)
     calls: dict[str, Callable[[], Any]] = {
         "ours": lambda: blockwise.gradient(block, law, tuple(factors), 1.0, 1e-6, work),
         "plain loop": lambda: plain(*places, values, *factors, out),

@@ -120,7 +120,6 @@ class Sampler(Algorithm, ABC):
         ``python -m benchmarks --long --only accuracy.laws`` measures it; more if they are exact
         and soon there.
         """
-        del model, data
         return 0.0
 
     def _check(self, model: Any, data: Data, on_device: bool, tensors: bool = True) -> None:

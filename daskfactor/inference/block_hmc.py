@@ -14,7 +14,7 @@ paths of θ itself that lead there are refused, and draws miss small entries.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -44,7 +44,8 @@ from daskfactor.inference.program import (
     values_of,
 )
 from daskfactor.kernels import blockwise
-from daskfactor.kernels.paths import Path as RowPaths
+from daskfactor.kernels.cuda.device import is_on_host
+from daskfactor.kernels.paths import RowPaths
 from daskfactor.kernels.steps import (
     average_square,
     fill_normals,
@@ -53,19 +54,18 @@ from daskfactor.kernels.steps import (
     level_places,
     on_device_of,
     row_energies,
-    take_rows,
     warped_drift,
     warped_kick,
     zeros_on_device_of,
 )
-from daskfactor.kernels.views import BlockView, SparseBlock, Sums, TensorBlock, Workspace
+from daskfactor.kernels.views import Sums, Workspace
 from daskfactor.models.settings import free_components, held, named_columns
 from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
-Block = tuple[Any, Any, int, tuple[Array, ...], float]
-"""A block: view, law, factor, values of the bands, and floor."""
+Block = tuple[Any, Any, tuple[Array, ...], float]
+"""A block: view, law, values of the bands, and floor."""
 
 MASS = "mass"
 """Array of a band: the mass of each entry."""
@@ -82,7 +82,7 @@ ADAPTED = "adapted"
 """Counts the cycles that step and mass were learnt from."""
 ACCEPTANCE = "acceptance_rate"
 
-JITTER = 0.1
+STEP_SPREAD = 0.1
 """A path's step is ε times the exponential of so many normal deviations."""
 CHANCE, WITHIN = 2, 4
 """Added to the factor in the address of the numbers that decide, and of those within rounding."""
@@ -114,38 +114,22 @@ def first_step(step: float | str, entries: int) -> float:
     return FIRST_STEP * math.pow(entries, -0.25) if isinstance(step, str) else step
 
 
-@dataclass(frozen=True)
-class DualAveraging:
-    """log ε and its average after ``count`` cycles.
+def dual_average(
+    start: float, average: Any, error: Any, count: int, excess: Any
+) -> tuple[Any, Any, Any]:
+    """Return log ε, its average, and the averaged δ - α after cycle number ``count``, from 1.
 
     log ε ← log(10 ε₁) - √t / γ / (t + t₀) Σ (δ - α),  the average with weights t^(-κ)
 
-    ``start`` is log ε₁, ``error`` the averaged δ - α; numbers, or arrays of many steps'.
+    ``start`` is log ε₁, ``average`` and ``error`` are those of the cycle before, and ``excess``
+    is this cycle's δ - α; numbers, or arrays of many steps'.
 
     Source: Hoffman and Gelman 2014, "The No-U-Turn Sampler", equation 6 and algorithm 5.
     """
-
-    start: float
-    log_step: Any
-    log_average: Any
-    error: Any = 0.0
-    count: int = 0
-
-    @classmethod
-    def at(cls, step: float) -> "DualAveraging":
-        """Return log ε and its average before the first cycle."""
-        start = math.log(step)
-        return cls(start, start, start)
-
-    def after(self, acceptance: Any, target: float) -> "DualAveraging":
-        """Return them after one more cycle, with its acceptance probability."""
-        count = self.count + 1
-        share = 1.0 / (count + OFFSET)
-        error = (1.0 - share) * self.error + share * (target - acceptance)
-        log_step = self.start + REACH - math.sqrt(count) / GAMMA * error
-        weight = count**-DECAY
-        average = weight * log_step + (1.0 - weight) * self.log_average
-        return replace(self, log_step=log_step, log_average=average, error=error, count=count)
+    share, weight = 1.0 / (count + OFFSET), count**-DECAY
+    error = (1.0 - share) * error + share * excess
+    log_step = start + REACH - math.sqrt(count) / GAMMA * error
+    return log_step, weight * log_step + (1.0 - weight) * average, error
 
 
 def power_of(band: FactorBand, shape: float) -> float:
@@ -196,21 +180,13 @@ class Path(NamedTuple):
         size: Any = self.sampler.step
         if isinstance(size, str):
             size = np.exp(arrays[STEPS][:, :1] if adapt else arrays[STEPS][:, 1:2])
-        size = size * np.exp(JITTER * chance[:, :1]) * self.program.step_size(0)
+        size = size * np.exp(STEP_SPREAD * chance[:, :1]) * self.program.step_size(0)
         arrays[SPREAD] = (size / np.sqrt(arrays[MASS])).astype(dtype)
         frozen = self.program.frozen[self.factor]
         if frozen is not None:
             arrays[SPREAD][:, named_columns(frozen)] = 0
         if self.power != 1:
             arrays[PLACE] = self._place()
-
-    def note(self, adapt: bool) -> None:
-        """Note the energy where the path begins, and learn the masses there."""
-        self.band.arrays[ENERGY] = self.energy()
-        if adapt:
-            pull = np.zeros_like(self.band.values)
-            self._kick(pull, np.ones_like(pull), 1.0)
-            average_square(self.band.arrays[MASS], pull, self.weight)
 
     @property
     def weight(self) -> float:
@@ -228,11 +204,8 @@ class Path(NamedTuple):
             level_places(place, values, smallest, self.numbers(values.shape[1], WITHIN))
         return place
 
-    def kick(self, share: float) -> None:
-        """Kick the momenta for a share of a step."""
-        self._kick(self.band.arrays[MOMENTUM], self.band.arrays[SPREAD], share)
-
-    def _kick(self, momentum: Array, spread: Array, share: float) -> None:
+    def kick(self, momentum: Array, spread: Array, share: float) -> None:
+        """Kick momenta for a share of a step."""
         band, phi = self.band, self.program.hyper.dispersion
         taken = band, self.factor, band.arrays[GRADIENT], phi
         gradient, prior = self.program.prior_of(*taken)
@@ -255,20 +228,19 @@ class Path(NamedTuple):
 
     def energy(self) -> Wide:
         """Return -log p(y | ...) of every row but for a constant, and its momenta's energy."""
-        values, arrays, (rates, free) = self.band.values, self.band.arrays, self._prior()
-        shape = float(self.program.prior(self.band, self.factor)[1])
+        values, arrays, (rates, free, prior) = self.band.values, self.band.arrays, self._prior()
         out: Wide = zeros_on_device_of(values, (len(values),), np.float64)
-        prior = shape, float(self.power), float(self.program.hyper.dispersion)
-        row_energies(values, arrays[MOMENTUM], arrays[FITS], rates, prior, free, out)
+        numbers = *prior, float(self.program.hyper.dispersion)
+        row_energies(values, arrays[MOMENTUM], arrays[FITS], rates, numbers, free, out)
         return out
 
-    def _prior(self) -> tuple[Wide, Array]:
-        """Return the rates of the prior, in two dimensions, and which columns move."""
+    def _prior(self) -> tuple[Wide, Array, tuple[float, float]]:
+        """Return the rates of the prior, in two dimensions, which columns move; shape and power."""
         values, mask = self.band.values, self.program.frozen[self.factor]
-        rates = self.program.prior(self.band, self.factor)[0]
+        rates, shape = self.program.prior(self.band, self.factor)
         rates = on_device_of(values, np.atleast_2d(np.asarray(rates, np.float64)))
-        free = free_components(mask, values.shape[1])
-        return rates, on_device_of(values, free)
+        free = on_device_of(values, free_components(mask, values.shape[1]))
+        return rates, free, (float(shape), float(self.power))
 
     def end(self, op: Op, change: Wide, chance: Array) -> None:
         """Accept or go back, row by row; learn the steps; drop what belongs to the path."""
@@ -278,7 +250,7 @@ class Path(NamedTuple):
         if self.power != 1:
             with held(band.values, self.program.frozen[self.factor]):
                 np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
-        take_rows(band.values, arrays[START], back)
+        band.values[:] = np.where(back[:, None], arrays[START], band.values)
         probability = np.exp(-np.fmax(np.where(np.isnan(change), np.inf, change), 0.0))
         if op.wanted.evaluate:
             band.sums[op.cycle, ACCEPTANCE] = float(probability.sum())
@@ -288,67 +260,51 @@ class Path(NamedTuple):
             arrays.pop(name, None)
 
     def go(self, block: Block, op: Op, workspace: Workspace) -> None:
-        """Go the whole path, where a single block has all data of the rows."""
-        view, law, factor, values, floor = block
-        adapt, steps, theta = op.wanted.adapt, self.sampler.steps, self.band.values
-        if not isinstance(view, BlockView | SparseBlock | TensorBlock):
-            for visit in range(steps + 1):
-                self.add_slope(block, visit, workspace)
-                self.move(visit, op)
-            return
-        chance = self.chance
+        """Go the whole path in one call, where a single block has all data of the rows."""
+        adapt, theta, chance = op.wanted.adapt, self.band.values, self.chance
         self.begin(adapt, chance)
-        arrays, (rates, free), change = self.band.arrays, self._prior(), np.empty(len(theta))
-        path = RowPaths(
-            theta,
-            arrays.get(PLACE, theta),
-            arrays[MOMENTUM],
-            arrays[SPREAD],
-            arrays[GRADIENT],
-            arrays[MASS],
-            arrays[FITS],
-            change,
-            rates,
-            free,
-            (float(self.program.prior(self.band, factor)[1]), float(self.power)),
-            1.0 / self.program.hyper.dispersion,
-            self.weight if adapt else 0.0,
-            steps,
-        )
-        blockwise.go_path(view, law, factor, values, floor, path, workspace)
+        arrays, change = self.band.arrays, np.empty(len(theta))
+        moving = (arrays[name] for name in (MOMENTUM, SPREAD, GRADIENT, MASS, FITS))
+        precision = 1.0 / self.program.hyper.dispersion
+        numbers = precision, self.weight if adapt else 0.0, self.sampler.steps
+        path = RowPaths(theta, arrays.get(PLACE, theta), *moving, change, *self._prior(), *numbers)
+        blockwise.go_path(*block, self.factor, path, workspace)
         self.end(op, change, chance)
 
     def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
         """Add a block's share of the gradient, and at the path's ends of the fits."""
         arrays = self.band.arrays
         fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
-        view, law, factor, values, floor = block
-        sums = Sums.of(factor, len(values), arrays[GRADIENT], fits=fits)
-        blockwise.accumulate(view, law, values, floor, "score", sums, workspace)
+        sums = Sums.of(self.factor, len(block[2]), arrays[GRADIENT], fits=fits)
+        blockwise.accumulate(*block, "score", sums, workspace)
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
-        steps = self.sampler.steps
+        steps, arrays, adapt = self.sampler.steps, self.band.arrays, op.wanted.adapt
         if visit == 0:
-            self.begin(op.wanted.adapt, self.chance)
-            self.note(op.wanted.adapt)
-        self.kick(0.5 if visit in (0, steps) else 1.0)
+            self.begin(adapt, self.chance)
+            arrays[ENERGY] = self.energy()
+            if adapt:
+                pull = np.zeros_like(self.band.values)
+                self.kick(pull, np.ones_like(pull), 1.0)
+                average_square(arrays[MASS], pull, self.weight)
+        self.kick(arrays[MOMENTUM], arrays[SPREAD], 0.5 if visit in (0, steps) else 1.0)
         if visit < steps:
             self.drift()
         else:
-            self.end(op, self.energy() - self.band.arrays[ENERGY], self.chance)
+            self.end(op, self.energy() - arrays[ENERGY], self.chance)
 
     def _learn_step(self, probability: Wide) -> None:
         """Take one step of every row's dual averaging."""
-        band, count = self.band, self.band.counts[ADAPTED]
-        begin = math.log(first_step(self.sampler.step, band.values.shape[1]))
+        band, sampler = self.band, self.sampler
+        start = math.log(first_step(sampler.step, band.values.shape[1]))
         steps = band.arrays[STEPS]
-        log_step, log_average, error = steps.T
-        averaging = DualAveraging(begin, log_step, log_average, error, count)
-        after = averaging.after(probability, self.sampler.target_accept)
-        for place, own in enumerate((after.log_step, after.log_average, after.error)):
-            steps[:, place] = own
-        band.counts[ADAPTED] = after.count
+        _, average, error = steps.T
+        band.counts[ADAPTED] += 1
+        excess = sampler.target_accept - probability
+        learnt = dual_average(start, average, error, band.counts[ADAPTED], excess)
+        for column, values in enumerate(learnt):
+            steps[:, column] = values
 
 
 @dataclass(frozen=True)
@@ -484,14 +440,15 @@ class BlockHMCKernel(Kernel):
         power = power_of(band, float(program.hyper.prior(factor)[1]))
         path = Path(self.options, program, band, factor, op.cycle, power)
         law = law_of(program.likelihood, op.block, bands[COLUMNS])
-        block = data.view(*op.block), law, factor, values_of(bands), program.floor
+        block = data.view(*op.block), law, values_of(bands), program.floor
         if passed == 0 and position == 0:
             band.arrays[GRADIENT] = np.zeros_like(band.values)
             band.arrays[FITS] = zeros_on_device_of(band.values, (len(band.values),), np.float64)
         with np.errstate(all="ignore"):  # a path may run away: it is then not accepted
-            if parts == 1:
+            if parts == 1 and is_on_host(band.values):
                 path.go(block, op, workspace)
-            else:
-                path.add_slope(block, passed, workspace)
+                return
+            for visited in range(self.options.steps + 1) if parts == 1 else (passed,):
+                path.add_slope(block, visited, workspace)
                 if position == parts - 1:
-                    path.move(passed, op)
+                    path.move(visited, op)

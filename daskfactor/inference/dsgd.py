@@ -74,7 +74,7 @@ class DescentKernel(Kernel):
     def step(self, program: Program, visit: Visit) -> None:
         """Move both bands by the block's gradients, from the same old state."""
         op, bands, gathered, hyper = visit.op, visit.bands, None, program.hyper
-        if not isinstance(hyper, GaussianHyper):
+        if "metric" in bands[0].arrays:  # of non-negative factors
             gathered = tuple(np.zeros_like(band.values) for band in bands)
         gradients = program.gradient(visit, gathered)
         size = program.step_size(op.iteration)
@@ -98,7 +98,6 @@ class DescentKernel(Kernel):
 
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return 0: a descent looks at the density by itself."""
-        del program, band, factor
         return 0.0
 
 

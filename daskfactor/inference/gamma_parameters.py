@@ -259,7 +259,7 @@ class Dispersion(LikelihoodParameter):
         state, on_step = first_state(setting, lead.maker, number, on_step)
         if passes[1]:
             free = model.without_spikes()
-            descent = Descent.start(data, free, setting.executor, state, rule)
+            descent = Descent(data, free, setting.executor, state, rule)
             end = climb(descent, passes, on_step)
             fit = end.point.fit
             if setting.sampler.warm_start == "auto":

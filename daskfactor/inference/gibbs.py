@@ -223,7 +223,8 @@ class GibbsKernel(Kernel):
             return
         offsets, key = (rows.offset, cols.offset), np.array(program.key, dtype=np.uint32)
         sums = gathered(rows, ALLOCATED), gathered(cols, ALLOCATED)
-        allocate(view, rows.values, cols.values, offsets, key, op.cycle, *sums)
+        block, factors = view.arguments[:3], (rows.values, cols.values)
+        allocate(block, factors, offsets, key, op.cycle, sums)
         add_rates(view, True, cols.values, gathered(rows, RATES))
 
     def _move(self, program: Program, band: FactorBand, factor: int, cycle: int) -> None:
@@ -236,7 +237,6 @@ class GibbsKernel(Kernel):
         self, program: Program, band: FactorBand, factor: int, cycle: int
     ) -> tuple[Wide, Wide]:
         """Shapes and rates of a band's entries; what it had gathered is used up."""
-        del cycle
         rate, shape = program.prior(band, factor)
         shapes, rates = band.arrays.pop(ALLOCATED), band.arrays.pop(RATES)
         shapes += shape
@@ -251,7 +251,6 @@ class RowGibbsKernel(GibbsKernel):
     rescales_every: ClassVar[int | None] = None  # with the hyperparameters, see `Symmetries`
 
     def _gather(self, program: Program, op: Op, view: AnyBlock, bands: Bands, factor: int) -> None:
-        del program, op
         arrays, other = bands[factor].arrays, bands[1 - factor].values
         targets = gathered(bands[factor], TARGETS)
         grams = arrays.setdefault(GRAMS, np.zeros((1, triangle(other.shape[1]))))

@@ -26,7 +26,6 @@ from daskfactor.checks import is_number, one_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Passes, Reshuffled, Schedule
 from daskfactor.errors import OptionError
-from daskfactor.executors.state import FactorBand
 from daskfactor.inference.base import Data, Sampler, Track, check_schedule, count_parts
 from daskfactor.inference.program import (
     HYPER_EVERY,
@@ -51,7 +50,6 @@ from daskfactor.models.settings import held
 Array = NDArray[Any]
 Preconditioner = Literal["majorizer", "identity"]
 Transition = Literal["moments", "euler"]
-Matched = tuple[tuple[float, float] | None, ...]
 
 STEEPEST = 8**0.5
 """Farthest that a gradient may move an entry up under laws whose gradients have poles at zero, in
@@ -128,10 +126,10 @@ class LangevinKernel(Kernel):
         parts = visit.data.grid.parts
         number, position = divmod(visit.op.iteration, parts)
         if position == parts - 1:
-            matched = self._matched(program, visit)
-            for factor, band in enumerate(visit.bands):
-                self._move(program, band, band.arrays["gradient"], number, factor, matched[factor])
-                band.arrays["gradient"][:] = 0
+            gradients = [band.arrays["gradient"] for band in visit.bands]
+            self._move(program, visit, gradients, number)
+            for gradient in gradients:
+                gradient[:] = 0
         self._learn_metric(program, visit)
 
     def _add(self, program: Program, visit: Visit) -> None:
@@ -140,38 +138,30 @@ class LangevinKernel(Kernel):
         for band, share in zip(visit.bands, shares, strict=True):
             band.arrays["gradient"] += share
 
-    def _matched(self, program: Program, visit: Visit) -> Matched:
-        """Return a share f and the bound of a step that matches moments, for every band."""
-        if self.options.transition != "moments" or "metric" not in self.arrays:
-            return (None,) * len(visit.bands)
-        # Numerators times θ grow without end as θ falls where their exponent is below 1.
-        bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
-        view = partial(visit.data.view, *visit.op.block)
-        shares = blockwise.mean_shares(first_two(visit.bands), self._balance(visit), view)
-        return tuple((share, bound) for share in shares)
-
     def _balance(self, visit: Visit) -> Sequence[float]:
         """Return how evenly a cycle's steps share the data of each band."""
         return (1.0,) * len(visit.bands)
 
     def _move(
-        self,
-        program: Program,
-        band: FactorBand,
-        gradient: Array,
-        iteration: int,
-        factor: int,
-        matched: tuple[float, float] | None,
+        self, program: Program, visit: Visit, gradients: Sequence[Array], iteration: int
     ) -> None:
-        """Take the step of one band."""
-        gradient, prior = program.prior_of(band, factor, gradient)
-        address = program.address(band, iteration, factor)
-        rest = program.step_size(iteration), prior, address, program.coarse
-        if "metric" in self.arrays:  # the metric of frozen components is infinite
-            langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched)
-            return
-        with held(band.values, program.frozen[factor]):
-            langevin_step(band.values, gradient, None, *rest)
+        """Take the steps of all bands."""
+        matched: Any = (None,) * len(visit.bands)
+        if self.options.transition == "moments" and "metric" in self.arrays:
+            # Numerators times θ grow without end as θ falls where their exponent is below 1.
+            bound = STEEPEST if program.likelihood.exponent < 1 else np.inf
+            view = partial(visit.data.view, *visit.op.block)
+            shares = blockwise.mean_shares(first_two(visit.bands), self._balance(visit), view)
+            matched = [(share, bound) for share in shares]
+        size = program.step_size(iteration)
+        for factor, band in enumerate(visit.bands):
+            gradient, prior = program.prior_of(band, factor, gradients[factor])
+            rest = size, prior, program.address(band, iteration, factor), program.coarse
+            if "metric" in self.arrays:  # the metric of frozen components is infinite
+                langevin_step(band.values, gradient, band.arrays["metric"], *rest, matched[factor])
+            else:
+                with held(band.values, program.frozen[factor]):
+                    langevin_step(band.values, gradient, None, *rest)
 
 
 class PartsKernel(LangevinKernel):
@@ -182,14 +172,14 @@ class PartsKernel(LangevinKernel):
         op, curvatures = visit.op, None
         if self._gathered(visit) is not None:
             curvatures = tuple(np.zeros_like(band.values) for band in visit.bands)
-        gradients, matched = program.gradient(visit, curvatures), self._matched(program, visit)
-        for factor, band in enumerate(visit.bands):
-            if curvatures is not None:
-                # Gathered with weight s / B: 1 where every part comes up once a cycle,
-                # N / (B |part|) where parts are drawn.
-                weight = band.values.dtype.type(op.scale / visit.data.grid.parts)
-                band.arrays["gathered"] += weight * curvatures[factor]
-            self._move(program, band, gradients[factor], op.iteration, factor, matched[factor])
+        gradients = program.gradient(visit, curvatures)
+        if curvatures is not None:
+            # Gathered with weight s / B: 1 where every part comes up once a cycle,
+            # N / (B |part|) where parts are drawn.
+            weight = op.scale / visit.data.grid.parts
+            for band, curvature in zip(visit.bands, curvatures, strict=True):
+                band.arrays["gathered"] += curvature.dtype.type(weight) * curvature
+        self._move(program, visit, gradients, op.iteration)
         self._learn_metric(program, visit)
 
     def _balance(self, visit: Visit) -> Sequence[float]:
@@ -202,10 +192,6 @@ class PartsKernel(LangevinKernel):
 class SubsampleKernel(LangevinKernel):
     """Langevin steps on gradients from entries drawn with replacement."""
 
-    def weight(self, data: BlockedData) -> float:
-        """Return N / |Ω|: how many entries one that is drawn stands for."""
-        return data.total_observed / self.entries(data)
-
     def entries(self, data: BlockedData) -> int:
         """Return |Ω|, the number of entries drawn in an iteration."""
         share: float = self.options.share(data.grid.blocks)
@@ -216,12 +202,13 @@ class SubsampleKernel(LangevinKernel):
         blocks = data.grid.blocks
         number, (row, col) = op.iteration // blocks, map(np.asarray, op.block)
         block = row * blocks + col  # on the device the numbers of all blocks of a round
-        shares = allotment(program.key, number, self.entries(data), data.observed_key)
-        count = shares[block]
+        entries = self.entries(data)
+        count = allotment(program.key, number, entries, data.observed_key)[block]
         if not count.any():
             return
         law, gathered = law_of(program.likelihood, op.block, cols), self._gathered(visit)
-        weight = self.weight(data) * law.share
+        # N / |Ω|: how many entries one that is drawn stands for.
+        weight = data.total_observed / entries * law.share
         curvature = None if gathered is None else (gathered, weight / self.work.moves)
         blockwise.add_subsample(
             data.view(*op.block),
@@ -350,7 +337,6 @@ class PSGLD(LangevinSampler):
 
     def efficiency(self, model: Any, data: BlockedData) -> float:
         """Return 1: it is what others are measured by."""
-        del model, data
         return 1.0
 
     def kernel(self, model: Any, data: Data = None, on_device: bool = False) -> Kernel:

@@ -18,7 +18,7 @@ from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState, FactorBand, empty_state
 from daskfactor.inference.bands import column_sums, height, lift, multiply, sum_band, sum_entries
 from daskfactor.inference.base import Algorithm
-from daskfactor.inference.dispersion import DispersionRule, dispersion_rule, typical_value
+from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.passes import Gathered, Pass, Place, SharePass, evaluate, every, run_pass
 from daskfactor.inference.program import Bands, Fit, law_of, values_of
 from daskfactor.kernels import blockwise
@@ -63,7 +63,10 @@ class Descent:
     state
         Factors, which change in place.
     rule
-        Estimates the dispersion, which the hyperparameters hold.
+        Estimates the dispersion, which the hyperparameters hold; that of the model unless there is
+        another one.
+    hyper
+        Hyperparameters; at first those of the model, at the rule's first dispersion.
     objective
         Values of `loss`, each with its iteration.
     """
@@ -72,24 +75,16 @@ class Descent:
     model: Any
     executor: Executor
     state: ChainState
-    rule: DispersionRule
-    hyper: Any
+    rule: Any = None
+    hyper: Any = None
     fit: Fit = NO_FIT
     objective: list[tuple[int, float]] = field(default_factory=list)
 
-    @classmethod
-    def start(
-        cls,
-        data: BlockedData,
-        model: Any,
-        executor: Executor,
-        state: ChainState,
-        rule: DispersionRule | None = None,
-    ) -> "Descent":
-        """Begin at a state, with the rule of the model unless there is another one."""
-        rule = rule or dispersion_rule(model, data)
-        hyper = model.resolve(data.level, rule.fixed or 1.0)._replace(dispersion=rule.first)
-        return cls(data, model, executor, state, rule, hyper)
+    def __post_init__(self) -> None:
+        self.rule = rule = self.rule or dispersion_rule(self.model, self.data)
+        if self.hyper is None:
+            hyper = self.model.resolve(self.data.level, rule.fixed or 1.0)
+            self.hyper = hyper._replace(dispersion=rule.first)
 
     @property
     def floor(self) -> float:
@@ -162,11 +157,9 @@ class Optimizer(Algorithm, ABC):
 
     def check_model(self, model: Any) -> None:
         """Raise OptionError if it does not fit this model."""
-        del model
 
     def check_data(self, data: BlockedData) -> None:
         """Raise OptionError if it does not fit these data."""
-        del data
 
     def fit(
         self,
@@ -197,7 +190,7 @@ class Optimizer(Algorithm, ABC):
     ) -> Descent:
         """Begin at a state, or at random factors."""
         state = state or start_state(data, model, seed, 0, executor=executor)
-        return Descent.start(data, model, executor, state)
+        return Descent(data, model, executor, state)
 
     @abstractmethod
     def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
@@ -213,7 +206,6 @@ class AlternatingUpdates(Optimizer):
 
     def descend(self, descent: Descent, seed: int, on_step: OnStep) -> None:
         """Iterate by `run_updates`."""
-        del seed
         run_updates(descent, self.max_iter, self.tol, on_step, self.update)
         if self.max_iter < LAST_LOOK:
             phi = descent.settle(descent.hyper.dispersion)

@@ -130,7 +130,7 @@ def _opening(
     if not short:
         return make(0, 0)
     states = (make(0, attempt) for attempt in range(init.starts))
-    descents = (Descent.start(data, model, executor, state) for state in states)
+    descents = (Descent(data, model, executor, state) for state in states)
     return best_of(descents, lambda done: on_step(done, init.starts * SHORT))
 
 

@@ -26,7 +26,7 @@ from daskfactor.kernels import blockwise
 from daskfactor.kernels.blockwise import observed_values
 from daskfactor.kernels.philox import Address
 from daskfactor.kernels.steps import accumulate_moments, on_device_of
-from daskfactor.kernels.views import Sums, Workspace
+from daskfactor.kernels.views import Workspace
 from daskfactor.models.gamma_factors import Hyperparameters, Rate, clipped_gamma_log_density
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.settings import Mask, named_columns
@@ -264,8 +264,7 @@ class Evaluates:
             watched = (cells.at, cells.mean, cells.m2, cells.count)
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        total = Sums(total=sums, cells=watched)
-        blockwise.accumulate(*block, "score", total, workspace)
+        blockwise.evaluate(*block, sums, workspace, watched)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
 

@@ -241,19 +241,15 @@ class MomentumKernel(Kernel):
         share = 0.5 if op.last else 1.0
         kick_drift(band.values, momentum, grad, weights, columns, size, share)
         if op.last:
-            self._refresh(band, self._kept(), program.address(band, op.iteration, factor))
+            address = program.address(band, op.iteration, factor)
+            self.refresh(band, address, keep=math.exp(-self.options.friction))
             drift(band.values, momentum, weights, columns, size, share)
 
-    def _kept(self) -> float:
-        """Return the share of the momentum that a cycle keeps."""
-        return math.exp(-self.options.friction)
-
-    def _refresh(self, band: FactorBand, keep: float, address: Address, shape: float = 1.0) -> None:
-        del shape
+    def refresh(
+        self, band: FactorBand, address: Address, shape: float = 1.0, keep: float = 0.0
+    ) -> None:
+        """Draw the momentum anew, but for the share ``keep`` of it that a cycle keeps."""
         refresh(band.arrays[MOMENTUM], keep, *address)
-
-    def refresh(self, band: FactorBand, address: Address, shape: float = 1.0) -> None:
-        self._refresh(band, 0.0, address, shape)
 
     def log_prior(self, program: Program, band: FactorBand, factor: int) -> float:
         """Return the log prior density of a band, but for its constant."""
@@ -290,11 +286,14 @@ class SquaresKernel(MomentumKernel):
         kick_flight(band.values, along, across, grad, metric, rate, size, share)
         if not op.last:
             return
-        self._refresh(band, self._kept(), program.address(band, op.iteration, factor), shape)
+        address = program.address(band, op.iteration, factor)
+        self.refresh(band, address, shape, math.exp(-self.options.friction))
         flight(band.values, along, across, metric, share * size)
 
-    def _refresh(self, band: FactorBand, keep: float, address: Address, shape: float = 1.0) -> None:
-        super()._refresh(band, keep, address)
+    def refresh(
+        self, band: FactorBand, address: Address, shape: float = 1.0, keep: float = 0.0
+    ) -> None:
+        super().refresh(band, address, shape, keep)
         key, iteration, factor, row = address
         if shape == 1.0:  # one dimension across, of either sign
             refresh(band.arrays[SPIN], keep, key, iteration, factor + ACROSS, row)

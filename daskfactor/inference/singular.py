@@ -375,7 +375,7 @@ def fill_missing(
     if not data.n_missing:
         return None
     start = start_state(data, law, seed, 0, executor=executor)
-    return run_updates(Descent.start(data, law, executor, start), FILL_ITERATIONS, 1e-3).state
+    return run_updates(Descent(data, law, executor, start), FILL_ITERATIONS, 1e-3).state
 
 
 def prepare_starts(

@@ -108,7 +108,7 @@ def first_state(
     def begin(attempt: int) -> Descent:
         rule = dispersion_rule(model, setting.data, setting.sampler.dispersion)
         state = make(chain, attempt)
-        return Descent.start(setting.data, model, setting.executor, state, rule)
+        return Descent(setting.data, model, setting.executor, state, rule)
 
     states = map(begin, range(init.starts))
     return best_of(states, lambda done: report(done - ahead)), report

@@ -21,7 +21,7 @@ from daskfactor.kernels import dense, sparse, subsample
 from daskfactor.kernels.cuda import blocks as cuda
 from daskfactor.kernels.cuda.device import is_on_host
 from daskfactor.kernels.langevin import mean_share
-from daskfactor.kernels.paths import Path, path_kernel, update_kernel
+from daskfactor.kernels.paths import RowPaths, path_kernel, update_kernel
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockView,
@@ -31,6 +31,7 @@ from daskfactor.kernels.views import (
     SparseBlock,
     Sums,
     TensorBlock,
+    Watched,
     Workspace,
 )
 from daskfactor.models.likelihood import Likelihood
@@ -99,46 +100,55 @@ def accumulate(
     kind
         Kind of ``sums.terms``.
     sums
-        Arrays of all factors, or of one of them, and those of `Sums.total`.
+        Arrays of all factors, or of one of them. There are scores of all factors, with or without
+        curvatures; scores of one, with or without fits; and ratios with curvatures of one.
     scale
         Of terms of the kind "score": the part of the data's scale over the dispersion.
     """
     if isinstance(view, cuda.Part):
         cuda.accumulate(view, likelihood, factors, floor, kind, sums, scale)
         return
-    if sums.total is not None:
-        pieces, nothing = _taken(view, likelihood, factors, floor, work), np.empty(0)
-        places = (nothing.astype(np.int32),) * len(factors)
-        moments = nothing.astype(factors[0].dtype)
-        cells = sums.cells or (places, moments, moments, 1)
-        pieces.evaluation()(pieces.block, factors, pieces.law, sums.total, cells, pieces.work)
     numbers = [n for n, term in enumerate(sums.terms) if term is not None]
-    if not numbers:
-        return
     factor = numbers[0] if len(numbers) == 1 else None
-    one, fitted = factor is not None, any(own is not None for own in sums.fits)
-    ratios = one and sums.curved and not fitted
-    scores = one >= fitted and not (one and sums.curved)
-    if not (ratios if kind == "ratio" else scores):
-        raise ValueError(
-            "a block adds scores of all factors, with or without curvatures, scores of one, with "
-            "or without fits, or ratios and curvatures of one"
-        )
-    pieces = _taken(view, likelihood, factors, floor, work, factor)
-    share = likelihood.share
-    if kind == "score" and not (sums.curved or fitted):
+    taken = _taken(view, likelihood, factors, floor, work, factor)
+    curved, share = bool(sums.curvatures), likelihood.share
+    if kind == "score" and not (curved or sums.fits):
         scale, share = scale * share, 1.0
     gains = sums if share == 1.0 else sums.zeros()
-    none = gains.terms[numbers[0]][:0]
-    terms = tuple(none if term is None else term for term in gains.terms)
-    curvatures = tuple(none if array is None else array for array in gains.curvatures)
-    curvatures = curvatures or (none,) * len(factors)
-    fits = gains.fits[factor] if factor is not None and gains.fits else None
-    out = terms, curvatures, NO_FITS if fits is None else fits
-    kernel = pieces.accumulation(kind=kind, factor=factor, curved=sums.curved)
-    kernel(pieces.block, factors, scale, pieces.law, out, pieces.work)
+    none, nothing = gains.terms[numbers[0]][:0], (None,) * len(factors)
+    terms, curvatures = (
+        tuple(none if array is None else array for array in arrays or nothing)
+        for arrays in gains[:2]
+    )
+    fits = gains.fits[factor] if factor is not None and gains.fits else NO_FITS
+    kernel = taken.accumulation(kind=kind, factor=factor, curved=curved)
+    kernel(taken.block, factors, scale, taken.law, (terms, curvatures, fits), taken.work)
     if gains is not sums:
         sums.add(share, gains)
+
+
+def evaluate(
+    view: AnyView,
+    likelihood: Likelihood,
+    factors: Arrays,
+    floor: float,
+    out: NDArray[np.float64],
+    work: Workspace,
+    cells: Watched | None = None,
+) -> None:
+    """Add a block's (-sum M deviance(V, mu), sum M (V - mu)**2 w) to ``out``.
+
+    ``cells`` are monitored cells of the block, of a matrix in row-major order; the means, not
+    floored, go into their running moments of ``count`` draws, this one among them.
+    """
+    if isinstance(view, cuda.Part):
+        cuda.evaluate(view, likelihood, factors, floor, out, cells)
+        return
+    taken = _taken(view, likelihood, factors, floor, work)
+    if cells is None:
+        moments = np.empty(0, factors[0].dtype)
+        cells = (np.empty(0, np.int32),) * len(factors), moments, moments, 1
+    taken.evaluation()(taken.block, factors, taken.law, out, cells, taken.work)
 
 
 def gradient(
@@ -167,10 +177,10 @@ def gradient(
 def go_path(
     view: AnyBlock | TensorBlock,
     likelihood: Likelihood,
-    factor: int,
     factors: Arrays,
     floor: float,
-    path: Path,
+    factor: int,
+    path: RowPaths,
     work: Workspace,
 ) -> None:
     """Go a whole path in one compiled call: what `accumulate`, kicks and drifts do in turn."""

@@ -74,65 +74,53 @@ def _rules_of_observed(likelihood: Likelihood) -> Rules:
     return Rules(step, ratio, fit)
 
 
-def _rules_beyond_constant(fit_observed: EntryRule) -> Rules:
-    """Make rules beyond zeros of curvature 1, R = -1, and mu as deviance and Pearson term."""
+def _rules_beyond(fit_observed: EntryRule, zeros: str) -> Rules:
+    """Make rules beyond the zero of every cell, whose parts are those of `_zero_parts`.
+
+    Under "linear" the weight of a stored entry is 1, and its mean needs no floor.
+    """
+    no_floor, share, curvature = _zero_parts(zeros)
 
     @inline
     def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
-        real, seen = type(mu), v == v
-        a = scale * v / floored(mu, law[0]) if seen else scale
-        return a, (real(0) if seen else real(-1))
+        real, zero, seen = type(mu), curvature(mu), v == v
+        a = scale * v if no_floor else scale * v / floored(mu, law[0])
+        return (a if seen else scale * zero), (real(0) if seen else -zero)
 
     @inline
     def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        real, seen = type(mu), v == v
-        a = v / floored(mu, law[0]) if seen else real(0)
-        return a, (real(0) if seen else real(-1))
+        real, zero, seen = type(mu), curvature(mu), v == v
+        a = v if no_floor else v / floored(mu, law[0])
+        return (a if seen else real(0)), (real(0) if seen else -zero)
 
     @inline
     def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        deviance, pearson = fit_observed(v, mu, law)
-        return deviance - np.float64(mu), pearson - np.float64(mu)
+        zero = np.float64(curvature(mu)) * np.float64(mu)
+        deviance, pearson = fit_observed(v, mu, (mu if no_floor else law[0], law[1]))
+        return deviance - share * zero, pearson - zero
 
     return Rules(step, ratio, fit)
 
 
-def _rules_beyond_linear(fit_observed: EntryRule) -> Rules:
-    """Make rules beyond zeros of curvature mu, weight 1 and R = -mu; mu needs no floor."""
+def _zero_parts(zeros: str | None) -> tuple[bool, float, EntryRule]:
+    """Return of an observed zero: whether mu needs no floor, its share, and its curvature C0.
 
-    @inline
-    def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
-        seen = v == v
-        return (scale * v if seen else scale * mu), (type(mu)(0) if seen else -mu)
-
-    @inline
-    def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        seen = v == v
-        zero = type(mu)(0)
-        return (v if seen else zero), (zero if seen else -mu)
-
-    @inline
-    def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        deviance, pearson = fit_observed(v, mu, (mu, law[1]))
-        square = np.float64(mu) * np.float64(mu)
-        return deviance - 0.5 * square, pearson - square
-
-    return Rules(step, ratio, fit)
-
-
-def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
-    """Make rules of an observation with a weight, beyond the zero of weight 1 of every cell.
-
-    That zero has the curvature C0, which is 1 or mu, R = -C0, C0 mu as Pearson term and its
-    share of that as deviance.
+    C0 is 1 or mu, 0 where there are no zeros; R = -C0, and C0 mu is its Pearson term and its
+    ``share`` of that its deviance.
     """
     no_floor, constant = zeros == "linear", float(zeros == "constant")
-    share = 0.5 if no_floor else 1.0
-    step_observed, ratio_observed, fit_observed = observed
 
     @inline
     def curvature(mu: Scalar) -> Scalar:
         return mu if no_floor else type(mu)(constant)
+
+    return no_floor, 0.5 if no_floor else 1.0, curvature
+
+
+def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
+    """Make rules of an observation with a weight, beyond the zero of weight 1 of every cell."""
+    no_floor, share, curvature = _zero_parts(zeros)
+    step_observed, ratio_observed, fit_observed = observed
 
     @inline
     def step(
@@ -162,10 +150,7 @@ def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
 @lru_cache(maxsize=64)
 def entry_rules(likelihood: Likelihood, zeros: bool, weights: bool = False) -> Rules:
     """Make the rules of one likelihood, shared by its kernels of every K."""
-    observed = _rules_of_observed(likelihood)
+    observed, closed = _rules_of_observed(likelihood), likelihood.zeros if zeros else None
     if weights:
-        return _rules_by_weight(observed, likelihood.zeros if zeros else None)
-    if not zeros:
-        return observed
-    beyond = _rules_beyond_constant if likelihood.zeros == "constant" else _rules_beyond_linear
-    return beyond(observed.fit)
+        return _rules_by_weight(observed, closed)
+    return observed if closed is None else _rules_beyond(observed.fit, closed)

@@ -65,13 +65,13 @@ from daskfactor.kernels.entrywise import (
     entrywise,
 )
 from daskfactor.kernels.jit import inline, jit_exact
-from daskfactor.kernels.variates import TINY, gamma, start_entry
+from daskfactor.kernels.variates import TINY_32, gamma, start_entry
 
 Array = NDArray[Any]
 Scalar = Any
 Numbers = tuple[Scalar, Scalar, Scalar, Scalar, Scalar]
 
-SMALLEST = TINY["float32"]
+SMALLEST = TINY_32
 """The smallest entry that a step which matches moments leaves."""
 SQUARED = 0.5
 """Shape of the prior from which on a squared normal number is wide enough near zero."""

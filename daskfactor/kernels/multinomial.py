@@ -58,7 +58,7 @@ def _split_count(
 
 
 @jit_exact
-def _allocate(
+def allocate(
     block: tuple[Array, Any, Any],
     factors: tuple[Array, Array],
     offsets: tuple[int, int],
@@ -66,6 +66,18 @@ def _allocate(
     sweep: int,
     sums: tuple[Wide, Wide],
 ) -> None:
+    """Draw S of every observed cell of a block; add its sums over the block to SW and SH.
+
+    SW[i, k] += sum_j s_ijk,  SH[j, k] += sum_i s_ijk
+
+    Parameters
+    ----------
+    block : a view's first three arguments, of whole numbers of at most 2**31, NaN where missing
+    factors : W (m, K) and H (n, K), C-contiguous, one float dtype, not negative
+    offsets : global numbers of the block's first row and column
+    key, sweep : the rest of the address, see :func:`start_cell`
+    sums : SW (m, K) and SH (n, K), float64
+    """
     (first, second, third), (W, H), (SW, SH) = block, factors, sums
     K, stream = W.shape[1], stack_array(STREAM, np.uint64)
     c = np.empty(K)
@@ -83,31 +95,6 @@ def _allocate(
                     _place_units(count, c, stream, SW[i], SH[j])
                 elif total > 0.0:
                     _split_count(count, W[i], H[j], c, stream, SW[i], SH[j])
-
-
-def allocate(
-    view: AnyBlock,
-    W: Array,
-    H: Array,
-    offsets: tuple[int, int],
-    key: NDArray[np.uint32],
-    sweep: int,
-    SW: Wide,
-    SH: Wide,
-) -> None:
-    """Draw S of every observed cell of a block; add its sums over the block to SW and SH.
-
-    SW[i, k] += sum_j s_ijk,  SH[j, k] += sum_i s_ijk
-
-    Parameters
-    ----------
-    view : block of whole numbers of at most 2**31, NaN where missing
-    W, H : (m, K) and (n, K), C-contiguous, one float dtype, not negative
-    offsets : global numbers of the block's first row and column
-    key, sweep : the rest of the address, see :func:`start_cell`
-    SW, SH : (m, K) and (n, K), float64
-    """
-    _allocate(view.arguments[:3], (W, H), offsets, key, sweep, (SW, SH))
 
 
 @jit_exact

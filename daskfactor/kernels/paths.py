@@ -22,7 +22,7 @@ Array = NDArray[Any]
 Arrays = tuple[Array, ...]
 
 
-class Path(NamedTuple):
+class RowPaths(NamedTuple):
     """Rows of one factor on a Hamiltonian path, all of whose data are in one block.
 
     Attributes

@@ -19,14 +19,14 @@ the factors' dtype, and sums (N, K, K) and wide (any, K), both float64.
 Source: Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.kernels.entries import Rules, entry_rules
+from daskfactor.kernels.entries import entry_rules
 from daskfactor.kernels.jit import inline, jit, jit_exact_inner, jit_inner, stack_array
 from daskfactor.kernels.linalg import add_matmul_nn, add_matmul_tn
 from daskfactor.kernels.rows import (
@@ -89,9 +89,9 @@ def _prefetch(K: int, n: int) -> Step:
     return prefetch
 
 
-def prefetch_rows(N: int, K: int) -> Step:
-    """Prefetch rows of the factors, or of their gradients, of an entry whose turn comes later."""
-    return in_turn([_prefetch(K, n) for n in range(1, N)])
+def prefetch_rows(K: int, factors: Iterable[int]) -> Step:
+    """Prefetch rows of these factors, or of their sums, of an entry whose turn comes later."""
+    return in_turn([_prefetch(K, n) for n in factors])
 
 
 def _forward(K: int, n: int, source: int, target: int) -> Step:
@@ -159,13 +159,13 @@ def _others(N: int, K: int, factor: int) -> tuple[Kernel, Kernel]:
     """Make an entry's mean, and the addition of a multiple of its rows but one factor's.
 
     The product of several rows is made for the mean, in ``ahead[1]``; of a matrix the other row
-    is itself what is added.
+    is itself what is added. It goes to ``row``, which is factor 0's, or to ``sums``.
     """
     rest = [n for n in range(1, N) if n != factor]
     start = rest[0] if rest else 1
     steps = [n for n in rest if factor > 0 or n != start]
     products = in_turn([_forward(K, n, int(factor == 0 or n != start), 1) for n in steps])
-    before, place = start - 1, max(factor - 1, 0)
+    before, place, source = start - 1, max(factor - 1, 0), int(N > 2)
 
     @inline
     def mean(indices: Arrays, factors: Arrays, p: int, ahead: Array) -> Scalar:
@@ -180,15 +180,18 @@ def _others(N: int, K: int, factor: int) -> tuple[Kernel, Kernel]:
             return dot_rows(K, ahead, 1, factors[factor], np.intp(indices[place][p]))
 
     @inline
-    def add(a: Scalar, others: Array, j: int, ahead: Array, out: Array, o: int) -> None:
-        if N > 2:
-            add_scaled(K, a, ahead, 1, out, o)
-        elif factor == 0:
-            add_scaled(K, a, others, j, out, o)
+    def spread(
+        a: Scalar, indices: Arrays, factors: Arrays, p: int, scratch: Pair, sums: Arrays, row: Array
+    ) -> None:
+        ahead, j = scratch[0], np.intp(indices[place][p])
+        if factor > 0:
+            add_scaled(K, a, ahead, source, sums[factor], j)
+        elif N > 2:
+            add_scaled(K, a, ahead, 1, row, 0)
         else:
-            add_scaled(K, a, ahead, 0, out, o)
+            add_scaled(K, a, factors[1], j, row, 0)
 
-    return mean, add
+    return mean, spread
 
 
 # -- zeros that are not stored -----------------------------------------------------------
@@ -326,12 +329,67 @@ def accumulation(
     `Likelihood.zeros` must say how to add up, or else missing; ``weights``: whether cells have
     any. ``out`` is as for dense blocks.
     """
-    rules = [_with_weights(rule, weights) for rule in entry_rules(likelihood, zeros, weights)]
-    closed = likelihood.zeros if zeros else None
+    step, ratio, fit = (
+        _with_weights(rule, weights) for rule in entry_rules(likelihood, zeros, weights)
+    )
+    ratios, fittable, by_rows = kind == "ratio", factor is not None and not curved, not factor
+    place = max((factor or 0) - 1, 0)
+    add_zeros = _zeros(likelihood.zeros if zeros else None, N, factor, curved)
     if factor is None:
-        assert kind == "score"  # the multiplicative update moves one factor at a time
-        return _all_sums(rules[0], closed, N, K, curved)
-    return _one_sum(Rules(*rules), closed, N, K, kind, factor)
+        assert not ratios  # the multiplicative update moves one factor at a time
+        mean, spread = _mean(N, K), _spread(N, K)
+    else:
+        mean, spread = _others(N, K, factor)
+    prefetch = prefetch_rows(K, range(1, N))
+    prefetch_sums = prefetch_rows(K, range(1, N) if factor is None else [factor][by_rows:])
+    room = N * K
+
+    @jit
+    def accumulate(
+        block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
+    ) -> None:
+        (indptr, indices, values, weights), (G, C, fits) = block, out
+        add_zeros(factors, scale, out, work)
+        first, fitted = factors[0], fits.size > 0
+        real, last = first.dtype.type, values.size - 1
+        scratch = stack_array(room, first.dtype), stack_array(K, first.dtype)
+        g, c = stack_array(K, first.dtype), stack_array(K, first.dtype)
+        for i in range(first.shape[0]):
+            copy_row(K, first, i, scratch[0], 0)
+            if by_rows:
+                copy_row(K, G[0], i, g, 0)
+                if curved:
+                    copy_row(K, C[0], i, c, 0)
+            total = 0.0
+            for p in range(indptr[i], indptr[i + 1]):
+                later = min(p + AHEAD, last)
+                prefetch((indices, factors, later))
+                prefetch_sums((indices, G, later))
+                if curved:
+                    prefetch_sums((indices, C, later))
+                v, mu = real(values[p]), mean(indices, factors, p, scratch[0])
+                column_law = law_at(law, np.intp(indices[0][p]))
+                if ratios:
+                    a, b = ratio(weights, p, v, mu, column_law)
+                else:
+                    a, b = step(weights, p, v, mu, column_law, real(scale))
+                spread(a, indices, factors, p, scratch, G, g)
+                if curved and b != 0:
+                    spread(b, indices, factors, p, scratch, C, c)
+                if fittable and fitted:
+                    deviance, _ = fit(weights, p, v, mu, column_law)
+                    if by_rows:
+                        total += deviance
+                    else:
+                        fits[np.intp(indices[place][p])] -= deviance
+            if by_rows:
+                copy_row(K, g, 0, G[0], i)
+                if curved:
+                    copy_row(K, c, 0, C[0], i)
+                if fittable and fitted:
+                    fits[i] -= total
+
+    return accumulate
 
 
 def _with_weights(rule: Kernel, weighted: bool) -> Kernel:
@@ -347,6 +405,34 @@ def _with_weights(rule: Kernel, weighted: bool) -> Kernel:
     return apply
 
 
+def _zeros(kind: str | None, N: int, factor: int | None, curved: bool) -> Kernel:
+    """Make the addition of a block's zeros to `Sums`, as if all of its cells were zeros."""
+    zero, share = zero_parts(kind, N), 0.5 if kind == "linear" else 1.0
+    start, n = in_turn([_start(n, zero) for n in range(N)]), factor or 0
+
+    @jit_exact_inner
+    def of_all(factors: Arrays, scale: float, out: Any, work: Scratch) -> None:
+        (_, gram, sums, wide), (G, C, _) = work, out
+        zero.prepare(-1, factors, sums, wide)
+        start((factors, G, -scale, gram, sums))
+        if curved:
+            start((factors, C, 1.0, gram, sums))
+
+    @jit_exact_inner
+    def of_one(factors: Arrays, scale: float, out: Any, work: Scratch) -> None:
+        if kind is not None:
+            (part, gram, sums, wide), (G, C, fits) = work, out
+            zero.prepare(n, factors, sums, wide)
+            if curved:
+                zero.add(n, 1.0, factors[n], C[n], gram, sums)
+            else:
+                part[:, :] = 0
+                zero.add(n, 1.0, factors[n], part, gram, sums)
+                subtract_part(scale, share, factors[n], part, G[n], fits)
+
+    return of_all if factor is None else of_one
+
+
 def _start(n: int, zero: ZeroParts) -> Step:
     @inline
     def start(arguments: Any) -> None:
@@ -356,124 +442,12 @@ def _start(n: int, zero: ZeroParts) -> Step:
     return start
 
 
-def _all_sums(step: Kernel, zeros: str | None, N: int, K: int, curved: bool) -> Kernel:
-    zero = zero_parts(zeros, N)
-    start = in_turn([_start(n, zero) for n in range(N)])
-    mean, spread, prefetch = _mean(N, K), _spread(N, K), prefetch_rows(N, K)
-    room = N * K
-
-    @jit
-    def accumulate(
-        block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
-    ) -> None:
-        (indptr, indices, values, weights), (_, gram, sums, wide), (G, C, _) = block, work, out
-        zero.prepare(-1, factors, sums, wide)
-        start((factors, G, -scale, gram, sums))
-        if curved:
-            start((factors, C, 1.0, gram, sums))
-        first = factors[0]
-        real, last = first.dtype.type, values.size - 1
-        ahead, behind = stack_array(room, first.dtype), stack_array(K, first.dtype)
-        g, c = stack_array(K, first.dtype), stack_array(K, first.dtype)
-        for i in range(first.shape[0]):
-            copy_row(K, first, i, ahead, 0)
-            copy_row(K, G[0], i, g, 0)
-            if curved:
-                copy_row(K, C[0], i, c, 0)
-            for p in range(indptr[i], indptr[i + 1]):
-                later = min(p + AHEAD, last)
-                prefetch((indices, factors, later))
-                prefetch((indices, G, later))
-                if curved:
-                    prefetch((indices, C, later))
-                mu = mean(indices, factors, p, ahead)
-                column_law = law_at(law, np.intp(indices[0][p]))
-                a, b = step(weights, p, real(values[p]), mu, column_law, real(scale))
-                spread(a, indices, factors, p, (ahead, behind), G, g)
-                if curved and b != 0:
-                    spread(b, indices, factors, p, (ahead, behind), C, c)
-            copy_row(K, g, 0, G[0], i)
-            if curved:
-                copy_row(K, c, 0, C[0], i)
-
-    return accumulate
-
-
-def _one_sum(rules: Rules, zeros: str | None, N: int, K: int, kind: Kind, factor: int) -> Kernel:
-    step, ratio, fit = rules
-    zero, (mean, add) = zero_parts(zeros, N), _others(N, K, factor)
-    prefetch, place, room = prefetch_rows(N, K), max(factor - 1, 0), 2 * K
-    share, curved = 0.5 if zeros == "linear" else 1.0, kind == "ratio"
-
-    @jit
-    def accumulate(
-        block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
-    ) -> None:
-        (indptr, indices, values, weights), (part, gram, sums, wide) = block, work
-        term, curvature, fits = out[0][factor], out[1][factor], out[2]
-        first, fitted = factors[0], fits.size > 0
-        if zeros is not None:
-            zero.prepare(factor, factors, sums, wide)
-            if curved:
-                zero.add(factor, 1.0, factors[factor], curvature, gram, sums)
-            else:
-                part[:, :] = 0
-                zero.add(factor, 1.0, factors[factor], part, gram, sums)
-                subtract_part(scale, share, factors[factor], part, term, fits)
-        real, last = first.dtype.type, values.size - 1
-        ahead = stack_array(room, first.dtype)
-        above, below = stack_array(K, first.dtype), stack_array(K, first.dtype)
-        for i in range(first.shape[0]):
-            copy_row(K, first, i, ahead, 0)
-            if factor == 0:
-                copy_row(K, term, i, above, 0)
-                if curved:
-                    copy_row(K, curvature, i, below, 0)
-            total = 0.0
-            for p in range(indptr[i], indptr[i + 1]):
-                later = min(p + AHEAD, last)
-                prefetch((indices, factors, later))
-                if factor > 0:
-                    prefetch_row(K, term, np.intp(indices[place][later]))
-                    if curved:
-                        prefetch_row(K, curvature, np.intp(indices[place][later]))
-                v, column = real(values[p]), np.intp(indices[0][p])
-                mu, column_law = mean(indices, factors, p, ahead), law_at(law, column)
-                if curved:
-                    a, c = ratio(weights, p, v, mu, column_law)
-                else:
-                    a, c = step(weights, p, v, mu, column_law, real(scale))
-                if factor == 0:
-                    add(a, factors[1], column, ahead, above, 0)
-                    if curved and c != 0:
-                        add(c, factors[1], column, ahead, below, 0)
-                else:
-                    j = np.intp(indices[place][p])
-                    add(a, factors[1], column, ahead, term, j)
-                    if curved and c != 0:
-                        add(c, factors[1], column, ahead, curvature, j)
-                if not curved and fitted:
-                    deviance, _ = fit(weights, p, v, mu, column_law)
-                    if factor == 0:
-                        total += deviance
-                    else:
-                        fits[np.intp(indices[place][p])] -= deviance
-            if factor == 0:
-                copy_row(K, above, 0, term, i)
-                if curved:
-                    copy_row(K, below, 0, curvature, i)
-                elif fitted:
-                    fits[i] -= total
-
-    return accumulate
-
-
 @lru_cache(maxsize=256)
 def evaluation(likelihood: Likelihood, zeros: bool, N: int, K: int, weights: bool) -> Kernel:
     """Make the kernel that adds to a block's ``total``, and moves its monitored cells."""
     fit = _with_weights(entry_rules(likelihood, zeros, weights).fit, weights)
     zero = zero_parts(likelihood.zeros if zeros else None, N)
-    mean, prefetch, room = _mean(N, K), prefetch_rows(N, K), N * K
+    mean, prefetch, room = _mean(N, K), prefetch_rows(K, range(1, N)), N * K
 
     @jit_inner
     def watch(factors: Arrays, cells: Any) -> None:

@@ -160,12 +160,6 @@ def level_places(place: Any, theta: Any, smallest: float, z: Any) -> None:
     place[zero] *= ndtr(z)[zero]
 
 
-@_dispatch
-def take_rows(theta: Any, other: Any, back: Any) -> None:
-    """Replace some rows by those of another array, in place."""
-    theta[back] = other[back]
-
-
 def to_host(array: Any) -> Any:
     """Return an array in the memory of this process; one that is there stays what it is."""
     return array if is_on_host(array) else current().take(array)

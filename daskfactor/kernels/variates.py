@@ -34,7 +34,7 @@ Stream = NDArray[np.uint64]
 STREAM = 8
 """64-bit words of a stream: ``stream = stack_array(STREAM, np.uint64)`` makes room for one."""
 
-TINY = {"float32": 1e-37, "float64": 1e-150}
+TINY_32, TINY_64 = 1e-37, 1e-150
 """Smallest gamma number that `fill_gamma` writes: a product of two is still positive in float64."""
 
 ENTRY = np.uint64(0x5851F42D)
@@ -299,16 +299,6 @@ def binomial(n: int, p: float, stream: Stream) -> np.int64:
 
 
 @jit_exact
-def _fill(
-    shape: Array, rate: Array, address: tuple[Any, int, int, int], smallest: float, out: Array
-) -> None:
-    (key, iteration, factor, row0), stream = address, stack_array(STREAM, np.uint64)
-    for i in range(out.shape[0]):
-        for k in range(out.shape[1]):
-            start_entry(stream, key, iteration, factor, row0 + i, k)
-            out[i, k] = max(gamma(shape[i, k], rate[i, k], stream), smallest)
-
-
 def fill_gamma(
     shape: Array, rate: Array, key: Array, iteration: int, factor: int, row0: int, out: Array
 ) -> None:
@@ -322,7 +312,11 @@ def fill_gamma(
     key : (2,) uint32, one per seed and chain
     iteration, factor, row0 : the address, see :func:`start_entry`; row0 is the global
         index of the first row
-    out : (n, K), float32 or float64, overwritten; nothing below TINY is written, so
+    out : (n, K), float32 or float64, overwritten; nothing below TINY_32 or TINY_64 is written, so
         that no component is lost to underflow
     """
-    _fill(shape, rate, (key, iteration, factor, row0), TINY[out.dtype.name], out)
+    stream, smallest = stack_array(STREAM, np.uint64), TINY_32 if out.itemsize == 4 else TINY_64
+    for i in range(out.shape[0]):
+        for k in range(out.shape[1]):
+            start_entry(stream, key, iteration, factor, row0 + i, k)
+            out[i, k] = max(gamma(shape[i, k], rate[i, k], stream), smallest)

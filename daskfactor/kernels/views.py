@@ -213,13 +213,6 @@ class Sums(NamedTuple):
         (I_n, K): C by the others, with C = M curvature(V, mu, w).
     fits
         (I_n,) float64: minus M deviance(V, mu), summed over the other factors' rows.
-    total
-        (2,) float64: (-sum M deviance(V, mu), sum M (V - mu)**2 w).
-    cells
-        Monitored cells of the block, whose moments the evaluation of ``total`` updates: int32
-        positions inside the block along each factor, of a matrix in row-major order, and running
-        means and sums of squared deviations of their mu (not floored) over ``count`` draws
-        including this one.
 
     Source: Şimşekli et al. 2017, eq. 6 and 7; Şimşekli et al. 2015, sections 4 and 6.
     """
@@ -227,8 +220,6 @@ class Sums(NamedTuple):
     terms: Each = NONE
     curvatures: Each = NONE
     fits: Each = NONE
-    total: Any = None
-    cells: Any = None
 
     @classmethod
     def of(
@@ -244,22 +235,17 @@ class Sums(NamedTuple):
 
         return cls(alone(term), alone(curvature), alone(fits))
 
-    @property
-    def curved(self) -> bool:
-        """True if there are curvatures."""
-        return any(array is not None for array in self.curvatures)
-
     def zeros(self) -> Self:
-        """Return zeros in the places of the arrays of factors."""
+        """Return zeros in the places of the arrays."""
         each = (
             tuple(None if array is None else np.zeros_like(array) for array in arrays)
-            for arrays in self[:3]
+            for arrays in self
         )
         return type(self)(*each)
 
     def add(self, share: float, more: "Sums") -> None:
         """Add a share of other sums to these."""
-        for arrays, gains in zip(self[:3], more[:3], strict=True):
+        for arrays, gains in zip(self, more, strict=True):
             for array, gain in zip(arrays, gains, strict=True):
                 if array is not None:
                     array += share * gain
@@ -400,21 +386,16 @@ class Workspace:
     """Kernel buffers of one thread. Not to be shared between threads.
 
     They are views of the same memory at every call: copy what must outlive the next one.
-
-    Parameters
-    ----------
-    dtype : float32 (default) or float64, the default dtype of the factors
     """
 
-    def __init__(self, dtype: DTypeLike = np.float32) -> None:
-        self._dtype = np.dtype(dtype)
+    def __init__(self) -> None:
         self._flat: dict[str, Array] = {}
         self._views: dict[str, tuple[Any, Array]] = {}
 
-    def _view(self, name: str, dtype: DTypeLike | None, *shape: int) -> Array:
+    def _view(self, name: str, dtype: DTypeLike, *shape: int) -> Array:
         key, (last, view) = (dtype, shape), self._views.get(name, (None, None))
         if view is None or key != last:
-            kind, count = np.dtype(self._dtype if dtype is None else dtype), math.prod(shape)
+            kind, count = np.dtype(dtype), math.prod(shape)
             flat = self._flat.get(name)
             if flat is None or flat.dtype != kind or flat.size < count:
                 flat = self._flat[name] = aligned(count, kind)
@@ -422,22 +403,18 @@ class Workspace:
             self._views[name] = key, view
         return view
 
-    def gradients(
-        self, shape: tuple[int, ...], K: int, dtype: DTypeLike | None = None
-    ) -> tuple[Array, ...]:
+    def gradients(self, shape: tuple[int, ...], K: int, dtype: DTypeLike) -> tuple[Array, ...]:
         """Return an uninitialised gradient (I_n, K) for each factor, C-contiguous."""
         return tuple(self._view(f"G{n}", dtype, size, K) for n, size in enumerate(shape))
 
-    def tiles(
-        self, m: int, n: int, K: int, dtype: DTypeLike | None = None
-    ) -> tuple[Array, Array, Array]:
+    def tiles(self, m: int, n: int, K: int, dtype: DTypeLike) -> tuple[Array, Array, Array]:
         """Return two tiles (T, n) and two lines, scratch of a block whose cells are all visited."""
-        rows = tile_rows(m, n, K, np.dtype(self._dtype if dtype is None else dtype).itemsize)
+        rows = tile_rows(m, n, K, np.dtype(dtype).itemsize)
         tiles = self._view("tile", dtype, rows, n), self._view("tile2", dtype, rows, n)
         return (*tiles, self._view("line", dtype, 2, n))
 
     def sums(
-        self, N: int, K: int, rows: int, dtype: DTypeLike | None = None
+        self, N: int, K: int, rows: int, dtype: DTypeLike
     ) -> tuple[Array, Array, Array, Array]:
         """Return scratch of a sparse block: part (rows, K), gram (K, K).
 

@@ -233,7 +233,7 @@ class Ensemble(ParticleMethod):
                 state = runner.hold(make_state(data.grid, W, H.T.copy()))
                 rule = DispersionRule(law, data)
                 limits = method.max_iter or 300, tol
-                fit = run_updates(Descent.start(data, law, runner, state, rule), *limits, tell)
+                fit = run_updates(Descent(data, law, runner, state, rule), *limits, tell)
                 W, Ht = (fit.state.gather(side) for side in SIDES)
                 H, n_iter = np.ascontiguousarray(Ht.T), fit.objective[-1][0]
             else:

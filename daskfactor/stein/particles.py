@@ -405,7 +405,7 @@ class Posterior:
                 view = data.view(row, col)
                 for *pair, out in zip(own, theirs, sums[col], strict=True):
                     block = view, likelihood, (*pair,), floor
-                    blockwise.accumulate(*block, "score", Sums(total=out), work)
+                    blockwise.evaluate(*block, out, work)
             return sums[..., 0]
 
         table = np.concatenate(self.executor.map(one_row, range(blocks), "divergence"))

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from daskfactor.checks import warn, whole_number
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors.state import make_state
-from daskfactor.inference.block_hmc import DualAveraging, check_leapfrog, first_step
+from daskfactor.inference.block_hmc import check_leapfrog, dual_average, first_step
 from daskfactor.inference.passes import BOTH, Gathered, Place, SharePass, run_pass
 from daskfactor.inference.singular import Pair
 from daskfactor.machine import single_threaded_blas
@@ -328,7 +328,8 @@ class SimplexHMC(ParticleMethod):
                     "the start has no finite log density or score under the model; pass another one"
                 )
             spread = posterior.executor.until_kept(partial(widths, posterior, spot.place))
-        averaging = DualAveraging.at(first_step(self.step, sum(one.size for one in spread)))
+        opening = math.log(first_step(self.step, sum(one.size for one in spread)))
+        log_step, average, error = opening, opening, 0.0
         for number in range(self.tune + self.draws):
             rng, tuning = generator(seed, 0, Stream.ACCEPTANCE, number), number < self.tune
             jitter, threshold = rng.random(2)
@@ -336,7 +337,7 @@ class SimplexHMC(ParticleMethod):
             before = energy(spot, (first, second))
             size = self.step
             if isinstance(size, str):
-                size = math.exp(averaging.log_step if tuning else averaging.log_average)
+                size = math.exp(log_step if tuning else average)
             size *= 1.0 + JITTER * (2.0 * jitter - 1.0)
             # A proposal may run away: it is then rejected.
             with single_threaded_blas(), np.errstate(all="ignore"):
@@ -348,5 +349,6 @@ class SimplexHMC(ParticleMethod):
             if threshold < probability:
                 spot = end
             if tuning:
-                averaging = averaging.after(probability, self.target_accept)
+                excess = self.target_accept - probability
+                log_step, average, error = dual_average(opening, average, error, number + 1, excess)
             yield spot, probability, looks

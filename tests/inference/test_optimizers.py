@@ -80,7 +80,7 @@ def test_reaches_what_multiplicative_updates_reach(beta):
     model = TweedieNMF(3, beta=beta, dispersion=1.0)
     executor = SerialExecutor()
     start = multiplicative.initial_state(data, 3, 0, 0)
-    descent = Descent.start(data, model, executor, start)
+    descent = Descent(data, model, executor, start)
     other = run_updates(descent, 500).objective[-1][1]
     ours = fitted(data, model, executor, max_iter=200).objective[-1][1]
     assert ours < 1.01 * other
@@ -314,7 +314,7 @@ def test_coordinate_descent_never_lets_the_objective_rise_and_is_ahead_of_produc
     assert np.all(np.diff(values) <= 1e-6 * values[0])
     data, model = as_blocks(V, 3), TweedieNMF(3, beta=2.0, dispersion=4.0)
     start = multiplicative.initial_state(data, 3, 0, 0)
-    others = run_updates(Descent.start(data, model, SerialExecutor(), start), 200).objective
+    others = run_updates(Descent(data, model, SerialExecutor(), start), 200).objective
     assert values[4] < others[-1][1]  # after 80 iterations, and after 200
 
 

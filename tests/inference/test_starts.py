@@ -128,7 +128,7 @@ def test_the_best_of_several_starts_goes_on(monkeypatch):
     with dfac.as_blocks(V, 2) as data:
         make = starts.state_maker(data, model, none, Init(starts=4), 2)
         states = (make(0, n) for n in range(4))
-        best = starts.best_of(Descent.start(data, model, none, state) for state in states)
+        best = starts.best_of(Descent(data, model, none, state) for state in states)
     ends = [point.objective[-1] for point in found]
     assert [iterations for iterations, _ in ends] == [SHORT] * 4
     values = [value for _, value in ends]
@@ -327,7 +327,7 @@ def climbed(V, passes):
     model = dfac.TweedieNMF(K, dispersion=1.0)
     with dfac.as_blocks(V, 2) as data:
         state = start_state(data, model, 0, 0)
-        return starts.climb(Descent.start(data, model, SerialExecutor(), state), passes)
+        return starts.climb(Descent(data, model, SerialExecutor(), state), passes)
 
 
 def test_large_counts_are_poisson_and_their_intervals_hold_the_truth():
@@ -360,7 +360,7 @@ def test_a_number_of_passes_stays_that_number(monkeypatch):
 def test_extrapolated_updates_come_further_than_plain_ones_and_never_lose():
     model, values = dfac.TweedieNMF(K), []
     with dfac.as_blocks(counts_of_mean(1e3)[0], 2, dtype="float64") as data:
-        descent = Descent.start(data, model, SerialExecutor(), start_state(data, model, 1, 0))
+        descent = Descent(data, model, SerialExecutor(), start_state(data, model, 1, 0))
         descent.hyper = Hyperparameters(1.0, 1.0, 1.0)
         for _ in range(60):
             starts.extrapolate(descent)

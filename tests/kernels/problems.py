@@ -79,14 +79,14 @@ def slope(view, law, factor, factors, floor, out, work):
 
 def evaluate(view, law, factors, floor, out, cells, work):
     """The sums of fit gain the block's, and its monitored cells move."""
-    blockwise.accumulate(view, law, factors, floor, "score", Sums(total=out, cells=cells), work)
+    blockwise.evaluate(view, law, factors, floor, out, work, cells)
 
 
 def everything(
     view, law, W, H, *, scale=1.7, floor=FLOOR, start=7.0, slopes=False, cells=False, work=None
 ):
     """All that kernels give for a block; arrays that they add to hold ``start`` before."""
-    work, sides = work or Workspace(W.dtype), {"W": W, "H": H}
+    work, sides = work or Workspace(), {"W": W, "H": H}
     for own in work.gradients((len(W), len(H)), W.shape[1], W.dtype):
         own[:] = np.nan
     curvatures = np.full_like(W, start), np.full_like(H, start)

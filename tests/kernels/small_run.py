@@ -49,7 +49,7 @@ def exact_results(dtype):
 class SmallTiles(Workspace):
     """Buffers in which dense blocks are visited three rows at a time."""
 
-    def tiles(self, m, n, K, dtype=None):
+    def tiles(self, m, n, K, dtype):
         return super().tiles(min(m, 3), n, K, dtype)
 
 

@@ -67,7 +67,7 @@ def check(block, W, H, beta, tolerance, **options):
 
 def gradients(block, W, H, beta=1.0):
     """What one of the kernels gives, where others need not be compiled."""
-    found = blockwise.gradient(block, Tweedie(beta), (W, H), 1.7, FLOOR, Workspace(W.dtype))
+    found = blockwise.gradient(block, Tweedie(beta), (W, H), 1.7, FLOOR, Workspace())
     return {f"gradient {side}": own.copy() for side, own in zip("WH", found, strict=True)}
 
 
@@ -108,7 +108,7 @@ def test_what_updates_divide_by_in_a_complete_block_has_a_closed_form(beta, rows
     for factor, theta in enumerate(factors):
         sums = {known: (np.zeros_like(theta), np.zeros_like(theta)) for known in (False, True)}
         for known, out in sums.items():
-            view, work = block._replace(complete=known), Workspace(np.float64)
+            view, work = block._replace(complete=known), Workspace()
             problems.multiplicative(view, Tweedie(beta), factor, factors, FLOOR, out, work)
         for one, other in zip(*sums.values(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-13)
@@ -289,9 +289,8 @@ def test_deviance_has_no_cancellation(beta, real, distance):
     assert abs(-out[0] - exact) <= max(tolerance * exact, slack)
 
 
-@pytest.mark.parametrize("work", [Workspace(), Workspace(np.float64)])
-def test_buffers_of_a_workspace_serve_both_kinds_in_turn(work):
-    (block, W, H), law = problem("zero", m=150, n=90), Tweedie(1.0)
+def test_buffers_of_a_workspace_serve_both_kinds_in_turn():
+    (block, W, H), law, work = problem("zero", m=150, n=90), Tweedie(1.0), Workspace()
     first = blockwise.gradient(block, law, (W, H), 1.0, FLOOR, work)
     kept = [own.copy() for own in first]
     blockwise.gradient(problems.dense_view(block, np.float32), law, (W, H), 1.0, FLOOR, work)
@@ -380,14 +379,14 @@ def test_tile_rows(m, n, K, itemsize):
         assert rows * n * K <= views.UNPACKED_TERMS
 
 
-def buffers(workspace, m, n, K):
-    tiles, gradients = workspace.tiles(m, n, K), workspace.gradients((m, n), K)
-    return [*tiles, *gradients, *workspace.sums(2, K, 3)]
+def buffers(workspace, m, n, K, dtype=np.float32):
+    tiles, gradients = workspace.tiles(m, n, K, dtype), workspace.gradients((m, n), K, dtype)
+    return [*tiles, *gradients, *workspace.sums(2, K, 3, dtype)]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_shapes_and_dtype_of_buffers(dtype):
-    found = buffers(Workspace(dtype), 30, 20, 4)
+    found = buffers(Workspace(), 30, 20, 4, dtype)
     shapes = [(30, 20), (30, 20), (2, 20), (30, 4), (20, 4), (3, 4), (4, 4), (2, 4, 4), (64, 4)]
     assert [b.shape for b in found] == shapes
     assert [b.dtype for b in found] == [dtype] * 7 + [np.float64] * 2
@@ -407,7 +406,7 @@ def test_memory_is_reused_and_grows_once():
 
 def test_another_dtype_starts_new_buffers():
     workspace = Workspace()
-    one, _ = workspace.gradients((30, 20), 4)
+    one, _ = workspace.gradients((30, 20), 4, np.float32)
     other, _ = workspace.gradients((30, 20), 4, np.float64)
     assert other.dtype == np.float64
     assert not np.shares_memory(one, other)

@@ -96,13 +96,13 @@ for K in (int(text) for text in sys.argv[1:]):
     W, H = np.full((2, K), 0.7), np.full((3, K), 0.4)
     indptr, columns = np.array([0, 1, 3], np.int32), np.array([0, 1, 2], np.uint16)
     block = indptr, (columns,), np.arange(1.0, 4.0), NO_WEIGHTS
-    space = Workspace(np.float64)
-    out = space.gradients((2, 3), K)
+    space = Workspace()
+    out = space.gradients((2, 3), K, np.float64)
     for own in out:
         own[:] = 0
     kernel = accumulation(Tweedie(1.0), True, 2, K, False, "score", None, False)
     sums = out, out, np.empty(0)
-    kernel(block, (W, H), 1.0, (1e-6, ()), sums, space.sums(2, K, 0))
+    kernel(block, (W, H), 1.0, (1e-6, ()), sums, space.sums(2, K, 0, np.float64))
     print(K, *(own.tolist() for own in out))
 """
 

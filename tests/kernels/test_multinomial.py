@@ -19,7 +19,7 @@ def problem(m, n, K, dtype=np.float64, mean=3.0):
 
 def sums(view, W, H, offsets=(0, 0), sweep=0):
     SW, SH = np.zeros(W.shape), np.zeros(H.shape)
-    allocate(view, W, H, offsets, KEY, sweep, SW, SH)
+    allocate(view.arguments[:3], (W, H), offsets, KEY, sweep, (SW, SH))
     return SW, SH
 
 
@@ -47,7 +47,8 @@ def test_blocks_do_not_matter():
         for cols in (slice(0, 7), slice(7, 10)):
             part = np.ascontiguousarray(V[rows, cols])
             where = (rows.start + 5, cols.start + 2)
-            allocate(window(part), W[rows], H[cols], where, KEY, 3, SW[rows], SH[cols])
+            block, factors = window(part).arguments[:3], (W[rows], H[cols])
+            allocate(block, factors, where, KEY, 3, (SW[rows], SH[cols]))
     np.testing.assert_equal((SW, SH), sums(window(V), W, H, (5, 2), 3))
     other = sums(window(V), W, H, (5, 2), 4)
     assert (other[0] != SW).any()

@@ -23,7 +23,7 @@ SHAPE, K, FLOOR = (5, 6, 7, 4), 5, 1e-6
 def test_gradients_and_updates_are_their_definitions(N, beta, zeros):
     rng, shape, letters, law = np.random.default_rng(0), SHAPE[:N], "abcd"[:N], Tweedie(beta)
     factors = tuple(rng.gamma(2.0, size=(size, K)) for size in shape)
-    (block, V), work = block_of(shape, zeros), Workspace(np.float64)
+    (block, V), work = block_of(shape, zeros), Workspace()
     seen, V = ~np.isnan(V), np.nan_to_num(V)
     mu = means(factors, letters)
     curvatures = tuple(np.zeros_like(factor) for factor in factors)
@@ -72,7 +72,7 @@ def test_slopes_and_fits_are_their_definitions(beta, zeros, width, share):
     rng, shape, law = np.random.default_rng(2), SHAPE[:3], Tweedie(beta)
     factors = tuple(rng.gamma(2.0, size=(size, width)) for size in shape)
     block, V = block_of(shape, zeros, share=share)
-    work, mu = Workspace(np.float64), means(factors, "abc")
+    work, mu = Workspace(), means(factors, "abc")
     seen, V = ~np.isnan(V), np.nan_to_num(V, nan=1.0)
     deviance = np.where(seen, law.deviance(V, mu), 0.0)
     for n in range(3):
@@ -99,7 +99,7 @@ def test_a_share_of_a_law_counts_once():
     rng, law = np.random.default_rng(4), Tweedie(1.0)
     factors = tuple(rng.gamma(2.0, size=(size, K)) for size in SHAPE[:3])
     block, _ = block_of(SHAPE[:3], False)
-    work = Workspace(np.float64)
+    work = Workspace()
     for part, share in ((law, 1.0), (law.shared(0.25), 0.25)):
         curvatures = tuple(np.zeros_like(own) for own in factors)
         found = blockwise.gradient(block, part, factors, 1.0, FLOOR, work, curvatures)

@@ -15,14 +15,14 @@ extern "C" __global__ void stack_rows(Size B, Size n, Size K, const Size *start,
   }
 }
 
-// And back: rows of a stack that begin at row `first` of their bands, added to bands or set.
+// And back: rows of a stack that begin at row `first` of their bands, added to bands.
 extern "C" __global__ void spread_rows(Size B, Size n, Size K, const Size *start, const Size *count,
-                                       Size first, const REAL *stack, int add, REAL *rows) {
+                                       Size first, const REAL *stack, REAL *rows) {
   for (Size p = THREAD; p < B * n * K; p += THREADS) {
     const Size b = p / (n * K), i = first + p / K % n, k = p % K;
     if (i >= count[b]) continue;
     const Size to = (start[b] + i) * K + k;
-    rows[to] = add ? rows[to] + stack[p] : stack[p];
+    rows[to] += stack[p];
   }
 }
 

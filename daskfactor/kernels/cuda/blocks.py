@@ -112,8 +112,7 @@ class Part:
 
     def spread(self, factor: int, stack: DeviceArray, rows: DeviceArray, first: int = 0) -> None:
         """Add a stack of rows, from row ``first`` of each band on, to a factor's."""
-        arguments = np.int64(first), stack, np.int32(1), rows
-        self._each("spread_rows", factor, stack.shape[1], rows, *arguments)
+        self._each("spread_rows", factor, stack.shape[1], rows, np.int64(first), stack, rows)
 
     def is_small(self, likelihood: Likelihood, W: DeviceArray) -> bool:
         """Return True if launches take longer to prepare than to run, and may be repeated."""
@@ -122,15 +121,20 @@ class Part:
         return small and not likelihood.numbers
 
     def again(
-        self, name: str, key: Any, factors: Arrays, make: Callable[[Arrays], Arrays]
+        self, name: str, key: Any, factors: Arrays, make: Callable[[], Arrays], small: bool = True
     ) -> Arrays:
-        """Repeat recorded launches for the same factors and numbers, into the same arrays."""
+        """Repeat recorded launches for the same factors and numbers, into the same arrays.
+
+        Where the part is not ``small``, they are made anew.
+        """
+        if not small:
+            return make()
         record = self._recorded.get(name)
         if record is not None and record[0] == key and all(map(operator.is_, record[1], factors)):
             self.device.again(record[2])
             return record[3]
         with self.device.recording() as calls:
-            out = make(factors)
+            out = make()
         self._recorded[name] = key, factors, calls, out
         return out
 
@@ -322,17 +326,15 @@ def gradient(
     Gradients may be buffers of the part, good until the next call.
     """
 
-    def make(factors: Arrays) -> Arrays:
+    def make() -> Arrays:
         out = tuple(part.device.empty(array.shape, array.dtype) for array in factors)
         for array in out:
             part.device.clear(array)
-        sums = Sums(out, curvatures or ())
-        _add(Pass(part, likelihood, factors, floor), "score", scale * likelihood.share, sums)
+        accumulate(part, likelihood, factors, floor, "score", Sums(out, curvatures or ()), scale)
         return out
 
-    if curvatures is None and part.is_small(likelihood, factors[0]):
-        return part.again("gradient", (likelihood, scale, floor), factors, make)
-    return make(factors)
+    small = curvatures is None and part.is_small(likelihood, factors[0])
+    return part.again("gradient", (likelihood, scale, floor), factors, make, small)
 
 
 def accumulate(
@@ -346,30 +348,21 @@ def accumulate(
 ) -> None:
     """Add the sums over all entries of the part to the arrays of ``sums``, of all rows.
 
-    As `daskfactor.kernels.blockwise.accumulate`; ``sums.total`` is an array of this process, all
-    others lie on the device.
+    As `daskfactor.kernels.blockwise.accumulate`.
     """
-    entries = Pass(part, likelihood, factors, floor)
-    if sums.total is not None:
-        _evaluate(entries, sums.total, sums.cells)
-    if sums.terms:
-        _add(entries, kind, scale * likelihood.share if kind == "score" else 1.0, sums)
-
-
-def _add(entries: Pass, kind: Kind, scale: float, sums: Sums) -> None:
-    """Add sums of the terms of all entries."""
-    add = _add_dense if entries.part.zeros is None else _add_sparse
-    add(entries, kind, scale, sums)
+    add = _add_dense if part.zeros is None else _add_sparse
+    scale = scale * likelihood.share if kind == "score" else 1.0
+    add(Pass(part, likelihood, factors, floor), kind, scale, sums)
 
 
 def _add_dense(entries: Pass, kind: Kind, scale: float, sums: Sums) -> None:
     part, device, (W, H) = entries.part, entries.part.device, entries.factors
-    w, h = part.stacked(0, W), part.stacked(1, H)
+    w, h, curved = part.stacked(0, W), part.stacked(1, H), bool(sums.curvatures)
     columns: dict[int, DeviceArray] = {}
-    for begin, end in part.tiles(W.dtype, 1 + sums.curved):
+    for begin, end in part.tiles(W.dtype, 1 + curved):
         rows = w[:, begin:end]
         tile = device.products(rows, h, (False, True))
-        tile2 = device.empty(tile.shape, tile.dtype) if sums.curved else None
+        tile2 = device.empty(tile.shape, tile.dtype) if curved else None
         threads, lines = entries.lines(begin, end)
         # Before means become terms.
         names = ("dense_row_fits", threads), ("dense_col_fits", part.blocks * part.cols.most)
@@ -467,7 +460,7 @@ def add_subsample(
     entries = Pass(_drawn(part, factors[0].dtype, *draws), likelihood, factors, floor)
     sums, weight = curvature or ((), 0.0)
     curvatures = tuple(part.device.zeros(array.shape, array.dtype) for array in sums)
-    _add(entries, "score", scale, Sums(gradients, curvatures))
+    _add_sparse(entries, "score", scale, Sums(gradients, curvatures))
     for array, gain in zip(sums, curvatures, strict=True):
         array += array.dtype.type(weight) * gain
 
@@ -510,19 +503,18 @@ def _drawn(part: Part, dtype: np.dtype[Any], counts: NDArray[np.int64], address:
     return Part(part.rows, part.cols, arrays, zeros=False)
 
 
-def _evaluate(entries: Pass, out: Host, cells: Any) -> None:
+def evaluate(
+    part: Part, law: Likelihood, factors: Arrays, floor: float, out: Host, cells: Any
+) -> None:
     """Add sums of fit to ``out`` (2,); update the moments of monitored cells on the device."""
-    part, law, factors = entries.part, entries.likelihood, entries.factors
     if cells is not None:
         (rows, cols), mean, m2, count = cells
         sizes = np.int64(len(rows)), np.int64(factors[0].shape[1])
         arguments = *sizes, rows, cols, *factors, np.float64(count), mean, m2
         part.run("watch_cells", len(rows), factors[0], *arguments)
-    if part.is_small(law, factors[0]):
-        make = partial(_fits_of_warps, part, law, entries.floor)
-        (fits,) = part.again("fit", (law, entries.floor), factors, make)
-    else:
-        (fits,) = _fits_of_warps(part, law, entries.floor, factors)
+    entries = Pass(part, law, factors, floor)
+    make, small = partial(_fits_of_warps, entries), part.is_small(law, factors[0])
+    (fits,) = part.again("fit", (law, floor), factors, make, small)
     total = part.device.take(fits.sum(axis=0))
     if part.zeros:
         total += _fit_of_zeros(entries)
@@ -530,9 +522,9 @@ def _evaluate(entries: Pass, out: Host, cells: Any) -> None:
     out[1] += total[1]
 
 
-def _fits_of_warps(part: Part, law: Likelihood, floor: float, factors: Arrays) -> Arrays:
+def _fits_of_warps(entries: Pass) -> Arrays:
     """Return sums of deviances and Pearson terms of each warp, (warps, 2)."""
-    device, (W, H), entries = part.device, factors, Pass(part, law, factors, floor)
+    part, device, (W, H) = entries.part, entries.part.device, entries.factors
     out = device.empty((device.warps, 2), np.float64)
     device.clear(out)
     if part.zeros is not None:
@@ -562,10 +554,9 @@ def mean_shares(part: Part, factors: Arrays, evenness: Sequence[Any]) -> Arrays:
 
     They are buffers of the part, good until the next call.
     """
-    even = part.evenness(evenness)
+    even, (W, H) = part.evenness(evenness), factors
 
-    def make(factors: Arrays) -> Arrays:
-        W, H = factors
+    def make() -> Arrays:
         out = tuple(part.device.empty((side.size,), W.dtype) for side in part.sides)
         sizes = np.int64(part.blocks), np.int64(W.shape[1])
         part.run("mean_shares", 32 * part.blocks, W, *sizes, *part.places, W, H, *even, *out)

@@ -11,26 +11,15 @@ from importlib.resources import files
 import numpy as np
 
 from daskfactor.kernels import langevin, philox, squares, subsample, variates
-from daskfactor.kernels.cuda.translate import Translation
+from daskfactor.kernels.cuda.translate import TYPES, Translation
 from daskfactor.kernels.entries import entry_rules
 from daskfactor.kernels.entrywise import ROOT_HALF, Move, Moving, Normal, Place, moves_of
 from daskfactor.models.likelihood import Likelihood
 
-REALS = {"float32": "float", "float64": "double"}
 NAMES = {"f": "float32", "d": "float64"}
 """Names of dtypes by their letters: NumPy puts a name together anew each time."""
-VALUES = REALS | {
-    "bool": "bool",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "int16": "short",
-    "uint16": "unsigned short",
-    "int32": "int",
-    "uint32": "unsigned int",
-    "int64": "long long",
-    "uint64": "unsigned long long",
-}
-"""Types of the data in C++, by the name of their dtype."""
+VALUES = {np.dtype(kind).name: name for kind, name in TYPES.items()}
+"""Types of numbers in C++, by the name of their dtype."""
 CHUNK = 256
 """Rows that one thread adds up."""
 
@@ -101,7 +90,7 @@ def steps(dtype: str) -> Source:
     moves = [*moves_of(langevin), *moves_of(squares)]
     kernels = [_kernel(move, scalars.add(move.entry)) for move in moves]
     texts = _file("prelude.h"), scalars.text, _file("steps.cu"), *kernels
-    macros = _defined(REAL=REALS[dtype], ROOT_HALF=ROOT_HALF.hex())
+    macros = _defined(REAL=VALUES[dtype], ROOT_HALF=ROOT_HALF.hex())
     return Source("\n".join(texts), (*macros, "-fmad=false"))
 
 
@@ -109,7 +98,7 @@ def steps(dtype: str) -> Source:
 def bands(dtype: str) -> Source:
     """Make kernels of blocks that know no law."""
     text = "\n".join((_file("prelude.h"), _file("blocks.cu")))
-    return Source(text, _defined(REAL=REALS[dtype], CHUNK=CHUNK, SEEN=langevin.SEEN))
+    return Source(text, _defined(REAL=VALUES[dtype], CHUNK=CHUNK, SEEN=langevin.SEEN))
 
 
 @lru_cache(maxsize=64)
@@ -147,7 +136,7 @@ template <class L> DEVICE auto fit_rule(REAL v, REAL mu, L law, REAL weight) {{
 """
     text = "\n".join((_file("prelude.h"), scalars.text, glue, _file("blocks.cu")))
     kind = {"SPARSE": 1} if values is None else {"DENSE": 1, "VALUE": VALUES[values]}
-    macros = {"REAL": REALS[dtype], "CHUNK": CHUNK, "SEEN": langevin.SEEN, "COMPONENTS": K}
+    macros = {"REAL": VALUES[dtype], "CHUNK": CHUNK, "SEEN": langevin.SEEN, "COMPONENTS": K}
     return Source(text, _defined(**(macros | kind)))
 
 
@@ -159,7 +148,7 @@ def draws(dtype: str, values: str | None, zeros: bool) -> Source:
     scalars.add(subsample.place_among, "place_among")
     text = "\n".join((_file("prelude.h"), scalars.text, _file("draws.cu")))
     kind = {"ZEROS": int(zeros)} if values is None else {"DENSE": 1, "VALUE": VALUES[values]}
-    return Source(text, (*_defined(REAL=REALS[dtype], **kind), "-fmad=false"))
+    return Source(text, (*_defined(REAL=VALUES[dtype], **kind), "-fmad=false"))
 
 
 def is_value_type(dtype: np.dtype) -> bool:

@@ -38,12 +38,6 @@ extern "C" __global__ void level_places(Size rows, Size K, REAL *place, const RE
     place[p] = (REAL)((double)place[p] * (0.5 * erfc(-ROOT_HALF * (double)z[p])));
 }
 
-// Rows of which `back` is not zero become those of another array.
-extern "C" __global__ void take_rows(Size rows, Size K, REAL *theta, const REAL *other,
-                                     const bool *back) {
-  EACH_ENTRY if (back[p / K]) theta[p] = other[p];
-}
-
 // theta <- theta (num / (den + penalty))^power, 0 / 0 counts as 0; `penalties` has a number for
 // each component, each row, or is null.
 extern "C" __global__ void take_share(Size rows, Size K, REAL *theta, const REAL *num,

@@ -54,11 +54,6 @@ def level_places(place: DeviceArray, theta: DeviceArray, smallest: float, z: Dev
     _launch("level_places", place, theta, place.dtype.type(smallest), z)
 
 
-def take_rows(theta: DeviceArray, other: DeviceArray, back: DeviceArray) -> None:
-    """Replace some rows by those of another array, in place."""
-    _launch("take_rows", theta, other, back)
-
-
 def take_share(
     theta: DeviceArray, num: DeviceArray, den: DeviceArray, penalty: Any, power: float
 ) -> None:

@@ -22,11 +22,15 @@ import numpy as np
 Function = Callable[..., Any]
 
 TYPES = {
+    np.bool_: "bool",
     np.float32: "float",
     np.float64: "double",
+    np.int8: "signed char",
+    np.int16: "short",
     np.int32: "int",
     np.int64: "long long",
-    np.intp: "long long",
+    np.uint8: "unsigned char",
+    np.uint16: "unsigned short",
     np.uint32: "unsigned int",
     np.uint64: "unsigned long long",
     float: "double",

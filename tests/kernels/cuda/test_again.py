@@ -6,7 +6,6 @@ import pytest
 from daskfactor.kernels.cuda import blocks
 from daskfactor.kernels.cuda.blocks import Part, Side
 from daskfactor.kernels.cuda.device import Device
-from daskfactor.kernels.views import Sums
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
 from tests.kernels.cuda import fake
@@ -28,13 +27,13 @@ def factors_of(device):
 @pytest.fixture
 def made(monkeypatch):
     """How often launches were found out anew."""
-    found, add = [], blocks._add
+    found, add = [], blocks._add_dense
 
     def counted(*given):
         found.append(given[1])
         add(*given)
 
-    monkeypatch.setattr(blocks, "_add", counted)
+    monkeypatch.setattr(blocks, "_add_dense", counted)
     return found
 
 
@@ -91,9 +90,9 @@ def test_shares_follow_evenness_and_fits_the_factors(stand_in):
     for by in (1, 2, 1):
         factors[1][:] = factors[1] * np.float32(by)
         found, wanted = np.zeros(2), np.zeros(2)
-        blocks.accumulate(part, POISSON, factors, 1e-6, "score", Sums(total=found))
+        blocks.evaluate(part, POISSON, factors, 1e-6, found, None)
         fresh = part_of(stand_in)
-        blocks.accumulate(fresh, POISSON, factors, 1e-6, "score", Sums(total=wanted))
+        blocks.evaluate(fresh, POISSON, factors, 1e-6, wanted, None)
         np.testing.assert_array_equal(found, wanted)
         assert found[0] < 0 < found[1]
 

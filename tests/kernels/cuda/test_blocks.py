@@ -212,7 +212,7 @@ def assert_slopes(device, problem, factor, law=None):
     out = np.full_like(like, 7.0), np.full(len(like), 3.0)
     mine, alone = tuple(map(device.put, out)), device.put(out[0])
     told = law.at(device.put(law.numbers[0]))[0] if by_column else law
-    part, placed, work = problem.part(device), problem.put(device), Workspace(problem.dtype)
+    part, placed, work = problem.part(device), problem.put(device), Workspace()
     problems.slope(part, told, factor, placed, FLOOR, mine, work)
     problems.slope(part, told, factor, placed, FLOOR, (alone, None), work)
     np.testing.assert_array_equal(device.take(mine[0]), device.take(alone))

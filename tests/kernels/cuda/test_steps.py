@@ -226,13 +226,3 @@ def test_places_below_the_smallest_number(stand_in, dtype):
     steps.level_places(place, theta, smallest, z)
     for own in (place, stand_in.take(x)):
         np.testing.assert_allclose(own, wanted, rtol=4 * np.finfo(dtype).eps)
-
-
-@DTYPES
-def test_rows_go_back(stand_in, dtype):
-    rng = np.random.default_rng(2)
-    theta, other = rng.random((2, 40, 3)).astype(dtype)
-    back, x = rng.random(40) < 0.5, stand_in.put(theta)
-    steps.take_rows(x, stand_in.put(other), stand_in.put(back))
-    steps.take_rows(theta, other, back)
-    assert np.array_equal(stand_in.take(x), theta)
