@@ -318,7 +318,7 @@ class Dispersion(LikelihoodParameter):
         """Estimate the dispersion anew while tuning, at a segment's end."""
         self.latest = None
         # Counts take a pass of their own.
-        due = end in self.setting.tenths if self.rule.looks_again else True
+        due = end in self.setting.tenths or not self.rule.undecided.any()
         if not (due and end <= self.setting.frozen_from and self.rule.estimates):
             return {}
         looks = [*values["looks"], self.rule.at_draw(self.place(state), fit)]
