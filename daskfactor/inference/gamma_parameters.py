@@ -260,9 +260,9 @@ class Dispersion(LikelihoodParameter):
             free = model.without_spikes()
             descent = Descent.start(data, free, setting.executor, state, rule)
             end = climb(descent, passes, on_step)
-            fit = end.point.fit
+            fit = descent.fit
             if setting.sampler.warm_start == "auto":
-                climbed = end.iterations, end.rise
+                climbed = end
         else:
             fit, _ = rule.estimate_at(self.place(state))
         drawn = starts_from_draws(setting)
