@@ -232,6 +232,8 @@ class Chain:
         setting, lead = self.setting, (first or self).dispersion
         state, values, fit = self.dispersion.start(self.number, lead, on_step)
         self.values = self.values | values
+        for parameter in self.parameters:
+            self.values = self.values | parameter.initial(self.values)
         self.tracks = [TrackRun.of(setting.sampler.tracks[0], setting, state)]
         self.update(state, 0, fit)
         kernel, adapted = setting.kernel, ("adapt", "adapted")

@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.joined import JoinedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, pieces_of, take_array
 from daskfactor.inference.passes import Place, evaluate, fit_columns
 from daskfactor.inference.program import (
@@ -30,8 +29,6 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.negative_binomial import OF_COLUMNS, NegativeBinomial
 from daskfactor.models.rates import EVEN, draw_each, draw_positive
 from daskfactor.models.tweedie_law import NORMAL
-
-Array = NDArray[Any]
 
 SEARCHED = 1e-4, 1e4
 """Dispersions between which a point estimate's is looked for."""
@@ -335,7 +332,7 @@ class DispersionRule:
         if not self.drawn_each.all():
             fit = self._fit(place)
             self.current = self._estimates(fit)
-        for number in np.flatnonzero(self.drawn_each):
+        for number in np.flatnonzero(self.drawn_each).tolist():
             best = map_dispersion(self._density(number, place))
             self.current[number] = best * self.scale[number]
         if fit is None or not self.divides:
@@ -463,7 +460,7 @@ class DispersionRule:
 
     def log_prior(self, state: ChainState, dispersion: Any) -> float:
         """Return the log prior density of what is drawn: Exponential(1) each."""
-        return -sum((np.atleast_1d(dispersion) / self.scale)[self.drawn_each].tolist())
+        return -float(sum((np.atleast_1d(dispersion) / self.scale)[self.drawn_each]))
 
     def normalizer(self, executor: Executor, dispersion: Any) -> float:
         """Return what the fit leaves out of the log-likelihood; 0 where it takes a series."""
@@ -487,7 +484,7 @@ class DispersionRule:
     def draw(self, place: Place, dispersion: Any, rng: np.random.Generator) -> Any:
         """Draw from their conditionals, one by one; each density is a pass over the data."""
         self.current = np.array(dispersion, np.float64, ndmin=1)
-        for number in np.flatnonzero(self.drawn_each):
+        for number in np.flatnonzero(self.drawn_each).tolist():
             scale, density = self.scale[number], self._density(number, place)
             alpha = float(self.current[number] / scale)
             self.current[number] = draw_positive(density, alpha, rng, DRAWN) * scale

@@ -12,9 +12,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, multiply, pieces_of, take_array
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.inits import DRAWS
@@ -57,7 +56,6 @@ from daskfactor.models.rates import draw_scales
 from daskfactor.models.settings import EFFECTIVE, Mask, held
 from daskfactor.random import Stream, noise_key
 
-Array = NDArray[Any]
 HEATING = 10
 """Sweeps from the mode of a posterior to the bulk of one of its powers."""
 RUNAWAY = 1e3
@@ -403,4 +401,5 @@ def gamma_parameters(setting: Setting) -> tuple[Dispersion, list[Parameter]]:
     others = [Effective(setting)] if dispersion.model.shares_rates else []
     scales = [Scales(setting)] if setting.rescales_every else []
     first = [*links, Rates(setting, links), GammaRows(setting), *others]
-    return dispersion, [*first, dispersion, *scales]
+    further = [kind(setting) for kind in dispersion.model.further]
+    return dispersion, [*first, dispersion, *further, *scales]

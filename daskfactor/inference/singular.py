@@ -18,7 +18,7 @@ from scipy import sparse
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState
+from daskfactor.executors.state import Array, ChainState
 from daskfactor.inference.bands import pieces_of
 from daskfactor.inference.dispersion import typical_value
 from daskfactor.inference.multiplicative import Descent, run_updates, start_state
@@ -26,7 +26,6 @@ from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.random import Stream, generator
 
-Array = NDArray[Any]
 Pair = tuple[Array, Array]
 Side = Literal["rows", "columns"]
 

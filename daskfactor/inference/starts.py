@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.executors.state import Array, ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
 from daskfactor.inference.dispersion import dispersion_rule
 from daskfactor.inference.inits import SHORT, Init
@@ -32,8 +31,6 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.singular import prepare_starts
-
-Array = NDArray[Any]
 
 BEHIND, ENOUGH = 0.1, 0.003
 """Rise of the log posterior density, in nats per parameter over `FIT_EVERY` iterations, above
