@@ -287,9 +287,7 @@ class Chain:
         if "priors" in rest:
             rest["priors"] = stored_hyper(self.model, rest["priors"])
         self.values = FIRST | rest | names | hyper
-        if "fixed" in rest:
-            fixed = rest["fixed"]  # older versions have one
-            self.dispersion.rule.memory = fixed if isinstance(fixed, list) else [fixed]
+        self.dispersion.recall(self.values)
 
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""

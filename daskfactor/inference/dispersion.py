@@ -210,6 +210,8 @@ class DispersionRule:
         As `MatrixDispersion` has them.
     memory
         The dispersion where that is settled, else None; a checkpoint keeps these.
+    determined
+        How many parameters it determines; a checkpoint keeps these.
     current
         The latest dispersion of one that is drawn.
     limit

@@ -285,7 +285,13 @@ class Dispersion(LikelihoodParameter):
             self.refresh(number, state, shapes)
         ends = fit.negative_divergence, fit.negative_divergence
         values = {"fits": ends, "climb": climbed, "fixed": rule.memory}
+        values["determined"] = rule.determined.tolist()
         return Start(state, values | hyper._asdict())
+
+    def recall(self, values: Values) -> None:
+        fixed = values.get("fixed", self.rule.memory)  # older versions have one
+        self.rule.memory = fixed if isinstance(fixed, list) else [fixed]
+        self.rule.determined = np.array(values.get("determined", self.rule.determined))
 
     def due(self, view: View) -> bool:
         return view.cycle > 0 and self.rule.drawn and view.alone

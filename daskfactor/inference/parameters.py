@@ -196,6 +196,9 @@ class LikelihoodParameter(Parameter, ABC):
     def has_diverged(self, fits: Any, state: ChainState, values: Values) -> bool:
         """Return whether finite factors are beyond anything the data could mean."""
 
+    def recall(self, values: Values) -> None:
+        """Take over what the values of a checkpoint hold."""
+
     def normalized(self, values: Values) -> Values:
         """Add to values that have changed what the fit leaves out of the log-likelihood."""
         return values

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import ModelError
 from daskfactor.models.covariates import COVARIATES, SideInformation
-from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import relevant
 from daskfactor.models.settings import COUNT, EFFECTIVE, POSITIVE_OR_AUTO, Auto, Learnt, PriorDraw
 from daskfactor.models.tweedie_law import NORMAL
@@ -223,10 +222,6 @@ class GaussianMF(SideInformation):
         noise = NOISE_SHARE * variance if self.noise == "auto" else float(self.noise)
         precisions = (float(w),) * K, (float(h),) * K
         return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *self.starting_ridges)
-
-    def at(self, hyper: GaussianHyper) -> tuple[Likelihood, GaussianHyper]:
-        """Give the law and the hyperparameters, whose noise divides it."""
-        return self.likelihood, hyper
 
     def hyper_of_draw(self, values: Mapping[str, Any], mean: float) -> GaussianHyper:
         """Give the hyperparameters of a draw; ``level`` is the level that column biases are around.

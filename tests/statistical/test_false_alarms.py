@@ -257,9 +257,13 @@ def test_the_dispersion_of_a_run_is_the_mean_of_its_later_estimates(monkeypatch)
     assert tree.attrs["dispersion"] == pytest.approx(each[4:].mean(), rel=1e-6)
 
 
-def test_a_run_that_stops_while_it_estimates_goes_on_with_the_same_estimates(tmp_path, monkeypatch):
+@pytest.mark.parametrize("n_components", [3, "auto"])  # of many at first some fade
+def test_a_run_that_stops_while_it_estimates_goes_on_with_the_same_estimates(
+    n_components, tmp_path, monkeypatch
+):
     rng = np.random.default_rng(0)
     V = counts(rng, means(rng, 0.5, 3.0), ratio=3.0)
+    V, model = V[:22, :16] if n_components == "auto" else V, dfac.TweedieNMF(n_components)
     adapt, looked = Chain._adapt, []
 
     def stopping(chain, end):
@@ -272,11 +276,11 @@ def test_a_run_that_stops_while_it_estimates_goes_on_with_the_same_estimates(tmp
         adapt(chain, end)
 
     with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
-        whole = dfac.sample(V, dfac.TweedieNMF(3), **QUICK)
+        whole = dfac.sample(V, model, **QUICK)
     monkeypatch.setattr(Checkpoints, "is_due", lambda kept: True)
     monkeypatch.setattr(Chain, "_adapt", stopping)
     with pytest.raises(KeyboardInterrupt):
-        dfac.sample(V, dfac.TweedieNMF(3), store=tmp_path / "run.zarr", **QUICK)
+        dfac.sample(V, model, store=tmp_path / "run.zarr", **QUICK)
     monkeypatch.setattr(Chain, "_adapt", noted)
     with pytest.warns(dfac.errors.DataWarning, match=RATIOS):
         rest = dfac.resume(tmp_path / "run.zarr", V=V, progressbar=False)
