@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.grid import Grid
-from daskfactor.executors.state import ChainState, FactorBand, split_factor
+from daskfactor.executors.state import Array, ChainState, FactorBand, split_factor
 from daskfactor.models.rates import count_floored, log_sum
 from daskfactor.models.settings import Mask, free_components, held
-
-Array = NDArray[Any]
 
 
 def pieces_of(grid: Grid, factor: int, values: Array) -> list[Array]:

@@ -235,6 +235,8 @@ class Chain:
         setting, first_dispersion = self.setting, (first or self).dispersion
         state, values, fit = self.dispersion.start(self.number, first_dispersion, on_step)
         self.values = self.values | values
+        for parameter in self.parameters:
+            self.values = self.values | parameter.initial(self.values)
         self.tracks = [TrackRun(setting.sampler.tracks[0], setting, state)]
         self.update(state, 0, fit)
         kernel, adapted = setting.kernel, ("adapt", "adapted")
@@ -289,9 +291,7 @@ class Chain:
         if "priors" in rest:
             rest["priors"] = stored_hyper(self.model, rest["priors"])
         self.values = FIRST | rest | hyper
-        if "fixed" in rest:
-            fixed = rest["fixed"]  # older versions have one
-            self.dispersion.rule.memory = fixed if isinstance(fixed, list) else [fixed]
+        self.dispersion.recall(self.values)
 
     def _between(self, run: TrackRun, start: int) -> None:
         """Learn from a track's cycles since ``start``; a divergence takes it back."""

@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.joined import JoinedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, pieces_of, take_array
 from daskfactor.inference.passes import Place, evaluate, fit_columns
 from daskfactor.inference.program import (
@@ -30,8 +29,6 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.negative_binomial import OF_COLUMNS, NegativeBinomial
 from daskfactor.models.rates import EVEN, draw_each, draw_positive
 from daskfactor.models.tweedie_law import NORMAL
-
-Array = NDArray[Any]
 
 SEARCHED = 1e-4, 1e4
 """Dispersions between which a point estimate's is looked for."""
@@ -66,103 +63,54 @@ def typical_value(data: BlockedData) -> float:
 
 @dataclass
 class MatrixDispersion:
-    """The dispersion of one matrix: fixed, 1 for counts that may be Poisson, estimated, or drawn.
+    """One matrix, as the rule for its dispersion needs it.
 
     Several matrices that share factors are divided by their means u: there a dispersion counts in
     units of the `scale`, and that of the data is ``phi / scale``.
 
     Attributes
     ----------
-    name
-        Of the matrix, "" of the only one.
     law, weight, unit, scale
         Of its entries: their law, what a log-likelihood counts, u, and the dispersion that 1
         becomes when values are divided by u.
     requested
         The dispersion that the model or the sampler asks for, in units of the data; a word where
         it is estimated or drawn.
-    count, parameters
-        Numbers of observations, by weight, and of what is fitted to them.
-    counts
-        Whether they are whole numbers of which the run is to tell whether they are Poisson.
+    count
+        Number of observations, by weight.
+    integer
+        Whether these are whole numbers.
+    name
+        Of the matrix, "" of the only one.
     owner
         Which blocks are the matrix's, (B, B); None: all.
-    fixed
-        The dispersion where that is settled, else None.
-    current
-        The latest dispersion of one that is drawn.
-    limit
-        How many times as much as Poisson counts these may vary and still be Poisson.
     """
 
     law: Likelihood
     requested: Any
     count: float
-    parameters: float
-    integer: InitVar[bool]
+    integer: bool
     name: str = ""
     weight: float = 1.0
     unit: float = 1.0
     scale: float = 1.0
     owner: Array | None = None
-    counts: bool = field(init=False)
-    drawn: bool = field(init=False)
-    fixed: float | None = field(init=False)
-    current: float = field(init=False)
-    limit: float = field(default=1.0, init=False)
-    _tally: Tally | None = field(default=None, init=False)
-
-    def __post_init__(self, integer: bool) -> None:
-        free = isinstance(self.requested, str)
-        self.fixed = None if free else float(self.requested) * self.scale
-        self.drawn = free and isinstance(self.law, NegativeBinomial)
-        self.counts = free and self.law.counts and integer
-        start = self.scale if self.law.counts or self.drawn else 1.0
-        self.current = start if self.fixed is None else self.fixed
+    _tally: Tally | None = None
 
     @property
-    def freedom(self) -> float:
-        """Degrees of freedom of a point estimate: never fewer than a tenth of the entries."""
-        return max(self.count - self.parameters, 0.1 * self.count)
-
-    def estimate(self, pearson: float, at_point: bool) -> float:
-        """Estimate the dispersion from Pearson's statistic; return it where it is known."""
-        if self.fixed is not None:
-            return self.fixed
-        if self.drawn:
-            return self.current
-        divisor = self.freedom if at_point else self.count
-        return max(float(pearson) / divisor, float(np.finfo(np.float32).tiny))
+    def fixed(self) -> float | None:
+        """The dispersion that is asked for; None where it is estimated or drawn."""
+        return None if isinstance(self.requested, str) else float(self.requested) * self.scale
 
     @property
-    def undecided(self) -> bool:
-        """Tell whether these are counts of which nothing says yet whether they are Poisson."""
-        return self.counts and self.fixed is None
+    def drawn(self) -> bool:
+        """Tell whether chains draw the dispersion."""
+        return self.fixed is None and isinstance(self.law, NegativeBinomial)
 
-    def in_data(self, dispersion: float) -> float:
-        """Return a dispersion in units of the data."""
-        return dispersion / self.scale
-
-    def at_point(self, variation: float) -> float:
-        """Return the dispersion of a point estimate around whose means counts vary so much."""
-        return self.snap(variation * self.count / self.freedom) if self.undecided else variation
-
-    def merge(self, present: float, estimate: float) -> float:
-        """Return an estimate; the present value where it is drawn, and what is fixed."""
-        if self.fixed is not None:
-            return self.fixed
-        return present if self.drawn else estimate
-
-    def snap(self, dispersion: float) -> float:
-        """Return the estimate: 1 for counts that do not vary more than Poisson counts may."""
-        return self.scale if self.counts and dispersion <= self.limit * self.scale else dispersion
-
-    def reopen(self, estimate: float) -> float:
-        """Leave it to draws whether counts are Poisson, and begin as if they were."""
-        if self.counts:
-            self.fixed = None
-            return self.scale
-        return estimate
+    @property
+    def counts(self) -> bool:
+        """Tell whether these are counts of which the run is to tell whether they are Poisson."""
+        return self.fixed is None and self.law.counts and self.integer
 
     def tally(self, data: BlockedData, executor: Executor) -> Tally:
         """Count how often each value occurs, in units of the data."""
@@ -173,19 +121,14 @@ class MatrixDispersion:
                 self._tally = self._tally._replace(values=values)
         return self._tally
 
-    def variation(self, squares: float, data: BlockedData, executor: Executor) -> float:
-        """Return how much counts vary around their means, in units of what Poisson counts do.
-
-        ``squares`` is the sum of (v - mu)² in units of u².
-        """
-        total, self.limit = poisson_limit(self.tally(data, executor), self.count, self.parameters)
-        return float(squares) * self.unit**2 / total * self.scale
-
     def normalizer(self, data: BlockedData, executor: Executor, dispersion: float) -> float:
-        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series."""
+        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series.
+
+        Of a density of values in units u, log u is taken off for each of them.
+        """
         if isinstance(self.law, NegativeBinomial):
             values, numbers, _ = self.tally(data, executor)
-            terms = self.law.log_normalizer(values, self.in_data(dispersion))
+            terms = self.law.log_normalizer(values, dispersion / self.scale)
             return self.weight * float(numbers @ terms)
         if not self.law.closed_form:
             return 0.0
@@ -262,7 +205,17 @@ class DispersionRule:
     Attributes
     ----------
     matrices
-        Of each matrix, in order.
+        Of each matrix, in order; what follows has a number for each of them.
+    counts, drawn_each, scale
+        As `MatrixDispersion` has them.
+    memory
+        The dispersion where that is settled, else None; a checkpoint keeps these.
+    determined
+        How many parameters it determines; a checkpoint keeps these.
+    current
+        The latest dispersion of one that is drawn.
+    limit
+        How many times as much as Poisson counts these may vary and still be Poisson.
     alone
         Whether a point estimate is all that there will be.
     settled
@@ -277,11 +230,19 @@ class DispersionRule:
         """Make the rule; ``assumed`` is what a sampler takes φ to be, whatever the model says."""
         self.model, self.data = model, data
         if model.joins:
-            self.matrices = _coupled_matrices(model, cast("JoinedData", data), assumed)
+            matrices = joined_matrices(model, cast("JoinedData", data), assumed)
         else:
             requested = model.dispersion if assumed is None else assumed
-            observed, integer = data.effective, bool(data.is_integer)
-            self.matrices = [MatrixDispersion(model.likelihood, requested, observed, 0.0, integer)]
+            integer = bool(data.is_integer)
+            matrices = [MatrixDispersion(model.likelihood, requested, data.effective, integer)]
+        self.matrices = matrices
+        self.counts = np.array([matrix.counts for matrix in matrices])
+        self.drawn_each = np.array([matrix.drawn for matrix in matrices])
+        self.scale = np.array([matrix.scale for matrix in matrices])
+        self.memory = [matrix.fixed for matrix in matrices]
+        of_counts = np.array([matrix.law.counts for matrix in matrices]) | self.drawn_each
+        self.current = self._merged(np.where(of_counts, self.scale, 1.0))
+        self.limit = np.ones(len(matrices))
         self._count_parameters(model.n_components)
         self.settled = self.fixed is not None
 
@@ -289,39 +250,43 @@ class DispersionRule:
         """Count what so many components determine, of each matrix."""
         model, data, shape = self.model, self.data, self.data.shape
         if model.joins:
-            counts = _parameters_of(components, cast("JoinedData", data)).tolist()
-        elif model.fixed != (None, None) and components == model.n_components:
-            counts = [_free_parameters(shape, model)]
+            self.determined = parameters_of_matrices(components, cast("JoinedData", data))
+            return
+        fewer = min(components, *shape)
+        number = fewer * (sum(shape) - fewer)
+        if model.fixed != (None, None) and components == model.n_components:
+            number = free_parameters(shape, model)
         elif (axes := len(data.grid.sides)) > 2:  # scales of components alone are free
-            counts = [components * (sum(shape) - axes + 1)]
-        else:
-            fewer = min(components, *shape)
-            counts = [fewer * (sum(shape) - fewer)]
-        for matrix, count in zip(self.matrices, counts, strict=True):
-            matrix.parameters = count
+            number = components * (sum(shape) - axes + 1)
+        self.determined = np.array([number])
 
-    def _each(self, function: Callable[..., Any], *values: Any) -> Any:
-        """Call a function with every matrix and its values; return a tuple of several results."""
-        columns = [value if self.model.joins else [value] for value in values]
-        results = [function(*each) for each in zip(self.matrices, *columns, strict=True)]
-        return tuple(results) if self.model.joins else results[0]
+    def _value(self, dispersions: Any) -> Any:
+        """Return the dispersions of all matrices as hyperparameters have them."""
+        values = np.asarray(dispersions).tolist()
+        return tuple(values) if self.model.joins else values[0]
 
-    def _pairs(self, value: Any) -> "list[tuple[MatrixDispersion, float]]":
-        return list(zip(self.matrices, value if self.model.joins else [value], strict=True))
+    def _merged(self, estimates: Array, present: Array | None = None) -> Array:
+        """Return estimates; what is fixed, and the present values of those that are drawn."""
+        fixed, present = (
+            np.array(self.memory, np.float64),
+            estimates if present is None else present,
+        )
+        return np.where(np.isnan(fixed), np.where(self.drawn_each, present, estimates), fixed)
 
-    @property
-    def _current(self) -> Any:
-        return self._each(lambda matrix: matrix.current)
+    def _snapped(self, dispersions: Array) -> Array:
+        """Return the estimates: 1 for counts that do not vary more than Poisson counts may."""
+        poisson = self.counts & (dispersions <= self.limit * self.scale)
+        return np.where(poisson, self.scale, dispersions)
 
     @property
     def parameters(self) -> int:
         """Number of parameters that the data determine."""
-        return int(sum(matrix.parameters for matrix in self.matrices))
+        return int(self.determined.sum())
 
     @property
     def drawn(self) -> bool:
         """Tell whether chains draw one of them, given their states."""
-        return any(matrix.drawn for matrix in self.matrices)
+        return bool(self.drawn_each.any())
 
     @property
     def divides(self) -> bool:
@@ -331,8 +296,7 @@ class DispersionRule:
     @property
     def fixed(self) -> Any:
         """The dispersion, if all of it is fixed; else None."""
-        settled = all(matrix.fixed is not None for matrix in self.matrices)
-        return self._each(lambda matrix: matrix.fixed) if settled else None
+        return None if None in self.memory else self._value(self.memory)
 
     @property
     def first(self) -> Any:
@@ -342,74 +306,78 @@ class DispersionRule:
         """
         if self.divides and self.fixed is None:
             return 0.0
-        return self._current
-
-    @property
-    def memory(self) -> list[float | None]:
-        """Return the fixed dispersions, which a checkpoint keeps."""
-        return [matrix.fixed for matrix in self.matrices]
-
-    @memory.setter
-    def memory(self, values: Sequence[float | None]) -> None:
-        for matrix, value in zip(self.matrices, values, strict=True):
-            matrix.fixed = value
+        return self._value(self.current)
 
     @property
     def estimates(self) -> bool:
         """Tell whether chains estimate one of them."""
-        return any(matrix.fixed is None and not matrix.drawn for matrix in self.matrices)
+        pairs = zip(self.memory, self.drawn_each, strict=True)
+        return any(fixed is None and not drawn for fixed, drawn in pairs)
 
     @property
-    def looks_again(self) -> bool:
-        """Tell whether an estimate at a state takes a pass over the data of its own."""
-        return any(matrix.undecided for matrix in self.matrices)
+    def undecided(self) -> Array:
+        """Tell which are counts of which nothing says yet whether they are Poisson.
+
+        An estimate of theirs takes a pass over the data of its own.
+        """
+        return self.counts & np.isnan(np.array(self.memory, np.float64))
 
     # -- at a point, or at a draw ------------------------------------------------
 
     def _fit(self, place: Place) -> Fit:
-        law, _ = self.model.likelihood.at(self._current)
+        law, _ = self.model.likelihood.at(self._value(self.current))
         return evaluate(place, law)
 
     def estimate_at(self, place: Place) -> tuple[Fit, Any]:
         """Evaluate a point estimate, and estimate φ from its fit, or where it is most likely."""
         fit = None
-        if not all(matrix.drawn for matrix in self.matrices):
+        if not self.drawn_each.all():
             fit = self._fit(place)
-            for matrix, phi in self._pairs(self.estimate(fit)):
-                matrix.current = phi
-        for matrix in self.matrices:
-            if matrix.drawn:
-                matrix.current = map_dispersion(self._density(matrix, place)) * matrix.scale
+            self.current = self._estimates(fit)
+        for number in np.flatnonzero(self.drawn_each).tolist():
+            best = map_dispersion(self._density(number, place))
+            self.current[number] = best * self.scale[number]
         if fit is None or not self.divides:
             fit = self._fit(place)
-        return fit, self._current
+        return fit, self._value(self.current)
+
+    def _estimates(self, fit: Fit, at_point: bool = True) -> Array:
+        """Estimate dispersions by Pearson's statistic; those that are known stay what they are.
+
+        Degrees of freedom of a point estimate are never fewer than a tenth of the entries.
+        """
+        count = np.array([matrix.count for matrix in self.matrices])
+        divisor = np.maximum(count - self.determined, 0.1 * count) if at_point else count
+        phi = np.maximum(np.atleast_1d(fit.pearson) / divisor, np.finfo(np.float32).tiny)
+        return self._merged(phi, self.current)
 
     def estimate(self, fit: Fit, at_point: bool = True) -> Any:
         """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
-        return self._each(partial(MatrixDispersion.estimate, at_point=at_point), fit.pearson)
+        return self._value(self._estimates(fit, at_point))
 
     def at_draw(self, place: Place, fit: Fit) -> Any:
         """Estimate φ from a draw of the chain, and its fit."""
-        estimate = self.estimate(fit, at_point=False)
-        return self.variation(place, estimate) if self.looks_again else estimate
+        return self._value(self.variation(place, self._estimates(fit, at_point=False)))
 
-    def variation(self, place: Place, estimate: Any = 1.0) -> Any:
+    def variation(self, place: Place, estimates: Array) -> Array:
         """Put how much undecided counts vary around their means in the places of their estimates.
 
         In units of what Poisson counts do.
         """
+        if not self.undecided.any():
+            return estimates
         law: Likelihood = NORMAL
         if self.model.joins:
             joint: Any = self.model.likelihood
             laws = tuple(NORMAL if matrix.counts else matrix.law for matrix in self.matrices)
-            law, _ = replace(joint, laws=laws).at([matrix.current for matrix in self.matrices])
-
-        def variation(matrix: MatrixDispersion, phi: float, pearson: float) -> float:
-            if not matrix.undecided:
-                return phi
-            return matrix.variation(pearson, self.data, place.executor)
-
-        return self._each(variation, estimate, evaluate(place, law).pearson)
+            law, _ = replace(joint, laws=laws).at(self.current)
+        squares, result = np.atleast_1d(evaluate(place, law).pearson), estimates.copy()
+        for number in np.flatnonzero(self.undecided):
+            matrix, parameters = self.matrices[number], self.determined[number]
+            values = matrix.tally(self.data, place.executor)
+            total, self.limit[number] = poisson_limit(values, matrix.count, parameters)
+            result[number] = squares[number] * matrix.unit**2 / total * matrix.scale
+        return result
 
     def test_poisson(self, place: Place, estimate: Any, last: bool = True) -> Any:
         """Return a point's φ: fixed at 1 for counts that it does not show to be no Poisson counts.
@@ -418,22 +386,27 @@ class DispersionRule:
         Where it is all that there will be, nothing tells its lack of fit from dispersion.
         """
         if self.alone:
-            estimate = self.reopen(estimate)
-            for matrix in self.matrices:
-                matrix.fixed = matrix.scale if matrix.counts else matrix.fixed
-        if self.looks_again:
-            estimate = self.variation(place, estimate)
-            estimate = self._each(MatrixDispersion.at_point, estimate)
+            self._fix(self.counts)
+        phi = np.atleast_1d(estimate)
+        if (undecided := self.undecided).any():
+            phi, count = self.variation(place, phi), [matrix.count for matrix in self.matrices]
+            freedom = np.maximum(np.subtract(count, self.determined), np.multiply(0.1, count))
+            phi = np.where(undecided, self._snapped(phi * count / freedom), phi)
             if not self.settled:
-                for matrix, phi in self._pairs(estimate):
-                    if matrix.counts and phi == matrix.scale:
-                        matrix.fixed = matrix.scale
+                self._fix(self.counts & (phi == self.scale))
         self.settled = self.settled or last or self.fixed is not None
-        return self._each(MatrixDispersion.merge, estimate, estimate)
+        return self._value(self._merged(phi))
+
+    def _fix(self, poisson: Array) -> None:
+        """Fix at 1 the dispersions of those that are Poisson counts."""
+        triples = zip(poisson, self.scale.tolist(), self.memory, strict=True)
+        self.memory = [scale if fixes else fixed for fixes, scale, fixed in triples]
 
     def reopen(self, estimate: Any) -> Any:
         """Leave it to draws whether counts are Poisson, and begin as if they were."""
-        return self._each(MatrixDispersion.reopen, estimate)
+        pairs = zip(self.counts, self.memory, strict=True)
+        self.memory = [None if counts else fixed for counts, fixed in pairs]
+        return self._value(np.where(self.counts, self.scale, estimate))
 
     def fade(self, model: GammaFactors, state: ChainState) -> None:
         """Count the parameters of those components that are left, where some fade."""
@@ -448,31 +421,24 @@ class DispersionRule:
 
         And, of counts, whether they may yet come to vary as Poisson counts do.
         """
-        later = looks[len(looks) // 2 :]
-        mean = self._each(lambda _, *series: float(np.mean(series)), *later)
-        ratios = [[phi / matrix.scale for matrix, phi in self._pairs(look)] for look in looks]
-        waits = [
-            matrix.counts and still_falls(series, matrix.limit)
-            for matrix, series in zip(self.matrices, zip(*ratios, strict=True), strict=True)
-        ]
-        return mean, waits
+        series = np.reshape(looks, (len(looks), -1)).T
+        mean = [np.mean(each[len(looks) // 2 :]) for each in series]
+        ratios = zip(self.counts, series / self.scale[:, None], self.limit, strict=True)
+        return self._value(mean), [bool(c) and still_falls(each, most) for c, each, most in ratios]
 
-    def pool(self, estimates: Sequence[tuple[Any, list[bool]]]) -> Any:
+    def pool(self, estimates: Sequence[tuple[Any, list[bool]]]) -> Array:
         """Return the mean over chains of their `mean_estimate`; of counts the smallest.
 
         A chain that is stuck at means far from the counts says nothing of how much these vary.
         It is 1 while that with the smallest is still on its way.
         """
-
-        def pooled(matrix: MatrixDispersion, *chains: tuple[float, bool]) -> float:
-            if not matrix.counts:
-                return float(np.mean([phi for phi, _ in chains]))
-            phi, waits = min(chains)
-            return matrix.scale if waits else phi
-
-        joins = self.model.joins
-        chains = [(value, waits if joins else waits[0]) for value, waits in estimates]
-        return self._each(pooled, *(self._each(lambda _, *pair: pair, *one) for one in chains))
+        phis = np.array([np.atleast_1d(phi) for phi, _ in estimates])
+        pooled = [np.mean(each) for each in phis.T]
+        for number in np.flatnonzero(self.counts):
+            waits_of_chains = [waits[number] for _, waits in estimates]
+            phi, waits = min(zip(phis[:, number], waits_of_chains, strict=True))
+            pooled[number] = self.scale[number] if waits else phi
+        return np.array(pooled)
 
     def agree(self, estimates: Sequence[Any], present: Any) -> tuple[Any, dict[str, float]]:
         """Return the dispersion that chains agree on: 1 for counts that may be Poisson.
@@ -482,16 +448,12 @@ class DispersionRule:
         "" if there is one. Those that vary less than Poisson counts may are told so, though their
         dispersion is 1.
         """
-        pooled, variations = self.pool(estimates), {}
-
-        def agreed(matrix: MatrixDispersion, estimate: float, before: float) -> float:
-            phi = matrix.snap(estimate)
-            varies = estimate if estimate / matrix.scale < 2 - matrix.limit else phi
-            if matrix.undecided and varies / matrix.scale != 1:
-                variations[matrix.name] = varies / matrix.scale
-            return matrix.merge(before, phi)
-
-        return self._each(agreed, pooled, present), variations
+        pooled = self.pool(estimates)
+        phi = self._snapped(pooled)
+        ratios = np.where(pooled / self.scale < 2 - self.limit, pooled, phi) / self.scale
+        told = np.flatnonzero(self.undecided & (ratios != 1))
+        variations = {self.matrices[number].name: float(ratios[number]) for number in told}
+        return self._value(self._merged(phi, np.atleast_1d(present))), variations
 
     # -- densities, and draws ------------------------------------------------------
 
@@ -500,63 +462,79 @@ class DispersionRule:
 
     def log_prior(self, state: ChainState, dispersion: Any) -> float:
         """Return the log prior density of what is drawn: Exponential(1) each."""
-        return -sum(m.in_data(phi) for m, phi in self._pairs(dispersion) if m.drawn)
+        return -float(sum((np.atleast_1d(dispersion) / self.scale)[self.drawn_each]))
 
     def normalizer(self, executor: Executor, dispersion: Any) -> float:
-        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series.
-
-        Of a density of values in units u, log u is taken off for each of them.
-        """
-        pairs = self._pairs(dispersion)
+        """Return what the fit leaves out of the log-likelihood; 0 where it takes a series."""
+        pairs = zip(self.matrices, np.atleast_1d(dispersion).tolist(), strict=True)
         return sum(matrix.normalizer(self.data, executor, phi) for matrix, phi in pairs)
 
-    def _density(self, matrix: MatrixDispersion, place: Place) -> Callable[[float], float]:
+    def _density(self, number: int, place: Place) -> Callable[[float], float]:
         """Return log p(V | factors, α) of a matrix but for a constant, as a function of its α."""
+        matrix, scale = self.matrices[number], float(self.scale[number])
 
         def density(alpha: float) -> float:
-            present = matrix.current
-            matrix.current = alpha * matrix.scale
+            present = self.current[number]
+            self.current[number] = alpha * scale
             fit = self._fit(place).negative_divergence
-            value = fit + matrix.normalizer(self.data, place.executor, matrix.current)
-            matrix.current = present
+            value = fit + matrix.normalizer(self.data, place.executor, alpha * scale)
+            self.current[number] = present
             return value
 
         return density
 
     def draw(self, place: Place, dispersion: Any, rng: np.random.Generator) -> Any:
         """Draw from their conditionals, one by one; each density is a pass over the data."""
-        for matrix, phi in self._pairs(dispersion):
-            matrix.current = phi
-        for matrix in self.matrices:
-            if matrix.drawn:
-                density = self._density(matrix, place)
-                drawn = draw_positive(density, matrix.in_data(matrix.current), rng, DRAWN)
-                matrix.current = drawn * matrix.scale
-        return self._current
+        self.current = np.array(dispersion, np.float64, ndmin=1)
+        for number in np.flatnonzero(self.drawn_each).tolist():
+            scale, density = self.scale[number], self._density(number, place)
+            alpha = float(self.current[number] / scale)
+            self.current[number] = draw_positive(density, alpha, rng, DRAWN) * scale
+        return self._value(self.current)
 
     def attrs(self, dispersion: Any) -> dict[str, Any]:
         """Name dispersions as results do, in units of the data; fixed ones as they were given."""
         values = self.model.dispersion_attrs(dispersion)
-        for matrix, phi in self._pairs(dispersion):
+        triples = zip(self.matrices, np.atleast_1d(dispersion), self.memory, strict=True)
+        for matrix, phi, fixed in triples:
             poisson = matrix.counts and math.isclose(phi, matrix.scale)
-            if poisson or matrix.fixed is not None:
+            if poisson or fixed is not None:
                 name = f"dispersion_{matrix.name}" if self.model.joins else "dispersion"
                 values[name] = 1.0 if isinstance(matrix.requested, str) else matrix.requested
         return values
 
 
-def _coupled_matrices(
-    model: Any, data: JoinedData, assumed: float | None
-) -> list[MatrixDispersion]:
+def joined_matrices(model: Any, data: JoinedData, assumed: float | None) -> list[MatrixDispersion]:
     """Describe the matrices of a `Coupled` model."""
-    matrices, weights = [], (relation.weight for relation in model.relations.values())
-    laws = zip(data.joints, model.likelihood.laws, weights, strict=True)
-    for number, (joint, law, weight) in enumerate(laws):
-        phi = model.relations[joint.name].dispersion if assumed is None else assumed
-        about = float(joint.n_observed), 0.0, joint.is_integer, joint.name, weight, joint.unit
+    matrices, laws = [], model.likelihood.laws
+    for number, (joint, law) in enumerate(zip(data.joints, laws, strict=True)):
+        relation = model.relations[joint.name]
+        requested = relation.dispersion if assumed is None else assumed
+        about = float(joint.n_observed), joint.is_integer, joint.name, relation.weight, joint.unit
         scale, owner = model.in_unit(joint.name, 1.0), data.owner == number
-        matrices.append(MatrixDispersion(law, phi, *about, scale, owner))
+        matrices.append(MatrixDispersion(law, requested, *about, scale, owner))
     return matrices
+
+
+def parameters_of_matrices(n_components: int, data: JoinedData) -> Array:
+    """Count what each of several matrices determines: of a factor by its share of the entries."""
+    total = dict.fromkeys(data.axes, 0)
+    for relation in data.joints:
+        for axis in relation.axes:
+            total[axis] += relation.n_observed
+    lengths = {name: n_components * axis.length for name, axis in data.axes.items()}
+    shares = [
+        [lengths[axis] * relation.n_observed / max(total[axis], 1) for axis in relation.axes]
+        for relation in data.joints
+    ]
+    return np.array([sum(counts) for counts in shares])
+
+
+def free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
+    """Count entries that move, less one for each way to mix components free on both sides."""
+    moving = model.free(0), model.free(1)
+    count = sum(length * int(free.sum()) for length, free in zip(shape, moving, strict=True))
+    return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
 
 
 def same_dispersions(band: FactorBand, dispersion: float) -> None:
@@ -611,27 +589,6 @@ class ColumnDispersions(DispersionRule):
         pieces = pieces_of(self.data.grid, COLUMNS, self.columns[:, None].copy())
         state.each(partial(take_array, name=DISPERSION), COLUMNS, pieces)
         return float(np.exp(x.mean()))
-
-
-def _parameters_of(n_components: int, data: JoinedData) -> Array:
-    """Count what each of several matrices determines: of a factor by its share of the entries."""
-    total = dict.fromkeys(data.axes, 0)
-    for relation in data.joints:
-        for axis in relation.axes:
-            total[axis] += relation.n_observed
-    lengths = {name: n_components * axis.length for name, axis in data.axes.items()}
-    shares = [
-        [lengths[axis] * relation.n_observed / max(total[axis], 1) for axis in relation.axes]
-        for relation in data.joints
-    ]
-    return np.array([sum(counts) for counts in shares])
-
-
-def _free_parameters(shape: tuple[int, int], model: GammaFactors) -> int:
-    """Count entries that move, less one for each way to mix components free on both sides."""
-    moving = model.free(0), model.free(1)
-    count = sum(length * int(free.sum()) for length, free in zip(shape, moving, strict=True))
-    return max(0, count - int((moving[0] & moving[1]).sum()) ** 2)
 
 
 def dispersion_rule(

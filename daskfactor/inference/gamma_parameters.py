@@ -12,9 +12,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import column_sums, multiply, pieces_of, take_array
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.inits import DRAWS
@@ -57,7 +56,6 @@ from daskfactor.models.rates import draw_scales
 from daskfactor.models.settings import EFFECTIVE, Mask, held
 from daskfactor.random import Stream, noise_key
 
-Array = NDArray[Any]
 HEATING = 10
 """Sweeps from the mode of a posterior to the bulk of one of its powers."""
 RUNAWAY = 1e3
@@ -261,9 +259,9 @@ class Dispersion(LikelihoodParameter):
             free = model.without_spikes()
             descent = Descent(data, free, setting.executor, state, rule)
             end = climb(descent, passes, on_step)
-            fit = end.point.fit
+            fit = descent.fit
             if setting.sampler.warm_start == "auto":
-                climbed = end.iterations, end.rise
+                climbed = end
         else:
             fit, _ = rule.estimate_at(self.place(state))
         drawn = starts_from_draws(setting)
@@ -288,7 +286,13 @@ class Dispersion(LikelihoodParameter):
             self.refresh(number, state, shapes)
         ends = fit.negative_divergence, fit.negative_divergence
         values = {"fits": ends, "climb": climbed, "fixed": rule.memory}
+        values["determined"] = rule.determined.tolist()
         return Start(state, values | hyper._asdict())
+
+    def recall(self, values: Values) -> None:
+        fixed = values.get("fixed", self.rule.memory)  # older versions have one
+        self.rule.memory = fixed if isinstance(fixed, list) else [fixed]
+        self.rule.determined = np.array(values.get("determined", self.rule.determined))
 
     def due(self, view: View) -> bool:
         return view.cycle > 0 and self.rule.drawn and view.alone
@@ -319,7 +323,7 @@ class Dispersion(LikelihoodParameter):
         """Estimate the dispersion anew while tuning, at a segment's end."""
         self.latest = None
         # Counts take a pass of their own.
-        due = end in self.setting.tenths if self.rule.looks_again else True
+        due = end in self.setting.tenths or not self.rule.undecided.any()
         if not (due and end <= self.setting.frozen_from and self.rule.estimates):
             return {}
         looks = [*values["looks"], self.rule.at_draw(self.place(state), fit)]
@@ -404,4 +408,5 @@ def gamma_parameters(setting: Setting) -> tuple[Dispersion, list[Parameter]]:
     others = [Effective(setting)] if dispersion.model.shares_rates else []
     scales = [Scales(setting)] if setting.rescales_every else []
     first = [*links, Rates(setting, links), GammaRows(setting), *others]
-    return dispersion, [*first, dispersion, *scales]
+    further = [kind(setting) for kind in dispersion.model.further]
+    return dispersion, [*first, dispersion, *further, *scales]

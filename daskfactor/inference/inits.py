@@ -8,17 +8,14 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from daskfactor.checks import refuse_unknown, whole_number
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.models.settings import FactorModel
+from daskfactor.models.settings import Array, FactorModel
 from daskfactor.results.schema import component_labels, factor_dims
 from daskfactor.results.trace import as_draws, draw_weights, factors_of
 from daskfactor.urls import is_url
-
-Array = NDArray[Any]
 
 
 class Kind(NamedTuple):

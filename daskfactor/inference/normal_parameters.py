@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.executors.state import Array, ChainState, FactorBand, make_state
 from daskfactor.inference.bands import pieces_of, take_array
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import OnStep
@@ -49,7 +48,6 @@ from daskfactor.models.gaussian import BIAS_SHARE, NOISE_RATE, GaussianHyper, Ga
 from daskfactor.models.settings import EFFECTIVE
 from daskfactor.random import Stream, generator
 
-Array = NDArray[Any]
 Counted = tuple[Array, int]
 NO_FLOOR = -math.inf
 HOLD = 20
@@ -434,4 +432,5 @@ def normal_parameters(setting: Setting) -> tuple[Noise, list[Parameter]]:
     links = [NormalLink(setting, factor) for factor in noise.linked]
     biases = [Biases(setting)] if getattr(model, "biases", False) else []
     first, last = [Ratios(setting), noise, *links, Precisions(setting)], NormalRows(setting)
-    return noise, [*first, Symmetries(setting), *biases, last]
+    further = [kind(setting) for kind in noise.model.further]
+    return noise, [*first, Symmetries(setting), *biases, *further, last]

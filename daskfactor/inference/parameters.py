@@ -1,7 +1,8 @@
 """The protocol of parameters, which are learnt between segments; and what their draws share.
 
-To learn something more, write a `Parameter` and add it to `gamma_parameters` or
-`normal_parameters`.
+To learn something more, write a `Parameter` and name its class in the model's `parameters`: it
+declares what results show, and says where its values start, how they are drawn and what prior
+they have. Checkpoints keep all values.
 
 A link's conditional needs the whole factor, which is brought together for it.
 Rows without any data tell nothing of it: they are integrated out wherever hyperparameters are
@@ -11,21 +12,21 @@ drawn, and drawn anew from their prior afterwards. Among many of them a link wou
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from daskfactor.checks import refuse_unknown
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.bands import pieces_of, take_array
 from daskfactor.inference.program import Fit, Kernel, factor_word
 from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.kernels.philox import Address
+from daskfactor.models.settings import Learnt
 from daskfactor.random import Stream, generator, noise_key
 
-Array = NDArray[Any]
 Values = dict[str, Any]
 """Hyperparameters by the names that results have, and what else a checkpoint keeps of them."""
 SIDES = ("rows", "columns")
@@ -72,7 +73,14 @@ class Parameter:
 
     The chain holds its values; a chain updates its parameters in order, each given the values
     that those before it have left.
+
+    Attributes
+    ----------
+    learnt
+        Variables of the results, of a class that a model names among its `parameters`.
     """
+
+    learnt: ClassVar[tuple[Learnt, ...]] = ()
 
     def __init__(self, setting: Setting) -> None:
         self.setting, self.data = setting, setting.data
@@ -84,6 +92,15 @@ class Parameter:
         """Return the hyperparameters as programs take them."""
         kind = self.model.hyper_type
         return kind(*(values[name] for name in kind._fields))
+
+    @classmethod
+    def from_prior(cls, rng: Generator, model: Any, values: Values) -> Values:
+        """Draw the values from their prior; with hyperparameters that they change."""
+        return {}
+
+    def initial(self, values: Values) -> Values:
+        """Return the values that a chain starts from."""
+        return {}
 
     def due(self, view: View) -> bool:
         """Return whether to update it now."""
@@ -178,6 +195,9 @@ class LikelihoodParameter(Parameter, ABC):
     @abstractmethod
     def has_diverged(self, fits: Any, state: ChainState, values: Values) -> bool:
         """Return whether finite factors are beyond anything the data could mean."""
+
+    def recall(self, values: Values) -> None:
+        """Take over what the values of a checkpoint hold."""
 
     def normalized(self, values: Values) -> Values:
         """Add to values that have changed what the fit leaves out of the log-likelihood."""

@@ -18,7 +18,7 @@ from scipy import sparse
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DataError, OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState
+from daskfactor.executors.state import Array, ChainState
 from daskfactor.inference.bands import pieces_of
 from daskfactor.inference.dispersion import typical_value
 from daskfactor.inference.multiplicative import Descent, run_updates, start_state
@@ -26,7 +26,6 @@ from daskfactor.kernels.views import BlockView, SparseBlock, Workspace
 from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.random import Stream, generator
 
-Array = NDArray[Any]
 Pair = tuple[Array, Array]
 Side = Literal["rows", "columns"]
 
@@ -84,8 +83,6 @@ def truncated_svd(
 
     Raises
     ------
-    OptionError
-        If the matrix has no so many singular values, or lacks a fill.
     DataError
         If all values are zero.
 
@@ -95,13 +92,6 @@ def truncated_svd(
     data some tens of times.
     """
     short = min(data.shape)
-    if not 1 <= rank <= short:
-        raise OptionError(
-            f"a matrix of {data.shape[0]} x {data.shape[1]} has {short} singular vectors, "
-            f"asked for {rank}; take a smaller rank"
-        )
-    if data.n_missing and fill is None:
-        raise OptionError("entries are missing; pass factors that fill them in")
     if data.maximum == data.minimum == 0:
         raise DataError("all entries are zero, so there are no singular vectors; check the data")
 
@@ -335,23 +325,16 @@ def nndsvd(singular: Singular, n_components: int) -> tuple[Array, Array]:
 
     Source: Boutsidis and Gallopoulos 2008, figure 1.
     """
-    W, H = (
-        np.zeros((len(singular.left), n_components)),
-        np.zeros((n_components, singular.right.shape[1])),
-    )
-    for k in range(n_components):
-        u, v = singular.left[:, k], singular.right[k]
-        parts = [(np.maximum(turn * u, 0), np.maximum(turn * v, 0)) for turn in (1.0, -1.0)]
-        if k == 0:
-            parts = [(np.abs(u), np.abs(v))]
-        sizes = [float(np.linalg.norm(a) * np.linalg.norm(b)) for a, b in parts]
-        best = int(np.argmax(sizes))
-        if not sizes[best] > 0:
-            continue
-        a, b = parts[best]
-        scale = np.sqrt(singular.values[k] * sizes[best])
-        W[:, k], H[k] = scale * a / np.linalg.norm(a), scale * b / np.linalg.norm(b)
-    return W, H
+    u, v = singular.left[:, :n_components], singular.right[:n_components].T
+    sides = [(np.maximum(turn * u, 0), np.maximum(turn * v, 0)) for turn in (1.0, -1.0)]
+    sizes = [np.linalg.norm(a, axis=0) * np.linalg.norm(b, axis=0) for a, b in sides]
+    positive = sizes[0] >= sizes[1]
+    W, Ht = (np.where(positive, above, below) for above, below in zip(*sides, strict=True))
+    W[:, 0], Ht[:, 0] = np.abs(u[:, 0]), np.abs(v[:, 0])
+    lengths, tiny = [np.linalg.norm(one, axis=0) for one in (W, Ht)], np.finfo(np.float64).tiny
+    scale = np.sqrt(singular.values[:n_components] * lengths[0] * lengths[1])
+    W, Ht = (x * scale / np.maximum(n, tiny) for x, n in zip((W, Ht), lengths, strict=True))
+    return W, Ht.T
 
 
 def lifted(factor: Array, rng: np.random.Generator) -> Array:

@@ -7,14 +7,13 @@ same whatever the number of chains.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import ChainState, FactorBand, make_state
+from daskfactor.executors.state import Array, ChainState, FactorBand, make_state
 from daskfactor.inference.bands import drop_arrays
 from daskfactor.inference.dispersion import dispersion_rule
 from daskfactor.inference.inits import SHORT, Init
@@ -32,8 +31,6 @@ from daskfactor.inference.multiplicative import (
 )
 from daskfactor.inference.setting import Setting
 from daskfactor.inference.singular import prepare_starts
-
-Array = NDArray[Any]
 
 BEHIND, ENOUGH = 0.1, 0.003
 """Rise of the log posterior density, in nats per parameter over `FIT_EVERY` iterations, above
@@ -96,22 +93,18 @@ def first_state(
     setting: Setting, make: Make, chain: int, on_step: OnStep | None
 ) -> tuple[ChainState, OnStep]:
     """Return the state that a chain's warm start goes on from, and how to report on the latter."""
-    init, law, tell = setting.init, cast("Any", setting.model), on_step or report_nothing
-    model = law.without_spikes()
+    init, law, report = setting.init, cast("Any", setting.model), on_step or report_nothing
     if init.starts == 1:
-        return make(chain, 0), tell
-    ahead, most = init.iterations, setting.warm_passes[1]
-
-    def report(done: int, total: int = most) -> None:
-        tell(ahead + done, ahead + total)
+        return make(chain, 0), report
+    model, ahead, most = law.without_spikes(), init.iterations, setting.warm_passes[1]
 
     def begin(attempt: int) -> Descent:
         rule = dispersion_rule(model, setting.data, setting.sampler.dispersion)
         state = make(chain, attempt)
         return Descent(setting.data, model, setting.executor, state, rule)
 
-    states = map(begin, range(init.starts))
-    return best_of(states, lambda done: report(done - ahead)), report
+    best = best_of(map(begin, range(init.starts)), lambda done: report(done, ahead + most))
+    return best, lambda done, total: report(ahead + done, ahead + total)
 
 
 def best_of(
@@ -151,29 +144,27 @@ def smaller(one: Any, other: Any) -> Any:
     return tuple(map(min, one, other)) if isinstance(one, tuple) else min(one, other)
 
 
-class WarmStart(NamedTuple):
-    """End of a warm start: factors, number of iterations, and how fast the density still rose.
-
-    ``rise`` is in nats per parameter over the last `FIT_EVERY` iterations, or about as many;
-    0 where nothing was measured.
-    """
-
-    point: Descent
-    iterations: int
-    rise: float
-
-
-def climb(descent: Descent, passes: tuple[int, int], on_step: OnStep = report_nothing) -> WarmStart:
+def climb(
+    descent: Descent, passes: tuple[int, int], on_step: OnStep = report_nothing
+) -> tuple[int, float]:
     """Update W and H, in place, until the log density hardly rises any more.
 
     ``passes`` are the least and the largest number of iterations. The first ones are plain
     updates; what comes after the least is extrapolated, because updates creep along what
     large counts determine well in combination only.
+
+    Returns
+    -------
+    iterations
+        Their number.
+    rise
+        How fast the density still rose: in nats per parameter over the last `FIT_EVERY`
+        iterations, or about as many; 0 where nothing was measured.
     """
     (least, most), rule, model = passes, descent.rule, descent.model
     run_updates(descent, least, on_step=lambda done, _: on_step(done, most))
     if least < LAST_LOOK + FIT_EVERY:
-        return WarmStart(descent, least, 0.0)
+        return least, 0.0
     (_, before), (_, after) = descent.objective[-2:]
     done, phi = least, rule.estimate(descent.fit)
     rise = per_parameter(before - after, phi, descent)
@@ -193,7 +184,7 @@ def climb(descent: Descent, passes: tuple[int, int], on_step: OnStep = report_no
         rise = per_parameter(before - descent.loss, phi, descent)
         descent.objective.append((done, descent.loss))
         on_step(done, most)
-    return WarmStart(descent, done, rise)
+    return done, rise
 
 
 def per_parameter(fall: float, dispersion: Any, descent: Descent) -> float:

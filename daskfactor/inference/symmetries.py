@@ -20,13 +20,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from daskfactor.executors.state import ChainState, FactorBand
+from daskfactor.executors.state import Array, ChainState, FactorBand
 from daskfactor.inference.program import COLUMNS, ROWS, SHIFT, unshifted
 from daskfactor.models.rates import draw_scales
-
-Array = NDArray[Any]
 
 
 class Prior(NamedTuple):

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from daskfactor.errors import ModelError
 from daskfactor.models.covariates import COVARIATES, SideInformation
-from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.rates import relevant
 from daskfactor.models.settings import COUNT, EFFECTIVE, POSITIVE_OR_AUTO, Auto, Learnt, PriorDraw
 from daskfactor.models.tweedie_law import NORMAL
@@ -173,6 +172,7 @@ class GaussianMF(SideInformation):
             Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
             EFFECTIVE,
             *(one for prior in self.factor_priors for one in prior.learnt_link(effect, unit)),
+            *self.further_learnt,
         )
 
     @property
@@ -220,10 +220,6 @@ class GaussianMF(SideInformation):
         precisions = (float(w),) * K, (float(h),) * K
         return GaussianHyper(noise, mean, bias, bias, *precisions, 1.0, 1.0, *self.starting_ridges)
 
-    def at(self, hyper: GaussianHyper) -> tuple[Likelihood, GaussianHyper]:
-        """Give the law and the hyperparameters, whose noise divides it."""
-        return self.likelihood, hyper
-
     def hyper_of_draw(self, values: Mapping[str, Any], mean: float) -> GaussianHyper:
         """Give the hyperparameters of a draw; ``level`` is the level that column biases are around.
 
@@ -264,6 +260,8 @@ class GaussianMF(SideInformation):
         if self.noise == "auto":
             noise *= NOISE_RATE / rng.exponential()
             learnt["noise"] = noise
+        start = self.draw_further(rng, start._replace(noise=noise), learnt)
+        noise = start.noise
         auto = [self.precision_w == "auto", self.precision_h == "auto"]
         shared = rng.exponential(size=K)
         for factor, prior in enumerate(self.factor_priors):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -253,6 +254,9 @@ class FactorModel(StoredModel, ABC):
         factorizations are good up to one of an objective.
     learnt
         Hyperparameters that are drawn with the factors.
+    parameters
+        Classes of `daskfactor.inference.parameters.Parameter` that are learnt besides, such as
+        "inference.noise.Noise".
     rates_of
         Groups of entries of W and of H that share a learnt rate: "component", "row", "column".
     fixed, frozen
@@ -272,12 +276,32 @@ class FactorModel(StoredModel, ABC):
     simplex: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     from_data: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[tuple[str, ...]] = ()
     learnt: Any = ()
     rates_of: Any = (None, None)
     n_components: int
     fixed: tuple[Any, Any] = (None, None)
     frozen: tuple[Any, Any] = (None, None)
     covariates: tuple[Any, Any] = (None, None)
+
+    @property
+    def further(self) -> list[Any]:
+        """The classes of `parameters`."""
+        places = (place.rsplit(".", 1) for place in self.parameters)
+        return [getattr(import_module(f"daskfactor.{module}"), kind) for module, kind in places]
+
+    @property
+    def further_learnt(self) -> tuple[Learnt, ...]:
+        """What these classes learn."""
+        return tuple(one for kind in self.further for one in kind.learnt)
+
+    def draw_further(self, rng: np.random.Generator, hyper: Any, learnt: dict[str, Any]) -> Any:
+        """Draw what they learn from its prior, into ``learnt``; return the hyperparameters then."""
+        values = hyper._asdict()
+        for kind in self.further:
+            values |= kind.from_prior(rng, self, values)
+        learnt |= {one.name: values[one.name] for one in self.further_learnt}
+        return hyper._replace(**{name: values[name] for name in hyper._fields})
 
     def with_dispersion(self, dispersion: float) -> Self:
         """The same with this in place of a dispersion that was estimated; not of one drawn."""
