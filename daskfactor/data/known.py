@@ -48,19 +48,16 @@ Locate = Callable[[int], tuple[int, int]]
 class Stack(NamedTuple):
     """Dimensions that lie behind one another along one: all labels of each, by its name.
 
-    ``maps`` says that the caller had them apart, so that results unfold them. ``left_out`` has
-    coordinates at places that are left out, by name, see `daskfactor.data.left_out`.
+    ``maps`` says that the caller had them apart, so that results unfold them.
     """
 
     levels: Mapping[str, NDArray[Any]]
     maps: bool
-    left_out: Mapping[str, str] = {}
 
     def renamed(self, names: Mapping[str, str]) -> "Stack":
         """The same under other names, where there are any."""
         levels = {names.get(name, name): labels for name, labels in self.levels.items()}
-        left_out = {names.get(name, name): own for name, own in self.left_out.items()}
-        return self._replace(levels=levels, left_out=left_out)
+        return self._replace(levels=levels)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can have it."""
@@ -71,17 +68,14 @@ class Stack(NamedTuple):
             }
             for name, labels in self.levels.items()
         }
-        return {"maps": self.maps, "levels": levels, "left_out": dict(self.left_out)}
+        return {"maps": self.maps, "levels": levels}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Stack":
         """From what `to_dict` made."""
         levels = stored["levels"].items()
-        return cls(
-            {n: np.array(of["labels"]).astype(of["dtype"]) for n, of in levels},
-            stored["maps"],
-            stored.get("left_out", {}),
-        )
+        labels = {n: np.array(of["labels"]).astype(of["dtype"]) for n, of in levels}
+        return cls(labels, stored["maps"])
 
 
 @dataclass(frozen=True)
