@@ -31,13 +31,11 @@ from daskfactor.urls import (
 DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 COPIES: Final = 4
 """A chunk that is being decoded exists compressed, decompressed and in what is read of it."""
-CODECS: Final = frozenset(
-    ["adler32", "crc32", "crc32c", "fletcher32"]
-    + ["vlen-bytes", "vlen-utf8"]
-    + ["astype", "bitround", "delta", "fixedscaleoffset", "quantize"]
-    + ["bytes", "packbits", "sharding_indexed", "shuffle", "transpose"]
-    + ["blosc", "bz2", "gzip", "lz4", "zlib", "zstd"]
-)
+CHECKSUMS: Final = frozenset(["adler32", "crc32", "crc32c", "fletcher32"])
+NUMBERS: Final = frozenset(["astype", "bitround", "delta", "fixedscaleoffset", "quantize"])
+BYTES: Final = frozenset(["bytes", "packbits", "shuffle", "transpose", "vlen-bytes", "vlen-utf8"])
+COMPRESSORS: Final = frozenset(["blosc", "bz2", "gzip", "lz4", "zlib", "zstd"])
+CODECS: Final = CHECKSUMS | NUMBERS | BYTES | COMPRESSORS | {"sharding_indexed"}
 """Codecs that decode a chunk and do nothing else."""
 POINTER: Final = 8
 """Bytes of an entry of an array of texts, dates or differences of dates."""
