@@ -48,7 +48,7 @@ def zarr_store(location: str) -> "CarefulStore":
         if not any(sync(store.exists(name)) for name in DOCUMENTS[:3]):
             found = repository_store(store.location)
             if found is not None:
-                return CarefulStore(found[0], found[2], found[1])
+                return CarefulStore(found[0], store.location, found[1])
     return store
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -163,12 +163,19 @@ class Labels:
         return self.row_coords.get(self.row_dim), self.col_coords.get(self.col_dim)
 
     @property
-    def keys(self) -> "Keys":
-        """What rows, and columns, are matched by: labels; where stacked, those of each dimension.
+    def keys(self) -> tuple[Any, Any]:
+        """Labels by which rows, and columns, are matched; where stacked, those of each dimension.
 
         None where there are none; see `daskfactor.checks.match_labels`.
         """
-        return Keys(self)
+        sides = (self.row_dim, self.row_coords), (self.col_dim, self.col_coords)
+        rows, cols = (
+            {name: coords[name] for name in self.stacks[dim].levels}
+            if dim in self.stacks
+            else coords.get(dim)
+            for dim, coords in sides
+        )
+        return rows, cols
 
     def row(self, index: int) -> str:
         """How a message calls one row: its number and its label."""
@@ -187,24 +194,6 @@ class Labels:
     def cell(self, row: int, col: int) -> str:
         """How a message calls one cell."""
         return f"{self.row(row)}, {self.column(col)}"
-
-
-class Keys(Sequence[Any]):
-    """What rows, and columns, are matched by, each read when it is asked for."""
-
-    def __init__(self, labels: Labels) -> None:
-        self._labels = labels
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, side: Any) -> Any:
-        labels = self._labels
-        dim = (labels.row_dim, labels.col_dim)[side]
-        coords = (labels.row_coords, labels.col_coords)[side]
-        if dim in labels.stacks:
-            return {name: coords[name] for name in labels.stacks[dim].levels}
-        return coords.get(dim)
 
 
 CODES: Final = frozenset({-9.0, -99.0, -999.0, -9999.0, -99999.0, -32768.0})

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -21,7 +20,7 @@ from scipy import sparse
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
-from daskfactor.data.entries import Axis, KeysAreText, Piece, doubled, summable
+from daskfactor.data.entries import Axis, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
 from daskfactor.data.known import Known, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.loading import Decoder, reading_errors
@@ -43,8 +42,7 @@ class LoadOptions:
     """What the caller asked for; ``limit`` is in bytes.
 
     ``exact`` counts only entries that say something when a grid or an order is chosen, so that
-    these do not depend on how a matrix is written down; the values are read for that. ``layout``
-    is one that the blocks must have.
+    these do not depend on how a matrix is written down; the values are read for that.
     """
 
     blocks: int | Grid | None
@@ -56,7 +54,6 @@ class LoadOptions:
     balance: bool = False
     allow_empty: bool = False
     exact: bool = True
-    layout: Layout | None = None
 
     @property
     def unstored(self) -> str:
@@ -248,8 +245,6 @@ def _layout(
     counts: list[NDArray[np.int64]],
 ) -> tuple[Grid, Layout]:
     """Choose the grid and, for a balanced one, the order of rows and columns."""
-    if options.layout is not None and isinstance(options.blocks, Grid):
-        return options.blocks, options.layout
     # Bands of rows from all over the matrix have no edges in common with its chunks.
     chunks = source.chunks if options.exact and not options.balance else None
     asked = options.blocks, options.workers, entries, options.components
@@ -319,11 +314,7 @@ class Task:
         else:
             if options.exact and source.info.lazy:
                 self.source = self._staged(source)
-            learnt = None
-            while learnt is None:  # either column of keys may turn out to hold texts
-                with suppress(KeysAreText):
-                    learnt = self._learn()
-            self._axes = learnt
+            self._axes = self._learn()
         (row_counts, rows), (col_counts, cols) = (axis.finish() for axis in self._axes)
         size = row_counts.size, col_counts.size
         if not options.exact and (self.entries == 0 or 0 in size):

@@ -34,7 +34,7 @@ from daskfactor.data.dialects import (
     readable,
     unreadable,
 )
-from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
+from daskfactor.data.entries import PIECE, Keys, Piece
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.urls import (
@@ -137,8 +137,12 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
 def open_csv(location: str, wanted: Wanted) -> Source:
     """A CSV, TSV or other delimited text file, compressed or not.
 
-    If a later key of a column is no whole number, the pass ends with `KeysAreText`, and the next
-    one has texts.
+    Keys of a column are whole numbers if those of the first block of lines are, else texts.
+
+    Raises
+    ------
+    DataError
+        If the file is damaged, or a later key is a text where those before are whole numbers.
     """
     pa = require("pyarrow", "tables", "CSV files")
     from pyarrow import csv as arrow
@@ -495,7 +499,7 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
 
     Raises
     ------
-    KeysAreText
+    DataError
         If those before were, and these are not.
     """
     import pyarrow as pa
@@ -515,9 +519,14 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
                 written[name] = "number"
                 found: Keys = numbers[array.indices.to_numpy()]
                 return found
-        before, written[name] = written.get(name), "text"
-        if before == "number":
-            raise KeysAreText
+        if written.get(name) == "number":
+            text = next(own for own in texts.to_pylist() if not own.lstrip("-").isdecimal())
+            raise DataError(
+                f"the key column {name!r} of {location} begins with whole numbers and has the text "
+                f"{text!r} later; read it as texts: pass what pandas.read_csv({location!r}, "
+                f"dtype={{{name!r}: str}}) gives"
+            )
+        written[name] = "text"
     empty = pc.equal(texts, "").to_numpy(zero_copy_only=False)[array.indices.to_numpy()]
     if empty.any():
         raise _without_key(location, name, int(empty.sum()))
