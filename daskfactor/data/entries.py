@@ -35,11 +35,11 @@ Keys: TypeAlias = "IntArray | pd.Categorical"
 
 
 class Piece(NamedTuple):
-    """Some entries; ``values`` is None where only the keys were asked for."""
+    """Some entries: their keys and values."""
 
     rows: Keys
     cols: Keys
-    values: NDArray[Any] | None
+    values: NDArray[Any]
 
 
 class Axis:

@@ -309,7 +309,7 @@ def open_matrix_market(location: str, wanted: Wanted) -> Source:
         rows, cols, entries = _sizes(location, file)
         start = file.tell()
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+    def pieces(add: bool) -> Iterator[Piece]:
         found = 0
         with plain(location) as file:
             file.seek(start)
@@ -370,7 +370,7 @@ def open_npz(location: str, wanted: Wanted) -> Source:
         SourceInfo("npz", location, lazy=True),
         None if shape is None else (shape[0], shape[1]),
         labels=Labels() if shape is None else labels,
-        pieces=lambda values, add: stream(),
+        pieces=lambda add: stream(),
         entries=entries,
         unstored=str(arrays["unstored"]) if "unstored" in arrays else None,
     )

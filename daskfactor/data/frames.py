@@ -192,7 +192,7 @@ def _entries(where: str, names: Sequence[str], columns: Sequence[Any]) -> Source
     sides = zip(dims, (row_labels, col_labels), strict=True)
     coords = [{dim: labels} for dim, labels in sides]
 
-    def pieces(wants: bool, add: bool) -> Iterator[Piece]:
+    def pieces(add: bool) -> Iterator[Piece]:
         data = np.broadcast_to(np.float32(1), rows.shape) if values is None else values
         yield from coordinate_pieces(rows, cols, data)
 

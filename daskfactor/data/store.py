@@ -285,16 +285,12 @@ class StoreWriter:
             self._publication.close()
 
     def begin(
-        self,
-        grid: Grid,
-        counts: NDArray[np.int64],
-        dtype: np.dtype[Any],
-        kept: tuple[float, float] = (1.0, 1.0),
+        self, grid: Grid, counts: NDArray[np.int64], dtype: np.dtype[Any], kept: float = 1.0
     ) -> None:
         """Make the arrays for blocks of at most ``counts`` entries, of which some will be merged.
 
-        Room is set aside for all, and chunks that stay empty take none; chunks are as long
-        as suits blocks that keep between ``kept[0]`` and ``kept[1]`` of their entries.
+        Room is set aside for all, and chunks that stay empty take none; chunks are as long as
+        suits blocks that keep a share ``kept`` of their entries.
         """
         import zarr
 
@@ -305,8 +301,8 @@ class StoreWriter:
         entries, square = counts.ravel(), (grid.blocks, grid.blocks)
         starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
         columns = np.dtype(np.uint32 if max(grid.cols.sizes) > NARROW_COLUMNS else np.uint16)
-        usual = np.ceil(np.outer(kept, entries)).astype(np.int64).ravel()
-        steps = chunk_length(usual, dtype.itemsize), chunk_length(rows, starts.itemsize)
+        merged = np.ceil(kept * entries).astype(np.int64)
+        steps = chunk_length(merged, dtype.itemsize), chunk_length(rows, starts.itemsize)
         self._table = np.zeros((*square, 4), np.int64)
         self._totals = np.zeros(square)
         ends = []

@@ -117,13 +117,12 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     _check_types(pa, location, names, schema)
     texts = [name for name in names[:2] if _is_text(pa, schema.field(name).type)]
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
-        read = list(dict.fromkeys(names if values else names[:2]))
+    def pieces(add: bool) -> Iterator[Piece]:
         for path in paths:
             try:
                 with pq.ParquetFile(opened(path), read_dictionary=texts) as file:
-                    for batch in file.iter_batches(PIECE, columns=read):
-                        yield _piece(location, batch, names, values)
+                    for batch in file.iter_batches(PIECE, columns=names):
+                        yield _piece(location, batch, names)
             except (pa.ArrowException, KeyError) as error:
                 raise unreadable(path, error) from error
 
@@ -159,12 +158,9 @@ def open_csv(location: str, wanted: Wanted) -> Source:
     types |= dict.fromkeys(names[:2], pa.dictionary(pa.int32(), pa.string()))
     written = dict[str, str]()
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
-        read = list(dict.fromkeys(names if values else names[:2]))
+    def pieces(add: bool) -> Iterator[Piece]:
         convert = arrow.ConvertOptions(
-            include_columns=read,
-            column_types={name: types[name] for name in read if name in types},
-            null_values=MISSING,
+            include_columns=names, column_types=types, null_values=MISSING
         )
         parse = arrow.ParseOptions(
             delimiter=dialect.mark, quote_char=False if dialect.mark == UNIT else '"'
@@ -179,7 +175,7 @@ def open_csv(location: str, wanted: Wanted) -> Source:
                     skipped = 0
                     with arrow.open_csv(pa.BufferReader(block), shape, parse, convert) as reader:
                         for batch in reader:
-                            yield _piece(location, batch, names, values, written)
+                            yield _piece(location, batch, names, written)
         except pa.ArrowInvalid as error:
             raise unreadable(location, error) from error
 
@@ -477,7 +473,6 @@ def _piece(
     location: str,
     batch: Any,
     names: list[str],
-    values: bool,
     written: dict[str, str] | None = None,
 ) -> Piece:
     """Entries of a batch; ``written`` is what keys of a text file are found to be, by column."""
@@ -487,8 +482,6 @@ def _piece(
         else _written_keys(location, name, batch.column(name), written)
         for name in names[:2]
     )
-    if not values:
-        return Piece(rows, cols, None)
     if len(names) == 2:
         return Piece(rows, cols, np.ones(batch.num_rows, np.float32))
     return Piece(rows, cols, _values(batch.column(names[2])))
