@@ -170,17 +170,6 @@ WARNINGS = {
         lambda: READ(PACKED),
         lambda _: READ(PACKED.drop_attrs()),
     ),
-    "a table of entries": (
-        "pass rows=, columns= and values= to name others, or table=False",
-        lambda: READ(KEYS, unstored="missing"),
-        lambda _: READ(KEYS, unstored="missing", **ENTRIES),
-        lambda _: READ(KEYS, table=False),
-    ),
-    "a column of identifiers": (
-        "is taken for the labels of rows; if it is data, give it another name",
-        lambda: READ(text("id,a,b,c\n1,2,4,3\n5,6,7,3\n8,9,1,3\n")),
-        lambda _: READ(text("x,a,b,c\n1,2,4,3\n5,6,7,3\n8,9,1,3\n")),
-    ),
     "dimensions of one name": (
         "rename them to have names of your own, for example with DataArray.rename",
         lambda: READ(SIDES),

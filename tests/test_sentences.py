@@ -135,13 +135,10 @@ def test_held_out_cells_are_of_what_sample_takes_for_the_data():
         assert dfac.as_blocks(train, allow_empty=True).unstored == meaning
 
 
-def test_what_is_not_stored_is_missing_for_ratings_and_real_values():
+def test_what_is_not_stored_is_zero_in_tables_and_missing_for_real_values():
     table = pd.DataFrame({"user": [0, 0, 1], "item": [0, 1, 1], "rating": [5.0, 3.0, 4.0]})
-    with pytest.warns(DataWarning, match="taken to be missing, as in ratings"):
-        assert dfac.as_blocks(table, 1, table=True).unstored == "missing"
-    counted = table.rename(columns={"rating": "count"})
     with pytest.warns(DataWarning, match="taken to be observed zeros, as in counts"):
-        assert dfac.as_blocks(counted, 1, table=True).unstored == "zero"
+        assert dfac.as_blocks(table, 1, table=True).unstored == "zero"
     values = sparse.csr_array(np.where(V > 1, V, 0))
     with pytest.warns(DataWarning, match="taken to be missing"):
         found = dfac.sample(values, dfac.GaussianMF(1), **RUN)

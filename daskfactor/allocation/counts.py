@@ -332,7 +332,7 @@ def _matrix(data: Any) -> _Tensor:
             raise DataError(MISSING)
 
         def parts() -> Iterator[Part]:
-            for piece in data.pieces(True, True):
+            for piece in data.pieces(True):
                 where = [np.asarray(side, np.int64) for side in (piece.rows, piece.cols)]
                 yield np.stack(where, axis=1), np.asarray(piece.values)
     else:

@@ -56,8 +56,8 @@ Long = Annotated[
     bool | None,
     Option(
         "--table/--matrix",
-        help="Whether a table has a line for each entry, or for each row of the matrix; found out "
-        "if left out.",
+        help="Whether a table has a line for each entry, or for each row of the matrix; needed if "
+        "it has three columns and none of them is named.",
     ),
 ]
 Precision = Literal["float32", "float64"]

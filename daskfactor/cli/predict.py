@@ -7,7 +7,6 @@ from typer import Option
 import daskfactor as dfac
 from daskfactor.cli import options as o
 from daskfactor.cli.output import Cells, Output
-from daskfactor.errors import DataError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -90,7 +89,7 @@ def recommend(
         rows,
         n,
         columns=columns,
-        exclude=_cells(exclude),
+        exclude=exclude,
         by=by,
         interval=interval,
         memory_limit=memory,
@@ -167,16 +166,3 @@ def _key(tree: "xr.DataTree", dim: str, chosen: list[int] | None) -> Any:
     mask = np.zeros(posterior.sizes[dim], bool)
     mask[chosen] = True
     return mask
-
-
-def _cells(text: str | None) -> Any:
-    """Cells to leave out; a table that could be either has a line for each."""
-    if text in (None, "seen"):
-        return text
-    from daskfactor.data.files import read_matrix
-    from daskfactor.data.tables import Wanted
-
-    try:
-        return read_matrix(str(text))
-    except DataError:
-        return read_matrix(str(text), Wanted(table=True))

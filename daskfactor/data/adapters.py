@@ -90,8 +90,8 @@ class Source:
         Of a dense source that is in memory: the array itself.
     pieces
         Of a sparse source: starts a stream of its entries, the same in the same order each
-        time: ``pieces(values, add)``. Without ``values`` only keys are needed; without ``add``
-        a matrix refuses entries that name a cell again rather than adding them up.
+        time: ``pieces(add)``. Without ``add`` a matrix refuses entries that name a cell again
+        rather than adding them up.
     matrix
         Of a sparse source in memory: called with ``add``, all of it, compressed, no cell twice.
     entries
@@ -112,7 +112,7 @@ class Source:
     chunks: Chunks | None = None
     read: Callable[[slice, slice], Any] | None = None
     array: NDArray[Any] | None = None
-    pieces: Callable[[bool, bool], Iterator[Piece]] | None = None
+    pieces: Callable[[bool], Iterator[Piece]] | None = None
     matrix: Callable[[bool], Any] | None = None
     entries: int | None = None
     unstored: str | None = None
@@ -197,7 +197,7 @@ def from_dask(array: Any) -> Source:
     if not (is_scipy_sparse(array._meta) or is_pydata_sparse(array._meta)):
         return replace(source, read=lambda rows, cols: array[rows, cols].compute())
     fill = meaning_of_fill(array._meta.fill_value) if is_pydata_sparse(array._meta) else None
-    return replace(source, pieces=lambda values, add: _dask_pieces(array, fill, add), unstored=fill)
+    return replace(source, pieces=lambda add: _dask_pieces(array, fill, add), unstored=fill)
 
 
 def from_chunked(array: Any, kind: str, location: str | None = None) -> Source:
@@ -460,7 +460,7 @@ def from_pandas(frame: Any) -> Source:
         raise DataError(
             f"{len(wrong)} {what} of the DataFrame {'hold' if several else 'holds'} no numbers: "
             f"{', '.join(wrong[:NAMED])}; drop {them}, convert {them}, or make {them} the index "
-            "with set_index"
+            "with set_index; of a table with a line for each entry name rows, columns and values"
         )
     kinds = set(frame.dtypes)
     plain = len(kinds) == 1 and all(isinstance(dtype, np.dtype) for dtype in kinds)
@@ -522,7 +522,7 @@ def from_annotated(part: Annotated) -> Source:
 def from_compressed(matrix: Compressed) -> Source:
     """Compressed rows or columns that are left in their file: read a piece at a time."""
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+    def pieces(add: bool) -> Iterator[Piece]:
         held = matrix._replace(indptr=np.asarray(matrix.indptr[:]))
         length = matrix.shape[matrix.format == "csc"]
         check_pointers(held.indptr, held.indices, held.data, length)
@@ -547,13 +547,12 @@ def masked(source: Source, chosen: NDArray[np.int64]) -> Source:
         kept = np.add.reduceat(place >= 0, np.cumsum([0, *chunks[1][:-1]]), dtype=np.int64)
         chunks = chunks[0], tuple(int(size) for size in kept if size)
 
-    def some(values: bool, add: bool) -> Iterator[Piece]:
+    def some(add: bool) -> Iterator[Piece]:
         assert source.pieces is not None
-        for piece in source.pieces(values, add):
+        for piece in source.pieces(add):
             at = place[np.asarray(piece.cols)]
             keep = at >= 0
-            rows = np.asarray(piece.rows)[keep]
-            yield Piece(rows, at[keep], None if piece.values is None else piece.values[keep])
+            yield Piece(np.asarray(piece.rows)[keep], at[keep], piece.values[keep])
 
     return replace(
         source,
@@ -586,13 +585,13 @@ def from_blocks(known: Known, view: Callable[[int, int], Any]) -> Source:
     """The entries of a blocked store, or of sparse `BlockedData`, in the caller's order."""
     grid, layout = known.grid, known.layout
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+    def pieces(add: bool) -> Iterator[Piece]:
         for block in grid.all_blocks():
             found = view(*block)
             rows, cols = (part.start for part in grid.slices(Block(*block)))
             row, col = stored_cells(found)
             row, col = layout.callers(row + rows, col + np.int64(cols))
-            yield Piece(row, col, found.values.copy() if values else None)
+            yield Piece(row, col, found.values.copy())
 
     stored = known.statistics.n_stored
     assert stored is not None
@@ -658,7 +657,7 @@ def _in_memory(kind: str, matrix: Any, as_scipy: Callable[[], Any]) -> Source:
         SourceInfo(kind),
         matrix_shape(matrix.shape),
         check_dtype(matrix.dtype),
-        pieces=lambda values, add: compressed_pieces(canonical(as_scipy(), add)),
+        pieces=lambda add: compressed_pieces(canonical(as_scipy(), add)),
         matrix=lambda add: canonical(as_scipy(), add),
     )
 

@@ -305,7 +305,7 @@ class BlockedData:
                     out[group] = view.block[cells]
                 else:
                     others = self.dtype.type(0 if view.zeros else np.nan)
-                    out[group] = looked_up(view, *cells, others)
+                    out[group] = lookup(_compressed(view), others)(*cells)
         return out
 
     def to_numpy(self) -> FloatArray:
@@ -663,18 +663,28 @@ def _dense(view: AnyBlock) -> FloatArray:
     return out
 
 
-def looked_up(
-    view: SparseBlock, rows: NDArray[np.int64], cols: NDArray[np.int64], default: Any
-) -> FloatArray:
-    """Stored values at cells of one block, and ``default`` at others."""
+def _compressed(view: SparseBlock) -> Any:
+    """Return a sparse block as compressed rows of scipy."""
     from scipy import sparse
 
-    if view.values.size == 0:
-        return np.full(rows.size, default)
-    numbers = np.arange(1, view.values.size + 1)
-    table = sparse.csr_array((numbers, view.indices, view.indptr), shape=(view.m, view.n))
-    number = np.asarray(table[rows, cols]).ravel()
-    return np.asarray(np.where(number > 0, view.values[number - 1], default))
+    return sparse.csr_array((view.values, view.indices, view.indptr), shape=(view.m, view.n))
+
+
+def lookup(matrix: Any, default: Any) -> Callable[[NDArray[Any], NDArray[Any]], FloatArray]:
+    """Return what gives stored values of compressed rows at cells, and ``default`` at others."""
+    from scipy import sparse
+
+    values = matrix.data
+    numbers = np.arange(1, values.size + 1)
+    table = sparse.csr_array((numbers, matrix.indices, matrix.indptr), shape=matrix.shape)
+
+    def at(rows: NDArray[Any], cols: NDArray[Any]) -> FloatArray:
+        if not values.size:
+            return np.full(np.size(rows), default)
+        number = np.asarray(table[rows, cols]).ravel()
+        return np.asarray(np.where(number > 0, values[number - 1], default))
+
+    return at
 
 
 def _short(count: int) -> str:

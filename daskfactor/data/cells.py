@@ -16,7 +16,7 @@ import numpy as np
 
 from daskfactor.checks import is_number, match_labels, nearly_same
 from daskfactor.data.adapters import Source, from_blocks, from_numpy, from_xarray
-from daskfactor.data.blocks import BlockedData, looked_up
+from daskfactor.data.blocks import BlockedData, lookup
 from daskfactor.data.files import open_input
 from daskfactor.data.grid import Block, Grid
 from daskfactor.data.known import (
@@ -26,9 +26,9 @@ from daskfactor.data.known import (
     Weighing,
     stored_cells,
 )
-from daskfactor.data.loading import UNCERTAINTY, WEIGHTS, weighed, weights_of
-from daskfactor.data.sparse import LoadOptions, block_of, sparse_bytes, sparse_data
-from daskfactor.data.storage import ArrayFile, FloatArray, FloatType, Storage
+from daskfactor.data.loading import UNCERTAINTY, WEIGHTS, weights_of
+from daskfactor.data.sparse import LoadOptions, block_of
+from daskfactor.data.storage import FloatArray, FloatType, Storage
 from daskfactor.data.store import BlockStore, is_blocked_store
 from daskfactor.errors import DataError, OptionError
 from daskfactor.kernels.views import SparseBlock
@@ -62,13 +62,11 @@ class Asked:
     given: Any
     rule: str
 
-    def refuse(self, source: Source, dtype: FloatType, value: At | None) -> Weighing:
+    def refuse(self, source: Source, dtype: FloatType, value: At) -> Weighing:
         """Give the kind of the weights, and the error for an observed cell without any."""
 
         def error(row: int, col: int) -> DataError:
-            found = "not stored"
-            if value is not None:
-                found = str(np.ma.asarray(value(row, col)).reshape(-1)[0])
+            found = np.ma.asarray(value(row, col)).reshape(-1)[0]
             name, allowed, remedy = "weight", "a finite number of at least 0", "0"
             if self.rule == UNCERTAINTY:
                 name, allowed, remedy = "uncertainty", "a positive number", "infinity"
@@ -192,35 +190,18 @@ class Pairing:
             )
         self._rule, self._dtype, self._grid, self._layout = given.rule, dtype, grid, layout
         self._at = _pointwise(given, found)
-        self._raw: BlockedData | None = None
         own = Layout("missing", layout.row_order, layout.col_order)
-        if self._at is None:
-            if not found.is_sparse:
-                raise OptionError(
-                    f"{given.kind} of a sparse matrix must be sparse with the entries that it "
-                    "stores, an array in memory, or a pair of vectors (rows, columns), got "
-                    f"{type(given.given).__name__}, which is read from where it is"
-                )
-            raw = LoadOptions(grid, dtype, False, options.limit, allow_empty=True, layout=own)
-            self._raw = sparse_data(weighed(found, given.rule, dtype), raw)
         self.weighing = given.refuse(source, dtype, self._at)
         self._info = replace(found.info, rule=given.rule)
-        entries = int(self._raw.n_stored.sum()) if self._raw else found.entries or 0
-        fits = sparse_bytes(grid, entries, dtype) <= options.limit
-        self._storage = Storage(grid, "missing", file=None if fits else ArrayFile())
+        self._storage = Storage(grid, "missing", budget=options.limit)
         self._builder, self._lock = StatisticsBuilder(grid, source.labels, own), threading.Lock()
 
     def take(self, block: Block, view: SparseBlock) -> SparseBlock:
         """The block with its weights; what has weight 0 is missing."""
         rows, cols = stored_cells(view)
-        if self._raw is not None:
-            own: Any = self._raw.view(*block)
-            weights = looked_up(own, rows, cols, np.full(rows.size, np.nan, self._dtype))
-        else:
-            assert self._at is not None
-            corner = [np.int64(part.start) for part in self._grid.slices(block)]
-            given = self._at(*self._layout.callers(rows + corner[0], cols + corner[1]))
-            weights = weights_of(given, self._rule, self._dtype)
+        corner = [np.int64(part.start) for part in self._grid.slices(block)]
+        given = self._at(*self._layout.callers(rows + corner[0], cols + corner[1]))
+        weights = weights_of(given, self._rule, self._dtype)
         if (weights == 0).any():
             values = np.where(weights == 0, np.nan, view.values).astype(view.values.dtype)
             shape = self._grid.block_shape(block)
@@ -234,17 +215,30 @@ class Pairing:
 
     def finish(self) -> BlockedData:
         """The weights of all blocks."""
-        if self._raw is not None:
-            self._raw.close()
         known = self._builder.finish(self._info, self._dtype, allow_empty=True)
         return BlockedData(known, self._storage)
 
 
-def _pointwise(given: Asked, found: Source) -> At | None:
-    """Values at cells of what is in memory and not sparse."""
+def _pointwise(given: Asked, source: Source) -> At:
+    """Return the values at cells of what is in memory, NaN where a sparse matrix stores none.
+
+    Raises
+    ------
+    OptionError
+        If it is not in memory.
+    """
     if isinstance(given.given, tuple):
-        assert found.shape is not None
-        by_row, by_col = given.vectors(found.shape)
+        assert source.shape is not None
+        by_row, by_col = given.vectors(source.shape)
         return lambda rows, cols: by_row[rows] * by_col[cols]
-    array = found.array
-    return None if array is None else lambda rows, cols: array[rows, cols]
+    if source.matrix is not None:
+        return lookup(source.matrix(False).tocsr(), np.nan)
+    array = source.array
+    if array is None:
+        raise OptionError(
+            f"{given.kind} of a sparse matrix must be sparse with the entries that it stores, or "
+            "an array, both in memory, or a pair of vectors (rows, columns), got "
+            f"{type(given.given).__name__}, which is read from where it is; pass what is there as "
+            "a scipy matrix"
+        )
+    return lambda rows, cols: array[rows, cols]

@@ -194,7 +194,7 @@ def convert(
             progress_bar(progressbar) as on_event,
             Task(entries, options, on_event) as task,
         ):
-            writer.begin(task.grid, task.counts, kind, task.kept_shares())
+            writer.begin(task.grid, task.counts, kind, task.kept_share())
             known = task.assemble(writer.put)
             writer.finish(known)
     stored = known.statistics.n_stored

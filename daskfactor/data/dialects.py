@@ -32,11 +32,7 @@ HEAD_BYTES = 2**16
 SAMPLED_LINES = 20
 TEXT_COPIES = 32
 """Bytes of memory that a character of a dense table takes while it becomes numbers."""
-RATING = ["user", "item", "rating", "time"]
 WORD_COUNTS = ["document", "word", "count"]
-_UNIX_TIMES = range(780_000_000, 2_200_000_000)
-"""Seconds from 1994 to 2039, when people rated films on the web."""
-_HIGHEST_RATING = 100
 
 
 class Dialect(NamedTuple):
@@ -112,11 +108,7 @@ def dialect_of(location: str | PathLike[str]) -> Dialect:
     if not sampled:
         return found
     names = _commented_header(lines[:skipped], found.fields(lines[skipped]), separator)
-    if names is not None:
-        return found._replace(names=names)
-    if _are_ratings([_fields(line, separator) for line in sampled]):
-        return found._replace(names=RATING)
-    return found
+    return found._replace(names=names)
 
 
 def _holds_data(line: str) -> bool:
@@ -160,18 +152,6 @@ def _counts_words(lines: Sequence[str]) -> bool:
     return entries >= len(table) - 3 and all(
         len(line) == 3 and 1 <= int(line[0]) <= documents and 1 <= int(line[1]) <= words
         for line in table[3:]
-    )
-
-
-def _are_ratings(table: Sequence[Sequence[str]]) -> bool:
-    """Return whether each line is a user, an item, a rating and its Unix time (MovieLens)."""
-    return all(
-        len(fields) == len(RATING)
-        and all(field.isdecimal() for field in (fields[0], fields[1], fields[3]))
-        and int(fields[3]) in _UNIX_TIMES
-        and is_number(fields[2])
-        and 0 <= number(fields[2]) <= _HIGHEST_RATING
-        for fields in table
     )
 
 
@@ -377,6 +357,6 @@ def _hint(field: str, fields: Sequence[str], mark: str) -> str:
         mark = r"\s+" if mark == BLANK else mark
         call = f"pandas.read_csv(..., sep={mark!r}, decimal=',')"
         return f"; write numbers with a point, or pass what {call} reads"
-    if len(fields) == 3 and is_number(fields[2]):
+    if len(fields) > 2 and field == fields[1]:
         return "; of a table with a line for each entry name rows, columns and values"
     return ""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.errors import DaskfactorError, DataError, StoreError
+from daskfactor.errors import DataError, StoreError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,15 +35,11 @@ Keys: TypeAlias = "IntArray | pd.Categorical"
 
 
 class Piece(NamedTuple):
-    """Some entries; ``values`` is None where only the keys were asked for."""
+    """Some entries: their keys and values."""
 
     rows: Keys
     cols: Keys
-    values: NDArray[Any] | None
-
-
-class KeysAreText(DaskfactorError):  # noqa: N818 - a message between two modules, never shown
-    """A key that is no whole number was met after others that were; from now on all are texts."""
+    values: NDArray[Any]
 
 
 class Axis:

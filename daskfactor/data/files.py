@@ -32,7 +32,14 @@ from daskfactor.data.entries import (
     text_array,
 )
 from daskfactor.data.folding import data_array, open_array
-from daskfactor.data.frames import asked_for, is_frame, is_long, long_file, open_frame
+from daskfactor.data.frames import (
+    UnclearTableError,
+    asked_for,
+    is_frame,
+    is_long,
+    long_file,
+    open_frame,
+)
 from daskfactor.data.known import DEFAULT_DIMS, NUMERIC, Labels, SourceInfo, usable_dims
 from daskfactor.data.store import BlockStore, is_blocked_store, zarr_kind
 from daskfactor.data.tables import (
@@ -263,9 +270,11 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     if form is not None and form.look is not None and name is None:
         look = form.look(text, wanted)
         try:
-            long = is_long(text, *look[:4], wanted)
-        except DataError as error:  # it may be either
-            raise DataError(look.fault or str(error)) from None
+            long = is_long(text, look.names, look.labelled, wanted)
+        except UnclearTableError as error:
+            if look.fault is None:
+                raise
+            raise DataError(look.fault) from error
         if long:
             return long_file(text, look, _open_path(text, wanted), wanted)
     if location.lower().endswith(PACKINGS) and not table:
@@ -300,7 +309,7 @@ def open_matrix_market(location: str, wanted: Wanted) -> Source:
         rows, cols, entries = _sizes(location, file)
         start = file.tell()
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
+    def pieces(add: bool) -> Iterator[Piece]:
         found = 0
         with plain(location) as file:
             file.seek(start)
@@ -361,7 +370,7 @@ def open_npz(location: str, wanted: Wanted) -> Source:
         SourceInfo("npz", location, lazy=True),
         None if shape is None else (shape[0], shape[1]),
         labels=Labels() if shape is None else labels,
-        pieces=lambda values, add: stream(),
+        pieces=lambda add: stream(),
         entries=entries,
         unstored=str(arrays["unstored"]) if "unstored" in arrays else None,
     )

@@ -34,7 +34,6 @@ from daskfactor.data.known import (
     storable,
     told,
 )
-from daskfactor.data.left_out import written
 from daskfactor.data.loading import read_budget, reading_errors
 from daskfactor.data.staging import Box, Stage, boxes
 from daskfactor.errors import DataError, DataWarning, OptionError
@@ -330,7 +329,7 @@ def labels_of(array: Any, rows: Side, cols: Side) -> Labels:
             name = free_name("_".join(map(str, side.dims)), taken)
             taken.add(name)
             levels = {str(dim): _level(array, dim) for dim in side.dims}
-            stacks[name] = Stack(levels, True, _left_out(array, side))
+            stacks[name] = Stack(levels, maps=True)
         dims.append(name)
         coords.append(_coords(array, side, stacked))
     attrs = {str(key): found for key, coord in array.coords.items() if (found := told(coord.attrs))}
@@ -355,29 +354,10 @@ def _coords(array: Any, side: Side, stacked: bool) -> dict[str, NDArray[Any]]:
     """Coordinates along the dimensions of a side, at each of its places."""
     along = dict(zip(side.dims, np.unravel_index(side.places, side.shape), strict=True))
     found = {str(dim): _level(array, dim)[along[dim]] for dim in side.dims} if stacked else {}
-    for name, own, values in _further(array, side):
-        found[name] = values[tuple(along[dim] for dim in own)] if stacked else values
-    return found
-
-
-def _further(array: Any, side: Side) -> Iterator[tuple[str, tuple[Any, ...], NDArray[Any]]]:
-    """Coordinates of dimensions of a side that are no levels of it: names, dimensions, values."""
-    levels = {str(dim) for dim in side.dims} if len(side.dims) > 1 else set()
     for key, coord in array.coords.items():
-        own = coord.dims
-        nlevels = getattr(array.indexes.get(key), "nlevels", 1)
-        if str(key) not in levels and own and set(own) <= set(side.dims) and nlevels == 1:
-            yield str(key), own, storable(str(key), coord.to_numpy(), key in own)
-
-
-def _left_out(array: Any, side: Side) -> dict[str, str]:
-    """Coordinates at places of a side that are left out."""
-    others = np.ones(math.prod(side.shape), bool)
-    others[side.places] = False
-    at = np.flatnonzero(others)
-    along = dict(zip(side.dims, np.unravel_index(at, side.shape), strict=True))
-    return {
-        name: written(tuple(map(str, own)), at, here.astype(str) if here.dtype == object else here)
-        for name, own, values in _further(array, side)
-        for here in [values[tuple(along[dim] for dim in own)]]
-    }
+        levels = getattr(array.indexes.get(key), "nlevels", 1)
+        if str(key) in found or not coord.dims or not {*coord.dims} <= {*side.dims} or levels > 1:
+            continue
+        values = storable(str(key), coord.to_numpy(), key in coord.dims)
+        found[str(key)] = values[tuple(along[dim] for dim in coord.dims)] if stacked else values
+    return found

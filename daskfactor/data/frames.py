@@ -5,188 +5,70 @@ dataframe interchange protocol (``__dataframe__``) or as Arrow streams (``__arro
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.checks import warn
 from daskfactor.data.adapters import Source, from_pandas
 from daskfactor.data.entries import Piece, coordinate_pieces, text_array
 from daskfactor.data.grid import inverse
-from daskfactor.data.key_names import (
-    holds_ids,
-    is_time,
-    names_of_keys,
-    taken_for_labels,
-    usual_meaning,
-)
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, storable, usable_dims
-from daskfactor.data.tables import FEW, Look, Wanted, all_whole, chosen_columns
-from daskfactor.errors import DataError, DataWarning, OptionError
+from daskfactor.data.tables import Look, Wanted, chosen_columns
+from daskfactor.errors import DataError, OptionError
 
 
-def is_long(
-    where: str,
-    names: Sequence[str],
-    kinds: Sequence[str],
-    repeats: bool | Callable[[], bool],
-    labelled: bool,
-    wanted: Wanted,
-) -> bool:
-    """Whether a table has a line for each entry, and not one for each row of a matrix.
+class UnclearTableError(DataError):
+    """Error: a table that may be a matrix, or have a line for each entry."""
 
-    It is one if a column of it is asked for, if its first two columns are called as keys of rows
-    and columns usually are, or if they hold what only keys can be: texts in both, or in the
-    first, one more than once, beside whole numbers in the second.
+
+ROLES = ("rows", "columns", "values")
+UNCLEAR = 3
+"""Columns of a table that may be keys and values as well as a matrix."""
+
+
+def is_long(where: str, names: Sequence[str], labelled: bool, wanted: Wanted) -> bool:
+    """Return whether a table has a line for each entry, and not one for each row of a matrix.
+
+    It has if a column of it is asked for, or ``table`` says so.
 
     Parameters
     ----------
     where
-        How messages call it.
-    names, kinds
+        Name of the table in messages.
+    names
         Of its columns.
-        The latter are ``"key"`` (texts or dates), ``"whole"``, ``"rounded"`` (floats that are
-        whole numbers, or NaN), ``"number"`` or ``"other"``.
-    repeats
-        Whether the first column holds anything twice, or what tells it.
     labelled
-        Whether its rows have labels of their own, so that two whole numbers are no keys.
-    wanted
-        What was asked for.
+        Whether its rows have labels besides, so that no column holds keys.
 
     Raises
     ------
-    DataError
-        If it may be either.
+    UnclearTableError
+        If it has three columns, and nothing says what it is.
     """
     if wanted.table is not None or asked_for(wanted):
-        return bool(wanted.table is not False)
-    if _are_entries(where, names, kinds, repeats, labelled):
-        return True
-    refuse_keys(where, names, kinds)
+        return wanted.table is not False
+    if len(names) == UNCLEAR and not labelled:
+        columns = [_called(names, at) for at in range(UNCLEAR)]
+        called = ", ".join(f"{role}={own}" for role, own in zip(ROLES, columns, strict=True))
+        raise UnclearTableError(
+            f"{where} could be a table with a line for each entry (row key, column key, value) or "
+            f"a matrix of {UNCLEAR} columns; say which: pass {called} (or table=True) if it has a "
+            "line for each entry, table=False if it is a matrix"
+        )
     return False
 
 
-def _are_entries(
-    where: str,
-    names: Sequence[str],
-    kinds: Sequence[str],
-    repeats: bool | Callable[[], bool],
-    labelled: bool,
-) -> bool:
-    """Whether the first two columns are keys; a DataError if they may be."""
-    values = kinds[2] if len(kinds) > 2 else "number"
-    if len(kinds) < 2 or values not in NUMBERS:
-        return False
-    if not {*kinds[:2]} <= {"key", "whole", "rounded"} or {*kinds} == {"rounded"}:
-        return False
-    if "rounded" in kinds[:2]:
-        # A key that a line lacks makes floats of all of them.
-        if len(kinds) > 3 or labelled or "key" in kinds[:2]:
-            return False
-        raise either(where, names, kinds, (0, 1))
-    pair = tuple(kinds[:2])
-    if names_of_keys(*names[:2]):
-        return True
-    if pair == ("key", "key"):
-        if sum(kind in NUMBERS for kind in kinds[2:]) <= MOST_VALUES:
-            return True
-        raise either(where, names, kinds, (0, 1))
-    if pair == ("whole", "key"):
-        return len(kinds) > 2
-    if pair == ("key", "whole") and len(kinds) < 4:
-        if repeats() if callable(repeats) else repeats:
-            return True
-    elif pair != ("whole", "whole") or len(kinds) > 3 or labelled:
-        return False
-    raise either(where, names, kinds, (0, 1))
-
-
-def refuse_keys(where: str, names: Sequence[str], kinds: Sequence[str]) -> None:
-    """Refuse a narrow table with two columns anywhere that are called as keys usually are.
-
-    Raises
-    ------
-    DataError
-        If it has them, and what they hold may be keys.
-    """
-    if len(names) > FEW:
-        return
-    usable = [at for at, kind in enumerate(kinds) if kind in ("key", "whole", "rounded")]
-    for keys in permutations(usable, 2):
-        if names_of_keys(*(names[at] for at in keys)):
-            raise either(where, names, kinds, keys)
-
-
-def either(
-    where: str, names: Sequence[str], kinds: Sequence[str], keys: Sequence[int]
-) -> DataError:
-    """What is said of a table that may be one of entries, with keys in these columns."""
-    rest = [
-        at
-        for at, kind in enumerate(kinds)
-        if at not in keys and kind in NUMBERS and not is_time(names[at])
-    ]
-    chosen = [*keys, *[at for at in rest if at > max(keys)], *rest][: 2 + bool(rest)]
-    told = [f"{role}={_called(names, at)}" for role, at in zip(ROLES, chosen, strict=False)]
-    whole = " (or table=True)"
-    if len(told) == 2 and len(kinds) > 2:
-        told, whole = [*told, "values=False"], ""
-    floats = [names[at] for at in keys if kinds[at] == "rounded"]
-    two = [kinds[at] for at in keys] == ["key", "key"] and [*keys] == [0, 1]
-    matrix = "table=False if it is a matrix"
-    if two:
-        matrix = (
-            "or, if it is a matrix whose rows have two labels, join these into one column, or pass "
-            "a pandas.DataFrame with both as its index"
-        )
-    convert = (
-        f", once lines without a key are removed and {' and '.join(map(repr, floats))} converted "
-        "to whole numbers"
-        if floats
-        else ""
-    )
-    return DataError(
-        f"{where} could be a table with a line for each entry (row key, column key"
-        f"{', value' if rest else ''}) or a matrix of {len(kinds)} columns; say which: "
-        f"pass {', '.join(told)}{whole if chosen == [*range(len(chosen))] else ''} if it has a "
-        f"line for each entry{convert}, {matrix}"
-    )
-
-
-def _called(names: Sequence[str], at: int, before: str = "") -> str:
+def _called(names: Sequence[str], at: int) -> str:
     """Return the name of a column, or its position if the file has no names."""
-    return f"{before}{at}" if names[at] == f"f{at}" else repr(names[at])
-
-
-ROLES = ("rows", "columns", "values")
-MOST_VALUES = 2
-"""Columns of numbers behind two of texts: where there are more, they may be those of a matrix."""
-NUMBERS = ("whole", "rounded", "number")
-"""Kinds of columns that may be values."""
+    return str(at) if names[at] == f"f{at}" else repr(names[at])
 
 
 def asked_for(wanted: Wanted) -> bool:
     """Whether columns of a table were named."""
     return (wanted.rows, wanted.columns, wanted.values) != (None, None, None)
-
-
-def note(where: str, names: Sequence[str], wanted: Wanted) -> None:
-    """Say what a table was taken for, unless its columns were named."""
-    if wanted.table or asked_for(wanted):
-        return
-    called = [_called(names, at, "column ") for at in range(min(3, len(names)))]
-    values = f"values in {called[2]}" if len(names) > 2 else "lines are counted"
-    warn(
-        f"{where} is taken for a table with a line for each entry: keys of rows in "
-        f"{called[0]}, of columns in {called[1]}, {values}; "
-        "pass rows=, columns= and values= to name others, or table=False if it is a matrix",
-        DataWarning,
-    )
 
 
 def is_frame(data: object) -> bool:
@@ -234,25 +116,22 @@ def open_frame(data: Any, wanted: Wanted) -> Source:
     if wanted.table is not False and set(_named(wanted)) & set(frame.index.names) - {None}:
         frame = frame.reset_index()
     given = [str(column) for column in frame.columns]
-    if not pairs and not _is_long_frame(name, frame, given, wanted):
-        return from_pandas(_labelled(name, frame, given))
+    labelled = not (frame.index.name is None and frame.index.dtype.kind in "iu")
+    if not pairs and not is_long(name, given, labelled, wanted):
+        return from_pandas(_labelled(frame, given))
     if len(set(given)) < len(given):
         raise DataError(f"{name} has two columns of one name: {', '.join(given)}; rename one")
     names = chosen_columns(name, given, wanted)
-    note(name, names, wanted)
     columns = [frame.iloc[:, given.index(column)] for column in names]
     return _entries(name, names, columns)
 
 
-def _labelled(name: str, frame: Any, given: list[str]) -> Any:
+def _labelled(frame: Any, given: list[str]) -> Any:
     """The frame with its first column as index, if that holds labels and it has no others."""
     counted = type(frame.index).__name__ == "RangeIndex" and frame.index.name is None
     if counted and len(given) > 1 and frame.columns.nlevels == 1:
         first = frame.iloc[:, 0]
-        if _holds_names(first) and {*map(_kind, frame.dtypes[1:])} <= {*NUMBERS}:
-            return frame.iloc[:, 1:].set_index(first)
-        if _kind(first.dtype) == "whole" and holds_ids(given[0], _floats(first)):
-            taken_for_labels(name, given[0])
+        if _holds_names(first) and {*map(_kind, frame.dtypes[1:])} == {"number"}:
             return frame.iloc[:, 1:].set_index(first)
     return frame
 
@@ -263,37 +142,6 @@ def _holds_names(column: Any) -> bool:
 
     kinds = ("string", "categorical", "date", "datetime", "datetime64")
     return _kind(column.dtype) == "key" and pd.api.types.infer_dtype(column) in kinds
-
-
-def _is_long_frame(name: str, frame: Any, given: list[str], wanted: Wanted) -> bool:
-    """Whether a table has keys among its columns, or in its index, which is refused."""
-    import pandas as pd
-
-    index = frame.index
-    labelled = not (index.name is None and index.dtype.kind in "iu")
-    kinds = _kinds(frame)
-
-    def repeats() -> bool:
-        return bool(frame.iloc[:, 0].duplicated().any())
-
-    if is_long(name, given, kinds, repeats, labelled, wanted):
-        return True
-    if wanted.table is None and None not in index.names and len(given) < FEW:
-        both = [*map(str, index.names), *given]
-        levels = pd.DataFrame({n: index.get_level_values(n) for n in range(index.nlevels)})
-        refuse_keys(name, both, [*_kinds(levels), *kinds])
-    return False
-
-
-def _kinds(frame: Any) -> list[str]:
-    """What each column holds; of a wide table, floats are not looked at."""
-    kinds = [_kind(dtype) for dtype in frame.dtypes]
-    if len(kinds) > FEW:
-        return kinds
-    return [
-        "rounded" if dtype.kind == "f" and all_whole(_floats(column)) else kind
-        for kind, dtype, (_, column) in zip(kinds, frame.dtypes, frame.items(), strict=True)
-    ]
 
 
 def _named(wanted: Wanted) -> list[Any]:
@@ -329,9 +177,7 @@ def _as_pandas(data: Any, name: str) -> Any:
 
 def _kind(dtype: Any) -> str:
     letter = getattr(dtype, "kind", "O")
-    if letter in "iu":
-        return "whole"
-    if letter in "fb":
+    if letter in "iufb":
         return "number"
     return "key" if letter in "OUSTMm" else "other"
 
@@ -346,7 +192,7 @@ def _entries(where: str, names: Sequence[str], columns: Sequence[Any]) -> Source
     sides = zip(dims, (row_labels, col_labels), strict=True)
     coords = [{dim: labels} for dim, labels in sides]
 
-    def pieces(wants: bool, add: bool) -> Iterator[Piece]:
+    def pieces(add: bool) -> Iterator[Piece]:
         data = np.broadcast_to(np.float32(1), rows.shape) if values is None else values
         yield from coordinate_pieces(rows, cols, data)
 
@@ -356,7 +202,6 @@ def _entries(where: str, names: Sequence[str], columns: Sequence[Any]) -> Source
         labels=Labels(*dims, coords[0], coords[1]),
         pieces=pieces,
         entries=rows.size,
-        usual=usual_meaning(names),
         merges=True,
     )
 
@@ -403,7 +248,7 @@ def _numbered(where: str, name: str, column: Any) -> tuple[NDArray[np.int64], ND
 
 def _numbers(where: str, name: str, column: Any) -> NDArray[Any]:
     """Numbers, NaN where there is nothing."""
-    if _kind(column.dtype) not in ("whole", "number"):
+    if _kind(column.dtype) != "number":
         raise DataError(
             f"column {name!r} of {where} holds {column.dtype}; values must be numbers; choose "
             "another with values, or values=False to count lines"
@@ -421,7 +266,6 @@ def _floats(column: Any) -> NDArray[Any]:
 def long_file(where: str, look: Look, source: Source, wanted: Wanted) -> Source:
     """The source of a table in a file, once it is known to have a line for each entry."""
     names = chosen_columns(where, look.names, wanted)
-    note(where, names, wanted)
     found = _recorded([look.names.index(name) for name in names]) | {"header": look.header}
     return replace(source, info=replace(source.info, table=found))
 

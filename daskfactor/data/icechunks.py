@@ -1,13 +1,12 @@
 """Icechunk repositories: at a URL, or where a commit of one is, as a store that zarr reads."""
 
 import os
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from daskfactor.errors import DataError, OptionError, StoreError
+from daskfactor.errors import OptionError, StoreError
 from daskfactor.urls import (
     CLOUD,
     along,
@@ -27,54 +26,21 @@ MOST_ABOVE = 4
 """Folders in which a repository is looked for above an array of it."""
 
 
-def repository_store(location: str) -> tuple[Any, str, str] | None:
-    """A commit of the repository at a location or above it: store, what is meant in it, place.
+def repository_store(location: str) -> tuple[Any, str] | None:
+    """Return the store of the repository at a location or above it, and the path inside it.
 
-    ``repository@commit/array`` names a commit, by its id, a branch or a tag; by default it is the
-    latest one of ``main``. None if there is no repository. What is given out is pinned to a commit
-    and so is its location: what is committed later is seen nowhere where that is read.
-
-    Raises
-    ------
-    DataError
-        If the repository has no such commit.
+    It is the latest commit of ``main``. None if there is no repository.
     """
     names: list[str] = []
-    here, asked = _without_commit(location)
+    here = location
     while not is_repository(here):
         above, _, name = here.rstrip("/").rpartition("/")
         names.insert(0, name)
-        if asked or len(names) > MOST_ABOVE or above.count("/") < (3 if is_url(location) else 1):
+        if len(names) > MOST_ABOVE or above.count("/") < (3 if is_url(location) else 1):
             return None
         here = along(above, location)
-    if asked is not None:
-        names = [asked[1]] if asked[1] else []
-    session = _session(repository_at(here), here, "main" if asked is None else asked[0])
-    pinned = "/".join([f"{here}@{session.snapshot_id}", *names])
-    return session.store, "/".join(names), along(pinned, location)
-
-
-def _without_commit(location: str) -> tuple[str, tuple[str, str] | None]:
-    """A location without ``@commit``, and what that was, with what follows it."""
-    found = re.fullmatch(r"(.+://[^/]+/|/)(.*)@([\w.-]+)(?:/(.*))?", location)
-    if found is None:
-        return location, None
-    return along(found[1] + found[2], location), (found[3], found[4] or "")
-
-
-def _session(repository: Any, here: str, name: str) -> Any:
-    """The session at a commit, a branch or a tag."""
-    if name in repository.list_branches():
-        return repository.readonly_session(name)
-    if name in repository.list_tags():
-        return repository.readonly_session(tag=name)
-    try:
-        return repository.readonly_session(snapshot_id=name)
-    except Exception as error:  # every version of icechunk has errors of its own
-        raise DataError(
-            f"{here} has no branch, tag or snapshot {name!r}; its branches are "
-            f"{', '.join(sorted(repository.list_branches()))}"
-        ) from error
+    store = repository_at(here).readonly_session("main").store
+    return store, "/".join(names)
 
 
 def is_repository(location: str) -> bool:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -48,19 +48,16 @@ Locate = Callable[[int], tuple[int, int]]
 class Stack(NamedTuple):
     """Dimensions that lie behind one another along one: all labels of each, by its name.
 
-    ``maps`` says that the caller had them apart, so that results unfold them. ``left_out`` has
-    coordinates at places that are left out, by name, see `daskfactor.data.left_out`.
+    ``maps`` says that the caller had them apart, so that results unfold them.
     """
 
     levels: Mapping[str, NDArray[Any]]
     maps: bool
-    left_out: Mapping[str, str] = {}
 
     def renamed(self, names: Mapping[str, str]) -> "Stack":
         """The same under other names, where there are any."""
         levels = {names.get(name, name): labels for name, labels in self.levels.items()}
-        left_out = {names.get(name, name): own for name, own in self.left_out.items()}
-        return self._replace(levels=levels, left_out=left_out)
+        return self._replace(levels=levels)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can have it."""
@@ -71,17 +68,14 @@ class Stack(NamedTuple):
             }
             for name, labels in self.levels.items()
         }
-        return {"maps": self.maps, "levels": levels, "left_out": dict(self.left_out)}
+        return {"maps": self.maps, "levels": levels}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Stack":
         """From what `to_dict` made."""
         levels = stored["levels"].items()
-        return cls(
-            {n: np.array(of["labels"]).astype(of["dtype"]) for n, of in levels},
-            stored["maps"],
-            stored.get("left_out", {}),
-        )
+        labels = {n: np.array(of["labels"]).astype(of["dtype"]) for n, of in levels}
+        return cls(labels, stored["maps"])
 
 
 @dataclass(frozen=True)
@@ -169,12 +163,19 @@ class Labels:
         return self.row_coords.get(self.row_dim), self.col_coords.get(self.col_dim)
 
     @property
-    def keys(self) -> "Keys":
-        """What rows, and columns, are matched by: labels; where stacked, those of each dimension.
+    def keys(self) -> tuple[Any, Any]:
+        """Labels by which rows, and columns, are matched; where stacked, those of each dimension.
 
         None where there are none; see `daskfactor.checks.match_labels`.
         """
-        return Keys(self)
+        sides = (self.row_dim, self.row_coords), (self.col_dim, self.col_coords)
+        rows, cols = (
+            {name: coords[name] for name in self.stacks[dim].levels}
+            if dim in self.stacks
+            else coords.get(dim)
+            for dim, coords in sides
+        )
+        return rows, cols
 
     def row(self, index: int) -> str:
         """How a message calls one row: its number and its label."""
@@ -193,24 +194,6 @@ class Labels:
     def cell(self, row: int, col: int) -> str:
         """How a message calls one cell."""
         return f"{self.row(row)}, {self.column(col)}"
-
-
-class Keys(Sequence[Any]):
-    """What rows, and columns, are matched by, each read when it is asked for."""
-
-    def __init__(self, labels: Labels) -> None:
-        self._labels = labels
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, side: Any) -> Any:
-        labels = self._labels
-        dim = (labels.row_dim, labels.col_dim)[side]
-        coords = (labels.row_coords, labels.col_coords)[side]
-        if dim in labels.stacks:
-            return {name: coords[name] for name in labels.stacks[dim].levels}
-        return coords.get(dim)
 
 
 CODES: Final = frozenset({-9.0, -99.0, -999.0, -9999.0, -99999.0, -32768.0})

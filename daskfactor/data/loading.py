@@ -141,26 +141,16 @@ def weights_of(given: Any, rule: str, dtype: FloatType) -> FloatArray:
 
 
 def weighed(source: Source, rule: str, dtype: FloatType) -> Source:
-    """A source whose entries become weights of cells."""
-    read, pieces, matrix = source.read, source.pieces, source.matrix
-
-    def whole(add: bool) -> Any:
-        assert matrix is not None
-        found = matrix(add)
-        parts = weights_of(found.data, rule, dtype), found.indices, found.indptr
-        return type(found)(parts, shape=found.shape)
-
-    def part(piece: Any) -> Any:
-        return piece._replace(values=weights_of(piece.values, rule, dtype))
-
-    changes: dict[str, Any] = {"info": replace(source.info, rule=rule), "dtype": dtype}
-    if read is not None:
-        changes["read"] = lambda rows, cols: weights_of(read(rows, cols), rule, dtype)
-    if pieces is not None:  # their values are always read
-        changes["pieces"] = lambda values, add: map(part, pieces(True, add))
-    if matrix is not None:
-        changes["matrix"] = whole
-    return replace(source, array=None, **changes)
+    """Return a dense source whose entries become weights of cells."""
+    read = source.read
+    assert read is not None
+    return replace(
+        source,
+        info=replace(source.info, rule=rule),
+        dtype=dtype,
+        array=None,
+        read=lambda rows, cols: weights_of(read(rows, cols), rule, dtype),
+    )
 
 
 def without(values: FloatArray, weights: FloatArray) -> FloatArray:

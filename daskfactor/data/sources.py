@@ -146,8 +146,8 @@ def as_blocks(
         number in it where one is needed.
     table : bool, optional
         Whether a table has a line for each entry (True) or for each row of a matrix (False).
-        Left out, it is found out by the names of its columns (user, item; row, column; ...Id)
-        and what they hold, and told in a warning; a table that could be either is refused.
+        Left out, it has a line for each entry if ``rows``, ``columns`` or ``values`` is given, and
+        a table of three columns is refused.
     storage_options : dict, optional
         Of a URL (of V, weights or uncertainty): how it is reached, as fsspec, dask and pandas
         take it, for example ``{"anon": True}``. By default all of it is found in the
@@ -228,7 +228,7 @@ def blocks_of(
             raise OptionError(
                 'unstored is "missing", but the input is dense: it stores every entry, and its '
                 "zeros are observed; mark missing entries with NaN or a mask, or pass a sparse "
-                "matrix"
+                "matrix; of a table with a line for each entry name rows, columns and values"
             )
         source = settled(source, limit)
         grid = choose_grid(source.shape, source.chunks, blocks, workers, None, components)  # type: ignore[arg-type]

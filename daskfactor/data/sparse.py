@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -21,7 +20,7 @@ from scipy import sparse
 from daskfactor.checks import warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
-from daskfactor.data.entries import Axis, KeysAreText, Piece, doubled, summable
+from daskfactor.data.entries import Axis, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
 from daskfactor.data.known import Known, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.loading import Decoder, reading_errors
@@ -43,8 +42,7 @@ class LoadOptions:
     """What the caller asked for; ``limit`` is in bytes.
 
     ``exact`` counts only entries that say something when a grid or an order is chosen, so that
-    these do not depend on how a matrix is written down; the values are read for that. ``layout``
-    is one that the blocks must have.
+    these do not depend on how a matrix is written down.
     """
 
     blocks: int | Grid | None
@@ -56,7 +54,6 @@ class LoadOptions:
     balance: bool = False
     allow_empty: bool = False
     exact: bool = True
-    layout: Layout | None = None
 
     @property
     def unstored(self) -> str:
@@ -248,8 +245,6 @@ def _layout(
     counts: list[NDArray[np.int64]],
 ) -> tuple[Grid, Layout]:
     """Choose the grid and, for a balanced one, the order of rows and columns."""
-    if options.layout is not None and isinstance(options.blocks, Grid):
-        return options.blocks, options.layout
     # Bands of rows from all over the matrix have no edges in common with its chunks.
     chunks = source.chunks if options.exact and not options.balance else None
     asked = options.blocks, options.workers, entries, options.components
@@ -294,7 +289,6 @@ class Task:
         self._threads = most_threads()
         self._keeps = keeps
         self._dealt: list[tuple[Any, NDArray[np.int64]]] = []
-        self._ready: dict[Block, tuple[SparseBlock, int]] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -319,11 +313,7 @@ class Task:
         else:
             if options.exact and source.info.lazy:
                 self.source = self._staged(source)
-            learnt = None
-            while learnt is None:  # either column of keys may turn out to hold texts
-                with suppress(KeysAreText):
-                    learnt = self._learn()
-            self._axes = learnt
+            self._axes = self._learn()
         (row_counts, rows), (col_counts, cols) = (axis.finish() for axis in self._axes)
         size = row_counts.size, col_counts.size
         if not options.exact and (self.entries == 0 or 0 in size):
@@ -355,7 +345,6 @@ class Task:
         def deal(piece: Piece) -> tuple[Any, NDArray[np.int64]]:
             rows = self._axes[0].positions(piece.rows)
             cols = self._axes[1].positions(piece.cols)
-            assert piece.values is not None
             with lock:  # the decoder counts
                 values = decoder.convert(piece.values, lambda at: (int(rows[at]), int(cols[at])))
             block = row_band[rows].astype(number) * number.type(blocks) + col_band[cols]
@@ -367,7 +356,7 @@ class Task:
             return self._file.put(out.view(np.uint8)), edges
 
         total, done = np.zeros(blocks**2, np.int64), 0
-        pieces = _split(read(self.source, True, self.options), max(LEAST_DEALT, most))
+        pieces = _split(read(self.source, self.options), max(LEAST_DEALT, most))
         for kept, edges in _in_order(deal, pieces, self._threads):
             self._dealt.append((kept, edges))
             total += np.diff(edges)
@@ -381,14 +370,10 @@ class Task:
         self.counts = total.reshape(blocks, blocks)
         decoder.warn()
 
-    def kept_shares(self) -> tuple[float, float]:
-        """Which share of their entries blocks keep once duplicates are merged, as a few tell."""
-        size = self.counts.__getitem__
-        ranked = sorted((b for b in self.grid.all_blocks() if size(b)), key=size)
-        few = {ranked[0], ranked[len(ranked) // 2], ranked[-1]}
-        self._ready = {block: self._compressed(block) for block in few}
-        shares = [view.values.size / size(block) for block, (view, _) in self._ready.items()]
-        return float(min(shares)), float(max(shares))
+    def kept_share(self) -> float:
+        """Return the share of its entries that the largest block keeps once some are merged."""
+        largest = max(self.grid.all_blocks(), key=self.counts.__getitem__)
+        return self._compressed(largest)[0].values.size / float(self.counts[largest])
 
     def assemble(
         self, put: Callable[[Block, SparseBlock], None], beside: Beside | None = None
@@ -398,8 +383,7 @@ class Task:
         builder = StatisticsBuilder(self.grid, self.labels, self.layout, weighing)
 
         def finish(block: Block) -> int:
-            ready = block in self._ready
-            view, doubles = self._ready.pop(block) if ready else self._compressed(block)
+            view, doubles = self._compressed(block)
             view = beside.take(block, view) if beside else view
             with lock:
                 builder.scan(block, view)
@@ -441,7 +425,7 @@ class Task:
         file, kept = self._file, deque[list[Any]]()
 
         def first() -> Iterator[Piece]:
-            for piece in read(source, True, self.options):
+            for piece in read(source, self.options):
                 parts: tuple[Any, ...] = piece
                 kept.append([file.put(np.ascontiguousarray(array)) for array in parts])
                 yield piece
@@ -451,7 +435,7 @@ class Task:
                 yield Piece._make(file.get(part) for part in kept.popleft())
 
         passes = iter((first, again))
-        return replace(source, pieces=lambda values, add: next(passes)())
+        return replace(source, pieces=lambda add: next(passes)())
 
     def _learn(self) -> tuple[Axis, Axis]:
         """Count the keys of all pieces."""
@@ -459,7 +443,7 @@ class Task:
         source, exact = self.source, self.options.exact
         axes = _axes(source)
         with ThreadPoolExecutor(1) as helper:
-            for piece in read(source, exact, self.options):
+            for piece in read(source, self.options):
                 piece = _telling(piece, self.options.zeros) if exact else piece
                 other = helper.submit(axes[0].learn, piece.rows)
                 axes[1].learn(piece.cols)
@@ -477,7 +461,6 @@ def _axes(source: Source) -> tuple[Axis, Axis]:
 
 def _telling(piece: Piece, zeros: bool) -> Piece:
     """Only the entries that say something: no zero where others are, no NaN where others are."""
-    assert piece.values is not None
     keep = piece.values != 0 if zeros else ~np.isnan(piece.values)
     if keep.all():
         return piece
@@ -498,10 +481,10 @@ def _places(
     return band[position], local[position]
 
 
-def read(source: Source, values: bool, options: LoadOptions) -> Iterator[Piece]:
+def read(source: Source, options: LoadOptions) -> Iterator[Piece]:
     """The pieces of a source; what goes wrong there is reported with its place."""
     assert source.pieces is not None
-    pieces = source.pieces(values, options.zeros)
+    pieces = source.pieces(options.zeros)
     for number in count():
         with reading_errors(f"{source.where} failed after {number} pieces", "all of it"):
             piece = next(pieces, None)
@@ -515,8 +498,7 @@ def _split(pieces: Iterator[Piece], most: int) -> Iterator[Piece]:
     for piece in pieces:
         for start in range(0, len(piece.rows), most):
             part = slice(start, start + most)
-            values = None if piece.values is None else piece.values[part]
-            yield Piece(piece.rows[part], piece.cols[part], values)
+            yield Piece(piece.rows[part], piece.cols[part], piece.values[part])
 
 
 def _in_order(function: Callable[..., Any], items: Iterable[Any], threads: int) -> Iterator[Any]:

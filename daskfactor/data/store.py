@@ -203,14 +203,17 @@ class BlockStore:
             raise ValueError(f"{name} has other contents than when it was written")
         return found
 
-    def _coordinates(self, side: str, names: list[dict[str, str]]) -> "StoredLabels":
-        """Coordinates of one side, by name."""
-        found: dict[str, list[Any]] = {}
+    def _coordinates(self, side: str, names: list[dict[str, str]]) -> dict[str, NDArray[Any]]:
+        """Return the coordinates of one side, by name."""
+        coords = {}
         for number, about in enumerate(names):
-            where = f"{side}_label_{number}"
-            parts = [where, f"{where}_ends"] if about["kind"] == "text" else [where]
-            found[about["name"]] = [about["kind"], *map(self._late, parts)]
-        return StoredLabels(found)
+            array = self._array(f"{side}_label_{number}")
+            if about["kind"] == "text":
+                ends = self._array(f"{side}_label_{number}_ends")
+                coords[about["name"]] = _texts(array.tobytes(), ends.tolist())
+            else:
+                coords[about["name"]] = array.view(np.dtype(about["kind"]))
+        return coords
 
 
 class Stored:
@@ -236,28 +239,6 @@ class Stored:
         """Give all of it, a chunk at a time."""
         for start in range(0, len(self), step := self._array.chunks[0]):
             yield np.asarray(self[start : start + step])
-
-
-class StoredLabels(Mapping[str, NDArray[Any]]):
-    """Coordinates of one side in a store, each read when it is asked for.
-
-    ``arrays`` has their kinds, and their arrays, by name.
-    """
-
-    def __init__(self, arrays: Mapping[str, list[Any]]) -> None:
-        self._arrays = arrays
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        kind, raw, *ends = self._arrays[name]
-        if ends:
-            return _texts(np.asarray(raw).tobytes(), np.asarray(ends[0]).tolist())
-        return np.asarray(raw).view(np.dtype(kind))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
 
 
 class StoreWriter:
@@ -304,16 +285,12 @@ class StoreWriter:
             self._publication.close()
 
     def begin(
-        self,
-        grid: Grid,
-        counts: NDArray[np.int64],
-        dtype: np.dtype[Any],
-        kept: tuple[float, float] = (1.0, 1.0),
+        self, grid: Grid, counts: NDArray[np.int64], dtype: np.dtype[Any], kept: float = 1.0
     ) -> None:
         """Make the arrays for blocks of at most ``counts`` entries, of which some will be merged.
 
-        Room is set aside for all, and chunks that stay empty take none; chunks are as long
-        as suits blocks that keep between ``kept[0]`` and ``kept[1]`` of their entries.
+        Room is set aside for all, and chunks that stay empty take none; chunks are as long as
+        suits blocks that keep a share ``kept`` of their entries.
         """
         import zarr
 
@@ -324,8 +301,8 @@ class StoreWriter:
         entries, square = counts.ravel(), (grid.blocks, grid.blocks)
         starts = np.dtype(np.uint32 if counts.max() < 2**32 else np.uint64)
         columns = np.dtype(np.uint32 if max(grid.cols.sizes) > NARROW_COLUMNS else np.uint16)
-        usual = np.ceil(np.outer(kept, entries)).astype(np.int64).ravel()
-        steps = chunk_length(usual, dtype.itemsize), chunk_length(rows, starts.itemsize)
+        merged = np.ceil(kept * entries).astype(np.int64)
+        steps = chunk_length(merged, dtype.itemsize), chunk_length(rows, starts.itemsize)
         self._table = np.zeros((*square, 4), np.int64)
         self._totals = np.zeros(square)
         ends = []
@@ -583,7 +560,7 @@ def _may_be_zarr(place: Path) -> bool:
     if any((place / name).is_file() for name in DOCUMENTS):
         return True
     above = [place, *place.parents][: MOST_ABOVE + 1]
-    return any(is_repository(str(one).partition("@")[0]) for one in above)
+    return any(is_repository(str(one)) for one in above)
 
 
 def is_blocked_store(location: Any) -> bool:

@@ -20,7 +20,6 @@ from daskfactor.checks import require, warn
 from daskfactor.data.adapters import Source
 from daskfactor.data.dialects import (
     MISSING,
-    RATING,
     UNIT,
     Dialect,
     blocks_of_text,
@@ -35,8 +34,7 @@ from daskfactor.data.dialects import (
     readable,
     unreadable,
 )
-from daskfactor.data.entries import PIECE, Keys, KeysAreText, Piece
-from daskfactor.data.key_names import holds_ids, taken_for_labels, usual_meaning
+from daskfactor.data.entries import PIECE, Keys, Piece
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.urls import (
@@ -59,8 +57,8 @@ _NO_GENES = re.compile(
     r"|N_(unmapped|multimapping|noFeature|ambiguous)|_total_\w+"
 )
 """Names of rows in which HTSeq, STAR and QoRTs count reads of no gene."""
-FEW = 8
-"""Columns up to which a table is narrow enough to be one of entries by the names of any two."""
+INDEX_LEVEL = "__index_level_"
+"""What names of columns begin with in which pandas stores an index without a name."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Wanted:
     counts lines. ``header`` says whether the first line of a CSV file holds names; None finds
     out. ``layer`` is one of an AnnData, in place of X, and ``mask_var`` chooses variables of it.
     ``table`` says whether a table has a line for each entry, or one for each row of a matrix;
-    None finds out. ``storage_options`` tell how a URL is reached.
+    None goes by whether columns are named. ``storage_options`` tell how a URL is reached.
     """
 
     rows: Any = None
@@ -90,15 +88,14 @@ class Wanted:
 
 
 class Look(NamedTuple):
-    """Columns of a table in a file: their names, what they hold, and what tells keys.
+    """Names of the columns of a table in a file.
 
-    ``header`` says whether the first line holds the names, if this has to be told; ``fault`` what
-    is wrong with one of the first lines, whatever the table is.
+    ``labelled`` says whether its rows have labels besides; ``header`` whether the first line holds
+    the names, if this has to be told; ``fault`` what is wrong with one of the first lines, whatever
+    the table is.
     """
 
     names: list[str]
-    kinds: list[str]
-    repeats: bool
     labelled: bool
     header: bool | None = None
     fault: str | None = None
@@ -120,13 +117,12 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     _check_types(pa, location, names, schema)
     texts = [name for name in names[:2] if _is_text(pa, schema.field(name).type)]
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
-        read = list(dict.fromkeys(names if values else names[:2]))
+    def pieces(add: bool) -> Iterator[Piece]:
         for path in paths:
             try:
                 with pq.ParquetFile(opened(path), read_dictionary=texts) as file:
-                    for batch in file.iter_batches(PIECE, columns=read):
-                        yield _piece(location, batch, names, values)
+                    for batch in file.iter_batches(PIECE, columns=names):
+                        yield _piece(location, batch, names)
             except (pa.ArrowException, KeyError) as error:
                 raise unreadable(path, error) from error
 
@@ -134,15 +130,18 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     dims = usable_dims(*names[:2])
     rows, cols = (_times(pa, *one) for one in zip(dims, map(schema.field, names[:2]), strict=True))
     labels = Labels(*dims, rows, cols)
-    usual = usual_meaning(names)
-    return Source(info, labels=labels, pieces=pieces, entries=entries, usual=usual, merges=True)
+    return Source(info, labels=labels, pieces=pieces, entries=entries, merges=True)
 
 
 def open_csv(location: str, wanted: Wanted) -> Source:
     """A CSV, TSV or other delimited text file, compressed or not.
 
-    If a later key of a column is no whole number, the pass ends with `KeysAreText`, and the next
-    one has texts.
+    Keys of a column are whole numbers if those of the first block of lines are, else texts.
+
+    Raises
+    ------
+    DataError
+        If the file is damaged, or a later key is a text where those before are whole numbers.
     """
     pa = require("pyarrow", "tables", "CSV files")
     from pyarrow import csv as arrow
@@ -159,12 +158,9 @@ def open_csv(location: str, wanted: Wanted) -> Source:
     types |= dict.fromkeys(names[:2], pa.dictionary(pa.int32(), pa.string()))
     written = dict[str, str]()
 
-    def pieces(values: bool, add: bool) -> Iterator[Piece]:
-        read = list(dict.fromkeys(names if values else names[:2]))
+    def pieces(add: bool) -> Iterator[Piece]:
         convert = arrow.ConvertOptions(
-            include_columns=read,
-            column_types={name: types[name] for name in read if name in types},
-            null_values=MISSING,
+            include_columns=names, column_types=types, null_values=MISSING
         )
         parse = arrow.ParseOptions(
             delimiter=dialect.mark, quote_char=False if dialect.mark == UNIT else '"'
@@ -179,71 +175,47 @@ def open_csv(location: str, wanted: Wanted) -> Source:
                     skipped = 0
                     with arrow.open_csv(pa.BufferReader(block), shape, parse, convert) as reader:
                         for batch in reader:
-                            yield _piece(location, batch, names, values, written)
+                            yield _piece(location, batch, names, written)
         except pa.ArrowInvalid as error:
             raise unreadable(location, error) from error
 
     named = header or dialect.names is not None
     labels = Labels(*usable_dims(*names[:2])) if named else Labels()
     info = SourceInfo("csv", location, lazy=True)
-    return Source(info, labels=labels, pieces=pieces, usual=usual_meaning(names), merges=True)
+    return Source(info, labels=labels, pieces=pieces, merges=True)
 
 
 def look_at_parquet(location: str, wanted: Wanted) -> Look:
-    """Find what the columns of a Parquet file hold, by its schema and its first entries."""
+    """Find the columns of a Parquet file; an index that pandas wrote holds labels of rows."""
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
 
-    paths = parquet_files(location)
     try:
-        with pq.ParquetFile(opened(paths[0])) as file:
+        with pq.ParquetFile(opened(parquet_files(location)[0])) as file:
             schema = file.schema_arrow
-            narrow = len(schema.names) <= FEW
-            read = schema.names if narrow else schema.names[:1]
-            first = next(file.iter_batches(PIECE, columns=read), None)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
-    repeats = first is not None and len(first.column(0).unique()) < len(first)
-    own = [field for field in schema if not field.name.startswith("__index_level_")]
-    kinds = [_kind_of(pa, field.type) for field in own]
-    if narrow and first is not None:
-        for at, field in enumerate(own):
-            if pa.types.is_floating(field.type) and all_whole(_values(first.column(field.name))):
-                kinds[at] = "rounded"
-    return Look([field.name for field in own], kinds, repeats, False)
-
-
-def _kind_of(pa: Any, kind: Any) -> str:
-    types = pa.types
-    if types.is_integer(kind):
-        return "whole"
-    if types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        return "number"
-    return "key" if _is_text(pa, kind) or types.is_temporal(kind) else "other"
+    index = (schema.pandas_metadata or {}).get("index_columns", [])
+    labelled = any(isinstance(own, str) for own in index)
+    return Look([name for name in schema.names if not name.startswith(INDEX_LEVEL)], labelled)
 
 
 def look_at_csv(location: str, wanted: Wanted) -> Look:
-    """Find what the columns of a text file hold, by its first lines."""
+    """Find the columns of a text file, by its first lines."""
     dialect = dialect_of(location)
     if not dialect.lines:
         raise DataError(f"{location} is empty")
-    table = [dialect.fields(line) for line in dialect.lines if line.strip()]
     header, names = _names_of(dialect, wanted)
-    table = table[header:]
     width = len(names)
-    whole = [line for line in table if len(line) == width]
-    columns = list(zip(*whole, strict=True)) if 2 * len(whole) > len(table) else []
-    kinds = [_kind_of_texts(column) for column in columns] or ["other"] * width
-    repeats = bool(columns) and len(set(columns[0])) < len(columns[0])
     # Writers of matrices leave the corner above the names of rows empty, or out.
-    corner = not names[0] or any(len(line) == width + 1 for line in table)
-    described = _describes_genes(names)
-    if described:
-        names, kinds = [names[0], *names[6:]], ["other", *kinds[6:]]
+    lines = [dialect.fields(line) for line in dialect.lines if line.strip()][header:]
+    corner = not names[0] or any(len(line) == width + 1 for line in lines)
+    if _describes_genes(names):
+        names, corner = [names[0], *names[6:]], True
     told = None if dialect.names is not None and wanted.header is None else header
     split = dialect.split(iter(dialect.lines))
     faults = (fault_of(location, dialect.skipped + line, own, width) for line, own in split)
-    return Look(names, kinds, repeats, header and corner, told, next(filter(None, faults), None))
+    return Look(names, header and corner, told, next(filter(None, faults), None))
 
 
 def _names_of(dialect: Dialect, wanted: Wanted) -> tuple[bool, list[str]]:
@@ -261,21 +233,6 @@ def _describes_genes(header: Sequence[str]) -> bool:
     return list(header[1:6]) == ["Chr", "Start", "End", "Strand", "Length"]
 
 
-def _kind_of_texts(fields: Sequence[str]) -> str:
-    if all(field.isdecimal() for field in fields):
-        return "whole"
-    if not all(map(is_number, fields)):
-        texts = [field for field in fields if not is_number(field)]
-        return "other" if all(map(has_decimal_comma, texts)) else "key"
-    return "rounded" if all_whole(np.array(list(map(number, fields)))) else "number"
-
-
-def all_whole(values: NDArray[Any]) -> bool:
-    """Whether floats are whole numbers, or NaN, and some of them are numbers."""
-    known = values[~np.isnan(values)]
-    return bool(known.size and np.array_equal(known, np.rint(known)))
-
-
 def read_table(location: str | PathLike[str]) -> Any:
     """A table of numbers as text; a header line and a column of row names are recognised.
 
@@ -284,8 +241,7 @@ def read_table(location: str | PathLike[str]) -> Any:
     field is empty and whose others are numbers that rise, such as positions, years or wavelengths,
     or that counts from 0 on;
     a first column whose header is empty, or that holds anything that is no number or begins with
-    0 as codes do, holds the row names, and so does one that is called as keys are and holds whole
-    numbers, none of them twice.
+    0 as codes do, holds the row names.
 
     Returns
     -------
@@ -301,7 +257,7 @@ def read_table(location: str | PathLike[str]) -> Any:
 
     dialect = dialect_of(location)
     lines = lines_of(location, dialect)
-    if dialect.names is not None and dialect.names != RATING:
+    if dialect.names is not None:
         lines.insert(0, (dialect.skipped, dialect.names))
     elif _describes_genes(lines[0][1]):
         warn(
@@ -336,7 +292,6 @@ def read_table(location: str | PathLike[str]) -> Any:
     named = bool(corner and header and not header[0])
     first = [fields[0] for _, fields in lines]
     named = named or not all(is_number(field) or has_decimal_comma(field) for field in first)
-    ids = False
     if not named and width > 1 and all(map(is_number, first)):
         others = (field for _, fields in lines for field in fields[1:])
         if any(map(_CODE.fullmatch, first)) and not any(map(_CODE.fullmatch, others)):
@@ -346,9 +301,6 @@ def read_table(location: str | PathLike[str]) -> Any:
                 DataWarning,
             )
             named = True
-        elif corner and header and holds_ids(header[0], np.array(list(map(number, first)))):
-            taken_for_labels(str(location), header[0])
-            named = ids = True
     summaries = [bool(named and _NO_GENES.fullmatch(name)) for name in first]
     if any(summaries) and not all(summaries):
         warn(
@@ -360,9 +312,8 @@ def read_table(location: str | PathLike[str]) -> Any:
         first = [name for name, gone in zip(first, summaries, strict=True) if not gone]
     mark = dialect.separator
     values = np.array([numbers(str(location), *line, int(named), mark) for line in lines])
-    row_dim, col_dim = usable_dims(header[0], DEFAULT_DIMS[1]) if ids and header else DEFAULT_DIMS
-    labels = list(map(int, map(float, first))) if ids else first
-    names: dict[str, Any] = {row_dim: labels} if named else {}
+    row_dim, col_dim = DEFAULT_DIMS
+    names: dict[str, Any] = {row_dim: first} if named else {}
     if header is not None:
         # Some writers leave the corner above the row names out altogether.
         names[col_dim] = header[int(named and corner) :]
@@ -522,7 +473,6 @@ def _piece(
     location: str,
     batch: Any,
     names: list[str],
-    values: bool,
     written: dict[str, str] | None = None,
 ) -> Piece:
     """Entries of a batch; ``written`` is what keys of a text file are found to be, by column."""
@@ -532,8 +482,6 @@ def _piece(
         else _written_keys(location, name, batch.column(name), written)
         for name in names[:2]
     )
-    if not values:
-        return Piece(rows, cols, None)
     if len(names) == 2:
         return Piece(rows, cols, np.ones(batch.num_rows, np.float32))
     return Piece(rows, cols, _values(batch.column(names[2])))
@@ -544,7 +492,7 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
 
     Raises
     ------
-    KeysAreText
+    DataError
         If those before were, and these are not.
     """
     import pyarrow as pa
@@ -564,9 +512,14 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
                 written[name] = "number"
                 found: Keys = numbers[array.indices.to_numpy()]
                 return found
-        before, written[name] = written.get(name), "text"
-        if before == "number":
-            raise KeysAreText
+        if written.get(name) == "number":
+            text = next(own for own in texts.to_pylist() if not own.lstrip("-").isdecimal())
+            raise DataError(
+                f"the key column {name!r} of {location} begins with whole numbers and has the text "
+                f"{text!r} later; read it as texts: pass what pandas.read_csv({location!r}, "
+                f"dtype={{{name!r}: str}}) gives"
+            )
+        written[name] = "text"
     empty = pc.equal(texts, "").to_numpy(zero_copy_only=False)[array.indices.to_numpy()]
     if empty.any():
         raise _without_key(location, name, int(empty.sum()))

@@ -62,8 +62,8 @@ def with_cells_as_rows(source: Source, location: str) -> Source:
         DataWarning,
     )
 
-    def transposed(values: bool, add: bool) -> Iterator[Piece]:
-        for piece in pieces(values, add):
+    def transposed(add: bool) -> Iterator[Piece]:
+        for piece in pieces(add):
             yield Piece(piece.cols, piece.rows, piece.values)
 
     ids, names = zip(*((line[0], line[min(1, len(line) - 1)]) for line in genes), strict=True)

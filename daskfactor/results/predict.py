@@ -285,13 +285,7 @@ def _with_stacks(
     shown = {names.get(dim, dim): dim for dim in stacks}
     if paired(cells):
         return result
-    inner = {
-        dim: stack._replace(
-            levels={names.get(n, n): of for n, of in stack.levels.items()},
-            left_out={names.get(n, n): of for n, of in stack.left_out.items()},
-        )
-        for dim, stack in stacks.items()
-    }
+    inner = {dim: stack.renamed(names) for dim, stack in stacks.items()}
     result = with_index(result, inner, shown)
     for key, at in zip(keys, cells, strict=True):
         dim = next(iter(at.dims), None)

@@ -20,11 +20,13 @@ from daskfactor.checks import (
 )
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.files import open_input, opened_again
+from daskfactor.data.frames import UnclearTableError
 from daskfactor.data.grid import Block
 from daskfactor.data.known import stored_cells
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.storage import ArrayFile
 from daskfactor.data.store import is_blocked_store
+from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, OptionError
 from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
@@ -301,9 +303,15 @@ def _seen(tree: xr.DataTree) -> Any:
 
 
 def _opened(exclude: Any) -> BlockedData:
-    """Cells to leave out on blocks; what is not stored is not left out."""
+    """Put the cells to leave out on blocks; what is not stored is not left out.
+
+    A table of three columns has a line for each of them.
+    """
     sparse = is_blocked_store(exclude)
-    source = exclude if sparse else open_input(exclude)
+    try:
+        source = exclude if sparse else open_input(exclude)
+    except UnclearTableError:
+        source = open_input(exclude, Wanted(table=True))
     missing = sparse or source.is_sparse
     return as_blocks(source, unstored="missing" if missing else None, allow_empty=True)
 

@@ -17,7 +17,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.data.known import Stack
-from daskfactor.data.left_out import LEFT_OUT, whole
 from daskfactor.results.schema import own_names
 
 STACKS: Final = "stacks"
@@ -68,10 +67,6 @@ def with_index(
         whole = pd.MultiIndex(indexes, codes, names=levels, verify_integrity=False)
         coords = xr.Coordinates.from_pandas_multiindex(whole, dim)
         group = group.drop_vars(levels).assign_coords(coords)
-        others = {inner[name]: own for name, own in stack.left_out.items() if name in inner}
-        group = group.assign_coords(
-            {name: group[name].assign_attrs({LEFT_OUT: own}) for name, own in others.items()}
-        )
         # xarray's unstack() cannot fill zarr's texts with NaN.
         texts = [n for n, of in group.coords.items() if of.dims == (dim,) and of.dtype.kind == "T"]
         plain_texts = {n: group[n].copy(data=np.asarray(group[n]).astype(object)) for n in texts}
@@ -145,14 +140,6 @@ def _spread(
 ) -> xr.Variable:
     """A variable on the grid of the levels, of which it has the places ``at``, rising."""
     shape = tuple(len(labels) for _, labels, _ in levels.values())
-    text = variable.attrs.get(LEFT_OUT)
-    if text is not None and variable.dims == (dim,):
-        attrs = {name: own for name, own in variable.attrs.items() if name != LEFT_OUT}
-        sizes = dict(zip(levels, shape, strict=True))
-        told = whole(text, at, np.asarray(variable.data), sizes)
-        if told is not None:
-            return xr.Variable(*told, attrs)
-        variable = xr.Variable(variable.dims, variable.data, attrs)
     axis = variable.dims.index(dim)
     dims = (*variable.dims[:axis], *levels, *variable.dims[axis + 1 :])
     data = variable.data

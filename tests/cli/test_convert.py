@@ -39,7 +39,9 @@ def test_choices_are_noted_on_standard_error(table, tmp_path):
     command = ["convert", table, tmp_path / "s.zarr", "-q"]
     result = call(*command)
     assert result.exit_code == 0
-    assert result.stderr.startswith("note: cells without entry are taken to be missing, as in")
+    assert result.stderr.startswith(
+        "note: cells without entry are taken to be observed zeros, as in"
+    )
     assert "say --unstored zero if they are zeros" in result.stderr
     result = call(*command, "--overwrite", "--unstored", "missing")
     assert result.stderr.startswith("note: 1 entries name a cell that was named before")

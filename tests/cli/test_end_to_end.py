@@ -97,14 +97,13 @@ def test_long_tables_are_fitted_and_asked_for_by_label(tmp_path, monkeypatch):
     fails(3, match, "fit", "w.csv", *options, "x.zarr", "--count", "--values", "c")
 
 
-@pytest.mark.filterwarnings("ignore:.*is taken for a table")
 def test_the_best_columns_are_written_under_their_labels(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     lines = [(f"u{i}", 10 * j, rng.poisson(3)) for i in range(9) for j in range(8) if (i + j) % 3]
     table = pd.DataFrame(lines, columns=["user", "film", "stars"])
     table.to_csv("t.csv", index=False)
-    options = ("--draws", 4, "--tune", 4, "--seed", 1, "--unstored", "missing")
+    options = ("--draws", 4, "--tune", 4, "--seed", 1, "--unstored", "missing", "--table")
     succeed("fit", "t.csv", "--store", "run.zarr", "-k", 2, *options)
     wanted = daskfactor.recommend("run.zarr", ["u3", "u1"], 2, exclude=table, by="lower")
     asked = ("--rows", "u3,u1", "-n", 2, "--by", "lower")

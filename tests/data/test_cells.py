@@ -182,15 +182,16 @@ def test_zeros_that_are_not_stored_have_weight_one():
     refused(OptionError, match, as_blocks, counts, 3, **given)
 
 
-def test_blocks_of_a_store_with_those_of_another(tmp_path):
-    for name, values in (("v", V), ("sigma", SIGMA)):
-        matrix, place = stored(values), tmp_path / name
-        convert(matrix, place, unstored="missing", blocks=3, balance=True, progressbar=False)
-    sigma = str(tmp_path / "sigma")
+def test_blocks_of_a_store_with_weights_in_memory(tmp_path):
+    place, sigma = str(tmp_path / "v"), tmp_path / "sigma"
+    for values, path in ((V, place), (SIGMA, sigma)):
+        convert(stored(values), path, unstored="missing", blocks=3, balance=True, progressbar=False)
     for options in ({}, {"balance": True, "memory_limit": 0}, {"blocks": 2}):
-        data = as_blocks(str(tmp_path / "v"), uncertainty=sigma, **options)
+        data = as_blocks(place, uncertainty=stored(SIGMA), **options)
         assert (data.row_order is not None) == ("balance" in options)
         np.testing.assert_allclose(dense_of(data), WANTED, rtol=3e-7)
+    match = "both in memory, .*, which is read from where it is; pass what is there as a scipy"
+    refused(OptionError, match, as_blocks, place, uncertainty=sigma)
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])

@@ -367,14 +367,16 @@ def test_elsewhere_what_another_process_has_begun_is_kept(monkeypatch):
 def pieces_of(first, second):
     """Pieces of a source that somebody writes to between its two readings."""
 
-    def pieces(with_values, add):
-        rows, cols = (np.array(side, np.int64) for side in (second if with_values else first))
-        yield Piece(rows, cols, np.ones(rows.size) if with_values else None)
+    passes = iter((first, second))
+
+    def pieces(add):
+        rows, cols = (np.array(side, np.int64) for side in next(passes))
+        yield Piece(rows, cols, np.ones(rows.size))
 
     return pieces
 
 
-def broken(with_values, add):
+def broken(add):
     raise OSError(errno.EIO, "Input/output error")
     yield
 

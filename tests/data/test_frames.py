@@ -2,7 +2,6 @@
 
 import gzip
 import warnings
-from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -24,6 +23,7 @@ WHOLE = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
 USERS, ITEMS = [3, 5, 3, 8], [20, 20, 9, 9]
 RATINGS = pd.DataFrame({"user": USERS, "item": ITEMS, "rating": [1.5, 2.0, 4.0, 0.5]})
 OF_RATINGS = [[4.0, 1.5], [0, 2.0], [0.5, 0]]
+NAMED = {"rows": "who", "columns": "what", "values": "stars"}
 ASIDE = "pass rows='user', columns='item', values='rating'.* if it has a line .*table=False"
 
 
@@ -63,25 +63,22 @@ KINDS = {"pandas": pd.DataFrame, "arrow": pa.table, "interchange": Interchange, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("choice", [{}, {"rows": "who", "columns": 1, "values": "stars"}])
+@pytest.mark.parametrize("choice", [{"table": True}, NAMED | {"columns": 1}])
 def test_tables_in_memory(kind, choice):
-    told = pytest.warns(DataWarning, match="rows in 'who', of columns in 'what', values in 'st")
-    with nullcontext() if choice else told:
-        data = dfac.as_blocks(KINDS[kind](LONG), 1, unstored="zero", **choice)
+    data = dfac.as_blocks(KINDS[kind](LONG), 1, unstored="zero", **choice)
     np.testing.assert_array_equal(data.to_numpy(), DENSE)
     assert names_of(data) == [["a", "b", "c"], [7, 30, 1000]]
 
 
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv", "parquet"])
 def test_tables_in_files_are_those_in_memory(tmp_path, ending):
-    with pytest.warns(DataWarning, match="is taken for a table with a line for each entry"):
-        found = dfac.as_blocks(write(tmp_path, LONG, ending), unstored="missing", allow_empty=True)
+    options = {"unstored": "missing", "allow_empty": True}
+    found = dfac.as_blocks(write(tmp_path, LONG, ending), rows="who", **options)
     own = dfac.as_blocks(LONG, unstored="missing", table=True)
     assert found.fingerprint == own.fingerprint
     assert found.labels.row_coords["who"].tolist() == ["a", "b", "c"]
     store = tmp_path / "s.zarr"
-    with pytest.warns(DataWarning, match="is taken for a table"):
-        dfac.convert(LONG, store, unstored="missing", progressbar=False)
+    dfac.convert(LONG, store, unstored="missing", table=True, progressbar=False)
     assert dfac.as_blocks(store).fingerprint == own.fingerprint
 
 
@@ -128,23 +125,6 @@ def test_what_could_be_either_is_refused(tmp_path, ending):
 
 
 @pytest.mark.parametrize(
-    "names", [("user", "item"), ("userId", "movieId"), ("row", "col"), ("cell", "gene"), ("i", "j")]
-)
-def test_names_of_keys_are_known(names):
-    table = WHOLE.set_axis([*names, "value"], axis=1).assign(when=3)
-    with pytest.warns(DataWarning, match=f"rows in '{names[0]}'"):
-        assert dfac.as_blocks(table, 1, unstored="zero").labels.col_dim == names[1]
-
-
-def test_a_table_of_text_and_counts_needs_a_key_twice():
-    genes = pd.DataFrame({"gene": ["x", "y", "z"], "s1": [1, 2, 3], "s2": [3, 2, 1]})
-    refused(DataError, "could be a table", dfac.as_blocks, genes)
-    again = genes.assign(gene=["x", "y", "x"], s1=[1, 1, 2])
-    with pytest.warns(DataWarning, match="taken for a table"):
-        assert dfac.as_blocks(again, 1, unstored="zero").to_numpy().tolist() == [[3, 1], [2, 0]]
-
-
-@pytest.mark.parametrize(
     ("frame", "options", "message"),
     [
         (LONG, {"rows": "whom"}, "no column 'whom' for rows; did you mean 'who'"),
@@ -166,26 +146,21 @@ def test_every_verb_takes_tables(tmp_path):
     rows, cols = np.nonzero(rng.random((12, 9)) < 0.7)
     table = pd.DataFrame({"user": rows + 100, "item": cols, "count": rng.poisson(3, rows.size)})
     path = write(tmp_path, table, "csv")
-    note = pytest.warns(DataWarning, match="taken for a table")
+    named = {"rows": "user", "columns": "item", "values": "count"}
     run = {"draws": 2, "tune": 2, "random_seed": 0, "progressbar": False, "unstored": "zero"}
     store = str(tmp_path / "run.zarr")
-    with note:
-        trace = dfac.sample(path, dfac.TweedieNMF(2), store=store, **run)
+    trace = dfac.sample(path, dfac.TweedieNMF(2), store=store, **named, **run)
     assert trace["posterior"]["user"].values[0] == 100
     assert dfac.resume(store, draws=1, progressbar=False) is not None
-    with note:
-        own = dfac.sample(table, dfac.TweedieNMF(2), **run)
+    own = dfac.sample(table, dfac.TweedieNMF(2), table=True, **run)
     np.testing.assert_array_equal(own["posterior"]["W"], trace["posterior"]["W"])
-    with note:
-        held = dfac.hold_out(path, 0.2, unstored="missing", random_seed=0)
+    held = dfac.hold_out(path, 0.2, unstored="missing", random_seed=0, **named)
     assert held.train.dims == ("user", "item")
-    with note:
-        model = dfac.AllocationModel.nmf(1)
-        found = dfac.log_evidence(table.head(9), model, random_seed=0, progressbar=False)
+    quiet = {"random_seed": 0, "progressbar": False}
+    found = dfac.log_evidence(table.head(9), dfac.AllocationModel.nmf(1), **named, **quiet)
     assert np.isfinite(found.value)
-    with note:
-        cost = dfac.estimate_cost(path, dfac.TweedieNMF(2), unstored="zero")
-    with note, dfac.as_blocks(path, unstored="zero") as data:
+    cost = dfac.estimate_cost(path, dfac.TweedieNMF(2), unstored="zero", **named)
+    with dfac.as_blocks(path, unstored="zero", **named) as data:
         assert cost.data == data.nbytes
 
 
@@ -214,43 +189,17 @@ def test_a_run_finds_the_columns_of_its_table_again(tmp_path, ending):
 @pytest.mark.parametrize(
     "table",
     [
+        RATINGS,
         RATINGS.astype({"user": float}),
         RATINGS.assign(user=[3, np.nan, 3, 8]),
-        RATINGS.assign(item=[3, None, 3, 8]).astype({"item": "Float64"}),
-        RATINGS.reset_index(),
-        RATINGS.reset_index(names="Unnamed: 0"),
-        RATINGS.set_index("user"),
-        RATINGS.assign(when=7).set_index(["user", "item"]),
-        RATINGS[["item", "rating", "user"]].astype(float),
-        RATINGS.assign(item=list("abba"), user=[1.0, 2.0, np.nan, 4.0]),
+        RATINGS.assign(item=list("abba")),
+        RATINGS + 0.25,
     ],
 )
-def test_keys_are_told_by_their_names_where_they_are_no_first_whole_columns(table):
-    match = f"the DataFrame could be a table .*{ASIDE}"
-    refused(DataError, match, dfac.as_blocks, table, unstored="missing")
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_keys_are_told_by_their_names_in_files(tmp_path, ending):
-    for table in (RATINGS.astype({"user": float}), RATINGS.reset_index(names="")):
-        refused(DataError, ASIDE, dfac.as_blocks, write(tmp_path, table, ending))
-    path, named = tmp_path / "indexed.csv", {"rows": "user", "columns": "item", "values": "rating"}
-    RATINGS.to_csv(path)
-    refused(DataError, ASIDE, dfac.as_blocks, path)
-    read = dfac.as_blocks(path, 1, unstored="zero", **named)
-    np.testing.assert_array_equal(read.to_numpy(), OF_RATINGS)
-
-
-def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
-    table = LONG.assign(who=[3, np.nan, 3, 8])
-    refused(DataError, "'who' converted to whole numbers, table=False", dfac.as_blocks, table)
-    assert dfac.as_blocks(table, table=False).shape == (4, 3)
-    refused(DataError, "could be a table", dfac.as_blocks, table[["who", "what"]])
-    known, store = table.fillna({"who": 1}), str(tmp_path / "run.zarr")
-    run = {"draws": 2, "tune": 2, "random_seed": 0, "progressbar": False}
-    dfac.sample(known, dfac.TweedieNMF(1), table=False, store=store, **run)
-    again = dfac.resume(store, V=known, draws=1, progressbar=False)
-    assert again["posterior"].sizes["draw"] == 3
+@pytest.mark.parametrize("ending", [None, "csv", "parquet"])
+def test_three_columns_are_refused_until_they_are_named(tmp_path, table, ending):
+    given = table if ending is None else write(tmp_path, table, ending)
+    refused(DataError, f"could be a table .*{ASIDE}", dfac.as_blocks, given, unstored="missing")
 
 
 @pytest.mark.parametrize(
@@ -259,21 +208,37 @@ def test_floats_that_are_keys_by_their_values_are_refused(tmp_path):
         WHOLE.assign(d=1),
         WHOLE.set_index(pd.Index(["x", "y", "z"])),
         WHOLE.rename_axis("gene"),
-        WHOLE.astype(float),
         WHOLE[["a"]],
-        WHOLE.rename(columns={"a": "user"}).astype(float),
+        RATINGS[["user", "item"]],
+        RATINGS.set_index("user"),
+        RATINGS.reset_index(),
         pd.DataFrame(np.arange(8.0).reshape(4, 2) + 0.25),
-        pd.DataFrame(np.arange(12.0).reshape(4, 3) / 4),
-        pd.DataFrame({"user": [0.5, 1.25], "item": [2.5, 3.0], "rating": [1.0, 2.0]}),
-        pd.DataFrame({"a": [1.0, np.nan], "b": [2.0, 3.0], "c": [4.0, 5.0]}),
         RATINGS.set_axis(["x", "y", "z"], axis=1).set_index("x", append=True),
         pd.DataFrame(np.ones((2, 9)), columns=["doc", *"abcdefg", "word"]),
         WHOLE.astype(float).set_index(pd.Index([2, 3, 5], name="gene")),
     ],
 )
-def test_matrices_stay_matrices(frame):
+def test_other_tables_are_matrices(frame):
     with warnings.catch_warnings(action="error"):
         assert dfac.as_blocks(frame).shape == frame.shape
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_names_of_rows_are_no_third_column(tmp_path, ending):
+    path = tmp_path / f"v.{ending}"
+    frame = WHOLE[["a", "b"]].set_index(
+        pd.Index(["x", "y", "z"], name="" if ending == "csv" else "n")
+    )
+    frame.to_csv(path) if ending == "csv" else frame.to_parquet(path)
+    assert names_of(dfac.as_blocks(path, 1))[1] == ["a", "b"]
+
+
+def test_a_table_without_names_of_columns_that_holds_texts_is_told_what_to_name(tmp_path):
+    table = RATINGS.assign(item=list("abba"), time=7)
+    for given in (table, write(tmp_path, table, "csv")):
+        refused(DataError, "line for each entry name rows, columns and val", dfac.as_blocks, given)
+    ratings = RATINGS.assign(time=7)
+    refused(OptionError, "entry name rows", dfac.as_blocks, ratings, unstored="missing")
 
 
 @pytest.mark.parametrize("names", [("user", "item"), (None, None)])
@@ -281,8 +246,7 @@ def test_a_series_with_two_keys_is_a_table_with_a_line_for_each_entry(names):
     series = RATINGS.set_index(["user", "item"])["rating"].rename_axis(names)
     dims = ("user", "item") if names[0] else ("row", "column")
     for stacked in (series, series.to_frame(), series.rename(None)):
-        with pytest.warns(DataWarning, match=f"keys of rows in '{dims[0]}'"):
-            data = dfac.as_blocks(stacked, 1, unstored="zero")
+        data = dfac.as_blocks(stacked, 1, unstored="zero")
         np.testing.assert_array_equal(data.to_numpy(), OF_RATINGS)
         assert (data.labels.row_dim, data.labels.col_dim) == dims
         assert names_of(data) == [[3, 5, 8], [9, 20]]

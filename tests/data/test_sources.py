@@ -215,7 +215,7 @@ def test_labels_of_pandas_are_kept():
     assert (data.labels.row_dim, data.labels.col_dim) == ("who", "column")
     assert names_of(data) == [["a", "b"], ["x", "y"]]
     np.testing.assert_array_equal(data.to_numpy(), [[1, 1.5], [2, np.nan]])
-    assert not as_blocks(pd.DataFrame(matrix(3, 3))).labels.row_coords
+    assert not as_blocks(pd.DataFrame(matrix(3, 4))).labels.row_coords
 
 
 def test_dimension_names_and_fill_values_of_zarr_are_kept(tmp_path):

@@ -21,7 +21,7 @@ from daskfactor import as_blocks, convert
 from daskfactor.data import entries as keys
 from daskfactor.data import files, tables
 from daskfactor.data.files import read_matrix
-from daskfactor.data.tables import read_table
+from daskfactor.data.tables import Wanted, read_table
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, OptionError, StoreError
 from tests.data.written import names_of
 from tests.data.written import written as write
@@ -133,15 +133,13 @@ def test_keys_that_only_look_like_numbers_at_first(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK", 64)
     lines = "".join(f"{number},{number % 3},1\n" for number in range(20))
     path = write(tmp_path, "t.csv", "user,film,stars\n" + lines + "x21,1,1\n")
-    assert names_of(converted(path)) == [sorted([*map(str, range(20)), "x21"]), [0, 1, 2]]
+    match = r"'user' of .* begins with whole numbers and has the text 'x21' later; .*dtype={'user'"
+    refused(DataError, match, converted, path)
+    frame = pd.read_csv(path, dtype={"user": str})
+    found = names_of(as_blocks(frame, 1, table=True, unstored="zero"))
+    assert found == [sorted([*map(str, range(20)), "x21"]), [0, 1, 2]]
     dates = write(tmp_path, "d.csv", "day,film,stars\n2024-01-02,1.5,3\n2024-01-01,1.5,4\n")
     assert names_of(converted(dates)) == [["2024-01-01", "2024-01-02"], ["1.5"]]
-    # Texts come late in both columns.
-    lines = [(str(at), str(at % 3), 1) for at in range(40)]
-    lines[20], lines[30] = ("u", "1", 1), ("4", "x", 1)
-    body = "".join(f"{a},{b},{c}\n" for a, b, c in lines)
-    users, films = names_of(converted(write(tmp_path, "l.csv", f"user,film,stars\n{body}")))
-    assert (set(users), films) == ({line[0] for line in lines}, ["0", "1", "2", "x"])
 
 
 def test_empty_values_are_missing_cells(tmp_path):
@@ -342,7 +340,8 @@ def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     for path in (plain, gz):
         np.testing.assert_array_equal(read_matrix(str(path))[1], [3, 0, 1, 2])
     for path in (long, zst):
-        refused(OptionError, r"pip install 'daskfactor\[tables\]'", read_matrix, str(path))
+        wanted = Wanted(table=path == long)
+        refused(OptionError, r"pip install 'daskfactor\[tables\]'", read_matrix, str(path), wanted)
 
 
 # -- matrices in files of every kind -------------------------------------------------------
@@ -482,28 +481,12 @@ def test_what_cannot_be_read_says_what_can(tmp_path, name, message):
     refused(DataError, message, read_matrix, f"{tmp_path}/{name}")
 
 
-@pytest.mark.parametrize("name", ["year", "Genotype", "id", "user_id", "sampleId", "zip"])
-def test_a_column_of_ids_is_labels_of_rows(tmp_path, name):
-    lines = [(1990 + at, 0.5 * at, at % 2) for at in range(5)]
-    body = "".join(f"{i},{x},{y}\n" for i, x, y in lines)
-    path = write(tmp_path, "t.csv", f"{name},a,b\n{body}")
-    for given in (path, pd.read_csv(path)):
-        with pytest.warns(DataWarning, match=rf"{name}.*whole number for each row.*labels of rows"):
-            data = as_blocks(given, 1)
-        np.testing.assert_array_equal(data.to_numpy(), np.array(lines, float)[:, 1:])
-        assert data.labels.row_coords[name].tolist() == [line[0] for line in lines]
-    write(tmp_path, "r.csv", f"{name},a,b\n1,2.5,3\n1,4,5\n2,6,7\n")  # twice: no labels
-    assert as_blocks(tmp_path / "r.csv", 1).shape == (3, 3)
-    write(tmp_path, "c.csv", "sessions,piano,b\n1,2.5,3\n8,4,5\n2,6,7\n")  # what is counted
-    assert as_blocks(tmp_path / "c.csv", 1).shape == (3, 3)
-
-
 def test_codes_keep_their_leading_zeros(tmp_path):
     path = write(tmp_path, "t.csv", "user,film,stars\n007,1,5\n7,2,4\n012,1,3\n")
     assert names_of(converted(path)) == [["007", "012", "7"], [1, 2]]
     dense = write(tmp_path, "d.csv", "place,a,b\n02134,1.5,2\n10001,3,4\n")
     with pytest.warns(DataWarning, match="begins with 0 as codes do"):
-        found = as_blocks(dense, 1)
+        found = as_blocks(dense, 1, table=False)
     assert names_of(found) == [["02134", "10001"], ["a", "b"]]
     padded = write(tmp_path, "p.csv", "05,12,03,1.5\n07,01,10,2\n")
     assert as_blocks(padded, 1).shape == (2, 4)

@@ -306,20 +306,14 @@ def test_a_repository_of_icechunk(folder, tmp_path):
         repository = icechunk.Repository.create(icechunk_storage(place))
         session = repository.writable_session("main")
         zarr.create_array(session.store, name="v", data=DENSE, chunks=(16, 12))
-        first = session.commit("first")
-        pinned = dfac.as_blocks(f"{place}/v")
-        handle = pickle.loads(pickle.dumps(pinned.share()))
+        session.commit("first")
+        data = dfac.as_blocks(f"{place}/v")
+        assert pickle.loads(pickle.dumps(data.share())).location == f"{place}/v"
         session = repository.writable_session("main")
         zarr.open_array(session.store, path="v")[:] = DENSE + 1
         session.commit("second")
-        assert np.array_equal(pinned.to_numpy(), DENSE)
-        assert pinned.source.location == f"{place}@{first}/v"
-        assert handle.location == f"{place}@{first}/v"
-        assert np.array_equal(dfac.as_blocks(pinned.source.location).to_numpy(), DENSE)
-        assert np.array_equal(dfac.as_blocks(f"{place}/v").to_numpy(), DENSE + 1)
-        repository.create_tag("v1", snapshot_id=first)
-        assert np.array_equal(dfac.as_blocks(f"{place}@v1/v").to_numpy(), DENSE)
-        refused(DataError, "has no branch, tag or snapshot 'v2'", dfac.as_blocks, f"{place}@v2/v")
+        assert np.array_equal(data.to_numpy(), DENSE)
+        assert np.array_equal(dfac.as_blocks(data.source.location).to_numpy(), DENSE + 1)
         refused(DataError, r"holds 1 zarr array \(v\); name one as .*:NAME", dfac.as_blocks, place)
 
 

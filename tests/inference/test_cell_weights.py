@@ -9,7 +9,6 @@ import xarray as xr
 import zarr
 
 import daskfactor as dfac
-from daskfactor.data.convert import convert
 from daskfactor.errors import DataError, DataWarning, ModelError, OptionError
 from tests.refusals import refused
 
@@ -73,27 +72,20 @@ def forms(folder, form):
     if form == "memory":
         return V, {"uncertainty": SIGMA}
     for name, values in (("v", V), ("sigma", SIGMA)):
-        if form == "stores":
-            convert(stored(values), folder / name, unstored="missing", blocks=3, progressbar=False)
-        else:
-            zarr.create_array(str(folder / name), data=values, chunks=(8, 6))
+        zarr.create_array(str(folder / name), data=values, chunks=(8, 6))
     beside = form == "array beside path"
     return str(folder / "v"), {"uncertainty": SIGMA if beside else str(folder / "sigma")}
 
 
-@pytest.mark.quick("stores", "paths")
-@pytest.mark.parametrize("form", ["memory", "array beside path", "paths", "stores"])
+@pytest.mark.quick("paths")
+@pytest.mark.parametrize("form", ["memory", "array beside path", "paths"])
 def test_a_run_finds_its_weights_again(form, tmp_path):
     values, options = forms(tmp_path, form)
     options |= QUICK | {"blocks": 3, "sampler": dfac.PSGLD(warm_start=3)}
     dfac.sample(values, NMF, store=tmp_path / "run.zarr", **options | {"draws": 2})
     found = dfac.resume(tmp_path / "run.zarr", 4, progressbar=False)
     assert same(found, dfac.sample(values, NMF, **options))
-    if form != "stores":
-        assert same(found, dfac.sample(V, NMF, **options | {"uncertainty": SIGMA}))
-    else:  # which hold single precision
-        options |= {"uncertainty": stored(SIGMA.astype("f4")), "unstored": "missing"}
-        assert same(found, dfac.sample(stored(V), NMF, **options))
+    assert same(found, dfac.sample(V, NMF, **options | {"uncertainty": SIGMA}))
 
 
 def test_a_run_whose_weights_are_nowhere_says_what_to_pass(tmp_path):

@@ -379,8 +379,8 @@ def test_a_table_of_ratings_may_lack_columns(trace, counts):
     new = counts[24:27, 2:]
     rows, columns = np.nonzero(new.values >= 0)
     table = {"cell": rows, "gene": new["gene"].values[columns], "value": new.values[rows, columns]}
-    with pytest.warns(DataWarning, match="a table with a line for each entry"):
-        found = dfac.transform(trace, pd.DataFrame(table), unstored="missing", point=True, **QUIET)
+    named = {"rows": "cell", "unstored": "missing"}
+    found = dfac.transform(trace, pd.DataFrame(table), point=True, **named, **QUIET)
     whole = counts[24:27].where(counts["gene"] >= "c")
     drawn = dfac.transform(dfac.align(trace), whole, **QUIET)
     off = abs(found.values - drawn.mean(("chain", "draw")).values)
@@ -448,10 +448,9 @@ def ratings(items, users=8):
     return pd.DataFrame(keys | {"rating": values})
 
 
-@pytest.mark.filterwarnings("ignore:the DataFrame is taken for a table:UserWarning")
 def test_keys_that_count_from_zero_are_matched_as_others_are():
-    some = {"draws": 4, "tune": 4, "unstored": "missing", **QUIET}
-    of, new = {"point": True, "unstored": "missing", **QUIET}, ratings([1, 3], 1)
+    some = {"draws": 4, "tune": 4, "table": True, "unstored": "missing", **QUIET}
+    of, new = {"point": True, "rows": "user", "unstored": "missing", **QUIET}, ratings([1, 3], 1)
     values = ratings(range(6))["rating"].to_numpy().reshape(8, 6)
     row = np.full((1, 6), np.nan)
     row[0, [1, 3]] = new["rating"]

@@ -217,8 +217,10 @@ def test_components_are_maps_with_all_labels_in_their_order(mapped, V):
         assert_array_equal(maps["lat"], V["lat"])
         assert_array_equal(maps["lon"], V["lon"])
         assert (maps.notnull() == seen).all()
-        for name in ("area", "region", "zone"):  # of land, too, and on their own dimensions
-            xr.testing.assert_identical(maps[name].variable, V[name].variable)
+        for name in ("area", "region", "zone"):  # NaN where there is land
+            there = V[name].broadcast_like(seen).transpose("lat", "lon").where(seen)
+            xr.testing.assert_equal(maps[name].variable, there.variable)
+            assert maps[name].attrs == V[name].attrs
         for position in range(H.sizes["lat_lon"]):
             one = H.isel(lat_lon=position)
             there = maps.sel(lat=float(one["lat"]), lon=float(one["lon"]))

@@ -182,7 +182,6 @@ def excluded(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense", "blocks", "table", "file"])
-@pytest.mark.filterwarnings("ignore:.*is taken for a table")
 def test_what_was_seen_is_left_out(kind, tmp_path):
     trace = made()
     score = brute(trace, "mean")
