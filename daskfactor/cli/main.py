@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import wraps
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from typer.models import OptionInfo
 
 from daskfactor.cli import convert, fit, predict, show
 from daskfactor.cli import options as o
+from daskfactor.cli.derived import Shows, flags, option
 from daskfactor.errors import (
     DaskfactorError,
     DaskfactorWarning,
@@ -122,11 +123,11 @@ def _sentence(error: BaseException) -> str:
 def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
     """Rewrite arguments of Python, such as ``overwrite=True``, as options of a command."""
 
-    def option(match: re.Match[str]) -> str:
+    def spelled(match: re.Match[str]) -> str:
         name, value = match[1], match[2].strip("\"'")
         if name not in options:
             return match[0]
-        told = f"--{name.replace('_', '-')}"
+        told = flags(name)[0]
         return told if value in ("True", "") else f"{told} {value}"
 
     for python, shell in (
@@ -153,8 +154,8 @@ def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
         text = text.replace("NegativeBinomialNMF", "--model negative-binomial")
         text = text.replace("take TweedieNMF", "take --model tweedie")
         text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler_option, text)
-    text = re.sub("^([a-z_]+)()(?= must )", option, text)
-    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,; ]))""", option, text)
+    text = re.sub("^([a-z_]+)()(?= must )", spelled, text)
+    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,; ]))""", spelled, text)
 
 
 def _sampler_option(call: re.Match[str]) -> str:
@@ -180,35 +181,23 @@ def plain(value: Any) -> Any:
 def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
     """Make a command of a function; it gains ``--json`` and ``--debug``.
 
-    A parameter whose type is a group of options (a dataclass) becomes these options, under a
-    headline of their own where the group names one. The function returns the values that
-    ``--json`` prints, and what people are shown instead: text or tables; None if it has written
-    its result itself.
+    A parameter whose type is a group of options (a dataclass, or a table of parameters of a verb)
+    becomes these options, under a headline of their own where the group names one. The function
+    returns the values that ``--json`` prints, and what people are shown instead: text or tables;
+    None if it has written its result itself.
     """
-    taken = inspect.signature(function).parameters
-    groups: dict[str, Any] = {
-        name: p.annotation for name, p in taken.items() if is_dataclass(p.annotation)
-    }
-    options: dict[str, inspect.Parameter] = {}
-    for name, parameter in taken.items():
-        options |= _options_of(groups[name]) if name in groups else {name: parameter}
+    options = _options_of(function)
     for name, kind in (("as_json", o.Json), ("debug", o.Debug)):
-        options.setdefault(name, _option(name, kind, False))
+        options.setdefault(name, option(name, kind, False))
 
     @wraps(function)
     def run(*, debug: bool, **given: Any) -> None:
-        as_json = given["as_json"]
         with reporting(options, debug):
-            together = {
-                name: group(**{own.name: given[own.name] for own in fields(group)})
-                for name, group in groups.items()
-            }
-            own = {name: given[name] for name in taken if name not in groups}
-            answer = function(**own, **together)
+            answer = _call(function, given)
             if answer is None:
                 return
             values, *shown = answer
-            if as_json:
+            if given["as_json"]:
                 text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False)
                 shown = [text]
             for part in shown:
@@ -217,27 +206,41 @@ def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
                 else:
                     Console().print(part)
 
-    shown = [p.replace(kind=p.KEYWORD_ONLY) for p in options.values()]
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([*options.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {name: p.annotation for name, p in options.items()}
     return run
 
 
-def _options_of(group: Any) -> dict[str, inspect.Parameter]:
-    """Give the fields of a group as parameters of a command, with its headline."""
-    found = {}
-    for own in fields(group):
-        usual = inspect.Parameter.empty if own.default is MISSING else own.default
-        hint: Any = own.type
-        kind, about = hint.__origin__, copy(hint.__metadata__[0])
-        if isinstance(about, OptionInfo):
-            about.rich_help_panel = getattr(group, "panel", None)
-        found[own.name] = _option(own.name, Annotated[kind, about], usual)
-    return found
+def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the options of a command, or of a group under its headline."""
+    options: dict[str, inspect.Parameter] = {}
+    panel = getattr(function, "panel", None)
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = parameter.annotation
+        if is_dataclass(hint):
+            options |= _options_of(hint)  # type: ignore[arg-type]
+        elif isinstance(shows := hint.__metadata__[0], Shows):
+            options |= shows.options()
+        else:
+            about = copy(shows)
+            if isinstance(about, OptionInfo):
+                about.rich_help_panel = panel
+            options[name] = option(name, Annotated[hint.__origin__, about], parameter.default)
+    return options
 
 
-def _option(name: str, kind: Any, usual: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=usual, annotation=kind)
+def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Call a command, or make a group, with its options."""
+    arguments = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = parameter.annotation
+        if is_dataclass(hint):
+            arguments[name] = _call(hint, given)  # type: ignore[arg-type]
+        elif isinstance(shows := hint.__metadata__[0], Shows):
+            arguments[name] = {own: given[own] for own in shows.parameters}
+        else:
+            arguments[name] = given[name]
+    return function(**arguments)
 
 
 app = typer.Typer(
