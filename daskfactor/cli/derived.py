@@ -25,7 +25,7 @@ FLAGS: Final = {
     "lanes": ("--threads",),
     "memory_limit": ("--memory",),
     "n": ("-n",),
-    "n_components": ("--components", "-k"),
+    "n_components": ("-k", "--components"),
     "particles": ("--particles", "-m"),
     "random_seed": ("--seed",),
     "table": ("--table/--matrix",),
@@ -35,6 +35,7 @@ MINIMA: Final = {"tune": 0} | dict.fromkeys(
     ("blocks", "chains", "draws", "n", "particles", "pilot", "starts", "thin"), 1
 )
 METAVARS: Final = {
+    "V": "FILE",
     "exclude": "FILE|seen",
     "executor": "auto|threads|serial|tasks|ring",
     "init": "KIND|RUN",

@@ -110,7 +110,7 @@ def fit(
     matrix: o.Weighed,
     place: o.SeededOnDevice,
     store: o.Store,
-    components: o.Rank,
+    n_components: o.Rank,
     law: Law,
     chains: Annotated[o.Given, CHAINS],
     blocks: Annotated[o.Given, Shows("as_blocks", "balance", "allow_empty", "dtype")],
@@ -142,7 +142,7 @@ def fit(
 
     if chains["monitor"] not in (None, "missing"):
         raise OptionError(f"--monitor takes only 'missing', got {chains['monitor']!r}")
-    model = law.of(components)
+    model = law.of(n_components)
     check_place(store, overwrite)  # before what may take long to read
     blocks["allow_empty"] |= model.covariates != (None, None)
     data = blocks_for(model, matrix.input, **blocks, **matrix.told())
@@ -154,7 +154,7 @@ def fit(
 
 def estimate_cost(
     matrix: o.Weighed,
-    components: o.Rank,
+    n_components: o.Rank,
     law: Law,
     chains: Annotated[o.Given, CHAINS],
     blocks: Annotated[o.Given, Shows("as_blocks", "balance", "dtype", "memory_limit")],
@@ -172,7 +172,7 @@ def estimate_cost(
     """
     cost = dfac.estimate_cost(
         matrix.input,
-        law.of(components),
+        law.of(n_components),
         sampler,
         **blocks,
         **place.told(),
@@ -186,7 +186,7 @@ def particles(
     matrix: o.Matrix,
     place: o.Seeded,
     store: o.Store,
-    components: o.Components,
+    n_components: o.Components,
     pilots: Annotated[
         o.Given,
         Shows("stein_posterior", "particles", "pilot"),
@@ -219,7 +219,7 @@ def particles(
     from daskfactor.results.store import check_place
 
     model = dfac.SILFNMF(
-        components, beta=beta, threshold="auto" if threshold is None else threshold
+        n_components, beta=beta, threshold="auto" if threshold is None else threshold
     )
     method = dfac.Ensemble(start=start.replace("-", "_"), max_iter=max_iter)
     check_place(store, overwrite)

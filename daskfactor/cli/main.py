@@ -3,7 +3,6 @@
 import inspect
 import json
 import math
-import re
 import signal
 import sys
 import threading
@@ -23,7 +22,8 @@ from typer.models import OptionInfo
 
 from daskfactor.cli import convert, fit, predict, show
 from daskfactor.cli import options as o
-from daskfactor.cli.derived import Shows, flags, option
+from daskfactor.cli.derived import Shows, option
+from daskfactor.cli.wording import in_shell
 from daskfactor.errors import (
     DaskfactorError,
     DaskfactorWarning,
@@ -60,7 +60,7 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
 
     def say(head: str, color: str, text: str) -> None:
         typer.secho(f"{head}: ", fg=color, bold=head == "error", err=True, nl=False)
-        said = " ".join(_in_words_of_the_shell(text, options).split())
+        said = " ".join(in_shell(text, options=options).split())
         typer.echo(visible(said), err=True)
 
     notes: set[str] = set()
@@ -118,51 +118,6 @@ def _sentence(error: BaseException) -> str:
             return str(error) or type(error).__name__
         case _:
             return f"unexpected {type(error).__name__}: {error} (--debug shows where)"
-
-
-def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
-    """Rewrite arguments of Python, such as ``overwrite=True``, as options of a command."""
-
-    def spelled(match: re.Match[str]) -> str:
-        name, value = match[1], match[2].strip("\"'")
-        if name not in options:
-            return match[0]
-        told = flags(name)[0]
-        return told if value in ("True", "") else f"{told} {value}"
-
-    for python, shell in (
-        ("resume(path, V=...)", "daskfactor resume RUN --data FILE"),
-        ("daskfactor.resume", "daskfactor resume"),
-        ("the path given as store=", "the path given as --store"),
-        ('run again with keep="draws"', "run daskfactor fit again with --keep draws"),
-        (" to as_blocks or convert", ""),
-        ("as_blocks or sample", "daskfactor fit"),
-    ):
-        text = text.replace(python, shell)
-    for name, python, shell in (
-        ("table", "table=False", "--matrix"),
-        ("values", "values=False", "--count"),
-        ("weights", "pass weights to as_blocks", "pass --weights"),
-    ):
-        if name in options:
-            text = text.replace(python, shell)
-    text = re.sub(r"""sample\(V, model, (\w+="\w+")\) or as_blocks\(V, \1\)""", r"\1", text)
-    text = re.sub(r"""as_blocks\(V, (\w+=(?:"\w+"|True))\)""", r"\1", text)
-    if "components" in options:
-        text = re.sub(r'\bn_components=("?)(\w+)\1', r"-k \2", text).replace("n_components", "-k")
-    if "sampler" in options:
-        text = text.replace("NegativeBinomialNMF", "--model negative-binomial")
-        text = text.replace("take TweedieNMF", "take --model tweedie")
-        text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler_option, text)
-    text = re.sub("^([a-z_]+)()(?= must )", spelled, text)
-    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,; ]))""", spelled, text)
-
-
-def _sampler_option(call: re.Match[str]) -> str:
-    from daskfactor.inference.base import Sampler
-    from daskfactor.inference.registry import algorithms
-
-    return f"--sampler {call[1].lower()}" if call[1] in algorithms(Sampler) else call[0]
 
 
 def plain(value: Any) -> Any:
