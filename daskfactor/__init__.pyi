@@ -81,8 +81,8 @@ from .stein import SVGD as SVGD
 from .stein import Ensemble as Ensemble
 from .stein import SimplexHMC as SimplexHMC
 from .stein import SteinDescent as SteinDescent
-from .stein import stein_discrepancy as stein_discrepancy
-from .stein import stein_posterior as stein_posterior
+from .stein.posterior import stein_discrepancy as stein_discrepancy
+from .stein.posterior import stein_posterior as stein_posterior
 from .stein.silf import SILFNMF as SILFNMF
 
 __version__: str

@@ -1,6 +1,7 @@
 """`BayesianNMF`: the posterior of a factorization behind scikit-learn's interface."""
 
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, Self
 
@@ -31,9 +32,12 @@ from daskfactor.results.root import read_root
 Array = NDArray[Any]
 BETA = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
 """scikit-learn's names of the divergences that laws have."""
+SAMPLED = "sampler", "draws", "tune", "chains", "thin", "init", "starts", "store", "client"
+"""Parameters that `sample` has, too."""
 FLOATS = ["float64", "float32"]
 
 
+@dataclass(eq=False, repr=False)
 class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     r"""Sample a non-negative matrix factorization, X ≈ W H, as a scikit-learn transformer.
 
@@ -91,42 +95,23 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     (30, 2)
     """
 
-    def __init__(
-        self,
-        n_components: Any = "auto",
-        *,
-        beta_loss: Any = "kullback-leibler",
-        model: Any = None,
-        sampler: Any = "auto",
-        draws: int = 500,
-        tune: int = 500,
-        chains: int = 1,
-        thin: int = 1,
-        init: Any = "auto",
-        starts: int = 1,
-        unstored: str = "zero",
-        store: Any = None,
-        overwrite: bool = False,
-        client: Any = None,
-        random_state: Any = None,
-        verbose: Any = False,
-    ) -> None:
-        self.n_components = n_components
-        self.beta_loss = beta_loss
-        self.model = model
-        self.sampler = sampler
-        self.draws = draws
-        self.tune = tune
-        self.chains = chains
-        self.thin = thin
-        self.init = init
-        self.starts = starts
-        self.unstored = unstored
-        self.store = store
-        self.overwrite = overwrite
-        self.client = client
-        self.random_state = random_state
-        self.verbose = verbose
+    n_components: Any = "auto"
+    _: KW_ONLY
+    beta_loss: Any = "kullback-leibler"
+    model: Any = None
+    sampler: Any = "auto"
+    draws: int = 500
+    tune: int = 500
+    chains: int = 1
+    thin: int = 1
+    init: Any = "auto"
+    starts: int = 1
+    unstored: str = "zero"
+    store: Any = None
+    overwrite: bool = False
+    client: Any = None
+    random_state: Any = None
+    verbose: Any = False
 
     def __sklearn_clone__(self) -> Self:
         clone: Self = super().__sklearn_clone__()
@@ -172,19 +157,11 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         trace = sample(
             blocks,
             model,
-            self.sampler,
-            self.draws,
-            self.tune,
-            self.chains,
-            self.thin,
-            init=self.init,
-            starts=self.starts,
             random_seed=self._seed(),
             keep="draws",
-            store=self.store,
             overwrite=self.overwrite or self._stored_here(),
             progressbar=bool(self.verbose),
-            client=self.client,
+            **{name: getattr(self, name) for name in SAMPLED},
         )
         self.trace_ = align(trace)
         H = factor_moments(self.trace_, "H", None)
@@ -293,13 +270,8 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             how = {"random_seed": int(self.random_state)} | how
         if not checked:
             X = self._blocks(X, reset=False, uncertainty=uncertainty, weights=weights)
-        return transform(
-            self.trace_,
-            X,
-            progressbar=bool(self.verbose),
-            client=self.client,
-            **how,
-        )
+        shown = bool(self.verbose)
+        return transform(self.trace_, X, progressbar=shown, client=self.client, **how)
 
     def _stored_here(self) -> bool:
         """Check that the store holds the run of the last fit."""
@@ -376,13 +348,8 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
 def _known(X: Any) -> bool:
     """Whether scikit-learn knows this kind of data; all others are for `as_blocks` to check."""
-    return not (
-        isinstance(X, xr.DataArray | str)
-        or hasattr(X, "__fspath__")
-        or hasattr(X, "obs_names")
-        or hasattr(X, "dask")
-        or hasattr(X, "nchunks")
-    )
+    marks = ("__fspath__", "obs_names", "dask", "nchunks")
+    return not (isinstance(X, xr.DataArray | str) or any(hasattr(X, mark) for mark in marks))
 
 
 def _weights_at(blocks: Any, cells: Any) -> dict[str, Array]:

@@ -34,8 +34,8 @@ def resume(
     store
         The directory or URL that ``sample(store=...)`` or ``stein_posterior(store=...)`` wrote.
     draws
-        Draws to add to those the store holds; None finishes what was planned, and
-        what was planned is finished in any case. Of particles, whose weights are those of
+        Draws to add to those the store holds; left out, what was planned is finished, as it is in
+        any case. Of particles, whose weights are those of
         a whole set, only those that were planned can be had.
     V
         The data again, needed if they were neither dense in memory nor read from a

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
+from daskfactor.cli.derived import Shows
 from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
@@ -29,19 +30,11 @@ def convert(
         Argument(metavar="STORE", help="Store to make, as data.zarr or s3://bucket/data.zarr."),
     ],
     reading: o.Reading,
-    shape: Annotated[
-        tuple[int, int] | None,
-        Option(help="Rows and columns: keys are positions from 0 then, not names."),
-    ] = None,
-    balance: o.Balance = False,
-    dtype: Annotated[o.Precision, Option(help="Type of the values.")] = "float32",
-    compression: Annotated[
-        Literal["lz4", "zstd", "none"], Option(help="zstd is smaller, none is read fastest.")
-    ] = "lz4",
+    options: Annotated[
+        o.Given,
+        Shows("convert", "shape", "balance", "dtype", "compression", "memory_limit"),
+    ],
     overwrite: o.Overwrite = False,
-    memory: Annotated[
-        str | None, Option(help="Memory to use, as 4GiB; half of what is free if left out.")
-    ] = None,
     quiet: o.Quiet = False,
 ) -> o.Answer:
     """Turn a table or file of a sparse matrix into a store that can be fitted, of any size.
@@ -67,13 +60,9 @@ def convert(
     done = dfac.convert(
         source,
         store,
-        shape=shape,
-        balance=balance,
-        dtype=dtype,
-        compression=compression,
         overwrite=overwrite,
-        memory_limit=memory,
         progressbar=not quiet,
+        **options,
         **reading.told(),
     )
     speed = done.entries_per_second
@@ -137,7 +126,7 @@ def demo(
     images = demos.load_faces() if name == "faces" else demos.load_digits()
     check_free(target, overwrite, lambda path: True)  # what is no run is refused later
     check_free(picture, overwrite)
-    with o.Place(quiet=quiet).running(target):
+    with o.resumable(target):
         found = demos.run(
             images,
             missing=missing,

@@ -4,12 +4,13 @@ import re
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from typer import Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
+from daskfactor.cli.derived import Shows
 from daskfactor.cli.output import write
 from daskfactor.cli.show import summary_of
 from daskfactor.errors import OptionError
@@ -60,45 +61,9 @@ class Law:
         return kinds.get(self.model, dfac.TweedieNMF)(components, **given)
 
 
-SHORT = "Without --draws, --tune and --chains small data have four chains of 125 draws after 250."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chains:
-    """What `sample` is told of chains: how many, how long, where they begin, what is kept."""
-
-    draws: Annotated[
-        int | None,
-        Option(min=1, help="Draws per chain; 500. " + SHORT),
-    ] = None
-    tune: Annotated[
-        int | None,
-        Option(min=0, help="Cycles of a chain before its first draw; 500."),
-    ] = None
-    chains: Annotated[
-        int | None,
-        Option(min=1, help="Independent chains; 1."),
-    ] = None
-    thin: Annotated[int, Option(min=1, help="Cycles per draw.")] = 1
-    init: Annotated[
-        str,
-        Option(
-            metavar="KIND|RUN",
-            help="Where chains begin: multiplicative, random, q-transform, nndsvd, nndsvdar, or "
-            "the store of a run, whose last draws are taken.",
-        ),
-    ] = "auto"
-    starts: Annotated[
-        int, Option(min=1, help="Short starts of each chain, of which the best goes on.")
-    ] = 1
-    keep: Annotated[
-        o.Keep, Option(help="All draws, only means and variances, or what fits 1 GiB.")
-    ] = "auto"
-    monitor: Annotated[
-        str | None, Option(help="'missing': gather mean and variance of every missing cell.")
-    ] = None
-
-
+CHAINS: Final = Shows(
+    "sample", "draws", "tune", "chains", "thin", "init", "starts", "keep", "monitor"
+)
 Sampler = Annotated[
     Any,
     Option(
@@ -121,7 +86,7 @@ class Workers:
     store: Annotated[bool, Option("--store/--no-store", help="Whether the run writes a store.")] = (
         True
     )
-    executor: o.Executor = "auto"
+    executor: Annotated[o.Given, o.EXECUTOR]
     workers: Annotated[
         int | None, Option(min=1, help="Processes that share the work; 1 if left out.")
     ] = None
@@ -137,7 +102,7 @@ class Workers:
 
     def told(self) -> dict[str, Any]:
         """Give the options as arguments of Python."""
-        given = asdict(self)
+        given = asdict(self) | self.executor
         return given | {"store": self.store or None, "lanes": given.pop("threads")}
 
 
@@ -145,15 +110,11 @@ def fit(
     matrix: o.Weighed,
     place: o.SeededOnDevice,
     store: o.Store,
-    components: o.Rank,
+    n_components: o.Rank,
     law: Law,
-    chains: Chains,
+    chains: Annotated[o.Given, CHAINS],
+    blocks: Annotated[o.Given, Shows("as_blocks", "balance", "allow_empty", "dtype")],
     sampler: Sampler = "auto",
-    balance: o.Balance = False,
-    allow_empty: Annotated[
-        bool, Option("--allow-empty", help="Accept rows and columns with nothing observed.")
-    ] = False,
-    dtype: o.Arithmetic = "float32",
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
     """Draw factors of a matrix from their posterior and write them to a store.
@@ -179,36 +140,26 @@ def fit(
     from daskfactor.inference.session import blocks_for
     from daskfactor.results.store import check_place
 
-    if chains.monitor not in (None, "missing"):
-        raise OptionError(f"--monitor takes only 'missing', got {chains.monitor!r}")
-    model = law.of(components)
+    if chains["monitor"] not in (None, "missing"):
+        raise OptionError(f"--monitor takes only 'missing', got {chains['monitor']!r}")
+    model = law.of(n_components)
     check_place(store, overwrite)  # before what may take long to read
-    data = blocks_for(
-        model,
-        matrix.input,
-        balance=balance,
-        allow_empty=allow_empty or model.covariates != (None, None),
-        dtype=dtype,
-        **matrix.told(),
-    )
+    blocks["allow_empty"] |= model.covariates != (None, None)
+    data = blocks_for(model, matrix.input, **blocks, **matrix.told())
     with closing(data), place.running(store) as options:
-        given = asdict(chains) | {"store": store, "overwrite": overwrite} | options
+        given = chains | {"store": store, "overwrite": overwrite} | options
         tree = dfac.sample(data, model, sampler, **given)
     return summary_of(tree, store)
 
 
 def estimate_cost(
     matrix: o.Weighed,
-    components: o.Rank,
+    n_components: o.Rank,
     law: Law,
-    chains: Chains,
+    chains: Annotated[o.Given, CHAINS],
+    blocks: Annotated[o.Given, Shows("as_blocks", "balance", "dtype", "memory_limit")],
     place: Workers,
     sampler: Sampler = "auto",
-    balance: o.Balance = False,
-    dtype: o.Arithmetic = "float32",
-    memory: Annotated[
-        str | None, Option(help="Memory for blocks, as 4GiB; half of what is free if left out.")
-    ] = None,
 ) -> o.Answer:
     """Tell what a fit with the same options would take, before it is begun.
 
@@ -221,13 +172,11 @@ def estimate_cost(
     """
     cost = dfac.estimate_cost(
         matrix.input,
-        law.of(components),
+        law.of(n_components),
         sampler,
-        balance=balance,
-        dtype=dtype,
-        memory_limit=memory,
+        **blocks,
         **place.told(),
-        **asdict(chains),
+        **chains,
         **matrix.told(),
     )
     return asdict(cost), str(cost)
@@ -237,8 +186,12 @@ def particles(
     matrix: o.Matrix,
     place: o.Seeded,
     store: o.Store,
-    components: o.Components,
-    count: Annotated[int, Option("--particles", "-m", min=1, help="How many.")] = 50,
+    n_components: o.Components,
+    pilots: Annotated[
+        o.Given,
+        Shows("stein_posterior", "particles", "pilot"),
+    ],
+    blocks: Annotated[o.Given, Shows("as_blocks", "dtype")],
     beta: Annotated[
         float, Option(help="Divergence: 2 squared differences, 1 counts, 0 ratios.")
     ] = 2.0,
@@ -246,14 +199,12 @@ def particles(
         float | None,
         Option(help="Objective up to which a factorization is good; left out: from pilot runs."),
     ] = None,
-    pilot: Annotated[int, Option(min=1, help="Pilot runs.")] = 10,
     start: Annotated[
         Literal["q-transform", "random", "nndsvdar"], Option(help="Where optimisations start.")
     ] = "q-transform",
     max_iter: Annotated[
         int | None, Option(min=1, help="Iterations of each at most; 200 or 300.")
     ] = None,
-    dtype: o.Arithmetic = "float32",
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
     """Find many good factorizations of a matrix, and the weight of each.
@@ -268,20 +219,19 @@ def particles(
     from daskfactor.results.store import check_place
 
     model = dfac.SILFNMF(
-        components, beta=beta, threshold="auto" if threshold is None else threshold
+        n_components, beta=beta, threshold="auto" if threshold is None else threshold
     )
     method = dfac.Ensemble(start=start.replace("-", "_"), max_iter=max_iter)
     check_place(store, overwrite)
-    data = dfac.as_blocks(matrix.input, dtype=dtype, **matrix.told())
+    data = dfac.as_blocks(matrix.input, **blocks, **matrix.told())
     with closing(data), place.running(store) as options:
         tree = dfac.stein_posterior(
             data,
             model,
             method,
-            particles=count,
-            pilot=pilot,
             store=store,
             overwrite=overwrite,
+            **pilots,
             **options,
         )
     return summary_of(tree, store)
@@ -290,12 +240,7 @@ def particles(
 def resume(
     run: o.Run,
     place: o.OnDevice,
-    draws: Annotated[
-        int | None, Option(min=1, help="Draws to add; left out: finish what was planned.")
-    ] = None,
-    data: Annotated[
-        str | None, Option(help="The input again, if the store says that it needs it.")
-    ] = None,
+    more: Annotated[o.Given, Shows("resume", "draws", "V")],
 ) -> o.Answer:
     """Go on with a run where it stopped: the draws that an unbroken run would have given.
 
@@ -306,7 +251,7 @@ def resume(
         daskfactor resume run.zarr --draws 1000
     """
     with place.running(run, new=False) as options:
-        tree = dfac.resume(run, draws=draws, V=data, **options)
+        tree = dfac.resume(run, **more, **options)
     return summary_of(tree, run)
 
 

@@ -3,7 +3,6 @@
 import inspect
 import json
 import math
-import re
 import signal
 import sys
 import threading
@@ -12,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import wraps
 from typing import Annotated, Any
 
@@ -23,6 +22,8 @@ from typer.models import OptionInfo
 
 from daskfactor.cli import convert, fit, predict, show
 from daskfactor.cli import options as o
+from daskfactor.cli.derived import Shows, option
+from daskfactor.cli.wording import in_shell
 from daskfactor.errors import (
     DaskfactorError,
     DaskfactorWarning,
@@ -59,7 +60,7 @@ def reporting(options: Mapping[str, Any], debug: bool) -> Iterator[None]:
 
     def say(head: str, color: str, text: str) -> None:
         typer.secho(f"{head}: ", fg=color, bold=head == "error", err=True, nl=False)
-        said = " ".join(_in_words_of_the_shell(text, options).split())
+        said = " ".join(in_shell(text, options=options).split())
         typer.echo(visible(said), err=True)
 
     notes: set[str] = set()
@@ -119,51 +120,6 @@ def _sentence(error: BaseException) -> str:
             return f"unexpected {type(error).__name__}: {error} (--debug shows where)"
 
 
-def _in_words_of_the_shell(text: str, options: Mapping[str, Any]) -> str:
-    """Rewrite arguments of Python, such as ``overwrite=True``, as options of a command."""
-
-    def option(match: re.Match[str]) -> str:
-        name, value = match[1], match[2].strip("\"'")
-        if name not in options:
-            return match[0]
-        told = f"--{name.replace('_', '-')}"
-        return told if value in ("True", "") else f"{told} {value}"
-
-    for python, shell in (
-        ("resume(path, V=...)", "daskfactor resume RUN --data FILE"),
-        ("daskfactor.resume", "daskfactor resume"),
-        ("the path given as store=", "the path given as --store"),
-        ('run again with keep="draws"', "run daskfactor fit again with --keep draws"),
-        (" to as_blocks or convert", ""),
-        ("as_blocks or sample", "daskfactor fit"),
-    ):
-        text = text.replace(python, shell)
-    for name, python, shell in (
-        ("table", "table=False", "--matrix"),
-        ("values", "values=False", "--count"),
-        ("weights", "pass weights to as_blocks", "pass --weights"),
-    ):
-        if name in options:
-            text = text.replace(python, shell)
-    text = re.sub(r"""sample\(V, model, (\w+="\w+")\) or as_blocks\(V, \1\)""", r"\1", text)
-    text = re.sub(r"""as_blocks\(V, (\w+=(?:"\w+"|True))\)""", r"\1", text)
-    if "components" in options:
-        text = re.sub(r'\bn_components=("?)(\w+)\1', r"-k \2", text).replace("n_components", "-k")
-    if "sampler" in options:
-        text = text.replace("NegativeBinomialNMF", "--model negative-binomial")
-        text = text.replace("take TweedieNMF", "take --model tweedie")
-        text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler_option, text)
-    text = re.sub("^([a-z_]+)()(?= must )", option, text)
-    return re.sub(r"""\b([a-z_]+)=(True|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,; ]))""", option, text)
-
-
-def _sampler_option(call: re.Match[str]) -> str:
-    from daskfactor.inference.base import Sampler
-    from daskfactor.inference.registry import algorithms
-
-    return f"--sampler {call[1].lower()}" if call[1] in algorithms(Sampler) else call[0]
-
-
 def plain(value: Any) -> Any:
     """Turn a value into JSON's own types; numbers that JSON does not know become null."""
     if isinstance(value, Mapping):
@@ -180,35 +136,23 @@ def plain(value: Any) -> Any:
 def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
     """Make a command of a function; it gains ``--json`` and ``--debug``.
 
-    A parameter whose type is a group of options (a dataclass) becomes these options, under a
-    headline of their own where the group names one. The function returns the values that
-    ``--json`` prints, and what people are shown instead: text or tables; None if it has written
-    its result itself.
+    A parameter whose type is a group of options (a dataclass, or a table of parameters of a verb)
+    becomes these options, under a headline of their own where the group names one. The function
+    returns the values that ``--json`` prints, and what people are shown instead: text or tables;
+    None if it has written its result itself.
     """
-    taken = inspect.signature(function).parameters
-    groups: dict[str, Any] = {
-        name: p.annotation for name, p in taken.items() if is_dataclass(p.annotation)
-    }
-    options: dict[str, inspect.Parameter] = {}
-    for name, parameter in taken.items():
-        options |= _options_of(groups[name]) if name in groups else {name: parameter}
+    options = _options_of(function)
     for name, kind in (("as_json", o.Json), ("debug", o.Debug)):
-        options.setdefault(name, _option(name, kind, False))
+        options.setdefault(name, option(name, kind, False))
 
     @wraps(function)
     def run(*, debug: bool, **given: Any) -> None:
-        as_json = given["as_json"]
         with reporting(options, debug):
-            together = {
-                name: group(**{own.name: given[own.name] for own in fields(group)})
-                for name, group in groups.items()
-            }
-            own = {name: given[name] for name in taken if name not in groups}
-            answer = function(**own, **together)
+            answer = _call(function, given)
             if answer is None:
                 return
             values, *shown = answer
-            if as_json:
+            if given["as_json"]:
                 text = json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False)
                 shown = [text]
             for part in shown:
@@ -217,27 +161,41 @@ def command(function: Callable[..., o.Answer | None]) -> Callable[..., None]:
                 else:
                     Console().print(part)
 
-    shown = [p.replace(kind=p.KEYWORD_ONLY) for p in options.values()]
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([*options.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {name: p.annotation for name, p in options.items()}
     return run
 
 
-def _options_of(group: Any) -> dict[str, inspect.Parameter]:
-    """Give the fields of a group as parameters of a command, with its headline."""
-    found = {}
-    for own in fields(group):
-        usual = inspect.Parameter.empty if own.default is MISSING else own.default
-        hint: Any = own.type
-        kind, about = hint.__origin__, copy(hint.__metadata__[0])
-        if isinstance(about, OptionInfo):
-            about.rich_help_panel = getattr(group, "panel", None)
-        found[own.name] = _option(own.name, Annotated[kind, about], usual)
-    return found
+def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the options of a command, or of a group under its headline."""
+    options: dict[str, inspect.Parameter] = {}
+    panel = getattr(function, "panel", None)
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = parameter.annotation
+        if is_dataclass(hint):
+            options |= _options_of(hint)  # type: ignore[arg-type]
+        elif isinstance(shows := hint.__metadata__[0], Shows):
+            options |= shows.options()
+        else:
+            about = copy(shows)
+            if isinstance(about, OptionInfo):
+                about.rich_help_panel = panel
+            options[name] = option(name, Annotated[hint.__origin__, about], parameter.default)
+    return options
 
 
-def _option(name: str, kind: Any, usual: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=usual, annotation=kind)
+def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Call a command, or make a group, with its options."""
+    arguments = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = parameter.annotation
+        if is_dataclass(hint):
+            arguments[name] = _call(hint, given)  # type: ignore[arg-type]
+        elif isinstance(shows := hint.__metadata__[0], Shows):
+            arguments[name] = {own: given[own] for own in shows.parameters}
+        else:
+            arguments[name] = given[name]
+    return function(**arguments)
 
 
 app = typer.Typer(

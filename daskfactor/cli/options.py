@@ -1,20 +1,22 @@
 """What several commands share: options, alone and in groups, a connection to a cluster, tables.
 
-A group is a dataclass whose fields are options: a command that has a parameter of its type has all
-of them (`daskfactor.cli.main.command` sees to it) and gets them together.
+A group is a dataclass whose fields are options or tables of parameters of a verb: a command that
+has a parameter of its type has all of them (`daskfactor.cli.main.command` sees to it) and gets them
+together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import typer
 from rich import box
 from rich.table import Table
 from typer import Argument, Option
 
+from daskfactor.cli.derived import Shows
 from daskfactor.errors import DaskfactorError, OptionError
 from daskfactor.markup import visible
 from daskfactor.urls import is_url
@@ -22,46 +24,8 @@ from daskfactor.urls import is_url
 Answer = tuple[Any, ...]
 """What a command returns: the values that ``--json`` prints, then text or tables for people."""
 
-RowKeys = Annotated[
-    str | None,
-    Option(
-        "--rows",
-        help="Of a table with a line for each entry: column with row keys, name or position from "
-        "0; the first if left out. Of an array with more than two dimensions: the one of the rows.",
-    ),
-]
-ColumnKeys = Annotated[
-    str | None,
-    Option(
-        "--columns",
-        help="Of such a table: column with column keys; the second if left out. Of such an array: "
-        "the one of the columns; all others, if one is left out.",
-    ),
-]
-Values = Annotated[
-    str | None,
-    Option("--values", help="Of such a table: column with values; the third if left out."),
-]
-Count = Annotated[
-    bool, Option("--count", help="Of such a table: no values, count the lines of each cell.")
-]
-Header = Annotated[
-    bool | None,
-    Option(
-        "--header/--no-header",
-        help="Whether the first line of a CSV file holds names; found out if left out.",
-    ),
-]
-Long = Annotated[
-    bool | None,
-    Option(
-        "--table/--matrix",
-        help="Whether a table has a line for each entry, or for each row of the matrix; needed if "
-        "it has three columns and none of them is named.",
-    ),
-]
-Precision = Literal["float32", "float64"]
-Unstored = Literal["zero", "missing"]
+Given = dict[str, Any]
+"""Values of the options that a table shows, by the names of parameters."""
 Keep = Literal["auto", "draws", "moments"]
 
 Run = Annotated[
@@ -77,11 +41,6 @@ Input = Annotated[
         "layer. A .csv, .tsv or .parquet may also have a line for each entry: row key, column "
         "key, value.",
     ),
-]
-Layer = Annotated[str | None, Option(help="Of an AnnData: a layer, not X.")]
-MaskVar = Annotated[
-    str | None,
-    Option(help="Of an AnnData: boolean column of var that chooses variables."),
 ]
 Store = Annotated[str, Option(help="Store to write: a new directory or s3://bucket/run.")]
 Overwrite = Annotated[
@@ -109,26 +68,9 @@ Rank = Annotated[
         help="Rank K; auto begins with many components, of which those fade that are not needed.",
     ),
 ]
-Blocks = Annotated[
-    int | None, Option(min=1, help="Bands per side; chosen from the data if left out.")
-]
-Meaning = Annotated[
-    Unstored | None,
-    Option(
-        help="What a cell that sparse input does not store is: zero in counts, missing in ratings."
-    ),
-]
-Balance = Annotated[
-    bool, Option("--balance", help="Permute sparse rows and columns, unseen, for even blocks.")
-]
 Beta = Annotated[
     float | None,
     Option(help="Of tweedie: 1 counts (the default), 2 Gaussian, 0 gamma, 0.5 between."),
-]
-Arithmetic = Annotated[Precision, Option(help="Arithmetic.")]
-Executor = Annotated[
-    str,
-    Option(metavar="auto|threads|serial|tasks|ring", help="Where blocks are updated; same draws."),
 ]
 Scheduler = Annotated[
     str | None,
@@ -144,10 +86,6 @@ Cluster = Annotated[
         metavar="local:N",
         help="Begin N worker processes on this machine, and end them with the run.",
     ),
-]
-Device = Annotated[
-    Literal["cuda"] | None,
-    Option(help="An NVIDIA GPU (extra cuda) updates blocks; same law, other bits."),
 ]
 Dispersion = Annotated[
     float | None, Option(help="Of tweedie: left out, 1 for counts, estimated for other data.")
@@ -215,30 +153,35 @@ def sampler_named(text: str) -> Any:
     return samplers[meant[0]]()
 
 
+READING_PANEL: Final = "How the input is read"
+READING: Final = Shows(
+    "as_blocks",
+    *("blocks", "unstored", "layer", "mask_var"),
+    *("rows", "columns", "values", "header", "table"),
+    panel=READING_PANEL,
+)
+WEIGHING: Final = Shows("as_blocks", "uncertainty", "weights", panel=READING_PANEL)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """How a matrix is read: what `as_blocks`, `convert` and all verbs on a matrix take by name."""
 
-    panel: ClassVar = "How the input is read"
+    panel: ClassVar = READING_PANEL
 
-    blocks: Blocks = None
-    unstored: Meaning = None
-    layer: Layer = None
-    mask_var: MaskVar = None
-    rows: RowKeys = None
-    columns: ColumnKeys = None
-    values: Values = None
-    lines: Count = False
-    header: Header = None
-    table: Long = None
+    reading: Annotated[Given, READING]
+    count: Annotated[
+        bool,
+        Option("--count", help="Of a table with a line for each entry: count the lines of a cell."),
+    ] = False
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Given:
         """Give the options as arguments of Python."""
-        if self.lines and self.values is not None:
+        if not self.count:
+            return self.reading
+        if self.reading["values"] is not None:
             raise OptionError("--count and --values exclude each other")
-        names = (own.name for own in fields(Reading) if own.name != "lines")
-        given = {name: getattr(self, name) for name in names}
-        return given | ({"values": False} if self.lines else {})
+        return self.reading | {"values": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,24 +195,12 @@ class Matrix(Reading):
 class Weighed(Matrix):
     """The same, and what its cells count for."""
 
-    uncertainty: Annotated[
-        str | None,
-        Option(
-            metavar="FILE|NUMBER",
-            help="Standard deviation of every cell, a matrix in any form of INPUT; inf is missing.",
-        ),
-    ] = None
-    weights: Annotated[
-        str | None,
-        Option(
-            metavar="FILE|NUMBER", help="Factor of every cell's log-likelihood; 0 is a missing one."
-        ),
-    ] = None
+    weighing: Annotated[Given, WEIGHING]
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Given:
         """Give the options as arguments of Python."""
-        given = {"uncertainty": self.uncertainty, "weights": self.weights}
-        return super().told() | {k: _cellwise(own) for k, own in given.items() if own is not None}
+        own = {k: _cellwise(text) for k, text in self.weighing.items() if text is not None}
+        return super().told() | own
 
 
 def _cellwise(text: str) -> Any:
@@ -283,40 +214,30 @@ def _cellwise(text: str) -> Any:
     return read_matrix(text, Wanted(table=False))
 
 
+RUNNING_PANEL: Final = "How it runs"
+EXECUTOR: Final = Shows("sample", "executor", panel=RUNNING_PANEL)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a command does its work, and whether it shows how far it is."""
 
-    panel: ClassVar = "How it runs"
+    panel: ClassVar = RUNNING_PANEL
 
-    executor: Executor = "auto"
+    executor: Annotated[Given, EXECUTOR]
     scheduler: Scheduler = None
     cluster: Cluster = None
     quiet: Quiet = False
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Given:
         """Give the options as arguments of Python, but for the cluster."""
-        return {"progressbar": not self.quiet, "executor": self.executor}
+        return {"progressbar": not self.quiet, **self.executor}
 
     @contextmanager
-    def running(self, store: str | None = None, new: bool = True) -> Iterator[dict[str, Any]]:
-        """Yield the arguments that a verb takes; after Ctrl-C, say how to go on with its store.
-
-        ``new``: the run of the store begins now, in place of what is there.
-        """
-        before = _run_at(store) if new else None
-        try:
-            with self._client() as client:
-                yield {**self.told(), "client": client}
-        except KeyboardInterrupt as error:
-            if store is None:
-                raise
-            how = " before anything was written"
-            if before is not None and _run_at(store) == before:
-                how = f" before the first checkpoint; {store} is as it was"
-            elif is_url(store) or Path(store).exists():
-                how = f"; go on with: daskfactor resume {store}"
-            raise type(error)(f"interrupted{how}") from None
+    def running(self, store: str | None = None, new: bool = True) -> Iterator[Given]:
+        """Yield the arguments that a verb takes; after Ctrl-C, say how to go on with its store."""
+        with resumable(store, new), self._client() as client:
+            yield {**self.told(), "client": client}
 
     def _client(self) -> AbstractContextManager[Any]:
         if self.scheduler is None and self.cluster is None:
@@ -324,6 +245,26 @@ class Place:
         from daskfactor.executors.connection import client_of
 
         return client_of(self.scheduler, self.cluster)
+
+
+@contextmanager
+def resumable(store: str | None, new: bool = True) -> Iterator[None]:
+    """Say how to go on with the run of a store after Ctrl-C.
+
+    ``new``: the run of the store begins now, in place of what is there.
+    """
+    before = _run_at(store) if new else None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if store is None:
+            raise
+        how = " before anything was written"
+        if before is not None and _run_at(store) == before:
+            how = f" before the first checkpoint; {store} is as it was"
+        elif is_url(store) or Path(store).exists():
+            how = f"; go on with: daskfactor resume {store}"
+        raise type(error)(f"interrupted{how}") from None
 
 
 def _run_at(store: str | None) -> str | None:
@@ -354,11 +295,11 @@ class Seeded(Place):
 class OnDevice(Place):
     """Where a command does its work that may do it on a GPU."""
 
-    device: Device = None
+    device: Annotated[Given, Shows("sample", "device", panel=RUNNING_PANEL)]
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Given:
         """Give the options as arguments of Python, but for the cluster."""
-        return {**super().told(), "device": self.device}
+        return {**super().told(), **self.device}
 
 
 @dataclass(frozen=True, kw_only=True)

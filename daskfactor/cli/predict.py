@@ -1,31 +1,23 @@
 """``daskfactor predict``, ``recommend``, ``transform``: what a run says of cells and new rows."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
+from daskfactor.cli.derived import Shows
 from daskfactor.cli.output import Cells, Output
 
 if TYPE_CHECKING:
     import xarray as xr
-
-Interval = Annotated[float, Option(help="Probability that an interval holds, such as 0.9.")]
 
 
 def predict(
     run: o.Run,
     cells: Cells,
     output: Output,
-    interval: Interval = 0.9,
-    of: Annotated[
-        Literal["mean", "observation"] | None,
-        Option(
-            help="Interval of the mean WH, or of a new observation of the cell; left out, the "
-            "latter where the model has one."
-        ),
-    ] = None,
+    options: Annotated[o.Given, Shows("predict", "interval", "of")],
 ) -> o.Answer | None:
     """Predict cells: posterior mean, standard deviation and interval, observed or not.
 
@@ -42,7 +34,7 @@ def predict(
     tree = _run_with_draws(run, "a prediction")
     at = cells.of(tree)
     # The factors are cut, with their labels: positions are meant, and labels may repeat.
-    result = dfac.predict(tree.isel(at, missing_dims="ignore"), interval=interval, of=of)
+    result = dfac.predict(tree.isel(at, missing_dims="ignore"), **options)
     return output.put(_placed(result, tree, at))
 
 
@@ -50,23 +42,10 @@ def recommend(
     run: o.Run,
     cells: Cells,
     output: Output,
-    n: Annotated[int, Option("-n", min=1, help="Columns for each row.")] = 10,
-    exclude: Annotated[
-        str | None,
-        Option(
-            metavar="FILE|seen",
-            help="Cells to leave out: a table of row and column keys or any other input of fit; "
-            "seen: the run's own data.",
-        ),
-    ] = None,
-    by: Annotated[
-        Literal["mean", "lower", "upper"],
-        Option(help="lower prefers what is sure, upper what may yet be good."),
-    ] = "mean",
-    interval: Interval = 0.9,
-    memory: Annotated[
-        str | None, Option(help="Draws to hold in memory, as 4GiB; 512MiB if left out.")
-    ] = None,
+    options: Annotated[
+        o.Given,
+        Shows("recommend", "n", "exclude", "by", "interval", "memory_limit"),
+    ],
     quiet: o.Quiet = False,
 ) -> o.Answer | None:
     """Find the best columns (items) for every row (user) by posterior mean, with error bars.
@@ -84,17 +63,7 @@ def recommend(
     tree = _run_with_draws(run, "a ranking")
     at = cells.of(tree)
     rows, columns = (_key(tree, dim, at.get(dim)) for dim in factor_dims(tree))
-    result = dfac.recommend(
-        tree,
-        rows,
-        n,
-        columns=columns,
-        exclude=exclude,
-        by=by,
-        interval=interval,
-        memory_limit=memory,
-        progressbar=not quiet,
-    )
+    result = dfac.recommend(tree, rows, columns=columns, progressbar=not quiet, **options)
     return output.put(_placed(result, tree, at))
 
 
@@ -103,12 +72,7 @@ def transform(
     matrix: o.Weighed,
     place: o.SeededOnDevice,
     output: Output,
-    axis: Annotated[
-        Literal["row", "column"], Option(help="Whether rows or columns are new.")
-    ] = "row",
-    draws: Annotated[
-        int | None, Option(min=1, help="Draws of each chain to use; all if left out.")
-    ] = None,
+    options: Annotated[o.Given, Shows("transform", "axis", "draws")],
     keep_draws: Annotated[
         bool,
         Option(
@@ -128,8 +92,8 @@ def transform(
     """
     output.check(*([(".nc", ".zarr")] if keep_draws else []))
     trace = dfac.align(run)
-    with place.running() as options:
-        found = dfac.transform(trace, matrix.input, axis, draws, **matrix.told(), **options)
+    with place.running() as running:
+        found = dfac.transform(trace, matrix.input, **options, **matrix.told(), **running)
     if keep_draws:
         return output.put(found.to_dataset())
     over = found.weighted(found["weight"]) if "weight" in found.coords else found

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
+from daskfactor.cli.wording import in_shell
 from daskfactor.errors import DataError, OptionError, StoreFormatError
 from daskfactor.publish import check_free
 
@@ -254,24 +255,6 @@ QUICKLY_READ: Final = 2**26
 STYLES: Final = {"green": "green", "amber": "yellow", "red": "red", "none": "dim"}
 
 
-def in_shell(advice: str, store: str) -> str:
-    """Write calls of Python that an advice has as commands."""
-    resume = f"daskfactor resume {shlex.quote(store)}"
-    for call, command in (
-        (r"sample\(\.\.\., (\w+)=(\w+)\)", lambda m: f"daskfactor fit ... --{m[1]} {m[2]}"),
-        (r"stein_posterior\(\.\.\., (\w+)=\.\.\.\)", r"daskfactor particles ... --\1 ..."),
-        (r"resume\(\.\.\., (\w+)=(\w+)\)", lambda m: f"{resume} --{m[1]} {m[2]}"),
-        (r"resume\(\.\.\.\)", lambda m: resume),
-        (r', step="auto"', lambda m: ""),
-        (r'n_components="auto" or select_rank', lambda m: "-k auto or daskfactor select-rank"),
-        (r'\b(sampler|keep)="(\w+)"', lambda m: f"--{m[1]} {m[2]}"),
-        (r"\bmonitor=", lambda m: "--monitor missing"),
-        (r"\b(align|discretization_bias)\((trace)?\)", lambda m: f"daskfactor.{m[1]} in Python"),
-    ):
-        advice = re.sub(call, command, advice)
-    return advice
-
-
 def _lights(summary: dict[str, Any], noted: "Noted", store: str) -> list[tuple[str, str]]:
     """A line for each light over what a run gave; they are put into the summary, too."""
     from daskfactor.results.verdict import LIGHTS, lights_in
@@ -284,7 +267,7 @@ def _lights(summary: dict[str, Any], noted: "Noted", store: str) -> list[tuple[s
     summary["lights"] = {name: light.as_dict() for name, light in found.items()}
     lines = []
     for name, light in found.items():
-        advice = in_shell(light.advice, store)
+        advice = in_shell(light.advice, shlex.quote(store))
         said = "\n".join(filter(None, (*light.reasons, advice)))
         word = f"[{STYLES[light.status]}]{light.status.upper()}[/]"
         lines.append((LIGHTS[name], f"{word}  {escape(said)}"))

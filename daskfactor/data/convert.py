@@ -120,9 +120,10 @@ def convert(
     layer, mask_var
         Of an AnnData, a layer instead of X and the variables that are taken; as for `as_blocks`.
     shape
-        (I, J): keys are positions from 0, and rows and columns without entries stay. By
-        default keys are names: rows and columns are those that occur, in ascending order
-        (numbers by size, texts by code point), and the keys become labels.
+        Numbers of rows and of columns: keys are positions from 0 then, not names,
+        and rows and columns without entries stay. By default keys are names: rows and columns
+        are those that occur, in ascending order (numbers by size, texts by code point), and the
+        keys become labels.
     unstored : {None, "zero", "missing"}
         What a cell without entry means: an observed zero, as in counts, or missing, as in
         ratings. By default what the source says, else zero, with a warning.
@@ -134,12 +135,13 @@ def convert(
     dtype : {"float32", "float64"}
         Type of the values.
     compression : {"lz4", "zstd", "none"}
-        Fast and about half the size; slower and smaller; fastest where disks are fast.
+        ``"lz4"`` is fast and halves the size, ``"zstd"`` is smaller and slower, ``"none"`` is
+        fastest where disks are fast.
     overwrite
         Whether a blocked store that is there already may be replaced, when the new one is whole.
         Nothing else ever is.
     memory_limit
-        Bytes, or a text such as ``"4 GiB"``; default: half of the memory that is free.
+        Memory to use, in bytes or as a text such as ``"4 GiB"``; by default half of what is free.
     progressbar
         Whether to show progress on standard error.
 

@@ -83,10 +83,10 @@ def as_blocks(
         observations and variables; what is in a file is read piece by piece); or
         `BlockedData`, which is returned as it is, with its own dtype.
     blocks : int or Grid, optional
-        B, the number of row bands and of column bands, or the grid itself. Left
-        out, it is 1 below four million entries, where several blocks cost more than they
-        save. Of larger data it is the chunk grid if that has 2 to 64 chunks on both sides and at
-        most twice as many on one as on the other, and else follows from the
+        Number of row bands and of column bands, B; by default chosen from the data. Or the grid
+        itself. Left out, it is 1 below four million entries, where several blocks cost more
+        than they save. Of larger data it is the chunk grid if that has 2 to 64 chunks on both
+        sides and at most twice as many on one as on the other, and else follows from the
         shape and the stored entries, so that every machine chooses the same: the largest of 2, 4, 8
         that leaves at least 2^20 entries to a block (at 10 components, which :func:`sample`
         adapts to its model) and 16 rows and columns to a
@@ -101,51 +101,54 @@ def as_blocks(
         store by itself; of an AnnData it is "zero", and of all else too, with a warning.
         Dense input stores every entry, and "missing" is refused for it.
     memory_limit : int or str, optional
-        Bytes, or a text such as ``"4 GiB"``, for the blocks and the pass that
-        makes them. Default: half of the memory that is free.
+        Memory for the blocks and the pass that makes them, in bytes or as a text such as
+        ``"4 GiB"``; by default half of what is free.
     workers : int, optional
         If ``blocks`` is left out: have at least two bands a worker, as far as
         bands and blocks stay large enough. Never counted from the machine.
     balance : bool
-        Permute rows and columns of sparse input so that blocks store about equally
-        many entries. Results come in the caller's order all the same. Dense blocks
-        cost the same wherever they are and are left as they are.
+        Permute rows and columns of sparse input internally so that blocks store about equally
+        many entries; results keep their order. Dense blocks cost the same wherever they are
+        and are left as they are.
     allow_empty : bool
         Accept rows and columns without any observed entry; nothing but the prior
         says something about their factors.
     uncertainty : array_like, optional
-        Standard deviation of every cell, sigma_ij > 0, in the unit of V; infinite makes a cell
-        missing, and where V is missing anything will do. Of a dense V anything that V
+        Standard deviation of every cell, sigma_ij > 0, in the unit of the data; infinite
+        makes a cell missing. Where V is missing anything will do. Of a dense V anything that V
         can be, of its shape; an xarray.DataArray with one or both of its dimensions; a pair of
         vectors (rows, columns) whose product sigma is; or one number. Of a sparse V, with
         ``unstored="missing"``, a sparse matrix that stores the same entries, the path of a
         blocked store of one, or an array in memory or a pair of vectors. For models with
         a normal law, whose dispersion then is 1 unless it is given.
     weights : array_like, optional
-        Factor of every cell's log-likelihood, w_ij >= 0, in the same forms; 0 makes a cell
-        missing, 2 counts it twice. Zeros that a sparse V does not store have weight 1.
+        Factor of every cell's log-likelihood, w_ij >= 0; 0 makes a cell missing, 2 counts it
+        twice. Forms as for ``uncertainty``. Zeros that a sparse V does not store have weight 1.
     layer : str, optional
         Of an AnnData: the layer that is taken instead of ``X``; ``"raw"`` is its ``raw``.
     mask_var : str or array_like of bool, optional
         Of an AnnData: the variables that are taken, by the name of a boolean column of ``var``,
-        such as ``"highly_variable"``, or one boolean for each.
+        such as ``"highly_variable"``. Or one boolean for each.
     rows, columns : str or tuple of str, optional
         Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one
         of the two is left out. Several lie behind one another, and places of theirs that have no
         observed entry at all (land, in a map of the sea) are left out, which a warning tells;
         to find them takes a pass of its own. Weights and uncertainties may be a DataArray with
         any of the dimensions.
-    rows, columns, values : str or int, optional
-        Columns of a table with a line for each entry, by name or by position from 0; by default
-        the first, the second and the third. Keys of rows and of columns are whole numbers,
-        texts, categories or dates (which are texts if read from a file); they become labels, in
+    rows, columns : str or int, optional
+        Of a table with a line for each entry: its columns with the keys of rows and of columns,
+        by name or by position from 0, by default the first and the second; of an array with
+        named dimensions: those that are the rows, or the columns. Keys are whole numbers, texts,
+        categories or dates (which are texts if read from a file); they become labels, in
         ascending order.
+    values : str, int or False, optional
+        Of a table with a line for each entry: its column with values, by default the third.
         ``values=False`` counts lines, and so does a table of two columns.
     header : bool, optional
         Whether the first line of a CSV file holds names; by default it does if there is no
         number in it where one is needed.
     table : bool, optional
-        Whether a table has a line for each entry (True) or for each row of a matrix (False).
+        Whether a table has a line for each entry, or else one for each row of the matrix.
         Left out, it has a line for each entry if ``rows``, ``columns`` or ``values`` is given, and
         a table of three columns is refused.
     storage_options : dict, optional

@@ -109,11 +109,13 @@ def sample(
         :class:`PSGLD`. A pass over sparse data visits what is stored: it is quick, where one
         over the same data as a dense array is not. The results say which, and why. Or a
         sampler, such as ``PSGLD(step=0.1)``.
-    draws, tune
-        Cycles to draw from (times ``thin``) and cycles to tune and burn in before, of each
-        chain. By default 500 and 500 of one chain; where the data are one block, as those below
-        four million entries are, four chains of 125 and 250 share the draws out, unless one of
-        ``draws``, ``tune`` and ``chains`` is given.
+    draws
+        Draws of each chain, one every ``thin`` cycles; by default 500 of one chain, or 125 of
+        each of four where the data are one block, as those below four million entries are, and
+        none of ``draws``, ``tune`` and ``chains`` is given.
+    tune
+        Cycles of each chain before its first draw, to tune and burn in; by default 500, or 250
+        of four chains.
     chains
         Independent chains, each from a start of its own; several tell what one cannot, and
         predict better together. Those of data of one block run side by side on threads, unless
@@ -121,8 +123,10 @@ def sample(
     thin
         Cycles per draw.
     init
-        Where chains begin. From factors that are made for the data the sampler's warm start
-        goes on: ``"multiplicative"``, the default, random ones of about equal size;
+        Where chains begin: ``"multiplicative"``, ``"random"``, ``"q-transform"``, ``"nndsvd"``,
+        ``"nndsvdar"``, or the store of a run, whose last draws are taken. From factors
+        that are made for the data the sampler's warm start goes on: ``"multiplicative"``, the
+        default, random ones of about equal size;
         ``"random"``, absolute values of normal numbers; ``"q-transform"``, leading singular
         vectors times matrices that were learnt on small synthetic problems; ``"nndsvd"``,
         non-negative parts of singular vectors; ``"nndsvdar"``, with random numbers where these
@@ -133,16 +137,16 @@ def sample(
         evenly back; of particles the heaviest. Hyperparameters are found anew. A
         :class:`GaussianMF` begins with ``"prior"``, draws of it, or a result.
     starts
-        Starts of each chain. After 40 multiplicative updates of each (80 passes over the data)
-        that of the highest log density goes on.
+        Short starts of each chain, of which that of the highest log density goes on, after 40
+        multiplicative updates of each (80 passes over the data).
     random_seed
         Any whole number; the same seed gives the same draws on every executor.
-    keep
+    keep : {"auto", "draws", "moments"}
         ``"draws"`` keeps all, ``"moments"`` only running means and variances,
         ``"auto"`` as many evenly spaced draws as fit 1 GiB. Moments are always kept.
     monitor
-        Cells whose predicted mean and variance are gathered at every draw:
-        ``"missing"``, a boolean mask, or (rows, columns) positions.
+        Cells whose predicted mean and variance are gathered at every draw: ``"missing"`` for
+        all that are missing. Or a boolean mask, or (rows, columns) positions.
     store
         Directory, or URL in an object store (``s3://``, ``gs://``, ``az://``, ``memory://``; needs
         the extra ``cloud``), to write the run to while it goes on; :func:`resume` and
@@ -171,15 +175,15 @@ def sample(
         The dispersion of the model, 1 if it is ``"auto"``, scales the variances. Means and
         variances of the data, from which ``"auto"`` rates are chosen, stay unweighted.
     executor
-        ``"auto"``: threads of this process (``"threads"``), or with a client whatever
-        suits its workers and the time a block takes (``"ring"`` or ``"tasks"``);
-        ``"serial"``, or an executor object. All give the same draws.
+        Where blocks are updated: ``"auto"`` is threads of this process (``"threads"``), or on a
+        cluster whatever suits its workers and the time a block takes (``"ring"`` or
+        ``"tasks"``); ``"serial"`` is one thread. Or an executor object. All give the same draws.
     callback
         Called with a :class:`RunEvent` as the run goes on.
-    device
-        ``"cuda"``, or a :class:`CUDA` with options: blocks are worked on by an NVIDIA GPU
-        (extra ``cuda``), by :class:`PSGLD`, :class:`PSGRRLD`, :class:`SGHMC`, :class:`SGLD`,
-        :class:`LangevinDynamics` and :class:`BlockHMC`. Draws are the same on GPUs of one type,
+    device : {"cuda"} or CUDA, optional
+        ``"cuda"``: an NVIDIA GPU updates blocks (extra ``cuda``), under :class:`PSGLD`,
+        :class:`PSGRRLD`, :class:`SGHMC`, :class:`SGLD`, :class:`LangevinDynamics` and
+        :class:`BlockHMC`. Or a :class:`CUDA` with options. Draws are the same on GPUs of one type,
         and have the law of those of processors, not their bits.
     rows, columns : str or tuple of str, optional
         Dimensions of an xarray.DataArray that are the rows, or the columns; the others, if one

@@ -88,8 +88,8 @@ def transform(
         New rows: anything that :func:`sample` takes, of any number of rows. Columns are those
         of the run: matched by label where both have labels, in any order, else by position. A row
         may be empty among others: it is drawn from the prior. Rows that are all empty are refused.
-    axis
-        ``"row"``, or ``"column"`` for new columns, whose rows then are those of the run.
+    axis : {"row", "column"}
+        Whether rows or columns are new. Rows of new columns are those of the run.
     draws
         How many draws of each chain, evenly spaced; by default all, or as many as take 1 GiB.
         Memory holds these and the rows in work, not V. Of a point, how many draws of the new rows

@@ -93,11 +93,10 @@ def predict(
         `xarray.DataArray` that share their one dimension name single cells.
     interval
         Probability inside ``lower`` and ``upper``, half of the rest on each side.
-    of
-        ``"observation"``: ``sd`` and interval are those of a new observation, noise
-        included. ``"mean"``: those of its mean mu. Left out: the first, where the model
-        has a law of observations, and a `SILFNMF` has none; where cells have uncertainties,
-        if they are known.
+    of : {"observation", "mean"}, optional
+        What standard deviation and interval are of: a new ``"observation"`` of the cell, noise
+        included, or its ``"mean"``; left out, the first where the model has one. A `SILFNMF` has
+        none, and neither have cells whose uncertainties are not known.
     uncertainty
         Standard deviation of a new observation of each of these cells, for a run that had
         uncertainties of cells: one number, an array (rows, columns), one (cells,) for single

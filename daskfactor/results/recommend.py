@@ -91,12 +91,12 @@ def recommend(
     n
         How many columns for each row.
     exclude
-        Cells that are not recommended: anything that :func:`sample` takes, such as the data the
-        run was made from. What it stores, or observes if it is dense, is left out, matched
-        by label where both have labels, else by position; labels that the run does not know
-        do not matter. ``"seen"``: the run's own data, where it keeps them or their place.
-    by
-        ``"mean"``; ``"lower"`` prefers what is sure, ``"upper"`` what may yet be good.
+        Cells that are not recommended: data in any form, such as those the run was made from, or
+        ``"seen"`` for the run's own, where it keeps them or their place. What they store, or
+        observe if they are dense, is left out, matched by label where both have labels, else by
+        position; labels that the run does not know do not matter.
+    by : {"mean", "lower", "upper"}
+        What cells are ranked by; ``"lower"`` prefers what is sure, ``"upper"`` what may be good.
     interval
         Probability inside ``lower`` and ``upper``.
     memory_limit

@@ -99,10 +99,10 @@ def stein_posterior(
         starts. :class:`SimplexHMC`, :class:`SVGD` and :class:`SteinDescent` are there to be
         compared with.
     particles
-        How many, M.
+        Number of particles, M.
     pilot
-        Runs from random starts whose worst objective sets the threshold of a `SILFNMF`
-        that leaves it ``"auto"``; the paper takes 50.
+        Runs from random starts, whose worst objective sets a threshold that is ``"auto"``; the
+        paper takes 50.
     kernel, tangent
         As for :func:`stein_discrepancy`.
     align

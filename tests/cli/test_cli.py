@@ -4,19 +4,23 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Annotated
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import typer
 import xarray as xr
 import zarr
+from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor import demos, errors
+from daskfactor.cli import derived, main
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.evidence import rank
 from daskfactor.evidence.base import Evidence
-from tests.cli.shell import answer, call, fails, stand_in, succeed
+from tests.cli.shell import answer, call, fails, plain, stand_in, succeed
 from tests.fake_run import fake_run
 
 
@@ -70,6 +74,41 @@ def test_every_command_has_help_with_an_example_and_all_a_version():
     for command in COMMANDS:
         assert f"daskfactor {command} " in succeed(command, "--help")
     assert succeed("--version").split()[0] == "daskfactor"
+
+
+def test_a_parameter_that_a_verb_gains_is_an_option_with_its_help(monkeypatch):
+    source = derived.source_of("hold_out").replace(
+        "random_seed: int | None = None", "random_seed: int | None = None, folds: float = 2.5"
+    )
+    source = source.replace(
+        "    random_seed\n",
+        "    folds\n        Repeats of ``share``, at least 2. Not shown.\n    random_seed\n",
+    )
+    monkeypatch.setattr(derived, "source_of", lambda verb: source)
+    table = derived.Shows("hold_out", "folds", "random_seed")
+    app = typer.Typer()
+    called = Mock(return_value=({}, "done"))
+
+    def split(options: Annotated[dict, table]) -> None:
+        return called(options)
+
+    app.command()(main.command(split))
+    derived.parameters_of.cache_clear()
+    runner = CliRunner()
+    told = plain(runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output)
+    assert "--folds <float> Repeats of --share, at least 2." in told
+    assert "Not shown" not in told
+    assert "[default: 2.5]" in told
+    assert runner.invoke(app, ["--folds", "3", "--seed", "1"]).output == "done\n"
+    called.assert_called_once_with({"folds": 3.0, "random_seed": 1})
+
+
+def test_help_speaks_as_a_shell_does():
+    for command in typer.main.get_command(main.app).commands.values():
+        for parameter in command.params:
+            told = parameter.help or ""
+            assert told, (command.name, parameter.name)
+            assert not re.search(r"\w=|``|:\w+:`|\bNone\b|\bTrue\b|`", told), (command.name, told)
 
 
 OPTIONS = """

@@ -1,0 +1,167 @@
+"""Options of commands from the signatures and docstrings of verbs.
+
+The source of a verb is parsed, not imported: help needs none of the libraries that verbs need.
+"""
+
+import ast
+import re
+from collections.abc import Mapping
+from functools import cache
+from inspect import Parameter, cleandoc, formatannotation
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from typer import Option
+
+import daskfactor
+from daskfactor import options
+
+ROOT: Final = Path(daskfactor.__file__).parent
+FLAGS: Final = {
+    "V": ("--data",),
+    "covariates_h": ("--column-covariates",),
+    "covariates_w": ("--row-covariates",),
+    "header": ("--header/--no-header",),
+    "lanes": ("--threads",),
+    "memory_limit": ("--memory",),
+    "n": ("-n",),
+    "n_components": ("-k", "--components"),
+    "particles": ("--particles", "-m"),
+    "random_seed": ("--seed",),
+    "table": ("--table/--matrix",),
+}
+"""Options that are not named like the parameter."""
+MINIMA: Final = {"tune": 0} | dict.fromkeys(
+    ("blocks", "chains", "draws", "n", "particles", "pilot", "starts", "thin"), 1
+)
+METAVARS: Final = {
+    "V": "FILE",
+    "exclude": "FILE|seen",
+    "executor": "auto|threads|serial|tasks|ring",
+    "init": "KIND|RUN",
+    "uncertainty": "FILE|NUMBER",
+    "weights": "FILE|NUMBER",
+}
+TYPES: Final = {"str": str, "float": float, "int": int, "bool": bool} | {
+    "tuple[int, int]": tuple[int, int]
+}
+"""Types of options, by how signatures write them; of a union the first of these is taken."""
+
+
+def flags(parameter: str) -> tuple[str, ...]:
+    """Return the names of the option that stands for a parameter."""
+    return FLAGS.get(parameter) or (f"--{parameter.replace('_', '-')}",)
+
+
+class VerbParameter(NamedTuple):
+    """A parameter of a verb: its annotation as text, default, and entry in the docstring."""
+
+    annotation: str
+    default: Any
+    choices: tuple[str, ...]
+    help: str
+
+    @property
+    def type(self) -> Any:
+        """Type of the option."""
+        parts = self.annotation.split(" | ")
+        plain = next((kind for name, kind in TYPES.items() if name in parts), str)
+        kind: Any = Literal[self.choices] if self.choices else plain
+        return kind | None if self.default is None else kind
+
+
+class Shows:
+    """A table of the parameters of a verb that a command shows as options.
+
+    Parameters
+    ----------
+    verb
+        Name of a public function.
+    parameters
+        Names of its parameters.
+    panel
+        Headline over the options.
+    """
+
+    def __init__(self, verb: str, *parameters: str, panel: str | None = None) -> None:
+        self.verb, self.parameters, self.panel = verb, parameters, panel
+
+    def options(self) -> dict[str, Parameter]:
+        """Return the options as parameters of a command."""
+        known = parameters_of(self.verb)
+        return {name: self._option(name, known[name]) for name in self.parameters}
+
+    def _option(self, name: str, parameter: VerbParameter) -> Parameter:
+        about = Option(
+            *flags(name),
+            help=parameter.help,
+            min=MINIMA.get(name),
+            metavar=METAVARS.get(name),
+            rich_help_panel=self.panel,
+        )
+        return option(name, Annotated[parameter.type, about], parameter.default)
+
+
+def option(name: str, annotation: Any, default: Any) -> Parameter:
+    """Return a parameter of a command."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def source_of(verb: str) -> str:
+    """Return the source of the module that defines a verb."""
+    stub = (ROOT / "__init__.pyi").read_text(encoding="utf-8")
+    (module,) = re.findall(rf"^from \.(\S+) import {verb} as", stub, re.M)
+    return (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+
+
+@cache
+def parameters_of(verb: str) -> dict[str, VerbParameter]:
+    """Return the documented parameters of a verb that have a default."""
+    (text,) = re.findall(rf"^def {verb}\b.*?(?=^[^\s)]|\Z)", source_of(verb), re.M | re.S)
+    (function,) = ast.parse(text).body
+    assert isinstance(function, ast.FunctionDef)
+    taken = function.args
+    pairs = [
+        *zip(taken.args[::-1], taken.defaults[::-1], strict=False),
+        *zip(taken.kwonlyargs, taken.kw_defaults, strict=True),
+    ]
+    found = {
+        one.arg: (ast.unparse(one.annotation), ast.literal_eval(default))
+        for one, default in pairs
+        if one.annotation and isinstance(default, ast.Constant)
+    }
+    if taken.kwarg and taken.kwarg.annotation:
+        group = re.fullmatch(r"Unpack\[(\w+)\]", ast.unparse(taken.kwarg.annotation))
+        for own, hint in getattr(options, group[1]).__annotations__.items() if group else ():
+            text = getattr(hint, "__forward_arg__", None) or formatannotation(hint)
+            found[own] = text, options.USUAL.get(own)
+    entries = _entries(cleandoc(ast.get_docstring(function) or ""))
+    return {
+        own: VerbParameter(*found[own], choices, _in_shell(text, found))
+        for own, (choices, text) in entries.items()
+        if own in found
+    }
+
+
+def _entries(docstring: str) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return choices and first sentence of each entry of the section Parameters."""
+    _, _, section = docstring.partition("\nParameters\n----------\n")
+    section = re.split(r"\n\n\w+\n---", section)[0]
+    entries = {}
+    for names, kind, text in re.findall(
+        r"^(\w[\w, ]*?)(?: : (.*))?\n((?:(?:    .*)?\n?)+)", section, re.M
+    ):
+        sentence = re.match(r".*?\.(?=\s|$)(?!\s+[a-z])|.*", " ".join(text.split()))
+        choices = tuple(re.findall(r'"(.*?)"', kind)) if kind.startswith("{") else ()
+        for name in names.split(", "):
+            entries[name] = choices, sentence[0] if sentence else ""
+    return entries
+
+
+def _in_shell(text: str, parameters: Mapping[str, Any]) -> str:
+    """Write names of parameters as options, and values and roles as plain words."""
+
+    def spelled(match: re.Match[str]) -> str:
+        return flags(match[1])[0] if match[1] in parameters else match[1].strip('"')
+
+    return re.sub(r"``(.+?)``", spelled, re.sub(r":\w+:`(\w+)`", r"\1", text))

@@ -1,0 +1,82 @@
+"""Sentences of the library as a shell has them: ``tune=700`` becomes ``--tune 700``."""
+
+import re
+from collections.abc import Container
+from typing import Final
+
+from daskfactor.cli.derived import METAVARS, flags
+
+COMMANDS: Final = {
+    "resume": "daskfactor resume {run}",
+    "sample": "daskfactor fit ...",
+    "stein_posterior": "daskfactor particles ...",
+}
+"""Commands that stand for calls."""
+PHRASES: Final = (
+    ("", r"\bdaskfactor\.resume", "daskfactor resume"),
+    ("", r"(?<!\()\b(align|discretization_bias)\((trace)?\)", r"daskfactor.\1 in Python"),
+    ("", r"\bor select_rank\b", "or daskfactor select-rank"),
+    ("", r"\bgiven as store=", "given as --store"),
+    ("", r'run again with keep="draws"', "run daskfactor fit again with --keep draws"),
+    ("", r" to as_blocks or convert", ""),
+    ("", r"\bas_blocks or sample\b", "daskfactor fit"),
+    ("", r"""sample\(V, model, (\w+="\w+")\) or as_blocks\(V, \1\)""", r"\1"),
+    ("", r"""as_blocks\(V, (\w+=(?:"\w+"|True))\)""", r"\1"),
+    ("", r', step="auto"', ""),
+    ("", r"\bmonitor=\.", "--monitor missing."),
+    ("values", r"\bvalues=False", "--count"),
+    ("weights", r"pass weights to as_blocks", "pass --weights"),
+    ("sampler", r"\bNegativeBinomialNMF\b", "--model negative-binomial"),
+    ("sampler", r"\btake TweedieNMF\b", "take --model tweedie"),
+    ("n_components", r'\bn_components(?!=["\d])', "-k"),
+)
+"""An option that a command has, if it matters, what Python says, and what the shell says."""
+ARGUMENT: Final = r"""\b(\w+)=(True|False|\.\.\.|"\w+"|'\w+'|\d+(?:\.\d+)?|(?=[,;) ]|$))"""
+"""An argument and its value, if it has one."""
+
+
+def in_shell(text: str, run: str = "RUN", options: Container[str] | None = None) -> str:
+    """Write calls and arguments that a sentence names as commands and options.
+
+    Parameters
+    ----------
+    text
+        The sentence.
+    run
+        Store of the run that it is about.
+    options
+        Parameters that are options of the command; others stay as they are. Left out: all.
+    """
+
+    def argument(match: re.Match[str]) -> str:
+        known = options is None or match[1] in options
+        return _option(match[1], match[2].strip("\"'")) if known else match[0]
+
+    def command(call: re.Match[str]) -> str:
+        arguments = re.sub(ARGUMENT, lambda match: _option(match[1], match[2]), call[2] or "")
+        return f"{COMMANDS[call[1]].format(run=run)} {arguments}".rstrip()
+
+    for name, python, shell in PHRASES:
+        if not name or options is None or name in options:
+            text = re.sub(python, shell, text)
+    text = re.sub(rf"\b({'|'.join(COMMANDS)})\((?:\.\.\.|path)(?:, ([^()]*))?\)", command, text)
+    if options and "sampler" in options:
+        text = re.sub(r"\b([A-Z]\w*)\(\)", _sampler, text)
+    text = re.sub(r"^([a-z_]+)()(?= must )", argument, text)
+    return re.sub(ARGUMENT, argument, text)
+
+
+def _option(parameter: str, value: str) -> str:
+    name, _, negation = flags(parameter)[0].partition("/")
+    if value == "False":
+        return negation or f"{parameter}=False"
+    if value == "...":
+        value = METAVARS.get(parameter, value)
+    return f"{name} {value}".removesuffix(" True").rstrip()
+
+
+def _sampler(call: re.Match[str]) -> str:
+    from daskfactor.inference.base import Sampler
+    from daskfactor.inference.registry import algorithms
+
+    return f"--sampler {call[1].lower()}" if call[1] in algorithms(Sampler) else call[0]
