@@ -176,12 +176,7 @@ def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:
     StoreError
         If something is there already that is not to be replaced.
     """
-    from daskfactor.results.schema import storable_names
-
     kind = Path(output).suffix.lower()
-    if kind in (".nc", ".zarr"):
-        stored = storable_names(str(name) for name in {**result.variables, **result.sizes})
-        result = result.rename({name: own for name, own in stored.items() if name != own})
     if kind == ".nc" and (label := next(_texts(result, "\0"), None)) is not None:
         raise DataError(
             f"netCDF stores no NUL character, and there is one in the label {label!r}; give "

@@ -34,7 +34,6 @@ from daskfactor.data.known import (
     storable,
     told,
 )
-from daskfactor.data.left_out import written
 from daskfactor.data.loading import read_budget, reading_errors
 from daskfactor.data.staging import Box, Stage, boxes
 from daskfactor.errors import DataError, DataWarning, OptionError
@@ -330,7 +329,7 @@ def labels_of(array: Any, rows: Side, cols: Side) -> Labels:
             name = free_name("_".join(map(str, side.dims)), taken)
             taken.add(name)
             levels = {str(dim): _level(array, dim) for dim in side.dims}
-            stacks[name] = Stack(levels, True, _left_out(array, side))
+            stacks[name] = Stack(levels, True)
         dims.append(name)
         coords.append(_coords(array, side, stacked))
     attrs = {str(key): found for key, coord in array.coords.items() if (found := told(coord.attrs))}
@@ -368,16 +367,3 @@ def _further(array: Any, side: Side) -> Iterator[tuple[str, tuple[Any, ...], NDA
         nlevels = getattr(array.indexes.get(key), "nlevels", 1)
         if str(key) not in levels and own and set(own) <= set(side.dims) and nlevels == 1:
             yield str(key), own, storable(str(key), coord.to_numpy(), key in own)
-
-
-def _left_out(array: Any, side: Side) -> dict[str, str]:
-    """Coordinates at places of a side that are left out."""
-    others = np.ones(math.prod(side.shape), bool)
-    others[side.places] = False
-    at = np.flatnonzero(others)
-    along = dict(zip(side.dims, np.unravel_index(at, side.shape), strict=True))
-    return {
-        name: written(tuple(map(str, own)), at, here.astype(str) if here.dtype == object else here)
-        for name, own, values in _further(array, side)
-        for here in [values[tuple(along[dim] for dim in own)]]
-    }

@@ -18,7 +18,7 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
-from daskfactor.results.schema import IDENTITY, factor_dims, own_names
+from daskfactor.results.schema import IDENTITY, factor_dims
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
     as_draws,
@@ -269,7 +269,6 @@ def _read(tree: xr.DataTree, group: xr.Dataset, axis: int, labels: Any) -> Poste
     about: dict[str, Any] = {"aligned": int(scale is not None)}
     about |= {key: attrs[name] for name, key in IDENTITY.items() if name in attrs}
     values[OTHER] = np.ascontiguousarray(other)
-    users, dims = own_names(tree), factor_dims(tree)
     return PosteriorDraws(
         model,
         axis,
@@ -281,7 +280,7 @@ def _read(tree: xr.DataTree, group: xr.Dataset, axis: int, labels: Any) -> Poste
         data.get("unstored"),
         data.get("weighting"),
         group[["chain", "draw", "component"]],
-        (users.get(dims[0], dims[0]), users.get(dims[1], dims[1])),
+        factor_dims(tree),
     )
 
 

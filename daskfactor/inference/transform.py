@@ -31,7 +31,6 @@ from daskfactor.models.settings import FixedComponents
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_trace
-from daskfactor.results.schema import beside
 from daskfactor.results.trace import as_tree, require_matrix
 from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
@@ -366,8 +365,7 @@ def _labelled(
     dim_coords = (labels.row_coords, labels.col_coords)[factor]
     if dim == DEFAULT_DIMS[factor]:
         dim = posterior.dims[factor]
-    name = beside([dim, *dim_coords], {"W", "H", "chain", "draw", "component", "weight"})
-    dims = [name[dim], "component"]
+    dims = [dim, "component"]
     if factor == COLUMNS:
         rows, dims = rows.swapaxes(-1, -2), dims[::-1]
     shared = posterior.coords
@@ -375,6 +373,6 @@ def _labelled(
         dims = ["chain", "draw", *dims]
     else:
         shared = shared[["component"]]
-    coords: dict[str, Any] = {str(each): values for each, values in shared.coords.items()}
-    coords |= {name[key]: (name[dim], values) for key, values in dim_coords.items()}
+    coords: dict[str, Any] = {key: (dim, values) for key, values in dim_coords.items()}
+    coords |= {str(each): values for each, values in shared.coords.items()}
     return xr.DataArray(rows, coords, dims, "WH"[factor], attrs)

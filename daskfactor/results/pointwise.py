@@ -31,7 +31,7 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
 from daskfactor.results.cellwise import BLOCK_BYTES, mu_of
 from daskfactor.results.predict import observed_law
-from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, group_attrs, storable_names
+from daskfactor.results.schema import CELL_INDICES, factor_dims, group_attrs
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.tensors import Axes, chosen
 from daskfactor.results.trace import (
@@ -615,17 +615,14 @@ def _tree(
     asked: _Asked, drawn: dict[str, Lazy], values: Array | None, data: str = OBSERVED
 ) -> xr.DataTree:
     """The groups, with the labels of the cells under the user's names."""
-    own = {"cell": ("cell", np.arange(asked.cells[0].size))}
-    own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, asked.numbers, strict=True)}
-    given = {
+    labels: dict[Any, Any] = {"cell": ("cell", np.arange(asked.cells[0].size))}
+    labels |= {name: ("cell", at) for name, at in zip(CELL_INDICES, asked.numbers, strict=True)}
+    labels |= {
         str(name): ("cell", coord.values, coord.attrs)
         for at in asked.cells
         for name, coord in at.coords.items()
         if coord.shape == at.shape
     }
-    stored = storable_names(given)
-    shown = beside(stored.values(), {*own, "chain", "draw", "mu", "V"})
-    labels: Any = own | {shown[stored[name]]: label for name, label in given.items()}
     along = {dim: asked.group[dim].values for dim in ("chain", "draw")}
     sampled = ("chain", "draw", "cell")
     groups = {"posterior": xr.Dataset({"mu": (sampled, asked.mu)}, labels | along)}

@@ -27,13 +27,11 @@ from daskfactor.results.cellwise import (
 )
 from daskfactor.results.schema import (
     CELL_INDICES,
+    CELL_NAMES,
     COARSE,
     IDENTITY,
     MOMENTS,
-    beside,
     factor_dims,
-    own_names,
-    storable_names,
 )
 from daskfactor.results.selection import paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
@@ -173,19 +171,13 @@ def predict(
         ends = per_cell(quantiles, fine, levels=(tail, 1.0 - tail))
         lower, upper = _moved(ends, own, wanted, model.nonnegative)
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    users = own_names(tree)
-    along = cells[0].dims if paired(cells) else [users.get(dim, dim) for dim in dims]
-    coords = xr.Dataset(coords={**cells[0].coords, **cells[1].coords})
-    named = [name for name in (*coords.coords, *along) if isinstance(name, str)]
-    names: dict[Any, str] = dict(beside(named, values))
-    moved = {n: names[n] for n in coords.variables.keys() | coords.dims if n in values}
-    shown = [names.get(dim, dim) for dim in along]
-    result = xr.Dataset({name: (shown, value) for name, value in values.items()})
+    along = cells[0].dims if paired(cells) else dims
+    result = xr.Dataset({name: (along, value) for name, value in values.items()})
     # One label is no dimension; but a label may be that of many rows: then all are meant.
-    result = result.isel({dim: 0 for dim, at in zip(shown, cells, strict=False) if not at.ndim})
-    result = result.assign_coords(coords.rename(moved).coords)
+    result = result.isel({dim: 0 for dim, at in zip(along, cells, strict=False) if not at.ndim})
+    result = result.assign_coords({**cells[0].coords, **cells[1].coords})
     if asked is None:
-        result = _with_stacks(result, stacks_of(tree.attrs), (rows, columns), cells, names)
+        result = _with_stacks(result, stacks_of(tree.attrs), (rows, columns), cells)
     else:
         result = asked.in_shape(result)
     return _with_units(result, tree, values).assign_attrs(of=of, interval=interval)
@@ -236,25 +228,20 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
             raise _of_another(what)
     group = tree["posterior"].to_dataset()
     try:
-        group = group.sel(chain=new["chain"], draw=new["draw"])
+        group = group.sel(chain=new["chain"].values, draw=new["draw"].values)
     except KeyError as error:
         raise _of_another(what) from error
     old = factor_dims(tree)[0 if name == "W" else 1]
     if len(new.dims) != 4:
-        own = own_names(tree).get(old, old)
         raise OptionError(
             f"new {what} have a dimension beside chain, draw and component, got {new.dims}; keep "
-            f"it where you take a part of them: new.isel({{{own!r}: [0]}})"
+            f"it where you take a part of them: new.isel({{{old!r}: [0]}})"
         )
     if new.sizes["component"] != group.sizes["component"]:
         raise OptionError(
             f"the new {what} have {new.sizes['component']} components and the run "
             f"{group.sizes['component']}; pass what daskfactor.transform gives for this run"
         )
-    # A group of a tree takes no slashes; the result has the user's names again.
-    stored = {user: own for own, user in own_names(tree).items()}
-    slashed = [str(own) for own in (*new.dims, *new.coords) if "/" in str(own)]
-    new = new.rename({own: stored.get(own, to) for own, to in storable_names(slashed).items()})
     group = group.drop_dims(old).assign({name: new.drop_vars("weight", errors="ignore")})
     groups = {key: node.to_dataset() for key, node in tree.children.items()}
     groups["posterior"] = group
@@ -279,28 +266,18 @@ def _with_stacks(
     stacks: dict[str, Stack],
     keys: tuple[Any, Any],
     cells: tuple[xr.DataArray, xr.DataArray],
-    names: dict[Any, str],
 ) -> xr.Dataset:
     """Unfold stacked dimensions that were asked for as a grid; index those that were not."""
-    shown = {names.get(dim, dim): dim for dim in stacks}
     if paired(cells):
         return result
-    inner = {
-        dim: stack._replace(
-            levels={names.get(n, n): of for n, of in stack.levels.items()},
-            left_out={names.get(n, n): of for n, of in stack.left_out.items()},
-        )
-        for dim, stack in stacks.items()
-    }
-    result = with_index(result, inner, shown)
+    result = with_index(result, stacks)
     for key, at in zip(keys, cells, strict=True):
-        dim = next(iter(at.dims), None)
-        if dim not in stacks or names.get(dim, dim) not in result.indexes:
+        dim: Any = next(iter(at.dims), None)
+        if dim not in stacks or dim not in result.indexes:
             continue
         if isinstance(key, Mapping) or (key is None and stacks[dim].maps):
-            result = unstacked(result, names.get(dim, dim))
-            if isinstance(key, Mapping):
-                result = result.sel({names.get(n, n): own for n, own in key.items()})
+            result = unstacked(result, dim)
+            result = result.sel(key) if isinstance(key, Mapping) else result
     return result
 
 
@@ -427,12 +404,15 @@ def monitored(
         sd = np.sqrt(variance)
         lower, upper = matched_interval(mean, variance, model.nonnegative, interval)
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    own = {name: group[name].variable for name in CELL_INDICES}
-    users = [n for n, coord in group.coords.items() if coord.dims == ("cell",) and n not in own]
-    given = {name: str(own_names(tree).get(name, name)) for name in users}
-    shown = beside(given.values(), {"cell", *own, *values})
+    names = {inner: name for name, inner in CELL_NAMES.items()}
     result = xr.Dataset({name: ("cell", value) for name, value in values.items()})
-    result = result.assign_coords({shown[given[n]]: group[n].variable for n in users} | own)
+    result = result.assign_coords(
+        {
+            names.get(str(name), name): coord.variable
+            for name, coord in group.coords.items()
+            if coord.dims == ("cell",)
+        }
+    )
     if axes is not None:
         result = result.drop_vars(result.coords).assign_coords(axes.places(group))
     return _with_units(result, tree, values).assign_attrs(of=of, interval=interval)

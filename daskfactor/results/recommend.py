@@ -30,7 +30,7 @@ from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.results.predict import with_new
 from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
-from daskfactor.results.schema import beside, factor_dims, own_names
+from daskfactor.results.schema import factor_dims
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.trace import (
     Trace,
@@ -213,9 +213,8 @@ def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
     kept = masses > 0
     weights = masses[kept] / masses[kept].sum()
     shape = W.shape[2], H.shape[2]
-    names = own_names(tree)
     at_rows, at_columns = (
-        at if at.ndim else at.expand_dims(names.get(dim, dim))
+        at if at.ndim else at.expand_dims(dim)
         for at, dim in zip((at_rows, at_columns), dims, strict=True)
     )
     return Asked(run, W, H, at_rows, at_columns, shape, kept, weights)
@@ -369,21 +368,14 @@ def _labelled(best: Best, asked: Asked) -> xr.Dataset:
     position = np.where(there, columns.values[place], -1)
     labels = columns[column].values if column in columns.coords else columns.values
     chosen = _with_none(labels[place], there)
-    own = {"rank", "position", *FIGURES}
-    levels = [str(name) for name in columns.attrs["levels"]]
-    names = beside([row, column, *levels, *map(str, rows.coords)], own)
-    shape = (names[row], "rank")
-    values: dict[str, Any] = {names[column]: (shape, chosen), "position": (shape, position)}
+    shape = (row, "rank")
+    values: dict[str, Any] = {column: (shape, chosen), "position": (shape, position)}
     values |= {
-        names[name]: (shape, _with_none(columns[name].values[place], there)) for name in levels
+        name: (shape, _with_none(columns[name].values[place], there))
+        for name in columns.attrs["levels"]
     }
     values |= {name: (shape, best.figures[..., at]) for at, name in enumerate(FIGURES)}
-    coords = {
-        names[str(name)]: ((names[row],) if coord.dims else (), coord.values)
-        for name, coord in rows.coords.items()
-    }
-    coords["rank"] = (("rank",), np.arange(1, place.shape[1] + 1))
-    return xr.Dataset(values, coords)
+    return xr.Dataset(values, {**rows.coords, "rank": np.arange(1, place.shape[1] + 1)})
 
 
 def _with_none(labels: Array, there: NDArray[np.bool_]) -> Array:

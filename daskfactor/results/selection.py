@@ -10,8 +10,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import first_places
+from daskfactor.data.known import is_usable
 from daskfactor.errors import OptionError
-from daskfactor.results.schema import own_names
 from daskfactor.results.stacks import stacks_of
 
 MOST_COMPARED: Final = 10**5
@@ -41,10 +41,11 @@ def select(
     """
     pointwise = all(isinstance(key, xr.DataArray) for key in (rows, columns))
     pointwise = pointwise and bool(set(rows.dims) & set(columns.dims))
-    if pointwise and (rows.dims != columns.dims or rows.ndim != 1):
+    usable = pointwise and rows.dims == columns.dims and rows.ndim == 1
+    if pointwise and not (usable and is_usable(str(rows.dims[0]))):
         raise OptionError(
-            "rows and columns that name single cells must have the same single dimension, "
-            f"got dimensions {rows.dims} and {columns.dims}"
+            "rows and columns that name single cells must have the same single dimension, of a "
+            f"name that results do not use, got dimensions {rows.dims} and {columns.dims}"
         )
     chosen_rows, chosen_columns = (
         _chosen(_positions(tree, dim), key, what, pointwise)
@@ -82,17 +83,12 @@ def keys_of(at: xr.DataArray) -> Any:
 
 
 def _positions(tree: xr.DataTree, dim: str) -> xr.DataArray:
-    """Positions of all rows, or columns, and their labels, under the user's own names."""
-    group, names = tree["posterior"].to_dataset(), own_names(tree)
-    own = names.get(dim, dim)
-    labels = {
-        names.get(name, name): ([own] * coord.ndim, coord.data, coord.attrs)
-        for name, coord in group.coords.items()
-        if set(coord.dims) <= {dim}
-    }
-    stack = stacks_of(tree.attrs).get(str(own))
+    """Positions of all rows, or columns, and their labels."""
+    group = tree["posterior"].to_dataset()
+    labels = {name: coord for name, coord in group.coords.items() if set(coord.dims) <= {dim}}
+    stack = stacks_of(tree.attrs).get(dim)
     about = {"levels": {} if stack is None else stack.levels}
-    return xr.DataArray(np.arange(group.sizes[dim]), labels, (own,), attrs=about)
+    return xr.DataArray(np.arange(group.sizes[dim]), labels, (dim,), attrs=about)
 
 
 def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataArray:

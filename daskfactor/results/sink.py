@@ -17,7 +17,6 @@ from daskfactor.results.schema import (
     RunSpec,
     group_coords,
     layouts,
-    tell_of,
 )
 from daskfactor.results.stacks import indexed
 from daskfactor.results.trace import check_weights, trimmed
@@ -55,7 +54,6 @@ def sink_of(spec: RunSpec, reservation: "Reservation | None", state: tuple[Any, 
     StoreError
         If the store cannot be written.
     """
-    tell_of(spec.names("posterior"))
     if reservation is None:
         return Sink(spec)
     from daskfactor.results.store import RunStore

@@ -17,8 +17,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.data.known import Stack
-from daskfactor.data.left_out import LEFT_OUT, whole
-from daskfactor.results.schema import own_names
 
 STACKS: Final = "stacks"
 """Attribute of a tree: stacked dimensions by the user's names, as JSON."""
@@ -36,27 +34,23 @@ def stacks_of(attrs: Mapping[Any, Any]) -> dict[str, Stack]:
 
 def indexed(tree: xr.DataTree) -> xr.DataTree:
     """A tree whose stacked dimensions have a MultiIndex."""
-    stacks, names = stacks_of(tree.attrs), own_names(tree)
+    stacks = stacks_of(tree.attrs)
     if not stacks:
         return tree
-    groups = {
-        name: with_index(node.to_dataset(), stacks, names) for name, node in tree.children.items()
-    }
+    groups = {name: with_index(node.to_dataset(), stacks) for name, node in tree.children.items()}
     found = xr.DataTree.from_dict(groups)
     found.attrs = dict(tree.attrs)
     return found
 
 
-def with_index(
-    group: xr.Dataset, stacks: Mapping[str, Stack], names: Mapping[Any, str]
-) -> xr.Dataset:
-    """A group whose stacked dimensions have a MultiIndex; ``names`` are the user's own."""
+def with_index(group: xr.Dataset, stacks: Mapping[str, Stack]) -> xr.Dataset:
+    """A group whose stacked dimensions have a MultiIndex."""
     for dim in list(group.dims):
-        stack = stacks.get(str(names.get(dim, dim)))
-        inner = {names.get(n, n): n for n, of in group.coords.items() if of.dims == (dim,)}
-        if stack is None or dim in group.indexes or not set(stack.levels) <= set(inner):
+        stack = stacks.get(str(dim))
+        along = {name for name, coord in group.coords.items() if coord.dims == (dim,)}
+        if stack is None or dim in group.indexes or not set(stack.levels) <= along:
             continue
-        levels = [inner[name] for name in stack.levels]
+        levels = list(stack.levels)
         about = {name: group[name].attrs for name in levels}
         indexes = [pd.Index(labels) for labels in stack.levels.values()]
         codes = [
@@ -68,10 +62,6 @@ def with_index(
         whole = pd.MultiIndex(indexes, codes, names=levels, verify_integrity=False)
         coords = xr.Coordinates.from_pandas_multiindex(whole, dim)
         group = group.drop_vars(levels).assign_coords(coords)
-        others = {inner[name]: own for name, own in stack.left_out.items() if name in inner}
-        group = group.assign_coords(
-            {name: group[name].assign_attrs({LEFT_OUT: own}) for name, own in others.items()}
-        )
         # xarray's unstack() cannot fill zarr's texts with NaN.
         texts = [n for n, of in group.coords.items() if of.dims == (dim,) and of.dtype.kind == "T"]
         plain_texts = {n: group[n].copy(data=np.asarray(group[n]).astype(object)) for n in texts}
@@ -145,14 +135,6 @@ def _spread(
 ) -> xr.Variable:
     """A variable on the grid of the levels, of which it has the places ``at``, rising."""
     shape = tuple(len(labels) for _, labels, _ in levels.values())
-    text = variable.attrs.get(LEFT_OUT)
-    if text is not None and variable.dims == (dim,):
-        attrs = {name: own for name, own in variable.attrs.items() if name != LEFT_OUT}
-        sizes = dict(zip(levels, shape, strict=True))
-        told = whole(text, at, np.asarray(variable.data), sizes)
-        if told is not None:
-            return xr.Variable(*told, attrs)
-        variable = xr.Variable(variable.dims, variable.data, attrs)
     axis = variable.dims.index(dim)
     dims = (*variable.dims[:axis], *levels, *variable.dims[axis + 1 :])
     data = variable.data
