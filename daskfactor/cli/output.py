@@ -44,11 +44,11 @@ class Cells:
     def of(self, tree: "xr.DataTree") -> dict[str, list[int]]:
         """Give the positions that are meant of a run, by dimension; all of one that is left out."""
         from daskfactor.results.schema import factor_dims
-        from daskfactor.results.tensors import Axes
+        from daskfactor.results.trace import Run
 
         posterior = tree["posterior"].to_dataset()
         found: dict[str, list[int]] = {}
-        if Axes.of(tree.attrs) is not None:
+        if Run(tree).axes is not None:
             if self.rows is not None or self.columns is not None:
                 raise OptionError(
                     "--rows and --columns are those of a matrix, and this run is of a tensor; "

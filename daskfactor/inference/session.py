@@ -49,7 +49,7 @@ from daskfactor.options import OnDevice, OnSampled, split
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.files import damaged
-from daskfactor.results.trace import kept_beside
+from daskfactor.results.trace import Run
 from daskfactor.urls import Url, along, is_url
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def _source_again(run: Begun, source: dict[str, Any], V: Any) -> Any:
 
 def _stored_array(run: Begun, name: str) -> Any:
     """Read what a stored run keeps beside its results, the data or their weights, if it does."""
-    array = kept_beside(run.tree(), name)
+    array = Run(run.tree()).observed(name)
     # By threads of this process: a client that is about may have no workers left.
     return None if array is None else array.load(scheduler="threads")
 

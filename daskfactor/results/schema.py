@@ -159,6 +159,13 @@ CELL_NAMES: Final = {"var": "var_"}
 """What coordinates are called among monitored cells, whose ``var`` is a variance."""
 
 
+def tree_of(groups: Mapping[str, Any], attrs: Mapping[Any, Any]) -> xr.DataTree:
+    """Make a tree of groups, with the attributes of its root."""
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = dict(attrs)
+    return tree
+
+
 def component_labels(group: Any) -> list[Any]:
     """Return what components are called: 0, 1, 2, ..., and biases by their names.
 

@@ -13,22 +13,19 @@ from daskfactor.checks import first_places
 from daskfactor.data.known import is_usable
 from daskfactor.errors import OptionError
 from daskfactor.results.stacks import stacks_of
+from daskfactor.results.trace import Run
 
 MOST_COMPARED: Final = 10**5
 """Labels that are compared with one that is not among them."""
 
 
-def select(
-    tree: xr.DataTree, dims: tuple[str, str], rows: Any, columns: Any
-) -> tuple[xr.DataArray, xr.DataArray]:
+def select(run: Run, rows: Any, columns: Any) -> tuple[xr.DataArray, xr.DataArray]:
     """Find the positions of rows and of columns that a user names, with the labels they have.
 
     Parameters
     ----------
-    tree
-        A trace with draws.
-    dims
-        Names of rows and of columns in it.
+    run
+        With draws.
     rows, columns
         None (all), a label, an array of labels, a slice, or a boolean mask; integer
         positions where there is no coordinate. Two DataArrays that share their one
@@ -48,8 +45,8 @@ def select(
             f"name that results do not use, got dimensions {rows.dims} and {columns.dims}"
         )
     chosen_rows, chosen_columns = (
-        _chosen(_positions(tree, dim), key, what, pointwise)
-        for dim, key, what in zip(dims, (rows, columns), ("rows", "columns"), strict=True)
+        _chosen(_positions(run, dim), key, what, pointwise)
+        for dim, key, what in zip(run.dims, (rows, columns), ("rows", "columns"), strict=True)
     )
     if pointwise and chosen_rows.size != chosen_columns.size:
         raise OptionError(
@@ -82,13 +79,13 @@ def keys_of(at: xr.DataArray) -> Any:
     return at.indexes.get(at.dims[0]) if stacked is None else stacked
 
 
-def _positions(tree: xr.DataTree, dim: str) -> xr.DataArray:
+def _positions(run: Run, dim: str) -> xr.DataArray:
     """Positions of all rows, or columns, and their labels."""
-    group = tree["posterior"].to_dataset()
-    labels = {name: coord for name, coord in group.coords.items() if set(coord.dims) <= {dim}}
-    stack = stacks_of(tree.attrs).get(dim)
+    coords = run.posterior.coords.items()
+    labels = {name: coord for name, coord in coords if set(coord.dims) <= {dim}}
+    stack = stacks_of(run.attrs).get(dim)
     about = {"levels": {} if stack is None else stack.levels}
-    return xr.DataArray(np.arange(group.sizes[dim]), labels, (dim,), attrs=about)
+    return xr.DataArray(np.arange(run.posterior.sizes[dim]), labels, (dim,), attrs=about)
 
 
 def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataArray:

@@ -12,14 +12,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import Checkpoints, Counts, plain
+from daskfactor.results.opening import check_weights, trimmed
 from daskfactor.results.schema import (
     STEIN,
     RunSpec,
     group_coords,
     layouts,
+    tree_of,
 )
 from daskfactor.results.stacks import indexed
-from daskfactor.results.trace import check_weights, trimmed
 
 if TYPE_CHECKING:
     from daskfactor.results.places import Reservation
@@ -304,8 +305,7 @@ class Sink:
                 about = {"description": layout.variable.doc}
                 found = layout.dims, np.asarray(values, dtype=layout.dtype), about
                 groups[group] = groups[group].assign({name: found})
-        tree = xr.DataTree.from_dict(groups)
-        tree.attrs = plain(spec.root_attrs)
+        tree = tree_of(groups, plain(spec.root_attrs))
         return indexed(trimmed(tree, self.committed))
 
     def _opened(self, path: str) -> Any:

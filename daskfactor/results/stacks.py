@@ -17,6 +17,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.data.known import Stack
+from daskfactor.results.schema import tree_of
 
 STACKS: Final = "stacks"
 """Attribute of a tree: stacked dimensions by the user's names, as JSON."""
@@ -38,9 +39,7 @@ def indexed(tree: xr.DataTree) -> xr.DataTree:
     if not stacks:
         return tree
     groups = {name: with_index(node.to_dataset(), stacks) for name, node in tree.children.items()}
-    found = xr.DataTree.from_dict(groups)
-    found.attrs = dict(tree.attrs)
-    return found
+    return tree_of(groups, tree.attrs)
 
 
 def with_index(group: xr.Dataset, stacks: Mapping[str, Stack]) -> xr.Dataset:
@@ -77,11 +76,8 @@ def plain(tree: xr.DataTree) -> xr.DataTree:
     stacked = {name: _stacked(group) for name, group in groups.items()}
     if not any(stacked.values()):
         return tree
-    found = xr.DataTree.from_dict(
-        {name: group.reset_index(stacked[name]) for name, group in groups.items()}
-    )
-    found.attrs = dict(tree.attrs)
-    return found
+    flat = {name: group.reset_index(stacked[name]) for name, group in groups.items()}
+    return tree_of(flat, tree.attrs)
 
 
 def _stacked(values: Any) -> list[Any]:
