@@ -38,6 +38,7 @@ from benchmarks.harness import Array, Figure, Run, Skip, line
 from benchmarks.peers import read_ratings
 from daskfactor.errors import DaskfactorError
 from daskfactor.results.predict import observed_law
+from daskfactor.results.trace import Run as Trace
 
 MAX_CELLS = 10_000
 MAX_ERROR = 0.15
@@ -94,8 +95,8 @@ def compare(run: Run, V: Any, model: Any, unstored: str | None = None) -> Iterat
     cycles = run.pick(50, 1500)
     long = fit(1, chains=4, tune=cycles, draws=cycles)
     reference, sd = moments(long, cells)
-    law, dispersion = observed_law(long)[0].likelihood, observed_law(long)[1]
-    predictive_sd = np.sqrt(law.observation_variance(reference, sd**2, dispersion))
+    model, dispersion = observed_law(Trace(long))
+    predictive_sd = np.sqrt(model.likelihood.observation_variance(reference, sd**2, dispersion))
     del long  # up to a gibibyte of draws
 
     start = time.process_time()
@@ -115,7 +116,7 @@ def compare(run: Run, V: Any, model: Any, unstored: str | None = None) -> Iterat
     yield Figure(inside, "%", what="hidden values in 90 % intervals", better="more")
 
     alone = fit(2, chains=1, tune=500, draws=1000)
-    if law.counts:
+    if model.likelihood.counts:
         alone.attrs["dispersion"] = default.attrs["dispersion"]
     ours, peer = log_scores(default, cells, values), log_scores(alone, cells, values)
     gain = ours - peer

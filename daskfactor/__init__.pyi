@@ -64,6 +64,7 @@ from .results.compare import top_entries as top_entries
 from .results.coverage import held_out_coverage as held_out_coverage
 from .results.identify import component_swaps as component_swaps
 from .results.maps import unstack as unstack
+from .results.opening import open_run as open_run
 from .results.pointwise import log_likelihood as log_likelihood
 from .results.pointwise import posterior_predictive as posterior_predictive
 from .results.predict import monitored as monitored
@@ -71,7 +72,6 @@ from .results.predict import predict as predict
 from .results.recommend import recommend as recommend
 from .results.summary import summarize as summarize
 from .results.trace import expectation as expectation
-from .results.trace import open_run as open_run
 from .results.views import explained_variance as explained_variance
 from .results.views import factors as factors
 from .results.views import view as view

@@ -28,6 +28,7 @@ from daskfactor.results.places import view_of
 from daskfactor.results.pointwise import log_likelihood
 from daskfactor.results.predict import with_new
 from daskfactor.results.root import read_root
+from daskfactor.results.trace import Run
 
 Array = NDArray[Any]
 BETA = {"frobenius": 2.0, "kullback-leibler": 1.0, "itakura-saito": 0.0}
@@ -164,7 +165,7 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             **{name: getattr(self, name) for name in SAMPLED},
         )
         self.trace_ = align(trace)
-        H = factor_moments(self.trace_, "H", None)
+        H = factor_moments(Run(self.trace_), "H", None)
         self.n_components_ = self._n_features_out = _supported(self.trace_, len(H[0]))
         self.components_, self.components_sd_ = (own[: self.n_components_] for own in H)
         self.n_iter_ = self.tune + self.draws * self.thin
@@ -249,9 +250,9 @@ class BayesianNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         blocks = self._blocks(X, reset=False, uncertainty=uncertainty, weights=weights)
         held = hold_out(blocks, share, random_seed=random_seed)
         new = self._drawn(held.train, checked=True, random_seed=random_seed)
-        tree, _ = with_new(self.trace_, "W", new)
+        run, _ = with_new(Run.of(self.trace_), "W", new)
         own = _weights_at(blocks, held.cells)
-        told = log_likelihood(tree, held.cells, held.values, held_out=True, **own)
+        told = log_likelihood(run.tree, held.cells, held.values, held_out=True, **own)
         found = told["held_out_log_likelihood"].to_dataset()
         densities = next(iter(found.data_vars.values())).values.reshape(-1, len(held.values))
         return float(np.mean(logsumexp(densities, axis=0) - np.log(len(densities))))

@@ -175,6 +175,11 @@ WARNINGS = {
         lambda: READ(SIDES),
         lambda _: READ(SIDES.rename_axis(columns=["other", "piece"])),
     ),
+    "a coordinate with a name of results": (
+        "rename it to keep it, for example with DataArray.rename",
+        lambda: READ(xr.DataArray(np.ones((3, 2)), {"mean": ("a", np.arange(3))}, ("a", "b"))),
+        lambda _: READ(xr.DataArray(np.ones((3, 2)), {"m": ("a", np.arange(3))}, ("a", "b"))),
+    ),
     "a code for missing cells": (
         "if that stands for missing cells, set them to NaN",
         lambda: READ(changed(-9)),
@@ -377,7 +382,6 @@ NOTES = (
     "are taken for rows, because the file",
     "draws have the same law, and other bits than there",
     "nothing is monitored",
-    "(predict gives it back)",
     "of the result; their rows of",
     "equal weights or the best single particle are returned",
 )

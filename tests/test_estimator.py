@@ -22,6 +22,7 @@ import daskfactor as dfac
 from daskfactor.data.holdout import hold_out
 from daskfactor.errors import DaskfactorWarning, StoreError
 from daskfactor.results.predict import with_new
+from daskfactor.results.trace import Run
 from tests.refusals import refused
 
 SHORT = {"draws": 30, "tune": 30, "random_state": 0}
@@ -198,9 +199,9 @@ def test_what_a_fit_is_told_of_cells_new_rows_are_told_too(kind):
         refused(ValueError, f"pass {kind}=", method, COUNTS)
     held = hold_out(COUNTS, 0.2, random_seed=0)
     drawn = dfac.transform(own.trace_, held.train, **told, random_seed=0, progressbar=False)
-    tree, _ = with_new(own.trace_, "W", drawn)
+    run, _ = with_new(Run.of(own.trace_), "W", drawn)
     at = {kind: told[kind][held.cells]}
-    direct = dfac.log_likelihood(tree, held.cells, held.values, held_out=True, **at)
+    direct = dfac.log_likelihood(run.tree, held.cells, held.values, held_out=True, **at)
     densities = direct["held_out_log_likelihood"].to_dataset()["V"].values[0]
     each = logsumexp(densities, axis=0) - np.log(len(densities))
     assert own.score(COUNTS, **told) == pytest.approx(each.mean(), rel=1e-5)

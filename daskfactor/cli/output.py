@@ -44,11 +44,11 @@ class Cells:
     def of(self, tree: "xr.DataTree") -> dict[str, list[int]]:
         """Give the positions that are meant of a run, by dimension; all of one that is left out."""
         from daskfactor.results.schema import factor_dims
-        from daskfactor.results.tensors import Axes
+        from daskfactor.results.trace import Run
 
         posterior = tree["posterior"].to_dataset()
         found: dict[str, list[int]] = {}
-        if Axes.of(tree.attrs) is not None:
+        if Run(tree).axes is not None:
             if self.rows is not None or self.columns is not None:
                 raise OptionError(
                     "--rows and --columns are those of a matrix, and this run is of a tensor; "
@@ -176,12 +176,7 @@ def write(result: "xr.Dataset", output: str, overwrite: bool) -> None:
     StoreError
         If something is there already that is not to be replaced.
     """
-    from daskfactor.results.schema import storable_names
-
     kind = Path(output).suffix.lower()
-    if kind in (".nc", ".zarr"):
-        stored = storable_names(str(name) for name in {**result.variables, **result.sizes})
-        result = result.rename({name: own for name, own in stored.items() if name != own})
     if kind == ".nc" and (label := next(_texts(result, "\0"), None)) is not None:
         raise DataError(
             f"netCDF stores no NUL character, and there is one in the label {label!r}; give "

@@ -102,9 +102,9 @@ def transform(
 
 
 def _run_with_draws(run: str, what: str) -> "xr.DataTree":
-    from daskfactor.results.trace import require_draws
+    from daskfactor.results.trace import Run
 
-    return require_draws(dfac.open_run(run), what)
+    return Run.of(dfac.open_run(run), what).tree
 
 
 def _placed(result: "xr.Dataset", tree: "xr.DataTree", at: dict[str, list[int]]) -> "xr.Dataset":

@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.blocks import BlockedData
-from daskfactor.data.known import DEFAULT_DIMS
+from daskfactor.data.known import DEFAULT_DIMS, RESERVED
 from daskfactor.errors import DataError, ModelError
 
 Index = NDArray[np.int64]
-RESERVED = ("chain", "draw", "component", "W", "H")
-"""What a factor cannot be called: results have it for something else."""
 
 
 @dataclass

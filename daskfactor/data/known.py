@@ -8,6 +8,7 @@ on how the block lies in memory or where it came from.
 import hashlib
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,16 @@ TILE_COUNTS = 2**21
 NAMED = 5
 EACH, LARGE = 32, 2**28
 """Bytes that a row or column takes at least; so many are not worth a look at what is free."""
+_RESULTS = (
+    "W H chain draw component component_name W_mean W_var H_mean H_var count V weights "
+    "row_feature column_feature row_index column_index mean sd lower upper rank position mu "
+    "rate rate_w rate_h shape_w shape_h noise dispersion precision_w precision_h link_w link_h "
+    "effective_components objective iteration"
+)
+RESERVED = frozenset(_RESULTS.split())
+"""Names of variables and dimensions of results, which no dimension of the data can have."""
+LONGEST_NAME = 200
+"""Bytes of a name that a file system surely takes."""
 TOLD = ("long_name", "standard_name", "units")
 """Attributes of arrays and coordinates that travel with them, as the CF conventions call them."""
 
@@ -97,7 +108,11 @@ class Labels:
     stacks: Mapping[str, Stack] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Tell apart what rows and columns call alike: an underscore at the end of the latter."""
+        """Refuse names that results cannot have, and tell apart what rows and columns call alike.
+
+        The latter get an underscore at the end.
+        """
+        self._refuse_unusable()
         taken = {self.row_dim}
         col_dim = free_name(self.col_dim, taken)
         taken.add(col_dim)
@@ -131,6 +146,29 @@ class Labels:
             "rename them to have names of your own, for example with DataArray.rename",
             DataWarning,
         )
+
+    def _refuse_unusable(self) -> None:
+        """Refuse dimensions that results cannot have, and leave such coordinates out."""
+        levels = (name for stack in self.stacks.values() for name in stack.levels)
+        dims = [self.row_dim, self.col_dim, *levels]
+        for name in dims:
+            if not is_usable(name):
+                raise DataError(
+                    f"results cannot have a dimension of the name {name!r}, which they use "
+                    "themselves or which no store takes; give it another one, for example "
+                    f"V.rename({{{name!r}: 'x'}}) of a DataArray"
+                )
+        for side in ("row_coords", "col_coords"):
+            coords = getattr(self, side)
+            if unusable := [name for name in coords if not is_usable(name)]:
+                kept = {name: own for name, own in coords.items() if name not in unusable}
+                object.__setattr__(self, side, kept)
+                warn(
+                    f"the coordinate {unusable[0]!r} is left out, since results have another use "
+                    "for its name or no store takes it; rename it to keep it, for example with "
+                    "DataArray.rename",
+                    DataWarning,
+                )
 
     @property
     def coords(self) -> dict[str, tuple[str, NDArray[Any], Mapping[str, str]]]:
@@ -259,10 +297,21 @@ DENSE = Layout()
 
 
 def usable_dims(row: object, col: object) -> tuple[str, str]:
-    """Name two dimensions whose source may have no names for them, or equal ones."""
-    row_dim = DEFAULT_DIMS[0] if row is None else str(row)
-    col_dim = DEFAULT_DIMS[1] if col is None else str(col)
+    """Name two dimensions whose source may have no names for them, unusable or equal ones."""
+    row_dim, col_dim = (
+        default if name is None or not is_usable(str(name)) else str(name)
+        for name, default in zip((row, col), DEFAULT_DIMS, strict=True)
+    )
     return DEFAULT_DIMS if row_dim == col_dim else (row_dim, col_dim)
+
+
+def is_usable(name: str) -> bool:
+    """Tell whether results can have a dimension or coordinate of this name.
+
+    A path of a store takes no slash, no dots alone and no name that is empty, long or zarr's own.
+    """
+    path = bool(name.strip(".")) and name != "zarr.json" and len(name.encode()) <= LONGEST_NAME
+    return path and not re.search(r"[/\\\0]", name) and name not in RESERVED
 
 
 def free_name(name: str, taken: Collection[str]) -> str:

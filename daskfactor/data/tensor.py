@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.data.adapters import decoded, decoder
-from daskfactor.data.axes import RESERVED
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.frames import is_frame
 from daskfactor.data.grid import (
@@ -32,6 +31,7 @@ from daskfactor.data.grid import (
 )
 from daskfactor.data.joined import FACTOR, LABEL, SIDES, JointLabels
 from daskfactor.data.known import (
+    RESERVED,
     Known,
     Labels,
     Layout,

@@ -11,7 +11,6 @@ Where chains cannot be coupled, the draws of the run are compared with exact
 ones, at several times the price for the same error.
 """
 
-import json
 import math
 from types import SimpleNamespace
 from typing import Any, Final, Unpack
@@ -40,7 +39,8 @@ from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series
 from daskfactor.results.sink import Sink
 from daskfactor.results.summary import is_biased
-from daskfactor.results.trace import Trace, factors_of, is_particles, require_draws
+from daskfactor.results.trace import Run as Result
+from daskfactor.results.trace import Trace, factors_of
 
 Array = NDArray[np.float64]
 
@@ -127,8 +127,9 @@ def discretization_bias(
     >>> sorted(bias)
     ['bias', 'error']
     """
-    tree = require_draws(trace, "an estimate of its bias")
-    if is_particles(tree) or not is_biased(tree):
+    result = Result.of(trace, "an estimate of its bias")
+    tree = result.tree
+    if result.is_particles or not is_biased(result):
         raise OptionError(
             "the draws of this run have no bias of a finite step that could be estimated; "
             "discretization_bias takes runs of samplers such as PSGLD()"
@@ -139,7 +140,7 @@ def discretization_bias(
             f"each chain or more, got {tree['posterior'].sizes['draw']}; pass the whole trace"
         )
     lengths = whole_number("draws", draws, 50), whole_number("tune", tune, 10)
-    seed, described = resolve_seed(random_seed), json.loads(tree.attrs["run"])
+    seed, described = resolve_seed(random_seed), result.document("run")
     sampler = algorithm_from_dict(Sampler, described["sampler"], "the run was made by a sampler")
     model = model_from_dict(described["model"])
     pair = None if model.learnt else coupled(sampler)

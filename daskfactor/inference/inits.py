@@ -14,7 +14,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
 from daskfactor.models.settings import Array, FactorModel
 from daskfactor.results.schema import component_labels, factor_dims
-from daskfactor.results.trace import as_draws, draw_weights, factors_of
+from daskfactor.results.trace import Run, as_draws, factors_of
 from daskfactor.urls import is_url
 
 
@@ -166,8 +166,8 @@ def checked_init(
 
 def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) -> Init:
     """Read the factors of a result that chains begin with, and check them."""
-    tree, point = as_draws(result, "a start from it"), isinstance(result, xr.Dataset)
-    group, places = tree["posterior"].to_dataset(), [(0, 0)] if point else _picked(tree, chains)
+    run, point = as_draws(result, "a start from it"), isinstance(result, xr.Dataset)
+    group, places = run.posterior, [(0, 0)] if point else _picked(run, chains)
     _check_fit(group, factor_dims(group), model, data)
     W, H = (
         np.stack([factor[at].compute(scheduler="threads").values for at in places])
@@ -177,9 +177,9 @@ def _of_result(result: Any, model: FactorModel, data: BlockedData, chains: int) 
     return Init(POINT, 1, (), W, H) if point else Init(DRAWS, 1, tuple(places), W, H)
 
 
-def _picked(tree: xr.DataTree, chains: int) -> list[tuple[int, int]]:
+def _picked(run: Run, chains: int) -> list[tuple[int, int]]:
     """Choose draws to begin with: the last of each chain, then evenly back; heavy particles."""
-    weights, sizes = draw_weights(tree), tree["posterior"].sizes
+    weights, sizes = run.weights, run.posterior.sizes
     count, draws = sizes["chain"], sizes["draw"]
     if weights is not None:
         order = np.argsort(-weights, axis=None, kind="stable")

@@ -27,7 +27,7 @@ from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent
-from daskfactor.results.schema import COMPONENT_NAME, beside, tell_of
+from daskfactor.results.schema import COMPONENT_NAME
 from daskfactor.results.stacks import with_index
 
 
@@ -144,26 +144,19 @@ def point_dataset(
     """Label factors as the data are, with the objective, the model and the options."""
     W, Ht = (gather_side(point.state, data, factor) for factor in (0, 1))
     labels, named = data.labels, model.component_names()
-    names = dict.fromkeys([labels.row_dim, labels.col_dim, *labels.row_coords, *labels.col_coords])
-    name = beside(names, {"W", "H", "objective", "component", "iteration"})
-    tell_of(name)
-    row, col = name[labels.row_dim], name[labels.col_dim]
     iterations, objective = zip(*point.objective, strict=True)
     hyper = {key: value for key, value in point.hyper._asdict().items() if np.isscalar(value)}
     point_of = xr.Dataset(
         {
-            "W": ((row, "component"), W),
-            "H": (("component", col), np.ascontiguousarray(Ht.T)),
+            "W": ((labels.row_dim, "component"), W),
+            "H": (("component", labels.col_dim), np.ascontiguousarray(Ht.T)),
             "objective": ("iteration", np.array(objective)),
         },
         coords={
             "component": range(model.width),
             **({COMPONENT_NAME: ("component", list(named))} if named else {}),
             "iteration": list(iterations),
-            **{
-                name[coord]: (name[str(along)], *rest)
-                for coord, (along, *rest) in labels.coords.items()
-            },
+            **labels.coords,
         },
         attrs={
             "method": method.name,
@@ -179,7 +172,7 @@ def point_dataset(
             **attrs,
         },
     )
-    return with_index(point_of, labels.stacks, {inner: users for users, inner in name.items()})
+    return with_index(point_of, labels.stacks)
 
 
 def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor: Executor) -> float:

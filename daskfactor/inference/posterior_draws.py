@@ -1,6 +1,5 @@
 """Draws of one factor and of the hyperparameters, from which rows of the other factor follow."""
 
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -18,9 +17,9 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator
 from daskfactor.results.align import since_drawn
-from daskfactor.results.schema import IDENTITY, factor_dims, own_names
+from daskfactor.results.schema import IDENTITY
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import as_draws, describes_run, draw_weights, factors_of
+from daskfactor.results.trace import Run, as_draws, describes_run, factors_of
 
 Array = NDArray[Any]
 Values = dict[str, Array]
@@ -175,27 +174,27 @@ def read_posterior(trace: Any, axis: int, draws: int | None, most: int | None) -
     ModelError
         If its model has no law of a new row.
     """
-    tree = as_draws(trace, "a new row")
-    group, dims = tree["posterior"].to_dataset(), factor_dims(tree)
+    run = as_draws(trace, "a new row")
+    group, dims = run.posterior, run.dims
     if isinstance(trace, xr.Dataset):
         repeats = REPEATS if draws is None else whole_number("draws", draws, 1)
-        one = _read(tree, group, axis, group.indexes.get(dims[1 - axis]))
+        one = _read(run, group, axis, group.indexes.get(dims[1 - axis]))
         values = {
             name: np.broadcast_to(array, (1, repeats, *array.shape[2:]))
             for name, array in one.values.items()
         }
         coords = one.coords.isel(draw=np.zeros(repeats, int)).assign_coords(draw=np.arange(repeats))
         return replace(one, values=values, coords=coords)
-    weights = draw_weights(tree)
+    weights = run.weights
     if most is None:
         most = DRAWS_BUDGET // (group.sizes[dims[1 - axis]] * group.sizes["component"] * 8)
     at = _positions(group, weights, draws, most)
-    labels = keys_of(select(tree, dims, None, None)[1 - axis])
-    result = _read(tree, group.isel(draw=at), axis, labels)
+    labels = keys_of(select(run, None, None)[1 - axis])
+    result = _read(run, group.isel(draw=at), axis, labels)
     if weights is not None:
         masses = ("chain", "draw"), weights[:, at] / weights[:, at].sum()
         result = replace(result, coords=result.coords.assign_coords(weight=masses))
-    return replace(result, ordered=not {"weight", "n_iter"} & set(tree["sample_stats"].data_vars))
+    return replace(result, ordered=not run.is_particles)
 
 
 def _positions(group: xr.Dataset, weights: Any, draws: int | None, most: int) -> NDArray[np.int64]:
@@ -222,19 +221,16 @@ def _spread(count: int, draws: int) -> NDArray[np.int64]:
     return (np.arange(1, draws + 1) * count) // draws - 1
 
 
-def _read(tree: xr.DataTree, group: xr.Dataset, axis: int, labels: Any) -> PosteriorDraws:
+def _read(run: Run, group: xr.Dataset, axis: int, labels: Any) -> PosteriorDraws:
     """Read factors and hyperparameters of some draws, in the scale that they were drawn in."""
-    attrs: Any = tree.attrs
-    scale = None
-    if "alignment" in tree.children:
-        alignment = tree["alignment"].to_dataset()
-        alignment = alignment.sel(chain=group["chain"], draw=group["draw"])
+    attrs, scale = run.attrs, None
+    if run.is_aligned:
+        alignment = run.group("alignment").sel(chain=group["chain"], draw=group["draw"])
         scale = since_drawn(alignment)[1][:, :, 0]
     with describes_run():
-        model = model_from_dict(json.loads(attrs["model"]))
+        model = model_from_dict(run.document("model"))
         constants = {n: value for n, value in attrs.items() if isinstance(value, float | int)}
-        data = json.loads(attrs.get("data", "{}"))
-        moments = attrs | data
+        moments = attrs | run.data
         mean = float(moments["level" if model.nonnegative and "level" in moments else "mean"])
     if model.conditional_sampler is None:
         model.hyper_of_draw(constants, mean)  # raises
@@ -264,7 +260,6 @@ def _read(tree: xr.DataTree, group: xr.Dataset, axis: int, labels: Any) -> Poste
     about: dict[str, Any] = {"aligned": int(scale is not None)}
     about |= {key: attrs[name] for name, key in IDENTITY.items() if name in attrs}
     values[OTHER] = np.ascontiguousarray(other)
-    users, dims = own_names(tree), factor_dims(tree)
     return PosteriorDraws(
         model,
         axis,
@@ -273,10 +268,10 @@ def _read(tree: xr.DataTree, group: xr.Dataset, axis: int, labels: Any) -> Poste
         constants,
         labels,
         about,
-        data.get("unstored"),
-        data.get("weighting"),
+        run.data.get("unstored"),
+        run.data.get("weighting"),
         group[["chain", "draw", "component"]],
-        (users.get(dims[0], dims[0]), users.get(dims[1], dims[1])),
+        run.dims,
     )
 
 

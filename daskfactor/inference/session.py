@@ -48,7 +48,7 @@ from daskfactor.options import OnDevice, OnSampled, split
 from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.files import damaged
-from daskfactor.results.trace import kept_beside
+from daskfactor.results.trace import Run
 from daskfactor.urls import Url, along, is_url
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ def _source_again(run: Any, source: dict[str, Any], V: Any) -> Any:
 
 def _stored_array(run: Any, name: str) -> Any:
     """Read what a stored run keeps beside its results, the data or their weights, if it does."""
-    array = kept_beside(run.tree(), name)
+    array = Run(run.tree()).observed(name)
     # By threads of this process: a client that is about may have no workers left.
     return None if array is None else array.load(scheduler="threads")
 

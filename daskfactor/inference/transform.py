@@ -30,9 +30,8 @@ from daskfactor.models.covariates import Covariates, checked_covariates
 from daskfactor.models.settings import FixedComponents
 from daskfactor.options import OnSampled, verb
 from daskfactor.progress import RunEvent, counted
-from daskfactor.results.align import aligned_trace
-from daskfactor.results.schema import beside
-from daskfactor.results.trace import as_tree, require_matrix
+from daskfactor.results.align import aligned_run
+from daskfactor.results.trace import Run
 from daskfactor.results.views import UNSETTLED
 from daskfactor.urls import placed
 
@@ -152,13 +151,15 @@ def transform(
     one_of("axis", axis, AXES)
     point = truth("point", point)
     factor, steps = AXES.index(axis), whole_number("steps", steps, 1)
-    if not isinstance(trace, xr.Dataset):
-        trace = aligned_trace(trace, "a mean of new rows") if point else as_tree(trace)
-    require_matrix(trace, "transform")
-    posterior = read_posterior(trace, factor, draws, POINT_DRAWS if point else None)
+    if isinstance(trace, xr.Dataset):
+        result = Run(trace)
+    else:
+        result = aligned_run(trace, "a mean of new rows") if point else Run.of(trace)
+    result.require_matrix("transform")
+    posterior = read_posterior(result.tree, factor, draws, POINT_DRAWS if point else None)
     if getattr(V, "dims", None) == posterior.dims[::-1] and V.ndim == len(set(V.dims)) == 2:
         V = V.transpose()
-    if UNSETTLED in trace.attrs:
+    if UNSETTLED in result.attrs:
         raise OptionError(
             "this view is of a run that learnt rates or shapes of priors together with other "
             "matrices, so that rows of one matrix alone cannot be drawn; give them numbers, or "
@@ -358,8 +359,7 @@ def _labelled(
     dim_coords = (labels.row_coords, labels.col_coords)[factor]
     if dim == DEFAULT_DIMS[factor]:
         dim = posterior.dims[factor]
-    name = beside([dim, *dim_coords], {"W", "H", "chain", "draw", "component", "weight"})
-    dims = [name[dim], "component"]
+    dims = [dim, "component"]
     if factor == COLUMNS:
         rows, dims = rows.swapaxes(-1, -2), dims[::-1]
     shared = posterior.coords
@@ -367,6 +367,6 @@ def _labelled(
         dims = ["chain", "draw", *dims]
     else:
         shared = shared[["component"]]
-    coords: dict[str, Any] = {str(each): values for each, values in shared.coords.items()}
-    coords |= {name[key]: (name[dim], values) for key, values in dim_coords.items()}
+    coords: dict[str, Any] = {key: (dim, values) for key, values in dim_coords.items()}
+    coords |= {str(each): values for each, values in shared.coords.items()}
     return xr.DataArray(rows, coords, dims, "WH"[factor], attrs)

@@ -36,7 +36,7 @@ from daskfactor.plots.registry import figure
 from daskfactor.results.align import component_positions
 from daskfactor.results.compare import pairwise_distances
 from daskfactor.results.schema import component_labels
-from daskfactor.results.trace import Trace, as_tree, draw_masses, effective_number
+from daskfactor.results.trace import Run, Trace, as_tree, effective_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,11 +90,11 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     >>> len(figure.axes)
     2
     """
-    tree = as_tree(tree)
-    mass = draw_masses(tree)
+    run = Run.of(tree, "a mass of every draw")
+    mass = run.masses
     values = mass.values.reshape(-1)
     order = np.argsort(-values, kind="stable")
-    stats = group(tree, "sample_stats").sel(chain=mass["chain"], draw=mass["draw"])
+    stats = group(run.tree, "sample_stats").sel(chain=mass["chain"], draw=mass["draw"])
     fit = next((name for name in ("objective", "lp") if name in stats), None)
     target = new_figure(7.2, 4.6 if fit else 2.6) if figure is None else figure
     axes = target.subplots(2 if fit else 1, 1, sharex=True, squeeze=False)[:, 0]
@@ -112,7 +112,7 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
         headline(axes[1], title)
         axes[1].set_ylabel(title, fontsize=NORMAL)
         if fit == "objective":
-            threshold_line(axes[1], tree)
+            threshold_line(axes[1], run.tree)
     names = np.array(particle_names(mass))[order].tolist()
     if len(names) > MOST_NAMES:
         axes[-1].set_xticks([])

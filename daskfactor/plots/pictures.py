@@ -23,10 +23,10 @@ from daskfactor.plots.canvas import (
     theme,
 )
 from daskfactor.plots.registry import figure
-from daskfactor.results.align import aligned_trace, component_positions, law_of, unit_size
+from daskfactor.results.align import aligned_run, component_positions, unit_size
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.schema import component_labels
-from daskfactor.results.trace import Trace, draw_masses, each_draw
+from daskfactor.results.trace import Trace, each_draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,9 +210,8 @@ def particle_panel(
     8
     """
     one_of("factor", factor, ("W", "H"))
-    aligned = aligned_trace(tree, "a panel of particles")
-    mass, law = draw_masses(aligned), law_of(aligned)
-    draws = aligned["posterior"].to_dataset()
+    aligned = aligned_run(tree, "a panel of particles")
+    mass, law, draws = aligned.masses, aligned.law, aligned.posterior
     rows = _chosen(particles, mass)
     pairs = [
         next(each_draw(draws.isel(chain=[chain], draw=[draw]), None))

@@ -8,7 +8,7 @@ import xarray as xr
 
 from daskfactor.errors import OptionError
 from daskfactor.results.components import with_names
-from daskfactor.results.trace import Trace, as_tree, is_particles
+from daskfactor.results.trace import Run, Trace, as_tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,7 +141,7 @@ def draw_all(
     ['components', 'curves', 'maps']
     """
     tree = result if isinstance(result, xr.Dataset) else with_names(as_tree(result))
-    particles = not isinstance(tree, xr.Dataset) and is_particles(tree)
+    particles = not isinstance(tree, xr.Dataset) and Run(tree).is_particles
     for name, kind in sorted(FIGURES.items()):
         if kind.particles and not particles:
             continue

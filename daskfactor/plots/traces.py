@@ -24,7 +24,7 @@ from daskfactor.plots.canvas import (
 )
 from daskfactor.plots.registry import figure
 from daskfactor.results.series import balanced_density
-from daskfactor.results.trace import Trace, as_tree, is_particles
+from daskfactor.results.trace import Run, Trace, as_tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ def trace_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Figu
     stats = group(tree, "sample_stats")
     target = new_figure(9.0, 2.8) if figure is None else figure
     whole, zoom = target.subplots(1, 2, width_ratios=(3, 2))
-    if is_particles(tree):
+    if Run(tree).is_particles:
         _particles(whole, zoom, tree, stats)
         return target.get_figure(root=True)
     colors = chain_colors(stats.sizes["chain"])

@@ -19,7 +19,7 @@ from daskfactor.results.coverage import held_out_coverage
 from daskfactor.results.ending import facts
 from daskfactor.results.files import disk_errors
 from daskfactor.results.identify import component_swaps
-from daskfactor.results.trace import Trace, as_tree, has_draws, reads_here
+from daskfactor.results.trace import Run, Trace, as_tree, reads_here
 
 PARTS: Final = {
     "verdict": "Verdict",
@@ -140,7 +140,7 @@ def report(
     tree = with_names(whole)
     name = title or ("A run" if isinstance(trace, xr.DataTree) else Path(fspath(trace)).name)
     (about, summary), found = facts(whole, name, tree), components_of(tree)
-    swaps = component_swaps(tree) if has_draws(tree) else None
+    swaps = component_swaps(tree) if Run(tree).has_draws else None
     coverage = None if held_out is None else held_out_coverage(tree, *_checked(held_out))
     content = {
         "title": name,

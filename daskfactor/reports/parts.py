@@ -16,7 +16,7 @@ from daskfactor.plots import draw, plot_ranks
 from daskfactor.results.about import told as told_facts
 from daskfactor.results.components import SURE, Components, Factor, told_label, told_quantity
 from daskfactor.results.summary import TITLES, Summary, sections_of
-from daskfactor.results.trace import is_particles
+from daskfactor.results.trace import Run
 from daskfactor.results.verdict import LIGHTS
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def traces(tree: xr.DataTree) -> list[Picture]:
         "trace": "Log density of each chain over its cycles; on the right of the draws alone, "
         "without what sizes of W and H add to it, which is what the verdict goes by."
     }
-    if is_particles(tree):
+    if Run(tree).is_particles:
         told = {
             "trace": "Objective or log density of each particle; the area of a dot is its weight.",
             "weights": "Mass of each particle, the largest first, above how well it fits.",

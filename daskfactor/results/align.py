@@ -22,24 +22,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.checks import one_of
 from daskfactor.errors import OptionError
-from daskfactor.results.schema import COARSE, MOMENTS, STEIN, component_labels
+from daskfactor.results.schema import COARSE, MOMENTS, STEIN, component_labels, tree_of
 from daskfactor.results.stacks import indexed
-from daskfactor.results.tensors import Axes, level_scales, rescaled
+from daskfactor.results.tensors import level_scales, rescaled
 from daskfactor.results.trace import (
+    Law,
+    Run,
     Running,
     Trace,
     Weights,
-    as_tree,
     batches_of_draws,
-    draw_weights,
     each_draw,
     factors_of,
-    has_draws,
-    over_chains,
     reads_here,
     relative,
-    require_draws,
-    stored_model,
     weighted_batches,
 )
 
@@ -47,33 +43,11 @@ Array = NDArray[Any]
 Factors = tuple[ArrayLike, ArrayLike]
 By = Literal["both", "w"]
 
-GROUPS: Final = {"posterior": "alignment", COARSE: "alignment_coarse"}
-"""Groups of draws, and where their alignment is put."""
+COARSE_GROUPS: Final = (COARSE, "alignment_coarse")
+"""Draws of a coarse chain, which an aligned trace does not have, and their alignment before."""
 ROUNDS: Final = 6
 """Passes over all draws after which the reference is taken as it is."""
 _EACH: Final = ("chain", "draw", "component")
-
-
-class Law(NamedTuple):
-    """What of a draw may be changed without changing WH.
-
-    Attributes
-    ----------
-    free
-        Positions of the components that may change places, (F,): all but frozen ones
-        and biases.
-    signed
-        Whether factors may be negative, so that a component may change its sign.
-    components
-        Number of components K; columns of factors beyond it are biases.
-    simplex
-        Whether columns of W add up to 1 by the model, so that no scale is free.
-    """
-
-    free: NDArray[np.int64]
-    signed: bool
-    components: int
-    simplex: bool = False
 
 
 class Reference(NamedTuple):
@@ -243,9 +217,9 @@ def align(
     Returns
     -------
     DataTree
-        The trace with ``posterior`` (and ``posterior_coarse``) aligned,
-        ``posterior_moments`` taken anew from the aligned draws, without ``stein`` if any
-        particle's order changed, and a group
+        The trace with ``posterior`` aligned, ``posterior_moments`` taken anew from the aligned
+        draws, without ``posterior_coarse``, without ``stein`` if any particle's order changed, and
+        a group
         ``alignment``: ``permutation`` (chain, draw, component), the position in the
         input of what is now component k; ``factor`` (chain, draw, component), c above;
         ``similarity`` (chain, draw, component), the product of the two cosines (the one of
@@ -281,53 +255,36 @@ def align(
     if not 0.0 < threshold <= 1.0:
         raise OptionError(f"threshold is a cosine above 0 and up to 1, got {threshold!r}")
     one_of("by", by, ("both", "w"), ", the factors that are compared")
-    tree = as_tree(trace)
-    if not has_draws(tree):
-        raise OptionError(
-            "this run kept moments only, and components cannot be told apart in means over "
-            'draws: run again with keep="draws"'
-        )
-    tree = require_draws(tree, "an alignment")
-    weights = draw_weights(tree)
-    law = law_of(tree)
-    groups = {name: node.to_dataset() for name, node in tree.children.items()}
-    levels: dict[str, list[xr.DataArray]] = {}
-    if (axes := Axes.of(tree.attrs)) is not None:
-        levels = {name: level_scales(groups[name], axes) for name in GROUPS if name in groups}
-        groups |= {name: rescaled(groups[name], axes, by) for name, by in levels.items()}
-        tree, law = _tree_of(groups, tree.attrs), law._replace(simplex=True)
+    run = Run.of(trace, "an alignment")
+    law, group, levels = run.law, run.posterior, None
+    if run.axes is not None:
+        scales = level_scales(group, run.axes)
+        group, law = rescaled(group, run.axes, scales), law._replace(simplex=True)
+        levels = np.stack([one.transpose(*_EACH).values for one in scales], 2)
     matching = partial(match, law=law, threshold=threshold, by=by)
-    groups.pop(MOMENTS, None)
     if reference is None:
-        target = _iterated_mean(tree, weights, matching)
+        target = _iterated_mean(run, group, matching)
     else:
-        target = _given(reference, groups["posterior"])
-    order = None
-    for name, found_name in GROUPS.items():
-        if name not in groups or groups[name].sizes["draw"] == 0:
-            continue
-        masses = relative(groups[name], weights if name == "posterior" else None)
-        found, moments = _all_matches(groups[name], masses, target, matching)
-        if reference is None:
-            order = _by_weight(tree, moments, law) if order is None else order
-            found = Match._make(each[..., order] for each in found)
-            moments = moments.isel(component=order).assign_coords(
-                {name: own for name, own in moments.coords.items() if "component" in own.dims}
-            )
-        scales = [one.transpose(*_EACH).values for one in levels.get(name, ())]
-        before = since_drawn(groups[found_name]) if found_name in groups else None
-        groups[found_name] = _described(groups[name], masses, found, threshold, by).assign(
-            _drawn(found, np.stack(scales, 2) if scales else None, before)
+        target = _given(reference, group)
+    masses = relative(group, run.weights)
+    found, moments = _all_matches(group, masses, target, matching)
+    if reference is None:
+        order = _by_weight(run, moments, law)
+        found = Match._make(each[..., order] for each in found)
+        moments = moments.isel(component=order).assign_coords(
+            {name: own for name, own in moments.coords.items() if "component" in own.dims}
         )
-        groups[name] = _moved(
-            groups[name], found.permutation, (found.factor, 1.0 / found.factor), law.signed
-        )
-        if name == "posterior":
-            groups[MOMENTS] = _with_unordered(moments, tree)
-    moved = groups["alignment"]["permutation"].transpose(..., "component").values
-    if (moved != np.arange(moved.shape[-1])).any():
+    groups = {name: own for name, own in run.groups.items() if name not in COARSE_GROUPS}
+    before = since_drawn(groups["alignment"]) if run.is_aligned else None
+    groups["alignment"] = _described(group, masses, found, threshold, by).assign(
+        _drawn(found, levels, before)
+    )
+    scales_of = found.factor, 1.0 / found.factor
+    groups["posterior"] = _moved(group, found.permutation, scales_of, law.signed)
+    groups[MOMENTS] = _with_unordered(moments, run.group(MOMENTS))
+    if (found.permutation != np.arange(found.permutation.shape[-1])).any():
         groups.pop(STEIN, None)  # that was of the particles in their old order
-    return indexed(_tree_of(groups, tree.attrs))
+    return indexed(tree_of(groups, run.attrs))
 
 
 def as_drawn(tree: xr.DataTree) -> xr.DataTree:
@@ -336,30 +293,23 @@ def as_drawn(tree: xr.DataTree) -> xr.DataTree:
     A trace that is not aligned comes back as it is. Of an aligned one, entries differ from those
     that were drawn by rounding; moments, which are those of aligned draws, are left out.
     """
-    if "alignment" not in tree.children:
+    run = Run(tree)
+    if not run.is_aligned:
         return tree
-    groups = {name: node.to_dataset() for name, node in tree.children.items()}
-    groups.pop(MOMENTS, None)
-    signed, axes = law_of(tree).signed, Axes.of(tree.attrs)
-    for name, found_name in GROUPS.items():
-        if found_name not in groups:
-            continue
-        position, scale = since_drawn(groups.pop(found_name))
-        back = np.argsort(position, axis=-1)
-        undo = 1.0 / np.take_along_axis(scale, back[:, :, None], -1)
-        if axes is None:
-            groups[name] = _moved(groups[name], back, (undo[:, :, 0], undo[:, :, 1]), signed)
-            continue
+    gone = (MOMENTS, "alignment", *COARSE_GROUPS)
+    groups = {name: own for name, own in run.groups.items() if name not in gone}
+    position, scale = since_drawn(run.group("alignment"))
+    back = np.argsort(position, axis=-1)
+    undo = 1.0 / np.take_along_axis(scale, back[:, :, None], -1)
+    if run.axes is None:
+        scales = undo[:, :, 0], undo[:, :, 1]
+        groups["posterior"] = _moved(run.posterior, back, scales, run.law.signed)
+    else:
         ones = np.ones(back.shape)
+        moved = _moved(run.posterior, back, (ones, ones), run.law.signed)
         each = [xr.DataArray(own, dims=_EACH) for own in np.moveaxis(undo, 2, 0)]
-        groups[name] = rescaled(_moved(groups[name], back, (ones, ones), signed), axes, each)
-    return _tree_of(groups, tree.attrs)
-
-
-def _tree_of(groups: dict[str, xr.Dataset], attrs: Any) -> xr.DataTree:
-    tree = xr.DataTree.from_dict(groups)
-    tree.attrs = dict(attrs)
-    return tree
+        groups["posterior"] = rescaled(moved, run.axes, each)
+    return tree_of(groups, tree.attrs)
 
 
 def _drawn(
@@ -409,37 +359,19 @@ def _moved(
     return group.assign({n: _rearranged(group[n], order, scale) for n, scale in parts.items()})
 
 
-def _by_weight(tree: xr.DataTree, moments: xr.Dataset, law: Law) -> NDArray[np.int64]:
+def _by_weight(run: Run, moments: xr.Dataset, law: Law) -> NDArray[np.int64]:
     """The order in which components that may move carry less and less of the mean of WH."""
-    means = over_chains(tree, moments[["W_mean", "H_mean"]])
-    W = means["W_mean"].transpose(..., "component").values
-    H = means["H_mean"].transpose("component", ...).values
+    W, H = run.mean_factors(moments)
     of_w, of_h = sizes(W, H, law.signed)
     order = np.arange(W.shape[1])
     order[law.free] = law.free[np.argsort(-(of_w * of_h)[law.free], kind="stable")]
     return order
 
 
-def _with_unordered(moments: xr.Dataset, tree: xr.DataTree) -> xr.Dataset:
+def _with_unordered(moments: xr.Dataset, own: xr.Dataset) -> xr.Dataset:
     """Moments of aligned draws, with those of the run that no order of components touches."""
-    if MOMENTS not in tree.children:
-        return moments
-    own = tree[MOMENTS].to_dataset()
     kept = [name for name, of in own.data_vars.items() if "component" not in of.dims]
     return moments.assign({name: own[name] for name in kept if name not in moments})
-
-
-def law_of(tree: xr.DataTree) -> Law:
-    """Tell which components may change places and sign, from what a run says of its model."""
-    width, model = tree["posterior"].sizes["component"], stored_model(tree)
-    if model is None:  # all may move
-        return Law(np.arange(width), False, width)
-    count = min(model.n_components, width)
-    free = np.arange(width) < count
-    for mask in model.frozen:
-        if mask is not None:
-            free[: len(mask)] &= ~np.asarray(mask, dtype=bool)[:width]
-    return Law(np.flatnonzero(free), not model.nonnegative, count, model.simplex)
 
 
 def _given(reference: Any, group: xr.Dataset) -> Reference:
@@ -451,10 +383,9 @@ def _given(reference: Any, group: xr.Dataset) -> Reference:
         If it is none, of another shape, or not finite.
     """
     if isinstance(reference, xr.DataTree | str | PathLike):
-        aligned = aligned_trace(reference, "an alignment")
-        means = over_chains(aligned, aligned[MOMENTS].to_dataset()[["W_mean", "H_mean"]])
-        reference = means.rename(W_mean="W", H_mean="H")
-    if isinstance(reference, xr.Dataset) and {"W", "H"} <= set(reference.data_vars):
+        aligned = aligned_run(reference, "an alignment")
+        W, H = aligned.mean_factors(aligned.group(MOMENTS))
+    elif isinstance(reference, xr.Dataset) and {"W", "H"} <= set(reference.data_vars):
         W = reference["W"].transpose(..., "component").values
         H = reference["H"].transpose("component", ...).values
     elif isinstance(reference, tuple | list) and len(reference) == 2:
@@ -476,33 +407,32 @@ def _given(reference: Any, group: xr.Dataset) -> Reference:
     return reference_from(W.astype(dtype), H.astype(dtype))
 
 
-def _best_draw(tree: xr.DataTree, weights: Weights | None) -> tuple[Any, int]:
+def _best_draw(run: Run) -> tuple[Any, int]:
     """Label of the chain and position of the draw of most weight, then of highest density."""
-    draws = tree["posterior"].to_dataset()
+    draws, weights = run.posterior, run.weights
     shape = draws.sizes["chain"], draws.sizes["draw"]
     allowed = np.ones(shape, dtype=bool) if weights is None else weights == weights.max()
     # Where no density is known: the last draw of the first chain, the first of most weight.
     at = shape[1] - 1 if weights is None else int(allowed.argmax())
-    if "sample_stats" in tree.children and "lp" in tree["sample_stats"].data_vars:
+    if "lp" in run.stats:
         # Of draws whose labels were changed nothing is found.
-        lp = tree["sample_stats"]["lp"].reindex(chain=draws["chain"], draw=draws["draw"])
+        lp = run.stats["lp"].reindex(chain=draws["chain"], draw=draws["draw"])
         density = np.where(allowed, lp.transpose("chain", "draw").values, np.nan)
         if np.isfinite(density).any():
             at = int(np.nanargmax(density))
     return draws["chain"].values.tolist()[at // shape[1]], at % shape[1]
 
 
-def _iterated_mean(tree: xr.DataTree, weights: Weights | None, matching: Matching) -> Reference:
+def _iterated_mean(run: Run, group: xr.Dataset, matching: Matching) -> Reference:
     """The mean of the aligned draws, each component over the draws in which it appears."""
-    group = tree["posterior"].to_dataset()
-    label, position = _best_draw(tree, weights)
+    label, position = _best_draw(run)
     reference = reference_from(*next(each_draw(group.isel(draw=[position]), label)))
     # The start is a single, noisy draw: every draw counts, however far from it.
     every = partial(matching, threshold=-np.inf)
-    reference, _ = _round(group, weights, label, reference, every)
+    reference, _ = _round(group, run.weights, label, reference, every)
     before: list[bytes] = []
     for _ in range(ROUNDS):
-        reference, orders = _round(group, weights, None, reference, matching)
+        reference, orders = _round(group, run.weights, None, reference, matching)
         if orders == before:
             break
         before = orders
@@ -615,10 +545,10 @@ def mean_and_sd(values: Array, weight: Array) -> tuple[Array, Array]:
     return mean, np.sqrt(weight @ (values - mean) ** 2)
 
 
-def aligned_trace(trace: Trace, purpose: str) -> xr.DataTree:
-    """The tree of a trace that holds draws, aligned if it has not been."""
-    tree = require_draws(trace, purpose)
-    return tree if "alignment" in tree.children else align(tree)
+def aligned_run(trace: Trace, purpose: str) -> Run:
+    """Read a trace that holds draws, aligned if it has not been."""
+    run = Run.of(trace, purpose)
+    return run if run.is_aligned else Run(align(run.tree))
 
 
 def component_positions(group: xr.Dataset, component: Any) -> list[int]:

@@ -21,16 +21,9 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.publish import check_free, publishing
 from daskfactor.results.align import align, sizes
 from daskfactor.results.components import factor_moments
-from daskfactor.results.schema import MOMENTS, component_labels, factor_dims
+from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.summary import judgement
-from daskfactor.results.trace import (
-    Trace,
-    as_tree,
-    has_draws,
-    reads_here,
-    require_matrix,
-    stored_model,
-)
+from daskfactor.results.trace import Run, Trace, reads_here
 
 Array = NDArray[Any]
 
@@ -227,11 +220,13 @@ def told_by(result: Any, evidence: Any = None) -> Told:
     if isinstance(result, xr.DataArray):
         told = _of_new(result)
     elif isinstance(result, xr.Dataset) and {"W", "H"} <= set(result.data_vars):
-        require_matrix(result, "to_anndata")
-        told = _of_point(result)
+        run = Run(result)
+        run.require_matrix("to_anndata")
+        told = _of_point(run)
     else:
-        require_matrix(tree := as_tree(result), "to_anndata")
-        told = _of_trace(tree)
+        run = Run.of(result)
+        run.require_matrix("to_anndata")
+        told = _of_trace(run)
     if evidence is not None:
         names = ("value", "standard_error", "discretization_error")
         told.uns["evidence"] = {
@@ -240,36 +235,37 @@ def told_by(result: Any, evidence: Any = None) -> Told:
     return told
 
 
-def _of_trace(tree: xr.DataTree) -> Told:
+def _of_trace(run: Run) -> Told:
     """Of draws, aligned, or of moments alone."""
-    aligned = align(tree) if has_draws(tree) and "alignment" not in tree.children else tree
-    if MOMENTS not in aligned.children:
+    aligned = Run(align(run.tree)) if run.has_draws and not run.is_aligned else run
+    if MOMENTS not in aligned:
         raise OptionError("this run has no draws yet, and an AnnData needs some; resume it first")
-    moments, together = aligned[MOMENTS].to_dataset(), "alignment" in aligned.children
-    count = _n_components(tree, moments.sizes["component"])
-    dtype, sides = np.dtype(tree.attrs.get("dtype", "float32")), {}
-    for name, dim in zip("WH", factor_dims(aligned), strict=True):
+    moments, together = aligned.group(MOMENTS), aligned.is_aligned
+    count = _n_components(run, moments.sizes["component"])
+    dtype, sides = np.dtype(run.attrs.get("dtype", "float32")), {}
+    for name, dim in zip("WH", aligned.dims, strict=True):
         own = factor_moments(aligned, name, None if together else 0)
         mean, sd = (one[:count].T.astype(dtype) for one in own)
         sides[name] = Side(_names(moments, dim), mean, sd)
-    uns = _noted(tree.attrs, sides)
+    uns = _noted(run, sides)
     if together:
-        uns["share"] = aligned["alignment"].to_dataset()["share"].values[:count]
-    summary = judgement(tree, aligned if together else None)
+        uns["share"] = aligned.group("alignment")["share"].values[:count]
+    summary = judgement(run.tree, aligned.tree if together else None)
     lights = getattr(summary, "lights", {})
     uns["convergence"] = {name: light.status for name, light in lights.items()}
     uns["convergence"]["verdict"] = summary.verdict
-    return Told(sides, uns, _source(tree.attrs).get("mask_var"))
+    return Told(sides, uns, _source(run).get("mask_var"))
 
 
-def _of_point(point: xr.Dataset) -> Told:
+def _of_point(run: Run) -> Told:
     """Of a point estimate, which knows no spread."""
-    count, sides = _n_components(point, point.sizes["component"]), {}
+    point: Any = run.tree
+    count, sides = _n_components(run, point.sizes["component"]), {}
     for name in "WH":
         (dim,) = (one for one in point[name].dims if one != "component")
         values = point[name].transpose(dim, "component").values[:, :count]
         sides[name] = Side(_names(point, dim), values, None)
-    return Told(sides, _noted(point.attrs, sides), _source(point.attrs).get("mask_var"))
+    return Told(sides, _noted(run, sides), _source(run).get("mask_var"))
 
 
 def _of_new(new: xr.DataArray) -> Told:
@@ -298,7 +294,7 @@ def _of_new(new: xr.DataArray) -> Told:
             own.values.astype(new.dtype) for own in (weighted.mean(over), weighted.std(over))
         )
         side = Side(_names(new, rest[0]), mean, sd)
-    return Told({str(new.name): side}, _noted(new.attrs, {}), None)
+    return Told({str(new.name): side}, _noted(Run(new), {}), None)
 
 
 def _names(group: Any, dim: Any) -> Array | None:
@@ -306,25 +302,19 @@ def _names(group: Any, dim: Any) -> Array | None:
     return None if dim not in group.coords else np.array([*map(str, group[dim].values)], object)
 
 
-def _n_components(result: Any, width: int) -> int:
+def _n_components(run: Run, width: int) -> int:
     """How many of the columns of W are no biases."""
-    model = stored_model(result)
-    return width if model is None else min(int(model.n_components), width)
+    return width if run.model is None else min(int(run.model.n_components), width)
 
 
-def _read(attrs: Any, name: str) -> dict[str, Any]:
-    stored = attrs.get(name, "{}")
-    return dict(json.loads(stored) if isinstance(stored, str) else stored)
-
-
-def _source(attrs: Any) -> dict[str, Any]:
+def _source(run: Run) -> dict[str, Any]:
     """What a result says of the layer and the variables that it was made from."""
-    return dict(_read(attrs, "run").get("source", {}))
+    return dict(run.document("run").get("source", {}))
 
 
-def _noted(attrs: Any, sides: dict[str, Side]) -> dict[str, Any]:
+def _noted(run: Run, sides: dict[str, Side]) -> dict[str, Any]:
     """What ``uns`` holds of how a result was made: only what all versions of anndata can write."""
-    model, sampler = _read(attrs, "model"), _read(attrs, "sampler")
+    attrs, model, sampler = run.attrs, run.document("model"), run.document("sampler")
     known = {
         "model": model.get("type"),
         "model_settings": json.dumps(model) if model else None,
@@ -332,7 +322,7 @@ def _noted(attrs: Any, sides: dict[str, Side]) -> dict[str, Any]:
         "random_seed": attrs.get("random_seed"),
         "version": attrs.get("inference_library_version", daskfactor.__version__),
         **{name: attrs.get(name) for name in ("draws", "tune", "thin", "chains", "keep", "n_iter")},
-        **{name: _source(attrs).get(name) for name in ("layer", "mask_var")},
+        **{name: _source(run).get(name) for name in ("layer", "mask_var")},
         "dispersion": attrs.get("dispersion"),
     }
     params = {name: value for name, value in known.items() if value is not None}

@@ -19,26 +19,16 @@ from daskfactor.checks import one_of, whole_number
 from daskfactor.data.joined import FACTOR, SIDES
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results.align import (
-    Law,
-    aligned_trace,
+    aligned_run,
     best_order,
     component_positions,
-    law_of,
     mean_and_sd,
     sizes,
     unit_length,
     unit_size,
 )
-from daskfactor.results.schema import factor_dims
 from daskfactor.results.tensors import axis_spans
-from daskfactor.results.trace import (
-    Trace,
-    draw_masses,
-    each_draw,
-    reads_here,
-    require_draws,
-    require_matrix,
-)
+from daskfactor.results.trace import Law, Run, Trace, each_draw, reads_here
 
 Array = NDArray[np.float64]
 Side = Literal["W", "H"]
@@ -95,11 +85,10 @@ def component_variability(trace: Trace) -> xr.Dataset:
     >>> sorted(dfac.component_variability(trace))
     ['angle_h', 'angle_h_sd', 'angle_w', 'angle_w_sd', 'intensity', 'intensity_sd', 'share']
     """
-    tree = aligned_trace(trace, "the spread of components")
-    group, law, mass = tree["posterior"].to_dataset(), law_of(tree), draw_masses(tree)
-    found = tree["alignment"].to_dataset()
+    run = aligned_run(trace, "the spread of components")
+    group, found = run.posterior, run.group("alignment")
     threshold = float(found.attrs.get("threshold", APPEARS))
-    weight = mass.values.reshape(-1)
+    weight = run.masses.values.reshape(-1)
     similarity = found["similarity"].transpose("chain", "draw", "component").values
     counted = similarity.reshape(weight.size, -1) >= threshold**2
     counted |= ~(counted & (weight > 0)[:, None]).any(axis=0)
@@ -108,11 +97,11 @@ def component_variability(trace: Trace) -> xr.Dataset:
         mean_w = mean_w + own * on[:, None] * unit_length(W.T)
         mean_h = mean_h + own * on[:, None] * unit_length(H)
     angles = np.empty((2, *counted.shape))
-    intensity, spans = np.empty(counted.shape), axis_spans(tree, group)
+    intensity, spans = np.empty(counted.shape), axis_spans(run, group)
     for number, (W, H) in enumerate(each_draw(group, None)):
         angles[0, number] = angle_between(W.T, mean_w)
         angles[1, number] = angle_between(H, mean_h)
-        intensity[number] = intensity_shares(W, H, law.signed, spans)
+        intensity[number] = intensity_shares(W, H, run.law.signed, spans)
     limit = np.degrees(np.arccos(threshold))
     variables = {"share": weight @ (angles <= limit + 1e-6).all(axis=0)}
     for name, values in (("angle_w", angles[0]), ("angle_h", angles[1]), ("intensity", intensity)):
@@ -200,8 +189,8 @@ def pairwise_distances(
             'W and H have different units, so that euclidean distances have no sum; pass of="W" '
             'or of="H", or metric="angle"'
         )
-    tree = require_draws(trace, "distances between draws")
-    group, law = tree["posterior"].to_dataset(), law_of(tree)
+    run = Run.of(trace, "distances between draws")
+    group, law = run.posterior, run.law
     total = group.sizes["chain"] * group.sizes["draw"]
     step = -(-total // most)
     if step > 1:
@@ -370,20 +359,19 @@ def top_entries(
     """
     count = whole_number("count", count, 1)
     one_of("factor", factor, ("W", "H"))
-    tree = aligned_trace(trace, "a list of entries")
-    group, law = tree["posterior"].to_dataset(), law_of(tree)
-    dim = factor_dims(tree)[0 if factor == "W" else 1]
+    run = aligned_run(trace, "a list of entries")
+    group, dim = run.posterior, run.dims["WH".index(factor)]
     if FACTOR.format(SIDES["WH".index(factor)]) in group.coords:
-        require_matrix(tree, f'top_entries(factor="{factor}")')
+        run.require_matrix(f'top_entries(factor="{factor}")')
     chosen = component_positions(group, component)
     names = _entry_labels(group, dim, labels)
-    mass = draw_masses(tree)
+    mass = run.masses
     count, width = min(count, group.sizes[dim]), len(chosen)
     at = np.empty((*mass.shape, width, count), dtype=np.int64)
     value = np.empty(at.shape)
     share, mean = np.zeros((width, group.sizes[dim])), np.zeros((width, group.sizes[dim]))
     for where, (W, H) in zip(np.ndindex(mass.shape), each_draw(group, None), strict=True):
-        entries = unit_size((W.T if factor == "W" else H)[chosen], law.signed)
+        entries = unit_size((W.T if factor == "W" else H)[chosen], run.law.signed)
         weight = mass.values[where]
         mean += weight * entries
         for k, own in enumerate(entries):
@@ -470,10 +458,10 @@ def downstream(
         scores["best_draw"].to_series()
     """
     one_of("best", best, ("highest", "lowest"))
-    tree = require_draws(trace, "a score of every draw")
-    require_matrix(tree, "downstream")
-    group, mass = tree["posterior"].to_dataset(), draw_masses(tree)
-    found = [_scores_of(score(W, H)) for W, H in each_draw(group, None)]
+    run = Run.of(trace, "a score of every draw")
+    run.require_matrix("downstream")
+    mass = run.masses
+    found = [_scores_of(score(W, H)) for W, H in each_draw(run.posterior, None)]
     names = list(found[0])
     if any(set(one) != set(names) for one in found):
         raise OptionError(

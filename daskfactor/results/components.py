@@ -11,8 +11,6 @@ and a row of H is what the component adds to a column of the data, in the mean o
 further axes of a tensor, which H holds one after another, share c evenly.
 """
 
-import json
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,16 +23,9 @@ from daskfactor.markup import visible
 from daskfactor.results.align import align
 from daskfactor.results.compare import intensity_shares
 from daskfactor.results.predict import matched_interval
-from daskfactor.results.schema import MOMENTS, component_labels, factor_dims
+from daskfactor.results.schema import MOMENTS, component_labels
 from daskfactor.results.tensors import axis_spans
-from daskfactor.results.trace import (
-    Trace,
-    as_tree,
-    draw_weights,
-    has_draws,
-    over_chains,
-    stored_model,
-)
+from daskfactor.results.trace import Run, Trace, as_tree
 
 Array = NDArray[np.float64]
 
@@ -178,54 +169,37 @@ def components_of(result: Trace | xr.Dataset, chain: int | None = None) -> Compo
         If there are no factors, or no such chain.
     """
     if isinstance(result, xr.Dataset):
-        return _of_point(result)
-    tree = with_names(as_tree(result))
-    dims, group = factor_dims(tree), labelled(tree)
+        return _of_point(Run(result))
+    run = Run(with_names(as_tree(result)))
+    group = run.group(MOMENTS if MOMENTS in run else "posterior")
     count = group.sizes["chain"]
     if chain is not None and not 0 <= chain < count:
         raise OptionError(f"chain must be a position from 0 to {count - 1}, got {chain}")
-    together = "alignment" in tree.children
-    alone = chain if chain is not None or together else 0
-    found = {name: factor_moments(tree, name, alone) for name in "WH"}
-    model = stored_model(tree)
+    alone = chain if chain is not None or run.is_aligned else 0
+    found = {name: factor_moments(run, name, alone) for name in "WH"}
     least = min(float(mean.min()) for mean, _ in found.values())
-    nonnegative = least >= 0 if model is None else bool(model.nonnegative)
+    nonnegative = least >= 0 if run.model is None else bool(run.model.nonnegative)
     shown = None if alone is None or count == 1 else group["chain"].values[alone].item()
-    alignment = tree["alignment"].to_dataset() if together else None
     return _ordered(
         [
             _factor(name, dim, group, *found[name], nonnegative)
-            for name, dim in zip("WH", dims, strict=True)
+            for name, dim in zip("WH", run.dims, strict=True)
         ],
         group,
-        alignment,
+        run,
         shown,
-        _quantity(tree.attrs),
-        axis_spans(tree, group),
     )
 
 
 def with_names(tree: xr.DataTree) -> xr.DataTree:
     """A trace whose components have the names that `align` gives them, if it has draws."""
-    if "alignment" in tree.children or not has_draws(tree):
-        return tree
-    if tree["posterior"].sizes["draw"] == 0:
-        raise OptionError("the run has no draws yet: resume it first")
-    return align(tree)
+    run = Run(tree)
+    return tree if run.is_aligned or not run.has_draws else align(tree)
 
 
-def labelled(tree: xr.DataTree) -> xr.Dataset:
-    """A group that has the labels of rows, columns and components."""
-    return tree[MOMENTS if MOMENTS in tree.children else "posterior"].to_dataset()
-
-
-def _quantity(attrs: Any) -> str:
-    about = json.loads(attrs.get("data", "{}"))
-    return told_quantity(about, about.get("name") or "value")
-
-
-def _of_point(point: xr.Dataset) -> Components:
+def _of_point(run: Run) -> Components:
     """Factors without draws."""
+    point: Any = run.tree
     if not {"W", "H"} <= set(point.data_vars):
         raise OptionError(
             f"there are no factors W and H in a dataset with {sorted(map(str, point))}; pass what "
@@ -238,8 +212,7 @@ def _of_point(point: xr.Dataset) -> Components:
     nonnegative = bool(min(mean.min() for mean in means) >= 0)
     sides = zip("WH", dims, means, strict=True)
     factors = [_factor(name, dim, point, mean, None, nonnegative) for name, dim, mean in sides]
-    quantity = _quantity(point.attrs)
-    return _ordered(factors, point, None, None, quantity, axis_spans(point, point))
+    return _ordered(factors, point, run, None)
 
 
 def _factor(
@@ -251,16 +224,10 @@ def _factor(
     return Factor(name, dim, labels, mean, None if sd is None else sd**2, nonnegative)
 
 
-def _ordered(
-    factors: list[Factor],
-    group: xr.Dataset,
-    alignment: xr.Dataset | None,
-    chain: Any,
-    what: str,
-    spans: Sequence[slice],
-) -> Components:
+def _ordered(factors: list[Factor], group: xr.Dataset, run: Run, chain: Any) -> Components:
     """Put both factors to scale and components in order."""
     W, H = factors
+    spans = axis_spans(run, group)
     weight = intensity_shares(W.mean.T, H.mean, not W.nonnegative, spans)
     order = np.argsort(-weight, kind="stable")
     size = W.mean.mean(axis=1) if W.nonnegative else np.sqrt(np.square(W.mean).mean(axis=1))
@@ -268,7 +235,8 @@ def _ordered(
     labels = group["component"].values.tolist()
     titles = [component_title(label) for label in component_labels(group)]
     present: list[Array | None] = [None, None]
-    if alignment is not None:
+    if run.is_aligned:
+        alignment = run.group("alignment")
         shares = alignment["share"], alignment["share_by_chain"]
         present = [one.transpose(..., "component").values[..., order] for one in shares]
     return Components(
@@ -280,7 +248,7 @@ def _ordered(
         present[0],
         present[1],
         chain,
-        what,
+        told_quantity(run.data, run.data.get("name") or "value"),
     )
 
 
@@ -291,35 +259,35 @@ def _scaled(factor: Factor, by: Array, order: NDArray[np.intp]) -> Factor:
     return factor._replace(mean=(factor.mean * by[:, None])[order], variance=variance)
 
 
-def factor_moments(tree: xr.DataTree, name: str, chain: int | None) -> tuple[Array, Array]:
+def factor_moments(run: Run, name: str, chain: int | None) -> tuple[Array, Array]:
     """Mean and standard deviation of factor ``W`` or ``H`` as (component, row or column).
 
     Of one chain, or with None of all chains together, which takes an aligned trace.
     Particles count by their weight.
     """
-    if chain is None and "alignment" not in tree.children:
+    if chain is None and not run.is_aligned:
         raise OptionError(
             "components have no common order across chains: pass the number of one chain, or "
             "what align() makes of this trace"
         )
     if chain is None:
-        moments = tree[MOMENTS].to_dataset().astype(np.float64)
+        moments = run.group(MOMENTS).astype(np.float64)
         means = moments[[f"{name}_mean"]]
-        mean = over_chains(tree, means)[f"{name}_mean"]
-        between = over_chains(tree, (means - mean) ** 2)[f"{name}_mean"]
-        variance = over_chains(tree, moments[[f"{name}_var"]])[f"{name}_var"] + between
-    elif MOMENTS in tree.children:
-        moments = tree[MOMENTS].to_dataset().isel(chain=chain)
+        mean = run.over_chains(means)[f"{name}_mean"]
+        between = run.over_chains((means - mean) ** 2)[f"{name}_mean"]
+        variance = run.over_chains(moments[[f"{name}_var"]])[f"{name}_var"] + between
+    elif MOMENTS in run:
+        moments = run.group(MOMENTS).isel(chain=chain)
         mean, variance = moments[f"{name}_mean"], moments[f"{name}_var"]
     else:
-        mean, variance = _over_draws(tree, name, chain)
+        mean, variance = _over_draws(run, name, chain)
     each = (one.transpose("component", ...).values.astype(np.float64) for one in (mean, variance))
     return next(each), np.sqrt(next(each))
 
 
-def _over_draws(tree: xr.DataTree, name: str, chain: int) -> tuple[xr.DataArray, xr.DataArray]:
+def _over_draws(run: Run, name: str, chain: int) -> tuple[xr.DataArray, xr.DataArray]:
     """Mean and variance over the draws of a chain; those without weight are not read."""
-    draws, weights = tree["posterior"].to_dataset()[name].isel(chain=chain), draw_weights(tree)
+    draws, weights = run.posterior[name].isel(chain=chain), run.weights
     if draws.sizes["draw"] == 0:
         raise OptionError("the run has no draws yet: resume it first")
     mass = np.ones(draws.sizes["draw"]) if weights is None else weights[chain]

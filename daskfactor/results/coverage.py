@@ -9,9 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.checks import cells_of_tensor
 from daskfactor.errors import OptionError
 from daskfactor.results.predict import monitored, predict
-from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
-from daskfactor.results.tensors import Axes
-from daskfactor.results.trace import Trace, as_tree, has_draws, reads_here
+from daskfactor.results.schema import CELL_INDICES, MONITOR, tree_of
+from daskfactor.results.trace import Run, Trace, reads_here
 
 Cells = tuple[ArrayLike, ...]
 
@@ -58,9 +57,8 @@ def held_out_coverage(
     >>> dfac.held_out_coverage(trace, held.cells, held.values)["inside"].dims
     ('level',)
     """
-    tree = as_tree(trace)
-    axes = Axes.of(tree.attrs)
-    at: Any = cells if axes is None else cells_of_tensor(cells, axes.sizes) or ((), ())
+    run = Run.of(trace)
+    at: Any = cells if run.axes is None else cells_of_tensor(cells, run.axes.sizes) or ((), ())
     rows, columns = (np.asarray(own).ravel() for own in at)
     observed = np.asarray(values, dtype=np.float64).ravel()
     if not rows.size == columns.size == observed.size or not observed.size:
@@ -74,7 +72,7 @@ def held_out_coverage(
     inside = []
     mean = np.zeros(0)
     for level in levels:
-        found = _predicted(tree, axes, rows, columns, level)
+        found = _predicted(run, rows, columns, level)
         mean = found["mean"].values
         within = (observed >= found["lower"].values) & (observed <= found["upper"].values)
         inside.append(float(within.mean()))
@@ -92,19 +90,13 @@ def held_out_coverage(
     )
 
 
-def _predicted(
-    tree: xr.DataTree,
-    axes: Axes | None,
-    rows: NDArray[Any],
-    columns: NDArray[Any],
-    level: float,
-) -> xr.Dataset:
+def _predicted(run: Run, rows: NDArray[Any], columns: NDArray[Any], level: float) -> xr.Dataset:
     """Predictions of some cells: streamed by the run, or from its draws.
 
     ``columns`` of a tensor are those of its first unfolding.
     """
-    if MONITOR in tree.children:
-        group = tree[MONITOR].to_dataset()
+    if MONITOR in run:
+        group = run.group(MONITOR)
         width = int(max(group[CELL_INDICES[1]].max(), columns.max())) + 1
         own, wanted = (
             np.asarray(a, np.int64) * width + np.asarray(b, np.int64)
@@ -116,21 +108,18 @@ def _predicted(
         order = np.argsort(own)
         at = order[np.minimum(np.searchsorted(own, wanted, sorter=order), own.size - 1)]
         if (own[at] == wanted).all():
-            return monitored(tree, interval=level).isel(cell=at)
-    if not has_draws(tree):
+            return monitored(run.tree, interval=level).isel(cell=at)
+    if not run.has_draws:
         raise OptionError(
             "the run kept moments only and did not monitor these cells; run again with "
             "monitor=held.cells, or keep='draws'"
         )
-    if axes is not None:
-        return predict(tree, (rows, *axes.fibres(columns)), interval=level).load()
-    plain = tree.map_over_datasets(lambda group: group.drop_vars(_labels(group, tree)))
-    plain.attrs = tree.attrs
+    if run.axes is not None:
+        return predict(run.tree, (rows, *run.axes.fibres(columns)), interval=level).load()
+    # Without labels cells are named by their positions.
+    sides, plain = set(run.dims), {}
+    for name, group in run.groups.items():
+        labels = [label for label, one in group.coords.items() if sides & set(one.dims)]
+        plain[name] = group.drop_vars(labels)
     points = (xr.DataArray(at, dims="cell") for at in (rows, columns))
-    return predict(plain, *points, interval=level).load()
-
-
-def _labels(group: xr.Dataset, tree: xr.DataTree) -> list[Any]:
-    """Coordinates of rows and columns, without which these are told by their positions."""
-    dims = factor_dims(tree)
-    return [name for name, one in group.coords.items() if one.dims and one.dims[0] in dims]
+    return predict(tree_of(plain, run.attrs), *points, interval=level).load()

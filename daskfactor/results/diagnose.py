@@ -24,8 +24,8 @@ import xarray as xr
 from numpy.typing import NDArray
 from scipy import special
 
-from daskfactor.results.align import Law, align, as_drawn, law_of, reference_from, sizes
-from daskfactor.results.schema import CELL_INDICES, MONITOR, factor_dims
+from daskfactor.results.align import align, as_drawn, reference_from, sizes
+from daskfactor.results.schema import CELL_INDICES, MONITOR
 from daskfactor.results.series import (
     Series,
     balanced_density,
@@ -36,14 +36,8 @@ from daskfactor.results.series import (
     learnt_series,
     order_of,
 )
-from daskfactor.results.tensors import PLACES, Axes, compared
-from daskfactor.results.trace import (
-    Weights,
-    each_draw,
-    each_weighted_draw,
-    has_draws,
-    stored_model,
-)
+from daskfactor.results.tensors import PLACES, compared
+from daskfactor.results.trace import Law, Run, Weights, each_draw, each_weighted_draw
 
 Array = NDArray[np.float64]
 
@@ -357,34 +351,34 @@ def all_series(
     nothing: of particles.
     """
     kept: Any = ... if weights is None else weights > 0
-    named, tree = tree, as_drawn(tree)
-    series = list(density_series(tree, kept))
-    if not has_draws(tree) or tree["posterior"].sizes["draw"] == 0:
-        return [*series, *learnt_series(tree, kept, None)], False
-    sums = factor_sums(tree) if weights is None else {}
-    if sums and (balanced := balanced_density(tree, sums)) is not None:
+    named, run = Run(tree), Run(as_drawn(tree))
+    series = list(density_series(run, kept))
+    if not run.has_draws or run.posterior.sizes["draw"] == 0:
+        return [*series, *learnt_series(run, kept, None)], False
+    sums = factor_sums(run) if weights is None else {}
+    if sums and (balanced := balanced_density(run.tree, sums)) is not None:
         series.insert(1, Series("lp_balanced", "balanced", balanced))
-    if (axes := Axes.of(tree.attrs)) is not None:
-        tree, aligned = compared(tree, axes), None
-    group, law, model = tree["posterior"].to_dataset(), law_of(tree), stored_model(tree)
-    drawn = factor_series(group, law, _cells(tree, cells, seed), weights)
+    if run.axes is not None:
+        run, aligned = compared(run, run.axes), None
+    group, law, model = run.posterior, run.law, run.model
+    drawn = factor_series(group, law, _cells(run, cells, seed), weights)
     of_components = [one for one in drawn if one.kind == "component"]
     others = [one for one in drawn if one.kind != "component"]
     if model is not None and model.rotates:
-        return [*series, *learnt_series(tree, kept, None), *others], False
+        return [*series, *learnt_series(run, kept, None), *others], False
     movable = law.free.size > 1
-    ordered = tree
+    ordered = run
     if movable:
-        known = aligned is not None and "alignment" not in named.children
-        ordered = aligned if aligned is not None and known else align(tree)
+        known = aligned is not None and not named.is_aligned
+        ordered = Run(aligned if known else align(run.tree))
     alike = np.full(group.sizes["component"], math.nan)
     if weights is None:
-        alike = agreement(ordered["posterior"].to_dataset())
-    order = order_of(ordered, named, law, alike) if movable else in_place(group, law, alike)
+        alike = agreement(ordered.posterior)
+    order = order_of(ordered, named, alike) if movable else in_place(group, law, alike)
     sizes_of = np.stack([one.values for one in of_components], axis=-1)
     several = sums if law.components > 1 else {}  # the whole of one component is followed already
     parts = [one for name, own in several.items() for one in order.series(name, "part", own)]
-    series += [*learnt_series(tree, kept, order), *others, *parts]
+    series += [*learnt_series(run, kept, order), *others, *parts]
     if not movable:
         return series + order.series("component", "component", sizes_of, kept), False
     series += of_components if weights is None else []
@@ -392,18 +386,17 @@ def all_series(
     return series + order.series("aligned", "aligned", sizes_of, kept), moved
 
 
-def _cells(tree: xr.DataTree, count: int, seed: int) -> Cells:
+def _cells(run: Run, count: int, seed: int) -> Cells:
     """Positions of some of the cells that were monitored; of any, where none were."""
-    if MONITOR in tree.children and tree[MONITOR].sizes["cell"]:
-        monitored = tree[MONITOR].to_dataset()
+    monitored = run.group(MONITOR)
+    if monitored.sizes.get("cell"):
         rows, columns = (monitored[name].values for name in CELL_INDICES)
         among = np.arange(len(rows))
         if len(rows) > count:
             among, _ = addressed_cells((len(rows), 1), count, seed)
         return rows[among].astype(np.int64), columns[among].astype(np.int64)
-    row, column = factor_dims(tree)
-    group = tree["posterior"]
-    return addressed_cells((group.sizes[row], group.sizes[column]), count, seed)
+    row, column = (run.posterior.sizes[dim] for dim in run.dims)
+    return addressed_cells((row, column), count, seed)
 
 
 def agreement(group: xr.Dataset) -> Array:

@@ -6,12 +6,13 @@ import dask
 import numpy as np
 import xarray as xr
 
+from daskfactor.models.settings import EFFECTIVE
 from daskfactor.results.about import facts_of
 from daskfactor.results.noted import Noted, noted_of, written
-from daskfactor.results.schema import factor_dims
+from daskfactor.results.schema import MOMENTS, STEIN
 from daskfactor.results.sink import Sink
 from daskfactor.results.summary import Summary, as_noted, judged
-from daskfactor.results.trace import draw_weights, effective_number, has_draws, is_particles
+from daskfactor.results.trace import Run, effective_number
 
 MOST_JUDGED: Final = 2**30
 """Bytes of draws that a run judges at its end: what ``keep="auto"`` keeps, some ten seconds."""
@@ -54,66 +55,63 @@ def facts(
 
 def measured(tree: xr.DataTree) -> dict[str, Any]:
     """Count draws, name dimensions, and sum up weights of particles or level of the log density."""
-    kept = has_draws(tree)
+    run = Run(tree)
     found: dict[str, Any] = {
         "draws_done": 0,
-        "draws_kept": tree["posterior"].sizes["draw"] if kept else 0,
-        "draws_bytes": tree["posterior"].to_dataset().nbytes if kept else 0,
+        "draws_kept": run.posterior.sizes["draw"] if run.has_draws else 0,
+        "draws_bytes": run.posterior.nbytes if run.has_draws else 0,
     }
-    if {"posterior", "posterior_moments"} & set(tree.children):
-        found["dims"] = list(factor_dims(tree))
-    if is_particles(tree):
-        found["particles"] = _particles(tree)
+    if "posterior" in run or MOMENTS in run:
+        found["dims"] = list(run.dims)
+    if run.is_particles:
+        found["particles"] = _particles(run)
         found["draws_done"] = found["particles"]["done"]
-    elif "posterior_moments" in tree.children:
-        found["draws_done"] = int(tree["posterior_moments"]["count"].min())
-    return found | _health(tree) | _components(tree)
+    elif MOMENTS in run:
+        found["draws_done"] = int(run.group(MOMENTS)["count"].min())
+    return found | _health(run) | _components(run)
 
 
-def _particles(tree: xr.DataTree) -> dict[str, Any]:
+def _particles(run: Run) -> dict[str, Any]:
     """Count particles and what they are worth."""
 
     def scalar(group: str, name: str, reduced: str = "max") -> float | None:
-        if group not in tree.children or name not in tree[group] or not tree[group][name].size:
-            return None
-        return float(getattr(tree[group][name], reduced)())
+        values = run.group(group).get(name)
+        return float(getattr(values, reduced)()) if values is not None and values.size else None
 
-    weights = draw_weights(tree)
+    weights = run.weights
     masses: dict[str, Any] = dict.fromkeys(("with_weight", "effective", "largest_weight"))
     if weights is not None:
         masses["with_weight"] = int((weights > 0).sum())
         masses["effective"] = effective_number(weights)
         masses["largest_weight"] = float(weights.max())
     return {
-        "done": tree["sample_stats"].sizes["draw"],
-        "planned": tree.attrs.get("particles"),
+        "done": run.stats.sizes["draw"],
+        "planned": run.attrs.get("particles"),
         **masses,
         "threshold": scalar("constant_data", "threshold"),
         "objective_min": scalar("sample_stats", "objective", "min"),
         "objective_max": scalar("sample_stats", "objective"),
-        "discrepancy": scalar("stein", "discrepancy"),
-        "discrepancy_equal": scalar("stein", "discrepancy_equal"),
+        "discrepancy": scalar(STEIN, "discrepancy"),
+        "discrepancy_equal": scalar(STEIN, "discrepancy_equal"),
     }
 
 
-def _components(tree: xr.DataTree) -> dict[str, Any]:
+def _components(run: Run) -> dict[str, Any]:
     """Sum up how many components the data support, where a run learnt that."""
-    name = "effective_components"
-    if "posterior" not in tree.children or name not in tree["posterior"]:
-        return {}
-    drawn = tree["posterior"][name]
-    if not drawn.size:
+    name = EFFECTIVE.name
+    drawn = run.posterior.get(name)
+    if drawn is None or not drawn.size:
         return {}
     return {name: list(map(int, drawn.quantile([0.05, 0.5, 0.95], method="nearest").values))}
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _health(tree: xr.DataTree) -> dict[str, Any]:
+def _health(run: Run) -> dict[str, Any]:
     """Count divergences, and measure level and drift of the log density; None without draws."""
-    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
-    if "lp" not in stats or not stats["lp"].size or "particles" in tree.attrs:
+    stats = run.stats
+    if "lp" not in stats or not stats["lp"].size or "particles" in run.attrs:
         return dict.fromkeys(("diverging", "lp_mean", "lp_sd", "lp_drift"))
-    rolled_back = tree.attrs.get("divergences")
+    rolled_back = run.attrs.get("divergences")
     if rolled_back is None:
         rolled_back = stats["diverging"].sum() if "diverging" in stats else 0
     lp = stats["lp"].values.astype("float64")

@@ -19,16 +19,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.results.align import aligned_trace, law_of, unit
+from daskfactor.results.align import aligned_run, unit
 from daskfactor.results.components import Components, Factor, components_of
 from daskfactor.results.schema import MOMENTS
-from daskfactor.results.trace import (
-    Trace,
-    draw_weights,
-    each_weighted_draw,
-    over_chains,
-    reads_here,
-)
+from daskfactor.results.trace import Trace, each_weighted_draw, reads_here
 
 Array = NDArray[np.float64]
 
@@ -76,16 +70,14 @@ def component_swaps(trace: Trace) -> xr.Dataset:
     >>> dfac.component_swaps(trace)["matched"].shape
     (2, 2)
     """
-    tree = aligned_trace(trace, "swaps between components")
-    law, group = law_of(tree), tree["posterior"].to_dataset()
-    means = over_chains(tree, tree[MOMENTS].to_dataset()[["W_mean", "H_mean"]])
-    mean_w = unit(means["W_mean"].transpose(..., "component").values, 0)
-    mean_h = unit(means["H_mean"].transpose("component", ...).values, 1)
+    run = aligned_run(trace, "swaps between components")
+    W, H = run.mean_factors(run.group(MOMENTS))
+    mean_w, mean_h = unit(W, 0), unit(H, 1)
     count = mean_w.shape[1]
     mapped, total = np.zeros((count, count + 1)), 0.0
-    for (W, H), mass in each_weighted_draw(group, None, draw_weights(tree)):
+    for (W, H), mass in each_weighted_draw(run.posterior, None, run.weights):
         cos_w, cos_h = unit(W, 0).T @ mean_w, unit(H, 1) @ mean_h.T
-        if law.signed:  # a component has no sign of its own
+        if run.law.signed:  # a component has no sign of its own
             cos_h = cos_h * np.sign(cos_w)
             cos_w = np.abs(cos_w)
         best = np.asarray((cos_w * cos_h).argmax(axis=1))
@@ -93,8 +85,8 @@ def component_swaps(trace: Trace) -> xr.Dataset:
         near = np.minimum(cos_w, cos_h)[each, best] >= NEAR
         mapped[each, np.where(near, best, count)] += mass
         total += mass
-    found = components_of(tree)
-    labels = group["component"].values
+    found = components_of(run.tree)
+    labels = run.posterior["component"].values
     at = [found.labels.index(label) for label in labels.tolist()]
     widths = {name: _widths(found, name)[at] for name in ("W", "H")}
     return xr.Dataset(

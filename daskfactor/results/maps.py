@@ -5,8 +5,10 @@ from typing import Any
 import xarray as xr
 
 from daskfactor.errors import OptionError
+from daskfactor.results.opening import open_run
+from daskfactor.results.schema import tree_of
 from daskfactor.results.stacks import unstacked
-from daskfactor.results.trace import Trace, open_run
+from daskfactor.results.trace import Trace
 
 
 def unstack(result: Trace | xr.Dataset | xr.DataArray) -> Any:
@@ -51,11 +53,8 @@ def unstack(result: Trace | xr.Dataset | xr.DataArray) -> Any:
     if isinstance(result, xr.Dataset):
         return unstacked(result)
     tree = result if isinstance(result, xr.DataTree) else open_run(_path(result))
-    found = xr.DataTree.from_dict(
-        {name: unstacked(node.to_dataset()) for name, node in tree.children.items()}
-    )
-    found.attrs = dict(tree.attrs)
-    return found
+    groups = {name: unstacked(node.to_dataset()) for name, node in tree.children.items()}
+    return tree_of(groups, tree.attrs)
 
 
 def _path(given: Any) -> Any:

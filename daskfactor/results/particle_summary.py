@@ -10,14 +10,13 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.results.align import law_of, match, reference_from
+from daskfactor.results.align import match, reference_from
 from daskfactor.results.diagnose import all_series
 from daskfactor.results.schema import STEIN
 from daskfactor.results.series import Series
 from daskfactor.results.trace import (
+    Run,
     Weights,
-    draw_masses,
-    draw_weights,
     each_draw,
     each_weighted_draw,
     effective_number,
@@ -46,7 +45,7 @@ MOSTLY: Final = 0.5
 
 
 def particle_series(
-    tree: xr.DataTree, cells: int, seed: int
+    run: Run, cells: int, seed: int
 ) -> tuple[list[Series], dict[str, Any], dict[str, Any]]:
     r"""Weighted mean and spread of what can be compared between particles; and their counts.
 
@@ -56,13 +55,13 @@ def particle_series(
     ----------
     Masood and Doshi-Velez, sections 4 and 7.
     """
-    weights = draw_masses(tree).values  # those that have none yet count alike
-    series, _ = all_series(tree, cells, seed, weights)
+    weights = run.masses.values  # those that have none yet count alike
+    series, _ = all_series(run.tree, cells, seed, weights)
     masses = weights[weights > 0]
     spreads = np.array([_spread(one.values, masses) for one in series])
     columns = dict(zip(("mean", "sd", "one_particle"), spreads.T, strict=True))
     columns["share"] = np.array([one.share for one in series])
-    return series, columns, _particle_attrs(tree, weights)
+    return series, columns, _particle_attrs(run, weights)
 
 
 def particle_lights(
@@ -96,12 +95,12 @@ def particle_lights(
     return lights, notes
 
 
-def _mass_alike(tree: xr.DataTree, masses: Weights) -> float:
+def _mass_alike(run: Run, masses: Weights) -> float:
     """Mass of particles whose components that may move are all those of the heaviest one.
 
     (A mean of two modes may be near both.) NaN if there is nothing to put in order.
     """
-    group, law = tree["posterior"].to_dataset(), law_of(tree)
+    group, law = run.posterior, run.law
     if law.free.size < 2:
         return math.nan
     chain, draw = np.unravel_index(int(masses.argmax()), masses.shape)
@@ -125,28 +124,26 @@ def _spread(values: Array, masses: Array) -> tuple[float, float, float]:
     return mean, 0.0 if none else total**0.5, float("nan") if none else float(parts.max()) / total
 
 
-def _particle_attrs(tree: xr.DataTree, weights: Weights) -> dict[str, Any]:
+def _particle_attrs(run: Run, weights: Weights) -> dict[str, Any]:
     """Counts, discrepancies, and how many objectives are above the threshold."""
     kept, masses = weights > 0, weights[weights > 0]
     heaviest = np.unravel_index(int(weights.argmax()), weights.shape)[1]
     attrs: dict[str, Any] = {
         "particles": int(kept.size),
         "with_weight": len(masses),
-        "weighted": int(draw_weights(tree) is not None),
+        "weighted": int(run.weights is not None),
         "effective": effective_number(masses),
-        "heaviest": tree["posterior"].to_dataset()["draw"].values[heaviest].item(),
+        "heaviest": run.posterior["draw"].values[heaviest].item(),
         "largest_weight": float(masses.max()),
-        "alike": _mass_alike(tree, weights),
+        "alike": _mass_alike(run, weights),
     }
-    if STEIN in tree.children:
-        stein = tree[STEIN].data_vars.items()
-        attrs |= {str(name): float(one) for name, one in stein if one.ndim == 0}
-    if "objective" not in tree["sample_stats"].data_vars:
+    stein = run.group(STEIN).data_vars.items()
+    attrs |= {str(name): float(one) for name, one in stein if one.ndim == 0}
+    if "objective" not in run.stats:
         return attrs
-    objective = tree["sample_stats"]["objective"].transpose("chain", "draw").values
+    objective = run.stats["objective"].transpose("chain", "draw").values
     attrs |= {"objective_min": float(objective.min()), "objective_max": float(objective.max())}
-    constants = tree["constant_data"].data_vars if "constant_data" in tree.children else {}
-    level = float(constants["threshold"]) if "threshold" in constants else math.nan
+    level = float(run.group("constant_data").get("threshold", math.nan))
     if np.isfinite(level):
         attrs["threshold"] = level
         attrs["above_threshold"] = int((objective > level).sum())

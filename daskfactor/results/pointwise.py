@@ -13,7 +13,6 @@ so that leaving it out by its likelihood leaves out what the run took in. A new 
 is one of weight 1.
 """
 
-import json
 import math
 from typing import Any, Final, NamedTuple
 
@@ -31,18 +30,10 @@ from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
 from daskfactor.results.cellwise import BLOCK_BYTES, mu_of
 from daskfactor.results.predict import observed_law
-from daskfactor.results.schema import CELL_INDICES, beside, factor_dims, group_attrs, storable_names
+from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.tensors import Axes, chosen
-from daskfactor.results.trace import (
-    Trace,
-    draw_weights,
-    factors_of,
-    kept_beside,
-    reads_here,
-    require_draws,
-    require_matrix,
-)
+from daskfactor.results.tensors import chosen
+from daskfactor.results.trace import Axes, Run, Trace, factors_of, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -178,8 +169,7 @@ def _held_out(asked: "_Asked", told: bool | None, seen: bool) -> bool:
     """
     if told is not None:
         told = truth("held_out", told)
-    about = json.loads(asked.tree.attrs.get("data", "{}"))
-    kept = _own_values(asked)
+    about, kept = asked.run.data, _own_values(asked)
     shape = about.get("shape", ()) if asked.axes is None else asked.axes.sizes
     whole = seen or "n_observed" not in about or about["n_observed"] == math.prod(shape)
     if kept is not None:
@@ -254,9 +244,9 @@ def posterior_predictive(
     asked = _ask(trace, cells, uncertainty, "a posterior predictive sample")
     values = _values(asked, V)[0] if V is not None else _own_values(asked)
     if random_seed is None:
-        random_seed = int(asked.tree.attrs.get("random_seed", 0))
+        random_seed = int(asked.run.attrs.get("random_seed", 0))
     mu = asked.mu.rechunk({0: 1, 1: -1, 2: max(1, BLOCK_BYTES // (8 * asked.mu.shape[1]))})
-    chains = asked.group["chain"].values
+    chains = asked.run.posterior["chain"].values
     found = map_blocks(
         _new_observations,
         mu,
@@ -275,12 +265,11 @@ def posterior_predictive(
 class _Asked(NamedTuple):
     """What is asked of which cells of a run; ``dispersion`` (chain, draw, cell), or 1 for any.
 
-    ``cells`` are positions in ``group``; ``numbers`` those in the data, of a tensor in its first
+    ``cells`` are positions in the run; ``numbers`` those in the data, of a tensor in its first
     unfolding; ``axes`` are those of a tensor.
     """
 
-    tree: xr.DataTree
-    group: xr.Dataset
+    run: Run
     cells: tuple[xr.DataArray, xr.DataArray]
     law: Likelihood
     mu: Lazy
@@ -291,24 +280,23 @@ class _Asked(NamedTuple):
 
 def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
     """Find the cells, and their means and dispersions under every draw."""
-    tree = require_draws(trace, purpose)
-    masses = draw_weights(tree)
-    if masses is not None and np.ptp(masses) > 1e-12:
+    run = Run.of(trace, purpose)
+    if run.weights is not None and np.ptp(run.weights) > 1e-12:
         raise OptionError(
             f"{purpose} has one number for every draw, which ArviZ counts alike, and these draws "
             "have weights; use daskfactor.predict, which goes by the weights, or the draws of "
             "daskfactor.sample"
         )
-    axes = Axes.of(tree.attrs)
+    axes = run.axes
     if axes is None:
-        require_matrix(tree, purpose)
-    model, dispersion = observed_law(tree)
+        run.require_matrix(purpose)
+    model, dispersion = observed_law(run)
     if not model.has_observations:
         raise OptionError(
             f"{purpose} needs a law of observations, and a {type(model).__name__} has none: it "
             "only tells good factorizations from others"
         )
-    if not knows_variances(tree, uncertainty):
+    if not knows_variances(run, uncertainty):
         raise OptionError(
             f"{purpose} needs the uncertainty of each of these cells, and the run did not keep "
             "those that it was given; pass them as uncertainty="
@@ -316,13 +304,13 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
     law = model.likelihood
     law.log_normalizer(np.ones(1), 1.0)  # refuses a law without a density
     if axes is None:
-        at = _chosen(tree, cells)
+        at = _chosen(run, cells)
         numbers = at[0].values, at[1].values
     else:
-        tree, *both, _ = chosen(tree, axes, cells)
-        at = both[0], both[1]
+        found = chosen(run, axes, cells)
+        run, at = found.run, (found.rows, found.columns)
         numbers = at[0].values, axes.columns(at[0])
-    group = tree["posterior"].to_dataset()
+    group = run.posterior
     drawn = next((own.name for own in model.learnt if own.name in DISPERSIONS), None)
     phi: Any = np.reshape(dispersion, (1, 1, -1))
     if drawn in group:
@@ -330,18 +318,17 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
         phi = phi.reshape(*phi.shape[:2], -1)
     if phi.shape[2] > 1:  # of columns
         phi = phi[:, :, at[1].values]
-    if has_uncertainty(tree):
-        phi = phi * _squares(tree, at, uncertainty)
+    if has_uncertainty(run):
+        phi = phi * _squares(run, at, uncertainty)
     mu = _means(group, at)
     sizes = [whole if size > 1 else (1,) for size, whole in zip(phi.shape, mu.chunks, strict=True)]
     noise = from_array(phi, chunks=tuple(sizes))
-    return _Asked(tree, group, at, law, mu, noise, numbers, axes)
+    return _Asked(run, at, law, mu, noise, numbers, axes)
 
 
-def _chosen(tree: xr.DataTree, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
+def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
     """Positions of rows and columns of the cells, along one dimension, with their labels."""
-    dims = factor_dims(tree)
-    every = select(tree, dims, None, None)
+    every = select(run, None, None)
     pair = isinstance(cells, tuple | list) and len(cells) == 2
     if pair:
         named = [isinstance(own, xr.DataArray) for own in cells]
@@ -351,7 +338,7 @@ def _chosen(tree: xr.DataTree, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
         cells = tuple(cells)
     if pair and all(named) and all(np.size(own) for own in cells):
         keys = [xr.DataArray(np.atleast_1d(np.asarray(own)), dims="cell") for own in cells]
-        rows, columns = select(tree, dims, *keys)
+        rows, columns = select(run, *keys)
     else:
         shape, names = [at.size for at in every], [str(at.dims[0]) for at in every]
         if isinstance(cells, xr.DataArray) and any(at.attrs["levels"] for at in every):
@@ -448,9 +435,9 @@ def _new_observations(
     return out
 
 
-def _squares(tree: xr.DataTree, cells: tuple[xr.DataArray, xr.DataArray], given: Any) -> Array:
+def _squares(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any) -> Array:
     """Squared uncertainties of the cells, (cell,)."""
-    found = np.asarray(variances(tree, cells, given, np.empty(cells[0].size)).compute())
+    found = np.asarray(variances(run, cells, given, np.empty(cells[0].size)).compute())
     wrong = ~((found > 0) & np.isfinite(found))
     if wrong.any():
         raise DataError(
@@ -464,14 +451,13 @@ def _squares(tree: xr.DataTree, cells: tuple[xr.DataArray, xr.DataArray], given:
 def _weights(asked: _Asked, given: Any) -> Array:
     """Weights of the cells, (cell,); 1 in a run without."""
     size = asked.cells[0].size
-    kind = json.loads(asked.tree.attrs.get("data", "{}")).get("weighting")
-    if kind != "weights":
+    if asked.run.data.get("weighting") != "weights":
         if given is not None:
             raise OptionError(
                 "weights are for runs that were given weights of cells; leave weights out"
             )
         return np.ones(size)
-    kept = kept_beside(asked.tree, "weights")
+    kept = asked.run.observed("weights")
     if given is None and kept is None:
         raise OptionError(
             "a log-likelihood needs the weight of each of these cells, and the run did not keep "
@@ -488,7 +474,7 @@ def _weights(asked: _Asked, given: Any) -> Array:
 
 def _own_values(asked: _Asked) -> NDArray[np.float64] | None:
     """What results keep of the data at the cells, NaN where that is missing."""
-    kept = kept_beside(asked.tree, "V")
+    kept = asked.run.observed("V")
     return None if kept is None else _looked_up(kept, asked.cells)
 
 
@@ -530,8 +516,7 @@ def _values(asked: _Asked, given: Any) -> tuple[NDArray[np.float64], bool]:
 
 def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
     """Entries of any matrix that `sample` takes, and whether it has as many as the run's data."""
-    about = json.loads(asked.tree.attrs.get("data", "{}"))
-    every = select(asked.tree, factor_dims(asked.tree), None, None)
+    about, every = asked.run.data, select(asked.run, None, None)
     apart = isinstance(V, xr.DataArray) and V.ndim > 2
     rows, columns = ([*at.attrs["levels"]] or at.dims[0] if apart else None for at in every)
     if getattr(V, "dims", None) == (every[1].dims[0], every[0].dims[0]):
@@ -569,7 +554,7 @@ def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
 
 def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
     """Entries of an array of the tensor's shape, and whether it has as many as the run's data."""
-    about, axes = json.loads(asked.tree.attrs["data"]), asked.axes
+    about, axes = asked.run.data, asked.axes
     assert axes is not None
     if set(getattr(V, "dims", ())) == set(axes.names):
         V = V.transpose(*axes.names)
@@ -580,9 +565,8 @@ def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
             f"V must have the shape of the run's data, {axes.sizes}, or one value for each of the "
             f"{asked.cells[0].size} cells, got shape {tuple(entries.shape)}"
         )
-    labels = axes.labels(asked.tree.attrs)
     for name, own in (entries.labels or {}).items():
-        if name in labels and not np.array_equal(own, labels[name]):
+        if name in axes.labels and not np.array_equal(own, axes.labels[name]):
             raise DataError(
                 f"the labels of V along {name!r} are not those of the run; pass V in the run's "
                 "order, or one value for each of the cells"
@@ -615,27 +599,21 @@ def _tree(
     asked: _Asked, drawn: dict[str, Lazy], values: Array | None, data: str = OBSERVED
 ) -> xr.DataTree:
     """The groups, with the labels of the cells under the user's names."""
-    own = {"cell": ("cell", np.arange(asked.cells[0].size))}
-    own |= {name: ("cell", at) for name, at in zip(CELL_INDICES, asked.numbers, strict=True)}
-    given = {
+    labels: dict[Any, Any] = {"cell": ("cell", np.arange(asked.cells[0].size))}
+    labels |= {name: ("cell", at) for name, at in zip(CELL_INDICES, asked.numbers, strict=True)}
+    labels |= {
         str(name): ("cell", coord.values, coord.attrs)
         for at in asked.cells
         for name, coord in at.coords.items()
         if coord.shape == at.shape
     }
-    stored = storable_names(given)
-    shown = beside(stored.values(), {*own, "chain", "draw", "mu", "V"})
-    labels: Any = own | {shown[stored[name]]: label for name, label in given.items()}
-    along = {dim: asked.group[dim].values for dim in ("chain", "draw")}
+    along = {dim: asked.run.posterior[dim].values for dim in ("chain", "draw")}
     sampled = ("chain", "draw", "cell")
     groups = {"posterior": xr.Dataset({"mu": (sampled, asked.mu)}, labels | along)}
     for group, array in drawn.items():
         groups[group] = xr.Dataset({"V": (sampled, array)}, labels | along)
     if values is not None:
         groups[data] = xr.Dataset({"V": ("cell", values)}, labels)
-    about = {str(name): value for name, value in asked.tree.attrs.items()}
     for dataset in groups.values():
-        dataset.attrs = group_attrs(about, dataset.dims)
-    tree = xr.DataTree.from_dict(groups)
-    tree.attrs = group_attrs(about, ())
-    return tree
+        dataset.attrs = group_attrs(asked.run.attrs, dataset.dims)
+    return tree_of(groups, group_attrs(asked.run.attrs, ()))

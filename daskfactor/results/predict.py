@@ -1,7 +1,7 @@
 """Predictions with error bars for any cells of the matrix, from all draws of mu = WH, lazily."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import dask
@@ -17,7 +17,6 @@ from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.results.cellwise import (
-    Lazy,
     draws_of,
     from_array,
     map_blocks,
@@ -27,27 +26,17 @@ from daskfactor.results.cellwise import (
 )
 from daskfactor.results.schema import (
     CELL_INDICES,
+    CELL_NAMES,
     COARSE,
     IDENTITY,
     MOMENTS,
-    beside,
-    factor_dims,
-    own_names,
-    storable_names,
+    MONITOR,
+    tree_of,
 )
 from daskfactor.results.selection import paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
-from daskfactor.results.tensors import Axes, chosen
-from daskfactor.results.trace import (
-    Trace,
-    as_tree,
-    describes_run,
-    draw_weights,
-    extrapolated_moments,
-    reads_here,
-    require_draws,
-    require_matrix,
-)
+from daskfactor.results.tensors import chosen
+from daskfactor.results.trace import Axes, Run, Trace, describes_run, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -71,9 +60,8 @@ def predict(
         \mathrm{Var}[v] = \mathrm{Var}[(WH)_{ij}] + \phi\, \hat\mu^{2-\beta}
 
     Nothing is computed until asked for (``.load()``, ``.to_zarr()``, ...). Blocks of
-    the result are so small that all draws of one take at most 64 MB. With
-    ``posterior_coarse``, mean and variance are extrapolated (2 fine - coarse), and
-    quantiles of the fine chain are shifted and scaled to them.
+    the result are so small that all draws of one take at most 64 MB. Of :class:`PSGRRLD`
+    the draws of the fine chain are taken; :func:`expectation` extrapolates.
 
     Particles count by their weight, and those of weight 0 are not read. The quantile at
     level p of M of them is the mean of the inverse distribution function over a window
@@ -133,27 +121,22 @@ def predict(
     ((2, 3), True)
     """
     _check_options(interval, of)
-    tree = require_draws(trace, "a prediction", ", or with monitor=(rows, columns) for a few")
-    axes, asked = Axes.of(tree.attrs), None
-    if axes is None:
-        require_matrix(tree, "predict")
-        tree, rows = with_new(tree, "W", rows)
-        tree, columns = with_new(tree, "H", columns)
-        dims = factor_dims(tree)
-        cells = select(tree, dims, rows, columns)
+    run = Run.of(trace, "a prediction", ", or with monitor=(rows, columns) for a few")
+    asked = None
+    if run.axes is None:
+        run.require_matrix("predict")
+        run, rows = with_new(run, "W", rows)
+        run, columns = with_new(run, "H", columns)
+        dims, cells = run.dims, select(run, rows, columns)
     else:
-        _refuse_columns(columns, axes)
-        asked = chosen(tree, axes, rows)
-        tree, cells, dims = asked.tree, (asked.rows, asked.columns), ("cell", "cell")
-    model, dispersion, of = _model_of(tree, of, uncertainty)
-    fine = draws_of(tree["posterior"].to_dataset(), cells, draw_weights(tree))
-    own = wanted = per_cell(moments, fine)
-    if COARSE in tree.children and tree[COARSE].sizes["draw"]:
-        coarse = per_cell(moments, draws_of(tree[COARSE].to_dataset(), cells))
-        wanted = extrapolated_moments(own, coarse, model.nonnegative)
-    mean, variance = wanted
+        _refuse_columns(columns, run.axes)
+        asked = chosen(run, run.axes, rows)
+        run, cells, dims = asked.run, (asked.rows, asked.columns), ("cell", "cell")
+    model, dispersion, of = _model_of(run, of, uncertainty)
+    draws = draws_of(run.posterior, cells, run.weights)
+    mean, variance = per_cell(moments, draws)
     if of == "observation":
-        phi = _noise_of(tree, cells, dispersion, uncertainty, mean)
+        phi = _noise_of(run, cells, dispersion, uncertainty, mean)
         sd, lower, upper = map_blocks(
             _of_observation,
             mean,
@@ -169,33 +152,26 @@ def predict(
     else:
         sd = da.sqrt(variance)
         tail = 0.5 * (1.0 - interval)
-        ends = per_cell(quantiles, fine, levels=(tail, 1.0 - tail))
-        lower, upper = _moved(ends, own, wanted, model.nonnegative)
+        lower, upper = per_cell(quantiles, draws, levels=(tail, 1.0 - tail))
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    users = own_names(tree)
-    along = cells[0].dims if paired(cells) else [users.get(dim, dim) for dim in dims]
-    coords = xr.Dataset(coords={**cells[0].coords, **cells[1].coords})
-    named = [name for name in (*coords.coords, *along) if isinstance(name, str)]
-    names: dict[Any, str] = dict(beside(named, values))
-    moved = {n: names[n] for n in coords.variables.keys() | coords.dims if n in values}
-    shown = [names.get(dim, dim) for dim in along]
-    result = xr.Dataset({name: (shown, value) for name, value in values.items()})
+    along = cells[0].dims if paired(cells) else dims
+    result = xr.Dataset({name: (along, value) for name, value in values.items()})
     # One label is no dimension; but a label may be that of many rows: then all are meant.
-    result = result.isel({dim: 0 for dim, at in zip(shown, cells, strict=False) if not at.ndim})
-    result = result.assign_coords(coords.rename(moved).coords)
+    result = result.isel({dim: 0 for dim, at in zip(along, cells, strict=False) if not at.ndim})
+    result = result.assign_coords({**cells[0].coords, **cells[1].coords})
     if asked is None:
-        result = _with_stacks(result, stacks_of(tree.attrs), (rows, columns), cells, names)
+        result = _with_stacks(result, stacks_of(run.attrs), (rows, columns), cells)
     else:
         result = asked.in_shape(result)
-    return _with_units(result, tree, values).assign_attrs(of=of, interval=interval)
+    return _with_units(result, run).assign_attrs(of=of, interval=interval)
 
 
-def _with_units(result: xr.Dataset, tree: xr.DataTree, names: Iterable[str]) -> xr.Dataset:
+def _with_units(result: xr.Dataset, run: Run) -> xr.Dataset:
     """Give predictions the units of the data."""
-    units = json.loads(tree.attrs.get("data", "{}")).get("units")
-    if units is None:
+    if (units := run.data.get("units")) is None:
         return result
-    return result.assign({name: result[name].assign_attrs(units=units) for name in names})
+    values = result.data_vars.items()
+    return result.assign({name: own.assign_attrs(units=units) for name, own in values})
 
 
 def _refuse_columns(columns: Any, axes: Axes) -> None:
@@ -206,7 +182,7 @@ def _refuse_columns(columns: Any, axes: Axes) -> None:
         )
 
 
-def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
+def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:
     """Put new rows (or columns) in the place of a run's own; with what then is to be selected.
 
     Anything but factors that `transform` has drawn is left for `select`.
@@ -217,53 +193,44 @@ def with_new(tree: xr.DataTree, name: str, new: Any) -> tuple[xr.DataTree, Any]:
         If they were drawn given other draws than these, or the one is aligned and the other not.
     """
     if not (isinstance(new, xr.DataArray) and "component" in new.dims):
-        return tree, new
+        return run, new
     what, each = {"W": ("rows", "row"), "H": ("columns", "column")}[name]
     if new.name != name or not {"chain", "draw"} <= set(new.dims):
         raise OptionError(
             f"{what} must be draws of new {what}, as daskfactor.transform(trace, V, "
             f'axis="{each}") gives them, got {new.name} with dimensions {new.dims}'
         )
-    aligned = int("alignment" in tree.children)
+    aligned = int(run.is_aligned)
     if new.attrs.get("aligned", aligned) != aligned:
         raise OptionError(
             f"new {what} and the trace are not both aligned, so that their components differ; pass "
             "the same trace to transform and here"
         )
     for name_in_run, name_in_new in IDENTITY.items():
-        if name_in_new in new.attrs and new.attrs[name_in_new] != tree.attrs.get(name_in_run):
+        if name_in_new in new.attrs and new.attrs[name_in_new] != run.attrs.get(name_in_run):
             raise _of_another(what)
-    group = tree["posterior"].to_dataset()
     try:
-        group = group.sel(chain=new["chain"], draw=new["draw"])
+        group = run.posterior.sel(chain=new["chain"].values, draw=new["draw"].values)
     except KeyError as error:
         raise _of_another(what) from error
-    old = factor_dims(tree)[0 if name == "W" else 1]
+    old = run.dims["WH".index(name)]
     if len(new.dims) != 4:
-        own = own_names(tree).get(old, old)
         raise OptionError(
             f"new {what} have a dimension beside chain, draw and component, got {new.dims}; keep "
-            f"it where you take a part of them: new.isel({{{own!r}: [0]}})"
+            f"it where you take a part of them: new.isel({{{old!r}: [0]}})"
         )
     if new.sizes["component"] != group.sizes["component"]:
         raise OptionError(
             f"the new {what} have {new.sizes['component']} components and the run "
             f"{group.sizes['component']}; pass what daskfactor.transform gives for this run"
         )
-    # A group of a tree takes no slashes; the result has the user's names again.
-    stored = {user: own for own, user in own_names(tree).items()}
-    slashed = [str(own) for own in (*new.dims, *new.coords) if "/" in str(own)]
-    new = new.rename({own: stored.get(own, to) for own, to in storable_names(slashed).items()})
     group = group.drop_dims(old).assign({name: new.drop_vars("weight", errors="ignore")})
-    groups = {key: node.to_dataset() for key, node in tree.children.items()}
-    groups["posterior"] = group
-    for key in (COARSE, "observed_data"):
-        groups.pop(key, None)
-    changed = xr.DataTree.from_dict(groups)
-    about = json.loads(tree.attrs.get("data", "{}"))
-    about.pop("n_observed", None)  # of the rows whose place these take
-    changed.attrs = tree.attrs | ({"data": json.dumps(about)} if about else {})
-    return changed, None
+    gone = (COARSE, "observed_data")
+    groups = {key: own for key, own in run.groups.items() if key not in gone}
+    # What was observed is of the rows whose place these take.
+    about = {key: value for key, value in run.data.items() if key != "n_observed"}
+    attrs = run.attrs | ({"data": json.dumps(about)} if about else {})
+    return Run(tree_of(groups | {"posterior": group}, attrs)), None
 
 
 def _of_another(what: str) -> OptionError:
@@ -278,22 +245,18 @@ def _with_stacks(
     stacks: dict[str, Stack],
     keys: tuple[Any, Any],
     cells: tuple[xr.DataArray, xr.DataArray],
-    names: dict[Any, str],
 ) -> xr.Dataset:
     """Unfold stacked dimensions that were asked for as a grid; index those that were not."""
-    shown = {names.get(dim, dim): dim for dim in stacks}
     if paired(cells):
         return result
-    inner = {dim: stack.renamed(names) for dim, stack in stacks.items()}
-    result = with_index(result, inner, shown)
+    result = with_index(result, stacks)
     for key, at in zip(keys, cells, strict=True):
-        dim = next(iter(at.dims), None)
-        if dim not in stacks or names.get(dim, dim) not in result.indexes:
+        dim: Any = next(iter(at.dims), None)
+        if dim not in stacks or dim not in result.indexes:
             continue
         if isinstance(key, Mapping) or (key is None and stacks[dim].maps):
-            result = unstacked(result, names.get(dim, dim))
-            if isinstance(key, Mapping):
-                result = result.sel({names.get(n, n): own for n, own in key.items()})
+            result = unstacked(result, dim)
+            result = result.sel(key) if isinstance(key, Mapping) else result
     return result
 
 
@@ -302,20 +265,21 @@ def _check_options(interval: float, of: str | None) -> None:
     one_of("of", of, ("observation", "mean", None), "; or leave it out")
 
 
-def observed_law(tree: xr.DataTree) -> tuple[Any, Any]:
-    """Rebuild the model of a run, and its dispersion or those of columns, (J,); NaN: none."""
+def observed_law(run: Run) -> tuple[Any, Any]:
+    """Return the model of a run, and its dispersion or those of columns, (J,); NaN: none."""
     with describes_run():
-        model = model_from_dict(json.loads(tree.attrs["model"]))
-        dispersion: Any = float(tree.attrs["dispersion"] if model.has_observations else "nan")
-    if MOMENTS in tree.children and "dispersion_mean" in tree[MOMENTS]:
-        dispersion = tree[MOMENTS].to_dataset()["dispersion_mean"].values.mean(axis=0)
+        model = model_from_dict(run.document("model"))
+        dispersion: Any = float(run.attrs["dispersion"] if model.has_observations else "nan")
+    moments = run.group(MOMENTS)
+    if "dispersion_mean" in moments:
+        dispersion = moments["dispersion_mean"].values.mean(axis=0)
     return model, dispersion
 
 
-def _model_of(tree: xr.DataTree, of: Of | None, uncertainty: Any) -> tuple[Any, Any, Of]:
-    """The model of a run, its dispersion or those of columns, and what the interval is about."""
-    model, dispersion = observed_law(tree)
-    if not knows_variances(tree, uncertainty):
+def _model_of(run: Run, of: Of | None, uncertainty: Any) -> tuple[Any, Any, Of]:
+    """Return the model of a run, its dispersion or those of columns, what the interval is about."""
+    model, dispersion = observed_law(run)
+    if not knows_variances(run, uncertainty):
         if of == "observation":
             raise OptionError(
                 "of='observation' needs the uncertainty of each of these cells, and the run did "
@@ -330,15 +294,15 @@ def _model_of(tree: xr.DataTree, of: Of | None, uncertainty: Any) -> tuple[Any, 
     return model, dispersion, of or ("observation" if model.has_observations else "mean")
 
 
-def _noise_of(tree: xr.DataTree, cells: Any, dispersion: Any, uncertainty: Any, mean: Any) -> Any:
+def _noise_of(run: Run, cells: Any, dispersion: Any, uncertainty: Any, mean: Any) -> Any:
     """The dispersion of a new observation of each of these cells, or one for all of them."""
     if np.ndim(dispersion):  # along the last axis of what is asked for
         dispersion = dispersion[np.atleast_1d(cells[1].values)]
         if isinstance(mean, da.Array):
             dispersion = from_array(dispersion, mean.chunks[-1:])
-    if not has_uncertainty(tree):
+    if not has_uncertainty(run):
         return dispersion
-    return dispersion * variances(tree, cells, uncertainty, mean)
+    return dispersion * variances(run, cells, uncertainty, mean)
 
 
 def _of_observation(
@@ -348,16 +312,6 @@ def _of_observation(
     total = likelihood.observation_variance(mean, variance, dispersion)
     ends = likelihood.interval(mean, variance, dispersion, interval)
     return np.stack([np.sqrt(total), *ends])
-
-
-def _moved(
-    ends: tuple[Lazy, Lazy], own: tuple[Lazy, Lazy], wanted: tuple[Lazy, Lazy], nonnegative: bool
-) -> tuple[Lazy, Lazy]:
-    """Quantiles of mu, moved from its own mean and variance to the extrapolated ones."""
-    spread = da.where(own[1] > 0, own[1], 1.0)
-    scale = da.where(own[1] > 0, da.sqrt(wanted[1] / spread), 1.0)
-    low, high = (wanted[0] + scale * (end - own[0]) for end in ends)
-    return (da.maximum(low, 0.0), da.maximum(high, 0.0)) if nonnegative else (low, high)
 
 
 @reads_here
@@ -401,34 +355,36 @@ def monitored(
     True
     """
     _check_options(interval, of)
-    tree = as_tree(trace)
-    if "monitor" not in tree.children:
+    run = Run.of(trace)
+    if MONITOR not in run:
         raise OptionError(
             "this run monitored no cells: none were asked for with monitor=, or none was missing"
         )
-    axes = Axes.of(tree.attrs)
-    if axes is None:
-        require_matrix(tree, "monitored")
-    model, dispersion, of = _model_of(tree, of, uncertainty)
-    group = tree["monitor"].to_dataset().load()
+    if run.axes is None:
+        run.require_matrix("monitored")
+    model, dispersion, of = _model_of(run, of, uncertainty)
+    group = run.group(MONITOR).load()
     mean, variance = _pooled(group)
     if of == "observation":
         cells = group[CELL_INDICES[0]], group[CELL_INDICES[1]]
-        (phi,) = compute(_noise_of(tree, cells, dispersion, uncertainty, mean))
+        (phi,) = compute(_noise_of(run, cells, dispersion, uncertainty, mean))
         sd, lower, upper = _of_observation(mean, variance, phi, model.likelihood, interval)
     else:
         sd = np.sqrt(variance)
         lower, upper = matched_interval(mean, variance, model.nonnegative, interval)
     values = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
-    own = {name: group[name].variable for name in CELL_INDICES}
-    users = [n for n, coord in group.coords.items() if coord.dims == ("cell",) and n not in own]
-    given = {name: str(own_names(tree).get(name, name)) for name in users}
-    shown = beside(given.values(), {"cell", *own, *values})
+    names = {inner: name for name, inner in CELL_NAMES.items()}
     result = xr.Dataset({name: ("cell", value) for name, value in values.items()})
-    result = result.assign_coords({shown[given[n]]: group[n].variable for n in users} | own)
-    if axes is not None:
-        result = result.drop_vars(result.coords).assign_coords(axes.places(group))
-    return _with_units(result, tree, values).assign_attrs(of=of, interval=interval)
+    result = result.assign_coords(
+        {
+            names.get(str(name), name): coord.variable
+            for name, coord in group.coords.items()
+            if coord.dims == ("cell",)
+        }
+    )
+    if run.axes is not None:
+        result = result.drop_vars(result.coords).assign_coords(run.axes.places(group))
+    return _with_units(result, run).assign_attrs(of=of, interval=interval)
 
 
 def _pooled(group: xr.Dataset) -> tuple[Array, Array]:

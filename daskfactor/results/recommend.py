@@ -1,6 +1,5 @@
 """The best columns for every row by the posterior of the mean: the verb ``recommend``."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from math import prod
@@ -32,17 +31,9 @@ from daskfactor.machine import memory_budget
 from daskfactor.progress import RunEvent, progress_bar
 from daskfactor.results.predict import with_new
 from daskfactor.results.ranking import FEW, GROUP_BYTES, Best, Search, Stack, score_of
-from daskfactor.results.schema import beside, factor_dims, own_names
+from daskfactor.results.schema import tree_of
 from daskfactor.results.selection import keys_of, select
-from daskfactor.results.trace import (
-    Trace,
-    as_draws,
-    draw_weights,
-    factors_of,
-    kept_beside,
-    reads_here,
-    require_matrix,
-)
+from daskfactor.results.trace import Run, Trace, as_draws, factors_of, reads_here
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -189,7 +180,7 @@ class Asked(NamedTuple):
     draws have weight, ``weights`` (D,) theirs.
     """
 
-    tree: xr.DataTree
+    run: Run
     W: xr.DataArray
     H: xr.DataArray
     rows: xr.DataArray
@@ -200,45 +191,39 @@ class Asked(NamedTuple):
 
 
 def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
-    tree = as_draws(trace, "a ranking")
-    require_matrix(tree, "recommend")
-    run = tree
+    whole = run = as_draws(trace, "a ranking")
+    run.require_matrix("recommend")
     if isinstance(rows, xr.DataArray) and "component" in rows.dims:
-        tree, rows = with_new(*_with_same_draws(tree, rows))
-    dims = factor_dims(tree)
-    group, masses = tree["posterior"].to_dataset(), draw_weights(tree)
-    at_rows, at_columns = select(tree, dims, rows, columns)
-    W, H = factors_of(group)
+        run, rows = with_new(*_with_same_draws(run, rows))
+    at_rows, at_columns = select(run, rows, columns)
+    W, H = factors_of(run.posterior)
     H = H.transpose("chain", "draw", H.dims[3], "component")
-    if masses is None:
-        masses = np.full(W.shape[:2], 1.0 / prod(W.shape[:2]))
+    masses = run.masses.values
     kept = masses > 0
     weights = masses[kept] / masses[kept].sum()
     shape = W.shape[2], H.shape[2]
-    names = own_names(tree)
     at_rows, at_columns = (
-        at if at.ndim else at.expand_dims(names.get(dim, dim))
-        for at, dim in zip((at_rows, at_columns), dims, strict=True)
+        at if at.ndim else at.expand_dims(dim)
+        for at, dim in zip((at_rows, at_columns), run.dims, strict=True)
     )
-    return Asked(run, W, H, at_rows, at_columns, shape, kept, weights)
+    return Asked(whole, W, H, at_rows, at_columns, shape, kept, weights)
 
 
-def _with_same_draws(tree: xr.DataTree, rows: xr.DataArray) -> tuple[xr.DataTree, str, Any]:
-    """Repeat a tree of one draw for every draw of new rows; return what `with_new` takes."""
-    group, alone = tree["posterior"].to_dataset(), not {"chain", "draw"} & set(rows.dims)
+def _with_same_draws(run: Run, rows: xr.DataArray) -> tuple[Run, str, Any]:
+    """Repeat a run of one draw for every draw of new rows; return what `with_new` takes."""
+    group, alone = run.posterior, not {"chain", "draw"} & set(rows.dims)
     if group.sizes["chain"] * group.sizes["draw"] > 1:
         if alone:
             raise OptionError(
                 "these new rows are a point, without draws, and the run has draws; pass what "
                 "daskfactor.transform(..., point=False) gives"
             )
-        return tree, "W", rows
+        return run, "W", rows
     if alone:
         rows = rows.expand_dims(chain=group["chain"].values, draw=group["draw"].values)
     group = group.isel({dim: np.zeros(rows.sizes[dim], int) for dim in ("chain", "draw")})
-    repeated = tree.copy()
-    repeated["posterior"] = xr.DataTree(group.assign_coords(chain=rows.chain, draw=rows.draw))
-    return repeated, "W", rows
+    group = group.assign_coords(chain=rows.chain, draw=rows.draw)
+    return Run(tree_of(run.groups | {"posterior": group}, run.attrs)), "W", rows
 
 
 def _groups(
@@ -265,7 +250,7 @@ def _left_out(exclude: Any, asked: Asked) -> tuple[Ints, Ints]:
     if exclude is None:
         return none
     if isinstance(exclude, str) and exclude == "seen":
-        exclude = _seen(asked.tree)
+        exclude = _seen(asked.run)
     given = isinstance(exclude, BlockedData)
     data = exclude if given else _opened(exclude)
     try:
@@ -288,12 +273,12 @@ def _left_out(exclude: Any, asked: Asked) -> tuple[Ints, Ints]:
     return starts.astype(np.int64), columns[order].astype(np.int64)
 
 
-def _seen(tree: xr.DataTree) -> Any:
+def _seen(run: Run) -> Any:
     """The data of a run, where it keeps them or the place that they were read from."""
-    kept = kept_beside(tree, "V")
+    kept = run.observed("V")
     if kept is not None:
         return kept
-    source = json.loads(tree.attrs.get("run", "{}")).get("source") or {}
+    source = run.document("run").get("source") or {}
     if source.get("location") is None:
         raise OptionError(
             'exclude="seen" needs the data of the run, which it does not keep and which were read '
@@ -377,21 +362,14 @@ def _labelled(best: Best, asked: Asked) -> xr.Dataset:
     position = np.where(there, columns.values[place], -1)
     labels = columns[column].values if column in columns.coords else columns.values
     chosen = _with_none(labels[place], there)
-    own = {"rank", "position", *FIGURES}
-    levels = [str(name) for name in columns.attrs["levels"]]
-    names = beside([row, column, *levels, *map(str, rows.coords)], own)
-    shape = (names[row], "rank")
-    values: dict[str, Any] = {names[column]: (shape, chosen), "position": (shape, position)}
+    shape = (row, "rank")
+    values: dict[str, Any] = {column: (shape, chosen), "position": (shape, position)}
     values |= {
-        names[name]: (shape, _with_none(columns[name].values[place], there)) for name in levels
+        name: (shape, _with_none(columns[name].values[place], there))
+        for name in columns.attrs["levels"]
     }
     values |= {name: (shape, best.figures[..., at]) for at, name in enumerate(FIGURES)}
-    coords = {
-        names[str(name)]: ((names[row],) if coord.dims else (), coord.values)
-        for name, coord in rows.coords.items()
-    }
-    coords["rank"] = (("rank",), np.arange(1, place.shape[1] + 1))
-    return xr.Dataset(values, coords)
+    return xr.Dataset(values, {**rows.coords, "rank": np.arange(1, place.shape[1] + 1)})
 
 
 def _with_none(labels: Array, there: NDArray[np.bool_]) -> Array:

@@ -6,9 +6,7 @@ its draws as `Variable`s of its own; everything else is here. A `RunSpec` is che
 the first draw; `layouts` and `group_coords` say what it comes to, in memory or in a store.
 """
 
-import json
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -19,9 +17,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import daskfactor
-from daskfactor.checks import warn
-from daskfactor.data.known import free_name
-from daskfactor.errors import DataError, DataWarning, OptionError, StoreFormatError
+from daskfactor.errors import DataError, OptionError, StoreFormatError
 from daskfactor.results.root import FORMAT_VERSION, LIBRARY
 
 ROW: Final = "{row}"
@@ -139,10 +135,6 @@ GROUP_ATTRS: Final = (
     "sample_dims",
 )
 """Attributes of every group; of one that no draw numbers all but the last."""
-LONGEST_NAME: Final = 200
-"""Bytes of a name that a file system surely takes."""
-RENAMED: Final = "renamed"
-"""Attribute of a tree: the user's own names of what has another one in it, as JSON."""
 
 
 def group_attrs(attrs: Mapping[str, Any], dims: Collection[Any]) -> dict[str, Any]:
@@ -161,60 +153,17 @@ def group_attrs(attrs: Mapping[str, Any], dims: Collection[Any]) -> dict[str, An
     return {name: known[name] for name in GROUP_ATTRS if known.get(name)}
 
 
-def _own_names(variables: Iterable[Variable]) -> frozenset[str]:
-    """Names of variables, and of those of their dimensions that are not the user's."""
-    own = {variable.name: variable.dims for variable in variables}
-    return frozenset({*own, *(dim for dims in own.values() for dim in dims)} - {ROW, COLUMN})
-
-
 COMPONENT_NAME: Final = "component_name"
 """Coordinate beside the numbers of components that tells which of them are biases."""
-_FACTOR_NAMES = _own_names((*DRAWS, *STREAMED, *OBSERVED, *WEIGHED)) | {*FEATURES, COMPONENT_NAME}
-_CELL_NAMES = _own_names(MONITORED) | set(CELL_INDICES)
+CELL_NAMES: Final = {"var": "var_"}
+"""What coordinates are called among monitored cells, whose ``var`` is a variance."""
 
 
-def beside(names: Iterable[str], own: Collection[str]) -> dict[str, str]:
-    """Give every name of the user's one that is not among ``own``: with underscores at its end.
-
-    A name that is free stays as it is. The others become the same whatever ``own`` is, so that
-    one has at most two forms in all the groups of a tree.
-    """
-    names = list(names)
-    taken = {*names, *_FACTOR_NAMES, *_CELL_NAMES, *own}
-    return {name: free_name(name, taken) if name in own else name for name in names}
-
-
-def tell_of(names: Mapping[str, str]) -> None:
-    """Warn of names of the user's that are others in a result."""
-    moved = ", ".join(f"{name!r} is {own!r}" for name, own in names.items() if name != own)
-    if moved:
-        warn(
-            f"the results have names of their own, so that a name of the data's there has another "
-            f"one: {moved} (predict gives it back)",
-            DataWarning,
-        )
-
-
-def own_names(tree: xr.DataTree) -> dict[Any, str]:
-    """The user's names of those dimensions and coordinates that have others in the tree."""
-    return dict(json.loads(tree.attrs.get(RENAMED, "{}")))
-
-
-def storable_names(names: Iterable[str]) -> dict[str, str]:
-    """Give every name one that a group of a store can have, whatever text it is.
-
-    A path takes no slash, no dots alone and no name that is empty, long or zarr's own.
-    """
-    names = list(names)
-    found: dict[str, str] = {}
-    for name in names:
-        plain = re.sub(r"[/\\\0]", "_", name)
-        while len(plain.encode()) > LONGEST_NAME:
-            plain = plain[:-1]
-        if not plain.strip(".") or plain == "zarr.json":
-            plain += "_"
-        found[name] = name if plain == name else free_name(plain, {*names, *found.values()})
-    return found
+def tree_of(groups: Mapping[str, Any], attrs: Mapping[Any, Any]) -> xr.DataTree:
+    """Make a tree of groups, with the attributes of its root."""
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = dict(attrs)
+    return tree
 
 
 def component_labels(group: Any) -> list[Any]:
@@ -361,27 +310,14 @@ class RunSpec:
             *self.constants,
         )
 
-    def names(self, group: str) -> dict[str, str]:
-        """What the user's dimensions and coordinates are called in a group."""
-        users = dict.fromkeys([*self.dims, *map(str, self.labels.coords)])
-        own = _FACTOR_NAMES | {variable.name for variable in self.learnt}
-        stored = storable_names(users)
-        inner = beside(stored.values(), _CELL_NAMES if group == MONITOR else own)
-        return {name: inner[plain] for name, plain in stored.items()}
-
     @property
     def root_attrs(self) -> dict[str, Any]:
         """Attributes of the root, complete."""
-        groups = ("posterior", MONITOR) if self.n_monitor else ("posterior",)
-        renamed = {
-            inner: name
-            for group in groups
-            for name, inner in self.names(group).items()
-            if inner != name
+        return {
+            **self.attrs,
+            "inference_library": LIBRARY,
+            "format_version": FORMAT_VERSION,
         }
-        own = {"inference_library": LIBRARY, "format_version": FORMAT_VERSION}
-        own |= {RENAMED: json.dumps(renamed)} if renamed else {}
-        return {**self.attrs, **own}
 
     @cached_property
     def labels(self) -> xr.Dataset:
@@ -442,10 +378,9 @@ def layouts(spec: RunSpec) -> dict[str, Layout]:
     dtypes = {"factor": spec.dtype, "real": "f8", "count": "i8", "flag": "?", "data": data}
     known = {variable: spec.attrs.get(variable.name) for variable in spec.constants}
     known |= dict.fromkeys(OBSERVED, spec.observed) | dict.fromkeys(WEIGHED, spec.weights)
+    names = dict(zip((ROW, COLUMN), spec.dims, strict=True))
     found = {}
     for variable in spec.variables:
-        inner = spec.names(variable.group)
-        names = {ROW: inner[spec.dims[0]], COLUMN: inner[spec.dims[1]]}
         sizes["draw"] = planned_draws(variable.group, spec.draws)
         dtype = np.dtype(dtypes[variable.kind])
         shape = tuple(sizes[dim] for dim in variable.dims)
@@ -493,10 +428,9 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
     own: dict[str, Any] = {dim: values for dim, values in every.items() if dim in dims}
     if spec.components is not None and "component" in dims:
         own[COMPONENT_NAME] = ("component", np.array(spec.components))
-    inner = spec.names(group)
     # Along which dimension the labels of rows and of columns are, and which of them.
     taken: dict[str, tuple[str, Any]] = {
-        name: (inner[name], slice(None))
+        name: (name, slice(None))
         for axis, name in zip((ROW, COLUMN), spec.dims, strict=True)
         if axis in dims
     }
@@ -506,10 +440,11 @@ def group_coords(group: str, spec: RunSpec) -> xr.Dataset:
         taken = {dim: own[name] for dim, name in zip(spec.dims, CELL_INDICES, strict=True)}
         if spec.unfolds:  # places in an unfolding are no columns of H
             del taken[spec.dims[1]]
+    names = CELL_NAMES if group == MONITOR else {}
     users: dict[str, Any] = {}
     for name, coord in spec.labels.coords.items():
         if coord.dims[0] in taken:
             along, at = taken[str(coord.dims[0])]
-            users[inner[str(name)]] = (along, coord.values[at], coord.attrs)
+            users[names.get(str(name), str(name))] = (along, coord.values[at], coord.attrs)
     found = xr.Dataset(coords=users).assign_coords(own)
     return found.assign_attrs(group_attrs(spec.attrs, dims))

@@ -10,25 +10,22 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.checks import first_places
+from daskfactor.data.known import is_usable
 from daskfactor.errors import OptionError
-from daskfactor.results.schema import own_names
 from daskfactor.results.stacks import stacks_of
+from daskfactor.results.trace import Run
 
 MOST_COMPARED: Final = 10**5
 """Labels that are compared with one that is not among them."""
 
 
-def select(
-    tree: xr.DataTree, dims: tuple[str, str], rows: Any, columns: Any
-) -> tuple[xr.DataArray, xr.DataArray]:
+def select(run: Run, rows: Any, columns: Any) -> tuple[xr.DataArray, xr.DataArray]:
     """Find the positions of rows and of columns that a user names, with the labels they have.
 
     Parameters
     ----------
-    tree
-        A trace with draws.
-    dims
-        Names of rows and of columns in it.
+    run
+        With draws.
     rows, columns
         None (all), a label, an array of labels, a slice, or a boolean mask; integer
         positions where there is no coordinate. Two DataArrays that share their one
@@ -41,14 +38,15 @@ def select(
     """
     pointwise = all(isinstance(key, xr.DataArray) for key in (rows, columns))
     pointwise = pointwise and bool(set(rows.dims) & set(columns.dims))
-    if pointwise and (rows.dims != columns.dims or rows.ndim != 1):
+    usable = pointwise and rows.dims == columns.dims and rows.ndim == 1
+    if pointwise and not (usable and is_usable(str(rows.dims[0]))):
         raise OptionError(
-            "rows and columns that name single cells must have the same single dimension, "
-            f"got dimensions {rows.dims} and {columns.dims}"
+            "rows and columns that name single cells must have the same single dimension, of a "
+            f"name that results do not use, got dimensions {rows.dims} and {columns.dims}"
         )
     chosen_rows, chosen_columns = (
-        _chosen(_positions(tree, dim), key, what, pointwise)
-        for dim, key, what in zip(dims, (rows, columns), ("rows", "columns"), strict=True)
+        _chosen(_positions(run, dim), key, what, pointwise)
+        for dim, key, what in zip(run.dims, (rows, columns), ("rows", "columns"), strict=True)
     )
     if pointwise and chosen_rows.size != chosen_columns.size:
         raise OptionError(
@@ -81,18 +79,13 @@ def keys_of(at: xr.DataArray) -> Any:
     return at.indexes.get(at.dims[0]) if stacked is None else stacked
 
 
-def _positions(tree: xr.DataTree, dim: str) -> xr.DataArray:
-    """Positions of all rows, or columns, and their labels, under the user's own names."""
-    group, names = tree["posterior"].to_dataset(), own_names(tree)
-    own = names.get(dim, dim)
-    labels = {
-        names.get(name, name): ([own] * coord.ndim, coord.data, coord.attrs)
-        for name, coord in group.coords.items()
-        if set(coord.dims) <= {dim}
-    }
-    stack = stacks_of(tree.attrs).get(str(own))
+def _positions(run: Run, dim: str) -> xr.DataArray:
+    """Positions of all rows, or columns, and their labels."""
+    coords = run.posterior.coords.items()
+    labels = {name: coord for name, coord in coords if set(coord.dims) <= {dim}}
+    stack = stacks_of(run.attrs).get(dim)
     about = {"levels": {} if stack is None else stack.levels}
-    return xr.DataArray(np.arange(group.sizes[dim]), labels, (own,), attrs=about)
+    return xr.DataArray(np.arange(run.posterior.sizes[dim]), labels, (dim,), attrs=about)
 
 
 def _chosen(at: xr.DataArray, key: Any, what: str, pointwise: bool) -> xr.DataArray:

@@ -12,16 +12,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.results.align import (
-    Law,
-    as_drawn,
-    best_order,
-    law_of,
-    since_drawn,
-)
-from daskfactor.results.schema import factor_dims
-from daskfactor.results.tensors import Axes, axis_factors
-from daskfactor.results.trace import has_draws, stored_model
+from daskfactor.results.align import as_drawn, best_order, since_drawn
+from daskfactor.results.tensors import axis_factors
+from daskfactor.results.trace import Law, Run
 from daskfactor.results.verdict import RARE
 
 Array = NDArray[np.float64]
@@ -86,7 +79,7 @@ def component_names(group: xr.Dataset, law: Law) -> list[str]:
     return [str(label) for label in group["component"].values[: law.components].tolist()]
 
 
-def order_of(aligned: xr.DataTree, named: xr.DataTree, law: Law, alike: Array) -> Order:
+def order_of(aligned: Run, named: Run, alike: Array) -> Order:
     """Return the order of the components of a run.
 
     Parameters
@@ -95,18 +88,16 @@ def order_of(aligned: xr.DataTree, named: xr.DataTree, law: Law, alike: Array) -
         The run, aligned by itself.
     named
         A copy whose components have the names that are wanted; maybe aligned by something else.
-    law
-        Which components may move.
     alike
         How alike each aligned component is in the halves of all chains.
     """
-    alignment = aligned["alignment"].to_dataset()
+    alignment, law = aligned.group("alignment"), aligned.law
     permutation = alignment["permutation"].transpose("chain", "draw", "component").values
     by_chain = alignment["share_by_chain"].transpose("chain", "component").values
     shares = alignment["share"].values, np.nanmin(by_chain, axis=0)
     columns = [*shares, (by_chain >= RARE).sum(axis=0), alike]
-    if "alignment" in named.children:
-        position, _ = since_drawn(named["alignment"].to_dataset())
+    if named.is_aligned:
+        position, _ = since_drawn(named.group("alignment"))
         same = np.take_along_axis(np.argsort(position, axis=-1), permutation, -1)
         counts = np.zeros((alike.size, alike.size))
         np.add.at(counts, (same, np.broadcast_to(np.arange(alike.size), same.shape)), 1.0)
@@ -114,7 +105,7 @@ def order_of(aligned: xr.DataTree, named: xr.DataTree, law: Law, alike: Array) -
         permutation, columns = permutation[..., place], [own[place] for own in columns]
     else:
         named = aligned
-    names = component_names(named["posterior"].to_dataset(), law)
+    names = component_names(named.posterior, law)
     return Order(names, permutation, *columns)
 
 
@@ -127,23 +118,21 @@ def in_place(group: xr.Dataset, law: Law, alike: Array) -> Order:
     return Order(component_names(group, law), order, unknown, unknown, everywhere, alike)
 
 
-def density_series(tree: xr.DataTree, kept: Any) -> Iterator[Series]:
+def density_series(run: Run, kept: Any) -> Iterator[Series]:
     """Follow log densities and objectives."""
     for group in ("sample_stats", "log_likelihood"):
-        found = tree[group].data_vars.items() if group in tree.children else ()
-        for name, values in found:
+        for name, values in run.group(group).data_vars.items():
             if name in DENSITIES and set(values.dims) == {"chain", "draw"} and values.size:
                 drawn = values.transpose("chain", "draw").values.astype(np.float64)
                 yield Series(str(name), "density", drawn[kept])
 
 
-def learnt_series(tree: xr.DataTree, kept: Any, order: Order | None) -> Iterator[Series]:
+def learnt_series(run: Run, kept: Any, order: Order | None) -> Iterator[Series]:
     """Follow hyperparameters that are drawn; of one with many entries, some.
 
     Those that components have are left out where there is no ``order`` of these.
     """
-    group = tree["posterior"].to_dataset() if "posterior" in tree.children else xr.Dataset()
-    for name, values in group.drop_vars(["W", "H"], errors="ignore").data_vars.items():
+    for name, values in run.posterior.drop_vars(["W", "H"], errors="ignore").data_vars.items():
         if not {"chain", "draw"} <= set(values.dims) or not values.size:
             continue
         others = [dim for dim in values.dims if dim not in ("chain", "draw", "component")]
@@ -163,16 +152,15 @@ def learnt_series(tree: xr.DataTree, kept: Any, order: Order | None) -> Iterator
                 yield from order.series(label, "learnt", drawn[kept], kept)
 
 
-def factor_sums(tree: xr.DataTree) -> dict[str, Array]:
+def factor_sums(run: Run) -> dict[str, Array]:
     """Sum the entries of each component in each factor, (chain, draw, component)."""
-    group, axes = tree["posterior"].to_dataset(), Axes.of(tree.attrs)
-    names = ("w", "h") if axes is None else axes.names
+    names = ("w", "h") if run.axes is None else run.axes.names
     return {
         f"{name}_sum": part.sum(dim, dtype=np.float64, skipna=False)
         .transpose("chain", "draw", "component")
         .compute(scheduler="threads")
         .values
-        for name, (part, dim) in zip(names, axis_factors(group, axes), strict=True)
+        for name, (part, dim) in zip(names, axis_factors(run.posterior, run.axes), strict=True)
     }
 
 
@@ -182,16 +170,15 @@ def balanced_density(tree: xr.DataTree, sums: dict[str, Array] | None = None) ->
     None where there are no draws, or where the model does not tell. ``sums`` are the
     `factor_sums` of the run as drawn, if these are known.
     """
-    model = stored_model(tree)
-    if model is None or model.simplex or model.rotates or model.tensor or not has_draws(tree):
+    run = Run(as_drawn(tree))
+    model, sizes = run.model, run.posterior.sizes
+    if model is None or model.simplex or model.rotates or model.tensor or not run.has_draws:
         return None
-    tree = as_drawn(tree)
-    group, free = tree["posterior"].to_dataset(), law_of(tree).free
-    if group.sizes["draw"] == 0:
+    if sizes["draw"] == 0:
         return None
-    of_w, of_h = (own[..., free] for own in (sums or factor_sums(tree)).values())
-    row, column = factor_dims(group)
-    rates = tuple(float(tree.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
-    uneven = model.scale_density(of_w, of_h, (group.sizes[row], group.sizes[column]), rates)
-    lp = tree["sample_stats"]["lp"].transpose("chain", "draw").values
+    of_w, of_h = (own[..., run.law.free] for own in (sums or factor_sums(run)).values())
+    row, column = run.dims
+    rates = tuple(float(run.attrs.get(name, math.nan)) for name in ("rate_w", "rate_h"))
+    uneven = model.scale_density(of_w, of_h, (sizes[row], sizes[column]), rates)
+    lp = run.stats["lp"].transpose("chain", "draw").values
     return lp - uneven if uneven.any() and lp.shape == uneven.shape else None

@@ -12,15 +12,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import Checkpoints, Counts, plain
+from daskfactor.results.opening import check_weights, trimmed
 from daskfactor.results.schema import (
     STEIN,
     RunSpec,
     group_coords,
     layouts,
-    tell_of,
+    tree_of,
 )
 from daskfactor.results.stacks import indexed
-from daskfactor.results.trace import check_weights, trimmed
 
 if TYPE_CHECKING:
     from daskfactor.results.places import Reservation
@@ -55,7 +55,6 @@ def sink_of(spec: RunSpec, reservation: "Reservation | None", state: tuple[Any, 
     StoreError
         If the store cannot be written.
     """
-    tell_of(spec.names("posterior"))
     if reservation is None:
         return Sink(spec)
     from daskfactor.results.store import RunStore
@@ -306,8 +305,7 @@ class Sink:
                 about = {"description": layout.variable.doc}
                 found = layout.dims, np.asarray(values, dtype=layout.dtype), about
                 groups[group] = groups[group].assign({name: found})
-        tree = xr.DataTree.from_dict(groups)
-        tree.attrs = plain(spec.root_attrs)
+        tree = tree_of(groups, plain(spec.root_attrs))
         return indexed(trimmed(tree, self.committed))
 
     def _opened(self, path: str) -> Any:

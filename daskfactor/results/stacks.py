@@ -17,7 +17,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.data.known import Stack
-from daskfactor.results.schema import own_names
+from daskfactor.results.schema import tree_of
 
 STACKS: Final = "stacks"
 """Attribute of a tree: stacked dimensions by the user's names, as JSON."""
@@ -35,27 +35,21 @@ def stacks_of(attrs: Mapping[Any, Any]) -> dict[str, Stack]:
 
 def indexed(tree: xr.DataTree) -> xr.DataTree:
     """A tree whose stacked dimensions have a MultiIndex."""
-    stacks, names = stacks_of(tree.attrs), own_names(tree)
+    stacks = stacks_of(tree.attrs)
     if not stacks:
         return tree
-    groups = {
-        name: with_index(node.to_dataset(), stacks, names) for name, node in tree.children.items()
-    }
-    found = xr.DataTree.from_dict(groups)
-    found.attrs = dict(tree.attrs)
-    return found
+    groups = {name: with_index(node.to_dataset(), stacks) for name, node in tree.children.items()}
+    return tree_of(groups, tree.attrs)
 
 
-def with_index(
-    group: xr.Dataset, stacks: Mapping[str, Stack], names: Mapping[Any, str]
-) -> xr.Dataset:
-    """A group whose stacked dimensions have a MultiIndex; ``names`` are the user's own."""
+def with_index(group: xr.Dataset, stacks: Mapping[str, Stack]) -> xr.Dataset:
+    """A group whose stacked dimensions have a MultiIndex."""
     for dim in list(group.dims):
-        stack = stacks.get(str(names.get(dim, dim)))
-        inner = {names.get(n, n): n for n, of in group.coords.items() if of.dims == (dim,)}
-        if stack is None or dim in group.indexes or not set(stack.levels) <= set(inner):
+        stack = stacks.get(str(dim))
+        along = {name for name, coord in group.coords.items() if coord.dims == (dim,)}
+        if stack is None or dim in group.indexes or not set(stack.levels) <= along:
             continue
-        levels = [inner[name] for name in stack.levels]
+        levels = list(stack.levels)
         about = {name: group[name].attrs for name in levels}
         indexes = [pd.Index(labels) for labels in stack.levels.values()]
         codes = [
@@ -82,11 +76,8 @@ def plain(tree: xr.DataTree) -> xr.DataTree:
     stacked = {name: _stacked(group) for name, group in groups.items()}
     if not any(stacked.values()):
         return tree
-    found = xr.DataTree.from_dict(
-        {name: group.reset_index(stacked[name]) for name, group in groups.items()}
-    )
-    found.attrs = dict(tree.attrs)
-    return found
+    flat = {name: group.reset_index(stacked[name]) for name, group in groups.items()}
+    return tree_of(flat, tree.attrs)
 
 
 def _stacked(values: Any) -> list[Any]:

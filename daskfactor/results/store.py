@@ -36,6 +36,7 @@ from daskfactor.results.files import (
     read_marker,
     seal,
 )
+from daskfactor.results.opening import checked_store, committed_tree
 from daskfactor.results.places import (
     LocalPlace,
     Place,
@@ -57,7 +58,6 @@ from daskfactor.results.schema import (
     planned_draws,
 )
 from daskfactor.results.sink import Sink
-from daskfactor.results.trace import checked_store, committed_tree
 from daskfactor.results.writer import Writer
 from daskfactor.urls import located
 

@@ -1,6 +1,5 @@
 """What the diagnostics of a run come to: a table of numbers, and four lights over it."""
 
-import json
 import math
 import re
 from os import PathLike
@@ -28,15 +27,7 @@ from daskfactor.results.particle_summary import particle_lights, particle_lines,
 from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import Series, balanced_density
-from daskfactor.results.trace import (
-    Trace,
-    as_tree,
-    has_draws,
-    is_particles,
-    reads_here,
-    require_draws,
-    stored_model,
-)
+from daskfactor.results.trace import Run, Trace, as_tree, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 from daskfactor.results.verdict import (
     BAD_RHAT,
@@ -85,6 +76,9 @@ SCALED: Final = ("scale", "part", "density", "balanced")
 """Those that change with the scale of W and H, which `align` takes away."""
 PRECISE: Final = ("scale", "part", "learnt")
 """Those whose Monte Carlo error counts; that of components is judged with them."""
+
+
+NO_DRAWS: Final = Light("none", ("The run kept no draws.",), 'Keep draws: keep="draws".')
 
 
 def _sentences(light: Light) -> list[str]:
@@ -292,9 +286,10 @@ def judged(
     aligned: xr.DataTree | None = None,
 ) -> Summary:
     """As `summarize`, from the draws whatever the run has noted; ``aligned``, if it is known."""
-    if is_particles(tree):
-        tree = require_draws(tree, "a summary")
-        series, columns, attrs = particle_series(tree, cells, random_seed)
+    run = Run(tree)
+    if run.is_particles:
+        run = Run.of(tree, "a summary")
+        series, columns, attrs = particle_series(run, cells, random_seed)
         return _told(series, columns, attrs, *particle_lights(columns, attrs))
     series, moved = all_series(tree, cells, random_seed, None, aligned)
     if not series:
@@ -312,10 +307,10 @@ def judged(
         **dict(zip(("rhat", "ess_bulk", "ess_tail"), found.T, strict=True)),
         **{name: [getattr(one, name) for one in series] for name in OF_COMPONENTS},
     }
-    facts = _facts(tree, series[-1].values.shape)
-    lights = _lights(tree, series, beyond, facts)
+    facts = _facts(run, series[-1].values.shape)
+    lights = _lights(run, series, beyond, facts)
     attrs = {"chains": facts.chains, "draws": facts.draws}
-    return _told(series, columns, attrs, lights, _notes(tree, series, facts, moved))
+    return _told(series, columns, attrs, lights, _notes(run, series, facts, moved))
 
 
 OF_COMPONENTS: Final = ("share", "least_share", "chains_with", "agreement")
@@ -345,49 +340,41 @@ def _told(
     )
 
 
-def _facts(tree: xr.DataTree, shape: tuple[int, ...]) -> Facts:
+def _facts(run: Run, shape: tuple[int, ...]) -> Facts:
     """What of a run bears on what to do about it."""
-    attrs = tree.attrs
-    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
-    sampler = attrs.get("sampler", "{}")
-    settings = json.loads(sampler) if isinstance(sampler, str) else dict(sampler)
+    stats = run.stats
     return Facts(
         chains=int(shape[0]),
         draws=int(shape[1]),
-        tune=int(attrs.get("tune") or 0),
+        tune=int(run.attrs.get("tune") or 0),
         diverging=float(stats["diverging"].mean()) if "diverging" in stats else 0.0,
-        by_hand=is_biased(tree) and settings.get("step", "auto") != "auto",
-        asked_for=attrs.get("sampler_reason") == "as asked for",
-        explained=_explained(tree),
-        starts=_starts(tree),
+        by_hand=is_biased(run) and run.document("sampler").get("step", "auto") != "auto",
+        asked_for=run.attrs.get("sampler_reason") == "as asked for",
+        explained=_explained(run),
+        starts=_starts(run),
     )
 
 
-def _starts(tree: xr.DataTree) -> int | None:
+def _starts(run: Run) -> int | None:
     """Of how many starts each chain began with the best; None where there is no choice."""
-    model = stored_model(tree)
-    init = json.loads(tree.attrs.get("init", "{}"))
+    init = run.document("init")
     chosen = init.get("kind", "auto") in ("auto", "multiplicative")
-    if model is None or not chosen or "multiplicative" not in getattr(model, "inits", ()):
+    if not chosen or "multiplicative" not in getattr(run.model, "inits", ()):
         return None
     return int(init.get("starts", 1))
 
 
-def _explained(tree: xr.DataTree) -> bool:
+def _explained(run: Run) -> bool:
     """Whether counts were found to vary about the fit no more than Poisson's, having been asked.
 
     A dispersion that is left to the data is 1 then, and for no other reason.
     """
-    model = stored_model(tree)
-    asked = model is not None and getattr(model, "dispersion", None) == "auto"
-    return asked and tree.attrs.get("dispersion") == 1.0
+    return getattr(run.model, "dispersion", None) == "auto" and run.attrs.get("dispersion") == 1.0
 
 
-def _lights(
-    tree: xr.DataTree, series: list[Series], found: Array, facts: Facts
-) -> dict[str, Light]:
+def _lights(run: Run, series: list[Series], found: Array, facts: Facts) -> dict[str, Light]:
     """Judge the sides of a run of chains; ``found`` are R-hat and sizes of all series."""
-    moving = told_trend(tree)
+    moving = told_trend(run.tree)
     kinds = [one.kind for one in series]
     at = kinds.index("balanced" if "balanced" in kinds else "density")
     log_density = of_density(
@@ -396,7 +383,7 @@ def _lights(
     # Chains that stand still have no trend, and have not come to rest.
     rising = moving is not None or math.isinf(found[at, 0])
     known = [n for n in _of_kind(series, "product") if not np.isnan(found[n]).any()]
-    if has_draws(tree):
+    if run.has_draws:
         predictions = of_predictions(
             found[known, 0],
             found[known, 1:].min(axis=1),
@@ -405,12 +392,12 @@ def _lights(
             within=lambda: _within([series[n].values for n in known]),
         )
     else:
-        predictions = _of_monitored(tree, facts)
-    observations = _of_observations(tree, series, found, facts, rising=rising)
+        predictions = _of_monitored(run, facts)
+    observations = _of_observations(run, series, found, facts, rising=rising)
     sound = predictions.status in ("green", "none") or predictions.alone
     components = with_unsettled(
-        _of_components(tree, series, found, facts, sound=sound),
-        _unsettled(tree, series, found, judged={at, *known}),
+        _of_components(run, series, found, facts, sound=sound),
+        _unsettled(run, series, found, judged={at, *known}),
         facts,
         sound=sound,
     )
@@ -423,31 +410,30 @@ def _lights(
 
 
 def _of_observations(
-    tree: xr.DataTree, series: list[Series], found: Array, facts: Facts, *, rising: bool
+    run: Run, series: list[Series], found: Array, facts: Facts, *, rising: bool
 ) -> Light:
     """Judge new observations of the cells that are followed."""
     places = {n: at for n, one in enumerate(series) if (at := CELL.fullmatch(one.name))}
     known = [n for n in places if not np.isnan(found[n]).any()]
-    model = stored_model(tree)
-    if not has_draws(tree):
-        return Light("none", ("The run kept no draws.",), 'Keep draws: keep="draws".')
-    if model is not None and model.joins:
+    if not run.has_draws:
+        return NO_DRAWS
+    if run.model is not None and run.model.joins:
         return Light("none", ("Each of the matrices has a law of its own.",))
-    if not places or not knows_variances(tree, None):
+    if not places or not knows_variances(run, None):
         missing = "the uncertainties of cells" if places else "single cells"
         return Light("none", (f"Nothing is known of {missing}.",))
-    if model is None or "dispersion" not in tree.attrs:
+    if run.model is None or "dispersion" not in run.attrs:
         return Light("none", ("The run does not say its model.",))
     if not known:
         nothing = np.empty(0)
         return of_observations(nothing, nothing, nothing, facts, rising=rising)
-    model, dispersion = observed_law(tree)
+    model, dispersion = observed_law(run)
     rows, columns = np.array([places[n].groups() for n in known], int).reshape(-1, 2).T
     drawn = np.array([series[n].values for n in known]).reshape(len(known), *series[0].values.shape)
     mean, variance = drawn.mean(axis=(1, 2)), drawn.var(axis=(1, 2))
-    if has_uncertainty(tree):
+    if has_uncertainty(run):
         cells = xr.DataArray(rows, dims="cell"), xr.DataArray(columns, dims="cell")
-        dispersion = dispersion * variances(tree, cells, None, mean).compute()
+        dispersion = dispersion * variances(run, cells, None, mean).compute()
     elif np.ndim(dispersion):
         dispersion = dispersion[columns]
     sd = np.sqrt(model.likelihood.observation_variance(mean, variance, dispersion))
@@ -473,12 +459,9 @@ def _replaced(kinds: set[str]) -> set[str]:
     return {"component"} if "aligned" in kinds else set()
 
 
-def _unsettled(
-    tree: xr.DataTree, series: list[Series], found: Array, judged: set[int]
-) -> list[Unsettled]:
+def _unsettled(run: Run, series: list[Series], found: Array, judged: set[int]) -> list[Unsettled]:
     """Find variables that have not settled, among those that no other light goes by."""
-    model = stored_model(tree)
-    scaled = () if model is not None and model.rotates else SCALED
+    scaled = () if run.model is not None and run.model.rotates else SCALED
     variables: dict[tuple[str, str], list[int]] = {}
     for n in set(_of_kind(series, *SHOWN)) - judged:
         variables.setdefault((series[n].kind, series[n].name.partition("[")[0]), []).append(n)
@@ -498,22 +481,21 @@ def _within(values: list[Array]) -> float:
     )
 
 
-def _of_monitored(tree: xr.DataTree, facts: Facts) -> Light:
-    if MONITOR not in tree.children:
+def _of_monitored(run: Run, facts: Facts) -> Light:
+    if MONITOR not in run:
         said = "The run kept no draws and monitored no cells."
         return Light("none", (said,), 'Keep draws, keep="draws", or name cells with monitor=.')
-    group = tree[MONITOR].to_dataset()
+    group = run.group(MONITOR)
     mean, var = (group[name].transpose("chain", "cell").values for name in ("mean", "var"))
     return of_moments(mean.astype(float), var.astype(float), group["count"].values, facts)
 
 
 def _of_components(
-    tree: xr.DataTree, series: list[Series], found: Array, facts: Facts, *, sound: bool
+    run: Run, series: list[Series], found: Array, facts: Facts, *, sound: bool
 ) -> Light:
-    model = stored_model(tree)
-    if model is not None and model.rotates:
+    if run.model is not None and run.model.rotates:
         said = (
-            f"Components of a {type(model).__name__} can be turned into each other without WH "
+            f"Components of a {type(run.model).__name__} can be turned into each other without WH "
             "changing: single ones mean nothing, and are not judged."
         )
         return Light("none", (said,))
@@ -528,11 +510,11 @@ def _of_components(
         for n in _of_kind(series, "component", "aligned")
     ]
     if not known:
-        return Light("none", ("The run kept no draws.",), 'Keep draws: keep="draws".')
+        return NO_DRAWS
     return of_components(known, facts, sound=sound)
 
 
-def _notes(tree: xr.DataTree, series: list[Series], facts: Facts, moved: bool) -> list[str]:
+def _notes(run: Run, series: list[Series], facts: Facts, moved: bool) -> list[str]:
     """What else is to be known of a run of chains."""
     told = []
     if moved:
@@ -541,35 +523,34 @@ def _notes(tree: xr.DataTree, series: list[Series], facts: Facts, moved: bool) -
             "depend on."
         )
     told += [
-        _of_number(one.values, tree["posterior"].sizes.get("component"))
+        _of_number(one.values, run.posterior.sizes.get("component"))
         for one in series
         if one.name == EFFECTIVE.name
     ]
     if facts.chains == 1:
         told.append("One chain cannot show that another would end elsewhere: four chains can.")
-    if is_biased(tree):
+    if is_biased(run):
         told.append(
             "The bias of a finite step is not seen here: discretization_bias() estimates it."
         )
-    if COARSE in tree.children:
+    if COARSE in run:
         told.append(
-            "Draws are those of the fine chain, which has this bias; predict() and expectation() "
-            "take its first order off means with the coarse chain."
+            "Draws are those of the fine chain, which has this bias; expectation() takes its first "
+            "order off means with the coarse chain."
         )
     return told
 
 
-def is_biased(tree: xr.DataTree) -> bool:
+def is_biased(run: Run) -> bool:
     """Whether the draws are off by what no diagnostic of convergence sees: a finite step."""
-    if COARSE in tree.children:  # the fine chain, whatever older runs say of themselves
+    if COARSE in run:  # the fine chain, whatever older runs say of themselves
         return True
-    if BIASED in tree.attrs:
-        return bool(tree.attrs[BIASED])
+    if BIASED in run.attrs:
+        return bool(run.attrs[BIASED])
     # Runs of 0.1.0 do not say so; those without bias had acceptance or step 1.
-    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
-    if "acceptance_rate" in stats or "step_size" not in stats:
+    if "acceptance_rate" in run.stats or "step_size" not in run.stats:
         return False
-    return bool((stats["step_size"] != 1.0).any())
+    return bool((run.stats["step_size"] != 1.0).any())
 
 
 def told_trend(tree: xr.DataTree) -> str | None:
@@ -577,14 +558,13 @@ def told_trend(tree: xr.DataTree) -> str | None:
 
     One that sizes of W and H make, which WH does not depend on, is none.
     """
-    stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else {}
-    if "lp" not in stats:
+    run, spread = Run(tree), math.inf
+    if "lp" not in run.stats:
         return None
-    spread, model = math.inf, stored_model(tree)
-    if model is not None and "data" in tree.attrs:
-        spread = model.density_spread(tuple(json.loads(tree.attrs["data"])["shape"]))
+    if run.model is not None and run.data:
+        spread = run.model.density_spread(tuple(run.data["shape"]))
     with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
-        found = trend(stats["lp"].transpose("chain", "draw").values, spread)
+        found = trend(run.stats["lp"].transpose("chain", "draw").values, spread)
         if found is not None and (balanced := balanced_density(tree)) is not None:
             found = trend(balanced, spread)
     if found is None:

@@ -22,8 +22,8 @@ from daskfactor.checks import cells_of_tensor
 from daskfactor.data.joined import FACTOR
 from daskfactor.errors import OptionError
 from daskfactor.models.tweedie import TweedieNMF
-from daskfactor.results.schema import CELL_INDICES, factor_dims
-from daskfactor.results.trace import stored_model
+from daskfactor.results.schema import MONITOR, WARMUP, factor_dims, tree_of
+from daskfactor.results.trace import Axes, Run
 
 MOST_CELLS = 2**24
 MOST_COMPARED = 256
@@ -34,50 +34,9 @@ PLACES = "places"
 CHUNK_BYTES = 2**26
 
 
-class Axes(NamedTuple):
-    """The axes of a tensor: names, lengths, and the first column of each in H."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    starts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, attrs: Mapping[Any, Any]) -> "Axes | None":
-        """Read them from what results say of their data; None of a matrix."""
-        placed = json.loads(str(attrs.get("data", "{}"))).get("placed", {})
-        if "offsets" not in placed:
-            return None
-        names, spans = zip(*((n, own["span"]) for n, own in placed["factors"].items()), strict=True)
-        return cls(names, tuple(b - a for a, b in spans), tuple(a for a, _ in spans))
-
-    def labels(self, attrs: Mapping[Any, Any]) -> dict[str, NDArray[Any]]:
-        """Return the labels of axes that have any, by name."""
-        told = json.loads(str(attrs["data"]))["placed"]["factors"]
-        return {
-            n: np.array(own["values"]).astype(own["labels"])
-            for n, own in told.items()
-            if own.get("values")
-        }
-
-    def places(self, monitored: xr.Dataset) -> dict[str, Any]:
-        """Return the places of monitored cells along each axis, as coordinates."""
-        rows, columns = (monitored[name].values for name in CELL_INDICES)
-        at = (rows, *self.fibres(columns))
-        return {name: ("cell", own) for name, own in zip(self.names, at, strict=True)}
-
-    def columns(self, cells: xr.DataArray) -> NDArray[np.int64]:
-        """Return columns of the first unfolding from places along each axis, as coordinates."""
-        at = tuple(cells.coords[name].values for name in self.names[1:])
-        return np.asarray(np.ravel_multi_index(at, self.sizes[1:]), dtype=np.int64)
-
-    def fibres(self, columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Places along each further axis of columns of the first unfolding."""
-        return np.unravel_index(columns, self.sizes[1:])
-
-
-def axis_spans(result: xr.DataTree | xr.Dataset, group: xr.Dataset) -> list[slice]:
+def axis_spans(run: Run, group: xr.Dataset) -> list[slice]:
     """Return the columns of H of each further axis of a tensor; of matrices all in one."""
-    model, names = stored_model(result), group.coords.get(FACTOR.format("column"))
+    model, names = run.model, group.coords.get(FACTOR.format("column"))
     if names is None or not getattr(model, "tensor", False):
         return [slice(None)]
     edges = np.flatnonzero(names.values[1:] != names.values[:-1]) + 1
@@ -89,15 +48,15 @@ class Chosen(NamedTuple):
 
     Attributes
     ----------
-    tree
-        The run, with H (chain, draw, component, fibre), lazily.
+    run
+        With H (chain, draw, component, fibre), lazily.
     rows, columns
         Positions along both, with the cells' places along each axis as coordinates.
     whole
         The axes, if all cells are meant.
     """
 
-    tree: xr.DataTree
+    run: Run
     rows: xr.DataArray
     columns: xr.DataArray
     whole: Axes | None
@@ -106,12 +65,12 @@ class Chosen(NamedTuple):
         """Give a result along cells the shape of the tensor, if all of these are meant."""
         if self.whole is None:
             return found
-        names, sizes, _ = self.whole
+        names, sizes, _, labels = self.whole
         values = {n: (names, own.data.reshape(sizes)) for n, own in found.data_vars.items()}
-        return xr.Dataset(values, coords=self.whole.labels(self.tree.attrs), attrs=found.attrs)
+        return xr.Dataset(values, coords=labels, attrs=found.attrs)
 
 
-def chosen(tree: xr.DataTree, axes: Axes, cells: Any) -> Chosen:
+def chosen(run: Run, axes: Axes, cells: Any) -> Chosen:
     """Find cells of a tensor: a tuple of places along each axis, or a mask; None: all.
 
     Raises
@@ -135,12 +94,11 @@ def chosen(tree: xr.DataTree, axes: Axes, cells: Any) -> Chosen:
     at = (rows, *axes.fibres(columns))
     coords = {name: ("cell", own) for name, own in zip(axes.names, at, strict=True)}
     groups = {
-        name: _unfolded(group.to_dataset(), axes, fibres) if "H" in group.data_vars else group
-        for name, group in tree.children.items()
+        name: _unfolded(group, axes, fibres) if "H" in group else group
+        for name, group in run.groups.items()
     }
-    matrix = xr.DataTree.from_dict({"/": xr.Dataset(attrs=tree.attrs), **groups})
     return Chosen(
-        matrix,
+        Run(tree_of(groups, run.attrs)),
         xr.DataArray(rows, coords, ("cell",)),
         xr.DataArray(column_at.reshape(-1), dims="cell"),
         whole,
@@ -209,32 +167,26 @@ def axis_factors(group: xr.Dataset, axes: Axes | None) -> list[tuple[xr.DataArra
     return [(group["W"], row), *((own, column) for own in others)]
 
 
-def compared(tree: xr.DataTree, axes: Axes) -> xr.DataTree:
+def compared(run: Run, axes: Axes) -> Run:
     """Give the run as that of a matrix of some fibres, for what is compared between draws."""
     many = math.prod(axes.sizes[1:])
     fibres = np.arange(many)
     if many > MOST_COMPARED:
         drawn = np.random.default_rng(0).integers(0, many, MOST_COMPARED)
         fibres = np.unique(drawn)
-    groups = {name: node.to_dataset() for name, node in tree.children.items()}
-    groups.pop("monitor", None)
-    for name in ("posterior", "posterior_coarse"):
-        if name in groups and "H" in groups[name]:
-            at = zip(*axes.fibres(fibres), strict=True)
-            named = (FIBRE, [",".join(map(str, own)) for own in at])
-            groups[name] = _unfolded(groups[name], axes, fibres).assign_coords({PLACES: named})
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=_of_matrix(tree.attrs)), **groups})
+    groups = {name: group for name, group in run.groups.items() if name != MONITOR}
+    named = (FIBRE, [",".join(map(str, own)) for own in zip(*axes.fibres(fibres), strict=True)])
+    groups["posterior"] = _unfolded(run.posterior, axes, fibres).assign_coords({PLACES: named})
+    return Run(tree_of(groups, run.attrs | {"data": json.dumps(without_places(run.data))}))
 
 
-def _of_matrix(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Give the attributes of a run without what says that it is of a tensor."""
-    data = json.loads(str(attrs["data"]))
-    for gone in ("placed", "row_offsets", "column_offsets"):
-        data.pop(gone, None)
-    return {str(name): own for name, own in attrs.items()} | {"data": json.dumps(data)}
+def without_places(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of data without where several factors lie behind one another."""
+    gone = ("placed", "row_offsets", "column_offsets")
+    return {name: value for name, value in data.items() if name not in gone}
 
 
-def unfolding(tree: xr.DataTree, axes: Axes, name: str) -> xr.DataTree:
+def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
     """Give the run as that of a matrix, the unfolding along an axis: see `daskfactor.view`.
 
     Raises
@@ -247,38 +199,31 @@ def unfolding(tree: xr.DataTree, axes: Axes, name: str) -> xr.DataTree:
     n = axes.names.index(name)
     others = tuple(m for m in range(len(axes.names)) if m != n)
     sizes = tuple(axes.sizes[m] for m in others)
-    groups = {
-        own: tree[own].to_dataset()
-        for own in ("sample_stats", "warmup_sample_stats")
-        if own in tree.children
-    }
-    for own in ("posterior", "posterior_coarse"):
-        if own in tree.children:
-            groups[own] = _along(tree[own].to_dataset(), axes, n, others, tree.attrs)
-    if "posterior" not in groups:
+    if "posterior" not in run:
         raise OptionError(
             "an unfolding of a tensor is of draws, and this run kept moments only; run again with "
             "keep='draws', or take monitored(trace)"
         )
-    attrs = _of_matrix(tree.attrs)
-    model = json.loads(attrs["model"])
+    groups = {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
+    groups["posterior"] = _along(run.posterior, axes, n, others)
+    attrs, model = run.attrs, run.document("model")
     known = TweedieNMF(
         model["n_components"], beta=model["beta"], dispersion=float(attrs["dispersion"]),
         rate_w=float(attrs["rate_h" if n else "rate_w"]), rate_h=float(attrs["rate_h"]),
         shape_w=float(attrs["shape_h" if n else "shape_w"]), shape_h=float(attrs["shape_h"]),
     ).to_dict()  # fmt: skip
-    data = json.loads(attrs["data"])
     shape = [axes.sizes[n], math.prod(sizes)]
-    data |= {"shape": shape, "fingerprint": f"{data['fingerprint']} along {name}"}
-    run = json.loads(attrs["run"]) | {"model": known}
-    attrs |= {"trace_id": f"{attrs['trace_id']}-{name}", "model": json.dumps(known)}
-    attrs |= {"data": json.dumps(data), "run": json.dumps(run)}
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=attrs), **groups})
+    place = {"shape": shape, "fingerprint": f"{run.data['fingerprint']} along {name}"}
+    told = {
+        "model": known,
+        "data": without_places(run.data) | place,
+        "run": run.document("run") | {"model": known},
+    }
+    documents = {key: json.dumps(value) for key, value in told.items()}
+    return tree_of(groups, attrs | {"trace_id": f"{attrs['trace_id']}-{name}"} | documents)
 
 
-def _along(
-    group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...], attrs: Mapping[Any, Any]
-) -> xr.Dataset:
+def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr.Dataset:
     """The factor of an axis as W, and all others' rows multiplied, in row-major order, as H."""
     row, column = factor_dims(group)
     W = group["W"].transpose("chain", "draw", "component", row).data
@@ -304,5 +249,4 @@ def _along(
         attrs=group.attrs,
     )
     kept = {own: c for own, c in group.coords.items() if not {row, column} & set(c.dims)}
-    labels = axes.labels(attrs)
-    return found.assign_coords(kept | ({name: labels[name]} if name in labels else {}))
+    return found.assign_coords(kept | ({name: axes.labels[name]} if name in axes.labels else {}))

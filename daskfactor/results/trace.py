@@ -1,41 +1,27 @@
-"""Traces: the result of a run as one xarray tree, from memory or a run store, and its draws.
+"""Traces: the result of a run as one xarray tree, what it says of itself, and its draws.
 
 Draws of a sampler have no weights: each counts as much as any other. Those of a run of
 particles have probability masses, and many of them are zero.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import cached_property, wraps
 from math import prod
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import dask
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from daskfactor.errors import ModelError, OptionError, StoreError, StoreFormatError
+from daskfactor.errors import ModelError, OptionError, StoreFormatError
 from daskfactor.models import model_from_dict
-from daskfactor.results.files import SEAL, Counts, counts_of, read_marker
-from daskfactor.results.places import View, view_of
-from daskfactor.results.root import INDEX, LIBRARY, nodes_of, read_root
-from daskfactor.results.schema import (
-    GROUP_ATTRS,
-    MOMENTS,
-    MONITOR,
-    SAMPLE_DIMS,
-    STEIN,
-    WARMUP,
-    factor_dims,
-    planned_draws,
-)
-from daskfactor.results.stacks import indexed, plain
-
-if TYPE_CHECKING:
-    from daskfactor.results.zarr_stores import CheckedStore
+from daskfactor.results.opening import open_run
+from daskfactor.results.schema import CELL_INDICES, COARSE, SAMPLE_DIMS, factor_dims, tree_of
+from daskfactor.results.stacks import plain
 
 Array = NDArray[Any]
 Trace = xr.DataTree | str | PathLike[str]
@@ -46,158 +32,6 @@ _READ_BYTES: Final = 2**23
 NOT_PER_CHAIN: Final = ("share", "discrepancy", "discrepancy_equal")
 """Variables without a dimension of chains or of draws, in groups of a tree that have these."""
 NOT_PER_DRAW: Final = ("share_by_chain",)
-
-
-def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataTree:
-    """Open the run at ``path`` lazily: the draws that its last checkpoint vouches for.
-
-    Works while the run is still going on and after it was killed. With chains at
-    different lengths the tree holds the largest full rectangle of draws. Of particles
-    there are those that are finished; ``lp``, ``weight`` and the group ``stein`` are left
-    out until all of them are.
-
-    Parameters
-    ----------
-    path
-        Local path of a run store, a URL that one was written to (``s3://``, ``gs://``, ``az://``,
-        ``memory://``), or one that fsspec knows of a local run that was copied there. Credentials
-        are taken from the environment.
-    snapshot
-        An earlier checkpoint of a run that was written to a URL, by its id: of the commits that
-        ``icechunk.Repository.ancestry(branch="main")`` lists, or one that the message lists about
-        an id that is unknown. Left out, the newest. Older ones expire: the newest six stay, and
-        those of the last ten minutes while the run goes on.
-
-    Returns
-    -------
-    DataTree
-        Backed by dask: nothing but coordinates has been read.
-
-    Raises
-    ------
-    StoreError
-        If there is nothing at ``path``.
-    StoreFormatError
-        If what is there is not a run store, is damaged or of a newer version.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import daskfactor as dfac
-    >>> from tempfile import mkdtemp
-    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
-    >>> store = mkdtemp() + "/run.zarr"
-    >>> run = {"tune": 10, "random_seed": 0, "progressbar": False}
-    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), draws=10, store=store, **run)
-    >>> dfac.open_run(store)["posterior"].sizes["draw"]
-    10
-    """
-    if not isinstance(path, str | PathLike):
-        raise OptionError(
-            f"open_run takes the path of a run store, got a {type(path).__name__}; a result in "
-            "memory is a trace already"
-        )
-    return committed_tree(view_of(path, snapshot), None)
-
-
-def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
-    """Open a run's tree, cut to ``counts`` or to what its newest checkpoint vouches for."""
-    document = read_root(view)
-    if counts is None:
-        chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
-        counts = counts_of(_marker(view, document), chains)
-    store: Any = checked_store(view, document)
-    try:
-        tree = xr.open_datatree(store, engine="zarr", chunks={}, consolidated=True)
-    except StoreError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreFormatError(
-            f"{view.name} cannot be read as a run store of {LIBRARY} ({error}); "
-            "check the path, or restore it from a copy"
-        ) from error
-    tree = indexed(trimmed(tree, counts))
-    store.partial |= {
-        name
-        for name in (MOMENTS, MONITOR)
-        if name in tree.children and bool((tree[name]["count"] == 0).any())
-    }
-    return tree
-
-
-def _marker(view: View, document: dict[str, Any]) -> dict[str, Any]:
-    """Read what a run store's newest checkpoint vouches for."""
-    try:
-        return read_marker(view)
-    except StoreFormatError as error:
-        if SEAL in document[INDEX]:
-            raise
-        raise StoreFormatError(
-            f"{view.name} was written by xarray, as trace.to_zarr does, and not by {LIBRARY}: open "
-            f"it with xarray.open_datatree({view.name!r}, engine='zarr'), and pass the result "
-            "wherever a trace is taken"
-        ) from error
-
-
-def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
-    """Open the chunks of a run store to read them, each as it was written."""
-    from daskfactor.results.zarr_stores import CheckedStore
-
-    checked = [
-        name
-        for name, node in nodes_of(document).items()
-        if any(codec["name"] == "crc32c" for codec in node.get("codecs", ()))
-    ]
-    run = document["attributes"].get("trace_id")
-    return CheckedStore(view.chunks(), view.name, checked, run)
-
-
-def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
-    """Cut a tree to the draws that all of the chains have that have most, and what belongs to them.
-
-    Parameters
-    ----------
-    tree
-        A run store at its full planned size.
-    counts
-        Draws that its checkpoint vouches for.
-    """
-    draws, chains = _rectangle(counts.draws)
-    # Particles have no weights yet before their group is described, which comes last.
-    stein = tree.children.get(STEIN)
-    weighed = stein is not None and set(stein.attrs) - set(GROUP_ATTRS)
-    unweighted = stein is not None and not (weighed and draws == stein.sizes["draw"])
-    warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
-    groups: dict[str, Any] = {}
-    for name, node in tree.children.items():
-        cut: dict[str, Any] = {"draw": slice(planned_draws(name, draws))}
-        if name == WARMUP:  # elsewhere it may be the user's own dimension
-            cut = {"warmup_draw": slice(warmup)}
-        if len(chains) < len(counts.draws):
-            cut["chain"] = chains
-        dataset = node.to_dataset()
-        if unweighted and name == STEIN:
-            continue
-        if unweighted and name == "sample_stats":
-            dataset = dataset.drop_vars(["lp", "weight"], errors="ignore")
-        dataset = dataset.isel(cut, missing_dims="ignore")
-        # Moments are rewritten in place; a count of 0 says that this was cut short.
-        if "count" in dataset:
-            dataset["count"] = dataset["count"].compute(scheduler="synchronous")
-            if not bool((dataset["count"] > 0).any()):
-                continue
-        groups[name] = dataset
-    cut_down = xr.DataTree.from_dict(groups)
-    cut_down.attrs = dict(tree.attrs)
-    return cut_down
-
-
-def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Draws and chains of the largest block of draws that every chain in it has."""
-    ordered = sorted(draws, reverse=True)
-    height = max(range(len(ordered)), key=lambda at: ((at + 1) * ordered[at], at))
-    least = ordered[height]
-    return least, [chain for chain, count in enumerate(draws) if count >= least]
 
 
 def reads_here(function: F) -> F:
@@ -267,9 +101,7 @@ def _with_sample_dims(tree: xr.DataTree) -> xr.DataTree:
         )
     if all(whole[name] is group for name, group in groups.items()):
         return tree
-    found = xr.DataTree.from_dict(whole)
-    found.attrs = dict(tree.attrs)
-    return found
+    return tree_of(whole, tree.attrs)
 
 
 def _with_dims(group: xr.Dataset) -> xr.Dataset:
@@ -287,7 +119,7 @@ def _with_dims(group: xr.Dataset) -> xr.Dataset:
 
 def _prediction_of(point: xr.Dataset) -> str:
     """Say how the data are predicted from a point estimate."""
-    kind = _several(point)
+    kind = Run(point).kind
     if kind is None:
         return ": its prediction is point['W'] @ point['H']"
     return f" and is of {kind}, whose factors W and H hold one after another"
@@ -305,77 +137,301 @@ def describes_run() -> Iterator[None]:
         ) from error
 
 
-def stored_model(result: xr.DataTree | xr.Dataset) -> Any:
-    """Return what a run says of its model, without frozen values; None: factors from elsewhere."""
-    stored = result.attrs.get("model", "{}")
-    try:
-        return model_from_dict(json.loads(stored) if isinstance(stored, str) else stored)
-    except (ModelError, TypeError, ValueError):
-        return None
+class Law(NamedTuple):
+    """What of a draw may be changed without changing WH.
 
-
-def _several(result: xr.DataTree | xr.Dataset) -> str | None:
-    """Name what a run is of; None: of one matrix."""
-    model = stored_model(result)
-    if model is None or not (model.tensor or model.joins):
-        return None
-    return "a tensor" if model.tensor else "several matrices"
-
-
-def require_matrix(result: xr.DataTree | xr.Dataset, verb: str) -> None:
-    """Refuse what is not of one matrix, where a verb takes W and H for its two factors.
-
-    Raises
-    ------
-    OptionError
-        If the run, or the point estimate, is of a tensor or of several matrices.
+    Attributes
+    ----------
+    free
+        Positions of the components that may change places, (F,): all but frozen ones
+        and biases.
+    signed
+        Whether factors may be negative, so that a component may change its sign.
+    components
+        Number of components K; columns of factors beyond it are biases.
+    simplex
+        Whether columns of W add up to 1 by the model, so that no scale is free.
     """
-    kind = _several(result)
-    if kind is None:
-        return
-    placed = json.loads(result.attrs.get("data", "{}")).get("placed")
-    if placed is None:
-        raise OptionError(
-            f"{verb} takes the result of one matrix, and this is the point estimate of {kind}; "
-            "pass view(run, name) of a run of daskfactor.sample"
-        )
-    if "offsets" in placed:
-        names, which = list(placed["factors"]), "axis"
-        way = "which has all other axes in row-major order as columns, "
-    else:
-        names, which, way = [own["name"] for own in placed["relations"]], "name", ""
-    raise OptionError(
-        f"{verb} takes a run of one matrix, and this is a run of {kind}: pass view(run, {which}), "
-        f"{way}with one of {', '.join(names)}"
-    )
+
+    free: NDArray[np.int64]
+    signed: bool
+    components: int
+    simplex: bool = False
 
 
-def has_draws(tree: xr.DataTree) -> bool:
-    """Whether a run kept draws of the factors, and not of hyperparameters alone."""
-    return "posterior" in tree.children and "W" in tree["posterior"].data_vars
+class Axes(NamedTuple):
+    """The axes of a tensor: names, lengths, the first column of each in H, and labels by name."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    starts: tuple[int, ...]
+    labels: dict[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Axes | None":
+        """Read them from what results say of their data; None of a matrix."""
+        placed = data.get("placed", {})
+        if "offsets" not in placed:
+            return None
+        factors = placed["factors"]
+        spans = [own["span"] for own in factors.values()]
+        labels = {
+            name: np.array(own["values"]).astype(own["labels"])
+            for name, own in factors.items()
+            if own.get("values")
+        }
+        sizes, starts = tuple(b - a for a, b in spans), tuple(a for a, _ in spans)
+        return cls(tuple(factors), sizes, starts, labels)
+
+    def places(self, monitored: xr.Dataset) -> dict[str, Any]:
+        """Return the places of monitored cells along each axis, as coordinates."""
+        rows, columns = (monitored[name].values for name in CELL_INDICES)
+        at = (rows, *self.fibres(columns))
+        return {name: ("cell", own) for name, own in zip(self.names, at, strict=True)}
+
+    def columns(self, cells: xr.DataArray) -> NDArray[np.int64]:
+        """Return columns of the first unfolding from places along each axis, as coordinates."""
+        at = tuple(cells.coords[name].values for name in self.names[1:])
+        return np.asarray(np.ravel_multi_index(at, self.sizes[1:]), dtype=np.int64)
+
+    def fibres(self, columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Return places along each further axis of columns of the first unfolding."""
+        return np.unravel_index(columns, self.sizes[1:])
 
 
-def require_draws(trace: Trace, purpose: str, other: str = "") -> xr.DataTree:
-    """The tree of a trace that holds draws.
+class Run:
+    """A result, and what its attributes and groups say: the one reader of attributes.
 
-    Raises
-    ------
-    OptionError
-        If the run kept no draws, or has none yet.
+    Nothing is read of a store before it is asked for, and everything once.
+
+    Parameters
+    ----------
+    result
+        A tree, stacks without index (see `as_tree`), or the Dataset of a point estimate.
     """
-    tree = as_tree(trace)
-    if not has_draws(tree):
+
+    def __init__(self, result: Any) -> None:
+        self.tree: xr.DataTree = result
+        self.attrs: dict[str, Any] = {str(name): value for name, value in result.attrs.items()}
+
+    @classmethod
+    def of(cls, trace: Trace, purpose: str | None = None, other: str = "") -> "Run":
+        """Read a trace, given as such or as the path of a run store.
+
+        Parameters
+        ----------
+        trace
+            The result of a run.
+        purpose
+            What needs draws, in words; None: nothing does.
+        other
+            What else the message about a run without draws advises.
+
+        Raises
+        ------
+        OptionError
+            If the run kept no draws, or has none yet, and they are needed.
+        """
+        run = cls(as_tree(trace))
+        if purpose is None:
+            return run
+        if not run.has_draws:
+            raise OptionError(
+                f"this run kept moments only, but {purpose} needs its draws; run again with "
+                f'keep="draws"{other}'
+            )
+        if not run.posterior.sizes["draw"]:
+            raise OptionError(
+                f"this run has no draws yet, but {purpose} needs some; resume it first"
+            )
+        return run
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return an attribute that holds a JSON document, empty if there is none."""
+        stored = self.attrs.get(name, "{}")
+        return dict(json.loads(stored) if isinstance(stored, str) else stored)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """What is known of the data."""
+        return self.document("data")
+
+    @cached_property
+    def model(self) -> Any:
+        """The model without frozen values; None of factors from elsewhere."""
+        try:
+            return model_from_dict(self.document("model"))
+        except (ModelError, TypeError, ValueError):
+            return None
+
+    @cached_property
+    def axes(self) -> Axes | None:
+        """The axes of a tensor."""
+        return Axes.of(self.data)
+
+    @property
+    def kind(self) -> str | None:
+        """What a run is of in words; None: of one matrix."""
+        if self.model is None or not (self.model.tensor or self.model.joins):
+            return None
+        return "a tensor" if self.model.tensor else "several matrices"
+
+    def require_matrix(self, verb: str) -> None:
+        """Refuse what is not of one matrix, where a verb takes W and H for its two factors.
+
+        Raises
+        ------
+        OptionError
+            If the run, or the point estimate, is of a tensor or of several matrices.
+        """
+        kind, placed = self.kind, self.data.get("placed")
+        if kind is None:
+            return
+        if placed is None:
+            raise OptionError(
+                f"{verb} takes the result of one matrix, and this is the point estimate of {kind}; "
+                "pass view(run, name) of a run of daskfactor.sample"
+            )
+        if "offsets" in placed:
+            names, which = list(placed["factors"]), "axis"
+            way = "which has all other axes in row-major order as columns, "
+        else:
+            names, which, way = [own["name"] for own in placed["relations"]], "name", ""
         raise OptionError(
-            f"this run kept moments only, but {purpose} needs its draws; run again with "
-            f'keep="draws"{other}'
+            f"{verb} takes a run of one matrix, and this is a run of {kind}: pass "
+            f"view(run, {which}), {way}with one of {', '.join(names)}"
         )
-    if tree["posterior"].sizes["draw"] == 0:
-        raise OptionError(f"this run has no draws yet, but {purpose} needs some; resume it first")
-    return tree
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether there is a group of this name."""
+        return name in getattr(self.tree, "children", ())
+
+    def group(self, name: str) -> xr.Dataset:
+        """Return a group, empty if there is none."""
+        return self.tree[name].to_dataset() if name in self else xr.Dataset()
+
+    @property
+    def groups(self) -> dict[str, xr.Dataset]:
+        """All groups, to be changed."""
+        return {str(name): node.to_dataset() for name, node in self.tree.children.items()}
+
+    @cached_property
+    def posterior(self) -> xr.Dataset:
+        """The draws."""
+        return self.group("posterior")
+
+    @cached_property
+    def stats(self) -> xr.Dataset:
+        """Statistics of the draws."""
+        return self.group("sample_stats")
+
+    @property
+    def dims(self) -> tuple[str, str]:
+        """Names of rows and of columns."""
+        return factor_dims(self.tree)
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether the run kept draws of the factors, and not of hyperparameters alone."""
+        return "W" in self.posterior
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether components have one order in all draws."""
+        return "alignment" in self
+
+    @property
+    def is_particles(self) -> bool:
+        """Whether draws are particles, weighted already or not yet."""
+        return bool({"weight", "n_iter"} & set(self.stats.data_vars))
+
+    def observed(self, name: str) -> xr.DataArray | None:
+        """Return the data, ``"V"``, or the ``"weights"`` of their cells, if results keep them."""
+        return self.group("observed_data").get(name)
+
+    @cached_property
+    def weights(self) -> Weights | None:
+        r"""Probability masses of the draws, (chain, draw), or None where all draws count alike.
+
+        .. math:: w_{cd} \ge 0, \qquad \sum_{cd} w_{cd} = 1
+
+        Of a part of a run, masses are taken anew to add up to 1.
+
+        Raises
+        ------
+        StoreFormatError
+            If they are no masses, or are not those of the draws.
+        OptionError
+            If all draws that are there have mass 0.
+
+        References
+        ----------
+        Masood and Doshi-Velez, section 4.
+        """
+        if "weight" not in self.stats:
+            return None
+        found = self.stats["weight"]
+        labels = {dim: own for dim, own in self.posterior.coords.items() if dim in SAMPLE_DIMS}
+        try:
+            found = found.sel(labels)
+        except KeyError as error:
+            raise StoreFormatError(
+                "draws and weights of this trace have different labels; relabel posterior and "
+                "sample_stats alike"
+            ) from error
+        masses = np.asarray(found.transpose("chain", "draw").values, dtype=np.float64)
+        if masses.size == 0:
+            return None
+        if not (np.isfinite(masses).all() and masses.min() >= 0):
+            raise StoreFormatError(
+                "the weights of this trace must be finite and at least 0, got a smallest of "
+                f"{masses.min():g}; restore sample_stats['weight'] as it was"
+            )
+        if not masses.sum() > 0:
+            raise OptionError(
+                "the draws of this trace have weights that are all 0, so that nothing is known of "
+                "them together; take some that have weight"
+            )
+        return np.asarray(masses / masses.sum())
+
+    @property
+    def masses(self) -> xr.DataArray:
+        """Probability mass of every draw, (chain, draw); equal for a run whose draws have none."""
+        labels = {dim: self.posterior[dim].values for dim in ("chain", "draw")}
+        shape = tuple(map(len, labels.values()))
+        found = np.full(shape, 1.0 / prod(shape)) if self.weights is None else self.weights
+        return xr.DataArray(found, labels, ("chain", "draw"), name="weight")
+
+    @cached_property
+    def law(self) -> Law:
+        """Which components may change places and sign, from what a run says of its model."""
+        width, model = self.posterior.sizes["component"], self.model
+        if model is None:  # all may move
+            return Law(np.arange(width), False, width)
+        count = min(model.n_components, width)
+        free = np.arange(width) < count
+        for mask in model.frozen:
+            if mask is not None:
+                free[: len(mask)] &= ~np.asarray(mask, dtype=bool)[:width]
+        return Law(np.flatnonzero(free), not model.nonnegative, count, model.simplex)
+
+    def over_chains(self, values: xr.Dataset) -> xr.Dataset:
+        """Return means over chains, by the mass of each where draws have weights."""
+        if self.weights is None:
+            return values.mean("chain")
+        masses = xr.DataArray(self.weights.sum(axis=1), dims="chain")
+        kept = np.flatnonzero(masses > 0)  # of a chain without mass there are no means
+        return values.isel(chain=kept).weighted(masses[kept]).mean("chain")
+
+    def mean_factors(self, moments: xr.Dataset) -> tuple[Array, Array]:
+        """Return the means of W (I, K) and of H (K, J) over chains, given those of each."""
+        means = self.over_chains(moments[["W_mean", "H_mean"]])
+        W, H = means["W_mean"], means["H_mean"]
+        return W.transpose(..., "component").values, H.transpose("component", ...).values
 
 
-def as_draws(result: Trace | xr.Dataset, purpose: str) -> xr.DataTree:
-    """Return a trace that holds draws, or a point estimate as a trace of one draw.
+def as_draws(result: Trace | xr.Dataset, purpose: str) -> Run:
+    """Read a trace that holds draws, or a point estimate as a trace of one draw.
 
     Raises
     ------
@@ -383,7 +439,7 @@ def as_draws(result: Trace | xr.Dataset, purpose: str) -> xr.DataTree:
         If a trace has no draws; if a Dataset lacks factors, or has draws of them.
     """
     if not isinstance(result, xr.Dataset):
-        return require_draws(result, purpose)
+        return Run.of(result, purpose)
     expected = "a Dataset must be the point estimate of daskfactor.optimize"
     if not {"W", "H"} <= set(result.data_vars):
         got = ", ".join(map(str, result.data_vars)) or "nothing"
@@ -391,109 +447,7 @@ def as_draws(result: Trace | xr.Dataset, purpose: str) -> xr.DataTree:
     if "draw" in result.dims:
         raise OptionError(f"{expected}, and this one has draws; pass the whole trace")
     group = result[["W", "H"]].drop_attrs(deep=False)
-    tree = xr.DataTree.from_dict({"posterior": group.expand_dims(chain=[0], draw=[0])})
-    tree.attrs = dict(result.attrs)
-    return tree
-
-
-def is_particles(tree: xr.DataTree) -> bool:
-    """Whether the draws of a trace are particles, weighted already or not yet."""
-    if "sample_stats" not in tree.children:
-        return False
-    return bool({"weight", "n_iter"} & set(tree["sample_stats"].data_vars))
-
-
-def kept_beside(tree: xr.DataTree, name: str) -> xr.DataArray | None:
-    """Return the data, ``"V"``, or the ``"weights"`` of their cells, if the results keep them."""
-    if "observed_data" not in tree.children or name not in tree["observed_data"].data_vars:
-        return None
-    return tree["observed_data"].to_dataset()[name]
-
-
-def draw_weights(tree: xr.DataTree) -> Weights | None:
-    r"""Probability masses of the draws, or None where all draws count alike.
-
-    .. math:: w_{cd} \ge 0, \qquad \sum_{cd} w_{cd} = 1
-
-    Parameters
-    ----------
-    tree
-        A trace with draws; of a part of a run, masses are taken anew to add up to 1.
-
-    Returns
-    -------
-    ndarray of float64 or None
-        (chain, draw), in the order of ``posterior``.
-
-    Raises
-    ------
-    StoreFormatError
-        If they are no masses, or are not those of the draws.
-    OptionError
-        If all draws that are there have mass 0.
-
-    References
-    ----------
-    Masood and Doshi-Velez, section 4.
-    """
-    if "sample_stats" not in tree.children or "weight" not in tree["sample_stats"].data_vars:
-        return None
-    found = tree["sample_stats"]["weight"].transpose("chain", "draw")
-    if "posterior" in tree.children:
-        draws = tree["posterior"].to_dataset()
-        labels = {dim: draws[dim] for dim in ("chain", "draw") if dim in draws.coords}
-        try:
-            found = found.sel(labels).transpose("chain", "draw")
-        except KeyError as error:
-            raise StoreFormatError(
-                "draws and weights of this trace have different labels; relabel posterior and "
-                "sample_stats alike"
-            ) from error
-    masses = np.asarray(found.values, dtype=np.float64)
-    if masses.size == 0:
-        return None
-    if not (np.isfinite(masses).all() and masses.min() >= 0):
-        raise StoreFormatError(
-            "the weights of this trace must be finite and at least 0, got a smallest of "
-            f"{masses.min():g}; restore sample_stats['weight'] as it was"
-        )
-    if not masses.sum() > 0:
-        raise OptionError(
-            "the draws of this trace have weights that are all 0, so that nothing is known of "
-            "them together; take some that have weight"
-        )
-    return np.asarray(masses / masses.sum())
-
-
-def draw_masses(trace: Trace) -> xr.DataArray:
-    """Probability mass of every draw, adding up to 1; equal for a run whose draws have none.
-
-    Parameters
-    ----------
-    trace
-        Result of a run, or the path of its store. Of a selection of its draws the masses
-        are made to add up to 1 again.
-
-    Returns
-    -------
-    DataArray
-        (chain, draw).
-
-    Raises
-    ------
-    OptionError
-        If there are no draws, or their masses are all 0.
-    StoreFormatError
-        If they are no masses, or not those of the draws.
-    """
-    tree = require_draws(trace, "a mass of every draw")
-    group = tree["posterior"].to_dataset()
-    found = draw_weights(tree)
-    if found is None:
-        shape = group.sizes["chain"], group.sizes["draw"]
-        found = np.full(shape, 1.0 / prod(shape))
-    labels = {dim: group[dim].values for dim in ("chain", "draw")}
-    return xr.DataArray(found, labels, ("chain", "draw"), name="weight")
+    return Run(tree_of({"posterior": group.expand_dims(chain=[0], draw=[0])}, result.attrs))
 
 
 def relative(group: xr.Dataset, weights: Weights | None) -> Weights:
@@ -550,33 +504,6 @@ def effective_number(weights: ArrayLike) -> float:
     return float(1.0 / np.sum(np.square(np.asarray(weights, dtype=np.float64))))
 
 
-def over_chains(tree: xr.DataTree, values: xr.Dataset) -> xr.Dataset:
-    """Mean over chains, by the mass of each where draws have weights."""
-    weights = draw_weights(tree)
-    if weights is None:
-        return values.mean("chain")
-    masses = xr.DataArray(weights.sum(axis=1), dims="chain")
-    kept = np.flatnonzero(masses > 0)  # of a chain without mass there are no means
-    return values.isel(chain=kept).weighted(masses[kept]).mean("chain")
-
-
-def check_weights(weights: NDArray[np.floating[Any]]) -> None:
-    """Refuse weights that are no probability masses.
-
-    Raises
-    ------
-    StoreFormatError
-        If one is negative or not finite, or if they do not add up to 1 within 1e-6.
-    """
-    whole = weights.size > 0 and bool(np.isfinite(weights).all())
-    if not (whole and weights.min() >= 0 and abs(weights.sum() - 1.0) <= 1e-6):
-        least = weights.min() if weights.size else np.nan
-        raise StoreFormatError(
-            f"weights of particles must be at least 0 and add up to 1, got a smallest of {least:g} "
-            f"and a sum of {weights.sum():g}; write them anew, divided by their sum"
-        )
-
-
 @reads_here
 def expectation(
     trace: Trace,
@@ -590,8 +517,8 @@ def expectation(
         \hat f = 2\,\hat f_{\rm fine} - \hat f_{\rm coarse}
 
     the second for particles, where those of weight 0 are not read; the third where the
-    trace has ``posterior_coarse``: the Richardson-Romberg estimate, free of the leading
-    bias of the step size.
+    trace has ``posterior_coarse``, as an aligned one has not: the Richardson-Romberg estimate,
+    free of the leading bias of the step size.
 
     Parameters
     ----------
@@ -627,12 +554,10 @@ def expectation(
     >>> bool(0.8 < total / V.sum() < 1.2)
     True
     """
-    tree = require_draws(trace, "an expectation")
-    require_matrix(tree, "expectation")
-    fine = _mean(tree["posterior"].to_dataset(), function, chain, draw_weights(tree))
-    if "posterior_coarse" not in tree.children or tree["posterior_coarse"].sizes["draw"] == 0:
-        return fine
-    return 2.0 * fine - _mean(tree["posterior_coarse"].to_dataset(), function, chain)
+    run = Run.of(trace, "an expectation")
+    run.require_matrix("expectation")
+    fine, coarse = _mean(run.posterior, function, chain, run.weights), run.group(COARSE)
+    return 2.0 * fine - _mean(coarse, function, chain) if coarse.sizes.get("draw") else fine
 
 
 def _mean(

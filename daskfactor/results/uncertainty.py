@@ -1,6 +1,5 @@
 """Uncertainties of cells in predictions: those that a run keeps, or others for these cells."""
 
-import json
 from typing import Any, Final, cast
 
 import dask.array as da
@@ -8,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.errors import DataError, OptionError
-from daskfactor.results.trace import kept_beside
+from daskfactor.results.trace import Run
 
 Lazy = Any  # dask.array.Array
 
@@ -17,13 +16,12 @@ asarray: Final[Any] = da.asarray
 broadcast_to: Final[Any] = da.broadcast_to
 
 
-def has_uncertainty(tree: xr.DataTree) -> bool:
+def has_uncertainty(run: Run) -> bool:
     """Tell whether the run was given uncertainties of cells."""
-    weighting = json.loads(tree.attrs.get("data", "{}")).get("weighting")
-    return bool(weighting == "uncertainty")
+    return bool(run.data.get("weighting") == "uncertainty")
 
 
-def knows_variances(tree: xr.DataTree, given: Any) -> bool:
+def knows_variances(run: Run, given: Any) -> bool:
     """Tell whether nothing lacks for the variance of a new observation of every cell.
 
     Raises
@@ -31,8 +29,8 @@ def knows_variances(tree: xr.DataTree, given: Any) -> bool:
     OptionError
         If uncertainties are given for a run without.
     """
-    if has_uncertainty(tree):
-        return given is not None or kept_beside(tree, "weights") is not None
+    if has_uncertainty(run):
+        return given is not None or run.observed("weights") is not None
     if given is None:
         return True
     raise OptionError(
@@ -41,15 +39,13 @@ def knows_variances(tree: xr.DataTree, given: Any) -> bool:
     )
 
 
-def variances(
-    tree: xr.DataTree, cells: tuple[xr.DataArray, xr.DataArray], given: Any, mean: Any
-) -> Lazy:
+def variances(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any, mean: Any) -> Lazy:
     """Squares of the uncertainties of a grid of cells (r, c), or of single ones (p,), lazily.
 
     Parameters
     ----------
-    tree
-        A trace.
+    run
+        With weights, if ``given`` is None.
     cells
         Positions of rows and columns under the user's names and labels, or of single cells if
         they share their dimension.
@@ -65,7 +61,7 @@ def variances(
     """
     chunks = getattr(mean, "chunks", mean.shape)
     if given is None:
-        weights = asarray(cast("xr.DataArray", kept_beside(tree, "weights")).data)
+        weights = asarray(cast("xr.DataArray", run.observed("weights")).data)
         rows, columns = (np.atleast_1d(at.values) for at in cells)
         paired = bool(set(cells[0].dims) & set(cells[1].dims))
         own = weights.vindex[rows, columns] if paired else weights[rows][:, columns]

@@ -15,11 +15,10 @@ from daskfactor.data.joined import FACTOR, LABEL, SIDES
 from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.options import near_name
-from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, factor_dims
-from daskfactor.results.tensors import Axes, unfolding
-from daskfactor.results.trace import Trace, as_tree, draw_weights
+from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, WARMUP, tree_of
+from daskfactor.results.tensors import axis_factors, unfolding, without_places
+from daskfactor.results.trace import Run, Trace
 
-POSTERIORS = ("posterior", "posterior_coarse")
 COMPONENT = "component"
 ONE, OTHER = "daskfactor component", "daskfactor other component"
 """Dimensions that no factor of a user's is called like."""
@@ -67,25 +66,19 @@ def view(trace: Trace, name: str) -> xr.DataTree:
     >>> dfac.view(trace, "user")["posterior"]["W"].shape
     (1, 20, 8, 2)
     """
-    tree = as_tree(trace)
-    if (axes := Axes.of(tree.attrs)) is not None:
-        return unfolding(tree, axes, name)
-    data = json.loads(tree.attrs.get("data", "{}"))
-    if "placed" not in data and data.get("name") == name:
-        return tree  # one matrix alone, which was passed by name
-    place = _Place.of(tree, name)
-    groups: dict[str, xr.Dataset] = {"/": xr.Dataset(attrs=place.attrs())}
-    for group in (*POSTERIORS, MOMENTS):
-        if group in tree.children:
-            groups[group] = place.factors(tree[group].to_dataset())
-    for group in ("sample_stats", "warmup_sample_stats"):
-        if group in tree.children:
-            groups[group] = tree[group].to_dataset()
-    if MONITOR in tree.children:
-        groups[MONITOR] = place.cells(tree[MONITOR].to_dataset())
+    run = Run.of(trace)
+    if run.axes is not None:
+        return unfolding(run, run.axes, name)
+    if "placed" not in run.data and run.data.get("name") == name:
+        return run.tree  # one matrix alone, which was passed by name
+    place = _Place.of(run, name)
+    groups = {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
+    groups |= {own: place.factors(run.group(own)) for own in ("posterior", MOMENTS) if own in run}
+    if MONITOR in run:
+        groups[MONITOR] = place.cells(run.group(MONITOR))
     told = {own: place.told[own] for own in ("dispersion", "rate_w", "rate_h") if own in place.told}
     groups["constant_data"] = xr.Dataset({own: float(value) for own, value in told.items()})
-    return xr.DataTree.from_dict(groups)
+    return tree_of(groups, place.attrs())
 
 
 def factors(trace: Trace) -> dict[str, xr.DataArray]:
@@ -118,15 +111,15 @@ def factors(trace: Trace) -> dict[str, xr.DataArray]:
     >>> list(dfac.factors(trace))
     ['axis_0', 'axis_1', 'axis_2']
     """
-    tree = as_tree(trace)
-    placed = _placed(tree)
-    if POSTERIORS[0] not in tree.children:
+    run = Run.of(trace)
+    placed = _placed(run)
+    if "posterior" not in run:
         raise OptionError(
             "factors are those of draws, and the run kept none; "
             'view(run, name)["posterior_moments"] has their means and variances'
         )
-    group = tree[POSTERIORS[0]].to_dataset()
-    return {name: _factor(group, "", placed, name, factor_dims(tree)) for name in placed["factors"]}
+    group, dims = run.posterior, run.dims
+    return {name: _factor(group, "", placed, name, dims) for name in placed["factors"]}
 
 
 def explained_variance(trace: Trace) -> xr.DataArray:
@@ -168,24 +161,25 @@ def explained_variance(trace: Trace) -> xr.DataArray:
     >>> bool(shares.sum("component").mean() < 1)
     True
     """
-    tree = as_tree(trace)
-    if POSTERIORS[0] not in tree.children or not tree["posterior"].sizes["draw"]:
-        raise OptionError("shares of variance are those of draws, and the run kept none")
-    if draw_weights(tree) is not None:
+    run = Run.of(trace, "a share of variance")
+    if run.weights is not None:
         raise OptionError("shares of variance are those of draws of equal weight, not of particles")
-    runs = {"data": tree}
-    if Axes.of(tree.attrs) is not None:
-        found = [_shares(tree, factors(tree))]
+    runs = {"data": run}
+    if run.axes is not None:
+        found = [_shares(run, factors(run.tree))]
     else:
-        if "placed" in json.loads(tree.attrs["data"]):
-            runs = {name: view(tree, name) for name in _names(_placed(tree))}
-        found = [_shares(run, _sides(run)) for run in runs.values()]
+        if "placed" in run.data:
+            runs = {name: Run(view(run.tree, name)) for name in _names(_placed(run))}
+        found = [
+            _shares(own, {dim: factor for factor, dim in axis_factors(own.posterior, None)})
+            for own in runs.values()
+        ]
     return xr.concat(found, xr.Variable("view", list(runs))).transpose(
         "chain", "draw", "view", COMPONENT
     )
 
 
-def _shares(run: xr.DataTree, parts: Mapping[str, xr.DataArray]) -> xr.DataArray:
+def _shares(run: Run, parts: Mapping[str, xr.DataArray]) -> xr.DataArray:
     """Shares of the components of one array, from sums over the rows of each of its factors.
 
     ``parts`` are these factors, by their own dimensions.
@@ -198,17 +192,11 @@ def _shares(run: xr.DataTree, parts: Mapping[str, xr.DataArray]) -> xr.DataArray
         means = means * own.mean(dim)
     total = means.sum(ONE)
     explained = both.sum(OTHER) - means * total
-    model = model_from_dict(json.loads(run.attrs["model"]))
+    model = model_from_dict(run.document("model"))
     spread = explained.sum(ONE)
     noise = _noise(model.likelihood, float(run.attrs["dispersion"]), total.values, spread.values)
     shares: xr.DataArray = (explained / (spread + noise)).rename({ONE: COMPONENT})
     return shares
-
-
-def _sides(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Return both factors of a matrix, by their own dimensions."""
-    group, dims = run["posterior"].to_dataset(), factor_dims(run)
-    return {dims[0]: group["W"], dims[1]: group["H"]}
 
 
 def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.DataArray:
@@ -232,8 +220,8 @@ def _gram(factor: xr.DataArray, dim: str) -> xr.DataArray:
 # -- places ---------------------------------------------------------------------------------
 
 
-def _placed(tree: xr.DataTree) -> dict[str, Any]:
-    placed = json.loads(tree.attrs.get("data", "{}")).get("placed")
+def _placed(run: Run) -> dict[str, Any]:
+    placed = run.data.get("placed")
     if placed is None:
         raise OptionError(
             "this is a run of one matrix; one of several, sample({...}, Coupled(...)), has views"
@@ -270,35 +258,35 @@ def _factor(
 class _Place:
     """Where a matrix is in a run of several, and what results of it alone say."""
 
-    def __init__(self, tree: xr.DataTree, placed: dict[str, Any], own: dict[str, Any]) -> None:
-        self.tree, self.placed, self.own = tree, placed, own
+    def __init__(self, run: Run, placed: dict[str, Any], own: dict[str, Any]) -> None:
+        self.run, self.placed, self.own = run, placed, own
         self.name, self.unit, self.axes = own["name"], float(own["unit"]), own["axes"]
-        self.dims = factor_dims(tree)
+        self.dims = run.dims
         self.sizes = [np.ptp(placed["factors"][axis]["span"]).item() for axis in self.axes]
-        model = model_from_dict(json.loads(tree.attrs["model"]))
+        attrs, model = run.attrs, model_from_dict(run.document("model"))
         self.learnt = any(not own.name.startswith("dispersion") for own in model.learnt)
-        shapes = [tree.attrs.get("shape_w", 1.0), tree.attrs.get("shape_h", 1.0)]
-        rates: list[Any] = [tree.attrs.get("rate_w"), tree.attrs.get("rate_h")]
+        shapes = [attrs.get("shape_w", 1.0), attrs.get("shape_h", 1.0)]
+        rates: list[Any] = [attrs.get("rate_w"), attrs.get("rate_h")]
         if own["turned"]:
             shapes, rates = shapes[::-1], rates[::-1]
         known = None not in rates
-        self.told: dict[str, Any] = {"dispersion": tree.attrs[f"dispersion_{self.name}"]}
+        self.told: dict[str, Any] = {"dispersion": attrs[f"dispersion_{self.name}"]}
         self.told |= {"shape_w": shapes[0], "shape_h": shapes[1]}
         if known:
             self.told |= {"rate_w": rates[0], "rate_h": rates[1] / self.unit}
         given = {n: float(v) for n, v in self.told.items() if n.startswith(("rate", "shape"))}
         self.model = model.relations[self.name].model(
-            next(tree[n].sizes[COMPONENT] for n in (*POSTERIORS, MOMENTS) if n in tree.children),
+            next(run.group(n).sizes[COMPONENT] for n in ("posterior", MOMENTS) if n in run),
             dispersion=float(self.told["dispersion"]),
             **given,
         )
 
     @classmethod
-    def of(cls, tree: xr.DataTree, name: str) -> "_Place":
-        placed = _placed(tree)
+    def of(cls, run: Run, name: str) -> "_Place":
+        placed = _placed(run)
         for own in placed["relations"]:
             if own["name"] == name:
-                return cls(tree, placed, own)
+                return cls(run, placed, own)
         near = near_name(str(name), _names(placed))
         raise OptionError(
             f"the run has no matrix {name!r}{near and f', did you mean {near!r}?'}; it has "
@@ -307,17 +295,14 @@ class _Place:
 
     def attrs(self) -> dict[str, Any]:
         """Attributes of the whole tree."""
-        attrs: dict[str, Any] = {str(name): value for name, value in self.tree.attrs.items()}
-        attrs = {name: own for name, own in attrs.items() if not name.startswith("dispersion")}
+        attrs = {n: own for n, own in self.run.attrs.items() if not n.startswith("dispersion")}
         model = self.model.to_dict()
-        data = json.loads(self.tree.attrs["data"])
-        for name in ("placed", "row_offsets", "column_offsets"):
-            data.pop(name)
+        data = without_places(self.run.data)
         data |= {name: self.own[name] for name in ("n_observed", "mean", "unstored")}
         level = self.unit if self.own["mean"] <= 0 else self.own["mean"]
         data |= {"shape": self.sizes, "level": level}
         data |= {"fingerprint": f"{data['fingerprint']} {self.name}", "name": self.name}
-        run = json.loads(self.tree.attrs["run"]) | {"model": model}
+        run = self.run.document("run") | {"model": model}
         return (
             attrs
             | self.told

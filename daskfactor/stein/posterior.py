@@ -23,11 +23,11 @@ from daskfactor.models import model_from_dict
 from daskfactor.options import OnMatrix, Running, verb
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.random import resolve_seed
-from daskfactor.results.align import Law, match, reference_from
+from daskfactor.results.align import match, reference_from
 from daskfactor.results.ending import close_run
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
 from daskfactor.results.sink import Sink, reserved, sink_of
-from daskfactor.results.trace import Trace, require_draws
+from daskfactor.results.trace import Law, Run, Trace
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights
 from daskfactor.stein.particles import Particles, Posterior, factors_of, on_simplex, read
@@ -570,7 +570,7 @@ def _given(
             )
         W, H = (one if hasattr(one, "dtype") else np.asarray(one) for one in particles)
         return (W, H), {}, {}
-    tree = require_draws(particles, "a Stein discrepancy")
+    tree = Run.of(particles, "a Stein discrepancy").tree
     W, H = factors_of(tree)
     total = W.shape[0] * W.shape[1]
     step = -(-total // most)

@@ -219,7 +219,7 @@ def test_labels_of_pandas_are_kept():
 
 
 def test_dimension_names_and_fill_values_of_zarr_are_kept(tmp_path):
-    for number, names in enumerate((("time", "sensor"), ("draw", "sensor"))):
+    for number, names in enumerate((("time", "sensor"), ("day", "sensor"))):
         array = zarr_of(matrix(), tmp_path / f"{number}", (40, 11), dimension_names=names)
         labels = as_blocks(array).labels
         assert (labels.row_dim, labels.col_dim) == names

@@ -32,14 +32,14 @@ def draw(model, sampler=None, V=None, **options):
 
 
 def test_draws_have_the_dimensions_of_what_they_are_of():
-    V = xr.DataArray(counts(), dims=("rate", "component_"))
+    V = xr.DataArray(counts(), dims=("gene", "cell"))
     found = draw(LEARNT, V=V, chains=2)["posterior"]
-    assert found["rate_w"].sizes == {"chain": 2, "draw": 6, "rate": 7}
+    assert found["rate_w"].sizes == {"chain": 2, "draw": 6, "gene": 7}
     assert found["rate_h"].sizes == {"chain": 2, "draw": 6, "component": 2}
     assert found["shape_w"].sizes == {"chain": 2, "draw": 6}
     assert np.unique(found["rate_w"]).size == 2 * 6 * 7  # a draw for each
     V = xr.DataArray(counts(), coords={"rate": ("gene", np.arange(7))}, dims=("gene", "cell"))
-    with pytest.warns(DataWarning, match="'rate' is 'rate_'"):
+    with pytest.warns(DataWarning, match="the coordinate 'rate' is left out"):
         shared = draw(SHARED, V=V)
     assert shared["posterior"]["rate"].dims == ("chain", "draw", "component")
     assert "rate_w" not in shared.attrs

@@ -14,7 +14,7 @@ from daskfactor.plots.particles import diversity_plot, scores_plot, top_entries_
 from daskfactor.plots.pictures import particle_panel
 from daskfactor.results.compare import downstream, intensity_shares, pairwise_distances, top_entries
 from daskfactor.results.components import components_of, factor_moments
-from daskfactor.results.trace import draw_masses
+from daskfactor.results.trace import Run
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import fake_run
 from tests.refusals import refused
@@ -144,7 +144,7 @@ def test_components_of_particles_are_aligned_and_weighted(chain):
     tree = particle_tree()
     aligned = dfac.align(tree)
     mean, sd = weighted(WEIGHTS, aligned["posterior/W"].values[0].swapaxes(1, 2))
-    assert_allclose(factor_moments(aligned, "W", chain), [mean, sd])
+    assert_allclose(factor_moments(Run(aligned), "W", chain), [mean, sd])
     shown = components_of(tree, chain)
     order = shown.labels
     assert_allclose(shown.W.mean, mean[order] / mean[order].mean(axis=1)[:, None])
@@ -153,20 +153,21 @@ def test_components_of_particles_are_aligned_and_weighted(chain):
     assert len(plots.components(tree, chain=chain).axes) == 3 * 3
     assert len(plots.overview(tree, count=2).axes) == 2 + 3 * 2
     unaligned = weighted(WEIGHTS, tree["posterior/H"].values[0])
-    assert_allclose(factor_moments(tree, "H", 0), unaligned)
+    assert_allclose(factor_moments(Run(tree), "H", 0), unaligned)
 
 
 def test_equal_weights_give_the_plain_moments():
     tree = without(fake_run(), "posterior_moments")
-    assert_allclose(factor_moments(fake_run(), "H", 1), factor_moments(tree, "H", 1))  # streamed
-    plain, weights = factor_moments(tree, "W", 0), np.full((2, 20), 1 / 40)
+    streamed = factor_moments(Run(fake_run()), "H", 1)
+    assert_allclose(streamed, factor_moments(Run(tree), "H", 1))
+    plain, weights = factor_moments(Run(tree), "W", 0), np.full((2, 20), 1 / 40)
     tree["sample_stats/weight"] = tree["sample_stats/lp"].copy(data=weights)
-    assert_array_equal(factor_moments(tree, "W", 0), plain)
+    assert_array_equal(factor_moments(Run(tree), "W", 0), plain)
     W = tree["posterior/W"].isel(chain=0).transpose("draw", "component", ...).values
     assert_allclose(plain, [W.mean(0), W.std(0)], rtol=1e-5)
     weights[0, 10:] = 0
     tree["sample_stats/weight"] = tree["sample_stats/lp"].copy(data=weights / weights.sum())
-    assert_allclose(factor_moments(tree, "W", 0), [W[:10].mean(0), W[:10].std(0)], rtol=1e-5)
+    assert_allclose(factor_moments(Run(tree), "W", 0), [W[:10].mean(0), W[:10].std(0)], rtol=1e-5)
 
 
 def test_chains_are_pooled_by_their_mass():
@@ -177,10 +178,10 @@ def test_chains_are_pooled_by_their_mass():
     aligned = dfac.align(tree)
     W = aligned["posterior/W"].transpose("chain", "draw", "component", "row").values
     expected = weighted(weights.ravel(), W.reshape(-1, *W.shape[2:]))
-    assert_allclose(factor_moments(aligned, "W", None), expected)
+    assert_allclose(factor_moments(Run(aligned), "W", None), expected)
     tree["sample_stats/weight"].values[0] = 0.0
     bare, match = without(tree, "posterior_moments"), "no draw of chain 0 has any weight"
-    refused(OptionError, match, factor_moments, bare, "W", 0)
+    refused(OptionError, match, factor_moments, Run(bare), "W", 0)
 
 
 def table(scored=True):
@@ -226,7 +227,7 @@ def test_masses_in_descending_order_above_their_objectives():
         (tree, 99, [1, 4, 3, 0, 2]),
         (fake_run(), 3, [0, 20, 39]),  # of equal ones some at even distances
     ):
-        assert heaviest(draw_masses(given), count).tolist() == expected
+        assert heaviest(Run(given).masses, count).tolist() == expected
 
 
 def test_pictures_of_either_sign_are_white_at_zero():

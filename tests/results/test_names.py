@@ -1,36 +1,18 @@
 """The user's names of dimensions and coordinates go in and out whatever they are."""
 
-import itertools
-
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, DataWarning, OptionError
-from daskfactor.results.schema import beside, factor_dims, own_names
-from daskfactor.results.trace import as_tree
+from daskfactor.results.schema import factor_dims
 from tests.data.test_folding import cube
 from tests.refusals import refused
-from tests.results.runs import REGISTRY, I, J, make_spec, memory_tree, store_run
-from tests.tiers import FULL
+from tests.results.runs import I, J
 
-OURS = sorted(
-    {variable.name for variable in REGISTRY}
-    | {dim for variable in REGISTRY for dim in variable.dims if "{" not in dim}
-    | {variable.group for variable in REGISTRY}
-    | {"row_index", "column_index", "mean", "sd", "lower", "upper", "iteration"}
-    | {"permutation", "factor", "similarity", "share", "share_by_chain", "alignment"}
-    | {"functional", "kind", "rhat", "rank", "label", "value", "score", "particle", "distance"}
-    | {"obs", "var", "row", "column", "x", "x_", "chain_", "var_", "mean_"}
-    | {"", "a/b", "a\\b", "a_b", "..", "zarr.json", "x" * 300, "mean/"}
-)
-PAIRS = [*itertools.pairwise(OURS), (OURS[-1], OURS[0])]
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:the results have names of their own:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*have no observed entry and are left out"),
 ]
 TWO = dfac.TweedieNMF(2)
@@ -46,115 +28,42 @@ def matrix(row, column, **coords):
     return xr.DataArray(V, named(row, column) | coords, (row, column))
 
 
-def spec_of(row, column, extra=None):
-    coords = named(row, column)
-    coords |= {} if extra is None else {extra: (row, np.linspace(0, 1, I))}
-    V = np.arange(35.0).reshape(I, J)
-    return make_spec(dims=(row, column), coords=coords, observed=V, has_coarse=True)
-
-
-def check_tree(tree, spec, ordinary):
-    """Its values are those of the same run with ordinary names, and its labels the user's."""
-    for group, node in ordinary.children.items():
-        assert set(tree[group].data_vars) == set(node.data_vars)
-        for name, array in node.data_vars.items():
-            assert_array_equal(tree[group][name].values, array.values)
-    inner, names = factor_dims(tree), own_names(tree)
-    assert tuple(names.get(dim, dim) for dim in inner) == spec.dims
-    for dim in inner:
-        assert_array_equal(tree["posterior"][dim].values, spec.labels[names.get(dim, dim)].values)
-
-
-def check_readings(trace, spec):
-    row, column = spec.dims
-    figures = {"mean", "sd", "lower", "upper"}
-    predicted = dfac.predict(trace, rows=["g3", "g1"], of="mean")
-    shown = beside([row, column], figures)
-    assert predicted["mean"].dims == (shown[row], shown[column])
-    assert predicted[shown[row]].values.tolist() == ["g3", "g1"]
-    assert predicted[shown[column]].values.tolist() == list(range(0, 10 * J, 10))
-    points = (xr.DataArray(at, dims="mean") for at in (["g3", "g1"], [20, 0]))
-    cells = dfac.predict(trace, *points, of="mean")
-    assert_allclose(cells["mean"], predicted["mean"].values[[0, 1], [2, 0]], rtol=1e-6)
-    told = dfac.monitored(trace, of="mean")
-    assert told["mean"].dims == ("cell",)
-    inside = beside([row, column], figures | {"cell", "row_index", "column_index"})
-    assert_array_equal(told[inside[row]].values, ["g0", "g3", "g3"])
-    assert_array_equal(told[inside[column]].values, [10, 10, 40])
-    aligned = dfac.align(trace)
-    assert factor_dims(aligned) == factor_dims(as_tree(trace))
-    assert np.isfinite(dfac.align(trace, aligned)["posterior_moments"]["W_mean"].values).all()
-    one, other = (dfac.predict(own, of="mean")["mean"].values for own in (aligned, trace))
-    assert_allclose(one, other, rtol=1e-5)
-    assert np.isfinite(dfac.summarize(trace, cells=2)["mean"].values).all()
-    assert dfac.top_entries(trace, 2)["label"].values[0, 0, 0, 0].startswith("g")
-
-
-@pytest.fixture(scope="module")
-def ordinary():
-    return memory_tree(spec_of("gene", "day"))
-
-
-@pytest.mark.quick("cell-mean")
-@pytest.mark.parametrize(("row", "column"), [("chain", "W"), ("cell", "mean"), ("row_index", "")])
-def test_no_name_is_in_the_way_of_readings(tmp_path, row, column, ordinary):
-    spec = spec_of(row, column)
-    stored = dfac.open_run(store_run(tmp_path / "run.zarr", spec))
-    xr.testing.assert_identical(stored.load(), memory_tree(spec))
-    check_tree(stored, spec, ordinary)
-    check_readings(tmp_path / "run.zarr", spec)
-
-
-def test_no_name_is_in_the_way_of_a_tree(ordinary):
-    for row, column in PAIRS[:: 1 if FULL else 3]:
-        spec = spec_of(row, column)
-        check_tree(memory_tree(spec), spec, ordinary)
-
-
-@settings(max_examples=20 if FULL else 10, deadline=None)
-@given(st.lists(st.sampled_from(OURS), min_size=3, max_size=3, unique=True))
-def test_no_further_coordinate_is_in_the_way(ordinary, names):
-    row, column, extra = names
-    spec = spec_of(row, column, extra)
-    tree, shown = memory_tree(spec), beside(names, {"mean", "sd", "lower", "upper"})
-    check_tree(tree, spec, ordinary)
-    picked = dfac.predict(tree, rows="g3", of="mean")
-    assert picked["mean"].dims == (shown[column],)
-    assert float(picked[shown[extra]]) == pytest.approx(0.5)
-
-
 def with_a_gap(row, column):
     return matrix(row, column).where(np.arange(I * J).reshape(I, J) != 2 * J + 3)
 
 
-@pytest.fixture(scope="module")
-def usual():
-    return dfac.sample(with_a_gap("a", "b"), TWO, **QUICK)
+@pytest.mark.quick("mean")
+@pytest.mark.parametrize("name", ["component", "mean", "a/b", "..", "", "x" * 300])
+def test_names_of_results_are_refused_with_the_call_that_renames(name):
+    refused(DataError, r"dimension of the name .*V\.rename", dfac.sample, matrix(name, "day"), TWO)
+    stacked = matrix("a", "day").expand_dims({name: 2})
+    refused(DataError, "rename", dfac.sample, stacked, TWO, rows="a")
+    with pytest.warns(DataWarning, match=r"the coordinate .* is left out"):
+        data = dfac.as_blocks(matrix("a", "b", **{name: ("a", np.arange(I))}))
+    assert name not in data.labels.coords
 
 
-@pytest.mark.quick("..")
-@pytest.mark.parametrize("name", ["mean", "..", "x" * 300])
-def test_runs_take_any_name(tmp_path, name, usual):
-    V, path = with_a_gap(name, "day"), tmp_path / "run.zarr"
+def test_tables_with_such_names_have_the_usual_ones():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(np.ones((3, 2)), pandas.Index(list("abc"), name="position"))
+    assert dfac.as_blocks(table).labels.row_dim == "row"
+    table.index.name = "date/time"
+    assert dfac.as_blocks(table).labels.coords["row"][1].tolist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("names", [("obs", "var"), ("cell", "var")])
+def test_names_of_annotated_data_are_possible(tmp_path, names):
+    V, path = with_a_gap(*names), tmp_path / "run.zarr"
     trace = dfac.sample(V, TWO, monitor="missing", store=path, **QUICK)
-    assert_array_equal(trace["posterior"]["W"], usual["posterior"]["W"])
+    assert trace["posterior"]["W"].dims == ("chain", "draw", names[0], "component")
     assert dfac.resume(path, draws=2, progressbar=False)["posterior"].sizes["draw"] == 5
-    assert dfac.monitored(path)["row_index"].values.tolist() == [2]
-    point = dfac.optimize(V, TWO, random_seed=0, progressbar=False)
-    assert point["W"].shape == (I, 2)
-    dfac.align(trace, point)
-    shown = beside([name], {"mean"})[name]
-    assert dfac.predict(path, rows=["g1"])["mean"].dims == (shown, "day")
-    dfac.summarize(path, cells=2)
-    assert dfac.hold_out(V, 0.2, random_seed=0)[0].shape == V.shape
-
-
-def test_one_note_says_what_is_called_otherwise():
-    with pytest.warns(DataWarning, match="'component' is 'component_'.*gives it back") as all_:
-        trace = dfac.sample(matrix("component", "a/b"), TWO, **QUICK)
-    assert [str(one.message).count("is 'a_b'") for one in all_] == [1]
-    assert trace["posterior"]["W"].dims == ("chain", "draw", "component_", "component")
-    assert dfac.predict(trace)["mean"].dims == ("component", "a/b")
+    for tree in (path, dfac.sample(V, TWO, monitor="missing", **QUICK)):
+        told = dfac.monitored(tree)
+        assert (told[names[0]].item(), told["var"].item()) == ("g2", 30)
+        assert (told["row_index"].item(), told["column_index"].item()) == (2, 3)
+        assert dfac.predict(tree, rows=["g1"])["mean"].dims == names
+        cells = dfac.log_likelihood(tree, ([0, 2], [1, 1]), [1.0, 2.0])["log_likelihood"]
+        assert cells[names[0]].values.tolist() == ["g0", "g2"]
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate dimension names:UserWarning")
@@ -171,16 +80,18 @@ def test_rows_and_columns_of_one_name():
     assert dfac.predict(trace, rows=4, columns=[0, 2])["mean"].dims == ("x_",)
 
 
-def test_new_columns_and_single_cells_may_have_slashes_in_their_names():
-    V = matrix("a b", "c/d", **{"e/f": ("a b", np.arange(I))})
+def test_new_columns_and_single_cells_have_their_names():
+    V = matrix("a b", "c.d", **{"e f": ("a b", np.arange(I))})
     trace, quiet = dfac.sample(V, TWO, **QUICK), {"progressbar": False}
     cells = dfac.log_likelihood(trace, ([0, 2], [1, 1]))["log_likelihood"]
-    assert (cells["c_d"].values.tolist(), cells["e_f"].values.tolist()) == ([10, 10], [0, 2])
+    assert (cells["c.d"].values.tolist(), cells["e f"].values.tolist()) == ([10, 10], [0, 2])
     new = dfac.transform(trace, V[:, :2], axis="column", random_seed=0, **quiet)
     found = dfac.predict(trace, columns=new)
-    assert (found["mean"].dims, found["c/d"].values.tolist()) == (("a b", "c/d"), [0, 10])
-    match, one = r"new\.isel\(\{'c/d': \[0\]\}\)", new.isel({"c/d": 0})
+    assert (found["mean"].dims, found["c.d"].values.tolist()) == (("a b", "c.d"), [0, 10])
+    match, one = r"new\.isel\(\{'c\.d': \[0\]\}\)", new.isel({"c.d": 0})
     refused(OptionError, match, dfac.predict, trace, columns=one)
+    points = [xr.DataArray([0], dims="mean")] * 2
+    refused(OptionError, "of a name that results do not use", dfac.predict, trace, *points)
     part, match = trace["posterior"].to_dataset(), "has draws; pass the whole trace"
     refused(OptionError, match, dfac.transform, part, V, **quiet)
     refused(OptionError, match, dfac.recommend, part)
@@ -217,10 +128,8 @@ def test_components_are_maps_with_all_labels_in_their_order(mapped, V):
         assert_array_equal(maps["lat"], V["lat"])
         assert_array_equal(maps["lon"], V["lon"])
         assert (maps.notnull() == seen).all()
-        for name in ("area", "region", "zone"):  # NaN where there is land
-            there = V[name].broadcast_like(seen).transpose("lat", "lon").where(seen)
-            xr.testing.assert_equal(maps[name].variable, there.variable)
-            assert maps[name].attrs == V[name].attrs
+        area = V["area"].where(seen)
+        xr.testing.assert_equal(maps["area"].variable, area.transpose("lat", "lon").variable)
         for position in range(H.sizes["lat_lon"]):
             one = H.isel(lat_lon=position)
             there = maps.sel(lat=float(one["lat"]), lon=float(one["lon"]))

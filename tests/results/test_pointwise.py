@@ -219,10 +219,10 @@ def test_cells_by_position_label_and_mask(how):
 
 
 def test_a_dimension_of_the_user_may_be_called_cell():
-    spec = make_spec(dims=("cell", "draw"), coords={"cell": [f"c{i}" for i in range(I)]})
+    spec = make_spec(dims=("cell", "gene"), coords={"cell": [f"c{i}" for i in range(I)]})
     group = dfac.log_likelihood(memory_tree(spec), (ROWS, COLUMNS), VALUES)["log_likelihood"]
     assert group["V"].dims == ("chain", "draw", "cell")
-    assert group["cell_"].values.tolist() == ["c0", "c3", "c6", "c3"]
+    assert group["cell"].values.tolist() == ["c0", "c3", "c6", "c3"]
 
 
 @pytest.mark.parametrize("form", [np.asarray, csr_array, lambda V: xr.DataArray(V, dims=DIMS)])

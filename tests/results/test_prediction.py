@@ -18,7 +18,7 @@ from daskfactor.results.schema import RunSpec
 from tests.models.laws import observation_interval
 from tests.refusals import refused
 from tests.results import runs
-from tests.results.runs import ATTRS, CHAINS, DRAWS, I, J, K, factors, make_spec, memory_tree
+from tests.results.runs import ATTRS, CHAINS, DRAWS, I, factors, make_spec, memory_tree
 from tests.tiers import FULL
 
 
@@ -71,33 +71,9 @@ def test_observations_follow_the_law_of_the_model(beta):
     assert (found["upper"] > found["lower"]).all()
 
 
-def test_coarse_chain_extrapolates_mean_and_variance():
-    # Correlated runs, as the coupled noise makes them, so that nothing reaches a floor.
-    W, Ht = (np.stack(part) for part in zip(*(factors(c, 0, DRAWS) for c in (0, 1)), strict=True))
-    half, fine, arrays = DRAWS // 2, all_mu(), {"posterior": {"W": W, "H": Ht}}
-    arrays["posterior_coarse"] = {"W": 1.02 * W[:, :half], "H": Ht[:, :half]}
-    tree = runs.tree_of(make_spec(has_coarse=True), arrays)
-    coarse = 1.02 * np.concatenate([fine[:half], fine[DRAWS : DRAWS + half]])
-    mean = np.maximum(2 * fine.mean(0) - coarse.mean(0), 0.1 * fine.mean(0))
-    variance = np.maximum(2 * fine.var(0) - coarse.var(0), 0.1 * fine.var(0))
-    found = predict(tree, of="mean", interval=0.8).load()
-    assert_allclose(found["mean"], mean, rtol=1e-4)
-    assert_allclose(found["sd"], np.sqrt(variance), rtol=1e-3)
-    scale = np.sqrt(variance / fine.var(0))
-    for name, level in (("lower", 0.1), ("upper", 0.9)):
-        moved = mean + scale * (np.quantile(fine, level, axis=0) - fine.mean(0))
-        assert_allclose(found[name], np.maximum(moved, 0), rtol=1e-3, atol=1e-3)
-    assert_allclose(predict(tree).load()["sd"], np.sqrt(variance + mean), rtol=1e-3)
-
-
-def test_extrapolation_never_makes_a_variance_negative():
-    half, H = DRAWS // 2, np.ones((CHAINS, DRAWS, J, K))
-    wild = np.random.default_rng(0).gamma(2.0, 10.0, size=(CHAINS, half, I, K))
-    arrays = {"posterior": {"W": np.ones((CHAINS, DRAWS, I, K)), "H": H}}
-    arrays["posterior_coarse"] = {"W": wild, "H": H[:, :half]}
-    found = predict(runs.tree_of(make_spec(has_coarse=True, dtype="float64"), arrays)).load()
-    assert (found["mean"] > 0).all()
-    assert np.isfinite(found.to_array()).all()
+def test_predictions_are_those_of_the_fine_chain():
+    tree = memory_tree(make_spec(has_coarse=True))
+    assert_allclose(predict(tree, of="mean").load()["mean"], all_mu().mean(0), rtol=1e-5)
 
 
 def along(values, dims="p"):

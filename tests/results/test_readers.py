@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import DataError, OptionError, StoreFormatError
-from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts, storable_names
+from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
 from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
@@ -189,16 +189,6 @@ def test_expectation_says_what_is_missing(tmp_path):
         ("no draws yet", path, {}),
     ):
         refused(OptionError, match, expectation, trace, lambda W, H: W, **options)
-
-
-def test_every_name_has_one_that_a_store_takes(tmp_path):
-    names = ["a/b", "a_b", "a\\b", "", "_", "..", "zarr.json", "a\0b", "é" * 300, "day [UTC]"]
-    found = storable_names(names)
-    assert (list(found), len(set(found.values()))) == (names, len(names))
-    assert [name for name in names if found[name] == name] == ["a_b", "_", "day [UTC]"]
-    assert (found["a/b"], found["a\\b"]) == ("a_b_", "a_b__")
-    for name in found.values():
-        (tmp_path / name).mkdir()
 
 
 def test_any_common_labels_are_taken():

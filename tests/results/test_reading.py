@@ -13,7 +13,7 @@ from daskfactor import component_variability, downstream, pairwise_distances, to
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.results import compare
 from daskfactor.results.components import components_of, told_quantity
-from daskfactor.results.trace import draw_masses
+from daskfactor.results.trace import Run
 from tests.fake_particles import fake_particles, random_particles
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
 from tests.refusals import refused
@@ -291,7 +291,7 @@ def test_scores_of_two_classes():
 
 def test_draws_of_a_sampler_count_equally_and_may_be_lazy():
     tree = fake_run()
-    assert (draw_masses(tree) == 1 / 40).all()
+    assert (Run(tree).masses == 1 / 40).all()
     lazy = tree.chunk({"draw": 3})
     with dask.config.set(scheduler="synchronous"):
         for read in (component_variability, top_entries, pairwise_distances):
@@ -303,7 +303,7 @@ def test_draws_of_a_sampler_count_equally_and_may_be_lazy():
     assert float(expected.sel(at)) == scores["best"].values[0] == float(expected.max())
     W, H, _ = random_particles(count=4)  # of a selection masses add up again
     part = fake_particles(W, H, [0.1, 0.2, 0.3, 0.4]).sel(draw=[1, 3])
-    assert_allclose(draw_masses(part), [[1 / 3, 2 / 3]])
+    assert_allclose(Run(part).masses, [[1 / 3, 2 / 3]])
     assert downstream(part, lambda W, H: 1.0)["mean"].values == pytest.approx([1])
 
 

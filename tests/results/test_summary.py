@@ -10,9 +10,9 @@ from scipy import stats
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError
-from daskfactor.results.align import Law
 from daskfactor.results.diagnose import addressed_cells, convergence, factor_series, trend
 from daskfactor.results.ranks import band, uniformity
+from daskfactor.results.trace import Law
 from tests.fake_run import drawn_tree, fake_run
 from tests.refusals import refused
 from tests.results import particle_tree as particles

@@ -13,7 +13,7 @@ from daskfactor.errors import OptionError, StoreFormatError
 from daskfactor.results import cellwise as cells_module
 from daskfactor.results.cellwise import weighted_quantiles
 from daskfactor.results.predict import monitored
-from daskfactor.results.trace import draw_weights, effective_number, is_particles
+from daskfactor.results.trace import Run, effective_number
 from tests.refusals import refused
 from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_store, particle_tree
 from tests.results.runs import CHAINS, DRAWS, make_spec, memory_tree
@@ -235,7 +235,7 @@ def test_chains_with_weights_are_one_set_of_draws(chains, block, monkeypatch):
     assert_allclose(found, np.tensordot(own, mu[DRAWS:], 1), rtol=1e-5)
     # Other labels' order, and a part of the draws.
     turned = tree.isel(draw=slice(None, None, -1)).isel(chain=[1])
-    assert_allclose(draw_weights(turned), own[None, ::-1])
+    assert_allclose(Run(turned).weights, own[None, ::-1])
 
 
 def test_a_chain_without_weight_has_no_expectation(chains):
@@ -252,15 +252,15 @@ def test_a_chain_without_weight_has_no_expectation(chains):
 
 def test_weights_are_masses_of_the_draws_that_are_there():
     tree = particle_tree()
-    assert is_particles(tree)
-    assert_allclose(draw_weights(tree), [WEIGHTS])
-    assert_allclose(draw_weights(tree.isel(draw=[2, 3])), [[2 / 3, 1 / 3]])
+    assert Run(tree).is_particles
+    assert_allclose(Run(tree).weights, [WEIGHTS])
+    assert_allclose(Run(tree.isel(draw=[2, 3])).weights, [[2 / 3, 1 / 3]])
     assert effective_number(np.full((2, 5), 0.1)) == pytest.approx(10.0)
     assert effective_number([1.0, 0.0]) == 1.0
     plain = memory_tree(make_spec())
-    assert draw_weights(plain) is None
-    assert not is_particles(plain)
-    refused(OptionError, "all 0", draw_weights, tree.isel(draw=[1, 4]))
+    assert Run(plain).weights is None
+    assert not Run(plain).is_particles
+    refused(OptionError, "all 0", lambda: Run(tree.isel(draw=[1, 4])).weights)
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan])

@@ -1,0 +1,193 @@
+"""Open the store of a run as one tree, cut to the draws that a checkpoint vouches for."""
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.files import SEAL, Counts, counts_of, read_marker
+from daskfactor.results.places import View, view_of
+from daskfactor.results.root import INDEX, LIBRARY, nodes_of, read_root
+from daskfactor.results.schema import (
+    GROUP_ATTRS,
+    MOMENTS,
+    MONITOR,
+    STEIN,
+    WARMUP,
+    planned_draws,
+    tree_of,
+)
+from daskfactor.results.stacks import indexed
+
+if TYPE_CHECKING:
+    from daskfactor.results.zarr_stores import CheckedStore
+
+
+def open_run(path: str | PathLike[str], snapshot: str | None = None) -> xr.DataTree:
+    """Open the run at ``path`` lazily: the draws that its last checkpoint vouches for.
+
+    Works while the run is still going on and after it was killed. With chains at
+    different lengths the tree holds the largest full rectangle of draws. Of particles
+    there are those that are finished; ``lp``, ``weight`` and the group ``stein`` are left
+    out until all of them are.
+
+    Parameters
+    ----------
+    path
+        Local path of a run store, a URL that one was written to (``s3://``, ``gs://``, ``az://``,
+        ``memory://``), or one that fsspec knows of a local run that was copied there. Credentials
+        are taken from the environment.
+    snapshot
+        An earlier checkpoint of a run that was written to a URL, by its id: of the commits that
+        ``icechunk.Repository.ancestry(branch="main")`` lists, or one that the message lists about
+        an id that is unknown. Left out, the newest. Older ones expire: the newest six stay, and
+        those of the last ten minutes while the run goes on.
+
+    Returns
+    -------
+    DataTree
+        Backed by dask: nothing but coordinates has been read.
+
+    Raises
+    ------
+    StoreError
+        If there is nothing at ``path``.
+    StoreFormatError
+        If what is there is not a run store, is damaged or of a newer version.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import daskfactor as dfac
+    >>> from tempfile import mkdtemp
+    >>> V = np.random.default_rng(0).poisson(3.0, (20, 15))
+    >>> store = mkdtemp() + "/run.zarr"
+    >>> run = {"tune": 10, "random_seed": 0, "progressbar": False}
+    >>> trace = dfac.sample(V, dfac.TweedieNMF(2), draws=10, store=store, **run)
+    >>> dfac.open_run(store)["posterior"].sizes["draw"]
+    10
+    """
+    if not isinstance(path, str | PathLike):
+        raise OptionError(
+            f"open_run takes the path of a run store, got a {type(path).__name__}; a result in "
+            "memory is a trace already"
+        )
+    return committed_tree(view_of(path, snapshot), None)
+
+
+def committed_tree(view: View, counts: Counts | None) -> xr.DataTree:
+    """Open a run's tree, cut to ``counts`` or to what its newest checkpoint vouches for."""
+    document = read_root(view)
+    if counts is None:
+        chains = nodes_of(document)["sample_stats/lp"]["shape"][0]
+        counts = counts_of(_marker(view, document), chains)
+    store: Any = checked_store(view, document)
+    try:
+        tree = xr.open_datatree(store, engine="zarr", chunks={}, consolidated=True)
+    except StoreError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreFormatError(
+            f"{view.name} cannot be read as a run store of {LIBRARY} ({error}); "
+            "check the path, or restore it from a copy"
+        ) from error
+    tree = indexed(trimmed(tree, counts))
+    store.partial |= {
+        name
+        for name in (MOMENTS, MONITOR)
+        if name in tree.children and bool((tree[name]["count"] == 0).any())
+    }
+    return tree
+
+
+def _marker(view: View, document: dict[str, Any]) -> dict[str, Any]:
+    """Read what a run store's newest checkpoint vouches for."""
+    try:
+        return read_marker(view)
+    except StoreFormatError as error:
+        if SEAL in document[INDEX]:
+            raise
+        raise StoreFormatError(
+            f"{view.name} was written by xarray, as trace.to_zarr does, and not by {LIBRARY}: open "
+            f"it with xarray.open_datatree({view.name!r}, engine='zarr'), and pass the result "
+            "wherever a trace is taken"
+        ) from error
+
+
+def checked_store(view: View, document: dict[str, Any]) -> "CheckedStore":
+    """Open the chunks of a run store to read them, each as it was written."""
+    from daskfactor.results.zarr_stores import CheckedStore
+
+    checked = [
+        name
+        for name, node in nodes_of(document).items()
+        if any(codec["name"] == "crc32c" for codec in node.get("codecs", ()))
+    ]
+    run = document["attributes"].get("trace_id")
+    return CheckedStore(view.chunks(), view.name, checked, run)
+
+
+def trimmed(tree: xr.DataTree, counts: Counts) -> xr.DataTree:
+    """Cut a tree to the draws that all of the chains have that have most, and what belongs to them.
+
+    Parameters
+    ----------
+    tree
+        A run store at its full planned size.
+    counts
+        Draws that its checkpoint vouches for.
+    """
+    draws, chains = _rectangle(counts.draws)
+    # Particles have no weights yet before their group is described, which comes last.
+    stein = tree.children.get(STEIN)
+    weighed = stein is not None and set(stein.attrs) - set(GROUP_ATTRS)
+    unweighted = stein is not None and not (weighed and draws == stein.sizes["draw"])
+    warmup = min((counts.warmup_draws[chain] for chain in chains), default=0)
+    groups: dict[str, Any] = {}
+    for name, node in tree.children.items():
+        cut: dict[str, Any] = {"draw": slice(planned_draws(name, draws))}
+        if name == WARMUP:  # elsewhere it may be the user's own dimension
+            cut = {"warmup_draw": slice(warmup)}
+        if len(chains) < len(counts.draws):
+            cut["chain"] = chains
+        dataset = node.to_dataset()
+        if unweighted and name == STEIN:
+            continue
+        if unweighted and name == "sample_stats":
+            dataset = dataset.drop_vars(["lp", "weight"], errors="ignore")
+        dataset = dataset.isel(cut, missing_dims="ignore")
+        # Moments are rewritten in place; a count of 0 says that this was cut short.
+        if "count" in dataset:
+            dataset["count"] = dataset["count"].compute(scheduler="synchronous")
+            if not bool((dataset["count"] > 0).any()):
+                continue
+        groups[name] = dataset
+    return tree_of(groups, tree.attrs)
+
+
+def _rectangle(draws: tuple[int, ...]) -> tuple[int, list[int]]:
+    """Draws and chains of the largest block of draws that every chain in it has."""
+    ordered = sorted(draws, reverse=True)
+    height = max(range(len(ordered)), key=lambda at: ((at + 1) * ordered[at], at))
+    least = ordered[height]
+    return least, [chain for chain, count in enumerate(draws) if count >= least]
+
+
+def check_weights(weights: NDArray[np.floating[Any]]) -> None:
+    """Refuse weights that are no probability masses.
+
+    Raises
+    ------
+    StoreFormatError
+        If one is negative or not finite, or if they do not add up to 1 within 1e-6.
+    """
+    whole = weights.size > 0 and bool(np.isfinite(weights).all())
+    if not (whole and weights.min() >= 0 and abs(weights.sum() - 1.0) <= 1e-6):
+        least = weights.min() if weights.size else np.nan
+        raise StoreFormatError(
+            f"weights of particles must be at least 0 and add up to 1, got a smallest of {least:g} "
+            f"and a sum of {weights.sum():g}; write them anew, divided by their sum"
+        )
