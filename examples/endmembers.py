@@ -67,7 +67,7 @@ def synthetic(side: int, bands: int = 80, noise: float = 0.05, seed: int = 0) ->
         [gaussian_filter(rng.standard_normal((side, side)), side / 8) for _ in "abcd"]
     )
     likely = np.exp(2.0 * fields / fields.std(axis=(1, 2), keepdims=True))
-    amounts = rng.gamma(12.0 * likely / likely.sum(axis=0))  # normalised, they are Dirichlet
+    amounts = rng.gamma(12.0 * likely / likely.sum(axis=0))  # Dirichlet when normalized
     abundance = amounts / amounts.sum(axis=0)
     cube = np.einsum("bk,kij->bij", endmembers, abundance)
     cube = np.maximum(cube + noise * cube.mean() * rng.standard_normal(cube.shape), 0.0)

@@ -63,7 +63,7 @@ def restore(
     options = {}
     if settings.papers_step:
         options = {"step": PAPERS_STEP[beta], "preconditioner": "identity", "warm_start": 0}
-    with warnings.catch_warnings():  # gray values are whole numbers, but nobody counted them
+    with warnings.catch_warnings():  # gray values are integers but not counts
         warnings.simplefilter("ignore", DataWarning)
         trace = dfac.sample(
             observed,
@@ -127,7 +127,7 @@ def judge(law: str, errors: list[dict[str, float]], shares: list[int]) -> None:
     listed = ", ".join(
         f"{change:+.1%} at {share} %" for change, share in zip(changes, shares, strict=True)
     )
-    # One run each: a difference below one percent is none.
+    # With one run each, differences below one percent do not count.
     reproduced = max(changes) < -0.01 and changes[-1] <= changes[0]
     print(
         f'Claim "P-SGRRLD is better, the more the more is missing" ({law}): '

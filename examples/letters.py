@@ -81,7 +81,7 @@ def evidences(X: xr.DataArray, ranks: Sequence[int], particles: int) -> dict[str
         for name, model in models(rank).items():
             for label, method in methods.items():
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # errors are in the table
+                    warnings.simplefilter("ignore")  # the table has the errors
                     one = dfac.log_evidence(X, model, method, random_seed=0, progressbar=False)
                 found.setdefault(f"{name}, {label}", []).append(one)
     return found

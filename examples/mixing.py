@@ -79,7 +79,7 @@ def made_up(law: str, rows: int, components: int) -> Array:
     mean = W @ rng.exponential(1 / RATE, (components, rows))
     if law == "Poisson":
         return rng.poisson(mean).astype(np.float32)
-    # A Poisson number of exponential jumps: at beta = 1/2 mean and variance sqrt(mean)^3.
+    # A Poisson number of exponential jumps: for beta = 1/2, the variance is mean^1.5.
     jumps = rng.poisson(2 * np.sqrt(mean))
     return (rng.standard_gamma(np.maximum(jumps, 1)) * np.sqrt(mean) / 2 * (jumps > 0)).astype(
         np.float32

@@ -171,7 +171,7 @@ def compare(V: Any, settings: argparse.Namespace) -> dict[str, Set]:
     trees, beyond = {}, {}
     for name, (method, count) in methods(settings).items():
         clock = Clock()
-        with warnings.catch_warnings():  # the table tells whose objectives are too high
+        with warnings.catch_warnings():  # the table lists objectives that are too high
             warnings.simplefilter("ignore", SamplingWarning)
             trees[name] = dfac.stein_posterior(
                 V,
@@ -181,7 +181,7 @@ def compare(V: Any, settings: argparse.Namespace) -> dict[str, Set]:
                 pilot=settings.pilot,
                 kernel=dfac.IMQ(*settings.scales),
                 unstored="zero" if sparse.issparse(V) else None,
-                executor="serial",  # one particle after the other, so that their seconds add up
+                executor="serial",  # one particle at a time, so that their times add up
                 random_seed=settings.seed,
                 callback=clock,
                 progressbar=False,

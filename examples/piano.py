@@ -119,7 +119,7 @@ def main() -> None:
 
     V = spectrum(*(read(arguments.sound) if arguments.sound else made_up(arguments.seconds)))
     steps = 2 * BLOCKS * arguments.draws
-    # One dispersion for all, so that their log densities are those of one posterior.
+    # The same dispersion for all, so that log densities refer to the same posterior.
     model = dfac.TweedieNMF(arguments.components, beta=arguments.beta)
     point = dfac.optimize(V, model, random_seed=0, progressbar=False)
     model = dfac.TweedieNMF(

@@ -123,7 +123,7 @@ def evidence(counts: Array, ranks: list[int], temperatures: int, draws: int) -> 
         table = dfac.select_rank(
             counts, poisson(1), ranks, method, held_out=None, progressbar=False
         )
-    if caught:  # at low temperatures chains forget slowly
+    if caught:  # chains mix slowly at low temperatures
         print(
             f"{len(caught)} of {len(ranks)} evidences come from chains with few independent draws, "
             "so that their errors are guesses; more --draws mend that"
@@ -167,7 +167,7 @@ def main() -> None:
     train, test, noises = sounds(arguments)
     ranks = sorted(arguments.ranks)
     magnitude = np.abs(transform(train))
-    # In units of their dispersion, magnitudes vary about as counts do.
+    # In units of their dispersion, magnitudes vary about like counts.
     unit = arguments.unit * fit(magnitude, dfac.TweedieNMF(ranks[-1])).attrs["dispersion"]
     counts = np.round(magnitude / unit)
     print(f"{counts.shape[0]} frequencies x {counts.shape[1]} times of clean speech, ", end="")

@@ -44,8 +44,8 @@ def tissue(cells: int, seed: int = 1) -> Tissue:
         "protein": rng.gamma(1.0, 2.0, (5, PROTEINS)),
         "region": rng.gamma(0.6, 1.5, (5, REGIONS)),
     }
-    weights["protein"][3:] = 0  # two programs make no protein,
-    weights["region"][4] = 0  # and one of them opens no region
+    weights["protein"][3:] = 0  # two programs make no protein
+    weights["region"][4] = 0  # one of these also opens no region
     mean = {name: programs @ own for name, own in weights.items()}
     values = {
         "gene": rng.poisson(mean["gene"]),
