@@ -579,15 +579,16 @@ class Chain:
         count = state.counts["moments"]
         if not count:
             return
-        kinds = (("mean", "mean", None), ("var", "m2", count))
-        for (factor, (label, _)), kind in itertools.product(enumerate(FACTORS), kinds):
-            path, name, divisor = f"{label}_{kind[0]}", *kind[1:]
-            if factor == 0 or state.n_factors == 2:
-                how: Any = {"name": name, "divisor": divisor}
-                pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **how)
-            else:  # a tensor's further factors, one behind another
-                rows = gather_side(state, self.setting.data, factor, name)
-                other[path] = (rows / (divisor or 1)).T
+        kinds = ("mean", "mean", None), ("var", "m2", count)
+        for factor, (label, _) in enumerate(FACTORS):
+            for kind, name, divisor in kinds:
+                path = f"{label}_{kind}"
+                if factor == 0 or state.n_factors == 2:
+                    what: Any = {"name": name, "divisor": divisor}
+                    pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **what)
+                else:  # a tensor's further factors, one behind another
+                    rows = gather_side(state, self.setting.data, factor, name)
+                    other[path] = (rows / (divisor or 1)).T
         other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)
