@@ -268,6 +268,8 @@ class Chain:
 
     def learnt(self, run: TrackRun) -> Arrays:
         """Return the present values of what the model learns, by name."""
+        if not self.variables:
+            return {}
         values = dict(self.values)
         for parameter in self.parameters:
             values |= parameter.results(run.state, self.values)
@@ -366,10 +368,11 @@ class Chain:
 
     def statistics(self, cycles: list[int]) -> dict[str, Array]:
         """Return the kernel's own statistics of cycles of the running segment: means over rows."""
-        state, rows = self.tracks[0].state, sum(self.setting.data.shape)
-        names = (variable.name for variable in self.setting.kernel.statistics)
-        totals = {n: [math.fsum(state.sums((cycle, n))) for cycle in cycles] for n in names}
-        return {name: np.array(values) / rows for name, values in totals.items()}
+        state, rows, means = self.tracks[0].state, sum(self.setting.data.shape), dict[str, Array]()
+        for variable in self.setting.kernel.statistics:
+            totals = [math.fsum(state.sums((cycle, variable.name))) for cycle in cycles]
+            means[variable.name] = np.array(totals) / rows
+        return means
 
     # -- segments ------------------------------------------------------------
 
