@@ -541,7 +541,7 @@ def _announce_compilation(setting: Setting, on_event: OnEvent) -> None:
     kind = model.likelihood, model.width, options.dtype, data.unstored, axes, setting.sampler
     if kind not in _compiled and not setting.executor.on_device:
         on_event(RunEvent("compile", message="kept on disk"))
-    _compiled.add(kind)
+        _compiled.add(kind)
 
 
 # -- what results tell of a run ------------------------------------------------------------
