@@ -270,6 +270,8 @@ class Chain:
 
     def learnt(self, run: TrackRun) -> Arrays:
         """Return the present values of what the model learns, by name."""
+        if not self.variables:
+            return {}
         values = dict(self.values)
         for parameter in self.parameters:
             values |= parameter.results(run.state, self.values)
@@ -366,10 +368,11 @@ class Chain:
 
     def statistics(self, cycles: list[int]) -> dict[str, Array]:
         """Return the kernel's own statistics of cycles of the running segment: means over rows."""
-        state, rows = self.tracks[0].state, sum(self.setting.data.shape)
-        names = (variable.name for variable in self.setting.kernel.statistics)
-        totals = {n: [math.fsum(state.sums((cycle, n))) for cycle in cycles] for n in names}
-        return {name: np.array(values) / rows for name, values in totals.items()}
+        state, rows, means = self.tracks[0].state, sum(self.setting.data.shape), dict[str, Array]()
+        for variable in self.setting.kernel.statistics:
+            totals = [math.fsum(state.sums((cycle, variable.name))) for cycle in cycles]
+            means[variable.name] = np.array(totals) / rows
+        return means
 
     # -- segments ------------------------------------------------------------
 
@@ -579,15 +582,16 @@ class Chain:
         count = state.counts["moments"]
         if not count:
             return
-        kinds = (("mean", "mean", None), ("var", "m2", count))
-        for (factor, (label, _)), kind in itertools.product(enumerate(FACTORS), kinds):
-            path, name, divisor = f"{label}_{kind[0]}", *kind[1:]
-            if factor == 0 or state.n_factors == 2:
-                how: Any = {"name": name, "divisor": divisor}
-                pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **how)
-            else:  # a tensor's further factors, one behind another
-                rows = gather_side(state, self.setting.data, factor, name)
-                other[path] = (rows / (divisor or 1)).T
+        kinds = ("mean", "mean", None), ("var", "m2", count)
+        for factor, (label, _) in enumerate(FACTORS):
+            for kind, name, divisor in kinds:
+                path = f"{label}_{kind}"
+                if factor == 0 or state.n_factors == 2:
+                    what: Any = {"name": name, "divisor": divisor}
+                    pieces += self._pieces(sink, f"{MOMENTS}/{path}", factor, (), **what)
+                else:  # a tensor's further factors, one behind another
+                    rows = gather_side(state, self.setting.data, factor, name)
+                    other[path] = (rows / (divisor or 1)).T
         other |= {name: mean for name, mean in self.values.items() if name.endswith("_mean")}
         with sink.replacing(MOMENTS, self.number, count):
             state.write(sink, pieces)

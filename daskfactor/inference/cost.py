@@ -295,14 +295,12 @@ def _opened(
     if not (model.joins or model.tensor):
         source = unread_source(V, Wanted.of(vars(args)), args.blocks, args.entries)
     if source is None:
-        # What has covariates is predicted from these, if from nothing else.
-        reading_options = {"allow_empty": model.covariates != (None, None)}
-        reading_options |= {k: v for k, v in options.items() if k in READING and v is not None}
-        return blocks_for(model, V, **reading_options)
+        reading = {k: v for k, v in options.items() if k in READING and v is not None}
+        return blocks_for(model, V, **reading)
     if not model.nonnegative:
         source = replace(source, usual="missing")
-    reading = args.blocks, args.dtype or "float32", args.unstored, args.memory_limit
-    return unread_blocks(source, *reading, component_count(model), *weighting)
+    layout = args.blocks, args.dtype or "float32", args.unstored, args.memory_limit
+    return unread_blocks(source, *layout, component_count(model), *weighting)
 
 
 OTHERS = "workers", "lanes", "network", "block_seconds", "entries", *BLOCKS_ONLY

@@ -95,11 +95,6 @@ class NewRows:
     device: "CUDA | None" = None
     out: Array | None = None
 
-    @property
-    def draws_conditionally(self) -> bool:
-        """Tell whether a draw of rows does not depend on where they were."""
-        return not self.model.nonnegative
-
     def room(self, length: int) -> Array:
         """Return zeros for draws of so many rows, (chain, draw, n, K'), or for means, (n, K')."""
         shape = length, self.model.width
@@ -174,7 +169,7 @@ class Rows:
         self.plan, self.span, self.work, self.cycle = plan, span, work, 0
         dtype = plan.data.dtype
         zeros = isinstance(block, SparseBlock) and not plan.model.likelihood.visits_all(block.zeros)
-        if not (zeros or plan.draws_conditionally):
+        if plan.model.nonnegative and not zeros:
             block = written_out(block)
         self.data = OneBlock(block)
         if plan.device is not None:
@@ -204,7 +199,7 @@ class Rows:
         if (fixed := model.fixed[factor]) is not None:
             fixed.put(values, self.span)
         self.band.values = plan.placed(values)
-        if plan.draws_conditionally:
+        if not plan.model.nonnegative:  # a draw does not depend on where rows were
             return
         self._climb()
         for step in range(TUNE):
@@ -229,7 +224,7 @@ class Rows:
             return
         before = self.sizes
         self._take_draw(chain, draw)
-        if self.plan.draws_conditionally:
+        if not self.plan.model.nonnegative:
             return
         usable = (before > 0) & (self.sizes > 0) & self.free
         size = np.divide(before, self.sizes, out=np.ones_like(before), where=usable)

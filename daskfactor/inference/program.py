@@ -465,10 +465,11 @@ def take_fits(state: ChainState) -> dict[int, Fit]:
     for evaluation in state.evaluations:
         sums[evaluation.cycle] = sums.get(evaluation.cycle, 0.0) + evaluation.values
     state.evaluations.clear()
-    fits = ((cycle, total.tolist()) for cycle, total in sums.items())
-    return {
-        n: Fit(total[0], total[1] if len(total) == 2 else tuple(total[1:])) for n, total in fits
-    }
+    fits = {}
+    for cycle, total in sums.items():
+        divergence, *pearson = total.tolist()
+        fits[cycle] = Fit(divergence, pearson[0] if len(pearson) == 1 else tuple(pearson))
+    return fits
 
 
 def tally_columns(data: BlockedData, executor: Executor) -> tuple[Array, Array, Array]:

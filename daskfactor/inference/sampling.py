@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -492,12 +493,9 @@ def _carry_out(
     complete = meta["chains"] and meta["cycle"] >= setting.options.cycles
     if not complete:
         _announce_compilation(setting, on_event)
-    run = Run(setting, sink, on_event)
-    try:
+    with closing(Run(setting, sink, on_event)) as run:
         run.restore(arrays, meta)
         run.go()
-    finally:
-        run.close()
     if not complete:
         _report_trouble(run)
     # Also of a complete run, which may have been killed before it was closed.
@@ -547,7 +545,7 @@ def _announce_compilation(setting: Setting, on_event: OnEvent) -> None:
     kind = model.likelihood, model.width, options.dtype, data.unstored, axes, setting.sampler
     if kind not in _compiled and not setting.executor.on_device:
         on_event(RunEvent("compile", message="kept on disk"))
-    _compiled.add(kind)
+        _compiled.add(kind)
 
 
 # -- what results tell of a run ------------------------------------------------------------

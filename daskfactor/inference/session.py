@@ -150,6 +150,8 @@ def device_attrs(executor: Executor) -> dict[str, str]:
 
 def blocks_for(model: Any, V: Any, **options: Any) -> BlockedData:
     """Put data on blocks as a model takes them: a matrix, several, or a tensor."""
+    # What has covariates is predicted from these, if from nothing else.
+    options = {"allow_empty": model.covariates != (None, None)} | options
     if model.joins:
         return join(V, model.relations, **options)
     if model.tensor:
@@ -195,14 +197,12 @@ def session(
     DataError, ModelError, OptionError, GridError
         If data, model or options cannot be used.
     """
-    # What has covariates is predicted from these, if from nothing else.
-    reading_options = {"allow_empty": model.covariates != (None, None)} | dict(reading or {})
     running, data_options = split(options)
 
     def load(stack: ExitStack) -> tuple[BlockedData, str]:
         if isinstance(V, dict) and not model.joins:
             model.placed({})
-        data = blocks_for(model, V, **reading_options, **data_options)
+        data = blocks_for(model, V, **(reading or {}), **data_options)
         if data is not V:
             stack.callback(data.close)
         if not weighed:

@@ -169,9 +169,12 @@ def learnt_bytes(data: BlockedData, model: FactorModel, banded: bool = False) ->
     ``banded``: only of what travels with bands, because rows or columns have their own.
     """
     sizes = {"row": data.shape[0], "column": data.shape[1], "component": model.n_components}
-    each = (variable.dims for variable in model.learnt if sizes.keys() >= set(variable.dims))
-    each = (dims for dims in each if not banded or {"row", "column"} & set(dims))
-    return sum(8 * math.prod(sizes[dim] for dim in dims) for dims in each)
+    total = 0
+    for variable in model.learnt:
+        dims = set(variable.dims)
+        if dims <= sizes.keys() and (not banded or {"row", "column"} & dims):
+            total += 8 * math.prod(sizes[dim] for dim in variable.dims)
+    return total
 
 
 def draw_bytes(data: BlockedData, model: FactorModel, share: float = 1.0) -> float:
