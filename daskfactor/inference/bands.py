@@ -5,6 +5,7 @@ numbers and flags, nothing that grows with a factor.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,11 @@ def take_values(band: FactorBand, values: Array) -> None:
 def take_array(band: FactorBand, array: Array, name: str) -> None:
     """Take an array over that travels with a band."""
     band.arrays[name] = array
+
+
+def put_array(state: ChainState, grid: Grid, factor: int, name: str, values: Array) -> None:
+    """Put an array, a row for each of a factor's in the grid's order, into the bands."""
+    state.each(partial(take_array, name=name), factor, pieces_of(grid, factor, values))
 
 
 def fill_array(band: FactorBand, name: str, value: float) -> None:
