@@ -198,7 +198,7 @@ class DispersionRule:
         whether chains draw the dispersion.
     memory
         The dispersion where that is settled, else NaN; a checkpoint keeps these.
-    determined
+    n_parameters
         How many parameters it determines; a checkpoint keeps these.
     current
         The latest dispersion of one that is drawn.
@@ -230,7 +230,7 @@ class DispersionRule:
         free, of_counts = np.isnan(self.memory), np.array([m.law.counts for m in matrices])
         self.drawn_each = free & [isinstance(m.law, NegativeBinomial) for m in matrices]
         self.counts = free & of_counts & [matrix.integer for matrix in matrices]
-        self.current = self._merged(np.where(of_counts | self.drawn_each, self.scale, 1.0))
+        self.current = self._merge(np.where(of_counts | self.drawn_each, self.scale, 1.0))
         self.limit = np.ones(len(matrices))
         self._count_parameters(model.n_components)
         self.settled = self.fixed is not None
@@ -239,7 +239,7 @@ class DispersionRule:
         """Count what so many components determine, of each matrix."""
         model, data, shape = self.model, self.data, self.data.shape
         if model.joins:
-            self.determined = parameters_of_matrices(components, cast("JoinedData", data))
+            self.n_parameters = parameters_of_matrices(components, cast("JoinedData", data))
             return
         fewer = min(components, *shape)
         number = fewer * (sum(shape) - fewer)
@@ -247,19 +247,19 @@ class DispersionRule:
             number = free_parameters(shape, model)
         elif (axes := len(data.grid.sides)) > 2:  # scales of components alone are free
             number = components * (sum(shape) - axes + 1)
-        self.determined = np.array([number])
+        self.n_parameters = np.array([number])
 
     def _value(self, dispersions: Any) -> Any:
         """Return the dispersions of all matrices as hyperparameters have them."""
         values = np.asarray(dispersions).tolist()
         return tuple(values) if self.model.joins else values[0]
 
-    def _merged(self, estimates: Array, present: Array | None = None) -> Array:
+    def _merge(self, estimates: Array, present: Array | None = None) -> Array:
         """Return estimates; what is fixed, and the present values of those that are drawn."""
         drawn = estimates if present is None else np.where(self.drawn_each, present, estimates)
         return np.where(np.isnan(self.memory), drawn, self.memory)
 
-    def _snapped(self, dispersions: Array) -> Array:
+    def _snap(self, dispersions: Array) -> Array:
         """Return the estimates: 1 for counts that do not vary more than Poisson counts may."""
         poisson = self.counts & (dispersions <= self.limit * self.scale)
         return np.where(poisson, self.scale, dispersions)
@@ -267,7 +267,7 @@ class DispersionRule:
     @property
     def parameters(self) -> int:
         """Number of parameters that the data determine."""
-        return int(self.determined.sum())
+        return int(self.n_parameters.sum())
 
     @property
     def drawn(self) -> bool:
@@ -332,9 +332,9 @@ class DispersionRule:
         Degrees of freedom of a point estimate are never fewer than a tenth of the entries.
         """
         count = np.array([matrix.count for matrix in self.matrices])
-        divisor = np.maximum(count - self.determined, 0.1 * count) if at_point else count
+        divisor = np.maximum(count - self.n_parameters, 0.1 * count) if at_point else count
         phi = np.maximum(np.atleast_1d(fit.pearson) / divisor, np.finfo(np.float32).tiny)
-        return self._merged(phi, self.current)
+        return self._merge(phi, self.current)
 
     def estimate(self, fit: Fit, at_point: bool = True) -> Any:
         """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
@@ -359,7 +359,7 @@ class DispersionRule:
             law, _ = replace(joint, laws=laws).at(self.current)
         squares, result = np.atleast_1d(evaluate(place, law).pearson), estimates.copy()
         for number in np.flatnonzero(self.undecided):
-            matrix, parameters = self.matrices[number], self.determined[number]
+            matrix, parameters = self.matrices[number], self.n_parameters[number]
             values = matrix.tally(self.data, place.executor)
             total, self.limit[number] = poisson_limit(values, matrix.count, parameters)
             result[number] = squares[number] * matrix.unit**2 / total * matrix.scale
@@ -376,13 +376,13 @@ class DispersionRule:
         phi = np.atleast_1d(estimate)
         if (undecided := self.undecided).any():
             phi, count = self.variation(place, phi), [matrix.count for matrix in self.matrices]
-            freedom = np.maximum(np.subtract(count, self.determined), np.multiply(0.1, count))
-            phi = np.where(undecided, self._snapped(phi * count / freedom), phi)
+            freedom = np.maximum(np.subtract(count, self.n_parameters), np.multiply(0.1, count))
+            phi = np.where(undecided, self._snap(phi * count / freedom), phi)
             if not self.settled:
                 poisson = self.counts & (phi == self.scale)
                 self.memory = np.where(poisson, self.scale, self.memory)
         self.settled = self.settled or last or self.fixed is not None
-        return self._value(self._merged(phi))
+        return self._value(self._merge(phi))
 
     def reopen(self, estimate: Any) -> Any:
         """Leave it to draws whether counts are Poisson, and begin as if they were."""
@@ -430,11 +430,11 @@ class DispersionRule:
         dispersion is 1.
         """
         pooled = self.pool(estimates)
-        phi = self._snapped(pooled)
+        phi = self._snap(pooled)
         ratios = np.where(pooled / self.scale < 2 - self.limit, pooled, phi) / self.scale
-        told = np.flatnonzero(self.undecided & (ratios != 1))
-        variations = {self.matrices[number].name: float(ratios[number]) for number in told}
-        return self._value(self._merged(phi, np.atleast_1d(present))), variations
+        unusual = np.flatnonzero(self.undecided & (ratios != 1))
+        variations = {self.matrices[number].name: float(ratios[number]) for number in unusual}
+        return self._value(self._merge(phi, np.atleast_1d(present))), variations
 
     # -- densities, and draws ------------------------------------------------------
 

@@ -285,13 +285,13 @@ class Dispersion(LikelihoodParameter):
         ends = fit.negative_divergence, fit.negative_divergence
         fixed = [None if math.isnan(phi) else phi for phi in rule.memory.tolist()]
         values = {"fits": ends, "climb": climbed, "fixed": fixed}
-        values["determined"] = rule.determined.tolist()
+        values["n_parameters"] = rule.n_parameters.tolist()
         return Start(state, values | hyper._asdict())
 
     def recall(self, values: Values) -> None:
         fixed = values.get("fixed", self.rule.memory)  # older versions have one
         self.rule.memory = np.array(fixed, np.float64, ndmin=1)
-        self.rule.determined = np.array(values.get("determined", self.rule.determined))
+        self.rule.n_parameters = np.array(values.get("n_parameters", self.rule.n_parameters))
 
     def due(self, view: View) -> bool:
         return view.cycle > 0 and self.rule.drawn and view.alone
@@ -407,5 +407,5 @@ def gamma_parameters(setting: Setting) -> tuple[Dispersion, list[Parameter]]:
     others = [Effective(setting)] if dispersion.model.shares_rates else []
     scales = [Scales(setting)] if setting.rescales_every else []
     first = [*links, Rates(setting, links), GammaRows(setting), *others]
-    further = [kind(setting) for kind in dispersion.model.further]
-    return dispersion, [*first, dispersion, *further, *scales]
+    extra = [kind(setting) for kind in dispersion.model.parameter_classes]
+    return dispersion, [*first, dispersion, *extra, *scales]

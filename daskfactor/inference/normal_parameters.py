@@ -430,5 +430,5 @@ def normal_parameters(setting: Setting) -> tuple[Noise, list[Parameter]]:
     links = [NormalLink(setting, factor) for factor in noise.linked]
     biases = [Biases(setting)] if getattr(model, "biases", False) else []
     first, last = [Ratios(setting), noise, *links, Precisions(setting)], NormalRows(setting)
-    further = [kind(setting) for kind in noise.model.further]
-    return noise, [*first, Symmetries(setting), *biases, *further, last]
+    extra = [kind(setting) for kind in noise.model.parameter_classes]
+    return noise, [*first, Symmetries(setting), *biases, *extra, last]
