@@ -441,9 +441,7 @@ class GammaFactors(SideInformation):
     def without_spikes(self) -> Self:
         """The same with shapes of at least 1, under which the posterior has a maximum."""
         w, h = (max(1.0, shape) for shape in self.starting_shapes)
-        return (
-            self if (w, h) == (self.shape_w, self.shape_h) else self.changed(shape_w=w, shape_h=h)
-        )
+        return self.changed(shape_w=w, shape_h=h)
 
     def auto_rate(self, mean: float) -> float:
         """Rate ``sqrt(K / mean)`` for both priors, under which ``mu`` has the mean of the data.
