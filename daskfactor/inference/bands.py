@@ -5,6 +5,7 @@ numbers and flags, nothing that grows with a factor.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,11 @@ def take_values(band: FactorBand, values: Array) -> None:
 def take_array(band: FactorBand, array: Array, name: str) -> None:
     """Take an array over that travels with a band."""
     band.arrays[name] = array
+
+
+def put_array(state: ChainState, grid: Grid, factor: int, name: str, values: Array) -> None:
+    """Put an array, a row for each of a factor's in the grid's order, into the bands."""
+    state.each(partial(take_array, name=name), factor, pieces_of(grid, factor, values))
 
 
 def fill_array(band: FactorBand, name: str, value: float) -> None:
@@ -54,11 +60,6 @@ def is_finite(band: FactorBand) -> bool:
 def height(band: FactorBand) -> int:
     """Count the rows of a band."""
     return len(band.values)
-
-
-def moving(values: Array, frozen: Mask) -> Array:
-    """Return the columns of a band that are not frozen."""
-    return values if frozen is None else values[:, ~frozen]
 
 
 def sum_columns(band: FactorBand) -> Array:
@@ -94,7 +95,8 @@ class Entries(NamedTuple):
 
 def sum_entries(values: Array, frozen: Mask, logs: bool = False, by_rows: bool = False) -> Entries:
     """Add up the entries of some rows; a zero's logarithm is that of a tiny number."""
-    free, columns = moving(values, frozen), values.sum(axis=0, dtype=np.float64)
+    free = values if frozen is None else values[:, ~frozen]
+    columns = values.sum(axis=0, dtype=np.float64)
     size, total = free.size, float(free.sum(dtype=np.float64))
     if logs or by_rows:  # sums depend on the order in memory: a copy, also if nothing is frozen
         free = values[:, free_components(frozen, values.shape[1])]

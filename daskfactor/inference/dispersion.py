@@ -13,7 +13,7 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.joined import JoinedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Array, ChainState, FactorBand
-from daskfactor.inference.bands import column_sums, pieces_of, take_array
+from daskfactor.inference.bands import column_sums, put_array
 from daskfactor.inference.passes import Place, evaluate, fit_columns
 from daskfactor.inference.program import (
     COLUMNS,
@@ -96,21 +96,6 @@ class MatrixDispersion:
     scale: float = 1.0
     owner: Array | None = None
     _tally: Tally | None = None
-
-    @property
-    def fixed(self) -> float | None:
-        """The dispersion that is asked for; None where it is estimated or drawn."""
-        return None if isinstance(self.requested, str) else float(self.requested) * self.scale
-
-    @property
-    def drawn(self) -> bool:
-        """Tell whether chains draw the dispersion."""
-        return self.fixed is None and isinstance(self.law, NegativeBinomial)
-
-    @property
-    def counts(self) -> bool:
-        """Tell whether these are counts of which the run is to tell whether they are Poisson."""
-        return self.fixed is None and self.law.counts and self.integer
 
     def tally(self, data: BlockedData, executor: Executor) -> Tally:
         """Count how often each value occurs, in units of the data."""
@@ -206,11 +191,14 @@ class DispersionRule:
     ----------
     matrices
         Of each matrix, in order; what follows has a number for each of them.
-    counts, drawn_each, scale
-        As `MatrixDispersion` has them.
+    scale
+        As `MatrixDispersion` has it.
+    counts, drawn_each
+        Whether these are counts of which the run is to tell whether they are Poisson, and
+        whether chains draw the dispersion.
     memory
-        The dispersion where that is settled, else None; a checkpoint keeps these.
-    determined
+        The dispersion where that is settled, else NaN; a checkpoint keeps these.
+    n_parameters
         How many parameters it determines; a checkpoint keeps these.
     current
         The latest dispersion of one that is drawn.
@@ -236,12 +224,13 @@ class DispersionRule:
             integer = bool(data.is_integer)
             matrices = [MatrixDispersion(model.likelihood, requested, data.effective, integer)]
         self.matrices = matrices
-        self.counts = np.array([matrix.counts for matrix in matrices])
-        self.drawn_each = np.array([matrix.drawn for matrix in matrices])
         self.scale = np.array([matrix.scale for matrix in matrices])
-        self.memory = [matrix.fixed for matrix in matrices]
-        of_counts = np.array([matrix.law.counts for matrix in matrices]) | self.drawn_each
-        self.current = self._merged(np.where(of_counts, self.scale, 1.0))
+        numbers = [math.nan if isinstance(m.requested, str) else m.requested for m in matrices]
+        self.memory = np.array(numbers, np.float64) * self.scale
+        free, of_counts = np.isnan(self.memory), np.array([m.law.counts for m in matrices])
+        self.drawn_each = free & [isinstance(m.law, NegativeBinomial) for m in matrices]
+        self.counts = free & of_counts & [matrix.integer for matrix in matrices]
+        self.current = self._merge(np.where(of_counts | self.drawn_each, self.scale, 1.0))
         self.limit = np.ones(len(matrices))
         self._count_parameters(model.n_components)
         self.settled = self.fixed is not None
@@ -250,7 +239,7 @@ class DispersionRule:
         """Count what so many components determine, of each matrix."""
         model, data, shape = self.model, self.data, self.data.shape
         if model.joins:
-            self.determined = parameters_of_matrices(components, cast("JoinedData", data))
+            self.n_parameters = parameters_of_matrices(components, cast("JoinedData", data))
             return
         fewer = min(components, *shape)
         number = fewer * (sum(shape) - fewer)
@@ -258,22 +247,19 @@ class DispersionRule:
             number = free_parameters(shape, model)
         elif (axes := len(data.grid.sides)) > 2:  # scales of components alone are free
             number = components * (sum(shape) - axes + 1)
-        self.determined = np.array([number])
+        self.n_parameters = np.array([number])
 
     def _value(self, dispersions: Any) -> Any:
         """Return the dispersions of all matrices as hyperparameters have them."""
         values = np.asarray(dispersions).tolist()
         return tuple(values) if self.model.joins else values[0]
 
-    def _merged(self, estimates: Array, present: Array | None = None) -> Array:
+    def _merge(self, estimates: Array, present: Array | None = None) -> Array:
         """Return estimates; what is fixed, and the present values of those that are drawn."""
-        fixed, present = (
-            np.array(self.memory, np.float64),
-            estimates if present is None else present,
-        )
-        return np.where(np.isnan(fixed), np.where(self.drawn_each, present, estimates), fixed)
+        drawn = estimates if present is None else np.where(self.drawn_each, present, estimates)
+        return np.where(np.isnan(self.memory), drawn, self.memory)
 
-    def _snapped(self, dispersions: Array) -> Array:
+    def _snap(self, dispersions: Array) -> Array:
         """Return the estimates: 1 for counts that do not vary more than Poisson counts may."""
         poisson = self.counts & (dispersions <= self.limit * self.scale)
         return np.where(poisson, self.scale, dispersions)
@@ -281,7 +267,7 @@ class DispersionRule:
     @property
     def parameters(self) -> int:
         """Number of parameters that the data determine."""
-        return int(self.determined.sum())
+        return int(self.n_parameters.sum())
 
     @property
     def drawn(self) -> bool:
@@ -296,7 +282,7 @@ class DispersionRule:
     @property
     def fixed(self) -> Any:
         """The dispersion, if all of it is fixed; else None."""
-        return None if None in self.memory else self._value(self.memory)
+        return None if np.isnan(self.memory).any() else self._value(self.memory)
 
     @property
     def first(self) -> Any:
@@ -311,8 +297,7 @@ class DispersionRule:
     @property
     def estimates(self) -> bool:
         """Tell whether chains estimate one of them."""
-        pairs = zip(self.memory, self.drawn_each, strict=True)
-        return any(fixed is None and not drawn for fixed, drawn in pairs)
+        return bool((np.isnan(self.memory) & ~self.drawn_each).any())
 
     @property
     def undecided(self) -> Array:
@@ -320,7 +305,7 @@ class DispersionRule:
 
         An estimate of theirs takes a pass over the data of its own.
         """
-        return self.counts & np.isnan(np.array(self.memory, np.float64))
+        return np.asarray(self.counts & np.isnan(self.memory))
 
     # -- at a point, or at a draw ------------------------------------------------
 
@@ -347,9 +332,9 @@ class DispersionRule:
         Degrees of freedom of a point estimate are never fewer than a tenth of the entries.
         """
         count = np.array([matrix.count for matrix in self.matrices])
-        divisor = np.maximum(count - self.determined, 0.1 * count) if at_point else count
+        divisor = np.maximum(count - self.n_parameters, 0.1 * count) if at_point else count
         phi = np.maximum(np.atleast_1d(fit.pearson) / divisor, np.finfo(np.float32).tiny)
-        return self._merged(phi, self.current)
+        return self._merge(phi, self.current)
 
     def estimate(self, fit: Fit, at_point: bool = True) -> Any:
         """Estimate φ from a fit: of a point estimate, or of a draw of the chain."""
@@ -369,11 +354,12 @@ class DispersionRule:
         law: Likelihood = NORMAL
         if self.model.joins:
             joint: Any = self.model.likelihood
-            laws = tuple(NORMAL if matrix.counts else matrix.law for matrix in self.matrices)
+            pairs = zip(self.counts, self.matrices, strict=True)
+            laws = tuple(NORMAL if counts else matrix.law for counts, matrix in pairs)
             law, _ = replace(joint, laws=laws).at(self.current)
         squares, result = np.atleast_1d(evaluate(place, law).pearson), estimates.copy()
         for number in np.flatnonzero(self.undecided):
-            matrix, parameters = self.matrices[number], self.determined[number]
+            matrix, parameters = self.matrices[number], self.n_parameters[number]
             values = matrix.tally(self.data, place.executor)
             total, self.limit[number] = poisson_limit(values, matrix.count, parameters)
             result[number] = squares[number] * matrix.unit**2 / total * matrix.scale
@@ -386,26 +372,21 @@ class DispersionRule:
         Where it is all that there will be, nothing tells its lack of fit from dispersion.
         """
         if self.alone:
-            self._fix(self.counts)
+            self.memory = np.where(self.counts, self.scale, self.memory)
         phi = np.atleast_1d(estimate)
         if (undecided := self.undecided).any():
             phi, count = self.variation(place, phi), [matrix.count for matrix in self.matrices]
-            freedom = np.maximum(np.subtract(count, self.determined), np.multiply(0.1, count))
-            phi = np.where(undecided, self._snapped(phi * count / freedom), phi)
+            freedom = np.maximum(np.subtract(count, self.n_parameters), np.multiply(0.1, count))
+            phi = np.where(undecided, self._snap(phi * count / freedom), phi)
             if not self.settled:
-                self._fix(self.counts & (phi == self.scale))
+                poisson = self.counts & (phi == self.scale)
+                self.memory = np.where(poisson, self.scale, self.memory)
         self.settled = self.settled or last or self.fixed is not None
-        return self._value(self._merged(phi))
-
-    def _fix(self, poisson: Array) -> None:
-        """Fix at 1 the dispersions of those that are Poisson counts."""
-        triples = zip(poisson, self.scale.tolist(), self.memory, strict=True)
-        self.memory = [scale if fixes else fixed for fixes, scale, fixed in triples]
+        return self._value(self._merge(phi))
 
     def reopen(self, estimate: Any) -> Any:
         """Leave it to draws whether counts are Poisson, and begin as if they were."""
-        pairs = zip(self.counts, self.memory, strict=True)
-        self.memory = [None if counts else fixed for counts, fixed in pairs]
+        self.memory = np.where(self.counts, math.nan, self.memory)
         return self._value(np.where(self.counts, self.scale, estimate))
 
     def fade(self, model: GammaFactors, state: ChainState) -> None:
@@ -449,11 +430,11 @@ class DispersionRule:
         dispersion is 1.
         """
         pooled = self.pool(estimates)
-        phi = self._snapped(pooled)
+        phi = self._snap(pooled)
         ratios = np.where(pooled / self.scale < 2 - self.limit, pooled, phi) / self.scale
-        told = np.flatnonzero(self.undecided & (ratios != 1))
-        variations = {self.matrices[number].name: float(ratios[number]) for number in told}
-        return self._value(self._merged(phi, np.atleast_1d(present))), variations
+        unusual = np.flatnonzero(self.undecided & (ratios != 1))
+        variations = {self.matrices[number].name: float(ratios[number]) for number in unusual}
+        return self._value(self._merge(phi, np.atleast_1d(present))), variations
 
     # -- densities, and draws ------------------------------------------------------
 
@@ -495,10 +476,10 @@ class DispersionRule:
     def attrs(self, dispersion: Any) -> dict[str, Any]:
         """Name dispersions as results do, in units of the data; fixed ones as they were given."""
         values = self.model.dispersion_attrs(dispersion)
-        triples = zip(self.matrices, np.atleast_1d(dispersion), self.memory, strict=True)
-        for matrix, phi, fixed in triples:
-            poisson = matrix.counts and math.isclose(phi, matrix.scale)
-            if poisson or fixed is not None:
+        poisson = self.counts & np.isclose(dispersion, self.scale, rtol=1e-9, atol=0.0)
+        settled = poisson | ~np.isnan(self.memory)
+        for matrix, shown in zip(self.matrices, settled, strict=True):
+            if shown:
                 name = f"dispersion_{matrix.name}" if self.model.joins else "dispersion"
                 values[name] = 1.0 if isinstance(matrix.requested, str) else matrix.requested
         return values
@@ -586,8 +567,7 @@ class ColumnDispersions(DispersionRule):
 
         x = draw_each(log_density, x, WIDTH * s, rng)
         self.columns = np.exp(x)
-        pieces = pieces_of(self.data.grid, COLUMNS, self.columns[:, None].copy())
-        state.each(partial(take_array, name=DISPERSION), COLUMNS, pieces)
+        put_array(state, self.data.grid, COLUMNS, DISPERSION, self.columns[:, None].copy())
         return float(np.exp(x.mean()))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from daskfactor.executors.state import Array, ChainState, FactorBand
-from daskfactor.inference.bands import column_sums, multiply, pieces_of, take_array
+from daskfactor.inference.bands import column_sums, multiply, put_array
 from daskfactor.inference.dispersion import dispersion_rule, typical_value
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import (
@@ -167,8 +167,7 @@ class Rates(Parameter):
             if rate is not None and model.rates_of[factor] == "component":
                 rates[factor] = tuple(map(float, rate))
             elif rate is not None:
-                pieces = pieces_of(data.grid, factor, rate[:, None].copy())
-                view.state.each(partial(take_array, name=RATE), factor, pieces)
+                put_array(view.state, data.grid, factor, RATE, rate[:, None].copy())
         density = sum(link.density(values) for link in self.of_links)
         density += model.log_hyperprior(mean, shapes, drawn)
         names = (*Hyperparameters._fields[1:], "log_hyper")
@@ -285,14 +284,15 @@ class Dispersion(LikelihoodParameter):
             shapes = tuple(hyper.prior(n)[1] for n in every(state))
             self.refresh(number, state, shapes)
         ends = fit.negative_divergence, fit.negative_divergence
-        values = {"fits": ends, "climb": climbed, "fixed": rule.memory}
-        values["determined"] = rule.determined.tolist()
+        fixed = [None if math.isnan(phi) else phi for phi in rule.memory.tolist()]
+        values = {"fits": ends, "climb": climbed, "fixed": fixed}
+        values["n_parameters"] = rule.n_parameters.tolist()
         return Start(state, values | hyper._asdict())
 
     def recall(self, values: Values) -> None:
         fixed = values.get("fixed", self.rule.memory)  # older versions have one
-        self.rule.memory = fixed if isinstance(fixed, list) else [fixed]
-        self.rule.determined = np.array(values.get("determined", self.rule.determined))
+        self.rule.memory = np.array(fixed, np.float64, ndmin=1)
+        self.rule.n_parameters = np.array(values.get("n_parameters", self.rule.n_parameters))
 
     def due(self, view: View) -> bool:
         return view.cycle > 0 and self.rule.drawn and view.alone
@@ -408,5 +408,5 @@ def gamma_parameters(setting: Setting) -> tuple[Dispersion, list[Parameter]]:
     others = [Effective(setting)] if dispersion.model.shares_rates else []
     scales = [Scales(setting)] if setting.rescales_every else []
     first = [*links, Rates(setting, links), GammaRows(setting), *others]
-    further = [kind(setting) for kind in dispersion.model.further]
-    return dispersion, [*first, dispersion, *further, *scales]
+    extra = [kind(setting) for kind in dispersion.model.parameter_classes]
+    return dispersion, [*first, dispersion, *extra, *scales]

@@ -95,8 +95,7 @@ class Init:
 
     def factors(self, chain: int) -> tuple[Array, Array]:
         """Return W (I, K) and Hᵀ (J, K) of a result that a chain begins with."""
-        if self.W is None or self.H is None:
-            raise ValueError("these are no factors of a result")
+        assert self.W is not None and self.H is not None, "there is no result"  # noqa: PT018
         at = chain % len(self.W)
         return self.W[at], self.H[at].T
 

@@ -14,7 +14,7 @@ from numpy.random import Generator
 from daskfactor.data.blocks import BlockedData
 from daskfactor.executors.base import Executor
 from daskfactor.executors.state import Array, ChainState, FactorBand, make_state
-from daskfactor.inference.bands import pieces_of, take_array
+from daskfactor.inference.bands import pieces_of, put_array
 from daskfactor.inference.inits import DRAWS
 from daskfactor.inference.multiplicative import OnStep
 from daskfactor.inference.parameters import (
@@ -121,8 +121,7 @@ def _weigh(state: ChainState, data: BlockedData, model: GaussianMF) -> None:
     _, rows, cols, row_squares, col_squares = data.mass
     for factor, (observed, squares) in enumerate(((rows, row_squares), (cols, col_squares))):
         weights = observation_weights(observed, model.n_components, squares).astype(data.dtype)
-        pieces = pieces_of(data.grid, factor, weights)
-        state.each(partial(take_array, name="weights"), factor, pieces)
+        put_array(state, data.grid, factor, "weights", weights)
 
 
 def _packed(data: BlockedData, model: GaussianMF, factors: list[Array]) -> ChainState:
@@ -432,5 +431,5 @@ def normal_parameters(setting: Setting) -> tuple[Noise, list[Parameter]]:
     links = [NormalLink(setting, factor) for factor in noise.linked]
     biases = [Biases(setting)] if getattr(model, "biases", False) else []
     first, last = [Ratios(setting), noise, *links, Precisions(setting)], NormalRows(setting)
-    further = [kind(setting) for kind in noise.model.further]
-    return noise, [*first, Symmetries(setting), *biases, *further, last]
+    extra = [kind(setting) for kind in noise.model.parameter_classes]
+    return noise, [*first, Symmetries(setting), *biases, *extra, last]

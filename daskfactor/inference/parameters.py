@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskfactor.checks import refuse_unknown
 from daskfactor.executors.state import Array, ChainState, FactorBand
-from daskfactor.inference.bands import pieces_of, take_array
+from daskfactor.inference.bands import pieces_of, put_array
 from daskfactor.inference.program import Fit, Kernel, factor_word
 from daskfactor.inference.setting import Setting, in_callers_order
 from daskfactor.kernels.philox import Address
@@ -150,8 +150,7 @@ class Parameter:
     def put(self, state: ChainState, factor: int, name: str, values: Array) -> None:
         """Put an array, a row for each of a factor's in the caller's order, into the bands."""
         values = values.astype(self.data.dtype)[self.data.order(factor)]
-        pieces = pieces_of(self.data.grid, factor, values)
-        state.each(partial(take_array, name=name), factor, pieces)
+        put_array(state, self.data.grid, factor, name, values)
 
     def refresh(self, number: int, state: ChainState, shapes: Sequence[float] = (1.0, 1.0)) -> None:
         """Draw the momentum of a chain's state whose values are a draw."""

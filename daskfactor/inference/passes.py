@@ -18,7 +18,7 @@ from daskfactor.data.grid import Passes
 from daskfactor.executors.base import Executor
 from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, plan_evaluation
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.inference.bands import drop_arrays, pieces_of, take_array
+from daskfactor.inference.bands import drop_arrays, put_array
 from daskfactor.inference.program import (
     COLUMNS,
     DISPERSION,
@@ -217,7 +217,7 @@ def evaluate(place: Place, likelihood: Likelihood) -> Fit:
 def fit_columns(place: Place, likelihood: Likelihood, dispersions: Array) -> Array:
     """Return minus the divergence of every column at a dispersion of its own, (J,)."""
     _, data, state, floor = place
-    state.each(partial(take_array, name=TRIED), COLUMNS, pieces_of(data.grid, COLUMNS, dispersions))
+    put_array(state, data.grid, COLUMNS, TRIED, dispersions)
     run_pass(place, ColumnPass(likelihood, floor))
     fits = state.gather("columns", FITS)
     state.each(partial(drop_arrays, names=(TRIED, FITS)), COLUMNS)

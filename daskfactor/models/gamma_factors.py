@@ -266,7 +266,7 @@ class GammaFactors(SideInformation):
         if self.shares_rates:
             doc = "rate of the priors on a component of W and of H"
             rates = [Learnt("rate", ("component",), doc), EFFECTIVE]
-        return *rates, *shapes, *links, *self.further_learnt
+        return *rates, *shapes, *links, *self.extra_variables
 
     def check_settled(self, purpose: str) -> None:
         """Refuse learnt priors; point estimates tell a dispersion for all cells."""
@@ -361,7 +361,7 @@ class GammaFactors(SideInformation):
                 rates[side] = rate
                 learnt["rate" if self.shares_rates else f"rate_{'wh'[side]}"] = rate.ravel()
         hyper = Hyperparameters(dispersion, rates[0], rates[1], w, h)
-        dispersion, *rates, w, h = self.draw_further(rng, hyper, learnt)
+        dispersion, *rates, w, h = self.draw_parameters(rng, hyper, learnt)
         rates = [p.draw_rates(rng, K, rate, learnt) for p, rate in zip(priors, rates, strict=True)]
         W = priors[0].draw_factor(rng, (shape[0], K), rates[0], w)
         H = priors[1].draw_factor(rng, (shape[1], K), rates[1], h)
@@ -435,9 +435,7 @@ class GammaFactors(SideInformation):
     def without_spikes(self) -> Self:
         """The same with shapes of at least 1, under which the posterior has a maximum."""
         w, h = (max(1.0, shape) for shape in self.starting_shapes)
-        return (
-            self if (w, h) == (self.shape_w, self.shape_h) else self.changed(shape_w=w, shape_h=h)
-        )
+        return self.changed(shape_w=w, shape_h=h)
 
     def auto_rate(self, mean: float) -> float:
         """Rate ``sqrt(K / mean)`` for both priors, under which ``mu`` has the mean of the data.

@@ -172,7 +172,7 @@ class GaussianMF(SideInformation):
             Learnt("precision_h", ("component",), "precision of the prior on a column of H"),
             EFFECTIVE,
             *(one for prior in self.factor_priors for one in prior.learnt_link(effect, unit)),
-            *self.further_learnt,
+            *self.extra_variables,
         )
 
     @property
@@ -260,7 +260,7 @@ class GaussianMF(SideInformation):
         if self.noise == "auto":
             noise *= NOISE_RATE / rng.exponential()
             learnt["noise"] = noise
-        start = self.draw_further(rng, start._replace(noise=noise), learnt)
+        start = self.draw_parameters(rng, start._replace(noise=noise), learnt)
         noise = start.noise
         auto = [self.precision_w == "auto", self.precision_h == "auto"]
         shared = rng.exponential(size=K)

@@ -255,8 +255,8 @@ class FactorModel(StoredModel, ABC):
     learnt
         Hyperparameters that are drawn with the factors.
     parameters
-        Classes of `daskfactor.inference.parameters.Parameter` that are learnt besides, such as
-        "inference.noise.Noise".
+        Further subclasses of `daskfactor.inference.parameters.Parameter`, each by module and name
+        within the package, such as "inference.temperature.Temperature".
     rates_of
         Groups of entries of W and of H that share a learnt rate: "component", "row", "column".
     fixed, frozen
@@ -285,22 +285,22 @@ class FactorModel(StoredModel, ABC):
     covariates: tuple[Any, Any] = (None, None)
 
     @property
-    def further(self) -> list[Any]:
+    def parameter_classes(self) -> list[Any]:
         """The classes of `parameters`."""
         places = (place.rsplit(".", 1) for place in self.parameters)
         return [getattr(import_module(f"daskfactor.{module}"), kind) for module, kind in places]
 
     @property
-    def further_learnt(self) -> tuple[Learnt, ...]:
-        """What these classes learn."""
-        return tuple(one for kind in self.further for one in kind.learnt)
+    def extra_variables(self) -> tuple[Learnt, ...]:
+        """The variables that these classes declare."""
+        return tuple(one for kind in self.parameter_classes for one in kind.learnt)
 
-    def draw_further(self, rng: np.random.Generator, hyper: Any, learnt: dict[str, Any]) -> Any:
-        """Draw what they learn from its prior, into ``learnt``; return the hyperparameters then."""
+    def draw_parameters(self, rng: np.random.Generator, hyper: Any, learnt: dict[str, Any]) -> Any:
+        """Draw these variables from their priors into ``learnt``; return the hyperparameters."""
         values = hyper._asdict()
-        for kind in self.further:
+        for kind in self.parameter_classes:
             values |= kind.from_prior(rng, self, values)
-        learnt |= {one.name: values[one.name] for one in self.further_learnt}
+        learnt |= {one.name: values[one.name] for one in self.extra_variables}
         return hyper._replace(**{name: values[name] for name in hyper._fields})
 
     def with_dispersion(self, dispersion: float) -> Self:

@@ -10,8 +10,10 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.errors import DaskfactorWarning, DataWarning, ModelError, OptionError
 from daskfactor.executors import SerialExecutor
+from daskfactor.inference.parameters import Parameter
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
+from daskfactor.models.settings import FactorModel, Learnt
 from daskfactor.results.sink import Sink
 from tests.inference.gaussian_reference import chain_of
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
@@ -344,3 +346,34 @@ def test_columns_without_any_count_have_dispersions():
     trace = dfac.sample(np.zeros((3, 4)), model, draws=5, tune=5, random_seed=0, progressbar=False)
     assert np.isfinite(trace["posterior"]["dispersion"]).all()
     assert np.isfinite(trace["sample_stats"]["lp"]).all()
+
+
+class Number(Parameter):
+    """A number of which the data say nothing, with the prior Exponential(1)."""
+
+    learnt = (Learnt("number", (), "a number"),)
+
+    @classmethod
+    def from_prior(cls, rng, model, values):
+        return {"number": rng.exponential()}
+
+    def initial(self, values):
+        return {"number": 1.0}
+
+    def update(self, view, values):
+        return self.from_prior(view.rng, self.model, values)
+
+    def log_prior(self, state, values):
+        return -values["number"]
+
+
+@pytest.mark.parametrize("model", [dfac.TweedieNMF(2, dispersion=1.0), dfac.GaussianMF(2)])
+def test_a_model_learns_what_its_classes_of_parameters_declare(model, monkeypatch):
+    V = np.random.default_rng(0).poisson(2.0, (8, 6)).astype(float)
+    monkeypatch.setattr(FactorModel, "parameter_classes", [Number])
+    run = {"draws": 30, "tune": 20, "random_seed": 0, "progressbar": False}
+    numbers = dfac.sample(V, model, **run)["posterior"]["number"].values[0]
+    assert len(set(numbers)) >= 3  # some samplers draw every tenth cycle
+    assert (numbers > 0).all()
+    drawn = model.draw_prior(np.random.default_rng(0), (3, 2), 1.0, 1.0)
+    assert drawn.learnt["number"] > 0
