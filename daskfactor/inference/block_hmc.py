@@ -64,9 +64,6 @@ from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
-Block = tuple[Any, Any, tuple[Array, ...], float]
-"""A block: view, law, values of the bands, and floor."""
-
 MASS = "mass"
 """Array of a band: the mass of each entry."""
 GRADIENT, FITS, START, ENERGY = "gradient", "fits", "start", "energy"
@@ -259,7 +256,7 @@ class Path(NamedTuple):
         for name in PATH:
             arrays.pop(name, None)
 
-    def go(self, block: Block, op: Op, workspace: Workspace) -> None:
+    def go(self, block: blockwise.Block, op: Op, workspace: Workspace) -> None:
         """Go the whole path in one call, where a single block has all data of the rows."""
         adapt, theta, chance = op.wanted.adapt, self.band.values, self.chance
         self.begin(adapt, chance)
@@ -268,15 +265,15 @@ class Path(NamedTuple):
         precision = 1.0 / self.program.hyper.dispersion
         numbers = precision, self.weight if adapt else 0.0, self.sampler.steps
         path = RowPaths(theta, arrays.get(PLACE, theta), *moving, change, *self._prior(), *numbers)
-        blockwise.go_path(*block, self.factor, path, workspace)
+        blockwise.go_path(block, self.factor, path, workspace)
         self.end(op, change, chance)
 
-    def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
+    def add_slope(self, block: blockwise.Block, visit: int, workspace: Workspace) -> None:
         """Add a block's share of the gradient, and at the path's ends of the fits."""
         arrays = self.band.arrays
         fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
         sums = Sums.of(self.factor, len(block[2]), arrays[GRADIENT], fits=fits)
-        blockwise.accumulate(*block, "score", sums, workspace)
+        blockwise.accumulate(block, "score", sums, workspace)
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""

@@ -167,7 +167,7 @@ def add_share(
 ) -> None:
     """Add a block's numerator and denominator of the multiplicative update of a factor."""
     sums = Sums.of(factor, len(bands), *share)
-    blockwise.accumulate(view, law, values_of(bands), floor, "ratio", sums, work)
+    blockwise.accumulate((view, law, values_of(bands), floor), "ratio", sums, work)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class ColumnPass(Pass):
         block = data.view(*op.block), law, values_of(bands), self.floor
         unused = np.zeros_like(cols.values)
         sums = Sums.of(COLUMNS, len(bands), unused, fits=cols.arrays[FITS])
-        blockwise.accumulate(*block, "score", sums, workspace)
+        blockwise.accumulate(block, "score", sums, workspace)
 
 
 def run_pass(

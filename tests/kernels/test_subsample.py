@@ -111,7 +111,8 @@ def test_the_mean_gradient_is_the_whole_one(name):
     V, iterations, each = matrix(), 1000, 7
     W, H = (rng.random((size, 3)) + 0.2 for size in SHAPE)
     view = VIEWS[name](V)
-    whole = np.concatenate(blockwise.gradient(view, Tweedie(1.0), (W, H), 1.0, 1e-9, Workspace()))
+    block = view, Tweedie(1.0), (W, H), 1e-9
+    whole = np.concatenate(blockwise.gradient(block, 1.0, Workspace()))
     found = np.zeros((iterations, *whole.shape))
     observed = np.count_nonzero(~np.isnan(V))
     for iteration in range(iterations):

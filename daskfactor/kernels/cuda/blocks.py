@@ -114,21 +114,8 @@ class Part:
         """Add a stack of rows, from row ``first`` of each band on, to a factor's."""
         self._each("spread_rows", factor, stack.shape[1], rows, np.int64(first), stack, rows)
 
-    def is_small(self, likelihood: Likelihood, W: DeviceArray) -> bool:
-        """Return True if launches take longer to prepare than to run, and may be repeated."""
-        cells = self.blocks * self.rows.most * self.cols.most
-        small = self.zeros is None and cells * W.dtype.itemsize <= SMALL_BYTES
-        return small and not likelihood.numbers
-
-    def again(
-        self, name: str, key: Any, factors: Arrays, make: Callable[[], Arrays], small: bool = True
-    ) -> Arrays:
-        """Repeat recorded launches for the same factors and numbers, into the same arrays.
-
-        Where the part is not ``small``, they are made anew.
-        """
-        if not small:
-            return make()
+    def again(self, name: str, key: Any, factors: Arrays, make: Callable[[], Arrays]) -> Arrays:
+        """Repeat recorded launches for the same factors and numbers, into the same arrays."""
         record = self._recorded.get(name)
         if record is not None and record[0] == key and all(map(operator.is_, record[1], factors)):
             self.device.again(record[2])
@@ -204,6 +191,17 @@ class Pass:
         kind = values, bool(part.zeros), part.weights is not None
         K = 0 if values is not None else W.shape[1]
         return source.blocks(self.likelihood, source.NAMES[W.dtype.char], *kind, K)
+
+    def again(
+        self, name: str, number: Any, make: Callable[[], Arrays], repeats: bool = True
+    ) -> Arrays:
+        """Repeat launches, if they ``repeats`` and take longer to prepare than to run."""
+        part, law = self.part, self.likelihood
+        cells = part.blocks * part.rows.most * part.cols.most
+        small = part.zeros is None and cells * self.factors[0].dtype.itemsize <= SMALL_BYTES
+        if not repeats or not small or law.numbers:
+            return make()
+        return part.again(name, (law, number, self.floor), self.factors, make)
 
     def launch(self, name: str, threads: int, *arguments: Any) -> None:
         """Launch a kernel of the law."""
@@ -313,46 +311,30 @@ def _packed_sparse(
 # -- operations of programs ------------------------------------------------------------------
 
 
-def gradient(
-    part: Part,
-    likelihood: Likelihood,
-    factors: Arrays,
-    scale: float,
-    floor: float,
-    curvatures: Arrays | None = None,
-) -> Arrays:
+def gradient(entries: Pass, scale: float, curvatures: Arrays | None = None) -> Arrays:
     """Return both factors' gradients, of all rows; ``curvatures`` gain theirs.
 
     Gradients may be buffers of the part, good until the next call.
     """
+    device = entries.part.device
 
     def make() -> Arrays:
-        out = tuple(part.device.empty(array.shape, array.dtype) for array in factors)
+        out = tuple(device.empty(array.shape, array.dtype) for array in entries.factors)
         for array in out:
-            part.device.clear(array)
-        accumulate(part, likelihood, factors, floor, "score", Sums(out, curvatures or ()), scale)
+            device.clear(array)
+        accumulate(entries, "score", Sums(out, curvatures or ()), scale)
         return out
 
-    small = curvatures is None and part.is_small(likelihood, factors[0])
-    return part.again("gradient", (likelihood, scale, floor), factors, make, small)
+    return entries.again("gradient", scale, make, curvatures is None)
 
 
-def accumulate(
-    part: Part,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    kind: Kind,
-    sums: Sums,
-    scale: float = 1.0,
-) -> None:
+def accumulate(entries: Pass, kind: Kind, sums: Sums, scale: float = 1.0) -> None:
     """Add the sums over all entries of the part to the arrays of ``sums``, of all rows.
 
     As `daskfactor.kernels.blockwise.accumulate`.
     """
-    add = _add_dense if part.zeros is None else _add_sparse
-    scale = scale * likelihood.share if kind == "score" else 1.0
-    add(Pass(part, likelihood, factors, floor), kind, scale, sums)
+    add = _add_dense if entries.part.zeros is None else _add_sparse
+    add(entries, kind, scale * entries.likelihood.share if kind == "score" else 1.0, sums)
 
 
 def _add_dense(entries: Pass, kind: Kind, scale: float, sums: Sums) -> None:
@@ -503,18 +485,15 @@ def _drawn(part: Part, dtype: np.dtype[Any], counts: NDArray[np.int64], address:
     return Part(part.rows, part.cols, arrays, zeros=False)
 
 
-def evaluate(
-    part: Part, law: Likelihood, factors: Arrays, floor: float, out: Host, cells: Any
-) -> None:
+def evaluate(entries: Pass, out: Host, cells: Any) -> None:
     """Add sums of fit to ``out`` (2,); update the moments of monitored cells on the device."""
+    part, factors = entries.part, entries.factors
     if cells is not None:
         (rows, cols), mean, m2, count = cells
         sizes = np.int64(len(rows)), np.int64(factors[0].shape[1])
         arguments = *sizes, rows, cols, *factors, np.float64(count), mean, m2
         part.run("watch_cells", len(rows), factors[0], *arguments)
-    entries = Pass(part, law, factors, floor)
-    make, small = partial(_fits_of_warps, entries), part.is_small(law, factors[0])
-    (fits,) = part.again("fit", (law, floor), factors, make, small)
+    (fits,) = entries.again("fit", None, partial(_fits_of_warps, entries))
     total = part.device.take(fits.sum(axis=0))
     if part.zeros:
         total += _fit_of_zeros(entries)

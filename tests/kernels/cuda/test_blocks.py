@@ -159,7 +159,8 @@ def gradients_here(problem, curved=False):
     def add(view, factors, spans):
         own = tuple(kept[span].copy() for kept, span in zip(curvatures or out, spans, strict=True))
         more = (own,) if curved else ()
-        found = blockwise.gradient(view, problem.law, factors, 2.5, FLOOR, Workspace(), *more)
+        block = view, problem.law, factors, FLOOR
+        found = blockwise.gradient(block, 2.5, Workspace(), *more)
         for n, span in enumerate(spans):
             out[n][span] = found[n]
             if curved:
@@ -175,8 +176,8 @@ def test_gradients_are_those_of_each_block_and_curvatures_are_added(stand_in, ca
     part, factors = problem.part(stand_in), problem.put(stand_in)
     curvatures = tuple(stand_in.put(np.ones_like(own)) for own in (problem.W, problem.H))
     for more in ((), (curvatures,)):
-        told = factors, 2.5, FLOOR, Workspace(), *more
-        found = blockwise.gradient(part, problem.law, *told)
+        block = part, problem.law, factors, FLOOR
+        found = blockwise.gradient(block, 2.5, Workspace(), *more)
         wanted, curved = gradients_here(problem, curved=bool(more))
         for own, exact, bounds in zip(found, wanted, problem.bounds(), strict=True):
             assert_close(stand_in.take(own), exact, 2.5 * bounds, problem.dtype)
@@ -331,7 +332,8 @@ def test_tiles_of_few_rows_give_the_same_sums(stand_in, case, monkeypatch):
         monkeypatch.setattr(blocks, "TILE_BYTES", rows * line)
         part, factors, fit = problem.part(stand_in), problem.put(stand_in), np.zeros(2)
         curvatures = tuple(stand_in.zeros(own.shape, own.dtype) for own in factors)
-        found = blockwise.gradient(part, problem.law, factors, 2.5, FLOOR, Workspace(), curvatures)
+        block = part, problem.law, factors, FLOOR
+        found = blockwise.gradient(block, 2.5, Workspace(), curvatures)
         problems.evaluate(part, problem.law, factors, FLOOR, fit, None, Workspace())
         results.append([*map(stand_in.take, (*found, *curvatures)), fit])
     whole, tiled = results
@@ -346,7 +348,7 @@ def test_sums_have_the_same_bits_every_time(stand_in, case):
     problem = problem_of(case)
     part = problem.part(stand_in)
     once, again = (
-        blockwise.gradient(part, problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace())
+        blockwise.gradient((part, problem.law, problem.put(stand_in), FLOOR), 1.0, Workspace())
         for _ in range(2)
     )
     for one, other in zip(once, again, strict=True):
@@ -377,8 +379,8 @@ def test_a_diverged_factor_shows_in_gradients(stand_in):
     for case in (CASES[1], ("beta=1.0", "zero", "float32", "float32", False)):
         problem = Problem(*case)
         problem.W[20, 3] = np.nan
-        told = problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace()
-        found = stand_in.take(blockwise.gradient(problem.part(stand_in), *told)[0])
+        block = problem.part(stand_in), problem.law, problem.put(stand_in), FLOOR
+        found = stand_in.take(blockwise.gradient(block, 1.0, Workspace())[0])
         assert np.isnan(found[20]).all()
         assert np.isfinite(np.delete(found, 20, axis=0)).all() or case[1] != "dense"
 
