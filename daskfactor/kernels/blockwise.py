@@ -24,6 +24,7 @@ from daskfactor.kernels.langevin import mean_share
 from daskfactor.kernels.paths import RowPaths, path_kernel, update_kernel
 from daskfactor.kernels.views import (
     AnyBlock,
+    Block,
     BlockView,
     Kernel,
     Kind,
@@ -34,14 +35,10 @@ from daskfactor.kernels.views import (
     Watched,
     Workspace,
 )
-from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
 AnyView = AnyBlock | TensorBlock | cuda.Part
-Block = tuple[Any, Likelihood, Arrays, float]
-"""A view of a block, the law of its entries, whose share counts, the factors, and the smallest
-mean; that may be -inf for means of any sign."""
 
 SLAB = 2**17
 """Entries of a slab of :func:`observed_values`."""
@@ -173,13 +170,15 @@ def update_block(
     kernel(taken.block, factors, taken.law, *shares, penalties, cycles, taken.work)
 
 
-def add_subsample(view: AnyView, *rest: Any) -> None:
+def add_subsample(block: Block, *rest: Any) -> None:
     """Add the terms of drawn entries to gradients, as `subsample.add_subsample` does.
 
     A part on the device has several blocks, and as many numbers of draws and streams.
     """
-    add: Any = cuda.add_subsample if isinstance(view, cuda.Part) else subsample.add_subsample
-    add(view, *rest)
+    if isinstance(block[0], cuda.Part):
+        cuda.add_subsample(cuda.Pass(*block), *rest)
+    else:
+        subsample.add_subsample(block, *rest)
 
 
 def mean_shares(

@@ -10,12 +10,13 @@ Source: Şimşekli et al. 2015, section 3 (parts), section 5 (a GPU).
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from daskfactor.kernels.cuda import source
 from daskfactor.kernels.cuda.device import Calls, Device, DeviceArray, Host, current
@@ -253,9 +254,9 @@ def packed(
     shape, blocks = (len(rows.start), rows.most, cols.most), list[SparseBlock]()
     for b, view in enumerate(views):
         if isinstance(view, SparseBlock):
-            arrays = {name: getattr(view, name) for name in ("indptr", "indices", "values")}
             weights = None if view.weights is None else view.weights.copy()
-            copies = {name: array.copy() for name, array in arrays.items()}
+            names = "indptr", "indices", "values"
+            copies = {name: getattr(view, name).copy() for name in names}
             blocks.append(view._replace(**copies, weights=weights))
             continue
         kind = view.array.dtype if source.is_value_type(view.array.dtype) else dtype
@@ -288,24 +289,18 @@ def _packed_sparse(
         parts = [getattr(blocks[b], name) for b in order]
         return np.concatenate(parts, out=place(column.shape, dtype))
 
-    def pointers(counts: Host) -> Host:
-        out = place((counts.size + 1,), np.int64)
-        out[0] = 0
-        np.cumsum(counts, out=out[1:])
-        return out
-
-    def placed(array: Host) -> Host:
-        out = place(array.shape, array.dtype)
+    def placed(array: Host, kind: Any) -> Host:
+        out = place(array.shape, kind)
         out[:] = array
         return out
 
-    # Rows ascend already: a stable sort by column keeps them so in every column.
-    places = np.argsort(column, kind="stable")
-    numbers = np.repeat(np.arange(rows.size, dtype=np.int32), counts)
-    arrays = {"values": joined("values"), "indptr": pointers(counts), "cols": placed(column)}
+    entries = np.arange(column.size), column, np.concatenate(([0], np.cumsum(counts)))
+    by_column = csr_array(entries, shape=(rows.size, cols.size)).tocsc()  # rows ascend in each
+    arrays = {"values": joined("values"), "indptr": placed(entries[2], np.int64)}
     arrays |= {} if blocks[0].weights is None else {"weights": joined("weights")}
-    arrays |= {"places": placed(places), "rows": placed(numbers[places])}
-    return arrays | {"starts": pointers(np.bincount(column, minlength=cols.size))}
+    arrays |= {"cols": placed(column, np.int32), "places": placed(by_column.data, np.int64)}
+    arrays |= {"rows": placed(by_column.indices, np.int32)}
+    return arrays | {"starts": placed(by_column.indptr, np.int64)}
 
 
 # -- operations of programs ------------------------------------------------------------------
@@ -426,12 +421,9 @@ def _take_zeros(entries: Pass, factor: int, fits: DeviceArray) -> None:
 
 
 def add_subsample(
-    part: Part,
-    likelihood: Likelihood,
-    factors: Arrays,
+    entries: Pass,
     draws: tuple[NDArray[np.int64], Address],
     scale: float,
-    floor: float,
     gradients: Arrays,
     curvature: tuple[Arrays, float] | None = None,
 ) -> None:
@@ -439,10 +431,11 @@ def add_subsample(
 
     ``draws`` are how many entries of each block, (B,), and the address of each block's.
     """
-    entries = Pass(_drawn(part, factors[0].dtype, *draws), likelihood, factors, floor)
+    part = entries.part
+    drawn = replace(entries, part=_drawn(part, entries.factors[0].dtype, *draws))
     sums, weight = curvature or ((), 0.0)
     curvatures = tuple(part.device.zeros(array.shape, array.dtype) for array in sums)
-    _add_sparse(entries, "score", scale, Sums(gradients, curvatures))
+    _add_sparse(drawn, "score", scale, Sums(gradients, curvatures))
     for array, gain in zip(sums, curvatures, strict=True):
         array += array.dtype.type(weight) * gain
 

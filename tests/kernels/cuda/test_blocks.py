@@ -437,13 +437,13 @@ def test_what_drawn_entries_add(stand_in, form, weighed, curved):
     put = [stand_in.put(own) for own in sums]
     draws = COUNTS, block_address(KEY, ITERATION, NUMBERS)
     more = ((put[2], put[3]), 0.3) if curved else None
-    told = problem.part(stand_in), problem.law, problem.put(stand_in), draws
-    blockwise.add_subsample(*told, 1.5, FLOOR, tuple(put[:2]), more)
+    block = problem.part(stand_in), problem.law, problem.put(stand_in), FLOOR
+    blockwise.add_subsample(block, draws, 1.5, tuple(put[:2]), more)
     for view, spans, draw in each_drawn(problem):
         own = [array[span] for array, span in zip(sums, spans * 2, strict=True)]
         pair = tuple(array[span] for array, span in zip(factors, spans, strict=True))
         gathered = ((own[2], own[3]), 0.3) if curved else None
-        told = view, problem.law, pair, draw, 1.5, FLOOR
-        subsample.add_subsample(*told, (own[0], own[1]), gathered)
+        block = view, problem.law, pair, FLOOR
+        subsample.add_subsample(block, draw, 1.5, (own[0], own[1]), gathered)
     for ours, theirs in zip(put, sums, strict=True):
         np.testing.assert_allclose(stand_in.take(ours), theirs, rtol=1e-12, atol=1e-12)
