@@ -58,7 +58,7 @@ from daskfactor.kernels.steps import (
     warped_kick,
     zeros_on_device_of,
 )
-from daskfactor.kernels.views import Sums, Workspace
+from daskfactor.kernels.views import Block, Sums, Workspace
 from daskfactor.models.settings import free_components, held, named_columns
 from daskfactor.results.schema import Variable, statistic
 
@@ -256,19 +256,19 @@ class Path(NamedTuple):
         for name in PATH:
             arrays.pop(name, None)
 
-    def go(self, block: blockwise.Block, op: Op, workspace: Workspace) -> None:
+    def go(self, block: Block, op: Op, workspace: Workspace) -> None:
         """Go the whole path in one call, where a single block has all data of the rows."""
         adapt, theta, chance = op.wanted.adapt, self.band.values, self.chance
         self.begin(adapt, chance)
         arrays, change = self.band.arrays, np.empty(len(theta))
-        moving = (arrays[name] for name in (MOMENTUM, SPREAD, GRADIENT, MASS, FITS))
+        moving = arrays[MOMENTUM], arrays[SPREAD], arrays[GRADIENT], arrays[MASS], arrays[FITS]
         precision = 1.0 / self.program.hyper.dispersion
         numbers = precision, self.weight if adapt else 0.0, self.sampler.steps
         path = RowPaths(theta, arrays.get(PLACE, theta), *moving, change, *self._prior(), *numbers)
         blockwise.go_path(block, self.factor, path, workspace)
         self.end(op, change, chance)
 
-    def add_slope(self, block: blockwise.Block, visit: int, workspace: Workspace) -> None:
+    def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
         """Add a block's share of the gradient, and at the path's ends of the fits."""
         arrays = self.band.arrays
         fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
