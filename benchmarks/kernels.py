@@ -186,7 +186,7 @@ def stored(run: Run) -> Iterator[Figure]:
         for unstored, beta in (("missing", 1.0), ("zero", 1.0), ("missing", 0.5)):
             pointers, indices = V.indptr.astype(np.int32), V.indices.astype(np.uint16)
             view = SparseBlock(pointers, indices, V.data, *RATINGS, unstored == "zero")
-            step = (view, Tweedie(beta), (W, H), 1.0, FLOOR[0], Workspace())
+            step = ((view, Tweedie(beta), (W, H), FLOOR[0]), 1.0, Workspace())
             taken = per_call({"": partial(blockwise.gradient, *step)}, run.pick(2, 5))[""]
             peer = rate / (12 * K + 6) / 1e6
             what = f"K = {K}, β = {beta:g}, unstored {unstored}"

@@ -337,8 +337,8 @@ def evaluation(run: Run) -> Figure:
     block, law, work = BlockView(V, 0, 0, *V.shape), Tweedie(1.0), Workspace()
     total = np.zeros(2)
     calls: dict[str, Callable[[], Any]] = {
-        "fit": lambda: blockwise.evaluate(block, law, (W, H), 1e-6, total, work),
-        "gradient": lambda: blockwise.gradient(block, law, (W, H), 1.0, 1e-6, work),
+        "fit": lambda: blockwise.evaluate((block, law, (W, H), 1e-6), total, work),
+        "gradient": lambda: blockwise.gradient((block, law, (W, H), 1e-6), 1.0, work),
     }
     with single_threaded_blas():
         taken = per_call(calls, run.pick(3, 9))

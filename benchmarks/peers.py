@@ -436,7 +436,7 @@ def tensor_pass(run: Run) -> Iterator[Figure]:
     factors = [rng.gamma(1, 0.5, (n, K)).astype(np.float32) for n in shape]
     work, out = Workspace(), tuple(np.empty_like(one) for one in factors)
     calls: dict[str, Callable[[], Any]] = {
-        "ours": lambda: blockwise.gradient(block, law, tuple(factors), 1.0, 1e-6, work),
+        "ours": lambda: blockwise.gradient((block, law, tuple(factors), 1e-6), 1.0, work),
         "plain loop": lambda: plain(*places, values, *factors, out),
     }
     made: Any = {"has_duplicates": False, "sorted": True, "fill_value": np.float32(np.nan)}

@@ -58,15 +58,12 @@ from daskfactor.kernels.steps import (
     warped_kick,
     zeros_on_device_of,
 )
-from daskfactor.kernels.views import Sums, Workspace
+from daskfactor.kernels.views import Block, Sums, Workspace
 from daskfactor.models.settings import free_components, held, named_columns
 from daskfactor.results.schema import Variable, statistic
 
 Array = NDArray[Any]
 Wide = NDArray[np.float64]
-Block = tuple[Any, Any, tuple[Array, ...], float]
-"""A block: view, law, values of the bands, and floor."""
-
 MASS = "mass"
 """Array of a band: the mass of each entry."""
 GRADIENT, FITS, START, ENERGY = "gradient", "fits", "start", "energy"
@@ -264,11 +261,11 @@ class Path(NamedTuple):
         adapt, theta, chance = op.wanted.adapt, self.band.values, self.chance
         self.begin(adapt, chance)
         arrays, change = self.band.arrays, np.empty(len(theta))
-        moving = (arrays[name] for name in (MOMENTUM, SPREAD, GRADIENT, MASS, FITS))
+        moving = arrays[MOMENTUM], arrays[SPREAD], arrays[GRADIENT], arrays[MASS], arrays[FITS]
         precision = 1.0 / self.program.hyper.dispersion
         numbers = precision, self.weight if adapt else 0.0, self.sampler.steps
         path = RowPaths(theta, arrays.get(PLACE, theta), *moving, change, *self._prior(), *numbers)
-        blockwise.go_path(*block, self.factor, path, workspace)
+        blockwise.go_path(block, self.factor, path, workspace)
         self.end(op, change, chance)
 
     def add_slope(self, block: Block, visit: int, workspace: Workspace) -> None:
@@ -276,7 +273,7 @@ class Path(NamedTuple):
         arrays = self.band.arrays
         fits = arrays[FITS] if visit in (0, self.sampler.steps) else None
         sums = Sums.of(self.factor, len(block[2]), arrays[GRADIENT], fits=fits)
-        blockwise.accumulate(*block, "score", sums, workspace)
+        blockwise.accumulate(block, "score", sums, workspace)
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""

@@ -40,6 +40,7 @@ from daskfactor.inference.program import (
     Visit,
     Work,
     law_of,
+    values_of,
 )
 from daskfactor.inference.steps import ConstantStep, Step, automatic_step, checked_step
 from daskfactor.kernels import blockwise
@@ -198,28 +199,23 @@ class SubsampleKernel(LangevinKernel):
         return max(1, round(data.total_observed * share))
 
     def _add(self, program: Program, visit: Visit) -> None:
-        op, data, (rows, cols), _ = visit
+        op, data, bands, _ = visit
         blocks = data.grid.blocks
         number, (row, col) = op.iteration // blocks, map(np.asarray, op.block)
-        block = row * blocks + col  # on the device the numbers of all blocks of a round
+        place = row * blocks + col  # on the device the numbers of all blocks of a round
         entries = self.entries(data)
-        count = allotment(program.key, number, entries, data.observed_key)[block]
+        count = allotment(program.key, number, entries, data.observed_key)[place]
         if not count.any():
             return
-        law, gathered = law_of(program.likelihood, op.block, cols), self._gathered(visit)
+        law, gathered = law_of(program.likelihood, op.block, bands[1]), self._gathered(visit)
         # N / |Ω|: how many entries one that is drawn stands for.
         weight = data.total_observed / entries * law.share
         curvature = None if gathered is None else (gathered, weight / self.work.moves)
-        blockwise.add_subsample(
-            data.view(*op.block),
-            law,
-            (rows.values, cols.values),
-            (count, block_address(np.array(program.key, dtype=np.uint32), number, block)),
-            weight / program.hyper.dispersion,
-            program.floor,
-            (rows.arrays["gradient"], cols.arrays["gradient"]),
-            curvature,
-        )
+        block = data.view(*op.block), law, values_of(bands), program.floor
+        key, scale = np.array(program.key, dtype=np.uint32), weight / program.hyper.dispersion
+        draws = count, block_address(key, number, place)
+        gradients = tuple(band.arrays["gradient"] for band in bands)
+        blockwise.add_subsample(block, draws, scale, gradients, curvature)
 
 
 class LangevinSampler(Sampler):

@@ -405,8 +405,9 @@ class WholeUpdates(Pass):
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Update both factors."""
-        block = data.view(*op.block), law_of(self.likelihood, op.block, bands[1]), values_of(bands)
-        blockwise.update_block(*block, self.floor, self.penalties, self.cycles, workspace)
+        law = law_of(self.likelihood, op.block, bands[1])
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        blockwise.update_block(block, self.penalties, self.cycles, workspace)
 
 
 def in_one_call(

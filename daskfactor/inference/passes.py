@@ -136,7 +136,7 @@ class SharePass(Pass):
         num, den, *_ = share = tuple(band.arrays[name] for name in names)
         block = data.view(*op.block), law, values_of(bands), self.floor
         sums = Sums.of(factor, len(bands), num, den)
-        blockwise.accumulate(*block, "ratio", sums, workspace)
+        blockwise.accumulate(block, "ratio", sums, workspace)
         if self.gram:
             other = bands[1 - factor].values
             band.arrays[GRAM] += other.T @ other
@@ -175,7 +175,7 @@ class ColumnPass(Pass):
         block = data.view(*op.block), law, values_of(bands), self.floor
         unused = np.zeros_like(cols.values)
         sums = Sums.of(COLUMNS, len(bands), unused, fits=cols.arrays[FITS])
-        blockwise.accumulate(*block, "score", sums, workspace)
+        blockwise.accumulate(block, "score", sums, workspace)
 
 
 def run_pass(

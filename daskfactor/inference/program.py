@@ -264,7 +264,7 @@ class Evaluates:
             watched = (cells.at, cells.mean, cells.m2, cells.count)
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
         block = data.view(*op.block), law, values_of(bands), self.floor
-        blockwise.evaluate(*block, sums, workspace, watched)
+        blockwise.evaluate(block, sums, workspace, watched)
         return Evaluation(op.cycle, op.block, self.likelihood.sums(op.block, sums))
 
 
@@ -339,8 +339,8 @@ class Program(Evaluates):
         op, data, bands, workspace = visit
         scale = op.scale / self.hyper.dispersion
         law = law_of(self.likelihood, op.block, bands[COLUMNS])
-        block = (data.view(*op.block), law, values_of(bands), scale, self.floor)
-        return blockwise.gradient(*block, workspace, curvatures)
+        block = data.view(*op.block), law, values_of(bands), self.floor
+        return blockwise.gradient(block, scale, workspace, curvatures)
 
     def update(self, op: Op, data: BlockedData, bands: Bands, workspace: Workspace) -> None:
         """Move the bands of a block, in place; record what a cycle's last operation leaves."""

@@ -24,6 +24,7 @@ from daskfactor.kernels.langevin import mean_share
 from daskfactor.kernels.paths import RowPaths, path_kernel, update_kernel
 from daskfactor.kernels.views import (
     AnyBlock,
+    Block,
     BlockView,
     Kernel,
     Kind,
@@ -34,7 +35,6 @@ from daskfactor.kernels.views import (
     Watched,
     Workspace,
 )
-from daskfactor.models.likelihood import Likelihood
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -56,14 +56,8 @@ class Taken(NamedTuple):
     work: Any
 
 
-def _taken(
-    view: AnyBlock | TensorBlock,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    work: Workspace,
-    factor: int | None = None,
-) -> Taken:
+def _taken(block: Block, work: Workspace, factor: int | None = None) -> Taken:
+    view, likelihood, factors, floor = block
     N, K, dtype = len(factors), factors[0].shape[1], factors[0].dtype
     law = floor, likelihood.numbers
     if isinstance(view, BlockView) or (
@@ -79,24 +73,13 @@ def _taken(
     return Taken(add, fit, view.entries, law, work.sums(N, K, rows, dtype))
 
 
-def accumulate(
-    view: AnyView,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    kind: Kind,
-    sums: Sums,
-    work: Workspace,
-    scale: float = 1.0,
-) -> None:
+def accumulate(block: Block, kind: Kind, sums: Sums, work: Workspace, scale: float = 1.0) -> None:
     """Add the sums over a block's entries to the arrays of ``sums``.
 
     Parameters
     ----------
-    view, likelihood
-        The block and the law of its entries, whose share counts.
-    floor
-        Smallest mean; it may be -inf for means of any sign.
+    block
+        The block, its law, the factors and the smallest mean.
     kind
         Kind of ``sums.terms``.
     sums
@@ -105,12 +88,13 @@ def accumulate(
     scale
         Of terms of the kind "score": the part of the data's scale over the dispersion.
     """
+    view, likelihood, factors, _ = block
     if isinstance(view, cuda.Part):
-        cuda.accumulate(view, likelihood, factors, floor, kind, sums, scale)
+        cuda.accumulate(cuda.Pass(*block), kind, sums, scale)
         return
     numbers = [n for n, term in enumerate(sums.terms) if term is not None]
     factor = numbers[0] if len(numbers) == 1 else None
-    taken = _taken(view, likelihood, factors, floor, work, factor)
+    taken = _taken(block, work, factor)
     curved, share = bool(sums.curvatures), likelihood.share
     if kind == "score" and not (curved or sums.fits):
         scale, share = scale * share, 1.0
@@ -128,23 +112,18 @@ def accumulate(
 
 
 def evaluate(
-    view: AnyView,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    out: NDArray[np.float64],
-    work: Workspace,
-    cells: Watched | None = None,
+    block: Block, out: NDArray[np.float64], work: Workspace, cells: Watched | None = None
 ) -> None:
     """Add a block's (-sum M deviance(V, mu), sum M (V - mu)**2 w) to ``out``.
 
     ``cells`` are monitored cells of the block, of a matrix in row-major order; the means, not
     floored, go into their running moments of ``count`` draws, this one among them.
     """
+    view, _, factors, _ = block
     if isinstance(view, cuda.Part):
-        cuda.evaluate(view, likelihood, factors, floor, out, cells)
+        cuda.evaluate(cuda.Pass(*block), out, cells)
         return
-    taken = _taken(view, likelihood, factors, floor, work)
+    taken = _taken(block, work)
     if cells is None:
         moments = np.empty(0, factors[0].dtype)
         cells = (np.empty(0, np.int32),) * len(factors), moments, moments, 1
@@ -152,39 +131,25 @@ def evaluate(
 
 
 def gradient(
-    view: AnyView,
-    likelihood: Likelihood,
-    factors: Arrays,
-    scale: float,
-    floor: float,
-    work: Workspace,
-    curvatures: Arrays | None = None,
+    block: Block, scale: float, work: Workspace, curvatures: Arrays | None = None
 ) -> Arrays:
     """Return every factor's gradient (I_n, K), in buffers of ``work``; ``curvatures`` gain theirs.
 
     These are the sums of `accumulate` of the kind "score".
     """
+    view, _, factors, _ = block
     if isinstance(view, cuda.Part):
-        return cuda.gradient(view, likelihood, factors, scale, floor, curvatures)
+        return cuda.gradient(cuda.Pass(*block), scale, curvatures)
     out = work.gradients(view.shape, factors[0].shape[1], factors[0].dtype)
     for array in out:
         array[:] = 0
-    sums = Sums(out, curvatures or ())
-    accumulate(view, likelihood, factors, floor, "score", sums, work, scale)
+    accumulate(block, "score", Sums(out, curvatures or ()), work, scale)
     return out
 
 
-def go_path(
-    view: AnyBlock | TensorBlock,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    factor: int,
-    path: RowPaths,
-    work: Workspace,
-) -> None:
+def go_path(block: Block, factor: int, path: RowPaths, work: Workspace) -> None:
     """Go a whole path in one compiled call: what `accumulate`, kicks and drifts do in turn."""
-    taken = _taken(view, likelihood, factors, floor, work, factor)
+    taken, (_, likelihood, factors, _) = _taken(block, work, factor), block
     slope = taken.accumulation(kind="score", factor=factor, curved=False)
     go = path_kernel(slope, path.prior[1] != 1.0)
     each = tuple(path.gradient[: None if n == factor else 0] for n in range(len(factors)))
@@ -192,32 +157,28 @@ def go_path(
 
 
 def update_block(
-    view: AnyBlock,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    penalties: tuple[float, float],
-    cycles: int,
-    work: Workspace,
+    block: Block, penalties: tuple[float, float], cycles: int, work: Workspace
 ) -> None:
     """Do cycles of multiplicative updates of a matrix whose data are all in this block.
 
     They are those of `multiply_by_share` without a pull, at an exponent of 1.
     """
-    taken = _taken(view, likelihood, factors, floor, work)
+    taken, factors = _taken(block, work), block[2]
     adds = [taken.accumulation(kind="ratio", factor=n, curved=True) for n in range(2)]
     shares = [tuple([np.zeros_like(theta) for theta in factors]) for _ in range(2)]
     kernel = update_kernel(*adds)
     kernel(taken.block, factors, taken.law, *shares, penalties, cycles, taken.work)
 
 
-def add_subsample(view: AnyView, *rest: Any) -> None:
+def add_subsample(block: Block, *rest: Any) -> None:
     """Add the terms of drawn entries to gradients, as `subsample.add_subsample` does.
 
     A part on the device has several blocks, and as many numbers of draws and streams.
     """
-    add: Any = cuda.add_subsample if isinstance(view, cuda.Part) else subsample.add_subsample
-    add(view, *rest)
+    if isinstance(block[0], cuda.Part):
+        cuda.add_subsample(cuda.Pass(*block), *rest)
+    else:
+        subsample.add_subsample(block, *rest)
 
 
 def mean_shares(

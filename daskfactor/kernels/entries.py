@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daskfactor.kernels.jit import inline
-from daskfactor.kernels.views import Law, entry_kernels, floored
+from daskfactor.kernels.views import Kernel, Law, entry_kernels, floored
 from daskfactor.models.likelihood import Likelihood
 
 Scalar = Any
@@ -102,7 +102,7 @@ def _rules_beyond(fit_observed: EntryRule, zeros: str) -> Rules:
     return Rules(step, ratio, fit)
 
 
-def _zero_parts(zeros: str | None) -> tuple[bool, float, EntryRule]:
+def _zero_parts(zeros: str | None) -> tuple[bool, float, Kernel]:
     """Return of an observed zero: whether mu needs no floor, its share, and its curvature C0.
 
     C0 is 1 or mu, 0 where there are no zeros; R = -C0, and C0 mu is its Pearson term and its

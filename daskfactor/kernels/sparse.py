@@ -20,7 +20,7 @@ Source: Şimşekli et al. 2015, section 6; Kolda and Bader 2009, section 3.
 """
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,19 +60,18 @@ def _nothing(arguments: Any) -> None:
     pass
 
 
-def _then(first: Step, second: Step) -> Step:
+def in_turn(steps: list[Step]) -> Step:
+    """Make one inlined function of several, so that the factors they name are constants."""
+    if not steps:
+        return _nothing
+    first, last = in_turn(steps[:-1]), steps[-1]
+
     @inline
     def both(arguments: Any) -> None:
         first(arguments)
-        second(arguments)
+        last(arguments)
 
     return both
-
-
-def in_turn(steps: list[Step]) -> Step:
-    """Make one inlined function of several, so that the factors they name are constants."""
-    first: Step = _nothing
-    return reduce(_then, steps, first)
 
 
 # -- steps of one entry ------------------------------------------------------------------

@@ -26,6 +26,7 @@ from daskfactor.kernels.rows import add_scaled, copy_row, dot_rows, prefetch_row
 from daskfactor.kernels.views import (
     NO_WEIGHTS,
     AnyBlock,
+    Block,
     Kernel,
     Law,
     SparseBlock,
@@ -216,14 +217,11 @@ def drawn_entries(
 
 
 def add_subsample(
-    view: AnyBlock,
-    likelihood: Likelihood,
-    factors: tuple[Array, Array],
+    block: Block,
     draws: tuple[int, Address],
     scale: float,
-    floor: float,
-    gradients: tuple[Array, Array],
-    curvature: tuple[tuple[Array, Array], float] | None = None,
+    gradients: tuple[Array, ...],
+    curvature: tuple[tuple[Array, ...], float] | None = None,
 ) -> None:
     """Add the terms of drawn entries of a block to its gradients.
 
@@ -231,14 +229,13 @@ def add_subsample(
 
     Parameters
     ----------
-    view : a block with at least one observed entry
-    factors : W and H, (m, K) and (n, K), C-contiguous, one float dtype
+    block : at least one entry of it is observed; of W and H, (m, K) and (n, K)
     draws : how many entries, and the address of their random words, see `block_address`
-    scale, floor : N / entries drawn in all; smallest mu
+    scale : N / entries drawn in all
     gradients : GW (m, K) and GH (n, K)
     curvature : CW, CH and a weight c; gain c curvature H[j] and its like
     """
-    W, H = factors
+    view, likelihood, (W, H), floor = block
     K, law = W.shape[1], (floor, likelihood.numbers)
     for entries in drawn_entries(view, *draws):
         entry_gradients(likelihood, K, False)(entries, W, H, scale, law, gradients)

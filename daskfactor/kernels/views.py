@@ -189,6 +189,9 @@ Law = tuple[float, tuple[Any, ...]]
 """The smallest mean, and `Likelihood.numbers`: one may be an array (n,), a number per column."""
 
 
+Block = tuple[Any, Likelihood, tuple[Array, ...], float]
+"""A view of a block, the law of its entries, whose share counts, the factors, and the smallest
+mean; that may be -inf for means of any sign."""
 Kind = Literal["score", "ratio"]
 """Terms of an entry: the slope of its log-likelihood, or the positive part of that."""
 Each = tuple[Any, ...]
@@ -226,14 +229,13 @@ class Sums(NamedTuple):
         cls, factor: int, n_factors: int, term: Any, curvature: Any = None, fits: Any = None
     ) -> Self:
         """Make the sums of one factor."""
-
-        def alone(array: Any) -> Each:
-            if array is None:
-                return NONE
-            none = (None,)
-            return none * factor + (array,) + none * (n_factors - factor - 1)
-
-        return cls(alone(term), alone(curvature), alone(fits))
+        each = (
+            tuple(array if n == factor else None for n in range(n_factors))
+            if array is not None
+            else NONE
+            for array in (term, curvature, fits)
+        )
+        return cls(*each)
 
     def zeros(self) -> Self:
         """Return zeros in the places of the arrays."""

@@ -404,8 +404,7 @@ class Posterior:
                 theirs = particles.band("columns", col)
                 view = data.view(row, col)
                 for *pair, out in zip(own, theirs, sums[col], strict=True):
-                    block = view, likelihood, (*pair,), floor
-                    blockwise.evaluate(*block, out, work)
+                    blockwise.evaluate((view, likelihood, (*pair,), floor), out, work)
             return sums[..., 0]
 
         table = np.concatenate(self.executor.map(one_row, range(blocks), "divergence"))
@@ -444,7 +443,7 @@ class Posterior:
                 for mine, its, out in zip(own, theirs, gradient, strict=True):
                     pair = (mine, its) if by_rows else (its, mine)
                     sums = Sums.of(0 if by_rows else 1, 2, out)
-                    blockwise.accumulate(view, likelihood, pair, floor, "score", sums, work)
+                    blockwise.accumulate((view, likelihood, pair, floor), "score", sums, work)
             return use(BandScore(own, gradient, slope, *prior[side]))
 
         items = [(side, number) for side in SIDES for number in range(blocks)]

@@ -67,19 +67,19 @@ def dense_view(block, dtype=np.float64):
 def multiplicative(view, law, factor, factors, floor, out, work):
     """Numerator and denominator of one factor's update gain the block's."""
     sums = Sums.of(factor, len(factors), *out)
-    blockwise.accumulate(view, law, factors, floor, "ratio", sums, work)
+    blockwise.accumulate((view, law, factors, floor), "ratio", sums, work)
 
 
 def slope(view, law, factor, factors, floor, out, work):
     """One factor's gradient, and the fits of its rows if there are any, gain the block's."""
     term, fits = out
     sums = Sums.of(factor, len(factors), term, fits=fits)
-    blockwise.accumulate(view, law, factors, floor, "score", sums, work)
+    blockwise.accumulate((view, law, factors, floor), "score", sums, work)
 
 
 def evaluate(view, law, factors, floor, out, cells, work):
     """The sums of fit gain the block's, and its monitored cells move."""
-    blockwise.evaluate(view, law, factors, floor, out, work, cells)
+    blockwise.evaluate((view, law, factors, floor), out, work, cells)
 
 
 def everything(
@@ -92,7 +92,7 @@ def everything(
     curvatures = np.full_like(W, start), np.full_like(H, start)
     found = {f"curvature {side}": own for side, own in zip(sides, curvatures, strict=True)}
     for name, more in (("gradient", ()), ("gradient again", (curvatures,))):
-        made = blockwise.gradient(view, law, (W, H), scale, floor, work, *more)
+        made = blockwise.gradient((view, law, (W, H), floor), scale, work, *more)
         found |= {f"{name} {side}": own.copy() for side, own in zip(sides, made, strict=True)}
     for factor, (side, own) in enumerate(sides.items()):
         added = {name: np.full_like(own, start) for name in ("numerator", "denominator")}

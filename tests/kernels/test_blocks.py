@@ -67,7 +67,7 @@ def check(block, W, H, beta, tolerance, **options):
 
 def gradients(block, W, H, beta=1.0):
     """What one of the kernels gives, where others need not be compiled."""
-    found = blockwise.gradient(block, Tweedie(beta), (W, H), 1.7, FLOOR, Workspace())
+    found = blockwise.gradient((block, Tweedie(beta), (W, H), FLOOR), 1.7, Workspace())
     return {f"gradient {side}": own.copy() for side, own in zip("WH", found, strict=True)}
 
 
@@ -291,10 +291,11 @@ def test_deviance_has_no_cancellation(beta, real, distance):
 
 def test_buffers_of_a_workspace_serve_both_kinds_in_turn():
     (block, W, H), law, work = problem("zero", m=150, n=90), Tweedie(1.0), Workspace()
-    first = blockwise.gradient(block, law, (W, H), 1.0, FLOOR, work)
+    first = blockwise.gradient((block, law, (W, H), FLOOR), 1.0, work)
     kept = [own.copy() for own in first]
-    blockwise.gradient(problems.dense_view(block, np.float32), law, (W, H), 1.0, FLOOR, work)
-    again = blockwise.gradient(block, law, (W, H), 1.0, FLOOR, work)
+    view = problems.dense_view(block, np.float32)
+    blockwise.gradient((view, law, (W, H), FLOOR), 1.0, work)
+    again = blockwise.gradient((block, law, (W, H), FLOOR), 1.0, work)
     assert again[0].dtype == W.dtype
     for one, other, wanted in zip(first, again, kept, strict=True):
         assert np.shares_memory(one, other)

@@ -83,7 +83,8 @@ def test_entries_that_are_drawn_count_by_weight(kind):
     sums = []
     for weights in (factor * np.ones_like(block.weights), None):
         view, out = block._replace(weights=weights), [np.zeros_like(own) for own in (W, H, W, H)]
-        add_subsample(view, POISSON, (W, H), draws, 1.0, FLOOR, (*out[:2],), ((*out[2:],), 1.0))
+        drawn_from = view, POISSON, (W, H), FLOOR
+        add_subsample(drawn_from, draws, 1.0, (*out[:2],), ((*out[2:],), 1.0))
         sums.append(out)
     for ours, theirs in zip(*sums, strict=True):
         np.testing.assert_allclose(ours, factor * theirs, rtol=ROUNDING)

@@ -98,8 +98,8 @@ def test_gradient_and_curvature_against_numpy(beta, dtype):
         np.add.at(target_w, rows, weight[:, None] * H[cols])
         np.add.at(target_h, cols, weight[:, None] * W[rows])
     got = [np.zeros_like(factor) for factor in (W, H, W, H)]
-    told = (W, H), (50, address), 2.5, 1e-9
-    add_subsample(window(V), Tweedie(beta), *told, (got[0], got[1]), ((got[2], got[3]), 0.3))
+    block = window(V), Tweedie(beta), (W, H), 1e-9
+    add_subsample(block, (50, address), 2.5, (got[0], got[1]), ((got[2], got[3]), 0.3))
     for own, right in zip(got, wanted, strict=True):
         np.testing.assert_allclose(own, right, rtol=3e-4 if dtype == "float32" else 1e-10)
 
@@ -111,13 +111,14 @@ def test_the_mean_gradient_is_the_whole_one(name):
     V, iterations, each = matrix(), 1000, 7
     W, H = (rng.random((size, 3)) + 0.2 for size in SHAPE)
     view = VIEWS[name](V)
-    whole = np.concatenate(blockwise.gradient(view, Tweedie(1.0), (W, H), 1.0, 1e-9, Workspace()))
+    block = view, Tweedie(1.0), (W, H), 1e-9
+    whole = np.concatenate(blockwise.gradient(block, 1.0, Workspace()))
     found = np.zeros((iterations, *whole.shape))
     observed = np.count_nonzero(~np.isnan(V))
     for iteration in range(iterations):
         out = found[iteration, : SHAPE[0]], found[iteration, SHAPE[0] :]
         draw = each, block_address(KEY, iteration, 0)
-        add_subsample(view, Tweedie(1.0), (W, H), draw, observed / each, 1e-9, out)
+        add_subsample(block, draw, observed / each, out)
     error = found.std(axis=0) / np.sqrt(iterations)
     assert np.all(np.abs(found.mean(axis=0) - whole) < 5 * error)
     assert np.any(np.abs(1.4 * found.mean(axis=0) - whole) > 5 * error)  # a wrong scale is seen

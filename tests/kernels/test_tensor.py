@@ -27,7 +27,7 @@ def test_gradients_and_updates_are_their_definitions(N, beta, zeros):
     seen, V = ~np.isnan(V), np.nan_to_num(V)
     mu = means(factors, letters)
     curvatures = tuple(np.zeros_like(factor) for factor in factors)
-    found = blockwise.gradient(block, law, factors, 1.0, FLOOR, work, curvatures)
+    found = blockwise.gradient((block, law, factors, FLOOR), 1.0, work, curvatures)
     for n in range(N):
         others = [m for m in range(N) if m != n]
         rule = f"{letters}," + ",".join(f"{letters[m]}k" for m in others) + f"->{letters[n]}k"
@@ -102,7 +102,7 @@ def test_a_share_of_a_law_counts_once():
     work = Workspace()
     for part, share in ((law, 1.0), (law.shared(0.25), 0.25)):
         curvatures = tuple(np.zeros_like(own) for own in factors)
-        found = blockwise.gradient(block, part, factors, 1.0, FLOOR, work, curvatures)
+        found = blockwise.gradient((block, part, factors, FLOOR), 1.0, work, curvatures)
         kept = [own.copy() / share for own in (*found, *curvatures)]
         if share == 1.0:
             whole = kept

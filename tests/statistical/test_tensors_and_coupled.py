@@ -205,10 +205,11 @@ def test_an_evidence_whose_chains_forget_the_temperature_is_seen(monkeypatch):
 def test_a_gradient_that_leaves_a_factor_out_is_seen(monkeypatch):
     right = blockwise.accumulate
 
-    def wrong(view, law, given, floor, kind, sums, *rest, **more):
+    def wrong(block, kind, sums, *rest, **more):
+        view, law, given, floor = block
         bent = tuple(own if n != 2 else own * 1.1 for n, own in enumerate(given))
         of_first = bool(sums.terms) and sums.terms[0] is not None
-        right(view, law, bent if of_first else given, floor, kind, sums, *rest, **more)
+        right((view, law, bent if of_first else given, floor), kind, sums, *rest, **more)
 
     monkeypatch.setattr(blockwise, "accumulate", wrong)
     distance, _ = off(drawn(COUNTS, TWO, dfac.BlockHMC()), exact_counts(COUNTS)[0])

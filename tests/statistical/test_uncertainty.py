@@ -70,13 +70,13 @@ def test_steps_of_a_finite_size():
     assert result.passes, str(result)
 
 
-def unweighed_fit(view, law, factors, floor, kind, sums, *rest, **more):
+def unweighed_fit(block, kind, sums, *rest, **more):
     """The weight forgotten in the deviance."""
-    right(view, law, factors, floor, kind, sums._replace(fits=()), *rest, **more)
+    right(block, kind, sums._replace(fits=()), *rest, **more)
     if any(own is not None for own in sums.fits):
         terms = tuple(None if own is None else np.zeros_like(own) for own in sums.terms)
         fits = Sums(terms, fits=sums.fits)
-        right(view._replace(weights=None), law, factors, floor, kind, fits, *rest, **more)
+        right((block[0]._replace(weights=None), *block[1:]), kind, fits, *rest, **more)
 
 
 right, right_weights = blockwise.accumulate, loading.weights_of

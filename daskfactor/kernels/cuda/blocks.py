@@ -10,12 +10,13 @@ Source: Şimşekli et al. 2015, section 3 (parts), section 5 (a GPU).
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from daskfactor.kernels.cuda import source
 from daskfactor.kernels.cuda.device import Calls, Device, DeviceArray, Host, current
@@ -114,21 +115,8 @@ class Part:
         """Add a stack of rows, from row ``first`` of each band on, to a factor's."""
         self._each("spread_rows", factor, stack.shape[1], rows, np.int64(first), stack, rows)
 
-    def is_small(self, likelihood: Likelihood, W: DeviceArray) -> bool:
-        """Return True if launches take longer to prepare than to run, and may be repeated."""
-        cells = self.blocks * self.rows.most * self.cols.most
-        small = self.zeros is None and cells * W.dtype.itemsize <= SMALL_BYTES
-        return small and not likelihood.numbers
-
-    def again(
-        self, name: str, key: Any, factors: Arrays, make: Callable[[], Arrays], small: bool = True
-    ) -> Arrays:
-        """Repeat recorded launches for the same factors and numbers, into the same arrays.
-
-        Where the part is not ``small``, they are made anew.
-        """
-        if not small:
-            return make()
+    def again(self, name: str, key: Any, factors: Arrays, make: Callable[[], Arrays]) -> Arrays:
+        """Repeat recorded launches for the same factors and numbers, into the same arrays."""
         record = self._recorded.get(name)
         if record is not None and record[0] == key and all(map(operator.is_, record[1], factors)):
             self.device.again(record[2])
@@ -205,6 +193,17 @@ class Pass:
         K = 0 if values is not None else W.shape[1]
         return source.blocks(self.likelihood, source.NAMES[W.dtype.char], *kind, K)
 
+    def again(
+        self, name: str, number: Any, make: Callable[[], Arrays], repeats: bool = True
+    ) -> Arrays:
+        """Repeat launches, if they ``repeats`` and take longer to prepare than to run."""
+        part, law = self.part, self.likelihood
+        cells = part.blocks * part.rows.most * part.cols.most
+        small = part.zeros is None and cells * self.factors[0].dtype.itemsize <= SMALL_BYTES
+        if not repeats or not small or law.numbers:
+            return make()
+        return part.again(name, (law, number, self.floor), self.factors, make)
+
     def launch(self, name: str, threads: int, *arguments: Any) -> None:
         """Launch a kernel of the law."""
         self.part.device.launch(self.source, name, threads, *arguments)
@@ -255,9 +254,9 @@ def packed(
     shape, blocks = (len(rows.start), rows.most, cols.most), list[SparseBlock]()
     for b, view in enumerate(views):
         if isinstance(view, SparseBlock):
-            arrays = {name: getattr(view, name) for name in ("indptr", "indices", "values")}
             weights = None if view.weights is None else view.weights.copy()
-            copies = {name: array.copy() for name, array in arrays.items()}
+            names = "indptr", "indices", "values"
+            copies = {name: getattr(view, name).copy() for name in names}
             blocks.append(view._replace(**copies, weights=weights))
             continue
         kind = view.array.dtype if source.is_value_type(view.array.dtype) else dtype
@@ -290,69 +289,47 @@ def _packed_sparse(
         parts = [getattr(blocks[b], name) for b in order]
         return np.concatenate(parts, out=place(column.shape, dtype))
 
-    def pointers(counts: Host) -> Host:
-        out = place((counts.size + 1,), np.int64)
-        out[0] = 0
-        np.cumsum(counts, out=out[1:])
-        return out
-
-    def placed(array: Host) -> Host:
-        out = place(array.shape, array.dtype)
+    def placed(array: Host, kind: Any) -> Host:
+        out = place(array.shape, kind)
         out[:] = array
         return out
 
-    # Rows ascend already: a stable sort by column keeps them so in every column.
-    places = np.argsort(column, kind="stable")
-    numbers = np.repeat(np.arange(rows.size, dtype=np.int32), counts)
-    arrays = {"values": joined("values"), "indptr": pointers(counts), "cols": placed(column)}
+    entries = np.arange(column.size), column, np.concatenate(([0], np.cumsum(counts)))
+    by_column = csr_array(entries, shape=(rows.size, cols.size)).tocsc()  # rows ascend in each
+    arrays = {"values": joined("values"), "indptr": placed(entries[2], np.int64)}
     arrays |= {} if blocks[0].weights is None else {"weights": joined("weights")}
-    arrays |= {"places": placed(places), "rows": placed(numbers[places])}
-    return arrays | {"starts": pointers(np.bincount(column, minlength=cols.size))}
+    arrays |= {"cols": placed(column, np.int32), "places": placed(by_column.data, np.int64)}
+    arrays |= {"rows": placed(by_column.indices, np.int32)}
+    return arrays | {"starts": placed(by_column.indptr, np.int64)}
 
 
 # -- operations of programs ------------------------------------------------------------------
 
 
-def gradient(
-    part: Part,
-    likelihood: Likelihood,
-    factors: Arrays,
-    scale: float,
-    floor: float,
-    curvatures: Arrays | None = None,
-) -> Arrays:
+def gradient(entries: Pass, scale: float, curvatures: Arrays | None = None) -> Arrays:
     """Return both factors' gradients, of all rows; ``curvatures`` gain theirs.
 
     Gradients may be buffers of the part, good until the next call.
     """
+    device = entries.part.device
 
     def make() -> Arrays:
-        out = tuple(part.device.empty(array.shape, array.dtype) for array in factors)
+        out = tuple(device.empty(array.shape, array.dtype) for array in entries.factors)
         for array in out:
-            part.device.clear(array)
-        accumulate(part, likelihood, factors, floor, "score", Sums(out, curvatures or ()), scale)
+            device.clear(array)
+        accumulate(entries, "score", Sums(out, curvatures or ()), scale)
         return out
 
-    small = curvatures is None and part.is_small(likelihood, factors[0])
-    return part.again("gradient", (likelihood, scale, floor), factors, make, small)
+    return entries.again("gradient", scale, make, curvatures is None)
 
 
-def accumulate(
-    part: Part,
-    likelihood: Likelihood,
-    factors: Arrays,
-    floor: float,
-    kind: Kind,
-    sums: Sums,
-    scale: float = 1.0,
-) -> None:
+def accumulate(entries: Pass, kind: Kind, sums: Sums, scale: float = 1.0) -> None:
     """Add the sums over all entries of the part to the arrays of ``sums``, of all rows.
 
     As `daskfactor.kernels.blockwise.accumulate`.
     """
-    add = _add_dense if part.zeros is None else _add_sparse
-    scale = scale * likelihood.share if kind == "score" else 1.0
-    add(Pass(part, likelihood, factors, floor), kind, scale, sums)
+    add = _add_dense if entries.part.zeros is None else _add_sparse
+    add(entries, kind, scale * entries.likelihood.share if kind == "score" else 1.0, sums)
 
 
 def _add_dense(entries: Pass, kind: Kind, scale: float, sums: Sums) -> None:
@@ -444,12 +421,9 @@ def _take_zeros(entries: Pass, factor: int, fits: DeviceArray) -> None:
 
 
 def add_subsample(
-    part: Part,
-    likelihood: Likelihood,
-    factors: Arrays,
+    entries: Pass,
     draws: tuple[NDArray[np.int64], Address],
     scale: float,
-    floor: float,
     gradients: Arrays,
     curvature: tuple[Arrays, float] | None = None,
 ) -> None:
@@ -457,10 +431,11 @@ def add_subsample(
 
     ``draws`` are how many entries of each block, (B,), and the address of each block's.
     """
-    entries = Pass(_drawn(part, factors[0].dtype, *draws), likelihood, factors, floor)
+    part = entries.part
+    drawn = replace(entries, part=_drawn(part, entries.factors[0].dtype, *draws))
     sums, weight = curvature or ((), 0.0)
     curvatures = tuple(part.device.zeros(array.shape, array.dtype) for array in sums)
-    _add_sparse(entries, "score", scale, Sums(gradients, curvatures))
+    _add_sparse(drawn, "score", scale, Sums(gradients, curvatures))
     for array, gain in zip(sums, curvatures, strict=True):
         array += array.dtype.type(weight) * gain
 
@@ -503,18 +478,15 @@ def _drawn(part: Part, dtype: np.dtype[Any], counts: NDArray[np.int64], address:
     return Part(part.rows, part.cols, arrays, zeros=False)
 
 
-def evaluate(
-    part: Part, law: Likelihood, factors: Arrays, floor: float, out: Host, cells: Any
-) -> None:
+def evaluate(entries: Pass, out: Host, cells: Any) -> None:
     """Add sums of fit to ``out`` (2,); update the moments of monitored cells on the device."""
+    part, factors = entries.part, entries.factors
     if cells is not None:
         (rows, cols), mean, m2, count = cells
         sizes = np.int64(len(rows)), np.int64(factors[0].shape[1])
         arguments = *sizes, rows, cols, *factors, np.float64(count), mean, m2
         part.run("watch_cells", len(rows), factors[0], *arguments)
-    entries = Pass(part, law, factors, floor)
-    make, small = partial(_fits_of_warps, entries), part.is_small(law, factors[0])
-    (fits,) = part.again("fit", (law, floor), factors, make, small)
+    (fits,) = entries.again("fit", None, partial(_fits_of_warps, entries))
     total = part.device.take(fits.sum(axis=0))
     if part.zeros:
         total += _fit_of_zeros(entries)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from daskfactor.kernels.cuda import blocks
-from daskfactor.kernels.cuda.blocks import Part, Side
+from daskfactor.kernels.cuda.blocks import Part, Pass, Side
 from daskfactor.kernels.cuda.device import Device
 from daskfactor.models.negative_binomial import NegativeBinomial
 from daskfactor.models.tweedie_law import Tweedie
@@ -45,7 +45,7 @@ def taken(device, arrays):
 
 
 def gradient(part, factors, law=POISSON, scale=2.0):
-    return taken(part.device, blocks.gradient(part, law, factors, scale, 1e-6))
+    return taken(part.device, blocks.gradient(Pass(part, law, factors, 1e-6), scale))
 
 
 def test_the_same_gradient_is_not_found_out_twice(stand_in, made):
@@ -90,9 +90,9 @@ def test_shares_follow_evenness_and_fits_the_factors(stand_in):
     for by in (1, 2, 1):
         factors[1][:] = factors[1] * np.float32(by)
         found, wanted = np.zeros(2), np.zeros(2)
-        blocks.evaluate(part, POISSON, factors, 1e-6, found, None)
+        blocks.evaluate(Pass(part, POISSON, factors, 1e-6), found, None)
         fresh = part_of(stand_in)
-        blocks.evaluate(fresh, POISSON, factors, 1e-6, wanted, None)
+        blocks.evaluate(Pass(fresh, POISSON, factors, 1e-6), wanted, None)
         np.testing.assert_array_equal(found, wanted)
         assert found[0] < 0 < found[1]
 

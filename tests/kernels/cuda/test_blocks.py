@@ -159,7 +159,8 @@ def gradients_here(problem, curved=False):
     def add(view, factors, spans):
         own = tuple(kept[span].copy() for kept, span in zip(curvatures or out, spans, strict=True))
         more = (own,) if curved else ()
-        found = blockwise.gradient(view, problem.law, factors, 2.5, FLOOR, Workspace(), *more)
+        block = view, problem.law, factors, FLOOR
+        found = blockwise.gradient(block, 2.5, Workspace(), *more)
         for n, span in enumerate(spans):
             out[n][span] = found[n]
             if curved:
@@ -175,8 +176,8 @@ def test_gradients_are_those_of_each_block_and_curvatures_are_added(stand_in, ca
     part, factors = problem.part(stand_in), problem.put(stand_in)
     curvatures = tuple(stand_in.put(np.ones_like(own)) for own in (problem.W, problem.H))
     for more in ((), (curvatures,)):
-        told = factors, 2.5, FLOOR, Workspace(), *more
-        found = blockwise.gradient(part, problem.law, *told)
+        block = part, problem.law, factors, FLOOR
+        found = blockwise.gradient(block, 2.5, Workspace(), *more)
         wanted, curved = gradients_here(problem, curved=bool(more))
         for own, exact, bounds in zip(found, wanted, problem.bounds(), strict=True):
             assert_close(stand_in.take(own), exact, 2.5 * bounds, problem.dtype)
@@ -331,7 +332,8 @@ def test_tiles_of_few_rows_give_the_same_sums(stand_in, case, monkeypatch):
         monkeypatch.setattr(blocks, "TILE_BYTES", rows * line)
         part, factors, fit = problem.part(stand_in), problem.put(stand_in), np.zeros(2)
         curvatures = tuple(stand_in.zeros(own.shape, own.dtype) for own in factors)
-        found = blockwise.gradient(part, problem.law, factors, 2.5, FLOOR, Workspace(), curvatures)
+        block = part, problem.law, factors, FLOOR
+        found = blockwise.gradient(block, 2.5, Workspace(), curvatures)
         problems.evaluate(part, problem.law, factors, FLOOR, fit, None, Workspace())
         results.append([*map(stand_in.take, (*found, *curvatures)), fit])
     whole, tiled = results
@@ -346,7 +348,7 @@ def test_sums_have_the_same_bits_every_time(stand_in, case):
     problem = problem_of(case)
     part = problem.part(stand_in)
     once, again = (
-        blockwise.gradient(part, problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace())
+        blockwise.gradient((part, problem.law, problem.put(stand_in), FLOOR), 1.0, Workspace())
         for _ in range(2)
     )
     for one, other in zip(once, again, strict=True):
@@ -377,8 +379,8 @@ def test_a_diverged_factor_shows_in_gradients(stand_in):
     for case in (CASES[1], ("beta=1.0", "zero", "float32", "float32", False)):
         problem = Problem(*case)
         problem.W[20, 3] = np.nan
-        told = problem.law, problem.put(stand_in), 1.0, FLOOR, Workspace()
-        found = stand_in.take(blockwise.gradient(problem.part(stand_in), *told)[0])
+        block = problem.part(stand_in), problem.law, problem.put(stand_in), FLOOR
+        found = stand_in.take(blockwise.gradient(block, 1.0, Workspace())[0])
         assert np.isnan(found[20]).all()
         assert np.isfinite(np.delete(found, 20, axis=0)).all() or case[1] != "dense"
 
@@ -435,13 +437,13 @@ def test_what_drawn_entries_add(stand_in, form, weighed, curved):
     put = [stand_in.put(own) for own in sums]
     draws = COUNTS, block_address(KEY, ITERATION, NUMBERS)
     more = ((put[2], put[3]), 0.3) if curved else None
-    told = problem.part(stand_in), problem.law, problem.put(stand_in), draws
-    blockwise.add_subsample(*told, 1.5, FLOOR, tuple(put[:2]), more)
+    block = problem.part(stand_in), problem.law, problem.put(stand_in), FLOOR
+    blockwise.add_subsample(block, draws, 1.5, tuple(put[:2]), more)
     for view, spans, draw in each_drawn(problem):
         own = [array[span] for array, span in zip(sums, spans * 2, strict=True)]
         pair = tuple(array[span] for array, span in zip(factors, spans, strict=True))
         gathered = ((own[2], own[3]), 0.3) if curved else None
-        told = view, problem.law, pair, draw, 1.5, FLOOR
-        subsample.add_subsample(*told, (own[0], own[1]), gathered)
+        block = view, problem.law, pair, FLOOR
+        subsample.add_subsample(block, draw, 1.5, (own[0], own[1]), gathered)
     for ours, theirs in zip(put, sums, strict=True):
         np.testing.assert_allclose(stand_in.take(ours), theirs, rtol=1e-12, atol=1e-12)
