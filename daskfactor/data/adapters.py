@@ -262,14 +262,19 @@ def _number_of(name: str, value: Any) -> Any:
     return found[0] if found.size == 1 else found
 
 
+def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order (whether by columns) and type of the array in a ``.npy`` file."""
+    headers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version[0] not in headers:
+        raise ValueError(f"its version is {version}")
+    return headers[version[0]](file)
+
+
 def npy_at(location: str) -> Source:
     """A matrix in a ``.npy`` file at a URL, of which parts are read when they are wanted."""
-    headers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
     with binary(location) as file:
-        version = np.lib.format.read_magic(file)
-        if version[0] not in headers:
-            raise ValueError(f"its version is {version}")
-        shape, by_column, dtype = headers[version[0]](file)
+        shape, by_column, dtype = npy_header(file)
         start = file.tell()
     shape, dtype = matrix_shape(shape), check_dtype(dtype)
     # Of a file that lies by columns strips of columns are read.

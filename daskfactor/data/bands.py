@@ -6,13 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskfactor.data.blocks import BlockedData
+from daskfactor.data.blocks import BlockedData, as_scipy
 from daskfactor.data.grid import Bands, Grid
-from daskfactor.kernels.views import AnyBlock, BlockView, SparseBlock
+from daskfactor.kernels.views import (
+    AnyBlock,
+    BlockView,
+    SparseBlock,
+    index_type,
+    pointer_type,
+)
 
 Array = NDArray[Any]
-SHORT_INDEX = 2**16
-"""Columns up to which their numbers take two bytes."""
 
 
 class OneBlock:
@@ -44,12 +48,8 @@ def part_of(block: AnyBlock, by_rows: bool, start: int, stop: int) -> AnyBlock:
 
 def _scipy(block: SparseBlock) -> tuple[Any, Any]:
     """Give the values of compressed rows, and their weights if there are any, as scipy has them."""
-    pattern = block.indices.astype(np.int64), block.indptr.astype(np.int64)
-    shape = block.m, block.n
-    values = sparse.csr_array((block.values.copy(), *pattern), shape)
-    if block.weights is None:
-        return values, None
-    return values, sparse.csr_array((block.weights.copy(), *pattern), shape)
+    values = as_scipy(block, block.values.copy())
+    return values, None if block.weights is None else as_scipy(block, block.weights.copy())
 
 
 def band_of(data: BlockedData, by_rows: bool, number: int) -> AnyBlock:
@@ -96,9 +96,8 @@ def _compressed(
 ) -> SparseBlock:
     """Give compressed rows with the types of index that kernels are compiled for."""
     m, n = shape
-    index = np.uint16 if n <= SHORT_INDEX else np.int32
-    pointer = np.int64 if values.size >= 2**31 else np.int32
-    return SparseBlock(indptr.astype(pointer), indices.astype(index), values, m, n, zeros, weights)
+    pointers = indptr.astype(pointer_type(values.size))
+    return SparseBlock(pointers, indices.astype(index_type(n)), values, m, n, zeros, weights)
 
 
 def written_out(block: AnyBlock) -> SparseBlock:

@@ -305,7 +305,7 @@ class BlockedData:
                     out[group] = view.block[cells]
                 else:
                     others = self.dtype.type(0 if view.zeros else np.nan)
-                    out[group] = lookup(_compressed(view), others)(*cells)
+                    out[group] = lookup(as_scipy(view), others)(*cells)
         return out
 
     def to_numpy(self) -> FloatArray:
@@ -663,11 +663,12 @@ def _dense(view: AnyBlock) -> FloatArray:
     return out
 
 
-def _compressed(view: SparseBlock) -> Any:
-    """Return a sparse block as compressed rows of scipy."""
+def as_scipy(view: SparseBlock, values: NDArray[Any] | None = None) -> Any:
+    """Return a sparse block as compressed rows of scipy, with other ``values`` if there are any."""
     from scipy import sparse
 
-    return sparse.csr_array((view.values, view.indices, view.indptr), shape=(view.m, view.n))
+    pattern = view.indices.astype(np.int64), view.indptr.astype(np.int64)
+    return sparse.csr_array((view.values if values is None else values, *pattern), view.shape)
 
 
 def lookup(matrix: Any, default: Any) -> Callable[[NDArray[Any], NDArray[Any]], FloatArray]:

@@ -21,7 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskfactor.checks import require
-from daskfactor.data.adapters import Source, from_annotated, from_blocks, npy_at, open_source
+from daskfactor.data.adapters import (
+    Source,
+    from_annotated,
+    from_blocks,
+    npy_at,
+    npy_header,
+    open_source,
+)
 from daskfactor.data.annotated import is_annotated, open_annotated, part_in, part_of
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.dialects import PACKINGS, plain
@@ -428,14 +435,7 @@ def _matrices(archive: Any) -> list[str]:
     known: dict[str, tuple[int, str]] = {}
     for name in archive.files:
         with archive.zip.open(f"{name}.npy") as file:
-            version = np.lib.format.read_magic(file)
-            first = version == (1, 0)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if first
-                else (np.lib.format.read_array_header_2_0)
-            )
-            shape, _, dtype = read(file)
+            shape, _, dtype = npy_header(file)
             known[name] = len(shape), dtype.kind
     if len(known) == 1:
         return list(known)

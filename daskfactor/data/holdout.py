@@ -206,11 +206,8 @@ def _from_tensor(
             raise OptionError("no cells were named; pass one array of places for each axis")
         sizes = entries.shape[1:]
         key = entries.places[0] * math.prod(sizes) + np.ravel_multi_index(entries.places[1:], sizes)
-        order = np.argsort(key)
-        asked = found[0] * math.prod(sizes) + found[1]
-        at = np.minimum(np.searchsorted(key, asked, sorter=order), count - 1)
-        chosen = order[at]
-        if (key[chosen] != asked).any():
+        chosen, gone = _found(key, found[0] * math.prod(sizes) + found[1])
+        if gone.any():
             raise OptionError("one of the cells is missing; cells that are held out are observed")
         keep_one = False
     taken = np.zeros(count, bool)
@@ -362,6 +359,14 @@ def _taken(shape: tuple[int, int], wanted: Any, rng: np.random.Generator) -> NDA
     return _distinct(total, count, rng)
 
 
+def _found(numbers: NDArray[Any], wanted: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the positions of wanted cells among some by their numbers, and which are not there."""
+    order = np.argsort(numbers)
+    place = np.searchsorted(numbers, wanted, sorter=order)
+    found = order[np.minimum(place, numbers.size - 1)].astype(np.int64)
+    return found, numbers[found] != wanted
+
+
 def _not_observed(rows: Any, cols: Any) -> OptionError:
     return OptionError(
         f"{len(rows)} of the cells to hold out are missing in V, the first at row {rows[0]}, "
@@ -394,13 +399,10 @@ def _choose(
     if not isinstance(wanted, float):
         named = _positions(wanted, shape)
         own, asked = (at[0].astype(np.int64) * shape[1] + at[1] for at in (observed, named))
-        order = np.argsort(own)
-        place = np.minimum(np.searchsorted(own, asked, sorter=order), own.size - 1)
-        found = order[place]
-        gone = own[found] != asked
+        found, gone = _found(own, asked)
         if gone.any():
             raise _not_observed(named[0][gone], named[1][gone])
-        return found.astype(np.int64)
+        return found
     count = round(wanted * rows.size)
     order = rng.permutation(rows.size)
     if keep_one:

@@ -23,7 +23,7 @@ from scipy import sparse
 
 from daskfactor.data.axes import Axis, Index, axes_of, factors_of, put_on_sides, refuse_doubles
 from daskfactor.data.bands import band_of
-from daskfactor.data.blocks import BlockedData
+from daskfactor.data.blocks import BlockedData, as_scipy
 from daskfactor.data.grid import Bands, Block, Grid, default_blocks, inverse
 from daskfactor.data.known import (
     Labels,
@@ -454,13 +454,7 @@ def _strip(part: BlockedData, rows: Index) -> Any:
     for number in np.unique(band):
         which = np.flatnonzero(band == number)
         view = band_of(part, True, int(number))
-        if isinstance(view, SparseBlock):
-            own: Any = sparse.csr_array(
-                (view.values, view.indices.astype(np.int64), view.indptr.astype(np.int64)),
-                (view.m, view.n),
-            )
-        else:
-            own = view.block
+        own = as_scipy(view) if isinstance(view, SparseBlock) else view.block
         found.append(own[place[which]])
         order = np.concatenate([order, which])
     whole: Any = (

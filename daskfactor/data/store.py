@@ -39,6 +39,7 @@ zarr's crc32c. Stores of version 0.1.0 have neither that nor ``arrays`` nor ``ch
 
 import contextlib
 import json
+import re
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
@@ -490,24 +491,10 @@ class StoreWriter:
             ) from error.__cause__
 
 
-FILES: Final = tuple(
-    f"{ending}{packing}"
-    for ending in (
-        ".csv",
-        ".tsv",
-        ".txt",
-        ".dat",
-        ".parquet",
-        ".pq",
-        ".mtx",
-        ".npz",
-        ".npy",
-        ".nc",
-        ".h5",
-    )
-    for packing in ("", ".gz", ".bz2", ".zst")
+_FILE: Final = re.compile(
+    r"\.(csv|tsv|txt|dat|parquet|pq|mtx|npz|npy|nc|h5)(\.(gz|bz2|zst))?$", re.IGNORECASE
 )
-"""How files end that are no folders."""
+"""Endings of files, which are no folders."""
 
 
 def zarr_kind(location: str) -> Kind | None:
@@ -523,7 +510,7 @@ def zarr_kind(location: str) -> Kind | None:
     location = absolute(location)
     if not is_url(location):
         restore(location)
-    elif location.lower().endswith(FILES):  # nothing is asked for in vain
+    elif _FILE.search(location):  # nothing is asked for in vain
         return None
     table = not is_url(location) and (Path(location) / "block_table").is_dir()
     if not is_url(location) and not _may_be_zarr(Path(location)):

@@ -446,63 +446,55 @@ def _block(
 
 
 class _Builder:
-    """Counts, moments and a checksum of a tensor, block by block."""
+    """Counts, sums and a checksum of a tensor, block by block."""
 
     def __init__(self, entries: Entries, grid: TensorGrid) -> None:
         self.entries, self.grid = entries, grid
         shape = (grid.blocks,) * len(grid.axes)
-        self.stored, self.unseen = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.total, self.low, self.high, self.whole = 0.0, math.inf, -math.inf, True
+        self.stored, self.missing = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.sums: list[float] = []
-        self.missing = [np.zeros(side.size, np.int64) for side in grid.axes]
-        self.seen = [np.zeros(side.size, np.int64) for side in grid.axes]
+        self.counts = [np.zeros(side.size, np.int64) for side in grid.axes]
         self.digest = hashlib.blake2b(digest_size=16)
         self.digest.update(repr((grid.axes, entries.unstored)).encode())
 
     def scan(self, block: tuple[int, ...], view: TensorBlock) -> None:
         """Add one block."""
-        known = ~np.isnan(view.values)
-        self.stored[block], self.unseen[block] = known.size, known.size - known.sum()
+        missing = np.isnan(view.values)
+        counted = missing if view.zeros else ~missing
+        self.stored[block], self.missing[block] = missing.size, missing.sum()
         slices = self.grid.slices(block)
         rows = np.repeat(np.arange(view.shape[0]), np.diff(view.indptr))
         for n, own in enumerate((rows, *view.indices)):
-            self.seen[n][slices[n]] += np.bincount(own[known], minlength=view.shape[n])
-            self.missing[n][slices[n]] += np.bincount(own[~known], minlength=view.shape[n])
-        values = view.values[known].astype(np.float64)
-        self.sums.append(float(values.sum()))
-        if values.size:
-            self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
-            self.whole = self.whole and bool((values == np.floor(values)).all())
+            self.counts[n][slices[n]] += np.bincount(own[counted], minlength=view.shape[n])
+        self.sums.append(float(view.values[~missing].astype(np.float64).sum()))
         for array in view.stored:
             self.digest.update(as_bytes(np.ascontiguousarray(array)))
 
     def finish(self, orders: tuple[Any, Any], dtype: Any) -> Known:
-        """What is known of the whole tensor."""
-        entries, grid = self.entries, self.grid
-        observed, counts = self.stored - self.unseen, self.seen
+        """Return what is known of the whole tensor."""
+        entries, grid, counts = self.entries, self.grid, self.counts
+        observed = self.stored - self.missing
+        values = entries.values[~np.isnan(entries.values)]
+        ends = [float(values.min()), float(values.max())] if values.size else [math.nan, math.nan]
         if entries.unstored == "zero":
-            observed = grid.areas - self.unseen
-            counts = [
-                grid.cells // own.size - missing
-                for own, missing in zip(self.seen, self.missing, strict=True)
-            ]
-            if observed.sum() > (self.stored - self.unseen).sum():
-                self.low, self.high = min(self.low, 0.0), max(self.high, 0.0)
+            observed = grid.areas - self.missing
+            counts = [grid.cells // missing.size - missing for missing in counts]
+            if observed.sum() > values.size:
+                ends = [float(np.fmin(ends[0], 0.0)), float(np.fmax(ends[1], 0.0))]
         statistics = Statistics(
             n_observed=observed,
             row_observed=counts[0],
             col_observed=np.concatenate(counts[1:]),
             total=math.fsum(self.sums),
-            minimum=self.low if observed.any() else math.nan,
-            maximum=self.high if observed.any() else math.nan,
-            is_integer=self.whole,
+            minimum=ends[0],
+            maximum=ends[1],
+            is_integer=bool((values == np.floor(values)).all()),
             fingerprint=f"{'x'.join(map(str, entries.shape))} {int(observed.sum())} "
             f"{self.digest.hexdigest()}",
             n_stored=self.stored,
         )
-        source = SourceInfo("tensor")
         layout = Layout(entries.unstored, *orders)
-        return Known(grid, _labels(entries), statistics, source, dtype, layout)
+        return Known(grid, _labels(entries), statistics, SourceInfo("tensor"), dtype, layout)
 
 
 def _labels(entries: Entries) -> Labels:
