@@ -39,7 +39,7 @@ from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Axes, Run, Trace, reads_here
+from daskfactor.results.trace import Run, Trace, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -169,7 +169,7 @@ def _held_out(asked: "_Asked", told: bool | None, seen: bool) -> bool:
     if told is not None:
         told = truth("held_out", told)
     about, kept = asked.run.data, _own_values(asked)
-    shape = about.get("shape", ()) if asked.axes is None else asked.axes.sizes
+    shape = about.get("shape", ()) if asked.run.axes is None else asked.run.axes.sizes
     whole = seen or "n_observed" not in about or about["n_observed"] == math.prod(shape)
     if kept is not None:
         unseen = int(np.isnan(kept).sum())
@@ -265,7 +265,7 @@ class _Asked(NamedTuple):
     """What is asked of which cells of a run; ``dispersion`` (chain, draw, cell), or 1 for any.
 
     ``cells`` are positions in the run; ``numbers`` those in the data, of a tensor in its first
-    unfolding; ``axes`` are those of a tensor.
+    unfolding.
     """
 
     run: Run
@@ -274,7 +274,6 @@ class _Asked(NamedTuple):
     mu: Lazy
     dispersion: Lazy
     numbers: tuple[NDArray[np.int64], NDArray[np.int64]]
-    axes: Axes | None
 
 
 def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
@@ -322,7 +321,7 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
     mu = _means(group, at)
     sizes = [whole if size > 1 else (1,) for size, whole in zip(phi.shape, mu.chunks, strict=True)]
     noise = from_array(phi, chunks=tuple(sizes))
-    return _Asked(run, at, law, mu, noise, numbers, axes)
+    return _Asked(run, at, law, mu, noise, numbers)
 
 
 def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
@@ -487,7 +486,7 @@ def _values(asked: _Asked, given: Any) -> tuple[NDArray[np.float64], bool]:
         if found.size != size:
             raise DataError(f"V has {found.size} values for {size} cells; pass one for each")
     else:
-        read = _of_matrix if asked.axes is None else _of_tensor
+        read = _of_matrix if asked.run.axes is None else _of_tensor
         (found, seen), advice = read(asked, given), "as V="
     missing = np.isnan(found)
     if missing.any():
@@ -539,7 +538,7 @@ def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
 
 def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
     """Entries of an array of the tensor's shape, and whether it has as many as the run's data."""
-    about, axes = asked.run.data, asked.axes
+    about, axes = asked.run.data, asked.run.axes
     assert axes is not None
     if set(getattr(V, "dims", ())) == set(axes.names):
         V = V.transpose(*axes.names)
