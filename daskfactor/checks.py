@@ -287,46 +287,8 @@ def cells_of_tensor(cells: Any, shape: Sequence[int]) -> Cells | None:
         f"cells of a tensor of shape {tuple(shape)} are a tuple of {len(shape)} integer arrays of "
         "equal length, or a boolean mask of that shape"
     )
-    if not (isinstance(cells, tuple) and len(cells) == len(shape)):
-        mask = np.asarray(cells)
-        if mask.dtype != np.bool_ or mask.shape != tuple(shape):
-            raise OptionError(f"{allowed}; got {_told(cells)}")
-        cells = np.nonzero(mask)
-    found = _positions(cells, shape, [f"axis {axis}" for axis in range(len(shape))], allowed)
-    if not found[0].size:
-        return None
-    return found[0], np.ravel_multi_index(found[1:], tuple(shape[1:]))
-
-
-def _positions(
-    cells: Sequence[Any], shape: Sequence[int], names: Sequence[str], allowed: str
-) -> list[NDArray[np.int64]]:
-    """Check lists of positions along each axis of an array, and return them as int64."""
-    found = []
-    for name, values, size in zip(names, cells, shape, strict=True):
-        index = np.atleast_1d(np.asarray(values))
-        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-            raise OptionError(f"{allowed}; got {name} of dtype {index.dtype}, shape {index.shape}")
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise OptionError(
-                f"{allowed}; positions of {name} must lie between 0 and {size - 1}, got "
-                f"{index.min()} to {index.max()}"
-            )
-        found.append(index.astype(np.int64))
-    sizes = [index.size for index in found]
-    if len({*sizes}) > 1:
-        raise OptionError(
-            f"{allowed}; {' and '.join(names)} must be equally many, got "
-            f"{' and '.join(map(str, sizes))}"
-        )
-    return found
-
-
-def _told(cells: Any) -> str:
-    if isinstance(cells, tuple):
-        return f"a tuple of {len(cells)}"
-    array = np.asarray(cells)
-    return f"an array of dtype {array.dtype} and shape {array.shape}"
+    first, *others = cells_at(cells, shape, [f"axis {n}" for n in range(len(shape))], allowed)
+    return (first, np.ravel_multi_index(others, tuple(shape[1:]))) if first.size else None
 
 
 def cell_positions(
@@ -335,7 +297,7 @@ def cell_positions(
     dims: Sequence[str],
     allowed: str,
     labels: Sequence[Any] = (None, None),
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> Cells:
     """Return rows and columns of the cells of a matrix that a mask or two lists name.
 
     Parameters
@@ -355,18 +317,56 @@ def cell_positions(
     OptionError
         For anything else, and for positions outside the matrix.
     """
-    if not (isinstance(cells, tuple) and len(cells) == 2):
-        named = hasattr(cells, "dims")
-        mask = mask_in_order(cells, dims, labels, allowed) if named else np.asarray(cells)
+    if hasattr(cells, "dims"):
+        cells = mask_in_order(cells, dims, labels, allowed)
+    rows, columns = cells_at(cells, shape, ("rows", "columns"), allowed)
+    return rows, columns
+
+
+def cells_at(
+    cells: Any, shape: Sequence[int], axes: Sequence[str], allowed: str
+) -> tuple[NDArray[np.int64], ...]:
+    """Return positions along each axis of the cells that a mask or lists name.
+
+    Parameters
+    ----------
+    cells
+        A boolean mask of the shape, or a tuple of integer arrays of equal length.
+    shape, axes
+        Of the array; names of its axes.
+    allowed
+        How a sentence about it begins.
+
+    Raises
+    ------
+    OptionError
+        For anything else, and for positions outside the array.
+    """
+    if not isinstance(cells, tuple) or len(cells) != len(shape):
+        if isinstance(cells, tuple):
+            raise OptionError(f"{allowed}; got a tuple of {len(cells)}")
+        mask = np.asarray(cells)
         if mask.dtype != np.bool_ or mask.shape != tuple(shape):
             raise OptionError(
                 f"{allowed}; got an array of dtype {mask.dtype} and shape {mask.shape}, "
                 f"V has shape {tuple(shape)}"
             )
-        rows, columns = np.nonzero(mask)
-        return rows.astype(np.int64), columns.astype(np.int64)
-    rows, columns = _positions(cells, shape, ("rows", "columns"), allowed)
-    return rows, columns
+        return tuple(at.astype(np.int64) for at in np.nonzero(mask))
+    found = []
+    for name, values, size in zip(axes, cells, shape, strict=True):
+        index = np.atleast_1d(np.asarray(values))
+        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+            raise OptionError(f"{allowed}; got {name} of dtype {index.dtype}, shape {index.shape}")
+        if index.size and not (index.min() >= 0 and index.max() < size):
+            raise OptionError(
+                f"{allowed}; positions of {name} must lie between 0 and {size - 1}, got "
+                f"{index.min()} to {index.max()}"
+            )
+        found.append(index.astype(np.int64))
+    if len({at.size for at in found}) > 1:
+        counts = " and ".join(str(at.size) for at in found)
+        raise OptionError(f"{allowed}; {', '.join(axes)} must be equally many, got {counts}")
+    return tuple(found)
 
 
 def warn(message: str, kind: type[Warning]) -> None:

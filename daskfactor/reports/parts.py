@@ -15,7 +15,8 @@ from daskfactor.plots import components as components_figure
 from daskfactor.plots import draw, plot_ranks
 from daskfactor.results.about import told as told_facts
 from daskfactor.results.components import SURE, Components, Factor, told_label, told_quantity
-from daskfactor.results.summary import TITLES, Summary, sections_of
+from daskfactor.results.series import TITLES
+from daskfactor.results.summary import Summary, sections_of
 from daskfactor.results.trace import Run
 from daskfactor.results.verdict import LIGHTS
 

@@ -21,8 +21,9 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.publish import check_free, publishing
 from daskfactor.results.align import align, sizes
 from daskfactor.results.components import factor_moments
+from daskfactor.results.noted import noted_of
 from daskfactor.results.schema import MOMENTS, component_labels
-from daskfactor.results.summary import judgement
+from daskfactor.results.summary import as_noted
 from daskfactor.results.trace import Run, Trace, reads_here
 
 Array = NDArray[Any]
@@ -250,7 +251,7 @@ def _of_trace(run: Run) -> Told:
     uns = _noted(run, sides)
     if together:
         uns["share"] = aligned.group("alignment")["share"].values[:count]
-    summary = judgement(run.tree, aligned.tree if together else None)
+    summary = as_noted(noted_of(run.tree), run.tree, aligned.tree if together else None)
     lights = getattr(summary, "lights", {})
     uns["convergence"] = {name: light.status for name, light in lights.items()}
     uns["convergence"]["verdict"] = summary.verdict

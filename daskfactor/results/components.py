@@ -289,7 +289,7 @@ def _over_draws(run: Run, name: str, chain: int) -> tuple[xr.DataArray, xr.DataA
     """Mean and variance over the draws of a chain; those without weight are not read."""
     draws, weights = run.posterior[name].isel(chain=chain), run.weights
     if draws.sizes["draw"] == 0:
-        raise OptionError("the run has no draws yet: resume it first")
+        raise OptionError("this run has no draws yet, and its moments need some; resume it first")
     mass = np.ones(draws.sizes["draw"]) if weights is None else weights[chain]
     kept = np.flatnonzero(mass > 0)
     if not kept.size:

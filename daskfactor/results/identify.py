@@ -20,7 +20,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.results.align import aligned_run, unit
-from daskfactor.results.components import Components, Factor, components_of
+from daskfactor.results.components import Factor, components_of
 from daskfactor.results.schema import MOMENTS
 from daskfactor.results.trace import Trace, each_weighted_draw, reads_here
 
@@ -88,7 +88,7 @@ def component_swaps(trace: Trace) -> xr.Dataset:
     found = components_of(run.tree)
     labels = run.posterior["component"].values
     at = [found.labels.index(label) for label in labels.tolist()]
-    widths = {name: _widths(found, name)[at] for name in ("W", "H")}
+    widths = {name: [_width(found.factor(name), k) for k in at] for name in ("W", "H")}
     return xr.Dataset(
         {
             "matched": (("component", "other"), mapped[:, :count] / total),
@@ -99,11 +99,6 @@ def component_swaps(trace: Trace) -> xr.Dataset:
         coords={"component": labels, "other": labels},
         attrs={"threshold": NEAR},
     )
-
-
-def _widths(found: Components, name: str) -> Array:
-    factor = found.factor(name)
-    return np.array([_width(factor, k) for k in range(len(found.labels))])
 
 
 def _width(factor: Factor, k: int) -> float:

@@ -94,7 +94,9 @@ def noted_of(tree: "xr.DataTree") -> Noted | None:
     if document is None or document["of"]["rules"] != RULES:
         return None
     own = imprint(tree)
-    return None if own is None or own != document["imprint"] else _noted(document)
+    if own is None or own != document["imprint"]:
+        return None
+    return Noted(document["measured"], document["summary"])
 
 
 def noted_at(
@@ -126,7 +128,7 @@ def noted_at(
             return None
         counts = counts_of(read_marker(view), nodes_of(root)["sample_stats/lp"]["shape"][0])
         if document["of"] == stamp(attrs, counts.draws) and intact(view.path, root, limit):
-            return attrs, _noted(document)
+            return attrs, Noted(document["measured"], document["summary"])
     return None
 
 
@@ -138,7 +140,3 @@ def _document(attrs: Mapping[Any, Any]) -> dict[str, Any] | None:
     except (KeyError, TypeError, ValueError):
         return None
     return found if whole else None
-
-
-def _noted(document: Mapping[str, Any]) -> Noted:
-    return Noted(*(document[name] for name in Noted._fields))

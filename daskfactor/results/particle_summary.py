@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskfactor.results.align import match, reference_from
 from daskfactor.results.diagnose import all_series
 from daskfactor.results.schema import STEIN
-from daskfactor.results.series import Series
+from daskfactor.results.series import TITLES, Series
 from daskfactor.results.trace import (
     Run,
     Weights,
@@ -25,14 +25,9 @@ from daskfactor.results.verdict import NEAR, SMALL_ERROR, Light
 
 Array = NDArray[np.float64]
 
-TITLES: Final = {
+PARTICLE_TITLES: Final = TITLES | {
     "density": "log density, objective",
-    "learnt": "sampled hyperparameters",
-    "balanced": "log density, balanced",
-    "product": "W H",
-    "scale": "size of W and of H",
     "component": "components, as found",
-    "aligned": "components, aligned",
 }
 POINT: Final = 0.9
 """Mass of one particle from which on the set is as good as a point estimate."""
@@ -219,5 +214,5 @@ def particle_lines(summary: xr.Dataset) -> list[str]:
         mean, sd, one = part[["mean", "sd", "one_particle"]].to_numpy()[widest]
         told = f"{one:.0%}" if np.isfinite(one) else "-"
         name = f"{part.index[widest]}, {len(part)}"
-        rows.append(f"{TITLES[str(kind)]:24}{mean:11.4g}{sd:11.3g}{told:>14}   {name}")
+        rows.append(f"{PARTICLE_TITLES[str(kind)]:24}{mean:11.4g}{sd:11.3g}{told:>14}   {name}")
     return [*lines, "", head, *rows]

@@ -16,7 +16,6 @@ is one of weight 1.
 import math
 from typing import Any, Final, NamedTuple
 
-import dask.array as da
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -28,21 +27,23 @@ from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
-from daskfactor.results.cellwise import BLOCK_BYTES, mu_of
+from daskfactor.results.cellwise import (
+    BLOCK_BYTES,
+    blockwise,
+    draws_of,
+    from_array,
+    map_blocks,
+    mu_of,
+)
 from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Axes, Run, Trace, factors_of, reads_here
+from daskfactor.results.trace import Run, Trace, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
 Lazy = Any  # dask.array.Array
-
-# dask's functions carry no types.
-blockwise: Final[Any] = da.blockwise
-map_blocks: Final[Any] = da.map_blocks
-from_array: Final[Any] = da.from_array
 
 CELLS: Final = (
     "cells are a pair (rows, columns) of integer positions, as monitor= and hold_out(...).cells "
@@ -53,8 +54,6 @@ HELD_OUT: Final = "held_out_log_likelihood"
 """Group of log densities of cells that a run has not seen: `arviz.loo` looks for another."""
 DISPERSIONS: Final = ("dispersion", "noise")
 """What the dispersion of an observation may be called among what is drawn."""
-GATHERED: Final = 2**22
-"""Entries of factors that are gathered for the cells of a block, of one draw."""
 
 
 @reads_here
@@ -170,7 +169,7 @@ def _held_out(asked: "_Asked", told: bool | None, seen: bool) -> bool:
     if told is not None:
         told = truth("held_out", told)
     about, kept = asked.run.data, _own_values(asked)
-    shape = about.get("shape", ()) if asked.axes is None else asked.axes.sizes
+    shape = about.get("shape", ()) if asked.run.axes is None else asked.run.axes.sizes
     whole = seen or "n_observed" not in about or about["n_observed"] == math.prod(shape)
     if kept is not None:
         unseen = int(np.isnan(kept).sum())
@@ -266,7 +265,7 @@ class _Asked(NamedTuple):
     """What is asked of which cells of a run; ``dispersion`` (chain, draw, cell), or 1 for any.
 
     ``cells`` are positions in the run; ``numbers`` those in the data, of a tensor in its first
-    unfolding; ``axes`` are those of a tensor.
+    unfolding.
     """
 
     run: Run
@@ -275,7 +274,6 @@ class _Asked(NamedTuple):
     mu: Lazy
     dispersion: Lazy
     numbers: tuple[NDArray[np.int64], NDArray[np.int64]]
-    axes: Axes | None
 
 
 def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
@@ -323,7 +321,7 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
     mu = _means(group, at)
     sizes = [whole if size > 1 else (1,) for size, whole in zip(phi.shape, mu.chunks, strict=True)]
     noise = from_array(phi, chunks=tuple(sizes))
-    return _Asked(run, at, law, mu, noise, numbers, axes)
+    return _Asked(run, at, law, mu, noise, numbers)
 
 
 def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
@@ -379,26 +377,12 @@ def _stacked_mask(mask: xr.DataArray, every: tuple[xr.DataArray, xr.DataArray]) 
 
 def _means(group: xr.Dataset, cells: tuple[xr.DataArray, xr.DataArray]) -> Lazy:
     """Mu of all draws at the cells, (chain, draw, cell), a block of draws and cells at a time."""
-    W, H = (factor.data for factor in factors_of(group))
-    (rows, row_at), (columns, column_at) = (
-        np.unique(at.values, return_inverse=True) for at in cells
-    )
-    W, H = W[:, :, rows], H[:, :, :, columns]
-    length = max(1, min(row_at.size, GATHERED // W.shape[3]))
-    draws = max(1, BLOCK_BYTES // (8 * max(length, W[0, 0].size, H[0, 0].size)))
-    # A random name: hashing the draws would read them all.
-    W, H = (
-        from_array(own, chunks=(1, draws, -1, -1), name=False)
-        if isinstance(own, np.ndarray)
-        else own.rechunk({1: min(draws, own.chunks[1][0]), 2: -1, 3: -1})
-        for own in (W, H)
-    )
+    draws = draws_of(group, cells)
     return blockwise(
         _block_of_means,
         "sdp",
-        *(W, "sdik", H, "sdkj"),
-        *(from_array(row_at.reshape(-1), chunks=length), "p"),
-        *(from_array(column_at.reshape(-1), chunks=length), "p"),
+        *(draws.W, "sdik", draws.H.rechunk({1: draws.W.chunks[1]}), "sdkj"),
+        *(draws.row_at, "p", draws.column_at, "p"),
         concatenate=True,
         dtype=np.float64,
         meta=np.empty((0, 0, 0)),
@@ -502,7 +486,7 @@ def _values(asked: _Asked, given: Any) -> tuple[NDArray[np.float64], bool]:
         if found.size != size:
             raise DataError(f"V has {found.size} values for {size} cells; pass one for each")
     else:
-        read = _of_matrix if asked.axes is None else _of_tensor
+        read = _of_matrix if asked.run.axes is None else _of_tensor
         (found, seen), advice = read(asked, given), "as V="
     missing = np.isnan(found)
     if missing.any():
@@ -554,7 +538,7 @@ def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
 
 def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
     """Entries of an array of the tensor's shape, and whether it has as many as the run's data."""
-    about, axes = asked.run.data, asked.axes
+    about, axes = asked.run.data, asked.run.axes
     assert axes is not None
     if set(getattr(V, "dims", ())) == set(axes.names):
         V = V.transpose(*axes.names)

@@ -36,7 +36,7 @@ from daskfactor.results.schema import (
 from daskfactor.results.selection import paired, select
 from daskfactor.results.stacks import stacks_of, unstacked, with_index
 from daskfactor.results.tensors import chosen
-from daskfactor.results.trace import Axes, Run, Trace, describes_run, reads_here
+from daskfactor.results.trace import Run, Trace, describes_run, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 
 Array = NDArray[Any]
@@ -129,7 +129,12 @@ def predict(
         run, columns = with_new(run, "H", columns)
         dims, cells = run.dims, select(run, rows, columns)
     else:
-        _refuse_columns(columns, run.axes)
+        if columns is not None:
+            raise OptionError(
+                "cells of a tensor are named by one tuple, predict(trace, "
+                f"({', '.join(run.axes.names)})), one array of places for each axis; leave columns "
+                "out"
+            )
         asked = chosen(run, run.axes, rows)
         run, cells, dims = asked.run, (asked.rows, asked.columns), ("cell", "cell")
     model, dispersion, of = _model_of(run, of, uncertainty)
@@ -172,14 +177,6 @@ def _with_units(result: xr.Dataset, run: Run) -> xr.Dataset:
         return result
     values = result.data_vars.items()
     return result.assign({name: own.assign_attrs(units=units) for name, own in values})
-
-
-def _refuse_columns(columns: Any, axes: Axes) -> None:
-    if columns is not None:
-        raise OptionError(
-            f"cells of a tensor are named by one tuple, predict(trace, ({', '.join(axes.names)})), "
-            "one array of places for each axis; leave columns out"
-        )
 
 
 def with_new(run: Run, name: str, new: Any) -> tuple[Run, Any]:

@@ -61,22 +61,15 @@ def paired(cells: tuple[xr.DataArray, xr.DataArray]) -> bool:
     return bool(set(cells[0].dims) & set(cells[1].dims))
 
 
-def stacked_keys(at: xr.DataArray) -> dict[str, NDArray[Any]] | None:
-    """Labels of each of the stacked dimensions, at what `select` found; None: none are stacked.
+def keys_of(at: xr.DataArray) -> Any:
+    """Return labels of what `select` found, None if there are none; by name where some are stacked.
 
-    What they are matched by, see `daskfactor.checks.match_labels`.
+    What rows and columns are matched by, see `daskfactor.checks.match_labels`.
     """
     names = at.attrs.get("levels", {})
-    known = names and all(name in at.coords for name in names)
-    if not known:
-        return None
+    if not names or any(name not in at.coords for name in names):
+        return at.indexes.get(at.dims[0])
     return {name: np.broadcast_to(at[name].values, max(1, at.size)) for name in names}
-
-
-def keys_of(at: xr.DataArray) -> Any:
-    """Labels of what `select` found, if any; of each dimension where some are stacked."""
-    stacked = stacked_keys(at)
-    return at.indexes.get(at.dims[0]) if stacked is None else stacked
 
 
 def _positions(run: Run, dim: str) -> xr.DataArray:

@@ -20,6 +20,17 @@ from daskfactor.results.verdict import RARE
 Array = NDArray[np.float64]
 
 DENSITIES: Final = ("lp", "log_likelihood", "objective")
+TITLES: Final = {
+    "density": "log density",
+    "balanced": "log density, balanced",
+    "learnt": "sampled hyperparameters",
+    "product": "W H",
+    "scale": "size of W and of H",
+    "part": "components in W, in H",
+    "component": "components, as drawn",
+    "aligned": "components, aligned",
+}
+"""Kinds of numbers, in words."""
 MANY: Final = 32
 """Entries that are followed of a hyperparameter that has more."""
 

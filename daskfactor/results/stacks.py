@@ -5,26 +5,19 @@ labels of each, those of places that were left out among them. Trees have a Mult
 """
 
 import json
-import math
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import chain
 from typing import Any, Final
 
-import dask.array as da
 import numpy as np
 import pandas as pd
 import xarray as xr
-from numpy.typing import NDArray
 
 from daskfactor.data.known import Stack
 from daskfactor.results.schema import tree_of
 
 STACKS: Final = "stacks"
 """Attribute of a tree: stacked dimensions by the user's names, as JSON."""
-
-map_blocks: Final[Any] = da.map_blocks
-concatenate: Final[Any] = da.concatenate
-full: Final[Any] = da.full
 
 
 def stacks_of(attrs: Mapping[Any, Any]) -> dict[str, Stack]:
@@ -100,87 +93,15 @@ def unstacked(values: xr.Dataset, dim: Any = None) -> xr.Dataset:
     """
     for one in _stacked(values) if dim is None else [dim]:
         index: Any = values.indexes[one]
-        sizes = tuple(len(level) for level in index.levels)
-        at: Any = np.ravel_multi_index(tuple(map(np.asarray, index.codes)), sizes)
-        order = np.argsort(at, kind="stable")
-        if (np.diff(order) < 0).any():
-            values, at = values.isel({one: order}), at[order]
-        others = [
-            n for n, of in values.coords.items() if one in of.dims and n not in (one, *index.names)
-        ]
-        levels = {
-            name: ((name,), level.to_numpy(), values[name].attrs)
-            for name, level in zip(index.names, index.levels, strict=True)
-        }
-        flat = values.drop_vars([one, *index.names])
-        spread = {
-            name: _spread(flat[name].variable, one, levels, at)
-            for name in flat.variables
-            if one in flat[name].dims
-        }
-        kept = flat.drop_vars(list(spread))
-        data = {name: of for name, of in spread.items() if name not in others}
-        values = kept.assign(data).assign_coords({n: spread[n] for n in others} | levels)[
-            list(flat.data_vars)
-        ]
+        codes = np.indices([len(level) for level in index.levels]).reshape(index.nlevels, -1)
+        places = pd.MultiIndex(index.levels, list(codes), names=index.names)
+        whole = xr.Dataset(coords=xr.Coordinates.from_pandas_multiindex(places, one))
+        flat, attrs = values, {name: values[name].attrs for name in index.names}
+        # Once for all places: unstack() by itself would take the dimension apart in two steps.
+        values = flat.reindex_like(whole).unstack(one)
+        for name in flat.variables.keys() - {one, *index.names}:
+            dims = (index.names if dim == one else [dim] for dim in flat[name].dims)
+            values[name] = values[name].transpose(*chain.from_iterable(dims))
+        for name, own in attrs.items():
+            values[name].attrs.update(own)
     return values
-
-
-def _spread(
-    variable: xr.Variable, dim: Any, levels: Mapping[Any, Any], at: NDArray[np.int64]
-) -> xr.Variable:
-    """A variable on the grid of the levels, of which it has the places ``at``, rising."""
-    shape = tuple(len(labels) for _, labels, _ in levels.values())
-    axis = variable.dims.index(dim)
-    dims = (*variable.dims[:axis], *levels, *variable.dims[axis + 1 :])
-    data = variable.data
-    dtype, fill = xr.core.dtypes.maybe_promote(data.dtype)
-    if len(at) == math.prod(shape):
-        dtype = data.dtype
-    if not isinstance(data, da.Array):
-        values = on_grid(np.asarray(data), axis=axis, at=at, shape=shape, kind=dtype, fill=fill)
-        return xr.Variable(dims, values, variable.attrs)
-    inner = math.prod(shape[1:])
-    count = min(shape[0], data.numblocks[axis])
-    lines = np.linspace(0, shape[0], count + 1).astype(int)
-    parts = []
-    for first, last in pairwise(lines.tolist()):
-        low, high = np.searchsorted(at, (first * inner, last * inner))
-        grid = (last - first, *shape[1:])
-        part = data[(slice(None),) * axis + (slice(int(low), int(high)),)].rechunk({axis: -1})
-        chunks = (*part.chunks[:axis], *((size,) for size in grid), *part.chunks[axis + 1 :])
-        if low == high:
-            parts.append(full([sum(own) for own in chunks], fill, dtype=dtype, chunks=chunks))
-            continue
-        parts.append(
-            map_blocks(
-                on_grid,
-                part,
-                axis=axis,
-                at=at[low:high] - first * inner,
-                shape=grid,
-                kind=dtype,
-                fill=fill,
-                drop_axis=axis,
-                new_axis=list(range(axis, axis + len(grid))),
-                chunks=chunks,
-                meta=np.empty((0,) * len(chunks), dtype),
-            )
-        )
-    return xr.Variable(dims, concatenate(parts, axis=axis), variable.attrs)
-
-
-def on_grid(
-    values: NDArray[Any],
-    *,
-    axis: int,
-    at: NDArray[np.int64],
-    shape: tuple[int, ...],
-    kind: Any,
-    fill: Any,
-) -> NDArray[Any]:
-    """Values along an axis at their places on a grid of this shape; ``fill`` elsewhere."""
-    before, after = values.shape[:axis], values.shape[axis + 1 :]
-    found = np.full((*before, math.prod(shape), *after), fill, kind)
-    found[(slice(None),) * axis + (at,)] = values
-    return found.reshape(*before, *shape, *after)

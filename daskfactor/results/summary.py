@@ -26,7 +26,7 @@ from daskfactor.results.noted import Noted, noted_at, noted_of
 from daskfactor.results.particle_summary import particle_lights, particle_lines, particle_series
 from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
-from daskfactor.results.series import Series, balanced_density
+from daskfactor.results.series import TITLES, Series, balanced_density
 from daskfactor.results.trace import Run, Trace, as_tree, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 from daskfactor.results.verdict import (
@@ -50,17 +50,6 @@ from daskfactor.results.verdict import (
 )
 
 Array = NDArray[np.float64]
-
-TITLES: Final = {
-    "density": "log density",
-    "balanced": "log density, balanced",
-    "learnt": "sampled hyperparameters",
-    "product": "W H",
-    "scale": "size of W and of H",
-    "part": "components in W, in H",
-    "component": "components, as drawn",
-    "aligned": "components, aligned",
-}
 
 SHOWN: Final = {
     "component": "sizes of components",
@@ -263,16 +252,12 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
         return judged(as_tree(trace), cells, random_seed)
     if isinstance(trace, str | PathLike) and (found := noted_at(trace)) and found[1].summary:
         return Summary.from_dict(found[1].summary)
-    return judgement(as_tree(trace))
-
-
-def judgement(tree: xr.DataTree, aligned: xr.DataTree | None = None) -> Summary:
-    """What the run of a tree has noted, or else a summary; ``aligned``: the tree, if known."""
-    return as_noted(noted_of(tree), tree, aligned)
+    tree = as_tree(trace)
+    return as_noted(noted_of(tree), tree)
 
 
 def as_noted(noted: Noted | None, tree: xr.DataTree, aligned: xr.DataTree | None = None) -> Summary:
-    """What has been noted of the run of a tree, or else a summary."""
+    """What has been noted of the run of a tree, or else a summary; ``aligned``: it, if known."""
     if noted is not None and noted.summary is not None:
         return Summary.from_dict(noted.summary)
     return judged(tree, aligned=aligned)

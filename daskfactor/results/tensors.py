@@ -198,7 +198,6 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
         raise OptionError(f"the tensor has no axis {name!r}; it has {', '.join(axes.names)}")
     n = axes.names.index(name)
     others = tuple(m for m in range(len(axes.names)) if m != n)
-    sizes = tuple(axes.sizes[m] for m in others)
     if "posterior" not in run:
         raise OptionError(
             "an unfolding of a tensor is of draws, and this run kept moments only; run again with "
@@ -212,15 +211,34 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
         rate_w=float(attrs["rate_h" if n else "rate_w"]), rate_h=float(attrs["rate_h"]),
         shape_w=float(attrs["shape_h" if n else "shape_w"]), shape_h=float(attrs["shape_h"]),
     ).to_dict()  # fmt: skip
-    shape = [axes.sizes[n], math.prod(sizes)]
-    place = {"shape": shape, "fingerprint": f"{run.data['fingerprint']} along {name}"}
-    told = {
-        "model": known,
-        "data": without_places(run.data) | place,
-        "run": run.document("run") | {"model": known},
+    data = {
+        "shape": [axes.sizes[n], math.prod(axes.sizes[m] for m in others)],
+        "fingerprint": f"{run.data['fingerprint']} along {name}",
     }
-    documents = {key: json.dumps(value) for key, value in told.items()}
-    return tree_of(groups, attrs | {"trace_id": f"{attrs['trace_id']}-{name}"} | documents)
+    return tree_of(groups, attrs_of_part(run, name, known, data))
+
+
+def attrs_of_part(
+    run: Run, name: str, model: dict[str, Any], data: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the attributes of a part of a run, as those of a run of one matrix alone.
+
+    Parameters
+    ----------
+    run
+        The whole.
+    name
+        Of the part.
+    model, data
+        Its model, and what is known of its data other than of the whole.
+    """
+    documents = {
+        "model": model,
+        "data": without_places(run.data) | data,
+        "run": run.document("run") | {"model": model},
+    }
+    texts = {key: json.dumps(value) for key, value in documents.items()}
+    return run.attrs | texts | {"trace_id": f"{run.attrs['trace_id']}-{name}"}
 
 
 def _along(group: xr.Dataset, axes: Axes, n: int, others: tuple[int, ...]) -> xr.Dataset:

@@ -63,9 +63,13 @@ def as_tree(trace: Any) -> xr.DataTree:
     if isinstance(trace, str | PathLike):
         return plain(open_run(trace))
     if isinstance(trace, xr.Dataset) and {"W", "H"} <= set(trace.data_vars):
+        kind = Run(trace).kind
+        said = ": its prediction is point['W'] @ point['H']"
+        if kind is not None:
+            said = f" and is of {kind}, whose factors W and H hold one after another"
         raise OptionError(
             "a trace has draws, and this is the point estimate of daskfactor.optimize, which has "
-            f"none{_prediction_of(trace)}; for intervals and alignment pass the result of "
+            f"none{said}; for intervals and alignment pass the result of "
             "daskfactor.sample"
         )
     raise OptionError(
@@ -115,14 +119,6 @@ def _with_dims(group: xr.Dataset) -> xr.Dataset:
     alone |= {name: own.expand_dims(dims) for name, own in per_chain.items()}
     group = group.drop_vars(list(alone)).expand_dims(taken).assign(alone)
     return group.transpose(*SAMPLE_DIMS, ..., missing_dims="ignore")
-
-
-def _prediction_of(point: xr.Dataset) -> str:
-    """Say how the data are predicted from a point estimate."""
-    kind = Run(point).kind
-    if kind is None:
-        return ": its prediction is point['W'] @ point['H']"
-    return f" and is of {kind}, whose factors W and H hold one after another"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.errors import DataError, OptionError
+from daskfactor.results.selection import paired
 from daskfactor.results.trace import Run
 
 Lazy = Any  # dask.array.Array
@@ -63,8 +64,7 @@ def variances(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any, me
     if given is None:
         weights = asarray(cast("xr.DataArray", run.observed("weights")).data)
         rows, columns = (np.atleast_1d(at.values) for at in cells)
-        paired = bool(set(cells[0].dims) & set(cells[1].dims))
-        own = weights.vindex[rows, columns] if paired else weights[rows][:, columns]
+        own = weights.vindex[rows, columns] if paired(cells) else weights[rows][:, columns]
         return own.map_blocks(_inverse, dtype=np.float64).rechunk(chunks)
     shape = tuple(at.size for at in cells if at.ndim)[: mean.ndim]
     try:

@@ -4,7 +4,6 @@ A run of a coupled model has the factors of one side behind one another, in unit
 matrix has mean 1; its attribute ``data`` says where each of them is (``placed``).
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.options import near_name
 from daskfactor.results.schema import CELL_INDICES, MOMENTS, MONITOR, WARMUP, tree_of
-from daskfactor.results.tensors import axis_factors, unfolding, without_places
+from daskfactor.results.tensors import attrs_of_part, axis_factors, unfolding
 from daskfactor.results.trace import Run, Trace
 
 COMPONENT = "component"
@@ -188,7 +187,7 @@ def _shares(run: Run, parts: Mapping[str, xr.DataArray]) -> xr.DataArray:
     means: Any = 1.0
     for dim, factor in parts.items():
         own = factor.rename({COMPONENT: ONE}).astype(np.float64)
-        both = both * (_gram(own, dim) / own.sizes[dim])
+        both = both * (xr.dot(own, own.rename({ONE: OTHER}), dim=dim) / own.sizes[dim])
         means = means * own.mean(dim)
     total = means.sum(ONE)
     explained = both.sum(OTHER) - means * total
@@ -209,12 +208,6 @@ def _noise(likelihood: Any, dispersion: float, level: Any, spread: Any) -> xr.Da
         likelihood.variance(level + side * step, dispersion) for side in (-1.0, 0.0, 1.0)
     )
     return xr.DataArray(at + 0.5 * spread * (high - 2 * at + low) / step**2, dims=("chain", "draw"))
-
-
-def _gram(factor: xr.DataArray, dim: str) -> xr.DataArray:
-    """Sums of products of any two components over rows, (k, l)."""
-    found: xr.DataArray = xr.dot(factor, factor.rename({ONE: OTHER}), dim=dim)
-    return found
 
 
 # -- places ---------------------------------------------------------------------------------
@@ -295,25 +288,16 @@ class _Place:
 
     def attrs(self) -> dict[str, Any]:
         """Attributes of the whole tree."""
-        attrs = {n: own for n, own in self.run.attrs.items() if not n.startswith("dispersion")}
-        model = self.model.to_dict()
-        data = without_places(self.run.data)
-        data |= {name: self.own[name] for name in ("n_observed", "mean", "unstored")}
-        level = self.unit if self.own["mean"] <= 0 else self.own["mean"]
-        data |= {"shape": self.sizes, "level": level}
-        data |= {"fingerprint": f"{data['fingerprint']} {self.name}", "name": self.name}
-        run = self.run.document("run") | {"model": model}
-        return (
-            attrs
-            | self.told
-            | ({UNSETTLED: 1} if self.learnt else {})
-            | {
-                "trace_id": f"{attrs['trace_id']}-{self.name}",
-                "model": json.dumps(model),
-                "data": json.dumps(data),
-                "run": json.dumps(run),
-            }
-        )
+        data = {name: self.own[name] for name in ("n_observed", "mean", "unstored")}
+        data |= {
+            "shape": self.sizes,
+            "level": self.unit if self.own["mean"] <= 0 else self.own["mean"],
+            "fingerprint": f"{self.run.data['fingerprint']} {self.name}",
+            "name": self.name,
+        }
+        attrs = attrs_of_part(self.run, self.name, self.model.to_dict(), data)
+        attrs = {name: own for name, own in attrs.items() if not name.startswith("dispersion")}
+        return attrs | self.told | ({UNSETTLED: 1} if self.learnt else {})
 
     def factors(self, group: xr.Dataset) -> xr.Dataset:
         """Draws or moments of both factors; what else is in the group and has no rows."""
