@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.derived import Shows
+from daskfactor.cli.verb_options import Shows
 from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def convert(
     ],
     reading: o.Reading,
     options: Annotated[
-        o.Given,
+        o.Arguments,
         Shows("convert", "shape", "balance", "dtype", "compression", "memory_limit"),
     ],
     overwrite: o.Overwrite = False,

@@ -9,9 +9,9 @@ import xarray as xr
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
     check_table,
+    in_style,
     new_figure,
     save,
-    styled,
     subplots,
     theme,
 )
@@ -25,7 +25,7 @@ MOST_BARS = 16
 """Bars of a histogram."""
 
 
-@styled
+@in_style
 def calibration_plot(
     calibration: xr.Dataset,
     most: int = 5,

@@ -105,7 +105,7 @@ def style() -> Any:
     )
 
 
-def styled(function: Callable[P, R]) -> Callable[P, R]:
+def in_style(function: Callable[P, R]) -> Callable[P, R]:
     """Have a function draw in the common style."""
 
     @wraps(function)

@@ -22,12 +22,12 @@ from daskfactor.plots.canvas import (
     component_titles,
     group,
     heaviest,
+    in_style,
     legend,
     new_figure,
     note_line,
     particle_names,
     short_label,
-    styled,
     subplots,
     theme,
     threshold_line,
@@ -242,7 +242,7 @@ def _stein(tree: xr.DataTree, distances: xr.DataArray) -> FloatArray | None:
     return np.asarray(matrix / root / root[:, None])
 
 
-@styled
+@in_style
 def top_entries_plot(
     top: xr.Dataset,
     components: Any = None,
@@ -365,7 +365,7 @@ def _legend(figure: "Figure | SubFigure", lists: int) -> None:
     legend(figure, handles, ncols=len(told), fontsize=NORMAL)
 
 
-@styled
+@in_style
 def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
     """Draw scores of all particles, class by class; a dotted line follows the best of each class.
 

@@ -16,9 +16,9 @@ from daskfactor.plots.canvas import (
     color_bar,
     component_titles,
     heaviest,
+    in_style,
     new_figure,
     particle_names,
-    styled,
     subplots,
     theme,
 )
@@ -48,7 +48,7 @@ def _stack(images: ArrayLike, name: str) -> FloatArray:
     return stack
 
 
-@styled
+@in_style
 def faces_panel(
     original: ArrayLike,
     erased: ArrayLike,

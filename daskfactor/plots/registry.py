@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from daskfactor.errors import OptionError
-from daskfactor.plots.canvas import P, styled
+from daskfactor.plots.canvas import P, in_style
 from daskfactor.results.components import with_names
 from daskfactor.results.trace import Trace, as_tree, is_particles
 
@@ -49,7 +49,7 @@ def figure(
     """List a function among the figures of a result, under a name."""
 
     def listed(function: Callable[P, "Figure"]) -> Callable[P, "Figure"]:
-        drawn = styled(function)
+        drawn = in_style(function)
         FIGURES[name] = Kind(drawn, particles)
         return drawn
 

@@ -14,10 +14,10 @@ from daskfactor.plots.canvas import (
     chain_colors,
     check_table,
     group,
+    in_style,
     legend,
     new_figure,
     save,
-    styled,
     subplots,
     theme,
     threshold_line,
@@ -183,7 +183,7 @@ def _cycles(ax: "Axes", what: str = "cycle") -> None:
     ax.yaxis.get_offset_text().set_fontsize(7)
 
 
-@styled
+@in_style
 def plot_ranks(
     table: xr.Dataset, path: str | PathLike[str] | None = None, overwrite: bool = False
 ) -> "Figure":
