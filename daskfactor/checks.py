@@ -283,43 +283,37 @@ def cells_of_tensor(cells: Any, shape: Sequence[int]) -> Cells | None:
     OptionError
         For anything else, and for places outside the tensor.
     """
-    allowed = (
-        f"cells of a tensor of shape {tuple(shape)} are a tuple of {len(shape)} integer arrays of "
-        "equal length, or a boolean mask of that shape"
-    )
     if not (isinstance(cells, tuple) and len(cells) == len(shape)):
         mask = np.asarray(cells)
         if mask.dtype != np.bool_ or mask.shape != tuple(shape):
-            raise OptionError(f"{allowed}; got {_told(cells)}")
+            raise OptionError(
+                f"cells of a tensor of shape {tuple(shape)} are a tuple of {len(shape)} integer "
+                f"arrays of equal length, or a boolean mask of that shape, got "
+                f"{_told(cells)}"
+            )
         cells = np.nonzero(mask)
-    found = _positions(cells, shape, [f"axis {axis}" for axis in range(len(shape))], allowed)
+    found = []
+    for axis, (values, size) in enumerate(zip(cells, shape, strict=True)):
+        index = np.atleast_1d(np.asarray(values))
+        index = index.astype(np.int64) if index.size == 0 else index
+        if index.ndim != 1 or index.dtype.kind not in "iu":
+            raise OptionError(
+                f"places along axis {axis} must be a list of whole numbers, got dtype "
+                f"{index.dtype}, shape {index.shape}"
+            )
+        if index.size and (index.min() < 0 or index.max() >= size):
+            raise OptionError(
+                f"places along axis {axis} must be from 0 to {size - 1}, got from {index.min()} "
+                f"to {index.max()}"
+            )
+        found.append(index.astype(np.int64))
+    if len({own.size for own in found}) > 1:
+        raise OptionError(
+            f"cells need as many places along each axis, got {[own.size for own in found]}"
+        )
     if not found[0].size:
         return None
     return found[0], np.ravel_multi_index(found[1:], tuple(shape[1:]))
-
-
-def _positions(
-    cells: Sequence[Any], shape: Sequence[int], names: Sequence[str], allowed: str
-) -> list[NDArray[np.int64]]:
-    """Check lists of positions along each axis of an array, and return them as int64."""
-    found = []
-    for name, values, size in zip(names, cells, shape, strict=True):
-        index = np.atleast_1d(np.asarray(values))
-        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
-            raise OptionError(f"{allowed}; got {name} of dtype {index.dtype}, shape {index.shape}")
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise OptionError(
-                f"{allowed}; positions of {name} must lie between 0 and {size - 1}, got "
-                f"{index.min()} to {index.max()}"
-            )
-        found.append(index.astype(np.int64))
-    sizes = [index.size for index in found]
-    if len({*sizes}) > 1:
-        raise OptionError(
-            f"{allowed}; {' and '.join(names)} must be equally many, got "
-            f"{' and '.join(map(str, sizes))}"
-        )
-    return found
 
 
 def _told(cells: Any) -> str:
@@ -365,8 +359,23 @@ def cell_positions(
             )
         rows, columns = np.nonzero(mask)
         return rows.astype(np.int64), columns.astype(np.int64)
-    rows, columns = _positions(cells, shape, ("rows", "columns"), allowed)
-    return rows, columns
+    found = []
+    for name, values, size in zip(("rows", "columns"), cells, shape, strict=True):
+        index = np.atleast_1d(np.asarray(values))
+        if index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+            raise OptionError(f"{allowed}; got {name} of dtype {index.dtype}, shape {index.shape}")
+        if index.size and not (index.min() >= 0 and index.max() < size):
+            raise OptionError(
+                f"{allowed}; positions of {name} must lie between 0 and {size - 1}, got "
+                f"{index.min()} to {index.max()}"
+            )
+        found.append(index.astype(np.int64))
+    if found[0].size != found[1].size:
+        raise OptionError(
+            f"{allowed}; rows and columns of a pair must be equally many, got {found[0].size} and "
+            f"{found[1].size}"
+        )
+    return found[0], found[1]
 
 
 def warn(message: str, kind: type[Warning]) -> None:
