@@ -384,6 +384,6 @@ def require(module: str, extra: str, what: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise OptionError(
-            f"{what} are read with {module}, which is not installed here: "
+            f"{what} need {module.partition('.')[0]}, which is not installed here: "
             f"run  pip install 'daskfactor[{extra}]'"
         ) from error

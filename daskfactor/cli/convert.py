@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.derived import Shows
+from daskfactor.cli.verb_options import Shows
 from daskfactor.publish import check_free
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def convert(
     ],
     reading: o.Reading,
     options: Annotated[
-        o.Given,
+        o.Arguments,
         Shows("convert", "shape", "balance", "dtype", "compression", "memory_limit"),
     ],
     overwrite: o.Overwrite = False,
@@ -119,10 +119,10 @@ def demo(
         daskfactor demo digits --missing 0.5 --overwrite
     """
     from daskfactor import demos
-    from daskfactor.plots.canvas import new_figure, save
+    from daskfactor.plots.canvas import save, style
 
     target, picture = store or f"{name}.zarr", output or Path(f"{name}.png")
-    new_figure(1, 1)  # whether matplotlib is there should be known before the work
+    style()  # whether matplotlib is there should be known before the work
     images = demos.load_faces() if name == "faces" else demos.load_digits()
     check_free(target, overwrite, lambda path: True)  # what is no run is refused later
     check_free(picture, overwrite)

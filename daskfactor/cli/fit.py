@@ -10,9 +10,9 @@ from typer import Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.derived import Shows
 from daskfactor.cli.output import write
 from daskfactor.cli.show import summary_of
+from daskfactor.cli.verb_options import Shows
 from daskfactor.errors import OptionError
 from daskfactor.publish import check_free
 
@@ -86,7 +86,7 @@ class Workers:
     store: Annotated[bool, Option("--store/--no-store", help="Whether the run writes a store.")] = (
         True
     )
-    executor: Annotated[o.Given, o.EXECUTOR]
+    executor: Annotated[o.Arguments, o.EXECUTOR]
     workers: Annotated[
         int | None, Option(min=1, help="Processes that share the work; 1 if left out.")
     ] = None
@@ -112,8 +112,8 @@ def fit(
     store: o.Store,
     n_components: o.Rank,
     law: Law,
-    chains: Annotated[o.Given, CHAINS],
-    blocks: Annotated[o.Given, Shows("as_blocks", "balance", "allow_empty", "dtype")],
+    chains: Annotated[o.Arguments, CHAINS],
+    blocks: Annotated[o.Arguments, Shows("as_blocks", "balance", "allow_empty", "dtype")],
     sampler: Sampler = "auto",
     overwrite: o.Overwrite = False,
 ) -> o.Answer:
@@ -156,8 +156,8 @@ def estimate_cost(
     matrix: o.Weighed,
     n_components: o.Rank,
     law: Law,
-    chains: Annotated[o.Given, CHAINS],
-    blocks: Annotated[o.Given, Shows("as_blocks", "balance", "dtype", "memory_limit")],
+    chains: Annotated[o.Arguments, CHAINS],
+    blocks: Annotated[o.Arguments, Shows("as_blocks", "balance", "dtype", "memory_limit")],
     place: Workers,
     sampler: Sampler = "auto",
 ) -> o.Answer:
@@ -188,10 +188,10 @@ def particles(
     store: o.Store,
     n_components: o.Components,
     pilots: Annotated[
-        o.Given,
+        o.Arguments,
         Shows("stein_posterior", "particles", "pilot"),
     ],
-    blocks: Annotated[o.Given, Shows("as_blocks", "dtype")],
+    blocks: Annotated[o.Arguments, Shows("as_blocks", "dtype")],
     beta: Annotated[
         float, Option(help="Divergence: 2 squared differences, 1 counts, 0 ratios.")
     ] = 2.0,
@@ -240,7 +240,7 @@ def particles(
 def resume(
     run: o.Run,
     place: o.OnDevice,
-    more: Annotated[o.Given, Shows("resume", "draws", "V")],
+    more: Annotated[o.Arguments, Shows("resume", "draws", "V")],
 ) -> o.Answer:
     """Go on with a run where it stopped: the draws that an unbroken run would have given.
 

@@ -22,7 +22,7 @@ from typer.models import OptionInfo
 
 from daskfactor.cli import convert, fit, predict, show
 from daskfactor.cli import options as o
-from daskfactor.cli.derived import Shows, option
+from daskfactor.cli.verb_options import Shows, option
 from daskfactor.cli.wording import in_shell
 from daskfactor.errors import (
     DaskfactorError,

@@ -16,7 +16,7 @@ from rich import box
 from rich.table import Table
 from typer import Argument, Option
 
-from daskfactor.cli.derived import Shows
+from daskfactor.cli.verb_options import Shows
 from daskfactor.errors import DaskfactorError, OptionError
 from daskfactor.markup import visible
 from daskfactor.urls import is_url
@@ -24,7 +24,7 @@ from daskfactor.urls import is_url
 Answer = tuple[Any, ...]
 """What a command returns: the values that ``--json`` prints, then text or tables for people."""
 
-Given = dict[str, Any]
+Arguments = dict[str, Any]
 """Values of the options that a table shows, by the names of parameters."""
 Keep = Literal["auto", "draws", "moments"]
 
@@ -169,13 +169,13 @@ class Reading:
 
     panel: ClassVar = READING_PANEL
 
-    reading: Annotated[Given, READING]
+    reading: Annotated[Arguments, READING]
     count: Annotated[
         bool,
         Option("--count", help="Of a table with a line for each entry: count the lines of a cell."),
     ] = False
 
-    def told(self) -> Given:
+    def told(self) -> Arguments:
         """Give the options as arguments of Python."""
         if not self.count:
             return self.reading
@@ -195,9 +195,9 @@ class Matrix(Reading):
 class Weighed(Matrix):
     """The same, and what its cells count for."""
 
-    weighing: Annotated[Given, WEIGHING]
+    weighing: Annotated[Arguments, WEIGHING]
 
-    def told(self) -> Given:
+    def told(self) -> Arguments:
         """Give the options as arguments of Python."""
         own = {k: _cellwise(text) for k, text in self.weighing.items() if text is not None}
         return super().told() | own
@@ -224,17 +224,17 @@ class Place:
 
     panel: ClassVar = RUNNING_PANEL
 
-    executor: Annotated[Given, EXECUTOR]
+    executor: Annotated[Arguments, EXECUTOR]
     scheduler: Scheduler = None
     cluster: Cluster = None
     quiet: Quiet = False
 
-    def told(self) -> Given:
+    def told(self) -> Arguments:
         """Give the options as arguments of Python, but for the cluster."""
         return {"progressbar": not self.quiet, **self.executor}
 
     @contextmanager
-    def running(self, store: str | None = None, new: bool = True) -> Iterator[Given]:
+    def running(self, store: str | None = None, new: bool = True) -> Iterator[Arguments]:
         """Yield the arguments that a verb takes; after Ctrl-C, say how to go on with its store."""
         with resumable(store, new), self._client() as client:
             yield {**self.told(), "client": client}
@@ -295,9 +295,9 @@ class Seeded(Place):
 class OnDevice(Place):
     """Where a command does its work that may do it on a GPU."""
 
-    device: Annotated[Given, Shows("sample", "device", panel=RUNNING_PANEL)]
+    device: Annotated[Arguments, Shows("sample", "device", panel=RUNNING_PANEL)]
 
-    def told(self) -> Given:
+    def told(self) -> Arguments:
         """Give the options as arguments of Python, but for the cluster."""
         return {**super().told(), **self.device}
 

@@ -6,8 +6,8 @@ from typer import Option
 
 import daskfactor as dfac
 from daskfactor.cli import options as o
-from daskfactor.cli.derived import Shows
 from daskfactor.cli.output import Cells, Output
+from daskfactor.cli.verb_options import Shows
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -17,7 +17,7 @@ def predict(
     run: o.Run,
     cells: Cells,
     output: Output,
-    options: Annotated[o.Given, Shows("predict", "interval", "of")],
+    options: Annotated[o.Arguments, Shows("predict", "interval", "of")],
 ) -> o.Answer | None:
     """Predict cells: posterior mean, standard deviation and interval, observed or not.
 
@@ -43,7 +43,7 @@ def recommend(
     cells: Cells,
     output: Output,
     options: Annotated[
-        o.Given,
+        o.Arguments,
         Shows("recommend", "n", "exclude", "by", "interval", "memory_limit"),
     ],
     quiet: o.Quiet = False,
@@ -72,7 +72,7 @@ def transform(
     matrix: o.Weighed,
     place: o.SeededOnDevice,
     output: Output,
-    options: Annotated[o.Given, Shows("transform", "axis", "draws")],
+    options: Annotated[o.Arguments, Shows("transform", "axis", "draws")],
     keep_draws: Annotated[
         bool,
         Option(

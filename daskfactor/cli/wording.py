@@ -4,7 +4,7 @@ import re
 from collections.abc import Container
 from typing import Final
 
-from daskfactor.cli.derived import METAVARS, flags
+from daskfactor.cli.verb_options import METAVARS, flags
 
 COMMANDS: Final = {
     "resume": "daskfactor resume {run}",

@@ -8,13 +8,12 @@ import xarray as xr
 
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
-    NORMAL,
     check_table,
-    headline,
+    in_style,
     new_figure,
     save,
+    subplots,
     theme,
-    tidy,
 )
 from daskfactor.results.ranks import band
 
@@ -26,6 +25,7 @@ MOST_BARS = 16
 """Bars of a histogram."""
 
 
+@in_style
 def calibration_plot(
     calibration: xr.Dataset,
     most: int = 5,
@@ -78,11 +78,11 @@ def calibration_plot(
     if not count:
         raise OptionError("no quantity has draws enough to be ranked among; calibrate with more")
     figure = new_figure(max(2.1 * count, 4.0), 3.6)
-    axes = figure.subplots(2, count, squeeze=False, sharey="row", height_ratios=(3, 2))
+    axes = subplots(figure, 2, count, sharey="row", height_ratios=(3, 2))
     for number, (above, below) in enumerate(axes.T):
         _panel(above, below, shown.isel(quantity=number))
-    axes[0, 0].set_ylabel("over uniform", fontsize=NORMAL)
-    axes[1, 0].set_ylabel("ECDF - uniform", fontsize=NORMAL)
+    axes[0, 0].set_ylabel("over uniform")
+    axes[1, 0].set_ylabel("ECDF - uniform")
     return save(figure, path, overwrite)
 
 
@@ -97,14 +97,13 @@ def _panel(above: "Axes", below: "Axes", one: xr.Dataset) -> None:
     middle = (np.arange(bars) + 0.5) / bars
     outside = (seen < low) | (seen > high)
     above.bar(middle, seen, 0.85 / bars, color=np.where(outside, theme().warn, theme().accent))
-    headline(above, f"{one['quantity'].item()}, p {float(one['p']):.2g}")
+    above.set_title(f"{one['quantity'].item()}, p {float(one['p']):.2g}")
     at = np.arange(1, levels + 1) / (levels + 1)
     share = np.bincount(ranks, minlength=levels + 1).cumsum()[:-1] / ranks.size
     lower, upper = band(ranks.size, levels)
     below.fill_between(at, lower - at, upper - at, color=theme().quiet, alpha=0.45, lw=0)
     below.axhline(0.0, color=theme().ink, lw=0.5)
     below.step(at, share - at, where="post", color=theme().accent, lw=1.1)
-    below.set_xlabel("rank over draws", fontsize=NORMAL)
+    below.set_xlabel("rank over draws")
     for ax in (above, below):
-        tidy(ax)
         ax.set_xlim(0, 1)

@@ -3,15 +3,17 @@
 And what several of them have in common: titles, labels, bars of colors, names of particles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from daskfactor.checks import require
 from daskfactor.errors import OptionError
 from daskfactor.publish import publishing
 from daskfactor.results.components import component_title, told_label
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+P = ParamSpec("P")
+R = TypeVar("R")
 FloatArray = NDArray[np.float64]
 
 SMALL, NORMAL, LARGE = 8, 9, 10
@@ -70,25 +74,69 @@ def theme() -> Theme:
     return DARK if np.mean(to_rgb(ground)) < 0.5 else LIGHT
 
 
-def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of the given size in inches.
-
-    Made without pyplot, so that no window opens, nothing stays registered globally and no
-    display is needed.
+def style() -> Any:
+    """Return a context in which matplotlib has the sizes and colors of all figures.
 
     Raises
     ------
     OptionError
         If matplotlib is not installed.
     """
-    try:
-        from daskfactor.plots.shown import Shown
-    except ImportError as error:
-        raise OptionError(
-            "figures need matplotlib, which is not installed here: "
-            "run  pip install 'daskfactor[plots]'"
-        ) from error
+    matplotlib = require("matplotlib", "plots", "figures")
+    colors = theme()
+    return matplotlib.rc_context(
+        {
+            "axes.edgecolor": colors.quiet,
+            "axes.labelcolor": colors.ink,
+            "axes.labelsize": NORMAL,
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "axes.titlecolor": colors.ink,
+            "axes.titlelocation": "left",
+            "axes.titlesize": LARGE,
+            "figure.titlesize": LARGE,
+            "font.size": SMALL,
+            "legend.fontsize": SMALL,
+            "legend.frameon": False,
+            "text.color": colors.ink,
+            "xtick.labelsize": SMALL,
+            "ytick.labelsize": SMALL,
+        }
+    )
+
+
+def in_style(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function draw in the common style."""
+
+    @wraps(function)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        with style():
+            return function(*args, **kwargs)
+
+    return drawn
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of the given size in inches.
+
+    Made without pyplot, so that no window opens, nothing stays registered globally and no
+    display is needed.
+    """
+    from daskfactor.plots.shown import Shown
+
     return Shown(figsize=(width, height), layout="constrained")
+
+
+def subplots(target: "Figure | SubFigure", rows: int, columns: int, **options: Any) -> Any:
+    """Divide a figure into axes, whose ticks are small.
+
+    Ticks are made when a figure is written, which is outside of `style`.
+    """
+    axes: Any = target.subplots(rows, columns, squeeze=False, **options)
+    colors = theme()
+    for ax in axes.flat:
+        ax.tick_params(labelsize=SMALL, labelcolor=colors.ink, length=2, color=colors.quiet)
+    return axes
 
 
 def group(tree: xr.DataTree, name: str) -> xr.Dataset:
@@ -127,20 +175,6 @@ def chain_colors(count: int) -> list[str]:
     return [palette[index % len(palette)] for index in range(count)]
 
 
-def tidy(ax: "Axes", labelsize: float = SMALL) -> None:
-    """Take the frame above and to the right away, and make ticks small."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(theme().quiet)
-    ax.tick_params(labelsize=labelsize, colors=theme().ink, length=2, color=theme().quiet)
-    for offset in (ax.xaxis.get_offset_text(), ax.yaxis.get_offset_text()):
-        offset.set_fontsize(labelsize)
-
-
-def headline(ax: "Axes", text: str, size: float = LARGE) -> None:
-    """Write what an axes shows above its left end."""
-    ax.set_title(text, loc="left", fontsize=size, color=theme().ink)
-
-
 def bare(ax: "Axes", *, frame: bool = False) -> None:
     """Take the ticks away, and the frame unless it is to stay."""
     ax.set_xticks([])
@@ -153,14 +187,12 @@ def color_bar(figure: "Figure | SubFigure", image: Any, ax: Any, told: str, **op
     bar = figure.colorbar(image, ax=ax, **options)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL, length=2, colors=theme().ink)
-    bar.ax.yaxis.get_offset_text().set_fontsize(SMALL)
-    bar.set_label(told, fontsize=SMALL, color=theme().ink)
+    bar.set_label(told, fontsize=SMALL)
 
 
 def legend(figure: "Figure | SubFigure", handles: Any = None, **options: Any) -> None:
     """Say what lines and colors are, outside the axes: inside it would cover them."""
-    look: dict[str, Any] = {"loc": "outside lower center", "fontsize": SMALL, "frameon": False}
-    figure.legend(handles=handles, **look | options)
+    figure.legend(handles=handles, **{"loc": "outside lower center"} | options)
 
 
 def note_line(ax: "Axes", level: float, told: str, color: str, **line: Any) -> None:
@@ -173,7 +205,6 @@ def note_line(ax: "Axes", level: float, told: str, color: str, **line: Any) -> N
         xytext=(0, 3),
         textcoords="offset points",
         ha="right",
-        fontsize=SMALL,
         color=color,
         bbox={"facecolor": ax.get_facecolor(), "alpha": 0.8, "lw": 0, "pad": 1.0},
     )

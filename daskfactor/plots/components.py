@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from daskfactor.checks import one_of, whole_number
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
-    LARGE,
     NORMAL,
     SMALL,
-    headline,
     new_figure,
     short_label,
+    subplots,
     theme,
-    tidy,
 )
 from daskfactor.plots.panels import (
     height_over_width,
@@ -42,7 +40,6 @@ from daskfactor.results.components import (
 from daskfactor.results.trace import Trace, as_tree
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
 Shape = tuple[int, int] | None
@@ -118,14 +115,13 @@ def components(
     heights = [_LINES.get(side.kind, 0.9) for side in sides]
     target = new_figure(9.0, max(heights) * count + 0.9) if figure is None else figure
     widths = [_WIDTHS.get(side.kind, 3.4) for side in sides]
-    axes: NDArray[np.object_] = target.subplots(
-        count, 3, squeeze=False, width_ratios=(1.0, *widths)
-    )
+    axes = subplots(target, count, 3, width_ratios=(1.0, *widths))
     for k, told in enumerate(_told(found)[:count]):
-        _write(axes[k, 0], told)
+        axes[k, 0].set_axis_off()
+        axes[k, 0].text(1.0, 0.5, told, ha="right", va="center")
     for column, (factor, side) in enumerate(zip((found.W, found.H), sides, strict=True), 1):
         _draw_column(target, axes[:, column], factor, side)
-        headline(axes[0, column], f"{factor.name}: {_values(found, factor)}", NORMAL)
+        axes[0, column].set_title(f"{factor.name}: {_values(found, factor)}", fontsize=NORMAL)
     return target.get_figure(root=True)
 
 
@@ -141,12 +137,6 @@ def _draw_column(target: Any, axes: NDArray[np.object_], factor: Factor, side: S
         elif side.kind != "names":
             ax.sharex(axes[-1])
             ax.tick_params(labelbottom=False)
-
-
-def _write(ax: "Axes", told: str) -> None:
-    """Write text into an axes of its own."""
-    ax.set_axis_off()
-    ax.text(1.0, 0.5, told, ha="right", va="center", fontsize=SMALL, color=theme().ink)
 
 
 def _sides(found: Components, image_shape: Shape, show: Show) -> tuple[Side, Side]:
@@ -249,7 +239,7 @@ def overview(
         trace_plot(found, figure=upper)
         components(found, image_shape, count, show=show, figure=lower)
     if title:
-        whole.suptitle(title, fontsize=LARGE, color=theme().ink)
+        whole.suptitle(title)
     return whole
 
 
@@ -298,7 +288,7 @@ def top_entries(
     shown = found.factor(factor)
     side = side_of(shown, show={shown.dim: "names"})
     entries = min(whole_number("entries", entries, 1), shown.mean.shape[1])
-    return _grid(found, shown, side, count, (3, 3.0, 0.19 * entries + 0.75), figure, entries)
+    return _grid(found, shown, side, count, (3.0, 0.19 * entries + 0.75), figure, entries)
 
 
 @figure("curves")
@@ -341,7 +331,7 @@ def curves(
     """
     found = components_of(result)
     shown, side = _fitting(found, _checked(factor), None, ("time", "curve"), "curves")
-    return _grid(found, shown, side, count, (3, 3.0, 1.7), figure)
+    return _grid(found, shown, side, count, (3.0, 1.7), figure)
 
 
 @figure("maps")
@@ -389,23 +379,14 @@ def maps(
     shown, side = _fitting(found, _checked(factor), image_shape, ("map", "picture"), "maps")
     tall = 1.8 * min(max(height_over_width(side), 0.4), 1.6) + 0.25
     lines = 1 if shown.variance is None else 2
-    chosen = min(whole_number("count", count, 1), len(found.labels))
-    across = min(4, chosen)
-    bands = ceil(chosen / across)
-    size = 2.4 * across + 0.4, (tall * lines + 0.4) * bands + 0.4
-    target = new_figure(*size) if figure is None else figure
-    axes: NDArray[np.object_] = target.subplots(bands * lines, across, squeeze=False)
-    for k in range(bands * across):
-        band, column = divmod(k, across)
-        pair = axes[band * lines : (band + 1) * lines, column]
-        if k >= chosen:
-            for ax in pair:
-                ax.set_axis_off()
-            continue
+    count = min(whole_number("count", count, 1), len(found.labels))
+    target, cells = _cells(count, 4, (2.4, tall * lines + 0.4), (0.4, 0.4), figure, lines)
+    for k, pair in enumerate(cells):
         _map_pair(target, pair, found, shown, side, k)
         for ax in pair:
-            name_map(ax, side, left=column == 0, bottom=k + across >= chosen and ax is pair[-1])
-    _title(target, f"{shown.name}: {_values(found, shown)}, by {side.dim}")
+            last = k + 4 >= count and ax is pair[-1]
+            name_map(ax, side, left=k % 4 == 0, bottom=last)
+    target.suptitle(f"{shown.name}: {_values(found, shown)}, by {side.dim}")
     return target.get_figure(root=True)
 
 
@@ -417,7 +398,7 @@ def _map_pair(target: Any, pair: Any, found: Components, shown: Factor, side: Si
     for ax, (one, nonnegative, told) in zip(pair, values, strict=True):
         image = picture(ax, one, side, nonnegative)
         scale_beside(target, ax, image)
-        headline(ax, told, SMALL)
+        ax.set_title(told, fontsize=SMALL)
 
 
 @figure("shares")
@@ -456,11 +437,11 @@ def shares(
     known = found.present is not None
     size = 7.0 if known else 4.5, 0.19 * count + 1.1
     target = new_figure(*size) if figure is None else figure
-    axes = target.subplots(1, 2 if known else 1, squeeze=False, sharey=True)[0]
+    axes = subplots(target, 1, 2 if known else 1, sharey=True)[0]
     at = np.arange(count)
     axes[0].barh(at, 100 * found.weight[:count], height=0.72, color=colors.accent)
-    axes[0].set_xlabel("of the data (%)", fontsize=NORMAL, color=colors.ink)
-    headline(axes[0], "what a component carries")
+    axes[0].set_xlabel("of the data (%)")
+    axes[0].set_title("what a component carries")
     if found.present is not None and found.present_by_chain is not None:
         each = 100 * found.present_by_chain[:, :count]
         axes[1].barh(at, 100 * found.present[:count], height=0.72, color=colors.quiet)
@@ -470,13 +451,11 @@ def shares(
                     own, at + beside, "o", ms=3.5, color=colors.accent, clip_on=False, zorder=4
                 )
         axes[1].set_xlim(0, 100)
-        axes[1].set_xlabel("of the draws (%)", fontsize=NORMAL, color=colors.ink)
+        axes[1].set_xlabel("of the draws (%)")
         dots = "; a dot is a chain" if len(each) > 1 else ""
-        headline(axes[1], f"where it is found{dots}")
+        axes[1].set_title(f"where it is found{dots}")
     axes[0].set_yticks(at, [short_label(title) for title in found.titles[:count]])
     axes[0].set_ylim(count - 0.4, -0.6)
-    for ax in axes:
-        tidy(ax)
     return target.get_figure(root=True)
 
 
@@ -519,34 +498,39 @@ def _grid(
     shown: Factor,
     side: Side,
     count: int,
-    sizes: tuple[int, float, float],
+    size: tuple[float, float],
     figure: Any,
     names: int = _LISTED,
 ) -> "Figure":
     """One factor, a panel for each component."""
     count = min(whole_number("count", count, 1), len(found.labels))
-    across, width, height = min(sizes[0], count), *sizes[1:]
-    lines = ceil(count / across)
-    target = new_figure(width * across, height * lines + 0.5) if figure is None else figure
-    axes: Any = target.subplots(lines, across, squeeze=False)
-    for k, ax in enumerate(axes.flat):
-        if k >= count:
-            ax.set_axis_off()
-            continue
+    target, cells = _cells(count, 3, size, (0.0, 0.5), figure)
+    for k, (ax,) in enumerate(cells):
         panel(ax, shown, side, k, names)
-        headline(ax, _short(found, k), NORMAL)
+        ax.set_title(_short(found, k), fontsize=NORMAL)
         if side.kind != "names":
             name_axis(ax, side)
-            if k + across < count:
+            if k + 3 < count:
                 ax.set_xlabel("")
-    _title(target, f"{shown.name}: {_values(found, shown)}, by {side.label}; {_spread(shown)}")
+    spread = "no interval" if shown.variance is None else f"{INTERVAL:.0%} intervals"
+    target.suptitle(f"{shown.name}: {_values(found, shown)}, by {side.label}; {spread}")
     return target.get_figure(root=True)
 
 
-def _spread(shown: Factor) -> str:
-    """What bands and whiskers are."""
-    return "no interval" if shown.variance is None else f"{INTERVAL:.0%} intervals"
-
-
-def _title(target: "Figure | SubFigure", told: str) -> None:
-    target.suptitle(told, fontsize=LARGE, color=theme().ink)
+def _cells(
+    count: int,
+    across: int,
+    size: tuple[float, float],
+    margin: tuple[float, float],
+    figure: Any,
+    lines: int = 1,
+) -> tuple["Figure | SubFigure", Any]:
+    """Return a figure and its cells of a few axes below each other, a cell for a component."""
+    across = min(across, count)
+    bands = ceil(count / across)
+    target = figure or new_figure(size[0] * across + margin[0], size[1] * bands + margin[1])
+    axes = subplots(target, bands * lines, across)
+    cells = axes.reshape(bands, lines, across).swapaxes(1, 2).reshape(-1, lines)
+    for ax in cells[count:].flat:
+        ax.set_axis_off()
+    return target, cells[:count]

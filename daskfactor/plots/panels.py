@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.plots.canvas import NORMAL, SMALL, bare, color_bar, short_label, theme, tidy
+from daskfactor.plots.canvas import SMALL, bare, color_bar, short_label, theme
 from daskfactor.plots.sides import Side
 from daskfactor.results.components import Factor
 
@@ -57,7 +57,6 @@ def curve(ax: "Axes", factor: Factor, side: Side, component: int) -> None:
     _from_zero(ax, factor, mean, found, zorder=0)
     if at.size > 1:
         ax.set_xlim(at[0], at[-1])
-    tidy(ax)
 
 
 def bars(ax: "Axes", factor: Factor, component: int) -> None:
@@ -69,7 +68,6 @@ def bars(ax: "Axes", factor: Factor, component: int) -> None:
         ax.vlines(at, *found, color=theme().ink, lw=1.0)
     _from_zero(ax, factor, mean, found)
     ax.set_xlim(-0.6, mean.size - 0.4)
-    tidy(ax)
 
 
 def entries(ax: "Axes", factor: Factor, side: Side, component: int, count: int) -> None:
@@ -83,7 +81,6 @@ def entries(ax: "Axes", factor: Factor, side: Side, component: int, count: int) 
     ax.set_yticks(at, [short_label(side.names[entry]) for entry in best])
     ax.set_ylim(best.size - 0.4, -0.6)
     _from_zero(ax, factor, mean, found, upright=False)
-    tidy(ax)
     ax.tick_params(axis="y", length=0)
     ax.locator_params(axis="x", nbins=4)
 
@@ -120,7 +117,6 @@ def picture(
         ratio = height_over_width(side) * float(np.ptp(columns)) / float(np.ptp(rows))
         ax.set_aspect(ratio)
     bare(ax, frame=True)
-    ax.spines[:].set_color(theme().quiet)
     return image
 
 
@@ -140,7 +136,7 @@ def height_over_width(side: Side) -> float:
 
 def name_axis(ax: "Axes", side: Side) -> None:
     """Write below an axis what it is, and its labels or numbers."""
-    ax.set_xlabel(side.label, fontsize=NORMAL, color=theme().ink)
+    ax.set_xlabel(side.label)
     if side.kind == "bars":
         told = [short_label(name, 16) for name in side.names]
         upright = max(map(len, told)) * len(told) > 36
@@ -152,7 +148,6 @@ def name_axis(ax: "Axes", side: Side) -> None:
         ax.xaxis.set_major_locator(locator)
         written: Any = ConciseDateFormatter(locator, offset_formats=_YEARS)  # type: ignore[no-untyped-call]
         ax.xaxis.set_major_formatter(written)
-        ax.xaxis.get_offset_text().set_fontsize(SMALL)
 
 
 def name_map(ax: "Axes", side: Side, *, left: bool, bottom: bool, ticks: int = 4) -> None:
@@ -162,10 +157,7 @@ def name_map(ax: "Axes", side: Side, *, left: bool, bottom: bool, ticks: int = 4
         return
     from matplotlib.ticker import MaxNLocator
 
-    tidy(ax)
-    ax.spines[:].set_visible(True)
-    ax.spines[:].set_color(theme().quiet)
     for axis, shown, name in ((ax.xaxis, bottom, grid.names[1]), (ax.yaxis, left, grid.names[0])):
         if shown:
             axis.set_major_locator(MaxNLocator(ticks))
-            axis.set_label_text(name, fontsize=SMALL, color=theme().ink)
+            axis.set_label_text(name, fontsize=SMALL)

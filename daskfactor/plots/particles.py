@@ -21,16 +21,16 @@ from daskfactor.plots.canvas import (
     color_bar,
     component_titles,
     group,
-    headline,
     heaviest,
+    in_style,
     legend,
     new_figure,
     note_line,
     particle_names,
     short_label,
+    subplots,
     theme,
     threshold_line,
-    tidy,
 )
 from daskfactor.plots.registry import figure
 from daskfactor.results.align import component_positions
@@ -97,20 +97,20 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     stats = group(run.tree, "sample_stats").sel(chain=mass["chain"], draw=mass["draw"])
     fit = next((name for name in ("objective", "lp") if name in stats), None)
     target = new_figure(7.2, 4.6 if fit else 2.6) if figure is None else figure
-    axes = target.subplots(2 if fit else 1, 1, sharex=True, squeeze=False)[:, 0]
+    axes = subplots(target, 2 if fit else 1, 1, sharex=True)[:, 0]
     at = np.arange(order.size)
     colors = np.where(values[order] > 0, theme().accent, theme().quiet).tolist()
     axes[0].bar(at, values[order], width=0.8, color=theme().accent)
     note_line(axes[0], 1 / at.size, f"equal masses, 1/{at.size}", theme().ink, lw=0.8, ls=":")
     told = f"mass, spread as far as over {effective_number(values):.1f} particles of equal mass"
-    headline(axes[0], told)
-    axes[0].set_ylabel("mass", fontsize=NORMAL)
+    axes[0].set_title(told)
+    axes[0].set_ylabel("mass")
     if fit:
         each = stats[fit].transpose("chain", "draw").values.reshape(-1)[order]
         axes[1].scatter(at, each, c=colors, s=16)
         title = "objective" if fit == "objective" else "log density"
-        headline(axes[1], title)
-        axes[1].set_ylabel(title, fontsize=NORMAL)
+        axes[1].set_title(title)
+        axes[1].set_ylabel(title)
         if fit == "objective":
             threshold_line(axes[1], run.tree)
     names = np.array(particle_names(mass))[order].tolist()
@@ -119,9 +119,7 @@ def weights_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Fi
     else:
         long = max(map(len, names)) > 3 or len(names) > 24
         axes[-1].set_xticks(at, names, rotation=90 if long else 0)
-    axes[-1].set_xlabel("particle, the largest mass first", fontsize=NORMAL)
-    for ax in axes:
-        tidy(ax)
+    axes[-1].set_xlabel("particle, the largest mass first")
     return target.get_figure(root=True)
 
 
@@ -176,11 +174,11 @@ def diversity_plot(
     order = _alike(distances.values)
     stein = _stein(tree, distances)
     target = new_figure(8.6 if stein is not None else 4.6, 4.0) if figure is None else figure
-    axes = target.subplots(1, 1 if stein is None else 2, squeeze=False)[0]
+    axes = subplots(target, 1, 1 if stein is None else 2)[0]
     what = {"W": "W", "H": "H", "both": "W and H"}[of]
     near = distances.values[np.ix_(order, order)]
     image = axes[0].imshow(near, cmap="viridis", vmin=0.0, interpolation="nearest")
-    headline(axes[0], f"distance in {what}")
+    axes[0].set_title(f"distance in {what}")
     told = "mean angle of components (degrees)"
     color_bar(target, image, axes[0], told, shrink=0.82, pad=0.02)
     if stein is not None:
@@ -197,20 +195,20 @@ def _stein_panel(target: "Figure | SubFigure", ax: "Axes", scaled: FloatArray) -
     top = max(most, LEAST_SPAN)
     image = ax.imshow(scaled, cmap="PuOr_r", vmin=-top, vmax=top, interpolation="nearest")
     told = "" if most >= LEAST_SPAN else f", at most {most:.1g} off the diagonal"
-    headline(ax, f"Stein matrix{told}")
+    ax.set_title(f"Stein matrix{told}")
     options = {"shrink": 0.82, "pad": 0.02, "extend": "max" if top < 1.0 else "neither"}
     color_bar(target, image, ax, "divided by roots of the diagonal", **options)
 
 
 def _matrix_ticks(ax: "Axes", names: list[str]) -> None:
-    ax.tick_params(labelsize=6, colors=theme().ink, length=2)
+    ax.tick_params(labelsize=6)
     if len(names) > MOST_NAMES:
         bare(ax, frame=True)
     else:
         ax.set_xticks(np.arange(len(names)), names, rotation=90)
         ax.set_yticks(np.arange(len(names)), names)
-    ax.set_xlabel("particle", fontsize=NORMAL)
-    ax.set_ylabel("particle", fontsize=NORMAL)
+    ax.set_xlabel("particle")
+    ax.set_ylabel("particle")
 
 
 def _alike(distances: FloatArray) -> NDArray[np.int64]:
@@ -244,6 +242,7 @@ def _stein(tree: xr.DataTree, distances: xr.DataArray) -> FloatArray | None:
     return np.asarray(matrix / root / root[:, None])
 
 
+@in_style
 def top_entries_plot(
     top: xr.Dataset,
     components: Any = None,
@@ -307,7 +306,7 @@ def top_entries_plot(
     count = top.sizes["rank"]
     size = 2.5 * rows.size + 0.4, (0.17 * count + 0.55) * len(chosen) + 0.5
     target = new_figure(*size) if figure is None else figure
-    axes: NDArray[np.object_] = target.subplots(len(chosen), rows.size, squeeze=False)
+    axes = subplots(target, len(chosen), rows.size)
     called = particle_names(mass)
     for line, k, title in zip(axes, chosen, titles, strict=True):
         labels, values = (lists[name].values[rows, k] for name in ("label", "value"))
@@ -319,13 +318,8 @@ def top_entries_plot(
             ]
             _bars(ax, own, sizes / longest, colors)
             weight = mass.values.reshape(-1)[at]
-            ax.set_title(
-                f"particle {called[at]}, mass {weight:.3f}",
-                loc="left",
-                fontsize=NORMAL,
-                color=theme().ink,
-            )
-        line[0].set_ylabel(title, fontsize=LARGE, color=theme().ink)
+            ax.set_title(f"particle {called[at]}, mass {weight:.3f}", fontsize=NORMAL)
+        line[0].set_ylabel(title, fontsize=LARGE)
     if rows.size > 1:
         _legend(target, rows.size)
     return target.get_figure(root=True)
@@ -349,7 +343,6 @@ def _bars(ax: "Axes", labels: NDArray[Any], lengths: FloatArray, colors: list[st
             xytext=(3, 0),
             textcoords="offset points",
             va="center",
-            fontsize=SMALL,
             color=theme().ink if length else theme().quiet,
         )
     ax.set_ylim(labels.size - 0.4, -0.6)
@@ -372,6 +365,7 @@ def _legend(figure: "Figure | SubFigure", lists: int) -> None:
     legend(figure, handles, ncols=len(told), fontsize=NORMAL)
 
 
+@in_style
 def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) -> "Figure":
     """Draw scores of all particles, class by class; a dotted line follows the best of each class.
 
@@ -421,7 +415,7 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     values = scores["value"].transpose("chain", "draw", "score").values.reshape(mass.size, -1)
     best = _best_positions(scores)
     target = new_figure(2.9 + 1.1 * max(len(names), 2), 3.6) if figure is None else figure
-    ax = target.subplots(1, 1)
+    ax = subplots(target, 1, 1)[0, 0]
     at = np.arange(len(names))
     share = mass.values.reshape(-1) / mass.values.max()
     spread = 0.26 * _even(mass.size)
@@ -459,10 +453,9 @@ def scores_plot(scores: xr.Dataset, figure: "Figure | SubFigure | None" = None) 
     long = max(map(len, names)) > 12
     ax.set_xticks(at, names, rotation=20 if long else 0, ha="right" if long else "center")
     ax.set_xlim(-0.5, len(names) - 0.5)
-    ax.set_ylabel("score", fontsize=NORMAL)
-    headline(ax, "score of every particle; bar: mean")
-    tidy(ax)
-    of_names = {"title": "particle", "title_fontsize": 8, "alignment": "left"}
+    ax.set_ylabel("score")
+    ax.set_title("score of every particle; bar: mean")
+    of_names = {"title": "particle", "title_fontsize": SMALL, "alignment": "left"}
     legend(target, loc="outside right upper", **of_names)
     return target.get_figure(root=True)
 

@@ -10,16 +10,16 @@ from numpy.typing import ArrayLike, NDArray
 from daskfactor.checks import one_of
 from daskfactor.errors import OptionError
 from daskfactor.plots.canvas import (
-    LARGE,
-    NORMAL,
     SMALL,
     FloatArray,
     bare,
     color_bar,
     component_titles,
     heaviest,
+    in_style,
     new_figure,
     particle_names,
+    subplots,
     theme,
 )
 from daskfactor.plots.registry import figure
@@ -39,20 +39,6 @@ _STEPS: Final = (1.5, 0.55)
 _ERASED_COLOR: Final = "#e8b04a"
 
 
-def _check_pixels(image_shape: tuple[int, int] | None, count: int, told: str) -> None:
-    """Refuse the shape of an image that has not as many pixels as there are entries.
-
-    Raises
-    ------
-    OptionError
-        With what there is instead.
-    """
-    if image_shape is not None and image_shape[0] * image_shape[1] != count:
-        raise OptionError(
-            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, {told}"
-        )
-
-
 def _stack(images: ArrayLike, name: str) -> FloatArray:
     stack = np.asarray(images, dtype=np.float64)
     if stack.ndim != 3 or 0 in stack.shape:
@@ -62,6 +48,7 @@ def _stack(images: ArrayLike, name: str) -> FloatArray:
     return stack
 
 
+@in_style
 def faces_panel(
     original: ArrayLike,
     erased: ArrayLike,
@@ -123,7 +110,7 @@ def faces_panel(
     figure = new_figure(
         _PICTURE * count + 1.3, 4 * _PICTURE * height / width + (0.9 if title else 0.5)
     )
-    axes: NDArray[np.object_] = figure.subplots(4, count, squeeze=False)
+    axes = subplots(figure, 4, count)
     figure.set_layout_engine("constrained", w_pad=0.015, h_pad=0.015, wspace=0.0, hspace=0.0)
     top = float(np.nanmax(rows["original"])) if white is None else white
     known = rows["posterior sd"][np.isfinite(rows["posterior sd"])]
@@ -133,14 +120,14 @@ def faces_panel(
     _row(axes[2], rows["restored"], "gray", top)
     spread = _row(axes[3], rows["posterior sd"], "magma", sd_top if sd_top > 0 else 1.0)
     for ax, name in zip(axes[:, 0], rows, strict=True):
-        ax.set_ylabel(name, fontsize=NORMAL, color=theme().ink)
+        ax.set_ylabel(name)
     for ax, label in zip(axes[0], labels or [], strict=False):
-        ax.set_title(label, fontsize=SMALL, color=theme().ink, pad=3)
+        ax.set_title(label, fontsize=SMALL, loc="center", pad=3)
     for image, span, told in ((gray, axes[:3], "value"), (spread, axes[3:], "sd")):
         options = {"pad": 0.01, "aspect": 12 * len(span)}
         color_bar(figure, image, span.ravel().tolist(), told, **options)
     if title:
-        figure.suptitle(title, fontsize=LARGE, color=theme().ink)
+        figure.suptitle(title)
     return figure
 
 
@@ -225,7 +212,11 @@ def particle_panel(
         [unit_size((W.T if factor == "W" else H)[chosen], law.signed) for W, H in pairs]
     )
     entries = values.shape[2]
-    _check_pixels(image_shape, entries, f"{factor} has {entries} entries for each component")
+    if image_shape is not None and image_shape[0] * image_shape[1] != entries:
+        raise OptionError(
+            f"image_shape {image_shape} has {image_shape[0] * image_shape[1]} pixels, {factor} has "
+            f"{entries} entries for each component"
+        )
     labels = component_labels(draws)
     titles = component_titles([labels[k] for k in chosen], names)
     called, masses = particle_names(mass), mass.values.reshape(-1)
@@ -261,7 +252,7 @@ def _panel(
     if image_shape is not None:
         cell, aspect = _PICTURE, min(image_shape[0] / image_shape[1], 2.0)
     figure = new_figure(cell * width + 1.2, cell * aspect * count + 0.5)
-    axes: NDArray[np.object_] = figure.subplots(count, width, squeeze=False)
+    axes = subplots(figure, count, width)
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0)
     low = min(float(values.min()), 0.0)
     for k, title in enumerate(titles):
@@ -277,9 +268,9 @@ def _panel(
                 picture = own.reshape(image_shape)
                 ax.imshow(picture, cmap=cmap, vmin=span[0], vmax=span[1], interpolation="nearest")
             bare(ax, frame=image_shape is not None)
-        axes[0, k].set_title(title, fontsize=SMALL, color=theme().ink, pad=3)
+        axes[0, k].set_title(title, fontsize=SMALL, loc="center", pad=3)
     for ax, told in zip(axes[:, 0], row_titles, strict=True):
-        ax.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=SMALL, color=theme().ink)
+        ax.set_ylabel(told, rotation=0, ha="right", va="center", fontsize=SMALL)
     return figure
 
 

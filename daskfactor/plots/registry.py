@@ -2,18 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xarray as xr
 
 from daskfactor.errors import OptionError
+from daskfactor.plots.canvas import P, in_style
 from daskfactor.results.components import with_names
 from daskfactor.results.trace import Run, Trace, as_tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Kind(NamedTuple):
@@ -44,12 +43,15 @@ class Kind(NamedTuple):
 FIGURES: dict[str, Kind] = {}
 
 
-def figure(name: str, *, particles: bool = False) -> Callable[[F], F]:
+def figure(
+    name: str, *, particles: bool = False
+) -> Callable[[Callable[P, "Figure"]], Callable[P, "Figure"]]:
     """List a function among the figures of a result, under a name."""
 
-    def listed(function: F) -> F:
-        FIGURES[name] = Kind(function, particles)
-        return function
+    def listed(function: Callable[P, "Figure"]) -> Callable[P, "Figure"]:
+        drawn = in_style(function)
+        FIGURES[name] = Kind(drawn, particles)
+        return drawn
 
     return listed
 

@@ -14,13 +14,13 @@ from daskfactor.plots.canvas import (
     chain_colors,
     check_table,
     group,
-    headline,
+    in_style,
     legend,
     new_figure,
     save,
+    subplots,
     theme,
     threshold_line,
-    tidy,
 )
 from daskfactor.plots.registry import figure
 from daskfactor.results.series import balanced_density
@@ -77,7 +77,7 @@ def trace_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Figu
     tree = as_tree(tree)
     stats = group(tree, "sample_stats")
     target = new_figure(9.0, 2.8) if figure is None else figure
-    whole, zoom = target.subplots(1, 2, width_ratios=(3, 2))
+    whole, zoom = subplots(target, 1, 2, width_ratios=(3, 2))[0]
     if Run(tree).is_particles:
         _particles(whole, zoom, tree, stats)
         return target.get_figure(root=True)
@@ -91,11 +91,11 @@ def trace_plot(tree: Trace, figure: "Figure | SubFigure | None" = None) -> "Figu
             ax.plot(draw, values[index], color=color, lw=0.9, label=name)
         _mark_divergences(zoom, draw, stats, index, float(np.nanmin(judged)))
     _warmup(whole, tree, colors)
-    headline(whole, "whole run")
-    headline(zoom, "draws" if balanced is None else "draws, balanced")
-    whole.set_ylabel("log density", fontsize=NORMAL)
+    whole.set_title("whole run")
+    zoom.set_title("draws" if balanced is None else "draws, balanced")
+    whole.set_ylabel("log density")
     for ax in (whole, zoom):
-        _tidy(ax)
+        _cycles(ax)
     handles, labels = zoom.get_legend_handles_labels()
     told = dict(zip(labels, handles, strict=True))  # every chain may mark divergences
     if len(told) > 1:
@@ -115,8 +115,8 @@ def _particles(left: "Axes", right: "Axes", tree: xr.DataTree, stats: xr.Dataset
         (right, "lp", number[count > 0], told),
     ):
         _dots(ax, shown, stats, fit, count)
-        headline(ax, title)
-        _tidy(ax, "particle")
+        ax.set_title(title)
+        _cycles(ax, "particle")
     if name == "objective":
         threshold_line(left, tree)
 
@@ -129,7 +129,7 @@ def _dots(
     weight: FloatArray,
 ) -> None:
     """One statistic of some particles; nothing where it is not known yet."""
-    ax.set_ylabel({"lp": "log density"}.get(name, name), fontsize=NORMAL)
+    ax.set_ylabel({"lp": "log density"}.get(name, name))
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -172,25 +172,18 @@ def _mark_divergences(
     ax: "Axes", draw: NDArray[np.integer], stats: xr.Dataset, index: int, low: float
 ) -> None:
     if "diverging" in stats:
-        bad = stats["diverging"].isel(chain=index).values.astype(bool)
-        if bad.any():
-            ax.plot(
-                draw[bad],
-                np.full(bad.sum(), low),
-                "|",
-                color=theme().warn,
-                ms=10,
-                label="diverging",
-            )
+        bad = draw[stats["diverging"].isel(chain=index).values.astype(bool)]
+        if bad.size:
+            ax.plot(bad, [low] * bad.size, "|", color=theme().warn, ms=10, label="diverging")
 
 
-def _tidy(ax: "Axes", what: str = "cycle") -> None:
-    tidy(ax)
-    ax.set_xlabel(what, fontsize=NORMAL)
+def _cycles(ax: "Axes", what: str = "cycle") -> None:
+    ax.set_xlabel(what)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
     ax.yaxis.get_offset_text().set_fontsize(7)
 
 
+@in_style
 def plot_ranks(
     table: xr.Dataset, path: str | PathLike[str] | None = None, overwrite: bool = False
 ) -> "Figure":
@@ -238,15 +231,15 @@ def plot_ranks(
     scored = "held_out_log_score" in table
     computed = bool(table["log_evidence"].notnull().any())
     figure = new_figure(6.4, 5.2 if scored and computed else 3.2)
-    axes = figure.subplots(scored + computed, 1, sharex=True, squeeze=False)[:, 0]
+    axes = subplots(figure, scored + computed, 1, sharex=True)[:, 0]
     if computed:
         _evidence_curve(axes[0], table)
     if scored:
         errors = table["held_out_difference_error"].values
         _curve(axes[-1], table, "held_out_log_score", errors, table.attrs["best_held_out"])
-        axes[-1].set_ylabel("mean log score of a cell (nats)", fontsize=NORMAL)
-        headline(axes[-1], "cells left out")
-    axes[-1].set_xlabel("number of components", fontsize=NORMAL)
+        axes[-1].set_ylabel("mean log score of a cell (nats)")
+        axes[-1].set_title("cells left out")
+    axes[-1].set_xlabel("number of components")
     return save(figure, path, overwrite)
 
 
@@ -255,8 +248,8 @@ def _evidence_curve(axes: Any, table: xr.Dataset) -> None:
     errors = np.hypot(table["standard_error"].values, table["discretization_error"].values)
     _curve(axes, table, "log_evidence", errors, table.attrs["best"])
     what = "log evidence" if "bound" not in table.attrs else "log evidence, lower bound"
-    axes.set_ylabel(f"{what} (nats)", fontsize=NORMAL)
-    headline(axes, "evidence")
+    axes.set_ylabel(f"{what} (nats)")
+    axes.set_title("evidence")
     axes.set_title(_caution(table.attrs), loc="right", fontsize=SMALL, color=theme().warn)
     others = np.atleast_1d(table.attrs["not_distinguishable"])  # files keep lists as arrays
     for rank in others:
@@ -266,7 +259,7 @@ def _evidence_curve(axes: Any, table: xr.Dataset) -> None:
         )
     if others.size:
         handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles[:1], labels[:1], fontsize=SMALL, frameon=False, loc="lower right")
+        axes.legend(handles[:1], labels[:1], loc="lower right")
 
 
 def _caution(attrs: dict[str, Any]) -> str:
@@ -294,5 +287,4 @@ def _curve(ax: "Axes", table: xr.Dataset, name: str, errors: FloatArray, best: i
         mfc=ax.get_facecolor(),
     )
     ax.plot([best], [float(table[name].sel(rank=best))], "o", ms=5, color=theme().accent, zorder=5)
-    tidy(ax)
     ax.set_xticks(ranks)

@@ -1,7 +1,7 @@
 """What stands in the parts of a report: sentences, tables and pictures, ready to be laid out."""
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import xarray as xr
 
+from daskfactor.checks import require
 from daskfactor.errors import OptionError
 from daskfactor.evidence.base import Evidence
 from daskfactor.plots import components as components_figure
@@ -58,22 +59,15 @@ class Picture(NamedTuple):
 
 def picture(alt: str, draw: Callable[[], "Figure"]) -> Picture:
     """Draw a figure twice, in matplotlib's own styles, whatever the user's is."""
-    try:
-        from matplotlib import style
-    except ImportError as error:
-        raise OptionError(
-            "a report has figures, which need matplotlib, and it is not installed here: "
-            "run  pip install 'daskfactor[plots]'"
-        ) from error
+    style = require("matplotlib.style", "plots", "figures")
     drawn = []
-    width = height = 0
     for look in ("default", "dark_background"):
         with style.context([look, CLEAR]):
             figure: Any = draw()
             file = BytesIO()
             figure.savefig(file, format="png", dpi=DPI)
-        width, height = (round(PIXELS * inches) for inches in figure.get_size_inches())
         drawn.append(base64.b64encode(file.getvalue()).decode())
+    width, height = (round(PIXELS * inches) for inches in figure.get_size_inches())
     return Picture(alt, width, height, *drawn)
 
 
@@ -129,18 +123,29 @@ def cautions(
 def _told_swaps(swaps: xr.Dataset, found: Components) -> list[str]:
     titles = dict(zip(found.labels, found.titles, strict=True))
     told, lost = [], []
-    for label in found.labels:
-        own = swaps.sel(component=label)
-        matched = {one: float(own["matched"].sel(other=one)) for one in found.labels}
-        others = [one for one in found.labels if one != label and matched[one] >= SEEN]
-        if others:
-            listed = ", ".join(f"{titles[one]} ({matched[one]:.0%} of draws)" for one in others)
-            told.append(f"{titles[label].capitalize()} is at times nearer to {listed}: see both.")
-        if float(own["none"]) >= SEEN:
+    for label, own, _, others in _matches(swaps, found):
+        near = [f"{titles[k]} ({n:.0%} of draws)" for k, n in others.items() if n >= SEEN]
+        if near:
+            told.append(
+                f"{titles[label].capitalize()} is at times nearer to {', '.join(near)}: see both."
+            )
+        if own["none"] >= SEEN:
             lost.append(f"{titles[label]} ({float(own['none']):.0%} of draws)")
     if lost:
         told.append(f"At times these are like no component of the mean: {', '.join(lost)}.")
     return told
+
+
+def _matches(
+    swaps: xr.Dataset, found: Components
+) -> Iterator[tuple[Any, xr.Dataset, float, dict[Any, float]]]:
+    """Yield each component, its numbers, and shares of draws as itself and as each other one."""
+    for label in found.labels:
+        own = swaps.sel(component=label)
+        shares = own["matched"].sel(other=found.labels).values.tolist()
+        others = dict(zip(found.labels, shares, strict=True))
+        itself = others.pop(label)
+        yield label, own, itself, others
 
 
 def _told_coverage(coverage: xr.Dataset) -> list[str]:
@@ -243,14 +248,11 @@ def swaps(found: Components, table: xr.Dataset) -> Table:
     """A line for each component."""
     titles = dict(zip(found.labels, found.titles, strict=True))
     rows = []
-    for label in found.labels:
-        own = table.sel(component=label)
-        matched = {one: float(own["matched"].sel(other=one)) for one in found.labels}
-        itself = matched.pop(label)
-        other = max(matched, key=lambda one: matched[one], default=None)
+    for label, own, itself, others in _matches(table, found):
         shown = "–"
-        if other is not None and matched[other] > 0:
-            shown = f"{sum(matched.values()):.1%}, most often {titles[other]}"
+        if any(others.values()):
+            most = max(others, key=lambda other: others[other])
+            shown = f"{sum(others.values()):.1%}, most often {titles[most]}"
         widths = (float(own[name]) for name in ("width_w", "width_h"))
         told = [f"{width:.0%}" if np.isfinite(width) else "–" for width in widths]
         shares = [f"{itself:.1%}", shown, f"{float(own['none']):.1%}"]
@@ -308,12 +310,7 @@ def calibration(coverage: xr.Dataset, found: Components) -> dict[str, Any]:
     )
     rows = [
         [f"{level:.0%}", f"{float(inside):.1%}", f"± {2 * float(error):.1%}"]
-        for level, inside, error in zip(
-            coverage["level"].values,
-            coverage["inside"].values,
-            coverage["error"].values,
-            strict=True,
-        )
+        for level, inside, error in coverage[["inside", "error"]].to_dataframe().itertuples()
     ]
     what = "a new observation" if coverage.attrs["of"] == "observation" else "the mean"
     caption = f"Share of these cells inside their interval of {what}"

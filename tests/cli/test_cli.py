@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import daskfactor
 from daskfactor import demos, errors
-from daskfactor.cli import derived, main
+from daskfactor.cli import main, verb_options
 from daskfactor.errors import DataWarning, OptionError
 from daskfactor.evidence import rank
 from daskfactor.evidence.base import Evidence
@@ -77,15 +77,15 @@ def test_every_command_has_help_with_an_example_and_all_a_version():
 
 
 def test_a_parameter_that_a_verb_gains_is_an_option_with_its_help(monkeypatch):
-    source = derived.source_of("hold_out").replace(
+    source = verb_options.source_of("hold_out").replace(
         "random_seed: int | None = None", "random_seed: int | None = None, folds: float = 2.5"
     )
     source = source.replace(
         "    random_seed\n",
         "    folds\n        Repeats of ``share``, at least 2. Not shown.\n    random_seed\n",
     )
-    monkeypatch.setattr(derived, "source_of", lambda verb: source)
-    table = derived.Shows("hold_out", "folds", "random_seed")
+    monkeypatch.setattr(verb_options, "source_of", lambda verb: source)
+    table = verb_options.Shows("hold_out", "folds", "random_seed")
     app = typer.Typer()
     called = Mock(return_value=({}, "done"))
 
@@ -93,7 +93,7 @@ def test_a_parameter_that_a_verb_gains_is_an_option_with_its_help(monkeypatch):
         return called(options)
 
     app.command()(main.command(split))
-    derived.parameters_of.cache_clear()
+    verb_options.parameters_of.cache_clear()
     runner = CliRunner()
     told = plain(runner.invoke(app, ["--help"], env={"COLUMNS": "200"}).output)
     assert "--folds <float> Repeats of --share, at least 2." in told

@@ -120,26 +120,26 @@ def parameters_of(verb: str) -> dict[str, VerbParameter]:
     (text,) = re.findall(rf"^def {verb}\b.*?(?=^[^\s)]|\Z)", source_of(verb), re.M | re.S)
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
-    taken = function.args
+    arguments = function.args
     pairs = [
-        *zip(taken.args[::-1], taken.defaults[::-1], strict=False),
-        *zip(taken.kwonlyargs, taken.kw_defaults, strict=True),
+        *zip(arguments.args[::-1], arguments.defaults[::-1], strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
-    found = {
-        one.arg: (ast.unparse(one.annotation), ast.literal_eval(default))
-        for one, default in pairs
-        if one.annotation and isinstance(default, ast.Constant)
+    signature = {
+        argument.arg: (ast.unparse(argument.annotation), ast.literal_eval(default))
+        for argument, default in pairs
+        if argument.annotation and isinstance(default, ast.Constant)
     }
-    if taken.kwarg and taken.kwarg.annotation:
-        group = re.fullmatch(r"Unpack\[(\w+)\]", ast.unparse(taken.kwarg.annotation))
-        for own, hint in getattr(options, group[1]).__annotations__.items() if group else ():
+    if arguments.kwarg and arguments.kwarg.annotation:
+        (group,) = re.findall(r"^Unpack\[(\w+)\]$", ast.unparse(arguments.kwarg.annotation))
+        for name, hint in getattr(options, group).__annotations__.items():
             text = getattr(hint, "__forward_arg__", None) or formatannotation(hint)
-            found[own] = text, options.USUAL.get(own)
+            signature[name] = text, options.USUAL.get(name)
     entries = _entries(cleandoc(ast.get_docstring(function) or ""))
     return {
-        own: VerbParameter(*found[own], choices, _in_shell(text, found))
-        for own, (choices, text) in entries.items()
-        if own in found
+        name: VerbParameter(*signature[name], choices, _in_shell(text, signature))
+        for name, (choices, text) in entries.items()
+        if name in signature
     }
 
 
@@ -161,7 +161,7 @@ def _entries(docstring: str) -> dict[str, tuple[tuple[str, ...], str]]:
 def _in_shell(text: str, parameters: Mapping[str, Any]) -> str:
     """Write names of parameters as options, and values and roles as plain words."""
 
-    def spelled(match: re.Match[str]) -> str:
+    def word(match: re.Match[str]) -> str:
         return flags(match[1])[0] if match[1] in parameters else match[1].strip('"')
 
-    return re.sub(r"``(.+?)``", spelled, re.sub(r":\w+:`(\w+)`", r"\1", text))
+    return re.sub(r"``(.+?)``", word, re.sub(r":\w+:`(\w+)`", r"\1", text))
