@@ -29,7 +29,6 @@ from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
 from daskfactor.inference.bands import (
     fill_array,
-    moving,
     pieces_of,
     take_array,
     take_counts,
@@ -350,7 +349,7 @@ def _densities(problem: EvidenceProblem, W: Wide, H: Wide) -> tuple[float, float
     )
     prior = 0.0
     for factor, (own, mask) in enumerate(zip((W, H), problem.model.frozen, strict=True)):
-        free = moving(own, mask)
+        free = own if mask is None else own[:, ~mask]
         prior += gamma_log_density(free, *hyper.prior(factor))
     return likelihood, prior
 
