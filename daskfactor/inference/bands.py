@@ -62,6 +62,11 @@ def height(band: FactorBand) -> int:
     return len(band.values)
 
 
+def moving(values: Array, frozen: Mask) -> Array:
+    """Return the columns of a band that are not frozen."""
+    return values if frozen is None else values[:, ~frozen]
+
+
 def sum_columns(band: FactorBand) -> Array:
     """Add up every column, (K,)."""
     return np.asarray(band.values.sum(axis=0, dtype=np.float64))
@@ -95,8 +100,7 @@ class Entries(NamedTuple):
 
 def sum_entries(values: Array, frozen: Mask, logs: bool = False, by_rows: bool = False) -> Entries:
     """Add up the entries of some rows; a zero's logarithm is that of a tiny number."""
-    free = values if frozen is None else values[:, ~frozen]
-    columns = values.sum(axis=0, dtype=np.float64)
+    free, columns = moving(values, frozen), values.sum(axis=0, dtype=np.float64)
     size, total = free.size, float(free.sum(dtype=np.float64))
     if logs or by_rows:  # sums depend on the order in memory: a copy, also if nothing is frozen
         free = values[:, free_components(frozen, values.shape[1])]
