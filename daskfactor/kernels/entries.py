@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daskfactor.kernels.jit import inline
-from daskfactor.kernels.views import Kernel, Law, entry_kernels, floored
+from daskfactor.kernels.views import Law, entry_kernels, floored
 from daskfactor.models.likelihood import Likelihood
 
 Scalar = Any
@@ -75,52 +75,48 @@ def _rules_of_observed(likelihood: Likelihood) -> Rules:
 
 
 def _rules_beyond(fit_observed: EntryRule, zeros: str) -> Rules:
-    """Make rules beyond the zero of every cell, whose parts are those of `_zero_parts`.
+    """Make rules beyond the zero of every cell, of curvature C0 = 1 or mu and R = -C0.
 
-    Under "linear" the weight of a stored entry is 1, and its mean needs no floor.
+    C0 mu is its Pearson term and a share of that its deviance. Where C0 is mu, the weight of a
+    stored entry is 1, and its mean needs no floor.
     """
-    no_floor, share, curvature = _zero_parts(zeros)
+    no_floor, share = zeros == "linear", 0.5 if zeros == "linear" else 1.0
 
     @inline
     def step(v: Scalar, mu: Scalar, law: Law, scale: Scalar) -> tuple[Scalar, Scalar]:
-        real, zero, seen = type(mu), curvature(mu), v == v
+        real, seen = type(mu), v == v
+        zero = mu if no_floor else real(1)
         a = scale * v if no_floor else scale * v / floored(mu, law[0])
         return (a if seen else scale * zero), (real(0) if seen else -zero)
 
     @inline
     def ratio(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        real, zero, seen = type(mu), curvature(mu), v == v
+        real, seen = type(mu), v == v
+        zero = mu if no_floor else real(1)
         a = v if no_floor else v / floored(mu, law[0])
         return (a if seen else real(0)), (real(0) if seen else -zero)
 
     @inline
     def fit(v: Scalar, mu: Scalar, law: Law) -> tuple[Scalar, Scalar]:
-        zero = np.float64(curvature(mu)) * np.float64(mu)
+        zero = np.float64(mu if no_floor else type(mu)(1)) * np.float64(mu)
         deviance, pearson = fit_observed(v, mu, (mu if no_floor else law[0], law[1]))
         return deviance - share * zero, pearson - zero
 
     return Rules(step, ratio, fit)
 
 
-def _zero_parts(zeros: str | None) -> tuple[bool, float, Kernel]:
-    """Return of an observed zero: whether mu needs no floor, its share, and its curvature C0.
+def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
+    """Make rules of an observation with a weight, beyond the zero of weight 1 of every cell.
 
-    C0 is 1 or mu, 0 where there are no zeros; R = -C0, and C0 mu is its Pearson term and its
-    ``share`` of that its deviance.
+    Its C0 is 0 where there are no zeros.
     """
     no_floor, constant = zeros == "linear", float(zeros == "constant")
+    share = 0.5 if no_floor else 1.0
+    step_observed, ratio_observed, fit_observed = observed
 
     @inline
     def curvature(mu: Scalar) -> Scalar:
         return mu if no_floor else type(mu)(constant)
-
-    return no_floor, 0.5 if no_floor else 1.0, curvature
-
-
-def _rules_by_weight(observed: Rules, zeros: str | None) -> Rules:
-    """Make rules of an observation with a weight, beyond the zero of weight 1 of every cell."""
-    no_floor, share, curvature = _zero_parts(zeros)
-    step_observed, ratio_observed, fit_observed = observed
 
     @inline
     def step(

@@ -333,7 +333,9 @@ def accumulation(
     )
     ratios, fittable, by_rows = kind == "ratio", factor is not None and not curved, not factor
     place = max((factor or 0) - 1, 0)
-    add_zeros = _zeros(likelihood.zeros if zeros else None, N, factor, curved)
+    every, one, zero_kind = factor is None, factor or 0, likelihood.zeros if zeros else None
+    zero, share = zero_parts(zero_kind, N), 0.5 if zero_kind == "linear" else 1.0
+    start = in_turn([_start(n, zero) for n in range(N)])
     if factor is None:
         assert not ratios  # the multiplicative update moves one factor at a time
         mean, spread = _mean(N, K), _spread(N, K)
@@ -347,8 +349,21 @@ def accumulation(
     def accumulate(
         block: Entries, factors: Arrays, scale: float, law: Law, out: Any, work: Scratch
     ) -> None:
-        (indptr, indices, values, weights), (G, C, fits) = block, out
-        add_zeros(factors, scale, out, work)
+        (indptr, indices, values, weights), (part, gram, sums, wide) = block, work
+        G, C, fits = out
+        if every:
+            zero.prepare(-1, factors, sums, wide)
+            start((factors, G, -scale, gram, sums))
+            if curved:
+                start((factors, C, 1.0, gram, sums))
+        elif zero_kind is not None:
+            zero.prepare(one, factors, sums, wide)
+            if curved:
+                zero.add(one, 1.0, factors[one], C[one], gram, sums)
+            else:
+                part[:, :] = 0
+                zero.add(one, 1.0, factors[one], part, gram, sums)
+                subtract_part(scale, share, factors[one], part, G[one], fits)
         first, fitted = factors[0], fits.size > 0
         real, last = first.dtype.type, values.size - 1
         scratch = stack_array(room, first.dtype), stack_array(K, first.dtype)
@@ -402,34 +417,6 @@ def _with_weights(rule: Kernel, weighted: bool) -> Kernel:
             return rule(*arguments)
 
     return apply
-
-
-def _zeros(kind: str | None, N: int, factor: int | None, curved: bool) -> Kernel:
-    """Make the addition of a block's zeros to `Sums`, as if all of its cells were zeros."""
-    zero, share = zero_parts(kind, N), 0.5 if kind == "linear" else 1.0
-    start, n = in_turn([_start(n, zero) for n in range(N)]), factor or 0
-
-    @jit_exact_inner
-    def of_all(factors: Arrays, scale: float, out: Any, work: Scratch) -> None:
-        (_, gram, sums, wide), (G, C, _) = work, out
-        zero.prepare(-1, factors, sums, wide)
-        start((factors, G, -scale, gram, sums))
-        if curved:
-            start((factors, C, 1.0, gram, sums))
-
-    @jit_exact_inner
-    def of_one(factors: Arrays, scale: float, out: Any, work: Scratch) -> None:
-        if kind is not None:
-            (part, gram, sums, wide), (G, C, fits) = work, out
-            zero.prepare(n, factors, sums, wide)
-            if curved:
-                zero.add(n, 1.0, factors[n], C[n], gram, sums)
-            else:
-                part[:, :] = 0
-                zero.add(n, 1.0, factors[n], part, gram, sums)
-                subtract_part(scale, share, factors[n], part, G[n], fits)
-
-    return of_all if factor is None else of_one
 
 
 def _start(n: int, zero: ZeroParts) -> Step:
