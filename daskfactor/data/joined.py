@@ -454,7 +454,7 @@ def _strip(part: BlockedData, rows: Index) -> Any:
     for number in np.unique(band):
         which = np.flatnonzero(band == number)
         view = band_of(part, True, int(number))
-        own = as_scipy(view) if isinstance(view, SparseBlock) else view.block
+        own: Any = as_scipy(view) if isinstance(view, SparseBlock) else view.block
         found.append(own[place[which]])
         order = np.concatenate([order, which])
     whole: Any = (

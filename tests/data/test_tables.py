@@ -186,7 +186,7 @@ def test_a_folder_of_parquet_files(tmp_path):
     (folder / "_SUCCESS").write_text("")
     np.testing.assert_array_equal(converted(folder).to_numpy(), DENSE)
     (tmp_path / "empty").mkdir()
-    refused(DataError, "no kind of file that convert reads", converted, tmp_path / "empty")
+    refused(StoreError, "there is nothing of that kind", converted, tmp_path / "empty")
 
 
 def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):
