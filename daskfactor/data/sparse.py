@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,12 @@ from daskfactor.data.adapters import Source
 from daskfactor.data.blocks import BlockedData, filled
 from daskfactor.data.entries import Axis, Piece, doubled, summable
 from daskfactor.data.grid import Block, Grid, balanced_order, choose_grid, inverse
-from daskfactor.data.known import Known, Layout, StatisticsBuilder, cell_of
+from daskfactor.data.known import Known, Layout, StatisticsBuilder, Weighing, cell_of
 from daskfactor.data.loading import Decoder, reading_errors
 from daskfactor.data.storage import ArrayFile, FloatType, Storage
 from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from daskfactor.kernels.views import SparseBlock, index_type, pointer_type
 from daskfactor.progress import OnEvent, RunEvent, ignore
-
-if TYPE_CHECKING:
-    from daskfactor.data.cells import Pairing
 
 MOST_THREADS = 8
 BLOCK_BYTES = 64
@@ -78,7 +75,19 @@ def meaning_of_unstored(source: Source, unstored: str | None) -> str:
     return known or source.usual
 
 
-Pair = Callable[[Grid, Layout], "Pairing | None"]
+class Weights(Protocol):
+    """Weights of the cells of a sparse matrix, asked for with its blocks as these are made."""
+
+    weighing: Weighing
+
+    def take(self, block: Block, view: SparseBlock) -> SparseBlock:
+        """Return the block with its weights; what has weight 0 is missing."""
+
+    def finish(self) -> BlockedData:
+        """Return the weights of all blocks."""
+
+
+Pair = Callable[[Grid, Layout], Weights | None]
 """Opens the weights of cells, if they have any, once grid and order are known."""
 
 
@@ -367,7 +376,7 @@ class Task:
         return self._compressed(largest)[0].values.size / float(self.counts[largest])
 
     def assemble(
-        self, put: Callable[[Block, SparseBlock], None], beside: "Pairing | None" = None
+        self, put: Callable[[Block, SparseBlock], None], beside: Weights | None = None
     ) -> Known:
         """Put every block together and hand it over to ``put``, which several threads call."""
         weighing, lock = beside.weighing if beside else None, threading.Lock()
