@@ -81,33 +81,25 @@ UNREADABLE = (ValueError, EOFError, SyntaxError, TokenError, zipfile.BadZipFile)
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
 LONGEST_LINE = 2**24
-OF_OTHER_LIBRARIES = {
-    ".xlsx": "pandas.read_excel({path!r}, index_col=0)",
-    ".xls": "pandas.read_excel({path!r}, index_col=0)",
-    ".ods": "pandas.read_excel({path!r}, index_col=0)",
-    ".feather": "pandas.read_feather({path!r})",
-    ".arrow": "pandas.read_feather({path!r})",
-    ".orc": "pandas.read_orc({path!r})",
-    ".dta": "pandas.read_stata({path!r})",
-    ".sav": "pandas.read_spss({path!r})",
-    ".sas7bdat": "pandas.read_sas({path!r})",
-    ".pkl": "pandas.read_pickle({path!r})",
-    ".pickle": "pandas.read_pickle({path!r})",
-    ".mat": "scipy.io.loadmat({path!r})['NAME']",
-    ".svm": "sklearn.datasets.load_svmlight_file({path!r})[0]",
-    ".svmlight": "sklearn.datasets.load_svmlight_file({path!r})[0]",
-    ".libsvm": "sklearn.datasets.load_svmlight_file({path!r})[0]",
-    ".loom": "scanpy.read_loom({path!r})",
-    ".h5mu": "mudata.read_h5mu({path!r})['NAME']",
-    ".rds": "pyreadr.read_r({path!r})[None]",
-    ".rdata": "pyreadr.read_r({path!r})['NAME']",
-    ".rda": "pyreadr.read_r({path!r})['NAME']",
-    ".gct": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
-    ".gctx": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
-    ".biom": "biom.load_table({path!r}).to_dataframe(dense=True)",
-    ".tif": "rioxarray.open_rasterio({path!r}).squeeze()",
-    ".tiff": "rioxarray.open_rasterio({path!r}).squeeze()",
+_CALLS = {
+    "pandas.read_excel({path!r}, index_col=0)": (".xlsx", ".xls", ".ods"),
+    "pandas.read_feather({path!r})": (".feather", ".arrow"),
+    "pandas.read_orc({path!r})": (".orc",),
+    "pandas.read_stata({path!r})": (".dta",),
+    "pandas.read_spss({path!r})": (".sav",),
+    "pandas.read_sas({path!r})": (".sas7bdat",),
+    "pandas.read_pickle({path!r})": (".pkl", ".pickle"),
+    "scipy.io.loadmat({path!r})['NAME']": (".mat",),
+    "sklearn.datasets.load_svmlight_file({path!r})[0]": (".svm", ".svmlight", ".libsvm"),
+    "scanpy.read_loom({path!r})": (".loom",),
+    "mudata.read_h5mu({path!r})['NAME']": (".h5mu",),
+    "pyreadr.read_r({path!r})[None]": (".rds",),
+    "pyreadr.read_r({path!r})['NAME']": (".rdata", ".rda"),
+    "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df": (".gct", ".gctx"),
+    "biom.load_table({path!r}).to_dataframe(dense=True)": (".biom",),
+    "rioxarray.open_rasterio({path!r}).squeeze()": (".tif", ".tiff"),
 }
+OF_OTHER_LIBRARIES = {ending: call for call, endings in _CALLS.items() for ending in endings}
 """Calls that read files which are not read here, by their endings."""
 _NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
 """A blank line, or a comment."""

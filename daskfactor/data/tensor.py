@@ -31,7 +31,7 @@ from daskfactor.data.grid import (
     checked_blocks,
     inverse,
 )
-from daskfactor.data.joined import FACTOR, LABEL, SIDES, JointLabels
+from daskfactor.data.joined import SIDES, JointLabels, stacked_labels
 from daskfactor.data.known import (
     Known,
     Labels,
@@ -478,16 +478,12 @@ class _Builder:
 def _labels(entries: Entries) -> Labels:
     """Labels of the first axis, and of all others behind one another as text."""
     first, *others = entries.names
-    lengths = entries.shape[1:]
-    texts = [
-        entries.labels.get(name, np.arange(length)).astype(str)
-        for name, length in zip(others, lengths, strict=True)
-    ]
     rows = {first: entries.labels[first]} if first in entries.labels else {}
-    columns = {
-        FACTOR.format(SIDES[1]): np.repeat(others, lengths),
-        LABEL.format(SIDES[1]): np.concatenate(texts),
-    }
+    factors = [
+        (name, length, entries.labels.get(name))
+        for name, length in zip(others, entries.shape[1:], strict=True)
+    ]
+    columns = stacked_labels(SIDES[1], factors)
     return JointLabels(first, SIDES[1], rows, columns)
 
 
