@@ -94,7 +94,8 @@ def recommend(
         Cells that are not recommended: anything that :func:`sample` takes, such as the data the
         run was made from. What it stores, or observes if it is dense, is left out, matched
         by label where both have labels, else by position; labels that the run does not know
-        do not matter. ``"seen"``: the run's own data, where it keeps them or their place.
+        do not matter. A table of three columns has a line for each cell. ``"seen"``: the run's
+        own data, where it keeps them or their place.
     by
         ``"mean"``; ``"lower"`` prefers what is sure, ``"upper"`` what may yet be good.
     interval
