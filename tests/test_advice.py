@@ -929,7 +929,7 @@ ERRORS = {
         lambda _: shell("info", "r.zarr"),
     ),
     "a dense file to convert": (
-        "pass them to daskfactor fit",
+        "pass the data to daskfactor fit",
         lambda: (np.save("v.npy", V), shell("convert", "v.npy", "s.zarr")),
         lambda _: fit(data="v.npy"),
     ),

@@ -8,6 +8,7 @@ from scipy import sparse
 
 from daskfactor.data.blocks import BlockedData, as_scipy
 from daskfactor.data.grid import Bands, Grid
+from daskfactor.data.known import stored_cells
 from daskfactor.kernels.views import (
     AnyBlock,
     BlockView,
@@ -109,13 +110,13 @@ def written_out(block: AnyBlock) -> SparseBlock:
     if isinstance(block, SparseBlock):
         if not block.zeros:
             return block
+        cells = stored_cells(block)
         dense = np.zeros((block.m, block.n), block.values.dtype)
-        rows = np.repeat(np.arange(block.m), np.diff(block.indptr))
-        dense[rows, block.indices] = block.values
+        dense[cells] = block.values
         weights = None
         if block.weights is not None:
             weights = np.ones_like(dense)
-            weights[rows, block.indices] = block.weights
+            weights[cells] = block.weights
     else:
         dense, weights = block.block, block.weights
     seen = ~np.isnan(dense)

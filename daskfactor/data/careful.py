@@ -208,7 +208,7 @@ def _described(document: dict[str, Any]) -> tuple[list[str], int]:
 def _names(codecs: list[Any]) -> Iterator[str]:
     """Yield the names of codecs, those inside of shards among them."""
     for codec in filter(None, codecs):
-        about = {"name": codec} if isinstance(codec, str) else codec
+        about: dict[str, Any] = {"name": codec} if isinstance(codec, str) else codec
         yield str(about["id"] if "id" in about else about["name"]).removeprefix("numcodecs.")
         shard = about.get("configuration") or {}
         yield from _names([*shard.get("codecs", ()), *shard.get("index_codecs", ())])

@@ -8,22 +8,20 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from io import BytesIO
 from os import PathLike, fspath
 from pathlib import Path
 from tokenize import TokenError
-from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskfactor.checks import require
 from daskfactor.data.adapters import (
     Source,
-    from_annotated,
     from_blocks,
     npy_at,
     npy_header,
@@ -34,7 +32,6 @@ from daskfactor.data.blocks import BlockedData
 from daskfactor.data.dialects import PACKINGS, plain
 from daskfactor.data.entries import (
     Piece,
-    compressed_pieces,
     coordinate_pieces,
     text_array,
 )
@@ -76,10 +73,6 @@ from daskfactor.urls import (
     why,
 )
 
-KNOWN = (
-    ".csv, .tsv, .txt, .dat or .mtx (also .gz), .parquet (file or folder), .npz, .h5ad, or a "
-    "blocked store"
-)
 ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .parquet, .zarr, .h5ad or netCDF (.nc)"
 NETCDF = (".nc", ".nc4", ".cdf")
 ANYTHING = Wanted()
@@ -88,60 +81,62 @@ UNREADABLE = (ValueError, EOFError, SyntaxError, TokenError, zipfile.BadZipFile)
 TEXT_CHUNK = 2**24
 """Bytes of a Matrix Market file that are parsed together."""
 LONGEST_LINE = 2**24
-OF_OTHER_LIBRARIES = {
-    ".xlsx": "pandas.read_excel({path!r}, index_col=0)",
-    ".xls": "pandas.read_excel({path!r}, index_col=0)",
-    ".ods": "pandas.read_excel({path!r}, index_col=0)",
-    ".feather": "pandas.read_feather({path!r})",
-    ".arrow": "pandas.read_feather({path!r})",
-    ".orc": "pandas.read_orc({path!r})",
-    ".dta": "pandas.read_stata({path!r})",
-    ".sav": "pandas.read_spss({path!r})",
-    ".sas7bdat": "pandas.read_sas({path!r})",
-    ".pkl": "pandas.read_pickle({path!r})",
-    ".pickle": "pandas.read_pickle({path!r})",
-    ".mat": "scipy.io.loadmat({path!r})['NAME']",
-    ".svm": "sklearn.datasets.load_svmlight_file({path!r})[0]",
-    ".svmlight": "sklearn.datasets.load_svmlight_file({path!r})[0]",
-    ".libsvm": "sklearn.datasets.load_svmlight_file({path!r})[0]",
-    ".loom": "scanpy.read_loom({path!r})",
-    ".h5mu": "mudata.read_h5mu({path!r})['NAME']",
-    ".rds": "pyreadr.read_r({path!r})[None]",
-    ".rdata": "pyreadr.read_r({path!r})['NAME']",
-    ".rda": "pyreadr.read_r({path!r})['NAME']",
-    ".gct": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
-    ".gctx": "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df",
-    ".biom": "biom.load_table({path!r}).to_dataframe(dense=True)",
-    ".tif": "rioxarray.open_rasterio({path!r}).squeeze()",
-    ".tiff": "rioxarray.open_rasterio({path!r}).squeeze()",
+_CALLS = {
+    "pandas.read_excel({path!r}, index_col=0)": (".xlsx", ".xls", ".ods"),
+    "pandas.read_feather({path!r})": (".feather", ".arrow"),
+    "pandas.read_orc({path!r})": (".orc",),
+    "pandas.read_stata({path!r})": (".dta",),
+    "pandas.read_spss({path!r})": (".sav",),
+    "pandas.read_sas({path!r})": (".sas7bdat",),
+    "pandas.read_pickle({path!r})": (".pkl", ".pickle"),
+    "scipy.io.loadmat({path!r})['NAME']": (".mat",),
+    "sklearn.datasets.load_svmlight_file({path!r})[0]": (".svm", ".svmlight", ".libsvm"),
+    "scanpy.read_loom({path!r})": (".loom",),
+    "mudata.read_h5mu({path!r})['NAME']": (".h5mu",),
+    "pyreadr.read_r({path!r})[None]": (".rds",),
+    "pyreadr.read_r({path!r})['NAME']": (".rdata", ".rda"),
+    "cmapPy.pandasGEXpress.parse.parse({path!r}).data_df": (".gct", ".gctx"),
+    "biom.load_table({path!r}).to_dataframe(dense=True)": (".biom",),
+    "rioxarray.open_rasterio({path!r}).squeeze()": (".tif", ".tiff"),
 }
+OF_OTHER_LIBRARIES = {ending: call for call, endings in _CALLS.items() for ending in endings}
 """Calls that read files which are not read here, by their endings."""
 _NOTHING = re.compile(rb"^[ \t]*(%.*)?\r?\n", re.MULTILINE)
 """A blank line, or a comment."""
 
 
 def open_sparse(source: Any, wanted: Wanted) -> Source:
-    """The entries of a file or of a sparse matrix in memory.
+    """Return the entries of a file or of a sparse matrix in memory.
+
+    A table has a line for each entry, and so has an archive of three arrays.
 
     Raises
     ------
     DataError
-        If it is neither.
+        If it is dense, or cannot be read.
     """
+    if isinstance(source, BlockedData) and source.is_sparse:
+        return from_blocks(source.known, source.view)
     source = placed(source, wanted.storage_options)
     if isinstance(source, str | PathLike):
-        return _open_path(fspath(source), wanted)
-    blocks = isinstance(source, BlockedData)
-    if blocks and source.is_sparse:
-        return from_blocks(source.known, source.view)
-    found = None if blocks else open_input(source, wanted)
-    if found is None or not found.is_sparse:
-        what = "these blocks are" if found is None else f"the {found.info.kind} input is"
-        raise DataError(
-            f"{what} dense, and convert is for sparse matrices; pass the data to as_blocks or "
-            "sample"
-        )
-    return found
+        if not is_url(fspath(source)):
+            source = str(Path(fspath(source).removeprefix("file://")).expanduser())
+        if is_blocked_store(source):
+            store = BlockStore(fspath(source))
+            return from_blocks(store.known, store.read)
+        form = FORMATS.get(_suffix(fspath(source)))
+        if wanted.table is None and (form in (_TABLE, _PARQUET, _NPZ) or _holds_parquet(source)):
+            wanted = replace(wanted, table=True)
+    if isinstance(source, BlockedData):
+        what = "these blocks are"
+    else:
+        found = open_input(source, wanted)
+        if found.is_sparse:
+            return found
+        what = f"the {found.info.kind} input is"
+    raise DataError(
+        f"{what} dense, and convert is for sparse matrices; pass the data to as_blocks or sample"
+    )
 
 
 def open_input(data: Any, wanted: Wanted = ANYTHING) -> Source:
@@ -271,10 +266,9 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     if form is _HDF5 and is_netcdf(location):
         form = None
     folder = matrix_in(text)
-    if folder is not None or (form is not None and form.array is None and name is None):
-        return open_matrix_market(folder or text, wanted)
-    table = form is not None and form.look is not None
-    if form is not None and form.look is not None and name is None:
+    if folder is not None:
+        return open_matrix_market(folder)
+    if form is not None and form.look is not None and form.entries is not None and name is None:
         look = form.look(text, wanted)
         try:
             long = is_long(text, look.names, look.labelled, wanted)
@@ -283,25 +277,25 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
                 raise
             raise DataError(look.fault) from error
         if long:
-            return long_file(text, look, _open_path(text, wanted), wanted)
-    if location.lower().endswith(PACKINGS) and not table:
+            return long_file(text, look, form.entries(text, wanted), wanted)
+    if location.lower().endswith(PACKINGS) and form not in (_TABLE, _MATRIX_MARKET):
         raise DataError(
             f"{location} is compressed, which is read of tables and .mtx files alone, if it is "
             "called as these are (name.csv.gz); unpack it, and pass what was in it"
         )
-    if form is not None and form.array is not None:
-        if name is not None and suffix != ".npz" and form is not _HDF5:
+    if form is not None:
+        if name is not None and form not in (_NPZ, _HDF5):
             raise DataError(
                 f"{location} holds one matrix, without a name, not {name!r}; give {location}"
             )
         with reaching(location):
-            return form.array(location, name)
+            return form.array(location, name, wanted)
     if name is None and zarr_kind(location) in ("blocks", "array", "run"):
         return location  # as_blocks opens it, or refuses it with the right sentence
     return _read_labelled(location, name, wanted)
 
 
-def open_matrix_market(location: str, wanted: Wanted) -> Source:
+def open_matrix_market(location: str) -> Source:
     """A Matrix Market file of coordinates, compressed or not, read in pieces."""
     with plain(location) as file:
         banner = file.readline(LONGEST_LINE)
@@ -345,53 +339,36 @@ def open_matrix_market(location: str, wanted: Wanted) -> Source:
     return with_cells_as_rows(source, location)
 
 
-def open_npz(location: str, wanted: Wanted) -> Source:
-    """A sparse matrix in a NumPy archive.
+def _sparse_archive(location: str, arrays: Mapping[str, Any], wanted: Wanted) -> Source:
+    """Return the sparse matrix in the arrays of a NumPy archive.
 
-    Either what scipy.sparse.save_npz writes; or compressed rows as ``data``,
-    ``indices``, ``indptr``, ``shape``; or three arrays of positions and values,
-    called row, col and data or as ``wanted`` says. Arrays ``row_labels`` and
-    ``column_labels`` are labels.
+    Either what scipy.sparse.save_npz writes; or compressed rows as ``data``, ``indices``,
+    ``indptr``, ``shape``; or three arrays of positions and values, called row, col and data or as
+    ``wanted`` says. Arrays ``row_labels`` and ``column_labels`` are labels.
     """
-    with _archive(location) as archive:
-        arrays = {name: archive[name] for name in archive.files}
     dims = usable_dims(*arrays.get("dims", np.array(DEFAULT_DIMS)).tolist())
-    labels = Labels(
-        *dims, _labels(arrays, dims[0], "row_labels"), _labels(arrays, dims[1], "column_labels")
-    )
-    shape = tuple(int(side) for side in arrays["shape"]) if "shape" in arrays else None
-    if {"data", "indices", "indptr"} <= arrays.keys() and wanted.rows is None:
-        kind = arrays["format"].item() if "format" in arrays else "csr"
-        kind = kind.decode() if isinstance(kind, bytes) else str(kind)
-        if kind not in ("csr", "csc"):
-            raise DataError(f"{location} holds a sparse matrix of format {kind}; save it as csr")
-        parts = {name: arrays[name] for name in ("data", "indices", "indptr")}
-        matrix = SimpleNamespace(format=kind, **parts)
-        entries = int(matrix.indptr[-1])
-        stream = partial(compressed_pieces, matrix)
-    else:
-        rows, cols, data = _triples(location, arrays, wanted)
-        entries = data.size
-        stream = partial(coordinate_pieces, rows, cols, data)
+    coords = _labels(arrays, dims[0], "row_labels"), _labels(arrays, dims[1], "column_labels")
+    about: dict[str, Any] = {
+        "info": SourceInfo("npz", location),
+        "unstored": str(arrays["unstored"]) if "unstored" in arrays else None,
+    }
+    if wanted.rows is None and ("format" in arrays or "indptr" in arrays):
+        if "format" in arrays:
+            with binary(location) as file:
+                matrix = sparse.load_npz(file)
+        else:
+            parts = arrays["data"], arrays["indices"], arrays["indptr"]
+            matrix = sparse.csr_array(parts, shape=tuple(arrays["shape"].tolist()))
+        return replace(open_source(matrix), labels=Labels(*dims, *coords), **about)
+    rows, cols, data = _triples(location, arrays, wanted)
+    shape = tuple(arrays["shape"].tolist()) if "shape" in arrays else None
     return Source(
-        SourceInfo("npz", location, lazy=True),
-        None if shape is None else (shape[0], shape[1]),
-        labels=Labels() if shape is None else labels,
-        pieces=lambda add: stream(),
-        entries=entries,
-        unstored=str(arrays["unstored"]) if "unstored" in arrays else None,
+        shape=shape,
+        labels=Labels() if shape is None else Labels(*dims, *coords),
+        pieces=lambda add: coordinate_pieces(rows, cols, data),
+        entries=data.size,
+        **about,
     )
-
-
-def open_h5ad(location: str, wanted: Wanted) -> Source:
-    """The matrix X of an AnnData file or store, or a layer; read in pieces, whatever its size."""
-    found = from_annotated(part_of(location, wanted.layer, wanted.mask_var))
-    if not found.is_sparse:
-        raise DataError(
-            f"{wanted.layer or 'X'} of {location} is dense; convert is for sparse matrices: pass "
-            "the file to as_blocks or sample, or make it sparse first"
-        )
-    return found
 
 
 def label_file(target: Path, side: str) -> Path:
@@ -446,15 +423,14 @@ def _matrices(archive: Any) -> list[str]:
     return []
 
 
-def _read_npz(location: str, name: str | None) -> Any:
-    """An array of an archive, or what `scipy.sparse.save_npz` wrote."""
-    from scipy import sparse
-
+def _read_npz(location: str, name: str | None, wanted: Wanted) -> Any:
+    """Return an array of an archive, or the sparse matrix in several of them."""
     with _archive(location) as archive:
         names = list(archive.files)
-        if name is None and {"format", "shape", "data"} <= set(names):
-            with binary(location) as file:
-                return sparse.load_npz(file)
+        named = wanted.table or asked_for(wanted)
+        kinds = {"format", "data"}, {"data", "indices", "indptr"}, {"row", "col", "data"}
+        if name is None and (named or any(kind <= {*names} for kind in kinds)):
+            return _sparse_archive(location, {own: archive[own] for own in names}, wanted)
         if name is None:
             chosen = _matrices(archive)
             if len(chosen) == 1:
@@ -471,7 +447,7 @@ def _read_npz(location: str, name: str | None) -> Any:
     raise DataError(f"{location} has no array {name!r}, only {', '.join(names)}")
 
 
-def _read_npy(location: str, name: str | None) -> Any:
+def _read_npy(location: str, name: str | None, wanted: Wanted) -> Any:
     try:
         return npy_at(location) if is_url(location) else np.load(location, "r", False)
     except DaskfactorError:
@@ -482,7 +458,7 @@ def _read_npy(location: str, name: str | None) -> Any:
         ) from shown(error, location)
 
 
-def _read_parquet(location: str, name: str | None) -> Any:
+def _read_parquet(location: str, name: str | None, wanted: Wanted) -> Any:
     """A table of numbers, a column for each of the matrix."""
     pa = require("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as pq
@@ -582,19 +558,22 @@ def _if_text(location: str) -> str:
 
 
 class Format(NamedTuple):
-    """How files with one ending are read: as entries, as an array, or both.
+    """How files with one ending are read.
 
-    ``look`` finds out what columns a table has, whose lines may be either.
+    ``array`` reads a matrix, of several the one with a name. Of a table ``look`` finds the
+    columns, and ``entries`` reads one with a line for each entry.
     """
 
-    entries: Callable[[str, Wanted], Source] | None = None
-    array: Callable[[str, str | None], Any] | None = None
+    array: Callable[[str, str | None, Wanted], Any]
     look: Callable[[str, Wanted], Look] | None = None
+    entries: Callable[[str, Wanted], Source] | None = None
 
 
-_TABLE = Format(open_csv, lambda location, name: read_table(location), look_at_csv)
-_PARQUET = Format(open_parquet, _read_parquet, look_at_parquet)
-_HDF5 = Format(lambda location, wanted: read_hdf5(location, None), read_hdf5)
+_TABLE = Format(lambda location, name, wanted: read_table(location), look_at_csv, open_csv)
+_PARQUET = Format(_read_parquet, look_at_parquet, open_parquet)
+_HDF5 = Format(lambda location, name, wanted: read_hdf5(location, name))
+_NPZ = Format(_read_npz)
+_MATRIX_MARKET = Format(lambda location, name, wanted: open_matrix_market(location))
 
 FORMATS = {
     ".csv": _TABLE,
@@ -606,44 +585,14 @@ FORMATS = {
     ".parquet": _PARQUET,
     ".pq": _PARQUET,
     ".inter": _TABLE,
-    ".mtx": Format(open_matrix_market),
-    ".mm": Format(open_matrix_market),
-    ".npz": Format(open_npz, _read_npz),
-    ".npy": Format(array=_read_npy),
+    ".mtx": _MATRIX_MARKET,
+    ".mm": _MATRIX_MARKET,
+    ".npz": _NPZ,
+    ".npy": Format(_read_npy),
     ".h5": _HDF5,
     ".hdf5": _HDF5,
     ".hspy": _HDF5,
 }
-
-
-def _open_path(location: str, wanted: Wanted) -> Source:
-    if not is_url(location):
-        location = str(Path(location.removeprefix("file://")).expanduser())
-        if not Path(location).exists():
-            raise DataError(f"{location} does not exist; convert reads {KNOWN}")
-    chosen = wanted.layer is not None or wanted.mask_var is not None
-    if chosen or location.lower().endswith(".h5ad") or zarr_kind(location) == "anndata":
-        return open_h5ad(location, wanted)
-    _refuse_foreign(location)
-    form = FORMATS.get(_suffix(location))
-    folder = matrix_in(location)
-    if folder is not None:
-        return open_matrix_market(folder, wanted)
-    if form is not None and form.entries is not None:
-        return form.entries(location, wanted)
-    if is_blocked_store(location):
-        store = BlockStore(location)
-        return from_blocks(store.known, store.read)
-    if zarr_kind(location) == "run":
-        raise DataError(
-            f"{location} is a run of daskfactor, not data; pass the data that it was made from"
-        )
-    if _holds_parquet(location):
-        return open_parquet(location, wanted)
-    raise DataError(
-        f"{location} is no kind of file that convert reads: {KNOWN}; arrays with an entry in "
-        "every cell need no conversion: pass them to as_blocks or sample"
-    )
 
 
 def _sizes(location: str, file: IO[bytes]) -> tuple[int, int, int]:

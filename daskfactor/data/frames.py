@@ -113,7 +113,8 @@ def open_frame(data: Any, wanted: Wanted) -> Source:
     if pairs:
         keys = [own or usual for own, usual in zip(frame.index.names, DEFAULT_DIMS, strict=True)]
         frame = frame.rename_axis(keys).reset_index(allow_duplicates=True)
-    if wanted.table is not False and set(_named(wanted)) & set(frame.index.names) - {None}:
+    chosen = {wanted.rows, wanted.columns, wanted.values} - {None}
+    if wanted.table is not False and chosen & set(frame.index.names):
         frame = frame.reset_index()
     given = [str(column) for column in frame.columns]
     labelled = not (frame.index.name is None and frame.index.dtype.kind in "iu")
@@ -142,10 +143,6 @@ def _holds_names(column: Any) -> bool:
 
     kinds = ("string", "categorical", "date", "datetime", "datetime64")
     return _kind(column.dtype) == "key" and pd.api.types.infer_dtype(column) in kinds
-
-
-def _named(wanted: Wanted) -> list[Any]:
-    return [name for name in (wanted.rows, wanted.columns, wanted.values) if name is not None]
 
 
 def _as_pandas(data: Any, name: str) -> Any:

@@ -284,7 +284,7 @@ def choose_grid(
             )
         return blocks
     usual = default_blocks(shape, workers, entries, components)
-    count = usual if blocks is None else _checked(blocks, shape)
+    count = usual if blocks is None else checked_blocks(blocks, shape)
     if chunks is None:
         return Grid.even(shape, count)
     few, many = sorted(map(len, chunks))
@@ -338,7 +338,8 @@ def expand_chunks(shape: Sequence[int], chunk: Sequence[int]) -> Chunks:
     return rows, cols
 
 
-def _checked(blocks: SupportsIndex, shape: tuple[int, int]) -> int:
+def checked_blocks(blocks: SupportsIndex, shape: tuple[int, ...]) -> int:
+    """Return a number of bands that every side of an array can have."""
     allowed = min(shape)
     try:
         count = 0 if isinstance(blocks, bool) else operator.index(blocks)
@@ -346,8 +347,8 @@ def _checked(blocks: SupportsIndex, shape: tuple[int, int]) -> int:
         count = 0
     if not 1 <= count <= allowed:
         raise OptionError(
-            f"blocks must be a whole number from 1 to {allowed}, the shorter side of a "
-            f"{shape[0]} x {shape[1]} matrix, got {blocks!r}; leave it out for a default"
+            f"blocks must be a whole number from 1 to {allowed}, the shortest side of data of "
+            f"{' x '.join(map(str, shape))}, got {blocks!r}; leave it out for a default"
         )
     return count
 

@@ -393,19 +393,24 @@ def _labels(factors: Sequence[Axis], given: Sequence[Labels], name: str | None) 
             coords.append({} if own[0].labels is None else {own[0].name: own[0].labels})
             continue
         dims.append(SIDES[side])
-        names = [np.full(axis.length, axis.name) for axis in own]
-        texts = [
-            np.arange(axis.length).astype(str) if axis.labels is None else axis.labels.astype(str)
-            for axis in own
-        ]
-        coords.append(
-            {
-                FACTOR.format(SIDES[side]): np.concatenate(names),
-                LABEL.format(SIDES[side]): np.concatenate(texts),
-            }
-        )
+        coords.append(stacked_labels(SIDES[side], [(a.name, a.length, a.labels) for a in own]))
     attrs = {dim: told for own in given for dim, told in own.attrs.items() if dim in dims}
     return JointLabels(dims[0], dims[1], coords[0], coords[1], name, attrs)
+
+
+def stacked_labels(
+    dim: str, factors: Sequence[tuple[str, int, NDArray[Any] | None]]
+) -> dict[str, NDArray[Any]]:
+    """Return coordinates of a side where factors (name, length, labels) are one behind another."""
+    names, lengths, labels = zip(*factors, strict=True)
+    texts = [
+        (np.arange(length) if own is None else own).astype(str)
+        for own, length in zip(labels, lengths, strict=True)
+    ]
+    return {
+        FACTOR.format(dim): np.repeat(names, lengths),
+        LABEL.format(dim): np.concatenate(texts),
+    }
 
 
 def _pieces(joint: Joint, axis: Axis, bands: Bands) -> Iterator[tuple[int, Index]]:
@@ -454,7 +459,7 @@ def _strip(part: BlockedData, rows: Index) -> Any:
     for number in np.unique(band):
         which = np.flatnonzero(band == number)
         view = band_of(part, True, int(number))
-        own = as_scipy(view) if isinstance(view, SparseBlock) else view.block
+        own: Any = as_scipy(view) if isinstance(view, SparseBlock) else view.block
         found.append(own[place[which]])
         order = np.concatenate([order, which])
     whole: Any = (

@@ -4,11 +4,11 @@ Neighbouring chunks are read together up to a budget, and every chunk once. Its 
 their blocks at once, so that what waits is never more than one region, whatever the chunks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,14 +158,6 @@ def without(values: FloatArray, weights: FloatArray) -> FloatArray:
     return np.where(weights == 0, values.dtype.type(np.nan), values)
 
 
-class Beside(NamedTuple):
-    """Weights of the cells of a dense matrix: of a block, and whether any is zero."""
-
-    weighing: Weighing
-    block: Callable[[int, int], FloatArray]
-    vanish: bool
-
-
 def load(
     source: Source,
     grid: Grid,
@@ -173,10 +165,14 @@ def load(
     storage: Storage,
     budget: int,
     allow_empty: bool = False,
-    beside: Beside | None = None,
+    weights: Any = None,
+    weighing: Weighing | None = None,
 ) -> Known:
-    """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time."""
-    weighing = None if beside is None else beside.weighing
+    """Fill ``storage`` from ``source``, reading at most about ``budget`` bytes at a time.
+
+    ``weights`` are those of the cells, on blocks, and ``weighing`` is what they are.
+    """
+    vanish = weights is not None and weights.minimum == 0
     decoder = Decoder(dtype, source.labels)
     builder = StatisticsBuilder(grid, source.labels, DENSE, weighing)
     if source.array is not None and zero_copy(source.array, dtype):
@@ -187,12 +183,14 @@ def load(
             values = decoder.decode(read(source, region), rows.start, cols.start)
             for block, inside, outside in _cuts(grid, region):
                 piece = values[outside]
-                if beside is not None and beside.vanish:
-                    piece = without(piece, beside.block(*block)[inside])
+                if vanish:
+                    piece = without(piece, weights.view(*block).block[inside])
                 storage.write(block, inside, piece)
     for block in grid.all_blocks():
         view = storage.view(*block)
-        builder.scan(block, view if beside is None else view._replace(weights=beside.block(*block)))
+        if weights is not None:
+            view = view._replace(weights=weights.view(*block).block)
+        builder.scan(block, view)
     storage.forget()  # other threads read the blocks from here on
     known = builder.finish(source.info, dtype, allow_empty)
     decoder.warn()

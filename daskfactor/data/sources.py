@@ -24,7 +24,7 @@ from daskfactor.data.known import (
     matrix_shape,
     refuse_unobserved,
 )
-from daskfactor.data.loading import Beside, load, read_budget, weighed, working_bytes
+from daskfactor.data.loading import load, read_budget, weighed, working_bytes
 from daskfactor.data.sparse import LoadOptions, meaning_of_unstored, sparse_data
 from daskfactor.data.storage import (
     ArrayFile,
@@ -364,11 +364,11 @@ def _dense(
     kind: FloatType,
     limit: int,
     allow_empty: bool,
-    beside: Beside | None = None,
     weights: BlockedData | None = None,
+    weighing: Any = None,
 ) -> BlockedData:
     storage, budget = _storage(source, grid, kind, limit), read_budget(limit)
-    rest = storage, budget, allow_empty, beside
+    rest = storage, budget, allow_empty, weights, weighing
     return filled(storage, lambda: load(source, grid, kind, *rest), lambda: weights)
 
 
@@ -387,11 +387,9 @@ def _weighed(
     weighing = cells.refuse(
         source, kind, lambda row, col: read(slice(row, row + 1), slice(col, col + 1))
     )
-    vanish = weights.minimum == 0
-    beside = Beside(weighing, lambda *block: weights.view(*block).block, vanish)  # type: ignore[union-attr]
     # Cells that are to be missing are marked in a copy.
-    source = replace(source, array=None) if vanish else source
-    return _dense(source, grid, kind, limit, allow_empty, beside, weights)
+    source = replace(source, array=None) if weights.minimum == 0 else source
+    return _dense(source, grid, kind, limit, allow_empty, weights, weighing)
 
 
 def _serves(

@@ -75,19 +75,19 @@ def meaning_of_unstored(source: Source, unstored: str | None) -> str:
     return known or source.usual
 
 
-class Beside(Protocol):
+class Weights(Protocol):
     """Weights of the cells of a sparse matrix, asked for with its blocks as these are made."""
 
     weighing: Weighing
 
     def take(self, block: Block, view: SparseBlock) -> SparseBlock:
-        """The block with its weights; what has weight 0 is missing."""
+        """Return the block with its weights; what has weight 0 is missing."""
 
     def finish(self) -> BlockedData:
-        """The weights of all blocks."""
+        """Return the weights of all blocks."""
 
 
-Pair = Callable[[Grid, Layout], Beside | None]
+Pair = Callable[[Grid, Layout], Weights | None]
 """Opens the weights of cells, if they have any, once grid and order are known."""
 
 
@@ -376,7 +376,7 @@ class Task:
         return self._compressed(largest)[0].values.size / float(self.counts[largest])
 
     def assemble(
-        self, put: Callable[[Block, SparseBlock], None], beside: Beside | None = None
+        self, put: Callable[[Block, SparseBlock], None], beside: Weights | None = None
     ) -> Known:
         """Put every block together and hand it over to ``put``, which several threads call."""
         weighing, lock = beside.weighing if beside else None, threading.Lock()

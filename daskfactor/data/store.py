@@ -492,7 +492,7 @@ class StoreWriter:
 
 
 _FILE: Final = re.compile(
-    r"\.(csv|tsv|txt|dat|parquet|pq|mtx|npz|npy|nc|h5)(\.(gz|bz2|zst))?$", re.IGNORECASE
+    r"\.(csv|tsv|txt|dat|parquet|pq|mtx|npz|npy|nc|h5|h5ad)(\.(gz|bz2|zst))?$", re.IGNORECASE
 )
 """Endings of files, which are no folders."""
 

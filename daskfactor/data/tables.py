@@ -513,7 +513,8 @@ def _written_keys(location: str, name: str, array: Any, written: dict[str, str])
                 found: Keys = numbers[array.indices.to_numpy()]
                 return found
         if written.get(name) == "number":
-            text = next(own for own in texts.to_pylist() if not own.lstrip("-").isdecimal())
+            others = texts.filter(pc.invert(pc.or_(whole, nothing))).to_pylist()
+            text = others[0] if others else max(texts.to_pylist(), key=len)
             raise DataError(
                 f"the key column {name!r} of {location} begins with whole numbers and has the text "
                 f"{text!r} later; read it as texts: pass what pandas.read_csv({location!r}, "

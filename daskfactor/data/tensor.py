@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daskfactor.data.adapters import decoded, decoder
+from daskfactor.data.adapters import decoded, decoder, meaning_of_fill, zarr_array
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.frames import is_frame
 from daskfactor.data.grid import (
@@ -27,9 +27,10 @@ from daskfactor.data.grid import (
     Bands,
     TensorGrid,
     balanced_order,
+    checked_blocks,
     inverse,
 )
-from daskfactor.data.joined import FACTOR, LABEL, SIDES, JointLabels
+from daskfactor.data.joined import SIDES, JointLabels, stacked_labels
 from daskfactor.data.known import (
     RESERVED,
     Known,
@@ -214,7 +215,7 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
         labels = {dim: np.asarray(V[dim].values) for dim in dims if dim in V.coords}
         return found._replace(names=dims, labels=labels, kind="xarray")
     if isinstance(V, str | Path):
-        V = _opened(V)
+        V = np.load(V, mmap_mode="r") if str(V).endswith(".npy") else zarr_array(str(V))[0]
     if type(V).__module__.partition(".")[0] == "zarr" or isinstance(V, np.memmap):
         from dask.array import from_array
 
@@ -228,34 +229,17 @@ def entries_of(V: Any, unstored: str | None) -> Entries:
     return _of_dense(V, unstored)
 
 
-def _opened(path: str | Path) -> Any:
-    """Open a ``.npy`` file or a zarr array."""
-    if str(path).endswith(".npy"):
-        return np.load(path, mmap_mode="r")
-    import zarr
-
-    try:
-        return zarr.open_array(str(path), mode="r")
-    except Exception as error:
-        raise DataError(f"{path} holds no zarr array and is no .npy file: {error}") from error
-
-
 def _of_sparse(V: Any, unstored: str | None) -> Entries:
     V = V if hasattr(V, "coords") else V.tocoo()
-    fill = V.fill_value
-    if not (fill == 0 or np.isnan(fill)):
-        raise DataError(
-            f"the sparse array has fill_value {fill!r}; it must be 0, or NaN for missing entries"
-        )
-    if np.isnan(fill) and unstored == "zero":
+    own = meaning_of_fill(V.fill_value)
+    if own == "missing" and unstored == "zero":
         raise OptionError(
             'unstored="zero", but the array says by its fill_value NaN that entries it does not '
             "store are missing; leave unstored out"
         )
-    meaning = unstored or ("missing" if np.isnan(fill) else "zero")
-    places = [np.asarray(own, np.int64) for own in V.coords]
+    places = [np.asarray(place, np.int64) for place in V.coords]
     names = tuple(map(NAMES.format, range(V.ndim)))
-    return Entries(V.shape, places, np.asarray(V.data), meaning, names, kind="sparse")
+    return Entries(V.shape, places, np.asarray(V.data), unstored or own, names, kind="sparse")
 
 
 def _of_dense(V: Any, unstored: str | None) -> Entries:
@@ -358,13 +342,7 @@ def _grid(entries: Entries, blocks: int | TensorGrid | None) -> TensorGrid:
         while 2 * count <= most and size > LARGEST_BLOCK * count**axes:
             count *= 2
     else:
-        given: Any = blocks
-        count = given if type(given) is int else 0
-        if not 1 <= count <= min(shape):
-            raise OptionError(
-                f"blocks must be a whole number from 1 to {min(shape)}, the shortest axis of a "
-                f"{' x '.join(map(str, shape))} tensor, got {blocks!r}; leave it out for a default"
-            )
+        count = checked_blocks(blocks, shape)
     return TensorGrid(axes=tuple(Bands.even(size, count) for size in shape))
 
 
@@ -500,16 +478,12 @@ class _Builder:
 def _labels(entries: Entries) -> Labels:
     """Labels of the first axis, and of all others behind one another as text."""
     first, *others = entries.names
-    lengths = entries.shape[1:]
-    texts = [
-        entries.labels.get(name, np.arange(length)).astype(str)
-        for name, length in zip(others, lengths, strict=True)
-    ]
     rows = {first: entries.labels[first]} if first in entries.labels else {}
-    columns = {
-        FACTOR.format(SIDES[1]): np.repeat(others, lengths),
-        LABEL.format(SIDES[1]): np.concatenate(texts),
-    }
+    factors = [
+        (name, length, entries.labels.get(name))
+        for name, length in zip(others, entries.shape[1:], strict=True)
+    ]
+    columns = stacked_labels(SIDES[1], factors)
     return JointLabels(first, SIDES[1], rows, columns)
 
 

@@ -85,7 +85,8 @@ def recommend(
         Cells that are not recommended: data in any form, such as those the run was made from, or
         ``"seen"`` for the run's own, where it keeps them or their place. What they store, or
         observe if they are dense, is left out, matched by label where both have labels, else by
-        position; labels that the run does not know do not matter.
+        position; labels that the run does not know do not matter. A table of three columns has
+        a line for each cell.
     by : {"mean", "lower", "upper"}
         What cells are ranked by; ``"lower"`` prefers what is sure, ``"upper"`` what may be good.
     interval

@@ -292,7 +292,7 @@ def test_conversion_takes_layers_and_variables(forms, tmp_path):
         np.testing.assert_array_equal(data.to_numpy(), 2 * COUNTS[:, MASK])
         assert names_of(data) == [CELLS, CHOSEN]
     for layer, message in (
-        ("dense", r"dense of .* is dense; convert is for sparse"),
+        ("dense", "input is dense, and convert is for sparse"),
         ("x", "has no layer 'x'; its layers are: columns, dense"),
     ):
         refused(DataError, message, dfac.convert, forms["h5ad"], tmp_path / "x.zarr", layer=layer)

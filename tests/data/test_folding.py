@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import daskfactor as dfac
 from daskfactor.data.folding import Side
 from daskfactor.data.tensor import TensorData, as_tensor
-from daskfactor.errors import DataError, DataWarning, OptionError
+from daskfactor.errors import DataError, DataWarning, OptionError, StoreError
 from tests.refusals import refused
 from tests.tiers import FULL
 
@@ -335,7 +335,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_tensor_is_refused_in_a_sentence(case):
     V, words = REFUSED[case]
-    refused(DataError, words, as_tensor, V, allow_empty=case == "a cell twice")
+    refused((DataError, StoreError), words, as_tensor, V, allow_empty=case == "a cell twice")
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_number_of_blocks_wins_over_the_chunks():
     assert grid.blocks == 3
     assert all(offset % 50 == 0 for offset in grid.rows.offsets + grid.cols.offsets)
     assert choose_grid(shape, chunks, blocks=7).blocks == 7
-    match = "from 1 to 250, the shorter side of a 500 x 250 matrix"
+    match = "from 1 to 250, the shortest side of data of 500 x 250"
     refused(OptionError, match, choose_grid, shape, chunks, blocks=251)
     # Chunks at the edge are cut.
     assert grids.expand_chunks((10, 4), (4, 9)) == ((4, 4, 2), (4,))

@@ -132,9 +132,10 @@ def test_broken_files(tmp_path, name, content, message):
 def test_keys_that_only_look_like_numbers_at_first(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK", 64)
     lines = "".join(f"{number},{number % 3},1\n" for number in range(20))
-    path = write(tmp_path, "t.csv", "user,film,stars\n" + lines + "x21,1,1\n")
-    match = r"'user' of .* begins with whole numbers and has the text 'x21' later; .*dtype={'user'"
-    refused(DataError, match, converted, path)
+    for key in ("007", 20 * "9", "x21"):
+        path = write(tmp_path, "t.csv", f"user,film,stars\n{lines}{key},1,1\n")
+        match = f"'user' of .* begins with whole numbers and has the text '{key}' later; read it"
+        refused(DataError, match, converted, path)
     frame = pd.read_csv(path, dtype={"user": str})
     found = names_of(as_blocks(frame, 1, table=True, unstored="zero"))
     assert found == [sorted([*map(str, range(20)), "x21"]), [0, 1, 2]]
@@ -186,7 +187,7 @@ def test_a_folder_of_parquet_files(tmp_path):
     (folder / "_SUCCESS").write_text("")
     np.testing.assert_array_equal(converted(folder).to_numpy(), DENSE)
     (tmp_path / "empty").mkdir()
-    refused(DataError, "no kind of file that convert reads", converted, tmp_path / "empty")
+    refused(StoreError, "there is nothing of that kind", converted, tmp_path / "empty")
 
 
 def test_a_folder_without_parquet_files_is_not_searched(tmp_path, monkeypatch):

@@ -186,7 +186,7 @@ def run(V=None, settings=None, sampler=None, **options):
         ({"monitor": ([0], [1], [99])}, OptionError, "from 0 to 8"),
         ({"monitor": ([0], [1], [1, 2])}, OptionError, "as many places"),
         ({"init": "random"}, OptionError, "init of a CP"),
-        ({"blocks": 99}, OptionError, "shortest axis"),
+        ({"blocks": 99}, OptionError, "shortest side"),
         (ZEROS, ModelError, "closed form"),
     ],
     ids=str,
