@@ -602,7 +602,7 @@ class Chain:
             moments_of.append((mean, m2 / (run.cell_count or 1)))
         mean, var = moments_of[0]
         if len(moments_of) > 1:
-            mean, var = extrapolated_moments(moments_of[0], moments_of[1], nonnegative=True)
+            mean, var = extrapolated_moments(moments_of[0], moments_of[1])
         with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
             for name, value in (("mean", mean), ("var", var)):
                 sink.write(f"{MONITOR}/{name}", self.number, value)

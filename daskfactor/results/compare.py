@@ -1,6 +1,6 @@
 """How far particles are from each other, and what each says: components, entries, scores.
 
-Masses are those of :func:`daskfactor.results.align.draw_masses`. The paper's letters are A for W
+Masses are those of `daskfactor.results.trace.Run.masses`. The paper's letters are A for W
 and W for H.
 
 Source: Masood and Doshi-Velez, "A particle-based variational approach to Bayesian non-negative
