@@ -36,6 +36,7 @@ from daskfactor.results.files import (
     read_marker,
     seal,
 )
+from daskfactor.results.metadata import INDEX, nodes_of, read_root
 from daskfactor.results.opening import checked_store, committed_tree
 from daskfactor.results.places import (
     LocalPlace,
@@ -45,7 +46,7 @@ from daskfactor.results.places import (
     refuse_url,
     view_of,
 )
-from daskfactor.results.root import INDEX, nodes_of, read_root
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import (
     CELL_INDICES,
     COARSE,
@@ -57,7 +58,6 @@ from daskfactor.results.schema import (
     layouts,
     planned_draws,
 )
-from daskfactor.results.sink import Sink
 from daskfactor.results.writer import Writer
 from daskfactor.urls import located
 

@@ -12,7 +12,7 @@ from daskfactor.errors import DaskfactorWarning, DataWarning, ModelError, Option
 from daskfactor.executors import SerialExecutor
 from daskfactor.inference.sampling import NOT_STARTED, Run, run_spec
 from daskfactor.inference.setting import RunOptions, Setting
-from daskfactor.results.sink import Sink
+from daskfactor.results.run_writer import Sink
 from tests.inference.gaussian_reference import chain_of
 from tests.inference.test_conformance import LEARNT, SHARED, WARM, counts
 from tests.random_sparse import random_array

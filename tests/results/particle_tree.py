@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 

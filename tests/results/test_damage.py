@@ -23,7 +23,7 @@ from daskfactor.inference.parameters import stored_hyper
 from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.setting import RunOptions
 from daskfactor.results.files import seal
-from daskfactor.results.root import INDEX
+from daskfactor.results.metadata import INDEX
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run

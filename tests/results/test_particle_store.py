@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results import store as store_module
-from daskfactor.results.sink import Sink
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.refusals import refused

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
-from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
 from tests.pairwise import pairwise

@@ -14,8 +14,8 @@ from numpy.testing import assert_array_equal
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.files import seal
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import MOMENTS, RunSpec
-from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.results.zarr_stores import DurableStore
