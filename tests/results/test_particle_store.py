@@ -15,7 +15,7 @@ from daskfactor.results.trace import open_run
 from tests.refusals import refused
 from tests.results import particle_tree as particles
 from tests.results.particle_tree import KERNEL, WEIGHTS, M, particle_factors
-from tests.results.runs import make_spec, store_run, validate
+from tests.results.runs import create_store, make_spec, store_run, validate
 
 
 def weighing(count=M, **changes):
@@ -33,7 +33,7 @@ def create(path, done, **changes):
     W, H = particle_factors()
     spec = particles.particle_spec(W, H)
     spec = replace(spec, attrs=spec.attrs | changes)
-    store = Sink(spec) if path is None else RunStore.create(path, spec)
+    store = Sink(spec) if path is None else create_store(path, spec)
     particles.fill_particles(store, W, H, done=done)
     return store
 
