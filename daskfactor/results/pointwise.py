@@ -21,7 +21,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, label_at, match_labels, truth
+from daskfactor.checks import cell_positions, match_labels, refuse_repeated, truth
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
@@ -523,10 +523,12 @@ def _of_matrix(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
                 f"the {asked.cells[0].size} cells, got shape {own.shape}"
             )
         same = own.total_observed == about.get("n_observed")
-        places = [
-            _places(*key)[at.values] if named else at.values
-            for key, at, named in zip(keys, asked.cells, labelled, strict=True)
-        ]
+        places = [at.values for at in asked.cells]
+        for side, what in enumerate(("rows", "columns")):
+            if labelled[side]:
+                match = match_labels(*keys[side])
+                refuse_repeated(match, what, "V")
+                places[side] = match.at[places[side]]
         there = (places[0] >= 0) & (places[1] >= 0)
         found = np.full(there.shape, np.nan)
         found[there] = own.values(*(at[there] for at in places))
@@ -565,18 +567,6 @@ def _of_tensor(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
     found[stored] = entries.values[order[place[stored]]]
     observed = math.prod(axes.sizes) if zeros else at.size
     return found, observed == about.get("n_observed")
-
-
-def _places(known: Any, labels: Any) -> NDArray[np.int64]:
-    """Where the rows (or columns) of a run are in a matrix with these labels, -1 where nowhere."""
-    found = match_labels(known, labels)
-    if found.twice != (None, None):
-        raise DataError(
-            f"the labels of V are not unique (they begin with {label_at(labels, 0)}), and in "
-            "another order than those of the run; give V unique labels, or pass one value for each "
-            "of the cells"
-        )
-    return found.at
 
 
 def _tree(
