@@ -62,7 +62,7 @@ from .results.compare import downstream as downstream
 from .results.compare import pairwise_distances as pairwise_distances
 from .results.compare import top_entries as top_entries
 from .results.coverage import held_out_coverage as held_out_coverage
-from .results.identify import component_swaps as component_swaps
+from .results.identifiability import component_swaps as component_swaps
 from .results.maps import unstack as unstack
 from .results.opening import open_run as open_run
 from .results.pointwise import log_likelihood as log_likelihood

@@ -365,7 +365,7 @@ def cells_at(
         found.append(index.astype(np.int64))
     if len({at.size for at in found}) > 1:
         counts = " and ".join(str(at.size) for at in found)
-        raise OptionError(f"{allowed}; {', '.join(axes)} must be equally many, got {counts}")
+        raise OptionError(f"{allowed}; {' and '.join(axes)} must be equally many, got {counts}")
     return tuple(found)
 
 

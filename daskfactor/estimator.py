@@ -24,10 +24,10 @@ from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.align import align
 from daskfactor.results.components import factor_moments
+from daskfactor.results.metadata import read_root
 from daskfactor.results.places import view_of
 from daskfactor.results.pointwise import log_likelihood
 from daskfactor.results.predict import with_new
-from daskfactor.results.root import read_root
 from daskfactor.results.trace import Run
 
 Array = NDArray[Any]

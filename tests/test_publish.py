@@ -22,7 +22,7 @@ from daskfactor.results.places import LocalPlace
 from daskfactor.results.store import RunStore
 from tests.cli.shell import fails, succeed
 from tests.refusals import refused
-from tests.results.runs import ATTRS, factors, fill, make_spec
+from tests.results.runs import ATTRS, create_store, factors, fill, make_spec
 from tests.results.writer import SERVER, start
 from tests.tiers import FULL
 
@@ -230,10 +230,10 @@ def test_a_kill_while_a_run_is_replaced_leaves_one_of_both(tmp_path, monkeypatch
     path, seen, fatal = tmp_path / "run.zarr", [], 0
     spec = make_spec(chains=1, warmup_draws=0, monitor_rows=None, monitor_columns=None)
     while True:
-        with RunStore.create(path, spec, overwrite=True) as store:
+        with create_store(path, spec, overwrite=True) as store:
             store.write_draws(0, 0, *factors(0, 0, 3))
             store.checkpoint({}, {"draws": 3})
-        store = RunStore.create(path, spec, overwrite=True)
+        store = create_store(path, spec, overwrite=True)
         store.write_draws(0, 0, *factors(1, 0, 5))
         with monkeypatch.context() as patch:
             death = Death(patch, fatal, before=True)
@@ -317,7 +317,7 @@ def test_a_process_killed_before_the_first_checkpoint_leaves_the_old_run(tmp_pat
 
 
 def replace_and_wait(path, pipe):
-    with RunStore.create(path, make_spec(), overwrite=True) as store:
+    with create_store(path, make_spec(), overwrite=True) as store:
         store.write_draws(0, 0, *factors(0, 0, 3))
         pipe.send("begun")
         pipe.recv()
@@ -325,9 +325,9 @@ def replace_and_wait(path, pipe):
 
 def test_a_failed_run_removes_no_other_run(tmp_path):
     path = tmp_path / "run.zarr"
-    with pytest.raises(RuntimeError), RunStore.create(path, make_spec()):  # noqa: PT012
+    with pytest.raises(RuntimeError), create_store(path, make_spec()):  # noqa: PT012
         path.rename(tmp_path / "moved.zarr")
-        with RunStore.create(path, make_spec()) as other:
+        with create_store(path, make_spec()) as other:
             fill(other, make_spec(), draws=3)
         raise RuntimeError
     assert dfac.open_run(path)["posterior"].sizes["draw"] == 3
@@ -342,7 +342,7 @@ def test_a_failed_run_is_removed_before_others_may_write_it(tmp_path, monkeypatc
         opened.append(path.exists())
 
     monkeypatch.setattr(LocalPlace, "close", closing)
-    with pytest.raises(RuntimeError), RunStore.create(path, make_spec()):
+    with pytest.raises(RuntimeError), create_store(path, make_spec()):
         raise RuntimeError
     assert opened == [False]
     assert not list(tmp_path.iterdir())
@@ -359,7 +359,7 @@ def compete(folder, me, barrier, pipe):
         spec = make_spec(chains=1, attrs=ATTRS | {"random_seed": me})
         barrier.wait(60)  # until the other one is there; broken if that has died
         try:
-            with RunStore.create(path, spec) as store:
+            with create_store(path, spec) as store:
                 store.write_draws(0, 0, *factors(me, 0, 2))
                 store.checkpoint({}, {"draws": 2})
                 store.finish({"winner": me})

@@ -269,7 +269,7 @@ def resumable(store: str | None, new: bool = True) -> Iterator[None]:
 
 def _run_at(store: str | None) -> str | None:
     """Return the id of the run that a folder holds, or None."""
-    from daskfactor.results.root import read_root
+    from daskfactor.results.metadata import read_root
 
     if store is None or is_url(store):
         return None

@@ -18,8 +18,8 @@ from daskfactor.publish import check_free
 if TYPE_CHECKING:
     import xarray as xr
 
-    from daskfactor.results.noted import Noted
     from daskfactor.results.summary import Summary
+    from daskfactor.results.summary_cache import CachedSummary
 
 
 def info(
@@ -42,9 +42,9 @@ def info(
 
         daskfactor info run.zarr --json | python -m json.tool
     """
-    from daskfactor.results.noted import READ_AT_ONCE, noted_at
+    from daskfactor.results.summary_cache import READ_AT_ONCE, cached_at
 
-    if not diagnose and (ended := noted_at(run, READ_AT_ONCE)) is not None:
+    if not diagnose and (ended := cached_at(run, READ_AT_ONCE)) is not None:
         return _shown(*ended, run)
     try:
         tree = dfac.open_run(run)
@@ -224,27 +224,29 @@ def summary_of(
 ) -> tuple[dict[str, Any], Any]:
     """Summarize data, model, sampler, draws and health of a run: as values, and as a table.
 
-    ``judged`` is what `summarize` says of it; without it, what the run has noted, or what can be
+    ``judged`` is what `summarize` says of it; without it, what the run has cached, or what can be
     said of draws that are quickly read.
     """
-    from daskfactor.results.ending import measured
-    from daskfactor.results.noted import Noted, noted_of
+    from daskfactor.results.finalize import measured
+    from daskfactor.results.summary_cache import CachedSummary, cached_in
 
-    noted = noted_of(tree) or Noted(measured(tree), None)
-    done = noted.measured["draws_kept"] or noted.measured["draws_done"]
-    quick = noted.measured["draws_bytes"] <= QUICKLY_READ and "sample_stats" in tree.children
-    if judged is None and noted.summary is None and done and quick:
+    cache = cached_in(tree) or CachedSummary(measured(tree), None)
+    done = cache.measured["draws_kept"] or cache.measured["draws_done"]
+    quick = cache.measured["draws_bytes"] <= QUICKLY_READ and "sample_stats" in tree.children
+    if judged is None and cache.summary is None and done and quick:
         judged = dfac.summarize(tree)
     if judged is not None:
-        noted = noted._replace(summary=judged.to_dict())
-    return _shown(tree.attrs, noted, store)
+        cache = cache._replace(summary=judged.to_dict())
+    return _shown(tree.attrs, cache, store)
 
 
-def _shown(attrs: Mapping[Any, Any], noted: "Noted", store: str) -> tuple[dict[str, Any], Any]:
-    from daskfactor.results.about import facts_of, told
+def _shown(
+    attrs: Mapping[Any, Any], cache: "CachedSummary", store: str
+) -> tuple[dict[str, Any], Any]:
+    from daskfactor.results.describe import facts_of, told
 
-    summary = facts_of(attrs, noted.measured, store)
-    lines = [*told(summary), *_lights(summary, noted, store)]
+    summary = facts_of(attrs, cache.measured, store)
+    lines = [*told(summary), *_lights(summary, cache, store)]
     if summary["resume"] is not None:
         lines.append(("to finish" if summary["unfinished"] else "more draws", summary["resume"]))
     return summary, o.facts(lines, title=store)
@@ -255,15 +257,15 @@ QUICKLY_READ: Final = 2**26
 STYLES: Final = {"green": "green", "amber": "yellow", "red": "red", "none": "dim"}
 
 
-def _lights(summary: dict[str, Any], noted: "Noted", store: str) -> list[tuple[str, str]]:
+def _lights(summary: dict[str, Any], cache: "CachedSummary", store: str) -> list[tuple[str, str]]:
     """A line for each light over what a run gave; they are put into the summary, too."""
     from daskfactor.results.verdict import LIGHTS, lights_in
 
     size = summary.pop("draws_bytes")
-    if noted.summary is None:
+    if cache.summary is None:
         told = f"--diagnose reads {size / 1e9:.1f} GB of draws for it"
         return [("verdict", told)] if size > QUICKLY_READ else []
-    found = lights_in(noted.summary["attrs"])
+    found = lights_in(cache.summary["attrs"])
     summary["lights"] = {name: light.as_dict() for name, light in found.items()}
     lines = []
     for name, light in found.items():

@@ -51,7 +51,7 @@ from daskfactor.executors.tasks import start_of, super_block
 if TYPE_CHECKING:
     from daskfactor.executors.cluster import ClusterExecutor
     from daskfactor.results.files import Checkpoints, Late
-    from daskfactor.results.sink import Sink
+    from daskfactor.results.run_writer import Sink
 
 NOT_READY = 10.0
 """Seconds for a worker that begins or ends to be there or gone."""

@@ -18,7 +18,7 @@ from daskfactor.machine import single_threaded_blas
 if TYPE_CHECKING:
     from daskfactor.data.blocks import BlockedData
     from daskfactor.results.files import Checkpoints, Late
-    from daskfactor.results.sink import Sink
+    from daskfactor.results.run_writer import Sink
 
 Array = NDArray[Any]
 

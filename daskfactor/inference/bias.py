@@ -35,9 +35,9 @@ from daskfactor.progress import OnEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.diagnose import LEAST_DRAWS, all_series, effective_size
 from daskfactor.results.judged import Judged
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import COARSE
 from daskfactor.results.series import Series
-from daskfactor.results.sink import Sink
 from daskfactor.results.summary import is_biased
 from daskfactor.results.trace import Run as Result
 from daskfactor.results.trace import Trace, factors_of

@@ -29,8 +29,8 @@ from daskfactor.models.gamma_factors import GammaFactors
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, noise_key
 from daskfactor.results.files import Checkpoints, Late
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import COLUMN, FEATURES, MOMENTS, MONITOR, ROW, Kind, Variable
-from daskfactor.results.sink import Sink
 from daskfactor.results.trace import extrapolated_moments
 
 Array = NDArray[Any]
@@ -605,7 +605,7 @@ class Chain:
             moments_of.append((mean, m2 / (run.cell_count or 1)))
         mean, var = moments_of[0]
         if len(moments_of) > 1:
-            mean, var = extrapolated_moments(moments_of[0], moments_of[1], nonnegative=True)
+            mean, var = extrapolated_moments(moments_of[0], moments_of[1])
         with sink.replacing(MONITOR, self.number, self.tracks[0].cell_count or 0):
             for name, value in (("mean", mean), ("var", var)):
                 sink.write(f"{MONITOR}/{name}", self.number, value)

@@ -364,10 +364,9 @@ class PSGRRLD(Pair, PSGLD):
 
     ``draws`` and ``tune`` count the fine chain's cycles and must be even. The
     fine chain is the trace's ``posterior`` group, the coarse one
-    ``posterior_coarse``; :func:`daskfactor.expectation` combines them, as moments and monitored
-    cells do; whatever else reads draws reads those of the fine chain, which have the bias of half
-    the step. Both leave the same point with the
-    same metric after the first half of tuning.
+    ``posterior_coarse``; :func:`daskfactor.expectation` combines them, as monitored cells do;
+    whatever else reads draws reads those of the fine chain, which have the bias of half the step.
+    Both leave the same point with the same metric after the first half of tuning.
 
     Parameters
     ----------

@@ -44,10 +44,10 @@ from daskfactor.models import model_from_dict
 from daskfactor.models.settings import FactorModel
 from daskfactor.options import OnDevice, OnSampled, verb
 from daskfactor.progress import OnEvent, RunEvent
-from daskfactor.results.ending import close_run
-from daskfactor.results.root import FORMAT_VERSION
+from daskfactor.results.finalize import close_run
+from daskfactor.results.metadata import FORMAT_VERSION
+from daskfactor.results.run_writer import Sink, reserved, sink_of
 from daskfactor.results.schema import BIASED, FEATURES, STEPS, RunSpec
-from daskfactor.results.sink import Sink, reserved, sink_of
 from daskfactor.results.summary import told_trend
 
 if TYPE_CHECKING:

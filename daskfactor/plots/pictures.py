@@ -201,7 +201,7 @@ def particle_panel(
     mass, law, draws = aligned.masses, aligned.law, aligned.posterior
     rows = _chosen(particles, mass)
     pairs = [
-        next(each_draw(draws.isel(chain=[chain], draw=[draw]), None))
+        next(each_draw(draws.isel(chain=[chain], draw=[draw])))
         for chain, draw in zip(*np.divmod(rows, draws.sizes["draw"]), strict=True)
     ]
     chosen = component_positions(draws, components)

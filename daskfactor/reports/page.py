@@ -16,9 +16,9 @@ from daskfactor.publish import check_free, publishing
 from daskfactor.reports import parts
 from daskfactor.results.components import components_of, with_names
 from daskfactor.results.coverage import held_out_coverage
-from daskfactor.results.ending import facts
 from daskfactor.results.files import disk_errors
-from daskfactor.results.identify import component_swaps
+from daskfactor.results.finalize import facts
+from daskfactor.results.identifiability import component_swaps
 from daskfactor.results.trace import Run, Trace, as_tree, reads_here
 
 PARTS: Final = {

@@ -14,8 +14,8 @@ from daskfactor.errors import OptionError
 from daskfactor.evidence.base import Evidence
 from daskfactor.plots import components as components_figure
 from daskfactor.plots import draw, plot_ranks
-from daskfactor.results.about import told as told_facts
 from daskfactor.results.components import SURE, Components, Factor, told_label, told_quantity
+from daskfactor.results.describe import told as told_facts
 from daskfactor.results.series import TITLES
 from daskfactor.results.summary import Summary, sections_of
 from daskfactor.results.trace import Run

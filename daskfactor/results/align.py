@@ -407,8 +407,8 @@ def _given(reference: Any, group: xr.Dataset) -> Reference:
     return reference_from(W.astype(dtype), H.astype(dtype))
 
 
-def _best_draw(run: Run) -> tuple[Any, int]:
-    """Label of the chain and position of the draw of most weight, then of highest density."""
+def _best_draw(run: Run) -> tuple[int, int]:
+    """Positions of the chain and draw of most weight, then of highest density."""
     draws, weights = run.posterior, run.weights
     shape = draws.sizes["chain"], draws.sizes["draw"]
     allowed = np.ones(shape, dtype=bool) if weights is None else weights == weights.max()
@@ -420,19 +420,21 @@ def _best_draw(run: Run) -> tuple[Any, int]:
         density = np.where(allowed, lp.transpose("chain", "draw").values, np.nan)
         if np.isfinite(density).any():
             at = int(np.nanargmax(density))
-    return draws["chain"].values.tolist()[at // shape[1]], at % shape[1]
+    return at // shape[1], at % shape[1]
 
 
 def _iterated_mean(run: Run, group: xr.Dataset, matching: Matching) -> Reference:
     """The mean of the aligned draws, each component over the draws in which it appears."""
-    label, position = _best_draw(run)
-    reference = reference_from(*next(each_draw(group.isel(draw=[position]), label)))
+    chain, draw = _best_draw(run)
+    alone, weights = group.isel(chain=[chain]), run.weights
+    reference = reference_from(*next(each_draw(alone.isel(draw=[draw]))))
     # The start is a single, noisy draw: every draw counts, however far from it.
     every = partial(matching, threshold=-np.inf)
-    reference, _ = _round(group, run.weights, label, reference, every)
+    of_chain = None if weights is None else weights[[chain]]
+    reference, _ = _round(alone, of_chain, reference, every)
     before: list[bytes] = []
     for _ in range(ROUNDS):
-        reference, orders = _round(group, run.weights, None, reference, matching)
+        reference, orders = _round(group, weights, reference, matching)
         if orders == before:
             break
         before = orders
@@ -440,12 +442,12 @@ def _iterated_mean(run: Run, group: xr.Dataset, matching: Matching) -> Reference
 
 
 def _round(
-    group: xr.Dataset, weights: Weights | None, chain: Any, reference: Reference, matching: Matching
+    group: xr.Dataset, weights: Weights | None, reference: Reference, matching: Matching
 ) -> tuple[Reference, list[bytes]]:
     """The next reference, and the order of every draw with mass under this one."""
     sum_w, sum_h = np.zeros(reference.W.shape), np.zeros(reference.H.shape)
     orders = []
-    for (W, H), mass in weighted_batches(group, chain, weights):
+    for (W, H), mass in weighted_batches(group, weights):
         found = matching(W, H, reference)
         new_w, new_h = rearranged(W, H, found)
         weight = mass[:, None] * found.matched
@@ -466,10 +468,10 @@ def _all_matches(
     """How every draw has to be changed, and the moments of the draws once they are."""
     factors = dict(zip("WH", factors_of(group), strict=True))
     matches, moments = [], []
-    for at, chain in enumerate(group["chain"].values.tolist()):
+    for at in range(group.sizes["chain"]):
         running = {name: Running(factor.shape[2:]) for name, factor in factors.items()}
         done = 0
-        for W, H in batches_of_draws(group, chain):
+        for W, H in batches_of_draws(group.isel(chain=[at])):
             matches.append(matching(W, H, reference))
             each = masses[at, done : done + len(W)].tolist()
             for one, values in zip(running.values(), rearranged(W, H, matches[-1]), strict=True):

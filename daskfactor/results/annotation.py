@@ -21,9 +21,9 @@ from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.publish import check_free, publishing
 from daskfactor.results.align import align, sizes
 from daskfactor.results.components import factor_moments
-from daskfactor.results.noted import noted_of
 from daskfactor.results.schema import MOMENTS, component_labels
-from daskfactor.results.summary import as_noted
+from daskfactor.results.summary import cached_summary
+from daskfactor.results.summary_cache import cached_in
 from daskfactor.results.trace import Run, Trace, reads_here
 
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ class Side(NamedTuple):
     sd: Array | None
 
 
-class Told(NamedTuple):
+class AnnDataResult(NamedTuple):
     """What a result says: its factors by name, and what goes into ``uns``."""
 
     sides: dict[str, Side]
@@ -125,7 +125,7 @@ def to_anndata(
             f"{adata if isinstance(adata, str) else f'a {type(adata).__name__}'}; a file is "
             "annotated by the command daskfactor annotate"
         )
-    told = told_by(trace, evidence)
+    told = result_of(trace, evidence)
     placed = matched(told, adata)
     if copy:
         adata = adata.to_memory() if adata.isbacked else adata.copy()
@@ -162,7 +162,7 @@ def annotate_file(
     check_free(target, overwrite, _is_annotated)
     if target.suffix != source.suffix:
         raise OptionError(f"{target} must end in {source.suffix}, as {source.name} does")
-    told = told_by(trace)
+    told = result_of(trace)
     placed = matched(told, file)
     with writing_errors(str(target)), publishing(target, overwrite, _is_annotated) as draft:
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, draft)
@@ -216,7 +216,7 @@ def _consolidate(path: Path) -> None:
 
 
 @reads_here
-def told_by(result: Any, evidence: Any = None) -> Told:
+def result_of(result: Any, evidence: Any = None) -> AnnDataResult:
     """Components of a result, and what is to be said of it."""
     if isinstance(result, xr.DataArray):
         told = _of_new(result)
@@ -236,7 +236,7 @@ def told_by(result: Any, evidence: Any = None) -> Told:
     return told
 
 
-def _of_trace(run: Run) -> Told:
+def _of_trace(run: Run) -> AnnDataResult:
     """Of draws, aligned, or of moments alone."""
     aligned = Run(align(run.tree)) if run.has_draws and not run.is_aligned else run
     if MOMENTS not in aligned:
@@ -248,17 +248,17 @@ def _of_trace(run: Run) -> Told:
         own = factor_moments(aligned, name, None if together else 0)
         mean, sd = (one[:count].T.astype(dtype) for one in own)
         sides[name] = Side(_names(moments, dim), mean, sd)
-    uns = _noted(run, sides)
+    uns = _params(run, sides)
     if together:
         uns["share"] = aligned.group("alignment")["share"].values[:count]
-    summary = as_noted(noted_of(run.tree), run.tree, aligned.tree if together else None)
+    summary = cached_summary(cached_in(run.tree), run.tree, aligned.tree if together else None)
     lights = getattr(summary, "lights", {})
     uns["convergence"] = {name: light.status for name, light in lights.items()}
     uns["convergence"]["verdict"] = summary.verdict
-    return Told(sides, uns, _source(run).get("mask_var"))
+    return AnnDataResult(sides, uns, _source(run).get("mask_var"))
 
 
-def _of_point(run: Run) -> Told:
+def _of_point(run: Run) -> AnnDataResult:
     """Of a point estimate, which knows no spread."""
     point: Any = run.tree
     count, sides = _n_components(run, point.sizes["component"]), {}
@@ -266,10 +266,10 @@ def _of_point(run: Run) -> Told:
         (dim,) = (one for one in point[name].dims if one != "component")
         values = point[name].transpose(dim, "component").values[:, :count]
         sides[name] = Side(_names(point, dim), values, None)
-    return Told(sides, _noted(run, sides), _source(run).get("mask_var"))
+    return AnnDataResult(sides, _params(run, sides), _source(run).get("mask_var"))
 
 
-def _of_new(new: xr.DataArray) -> Told:
+def _of_new(new: xr.DataArray) -> AnnDataResult:
     """Of factors of new rows, or columns: draws, by weight if they have any, or a mean."""
     rest = [dim for dim in new.dims if dim not in ("chain", "draw", "component")]
     if new.name not in SIDES or "component" not in new.dims or len(rest) != 1:
@@ -295,7 +295,7 @@ def _of_new(new: xr.DataArray) -> Told:
             own.values.astype(new.dtype) for own in (weighted.mean(over), weighted.std(over))
         )
         side = Side(_names(new, rest[0]), mean, sd)
-    return Told({str(new.name): side}, _noted(Run(new), {}), None)
+    return AnnDataResult({str(new.name): side}, _params(Run(new), {}), None)
 
 
 def _names(group: Any, dim: Any) -> Array | None:
@@ -313,7 +313,7 @@ def _source(run: Run) -> dict[str, Any]:
     return dict(run.document("run").get("source", {}))
 
 
-def _noted(run: Run, sides: dict[str, Side]) -> dict[str, Any]:
+def _params(run: Run, sides: dict[str, Side]) -> dict[str, Any]:
     """What ``uns`` holds of how a result was made: only what all versions of anndata can write."""
     attrs, model, sampler = run.attrs, run.document("model"), run.document("sampler")
     known = {
@@ -336,7 +336,7 @@ def _noted(run: Run, sides: dict[str, Side]) -> dict[str, Any]:
     return {"params": params, "weight": weight / (weight.sum() or 1.0)}
 
 
-def matched(told: Told, adata: Any) -> dict[str, dict[str, Array]]:
+def matched(told: AnnDataResult, adata: Any) -> dict[str, dict[str, Array]]:
     """Arrays of the length of an AnnData's axes, by where they go and what is added to the key."""
     found: dict[str, dict[str, Array]] = {}
     for name, side in told.sides.items():

@@ -56,7 +56,7 @@ def mean_of(mu: Wide, weights: Wide) -> float:
 
 @jit_exact
 def quantile_of(mu: Wide, weights: Wide, level: float, equal: bool, order: Ints) -> float:
-    """Quantile at a level, as `daskfactor.results.cellwise` has it; ``mu`` is left sorted.
+    """Quantile at a level, as `results.predictive_moments` has it; ``mu`` is left sorted.
 
     Of draws with ``equal`` weights, the usual one, linear between draws; else the mean of the
     inverse distribution function over a window whose width is one over the effective number.

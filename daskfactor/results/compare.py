@@ -1,6 +1,6 @@
 """How far particles are from each other, and what each says: components, entries, scores.
 
-Masses are those of :func:`daskfactor.results.align.draw_masses`. The paper's letters are A for W
+Masses are those of `daskfactor.results.trace.Run.masses`. The paper's letters are A for W
 and W for H.
 
 Source: Masood and Doshi-Velez, "A particle-based variational approach to Bayesian non-negative
@@ -93,12 +93,12 @@ def component_variability(trace: Trace) -> xr.Dataset:
     counted = similarity.reshape(weight.size, -1) >= threshold**2
     counted |= ~(counted & (weight > 0)[:, None]).any(axis=0)
     mean_w, mean_h = (np.zeros(()) for _ in range(2))
-    for own, on, (W, H) in zip(weight, counted, each_draw(group, None), strict=True):
+    for own, on, (W, H) in zip(weight, counted, each_draw(group), strict=True):
         mean_w = mean_w + own * on[:, None] * unit_length(W.T)
         mean_h = mean_h + own * on[:, None] * unit_length(H)
     angles = np.empty((2, *counted.shape))
     intensity, spans = np.empty(counted.shape), axis_spans(run, group)
-    for number, (W, H) in enumerate(each_draw(group, None)):
+    for number, (W, H) in enumerate(each_draw(group)):
         angles[0, number] = angle_between(W.T, mean_w)
         angles[1, number] = angle_between(H, mean_h)
         intensity[number] = intensity_shares(W, H, run.law.signed, spans)
@@ -242,7 +242,7 @@ def _read(
     found: list[list[Array]] = [[] for _ in sides]
     for chain in np.unique(chains):
         part = group.isel(chain=[int(chain)], draw=draws[chains == chain])
-        for W, H in each_draw(part, None):
+        for W, H in each_draw(part):
             values = {"W": W.T.astype(np.float64), "H": H.astype(np.float64)}
             if not angle:
                 size = np.ones(len(H))
@@ -370,7 +370,7 @@ def top_entries(
     at = np.empty((*mass.shape, width, count), dtype=np.int64)
     value = np.empty(at.shape)
     share, mean = np.zeros((width, group.sizes[dim])), np.zeros((width, group.sizes[dim]))
-    for where, (W, H) in zip(np.ndindex(mass.shape), each_draw(group, None), strict=True):
+    for where, (W, H) in zip(np.ndindex(mass.shape), each_draw(group), strict=True):
         entries = unit_size((W.T if factor == "W" else H)[chosen], run.law.signed)
         weight = mass.values[where]
         mean += weight * entries
@@ -461,7 +461,7 @@ def downstream(
     run = Run.of(trace, "a score of every draw")
     run.require_matrix("downstream")
     mass = run.masses
-    found = [_scores_of(score(W, H)) for W, H in each_draw(run.posterior, None)]
+    found = [_scores_of(score(W, H)) for W, H in each_draw(run.posterior)]
     names = list(found[0])
     if any(set(one) != set(names) for one in found):
         raise OptionError(

@@ -282,7 +282,7 @@ def factor_series(
     (chain, draw); of draws with weights those that have some, chains one after the other.
     """
     labels = _labels(group, law, cells)
-    drawn = each_weighted_draw(group, None, weights)
+    drawn = each_weighted_draw(group, weights)
     values = np.stack([_of_draw(W, H, law, cells) for (W, H), _ in drawn], axis=1)
     if weights is None:
         values = values.reshape(-1, group.sizes["chain"], group.sizes["draw"])
@@ -413,7 +413,7 @@ def agreement(group: xr.Dataset) -> Array:
     for at in range(group.sizes["chain"]):
         for part in parts:
             W = H = np.zeros(())
-            for of_w, of_h in each_draw(part.isel(chain=[at]), None):
+            for of_w, of_h in each_draw(part.isel(chain=[at])):
                 W, H = W + of_w, H + of_h
             # Sums in one order, whatever the order in memory of draws that are read or held.
             W, H = (np.ascontiguousarray(own / part.sizes["draw"]) for own in (W, H))

@@ -99,10 +99,9 @@ def _mass_alike(run: Run, masses: Weights) -> float:
     if law.free.size < 2:
         return math.nan
     chain, draw = np.unravel_index(int(masses.argmax()), masses.shape)
-    label = group["chain"].values.tolist()[int(chain)]
-    reference = reference_from(*next(each_draw(group.isel(draw=[int(draw)]), label)))
+    reference = reference_from(*next(each_draw(group.isel(chain=[chain], draw=[draw]))))
     alike = total = 0.0
-    for (W, H), mass in each_weighted_draw(group, None, masses):
+    for (W, H), mass in each_weighted_draw(group, masses):
         total += mass
         if match(W, H, reference, law, NEAR).matched[law.free].all():
             alike += mass

@@ -21,13 +21,14 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from daskfactor.checks import cell_positions, label_at, match_labels, truth
+from daskfactor.checks import cell_positions, match_labels, refuse_repeated, truth
 from daskfactor.data.sources import as_blocks
 from daskfactor.data.tensor import entries_of
 from daskfactor.errors import DataError, OptionError
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.random import Stream, generator, resolve_seed
-from daskfactor.results.cellwise import (
+from daskfactor.results.predict import observed_law
+from daskfactor.results.predictive_moments import (
     BLOCK_BYTES,
     blockwise,
     draws_of,
@@ -35,7 +36,6 @@ from daskfactor.results.cellwise import (
     map_blocks,
     mu_of,
 )
-from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import CELL_INDICES, group_attrs, tree_of
 from daskfactor.results.selection import keys_of, select
 from daskfactor.results.tensors import chosen
@@ -156,7 +156,7 @@ def log_likelihood(
     return _tree(asked, {name: found}, values, data)
 
 
-def _held_out(asked: "_Asked", told: bool | None, seen: bool) -> bool:
+def _held_out(asked: "_CellRequest", told: bool | None, seen: bool) -> bool:
     """Whether the run has not seen the cells: as its data say, or as the caller does.
 
     ``seen``: their values come from the run's own data, or from a matrix with as many entries.
@@ -261,7 +261,7 @@ def posterior_predictive(
     return _tree(asked, {"posterior_predictive": found}, known)
 
 
-class _Asked(NamedTuple):
+class _CellRequest(NamedTuple):
     """What is asked of which cells of a run; ``dispersion`` (chain, draw, cell), or 1 for any.
 
     ``cells`` are positions in the run; ``numbers`` those in the data, of a tensor in its first
@@ -276,7 +276,7 @@ class _Asked(NamedTuple):
     numbers: tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
+def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _CellRequest:
     """Find the cells, and their means and dispersions under every draw."""
     run = Run.of(trace, purpose)
     if run.weights is not None and np.ptp(run.weights) > 1e-12:
@@ -321,7 +321,7 @@ def _ask(trace: Trace, cells: Any, uncertainty: Any, purpose: str) -> _Asked:
     mu = _means(group, at)
     sizes = [whole if size > 1 else (1,) for size, whole in zip(phi.shape, mu.chunks, strict=True)]
     noise = from_array(phi, chunks=tuple(sizes))
-    return _Asked(run, at, law, mu, noise, numbers)
+    return _CellRequest(run, at, law, mu, noise, numbers)
 
 
 def _chosen(run: Run, cells: Any) -> tuple[xr.DataArray, xr.DataArray]:
@@ -396,7 +396,7 @@ def _block_of_means(W: Array, H: Array, row_at: Array, column_at: Array) -> Arra
     return out
 
 
-def _along_cells(asked: _Asked, values: Array, chunks: Any = None) -> Lazy:
+def _along_cells(asked: _CellRequest, values: Array, chunks: Any = None) -> Lazy:
     """Numbers of cells beside (chain, draw, cell), chunked alike."""
     return from_array(values[None, None], chunks=(1, 1, chunks or asked.mu.chunks[2]))
 
@@ -432,7 +432,7 @@ def _squares(run: Run, cells: tuple[xr.DataArray, xr.DataArray], given: Any) -> 
     return found
 
 
-def _weights(asked: _Asked, given: Any) -> Array:
+def _weights(asked: _CellRequest, given: Any) -> Array:
     """Weights of the cells, (cell,); 1 in a run without."""
     size = asked.cells[0].size
     if asked.run.data.get("weighting") != "weights":
@@ -456,7 +456,7 @@ def _weights(asked: _Asked, given: Any) -> Array:
     return np.broadcast_to(found, (size,))
 
 
-def _own_values(asked: _Asked) -> NDArray[np.float64] | None:
+def _own_values(asked: _CellRequest) -> NDArray[np.float64] | None:
     """What results keep of the data at the cells, NaN where that is missing."""
     kept = asked.run.observed("V")
     return None if kept is None else _looked_up(kept, asked.cells)
@@ -470,7 +470,7 @@ def _looked_up(kept: Any, cells: tuple[xr.DataArray, xr.DataArray]) -> NDArray[n
     return np.asarray(picked, np.float64)
 
 
-def _values(asked: _Asked, given: Any) -> tuple[NDArray[np.float64], bool]:
+def _values(asked: _CellRequest, given: Any) -> tuple[NDArray[np.float64], bool]:
     """The values at the cells, none of them missing, and whether the run is known to have them."""
     rows, columns = asked.cells
     size, seen = rows.size, given is None
@@ -498,7 +498,7 @@ def _values(asked: _Asked, given: Any) -> tuple[NDArray[np.float64], bool]:
     return np.asarray(found, np.float64), seen
 
 
-def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
+def _of_matrix(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
     """Entries of any matrix that `sample` takes, and whether it has as many as the run's data."""
     about, every = asked.run.data, select(asked.run, None, None)
     apart = isinstance(V, xr.DataArray) and V.ndim > 2
@@ -523,10 +523,12 @@ def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
                 f"the {asked.cells[0].size} cells, got shape {own.shape}"
             )
         same = own.total_observed == about.get("n_observed")
-        places = [
-            _places(*key)[at.values] if named else at.values
-            for key, at, named in zip(keys, asked.cells, labelled, strict=True)
-        ]
+        places = [at.values for at in asked.cells]
+        for side, what in enumerate(("rows", "columns")):
+            if labelled[side]:
+                match = match_labels(*keys[side])
+                refuse_repeated(match, what, "V")
+                places[side] = match.at[places[side]]
         there = (places[0] >= 0) & (places[1] >= 0)
         found = np.full(there.shape, np.nan)
         found[there] = own.values(*(at[there] for at in places))
@@ -536,7 +538,7 @@ def _of_matrix(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
             own.close()
 
 
-def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
+def _of_tensor(asked: _CellRequest, V: Any) -> tuple[NDArray[np.float64], bool]:
     """Entries of an array of the tensor's shape, and whether it has as many as the run's data."""
     about, axes = asked.run.data, asked.run.axes
     assert axes is not None
@@ -567,20 +569,8 @@ def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
     return found, observed == about.get("n_observed")
 
 
-def _places(known: Any, labels: Any) -> NDArray[np.int64]:
-    """Where the rows (or columns) of a run are in a matrix with these labels, -1 where nowhere."""
-    found = match_labels(known, labels)
-    if found.twice != (None, None):
-        raise DataError(
-            f"the labels of V are not unique (they begin with {label_at(labels, 0)}), and in "
-            "another order than those of the run; give V unique labels, or pass one value for each "
-            "of the cells"
-        )
-    return found.at
-
-
 def _tree(
-    asked: _Asked, drawn: dict[str, Lazy], values: Array | None, data: str = OBSERVED
+    asked: _CellRequest, drawn: dict[str, Lazy], values: Array | None, data: str = OBSERVED
 ) -> xr.DataTree:
     """The groups, with the labels of the cells under the user's names."""
     labels: dict[Any, Any] = {"cell": ("cell", np.arange(asked.cells[0].size))}

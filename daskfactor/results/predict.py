@@ -16,7 +16,7 @@ from daskfactor.data.known import Stack
 from daskfactor.errors import OptionError
 from daskfactor.models import model_from_dict
 from daskfactor.models.likelihood import Likelihood
-from daskfactor.results.cellwise import (
+from daskfactor.results.predictive_moments import (
     draws_of,
     from_array,
     map_blocks,

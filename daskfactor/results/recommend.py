@@ -173,7 +173,7 @@ def recommend(
     return found.assign_attrs(by=by, interval=interval, of="mean", looked_at=best.looked)
 
 
-class Asked(NamedTuple):
+class RankingRequest(NamedTuple):
     """Draws and what is asked of them.
 
     ``W`` and ``H`` are (chain, draw, row or column, component); ``rows`` and ``columns`` hold
@@ -191,7 +191,7 @@ class Asked(NamedTuple):
     weights: NDArray[np.float64]
 
 
-def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
+def _asked(trace: Any, rows: Any, columns: Any) -> RankingRequest:
     whole = run = as_draws(trace, "a ranking")
     run.require_matrix("recommend")
     if isinstance(rows, xr.DataArray) and "component" in rows.dims:
@@ -207,7 +207,7 @@ def _asked(trace: Any, rows: Any, columns: Any) -> Asked:
         at if at.ndim else at.expand_dims(dim)
         for at, dim in zip((at_rows, at_columns), run.dims, strict=True)
     )
-    return Asked(whole, W, H, at_rows, at_columns, shape, kept, weights)
+    return RankingRequest(whole, W, H, at_rows, at_columns, shape, kept, weights)
 
 
 def _with_same_draws(run: Run, rows: xr.DataArray) -> tuple[Run, str, Any]:
@@ -245,7 +245,7 @@ def _groups(
             done += chosen.size
 
 
-def _left_out(exclude: Any, asked: Asked) -> tuple[Ints, Ints]:
+def _left_out(exclude: Any, asked: RankingRequest) -> tuple[Ints, Ints]:
     """Columns that each row leaves out, by place among those asked for, as compressed rows."""
     none = np.zeros(asked.rows.size + 1, np.int64), np.zeros(0, np.int64)
     if exclude is None:
@@ -354,7 +354,7 @@ def _cells(data: BlockedData, block: Block, places: list[Ints]) -> tuple[Ints, I
     return row[known], col[known]
 
 
-def _labelled(best: Best, asked: Asked) -> xr.Dataset:
+def _labelled(best: Best, asked: RankingRequest) -> xr.Dataset:
     """What was found under the names and labels of rows and columns."""
     rows, columns = asked.rows, asked.columns
     row, column = str(rows.dims[0]), str(columns.dims[0])

@@ -28,7 +28,7 @@ from typing import IO, Any, ClassVar, Final
 from daskfactor.data.icechunks import ask, repository_at
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
-from daskfactor.results.root import LIBRARY
+from daskfactor.results.metadata import LIBRARY
 from daskfactor.results.zarr_stores import PatientStore
 from daskfactor.urls import scheme_of, unreachable
 

@@ -36,6 +36,7 @@ from daskfactor.results.files import (
     read_marker,
     seal,
 )
+from daskfactor.results.metadata import INDEX, nodes_of, read_root
 from daskfactor.results.opening import checked_store, committed_tree
 from daskfactor.results.places import (
     LocalPlace,
@@ -45,7 +46,7 @@ from daskfactor.results.places import (
     refuse_url,
     view_of,
 )
-from daskfactor.results.root import INDEX, nodes_of, read_root
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import (
     CELL_INDICES,
     COARSE,
@@ -57,7 +58,6 @@ from daskfactor.results.schema import (
     layouts,
     planned_draws,
 )
-from daskfactor.results.sink import Sink
 from daskfactor.results.writer import Writer
 from daskfactor.urls import located
 
@@ -69,7 +69,7 @@ _PACKED: Final = (ZstdCodec(), Crc32cCodec())
 
 
 class RunStore(Sink):
-    """A run on disk or at a URL, to be written. Made by `create` or `open`; one writer at a time.
+    """A run on disk or at a URL, to be written. Made by `begin` or `open`; one writer at a time.
 
     Any number of readers may `open_run` it meanwhile. Not for several threads at once. Use as
     a context manager, or call `close`.
@@ -96,28 +96,23 @@ class RunStore(Sink):
                 place.replace(f"{name}/{NODE}", node)
 
     @classmethod
-    def create(
+    def begin(
         cls,
-        path: str | PathLike[str],
+        reservation: Reservation,
         spec: RunSpec,
-        *,
-        overwrite: bool = False,
         state: tuple[Arrays, Mapping[str, Any]] | None = None,
     ) -> Self:
-        """Make an empty run store and open it for writing.
+        """Make an empty run store under a name that is reserved, and open it for writing.
 
-        It appears at ``path`` complete or not at all, and in place of an earlier run when it has
-        its first checkpoint. At a URL it replaces that at once; snapshots keep
-        it until they expire.
+        It appears there complete or not at all, and in place of an earlier run when it has its
+        first checkpoint. At a URL it replaces that at once; snapshots keep it until they expire.
 
         Parameters
         ----------
-        path
-            Local path or URL.
+        reservation
+            Of the name, which the caller lets go if this fails.
         spec
             What the run will hold.
-        overwrite
-            Replace an earlier run store at ``path``. Nothing else is ever removed.
         state
             Arrays that the run needs all along, and the meta of a first checkpoint, both of
             which the store has when it appears.
@@ -125,23 +120,8 @@ class RunStore(Sink):
         Raises
         ------
         StoreError
-            If something is there already, another process writes it, or the disk refuses.
+            If the disk refuses.
         """
-        reservation = reserve(path, overwrite)
-        try:
-            return cls.begin(reservation, spec, state)
-        except BaseException:
-            reservation.close()
-            raise
-
-    @classmethod
-    def begin(
-        cls,
-        reservation: Reservation,
-        spec: RunSpec,
-        state: tuple[Arrays, Mapping[str, Any]] | None = None,
-    ) -> Self:
-        """Make a run store under a name that is reserved already, and open it for writing."""
         with reservation.new_place() as place:
             write_skeleton(place, spec)
             if state is not None:

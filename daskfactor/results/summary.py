@@ -22,11 +22,11 @@ from daskfactor.results.diagnose import (
     trend,
 )
 from daskfactor.results.judged import INDENT, Judged
-from daskfactor.results.noted import Noted, noted_at, noted_of
 from daskfactor.results.particle_summary import particle_lights, particle_lines, particle_series
 from daskfactor.results.predict import observed_law
 from daskfactor.results.schema import BIASED, COARSE, MONITOR
 from daskfactor.results.series import TITLES, Series, balanced_density
+from daskfactor.results.summary_cache import CachedSummary, cached_at, cached_in
 from daskfactor.results.trace import Run, Trace, as_tree, reads_here
 from daskfactor.results.uncertainty import has_uncertainty, knows_variances, variances
 from daskfactor.results.verdict import (
@@ -249,28 +249,30 @@ def summarize(trace: Trace, *, cells: int = CELLS, random_seed: int = SEED) -> S
     """
     whole_number("cells", cells, 0)
     if (cells, random_seed) != (CELLS, SEED):
-        return judged(as_tree(trace), cells, random_seed)
-    if isinstance(trace, str | PathLike) and (found := noted_at(trace)) and found[1].summary:
+        return compute_summary(as_tree(trace), cells, random_seed)
+    if isinstance(trace, str | PathLike) and (found := cached_at(trace)) and found[1].summary:
         return Summary.from_dict(found[1].summary)
     tree = as_tree(trace)
-    return as_noted(noted_of(tree), tree)
+    return cached_summary(cached_in(tree), tree)
 
 
-def as_noted(noted: Noted | None, tree: xr.DataTree, aligned: xr.DataTree | None = None) -> Summary:
-    """What has been noted of the run of a tree, or else a summary; ``aligned``: it, if known."""
-    if noted is not None and noted.summary is not None:
-        return Summary.from_dict(noted.summary)
-    return judged(tree, aligned=aligned)
+def cached_summary(
+    cache: CachedSummary | None, tree: xr.DataTree, aligned: xr.DataTree | None = None
+) -> Summary:
+    """Return the summary that a run has cached, or a new one; ``aligned``: the tree, if known."""
+    if cache is not None and cache.summary is not None:
+        return Summary.from_dict(cache.summary)
+    return compute_summary(tree, aligned=aligned)
 
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # draws may be anything
-def judged(
+def compute_summary(
     tree: xr.DataTree,
     cells: int = CELLS,
     random_seed: int = SEED,
     aligned: xr.DataTree | None = None,
 ) -> Summary:
-    """As `summarize`, from the draws whatever the run has noted; ``aligned``, if it is known."""
+    """Return what `summarize` does, from the draws; ``aligned``: the tree, if known."""
     run = Run(tree)
     if run.is_particles:
         run = Run.of(tree, "a summary")

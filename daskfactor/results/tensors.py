@@ -203,8 +203,8 @@ def unfolding(run: Run, axes: Axes, name: str) -> xr.DataTree:
             "an unfolding of a tensor is of draws, and this run kept moments only; run again with "
             "keep='draws', or take monitored(trace)"
         )
-    groups = {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
-    groups["posterior"] = _along(run.posterior, axes, n, others)
+    groups = {"posterior": _along(run.posterior, axes, n, others)}
+    groups |= {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
     attrs, model = run.attrs, run.document("model")
     known = TweedieNMF(
         model["n_components"], beta=model["beta"], dispersion=float(attrs["dispersion"]),

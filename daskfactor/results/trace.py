@@ -552,30 +552,37 @@ def expectation(
     """
     run = Run.of(trace, "an expectation")
     run.require_matrix("expectation")
-    fine, coarse = _mean(run.posterior, function, chain, run.weights), run.group(COARSE)
-    return 2.0 * fine - _mean(coarse, function, chain) if coarse.sizes.get("draw") else fine
+    group, coarse, weights = run.posterior, run.group(COARSE), run.weights
+    if chain is not None:
+        labels = group["chain"].values.tolist()
+        if chain not in labels:
+            raise OptionError(f"there is no chain {chain!r}; this trace has the chains {labels}")
+        at = [labels.index(chain)]
+        group, coarse = (own.isel(chain=at, missing_dims="ignore") for own in (group, coarse))
+        weights = None if weights is None else weights[at]
+        if weights is not None and not weights.any():
+            raise OptionError(
+                f"no draw of chain {chain!r} has any weight, so that it has no expectation; leave "
+                "chain= out"
+            )
+    fine = _mean(group, function, weights)
+    return 2.0 * fine - _mean(coarse, function, None) if coarse.sizes.get("draw") else fine
 
 
 def _mean(
     group: xr.Dataset,
     function: Callable[[Array, Array], ArrayLike],
-    chain: int | None,
-    weights: Weights | None = None,
+    weights: Weights | None,
 ) -> NDArray[np.float64]:
     mean, total = np.zeros(()), 0.0
-    for (W, H), mass in each_weighted_draw(group, chain, weights):
+    for (W, H), mass in each_weighted_draw(group, weights):
         total += mass
         mean = mean + (np.asarray(function(W, H), dtype=np.float64) - mean) / (total / mass)
-    if total == 0:
-        raise OptionError(
-            f"no draw of chain {chain!r} has any weight, so that it has no expectation; leave "
-            "chain= out"
-        )
     return mean
 
 
 def each_weighted_draw(
-    group: xr.Dataset, chain: Any, weights: Weights | None
+    group: xr.Dataset, weights: Weights | None
 ) -> Iterator[tuple[tuple[Array, Array], float]]:
     """Draws that have mass, in units of the largest; those without are not read.
 
@@ -583,27 +590,24 @@ def each_weighted_draw(
     ----------
     group
         With the factors.
-    chain
-        One chain (its label), or None for all of them.
     weights
         (chain, draw), or None where all draws count alike.
     """
-    for (W, H), masses in weighted_batches(group, chain, weights):
+    for (W, H), masses in weighted_batches(group, weights):
         yield from zip(zip(W, H, strict=True), masses.tolist(), strict=True)
 
 
 def weighted_batches(
-    group: xr.Dataset, chain: Any, weights: Weights | None
+    group: xr.Dataset, weights: Weights | None
 ) -> Iterator[tuple[tuple[Array, Array], NDArray[np.float64]]]:
     """Yield draws that have mass, a few at a time: factors (d, ...) and masses (d,)."""
-    masses = relative(group, weights)
-    labels = group["chain"].values.tolist()
-    for at in _chain_positions(group, chain):
-        kept = np.flatnonzero(masses[at] > 0)
-        part = group if kept.size == masses.shape[1] else group.isel(draw=kept)
+    for at, masses in enumerate(relative(group, weights)):
+        part, kept = group.isel(chain=[at]), np.flatnonzero(masses > 0)
+        if kept.size < masses.size:
+            part = part.isel(draw=kept)
         done = 0
-        for W, H in batches_of_draws(part, labels[at]):
-            yield (W, H), masses[at][kept[done : done + len(W)]]
+        for W, H in batches_of_draws(part):
+            yield (W, H), masses[kept[done : done + len(W)]]
             done += len(W)
 
 
@@ -620,39 +624,28 @@ def factors_of(group: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     return W, group["H"].transpose("chain", "draw", "component", column)
 
 
-def each_draw(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
+def each_draw(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
     """Every draw of the factors, read a block of draws at a time."""
-    for W, H in batches_of_draws(group, chain):
+    for W, H in batches_of_draws(group):
         yield from zip(W, H, strict=True)
 
 
-def batches_of_draws(group: xr.Dataset, chain: int | None) -> Iterator[tuple[Array, Array]]:
+def batches_of_draws(group: xr.Dataset) -> Iterator[tuple[Array, Array]]:
     """Yield all draws of the factors, a few at a time: (d, I, K) and (d, K, J)."""
     W, H = factors_of(group)
     size = (prod(W.shape[2:]) + prod(H.shape[2:])) * W.dtype.itemsize
     step = max(1, _READ_BYTES // size)
-    for at in _chain_positions(group, chain):
+    for at in range(W.sizes["chain"]):
         for start in range(0, W.sizes["draw"], step):
             part = (at, slice(start, start + step))
             yield W[part].values, H[part].values
-
-
-def _chain_positions(group: xr.Dataset, chain: int | None) -> list[int]:
-    labels = group["chain"].values.tolist()
-    if chain is None:
-        return list(range(len(labels)))
-    if chain not in labels:
-        raise OptionError(f"there is no chain {chain!r}; this trace has the chains {labels}")
-    return [labels.index(chain)]
 
 
 FLOOR: Final = 0.1
 """Least share of the fine chain's value that an extrapolated positive number keeps."""
 
 
-def extrapolated_moments(
-    fine: tuple[Any, Any], coarse: tuple[Any, Any], nonnegative: bool
-) -> tuple[Any, Any]:
+def extrapolated_moments(fine: tuple[Any, Any], coarse: tuple[Any, Any]) -> tuple[Any, Any]:
     """Mean and variance free of the bias of first order in ε: 2 fine - coarse, each.
 
     A variance is no expectation of a function, but its bias has an expansion in
@@ -662,15 +655,13 @@ def extrapolated_moments(
     Parameters
     ----------
     fine, coarse
-        Mean and variance from each chain; NumPy or dask arrays.
-    nonnegative
-        Whether the mean cannot be negative.
+        Mean and variance of what cannot be negative from each chain.
 
     Notes
     -----
     Şimşekli et al. 2017, equation 11.
     """
-    mean, variance = 2.0 * fine[0] - coarse[0], 2.0 * fine[1] - coarse[1]
-    if nonnegative:
-        mean = np.maximum(mean, FLOOR * fine[0])
-    return mean, np.maximum(variance, FLOOR * fine[1])
+    mean, variance = (
+        np.maximum(2.0 * own - other, FLOOR * own) for own, other in zip(fine, coarse, strict=True)
+    )
+    return mean, variance

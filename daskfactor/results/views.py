@@ -71,8 +71,8 @@ def view(trace: Trace, name: str) -> xr.DataTree:
     if "placed" not in run.data and run.data.get("name") == name:
         return run.tree  # one matrix alone, which was passed by name
     place = _Place.of(run, name)
-    groups = {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
-    groups |= {own: place.factors(run.group(own)) for own in ("posterior", MOMENTS) if own in run}
+    groups = {own: place.factors(run.group(own)) for own in ("posterior", MOMENTS) if own in run}
+    groups |= {own: run.group(own) for own in ("sample_stats", WARMUP) if own in run}
     if MONITOR in run:
         groups[MONITOR] = place.cells(run.group(MONITOR))
     told = {own: place.told[own] for own in ("dispersion", "rate_w", "rate_h") if own in place.told}

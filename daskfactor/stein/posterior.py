@@ -24,9 +24,9 @@ from daskfactor.options import OnMatrix, Running, verb
 from daskfactor.progress import OnEvent, Phase, RunEvent
 from daskfactor.random import resolve_seed
 from daskfactor.results.align import match, reference_from
-from daskfactor.results.ending import close_run
+from daskfactor.results.finalize import close_run
+from daskfactor.results.run_writer import Sink, reserved, sink_of
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.sink import Sink, reserved, sink_of
 from daskfactor.results.trace import Law, Run, Trace
 from daskfactor.stein.ensemble import Ensemble, Particle, ParticleMethod
 from daskfactor.stein.kernel import IMQ, checked_weights, discrepancy, stein_weights

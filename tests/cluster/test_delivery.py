@@ -24,7 +24,7 @@ from daskfactor.results.zarr_stores import DurableStore
 from tests.cluster import dying
 from tests.cluster.support import cluster, same
 from tests.refusals import refused
-from tests.results.runs import make_spec
+from tests.results.runs import create_store, make_spec
 
 pytestmark = pytest.mark.cluster
 
@@ -220,7 +220,7 @@ def test_a_worker_that_cannot_read_a_checkpoint_is_named_and_is_not_taken_for_lo
 
 
 def test_a_place_that_cannot_be_tidied_is_given_free(tmp_path, monkeypatch):
-    store = RunStore.create(tmp_path / "run", make_spec())
+    store = create_store(tmp_path / "run", make_spec())
     place = store.checkpoints._place
     monkeypatch.setattr(place, "recall", lambda: (_ for _ in ()).throw(OSError(30, "read-only")))
     refused(OSError, "read-only", place.close)

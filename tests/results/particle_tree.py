@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import OBJECTIVE, PARTICLES, RATES, THRESHOLD, RunSpec
-from daskfactor.results.sink import Sink
-from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
+from tests.results.runs import create_store
 
 ROWS, COLUMNS, K, M = 7, 5, 3, 6
 WEIGHTS = np.array([0.05, 0.0, 0.5, 0.25, 0.0, 0.2])
@@ -80,7 +80,7 @@ def particle_tree(W=None, H=None, weights=None, *, silf=True, **more):
 def particle_store(path, W=None, H=None, *, silf=True, **more):
     """The same through a store, opened again."""
     W, H = particle_factors(silf=silf) if W is None else (W, H)
-    with RunStore.create(path, particle_spec(W, H, silf=silf)) as store:
+    with create_store(path, particle_spec(W, H, silf=silf)) as store:
         fill_particles(store, W, H, silf=silf, **more)
     return open_run(path)
 

@@ -9,9 +9,9 @@ from numpy.testing import assert_array_equal
 from daskfactor.inference.block_hmc import BlockHMCKernel
 from daskfactor.results import schema
 from daskfactor.results.opening import check_weights
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import COLUMN, MOMENTS, MONITOR, ROW, RunSpec, factor_dims
-from daskfactor.results.sink import Sink
-from daskfactor.results.store import RunStore
+from daskfactor.results.store import RunStore, reserve
 
 I, J, K = 7, 5, 3  # noqa: E741, the papers' own letters
 CHAINS, DRAWS, WARMUP = 2, 10, 4
@@ -84,10 +84,20 @@ def fill(store, spec, *, draws=None):
     store.checkpoint({"state": np.arange(5)}, {"draws": n})
 
 
+def create_store(path, spec, *, overwrite=False, state=None):
+    """Make an empty run store and open it for writing."""
+    reservation = reserve(path, overwrite)
+    try:
+        return RunStore.begin(reservation, spec, state)
+    except BaseException:
+        reservation.close()
+        raise
+
+
 def store_run(path, spec=None, **options):
     """Write the run of a specification to a store."""
     spec = make_spec() if spec is None else spec
-    with RunStore.create(path, spec) as store:
+    with create_store(path, spec) as store:
         fill(store, spec, **options)
     return path
 

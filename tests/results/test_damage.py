@@ -23,13 +23,13 @@ from daskfactor.inference.parameters import stored_hyper
 from daskfactor.inference.registry import algorithm_from_dict
 from daskfactor.inference.setting import RunOptions
 from daskfactor.results.files import seal
-from daskfactor.results.root import INDEX
+from daskfactor.results.metadata import INDEX
 from daskfactor.results.schema import RunSpec
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.stein.ensemble import ParticleMethod
 from tests.refusals import refused
-from tests.results.runs import I, J, K, factors, fill, make_spec, store_run
+from tests.results.runs import I, J, K, create_store, factors, fill, make_spec, store_run
 from tests.results.writer import killed_at, start, state_of, write_until_killed
 from tests.tiers import FULL
 
@@ -37,7 +37,7 @@ from tests.tiers import FULL
 def whole_store(path):
     spec = make_spec(chains=1, warmup_draws=2, observed=np.arange(35.0).reshape(7, 5))
     state = {"lasting": np.arange(7.0)}, {"draws": 0, "warmup_draws": 0}
-    with RunStore.create(path, spec, state=state) as store:
+    with create_store(path, spec, state=state) as store:
         fill(store, spec, draws=4)
         for meta in ({"draws": 9}, {"draws": 10, "warmup_draws": 2}):
             store.checkpoint({"state": np.arange(5)}, meta)
@@ -176,7 +176,7 @@ PICKLE = {"codecs": [{"name": "numcodecs.pickle"}]}
     ],
 )
 def test_a_store_of_somebody_else_does_nothing_and_takes_little(tmp_path, node, changed, says):
-    RunStore.create(tmp_path / "run.zarr", make_spec()).close()
+    create_store(tmp_path / "run.zarr", make_spec()).close()
     rewrite(tmp_path / "run.zarr", lambda own: own[INDEX]["metadata"][node].update(changed))
     for opener in (open_run, RunStore.open):
         refused(StoreFormatError, says, opener, tmp_path / "run.zarr")
@@ -427,7 +427,7 @@ def check(path):
 
 def test_a_run_killed_at_random_instants_loses_no_committed_draw(tmp_path):
     path = tmp_path / "run.zarr"
-    RunStore.create(path, RunSpec(shape=(I, J, K), chains=1, draws=9)).close()
+    create_store(path, RunSpec(shape=(I, J, K), chains=1, draws=9)).close()
     rng, seen = np.random.default_rng(0), [0]
     while len(seen) <= KILLS or seen[-1] <= 9:
         # Longer and longer, so that a loaded machine gets through nine draws as well.

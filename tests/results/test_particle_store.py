@@ -9,13 +9,13 @@ from numpy.testing import assert_array_equal
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results import store as store_module
-from daskfactor.results.sink import Sink
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.refusals import refused
 from tests.results import particle_tree as particles
 from tests.results.particle_tree import KERNEL, WEIGHTS, M, particle_factors
-from tests.results.runs import make_spec, store_run, validate
+from tests.results.runs import create_store, make_spec, store_run, validate
 
 
 def weighing(count=M, **changes):
@@ -33,7 +33,7 @@ def create(path, done, **changes):
     W, H = particle_factors()
     spec = particles.particle_spec(W, H)
     spec = replace(spec, attrs=spec.attrs | changes)
-    store = Sink(spec) if path is None else RunStore.create(path, spec)
+    store = Sink(spec) if path is None else create_store(path, spec)
     particles.fill_particles(store, W, H, done=done)
     return store
 

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 import daskfactor as dfac
 from daskfactor.errors import DataError, ModelError, OptionError
-from daskfactor.results import cellwise, pointwise
+from daskfactor.results import pointwise, predictive_moments
 from daskfactor.results.schema import MOMENTS
 from tests.fake_run import drawn_tree
 from tests.models.laws import compound_density
@@ -86,7 +86,7 @@ LAWS = {
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("block", [64 * 2**20, 100])
 def test_log_densities_are_scipys(law, block, monkeypatch):
-    monkeypatch.setattr(cellwise, "BLOCK_BYTES", block)
+    monkeypatch.setattr(predictive_moments, "BLOCK_BYTES", block)
     model, dispersion, values, exact = LAWS[law]
     found = dfac.log_likelihood(run(model, dispersion=dispersion), CELLS, values)
     logs = found["log_likelihood"]["V"]
@@ -196,7 +196,7 @@ def test_the_same_bits_for_any_cells_and_chunks(monkeypatch):
     tree = memory_tree(make_spec())
     whole = drawn(tree, random_seed=5).values
     monkeypatch.setattr(pointwise, "BLOCK_BYTES", 8)
-    monkeypatch.setattr(cellwise, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(predictive_moments, "BLOCK_BYTES", 8)
     cut = drawn(tree, (ROWS[::-1], COLUMNS[::-1]), random_seed=5)
     assert len(cut.chunks[2]) == 4
     assert_array_equal(cut.values[..., ::-1], whole)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results import cellwise as cells_module
+from daskfactor.results import predictive_moments
 from daskfactor.results.predict import monitored, predict
 from daskfactor.results.schema import RunSpec
 from tests.models.laws import observation_interval
@@ -40,7 +40,7 @@ def trace(request, stored):
 
 @pytest.mark.parametrize("block", [2_000, 64 * 2**20])
 def test_mean_and_quantiles_of_mu(trace, block, monkeypatch):
-    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(predictive_moments, "BLOCK_BYTES", block)
     found, mu = predict(trace, of="mean", interval=0.8), all_mu()
     assert found["mean"].dims == ("gene", "day")
     assert_allclose(found["mean"], mu.mean(0), rtol=1e-5)
@@ -121,7 +121,7 @@ def test_unlabelled_data_are_selected_by_position():
 @pytest.mark.parametrize("block", [200, 64 * 2**20])
 def test_two_arrays_with_one_dim_name_single_cells(trace, of, block, monkeypatch):
     whole, rng = predict(trace, of=of).load(), np.random.default_rng(0)
-    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(predictive_moments, "BLOCK_BYTES", block)
     genes, days = (rng.choice(whole[dim].values, 23) for dim in ("gene", "day"))
     rows = xr.DataArray(genes, {"held_out": range(23)}, "held_out")
     columns = along(days, "held_out")
@@ -214,7 +214,7 @@ def test_any_blocking_gives_the_same_numbers(shape, block, draws):
     W, Ht = (rng.random((2, draws, size, 2)) for size in shape)
     spec = RunSpec(shape=(*shape, 2), chains=2, draws=draws, dtype="float64", attrs=ATTRS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells_module, "BLOCK_BYTES", block)
+        patch.setattr(predictive_moments, "BLOCK_BYTES", block)
         found = predict(runs.tree_of(spec, {"posterior": {"W": W, "H": Ht}}), of="mean")
         chunks = found["mean"].chunks
         assert max(chunks[0]) * max(chunks[1]) <= max(1, block // (2 * draws * 8))

@@ -17,14 +17,25 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from daskfactor.errors import DataError, OptionError, StoreFormatError
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import CHUNK_BYTES, RunSpec, factor_dims, layouts
-from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import expectation, open_run
 from tests.pairwise import pairwise
 from tests.refusals import refused
 from tests.results import runs
-from tests.results.runs import CHAINS, DRAWS, I, J, K, factors, make_spec, memory_tree, store_run
+from tests.results.runs import (
+    CHAINS,
+    DRAWS,
+    I,
+    J,
+    K,
+    create_store,
+    factors,
+    make_spec,
+    memory_tree,
+    store_run,
+)
 
 pytestmark = pytest.mark.libraries
 
@@ -123,7 +134,7 @@ def test_labels_survive_the_store(tmp_path):
     kinds += [np.array(days, "datetime64[s]"), np.array(instants, "datetime64[ns]")]
     for number, labels in enumerate(kinds):
         spec = RunSpec(shape=(3, 2, 1), chains=1, draws=1, coords={"row": labels})
-        RunStore.create(path := tmp_path / f"{number}.zarr", spec).close()
+        create_store(path := tmp_path / f"{number}.zarr", spec).close()
         found = xr.open_datatree(path, engine="zarr")["posterior"]["row"].values
         assert_array_equal(found.astype(spec.labels["row"].dtype), spec.labels["row"])
 
@@ -182,7 +193,7 @@ def test_expectation_is_an_extrapolated_mean(tmp_path, name, coarse, chain, monk
 
 
 def test_expectation_says_what_is_missing(tmp_path):
-    RunStore.create(path := tmp_path / "run.zarr", make_spec()).close()
+    create_store(path := tmp_path / "run.zarr", make_spec()).close()
     for match, trace, options in (
         ("no chain 5", memory_tree(make_spec()), {"chain": 5}),
         ("moments only", memory_tree(make_spec(keep="moments")), {}),

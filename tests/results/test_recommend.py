@@ -15,7 +15,7 @@ import daskfactor as dfac
 from daskfactor.data.storage import ArrayFile
 from daskfactor.errors import DataError, OptionError
 from daskfactor.results import ranking
-from daskfactor.results.cellwise import weighted_quantiles
+from daskfactor.results.predictive_moments import weighted_quantiles
 from daskfactor.results.ranking import Search, Stack, score_of
 from tests.fake_run import drawn_tree
 from tests.pairwise import pairwise

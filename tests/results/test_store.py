@@ -14,14 +14,24 @@ from numpy.testing import assert_array_equal
 from daskfactor import convert
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.results.files import seal
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import MOMENTS, RunSpec
-from daskfactor.results.sink import Sink
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from daskfactor.results.zarr_stores import DurableStore
 from tests.refusals import refused
 from tests.results import runs
-from tests.results.runs import CHAINS, DRAWS, I, K, factors, fill, make_spec, store_run
+from tests.results.runs import (
+    CHAINS,
+    DRAWS,
+    I,
+    K,
+    create_store,
+    factors,
+    fill,
+    make_spec,
+    store_run,
+)
 from tests.results.writer import killed_at, open_and_wait, start
 
 pytestmark = pytest.mark.libraries
@@ -52,7 +62,7 @@ def test_a_store_gives_back_the_tree_of_the_same_run_in_memory(path, keep, obser
 
 def test_an_empty_store_has_its_plan_nan_and_no_draws(path):
     spec = make_spec(has_coarse=True)
-    with RunStore.create(path, spec) as store:
+    with create_store(path, spec) as store:
         assert store.committed.draws == (0, 0)
         assert store.tree()["posterior"].sizes["draw"] == 0
     with RunStore.open(path) as found:
@@ -88,7 +98,7 @@ def test_draws_exist_only_once_committed(path):
 def test_chunks_that_do_not_match_the_writes_change_nothing(path, size, monkeypatch):
     """And the writer may reuse its arrays."""
     monkeypatch.setattr("daskfactor.results.schema.CHUNK_BYTES", 4 * I * K * 4)
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         assert zarr.open_array(path, path="posterior/W", mode="r").chunks[1] == 4
         for start in range(0, DRAWS, size):
             n = min(size, DRAWS - start)
@@ -124,7 +134,7 @@ def test_checkpoints_come_back_bit_for_bit_and_may_grow_and_shrink(path):
         "flags": np.array([True, False]),
     }
     meta = {"draws": 0, "cycle": np.int64(12), "key": [1, 2**63], "step": 0.1, "none": None}
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         for size in (10, 5_000, 40_000, 7):
             more = {"a": rng.random(size), "b": rng.random(size // 2)}
             store.checkpoint(more, {"draws": 0, "size": size})
@@ -151,7 +161,7 @@ def test_attributes_are_what_json_makes_of_them(path, tmp_path):
     for found in (open_run(store_run(path, spec)), runs.memory_tree(spec)):
         assert {name: found.attrs[name] for name in kept} == kept
     other, keys = tmp_path / "other.zarr", "keys must be"
-    with RunStore.create(other, make_spec()) as store:
+    with create_store(other, make_spec()) as store:
         for value, match in (({(1, 2): 3}, keys), ({np.int64(1): 3}, keys), ({1}, "holds a set")):
             text = f"must be text, numbers.*{match}"
             refused(OptionError, text, store.update_attrs, {"more": value})
@@ -177,7 +187,7 @@ def remove(file, _):
 
 @pytest.mark.parametrize("damage", [flip, cut, remove])
 def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         fill(store, make_spec(), draws=2)
         store.checkpoint({"a": np.arange(9)}, {"draws": 2, "turn": 0})
         store.checkpoint({"a": np.arange(9) + 1}, {"draws": 3, "turn": 1})
@@ -203,7 +213,7 @@ def test_damage_in_the_newest_checkpoint_falls_back_to_the_older(path, damage):
 def test_checkpoints_that_cannot_be_kept_are_refused(path):
     bad = [({}, {}), *(({}, {"draws": draws}) for draws in (-1, [1], 2.5, DRAWS + 1))]
     bad += [({"a": np.array([one])}, {"draws": 0}) for one in (None, "text")]
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         for arrays, meta in bad:
             refused(OptionError, None, store.checkpoint, arrays, meta)
             assert store.committed.draws == (0, 0)
@@ -255,7 +265,7 @@ def test_an_extension_cut_short_anywhere_leaves_a_whole_store(path):
 
 
 def test_attributes_and_constants_are_updated_atomically(path):
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         store.update_attrs({"dispersion": np.float32(0.5), "shape": (1, 2)})
         fill(store, make_spec())
         store.finish({"sampling_time": 1.5})
@@ -270,7 +280,7 @@ def sink(request, path):
     if request.param == "memory":
         yield Sink(make_spec())
         return
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         yield store
 
 
@@ -289,16 +299,16 @@ def test_what_is_in_the_way_is_kept(path, tmp_path):
     path.mkdir()  # an empty folder is no obstacle
     store_run(path, spec, draws=3)
     match = r"draws per chain: 3, 3 of 10.*overwrite.*resume"
-    refused(StoreError, match, RunStore.create, path, spec)
+    refused(StoreError, match, create_store, path, spec)
     other = tmp_path / "thesis"
     other.mkdir()
     file, match = other / "chapter.txt", r"chapter\.txt.*pass another path"
     file.write_text("precious")
     for over in (False, True):
-        refused(StoreError, match, RunStore.create, other, spec, overwrite=over)
-        refused(StoreError, "is a file", RunStore.create, file, spec, overwrite=over)
+        refused(StoreError, match, create_store, other, spec, overwrite=over)
+        refused(StoreError, "is a file", create_store, file, spec, overwrite=over)
     assert file.read_text() == "precious"
-    with RunStore.create(path, spec, overwrite=True) as store:
+    with create_store(path, spec, overwrite=True) as store:
         assert store.committed.draws == (0, 0)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.zarr", "thesis"]
 
@@ -308,7 +318,7 @@ async def full(self, key, value):
 
 
 def test_a_full_disk_says_what_is_safe(path, monkeypatch):
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         fill(store, make_spec(), draws=4)
         with monkeypatch.context() as patch:
             patch.setattr(DurableStore, "set", full)
@@ -325,13 +335,13 @@ def test_a_full_disk_says_what_is_safe(path, monkeypatch):
 
 
 def test_a_disk_that_is_full_before_anything_was_drawn_keeps_nothing(path, monkeypatch):
-    store = RunStore.create(path, make_spec(), state=({}, {"draws": 0}))
+    store = create_store(path, make_spec(), state=({}, {"draws": 0}))
     monkeypatch.setattr(DurableStore, "set", full)
     match = r"disk is full; nothing of this run is kept; .*begin again"
     with pytest.raises(StoreError, match=match), store:
         runs.put_moments(store, MOMENTS, 0, runs.moments(0), 9)
     match = r"disk is full.*nothing was changed.*begin again"
-    refused(StoreError, match, RunStore.create, path, make_spec())
+    refused(StoreError, match, create_store, path, make_spec())
     assert not list(path.parent.iterdir())
 
 
@@ -341,7 +351,7 @@ def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where)
     def contents():
         return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
-    RunStore.create(path, make_spec()).close()
+    create_store(path, make_spec()).close()
     before, why = contents(), os.strerror(number)
     cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
     cause = "the disk is full" if number == errno.ENOSPC else f"the system says: {why}"
@@ -349,7 +359,7 @@ def test_a_store_that_cannot_be_locked_is_told(path, monkeypatch, number, where)
         patch.setattr(where, Mock(side_effect=OSError(number, why, "lock")))
         refused(StoreError, rf"run\.zarr cannot be written: {why}; mend this", RunStore.open, path)
         match = rf"run\.zarr, {cause}; nothing was changed; .*begin"
-        refused(StoreError, match, RunStore.create, path, make_spec(), overwrite=True)
+        refused(StoreError, match, create_store, path, make_spec(), overwrite=True)
     after = contents()
     assert {file.name for file in set(after) ^ set(before)} <= {"lock"}
     assert all(after[file] == raw for file, raw in before.items() if file.name != "lock")
@@ -375,7 +385,7 @@ WRITES = {
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_store_that_is_removed_while_it_is_written_is_told(path, write, reopened):
-    store = RunStore.create(path, make_spec())
+    store = create_store(path, make_spec())
     fill(store, make_spec(), draws=4)
     if reopened:
         store.close()
@@ -409,7 +419,7 @@ IMPOSSIBLE = [
 
 
 def test_an_impossible_marker_is_reported(path):
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         store.checkpoint({}, {"draws": 0})
     marker = path / "checkpoint" / "zarr.json"
     whole = json.loads(marker.read_text())
@@ -431,7 +441,7 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
     zarr.create_group(tmp_path / "group.zarr")
     xr.Dataset({"a": ("x", [1])}).to_zarr(tmp_path / "set.zarr", zarr_format=2, consolidated=True)
     for name, version in (("newer", 99), ("older", 0), ("broken", 1)):
-        RunStore.create(tmp_path / name, make_spec()).close()
+        create_store(tmp_path / name, make_spec()).close()
         root = tmp_path / name / "zarr.json"
         document = json.loads(root.read_text())
         document["attributes"]["format_version"] = version
@@ -451,11 +461,11 @@ def test_missing_and_foreign_paths_are_told_apart(tmp_path):
 
 
 def test_one_writer_at_a_time(path):
-    with RunStore.create(path, make_spec()) as store:
+    with create_store(path, make_spec()) as store:
         _, pipe = start(open_and_wait, str(path))
         assert f"is being written by process {os.getpid()} on" in pipe.recv()
         refused(StoreError, "being written by this process", RunStore.open, path)
-        refused(StoreError, "being written", RunStore.create, path, make_spec(), overwrite=True)
+        refused(StoreError, "being written", create_store, path, make_spec(), overwrite=True)
         open_run(path)
         store.checkpoint({}, {"draws": 0})
     process, pipe = start(open_and_wait, str(path))
@@ -467,7 +477,7 @@ def test_one_writer_at_a_time(path):
 
 def test_a_run_of_one_draw_without_extras(path):
     spec = RunSpec(shape=(1, 1, 1), chains=1, draws=1, has_coarse=True)
-    with RunStore.create(path, spec) as store:
+    with create_store(path, spec) as store:
         store.write_draws(0, 0, np.ones((1, 1, 1)), np.ones((1, 1, 1)))
         store.checkpoint({}, {"draws": 1})
         store.extend(np.arange(5))

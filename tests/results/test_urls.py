@@ -25,7 +25,16 @@ from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.object_store import SECRETS, slow
 from tests.refusals import refused
-from tests.results.runs import DRAWS, assert_same_tree, factors, fill, make_spec, memory_tree, stats
+from tests.results.runs import (
+    DRAWS,
+    assert_same_tree,
+    create_store,
+    factors,
+    fill,
+    make_spec,
+    memory_tree,
+    stats,
+)
 from tests.results.writer import SERVER, start, take
 from tests.tiers import tiered
 
@@ -65,7 +74,7 @@ def holds(url, draws):
 @pytest.mark.parametrize("url", ["s3", "memory"], indirect=True)
 def test_a_url_gives_back_the_tree_of_the_same_run_in_memory(url):
     spec = make_spec(has_coarse=True, observed=np.arange(35.0).reshape(7, 5))
-    with RunStore.create(url, spec) as store:
+    with create_store(url, spec) as store:
         fill(store, spec)
         store.finish({"sampling_time": 1.5})
     tree, expected = open_run(url), memory_tree(spec)
@@ -78,7 +87,7 @@ def test_a_checkpoint_comes_back_bit_for_bit_in_pieces(url, monkeypatch):
     lasting = {"kept": np.arange(3.0)}
     arrays = {"a/b": np.random.default_rng(0).random((40, 30)), "none": np.zeros((0, 3))}
     arrays["n"] = np.array(7, "u8")
-    with RunStore.create(url, make_spec(), state=(lasting, {"draws": 0})) as store:
+    with create_store(url, make_spec(), state=(lasting, {"draws": 0})) as store:
         for turn in range(3):
             store.checkpoint(arrays, {"draws": 0, "turn": turn})
     with RunStore.open(url) as store:
@@ -90,7 +99,7 @@ def test_a_checkpoint_comes_back_bit_for_bit_in_pieces(url, monkeypatch):
 
 def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url, tmp_path):
     ids = []
-    with RunStore.create(url, make_spec()) as store:
+    with create_store(url, make_spec()) as store:
         for start in (0, 4):
             write(store, start, 4)
             assert open_run(url)["posterior"].sizes["draw"] == start
@@ -113,21 +122,21 @@ def test_every_checkpoint_can_be_opened_and_nothing_between_them_is_seen(url, tm
 
 def test_one_writer_at_a_time_whose_run_is_kept_or_replaced_at_once(url):
     match = "is being written by this process"
-    with RunStore.create(url, make_spec()) as store:
+    with create_store(url, make_spec()) as store:
         refused(StoreError, match, RunStore.open, url)
-        refused(StoreError, match, RunStore.create, url, make_spec(), overwrite=True)
+        refused(StoreError, match, create_store, url, make_spec(), overwrite=True)
         put(store, 0, 3)
         before = store._place._session.snapshot_id
     match = r"draws per chain: 3, 3 of 10.*overwrite.*resume"
-    refused(StoreError, match, RunStore.create, url, make_spec())
-    RunStore.create(url, make_spec(chains=1), overwrite=True).close()
+    refused(StoreError, match, create_store, url, make_spec())
+    create_store(url, make_spec(chains=1), overwrite=True).close()
     assert open_run(url)["posterior"].sizes["draw"] == 0
     assert open_run(url, snapshot=before)["posterior"].sizes["draw"] == 3
     RunStore.open(url).close()
 
 
 def test_a_run_that_fails_leaves_its_place_free_or_to_one_that_went_on_meanwhile(url):
-    with pytest.raises(ValueError, match="broken"), RunStore.create(url, make_spec()):
+    with pytest.raises(ValueError, match="broken"), create_store(url, make_spec()):
         raise ValueError("broken")
     refused(StoreError, "there is no run store", open_run, url)
     close = RepositoryPlace.close
@@ -138,7 +147,7 @@ def test_a_run_that_fails_leaves_its_place_free_or_to_one_that_went_on_meanwhile
         with RunStore.open(url) as other:
             put(other, 0, 2)
 
-    store = RunStore.create(url, make_spec())
+    store = create_store(url, make_spec())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RepositoryPlace, "close", late)
         store.__exit__(ValueError, ValueError("broken"), None)
@@ -150,18 +159,18 @@ def test_of_two_runs_that_begin_at_one_url_the_first_commit_wins(url):
 
     def late(place, spec):
         patch.undo()
-        RunStore.create(url, make_spec(chains=1)).close()
+        create_store(url, make_spec(chains=1)).close()
         skeleton(place, spec)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "write_skeleton", late)
         match = "is being written by another process"
-        refused(StoreError, match, RunStore.create, url, make_spec())
+        refused(StoreError, match, create_store, url, make_spec())
     assert open_run(url)["sample_stats"].sizes["chain"] == 1
 
 
 def create_and_wait(url, pipe):
-    RunStore.create(url, make_spec())
+    create_store(url, make_spec())
     pipe.send("open")
     pipe.recv()
 
@@ -184,7 +193,7 @@ def test_a_writer_that_was_killed_is_followed_at_once_here_and_later_elsewhere(p
 def test_a_writer_that_commits_nothing_for_long_is_not_taken_for_dead(place, monkeypatch):
     monkeypatch.setattr(repository, "LEASE", 5.0)
     here = repository.socket.gethostname()
-    with RunStore.create(place, make_spec()) as store:
+    with create_store(place, make_spec()) as store:
         write(store, 0, 1)
         mine = store._place
         until, tip = mine._until, mine._session.snapshot_id
@@ -201,7 +210,7 @@ def test_a_writer_that_commits_nothing_for_long_is_not_taken_for_dead(place, mon
 
 
 def test_a_writer_that_was_taken_for_dead_stops_and_harms_nobody(place, monkeypatch):
-    with RunStore.create(place, make_spec()) as first:
+    with create_store(place, make_spec()) as first:
         monkeypatch.setattr(repository, "_OPEN", set())
         with RunStore.open(place) as second:
             refused(StoreError, "taken it over, so that this one stops", put, first, 0, 2)
@@ -216,7 +225,7 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
     rng, spec = random.Random(0), make_spec()
     answers = [None] * 8 + [(500, "InternalError"), (503, "SlowDown")]
     with s3.failing(lambda environ: rng.choice(answers)):
-        with RunStore.create(place, spec) as store:
+        with create_store(place, spec) as store:
             fill(store, spec, draws=6)
         holds(place, 6)
     with s3.failing(slow(0.02)), RunStore.open(place) as store:
@@ -226,7 +235,7 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
 
 def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
     monkeypatch.setattr(urls, "QUIET", 0.2)
-    with RunStore.create(place, make_spec()) as store, caplog.at_level(logging.WARNING):
+    with create_store(place, make_spec()) as store, caplog.at_level(logging.WARNING):
         write(store, 0, 2)
         back = s3.away(0.7)
         store.checkpoint({}, {"draws": 2})
@@ -276,7 +285,7 @@ FAULTS = {
 )
 def test_a_store_that_keeps_refusing_stops_the_run(s3, place, monkeypatch, caplog, fault, says):
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "0.4")
-    with RunStore.create(place, make_spec()) as store:
+    with create_store(place, make_spec()) as store:
         put(store, 0, 2)
         with s3.failing(lambda environ: fault):
             with pytest.raises(StoreError, match=says) as caught:
@@ -306,7 +315,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
             return 500, "InternalError"
         return None
 
-    with RunStore.create(place, make_spec()) as store:
+    with create_store(place, make_spec()) as store:
         with s3.failing(fault):
             put(store, 0, 2)
         put(store, 2, 2)
@@ -315,7 +324,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(s3, place):
 
 
 def test_what_is_missing_is_said_at_once(place, monkeypatch):
-    create, match = partial(RunStore.create, spec=make_spec()), "there is no such bucket; create it"
+    create, match = partial(create_store, spec=make_spec()), "there is no such bucket; create it"
     for opener in (open_run, create):
         refused(StoreError, f"{match} or check the URL", opener, "s3://nowhere/run")
     with monkeypatch.context() as patch:
@@ -337,7 +346,7 @@ def test_urls_that_cannot_be_used_are_refused(monkeypatch):
         ("az://box/run", "set AZURE_STORAGE_ACCOUNT_NAME"),
         ("s3:///run", "names no bucket"),
     ):
-        assert "secret" not in refused(StoreError, says, RunStore.create, url, make_spec())
+        assert "secret" not in refused(StoreError, says, create_store, url, make_spec())
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ours")
     for other in ("gs://box/run", "az://box/run", "abfs://box@theirs.dfs.core.windows.net/run"):
         assert "run" in repr(icechunk_storage(other))
@@ -348,7 +357,7 @@ def test_nothing_secret_is_told_stored_or_pickled(s3, place, monkeypatch):
     why = urls.trouble_of(RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush"))
     assert (why.what, why.lasting) == ("it says: no such key ***", False)
     spec = make_spec()
-    with RunStore.create(place, spec) as store:
+    with create_store(place, spec) as store:
         fill(store, spec)
         sent = pickle.dumps(store.checkpoints.writer())
     sent += pickle.dumps(open_run(place)["posterior"]["W"].data)
@@ -364,11 +373,11 @@ def write_half(part, chain):
 
 
 def test_a_checkpoint_sends_what_there_is_and_memory_sends_nothing(s3, place):
-    with RunStore.create(place, make_spec()) as store:
+    with create_store(place, make_spec()) as store:
         before = sum(map(len, s3.objects(place).values()))
         store.checkpoint({"a": np.arange(1000.0)}, {"draws": 0})
         assert 8000 < sum(map(len, s3.objects(place).values())) - before < 30_000
-    with RunStore.create("memory://alone", make_spec()) as store:
+    with create_store("memory://alone", make_spec()) as store:
         refused(StoreError, "memory of this process", store.checkpoints.writer)
 
 
@@ -376,7 +385,7 @@ def test_a_checkpoint_sends_what_there_is_and_memory_sends_nothing(s3, place):
 def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kind):
     where = str(tmp_path / "run.zarr") if kind == "path" else s3.url(tmp_path.name)
     environment = (dict(os.environ),)
-    with RunStore.create(where, make_spec()) as store, SERVER.Pool(2, take, environment) as pool:
+    with create_store(where, make_spec()) as store, SERVER.Pool(2, take, environment) as pool:
         for chain in (0, 1):
             store.write_stats(chain, 0, stats(chain, 0, 4))
         parts = pool.starmap(write_half, [(store.checkpoints.writer(), chain) for chain in (0, 1)])
@@ -401,7 +410,7 @@ def test_checkpoints_are_due_by_time_and_by_what_they_cost(tmp_path, monkeypatch
     now = 0.0
     monkeypatch.setattr("daskfactor.results.files.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.chdir(tmp_path)
-    with RunStore.create(where, make_spec()) as store:
+    with create_store(where, make_spec()) as store:
         for wait, cost in WAITS[where]:
             if wait:
                 now += wait - 0.1
@@ -432,7 +441,7 @@ def test_what_old_commits_hold_does_not_pile_up(tmp_path, monkeypatch):
     monkeypatch.setitem(icechunks._IN_MEMORY, url, storage)
     monkeypatch.setattr(repository, "GRACE", 0.0)
     most = repository.KEPT + repository.EXPIRES_EVERY
-    with RunStore.create(url, growing_spec(40)) as store:
+    with create_store(url, growing_spec(40)) as store:
         for start in range(0, 40, 5):
             commit_draws(store, start, start + 5)
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -445,7 +454,7 @@ def test_what_old_commits_hold_does_not_pile_up(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_readers_have_a_while_before_what_they_opened_expires(place, monkeypatch):
     monkeypatch.setenv(urls.PATIENCE, "60")
-    with RunStore.create(place, growing_spec(20)) as store:
+    with create_store(place, growing_spec(20)) as store:
         commit_draws(store, 0, 3)
         early = open_run(place)
         commit_draws(store, 3, 20)
@@ -464,7 +473,7 @@ def test_a_run_goes_on_where_old_commits_cannot_be_expired(monkeypatch, tmp_path
 
     monkeypatch.setattr(repository.RepositoryPlace, "_drop_old", refuse)
     url = f"memory://{tmp_path.name}"
-    with RunStore.create(url, growing_spec(10)) as store:
+    with create_store(url, growing_spec(10)) as store:
         commit_draws(store, 0, 10)
     assert "could not expire old commits: not today" in caplog.text
     assert open_run(url)["posterior"].sizes["draw"] == 10

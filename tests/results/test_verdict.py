@@ -19,17 +19,17 @@ from daskfactor import plots
 from daskfactor.cli.main import app
 from daskfactor.results import verdict
 from daskfactor.results.align import as_drawn
-from daskfactor.results.annotation import told_by
+from daskfactor.results.annotation import result_of
 from daskfactor.results.diagnose import (
     agreement,
     convergence,
     rhat_beyond_autocorrelation,
     trend,
 )
-from daskfactor.results.ending import measured
-from daskfactor.results.noted import noted_at
+from daskfactor.results.finalize import measured
 from daskfactor.results.series import balanced_density
 from daskfactor.results.summary import told_trend
+from daskfactor.results.summary_cache import cached_at
 from daskfactor.results.verdict import Component, Facts, of_components, of_density, of_moments
 from tests.fake_run import drawn_tree
 from tests.results.test_summary import run, statuses
@@ -496,14 +496,14 @@ def test_all_verbs_that_judge_say_the_same(store):
     lights = said(expected)
     for one in (store, dfac.open_run(store), dfac.align(store)):
         assert said(dfac.summarize(one)) == lights
-    assert said(type(expected).from_dict(noted_at(store)[1].summary)) == lights
+    assert said(type(expected).from_dict(cached_at(store)[1].summary)) == lights
     for more in ([], ["--diagnose"]):
         told = CliRunner().invoke(app, ["info", str(store), "--json", *more])
         of_info = json.loads(told.stdout)["lights"]
         assert {name: (one["status"], one["advice"]) for name, one in of_info.items()} == lights
     copies = dfac.align(tree), dfac.open_run(store)
     for copy in copies:
-        of_anndata = told_by(copy).uns["convergence"]
+        of_anndata = result_of(copy).uns["convergence"]
         assert {name: of_anndata[name] for name in lights} == {n: s for n, (s, _) in lights.items()}
     for copy in copies if FULL else copies[:1]:
         advice, page = of_page(copy)

@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import daskfactor as dfac
 from daskfactor.errors import OptionError, StoreFormatError
-from daskfactor.results import cellwise as cells_module
-from daskfactor.results.cellwise import weighted_quantiles
+from daskfactor.results import predictive_moments
 from daskfactor.results.predict import monitored
+from daskfactor.results.predictive_moments import weighted_quantiles
 from daskfactor.results.trace import Run, effective_number
 from tests.refusals import refused
 from tests.results.particle_tree import WEIGHTS, M, particle_factors, particle_store, particle_tree
@@ -168,7 +168,7 @@ def test_quantiles_follow_the_levels_and_the_inverse_distribution_in_slabs_too(m
     rng = np.random.default_rng(1)
     values, weights = rng.random((5, 4, 7)), rng.random(5)
     whole = weighted_quantiles(values, weights, (0.1, 0.7))
-    monkeypatch.setattr(cells_module, "_SLAB", 11)
+    monkeypatch.setattr(predictive_moments, "_SLAB", 11)
     assert_array_equal(weighted_quantiles(values, weights, (0.1, 0.7)), whole)
     assert weighted_quantiles(values[:, :0], weights, (0.5,)).shape == (1, 0, 7)
 
@@ -177,7 +177,7 @@ def test_quantiles_follow_the_levels_and_the_inverse_distribution_in_slabs_too(m
 def test_a_store_of_particles_is_predicted_like_the_tree(tmp_path, block, monkeypatch):
     stored, kept = particle_store(tmp_path / "run.zarr"), particle_tree()
     expected = dfac.predict(kept).load()
-    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(predictive_moments, "BLOCK_BYTES", block)
     found = dfac.predict(stored)
     assert found["upper"].chunks
     xr.testing.assert_allclose(found.load(), expected)
@@ -224,7 +224,7 @@ def chains():
 
 @pytest.mark.parametrize("block", [100, 64 * 2**20])
 def test_chains_with_weights_are_one_set_of_draws(chains, block, monkeypatch):
-    monkeypatch.setattr(cells_module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(predictive_moments, "BLOCK_BYTES", block)
     tree, weights = chains
     W, H = (tree["posterior"][name].values.astype("f8") for name in "WH")
     mu = (W @ H).reshape(-1, W.shape[2], H.shape[3])

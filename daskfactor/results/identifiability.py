@@ -75,7 +75,7 @@ def component_swaps(trace: Trace) -> xr.Dataset:
     mean_w, mean_h = unit(W, 0), unit(H, 1)
     count = mean_w.shape[1]
     mapped, total = np.zeros((count, count + 1)), 0.0
-    for (W, H), mass in each_weighted_draw(run.posterior, None, run.weights):
+    for (W, H), mass in each_weighted_draw(run.posterior, run.weights):
         cos_w, cos_h = unit(W, 0).T @ mean_w, unit(H, 1) @ mean_h.T
         if run.law.signed:  # a component has no sign of its own
             cos_h = cos_h * np.sign(cos_w)

@@ -34,7 +34,7 @@ def facts_of(attrs: Mapping[Any, Any], measured: Mapping[str, Any], store: str) 
     attrs
         Of the root.
     measured
-        What `daskfactor.results.ending.measured` found in its draws.
+        What `daskfactor.results.finalize.measured` found in its draws.
     store
         What the run is called.
 

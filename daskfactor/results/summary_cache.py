@@ -1,4 +1,4 @@
-"""The verdict that a run has written down of itself when it ended, so that nobody reads its draws.
+"""Cache the summary of a finished run so that `info` need not read its draws.
 
 One attribute of the root, ``verdict``, holds as JSON what `summarize` said, what else `info` tells
 of the draws, and what both were taken of. It counts as long as this is what is there: a longer
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from daskfactor.errors import StoreError
 from daskfactor.results.files import counts_of, read_marker
+from daskfactor.results.metadata import intact, nodes_of, read_root
 from daskfactor.results.places import Folder, view_of
-from daskfactor.results.root import intact, nodes_of, read_root
 from daskfactor.results.verdict import RULES
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ READ_AT_ONCE: Final = 2**26
 """Bytes of an array that are compared with their checksum without being asked for it."""
 
 
-class Noted(NamedTuple):
-    """What a run has written down of itself.
+class CachedSummary(NamedTuple):
+    """What a run has cached of itself.
 
     Attributes
     ----------
     measured
-        What `daskfactor.results.ending.measured` found.
+        What `daskfactor.results.finalize.measured` found.
     summary
         What `summarize` said, as `xarray.Dataset.from_dict` takes it; None if it was not asked.
     """
@@ -45,11 +45,11 @@ class Noted(NamedTuple):
     summary: dict[str, Any] | None
 
 
-def written(noted: Noted, tree: "xr.DataTree") -> dict[str, str]:
+def cache_attr(cache: CachedSummary, tree: "xr.DataTree") -> dict[str, str]:
     """Give the attribute for a run that has ended, with what it was taken of."""
     lp = tree["sample_stats"]["lp"]
     of = stamp(tree.attrs, [lp.sizes["draw"]] * lp.sizes["chain"])
-    return {VERDICT: json.dumps({"of": of, "imprint": imprint(tree), **noted._asdict()})}
+    return {VERDICT: json.dumps({"of": of, "imprint": imprint(tree), **cache._asdict()})}
 
 
 def stamp(attrs: Mapping[Any, Any], draws: Sequence[int]) -> dict[str, Any]:
@@ -88,21 +88,21 @@ def _pieces(values: "xr.DataArray") -> "Iterator[xr.DataArray]":
         yield values.isel({dim: slice(start, start + step)})
 
 
-def noted_of(tree: "xr.DataTree") -> Noted | None:
-    """What the run of a tree noted, if the tree is all of it; None if that has to be found anew."""
+def cached_in(tree: "xr.DataTree") -> CachedSummary | None:
+    """Return the cache of the run of a tree; None if there is none, or of other draws."""
     document = _document(tree.attrs)
     if document is None or document["of"]["rules"] != RULES:
         return None
     own = imprint(tree)
     if own is None or own != document["imprint"]:
         return None
-    return Noted(document["measured"], document["summary"])
+    return CachedSummary(document["measured"], document["summary"])
 
 
-def noted_at(
+def cached_at(
     path: str | PathLike[str], limit: int | None = None
-) -> tuple[dict[str, Any], Noted] | None:
-    """Attributes of a local run that has ended, and what it noted, from its files alone.
+) -> tuple[dict[str, Any], CachedSummary] | None:
+    """Return attributes and cache of a local run that has ended, from its files alone.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def noted_at(
 
     Returns
     -------
-    (dict, Noted) or None
+    (dict, CachedSummary) or None
         None if there is no verdict, if it was taken of other draws, or if anything is not as it
         was written: who opens the store to read it tells of that.
     """
@@ -128,7 +128,7 @@ def noted_at(
             return None
         counts = counts_of(read_marker(view), nodes_of(root)["sample_stats/lp"]["shape"][0])
         if document["of"] == stamp(attrs, counts.draws) and intact(view.path, root, limit):
-            return attrs, Noted(document["measured"], document["summary"])
+            return attrs, CachedSummary(document["measured"], document["summary"])
     return None
 
 
@@ -136,7 +136,7 @@ def _document(attrs: Mapping[Any, Any]) -> dict[str, Any] | None:
     """The attribute, read; None if there is none, or others wrote it."""
     try:
         found = json.loads(attrs[VERDICT])
-        whole = {"of", "imprint", *Noted._fields} <= set(found) and "rules" in found["of"]
+        whole = {"of", "imprint", *CachedSummary._fields} <= set(found) and "rules" in found["of"]
     except (KeyError, TypeError, ValueError):
         return None
     return found if whole else None

@@ -13,9 +13,9 @@ import zarr
 
 import daskfactor as dfac
 from daskfactor.errors import StoreFormatError
-from daskfactor.results import ending, summary
-from daskfactor.results.noted import VERDICT, noted_at, noted_of
-from daskfactor.results.summary import judged
+from daskfactor.results import finalize, summary
+from daskfactor.results.summary import compute_summary
+from daskfactor.results.summary_cache import VERDICT, cached_at, cached_in
 from tests.cli.shell import fails, succeed
 from tests.refusals import refused
 
@@ -41,11 +41,11 @@ def said(path, *options):
 
 def test_what_is_noted_is_what_the_draws_say(store, monkeypatch):
     tree = dfac.open_run(store)
-    attrs, noted = noted_at(store)
-    assert (attrs[VERDICT], noted_of(tree)) == (tree.attrs[VERDICT], noted)
-    found = judged(tree)
+    attrs, noted = cached_at(store)
+    assert (attrs[VERDICT], cached_in(tree)) == (tree.attrs[VERDICT], noted)
+    found = compute_summary(tree)
     xr.testing.assert_identical(summary.Summary.from_dict(noted.summary), found)
-    assert noted.measured == json.loads(json.dumps(ending.measured(tree)))
+    assert noted.measured == json.loads(json.dumps(finalize.measured(tree)))
     again = AssertionError("the draws were judged again")
     monkeypatch.setattr(summary, "all_series", Mock(side_effect=again))
     for source in (store, tree):
@@ -59,12 +59,12 @@ def test_what_is_noted_is_what_the_draws_say(store, monkeypatch):
 def test_info_says_the_same_without_what_is_noted(copied, monkeypatch):
     noted, diagnosed = said(copied), said(copied, "--diagnose")
     with monkeypatch.context() as patch:
-        patch.setattr("daskfactor.results.noted.RULES", -1)  # other rules count for nothing
-        assert noted_at(copied) is None
-        assert noted_of(dfac.open_run(copied)) is None
+        patch.setattr("daskfactor.results.summary_cache.RULES", -1)  # other rules count for nothing
+        assert cached_at(copied) is None
+        assert cached_in(dfac.open_run(copied)) is None
         assert said(copied) == noted
     del zarr.open_group(copied, mode="r+").attrs[VERDICT]
-    assert noted_at(copied) is None
+    assert cached_at(copied) is None
     assert (said(copied), said(copied, "--diagnose")) == (noted, diagnosed)
 
 
@@ -73,26 +73,26 @@ def test_a_part_of_a_run_is_judged_anew(store):
     parts = {"draw": slice(None, None, 2)}, {"chain": [1]}, {"row": slice(5)}
     others = dfac.align(tree), tree.map_over_datasets(lambda one: one * 2.0)
     for changed in (*(tree.isel(part) for part in parts), *others):
-        assert noted_of(changed) is None
+        assert cached_in(changed) is None
 
 
 def test_a_longer_run_is_judged_anew(copied):
     before = zarr.open_group(copied, mode="r").attrs[VERDICT]
     tree = dfac.resume(copied, draws=10, progressbar=False)
-    assert noted_of(tree).measured["draws_done"] == 30
+    assert cached_in(tree).measured["draws_done"] == 30
     assert dfac.summarize(copied).attrs["draws"] == 30
     zarr.open_group(copied, mode="r+").attrs[VERDICT] = before  # as it is while the run goes on
-    assert noted_at(copied) is None
-    assert noted_of(dfac.open_run(copied)) is None
+    assert cached_at(copied) is None
+    assert cached_in(dfac.open_run(copied)) is None
     assert dfac.summarize(copied).attrs["draws"] == 30
     dfac.resume(copied, progressbar=False)  # complete, but for what it says of itself
-    assert noted_at(copied)[1].measured["draws_done"] == 30
+    assert cached_at(copied)[1].measured["draws_done"] == 30
 
 
 def test_what_others_have_written_there_is_ignored(copied):
     for text in ("", "{", "[]", "{}", '{"of": 3, "imprint": 1, "measured": {}}'):
         zarr.open_group(copied, mode="r+").attrs[VERDICT] = text
-        assert noted_at(copied) is None
+        assert cached_at(copied) is None
     assert "lights" in said(copied)
 
 
@@ -101,7 +101,7 @@ def test_damage_is_told_as_ever(copied, gone):
     chunk = copied / "posterior" / "W" / "c" / "0" / "0" / "0" / "0"
     raw = chunk.read_bytes()
     chunk.unlink() if gone else chunk.write_bytes(raw[:20] + bytes([raw[20] ^ 4]) + raw[21:])
-    assert noted_at(copied) is None
+    assert cached_at(copied) is None
     refused(StoreFormatError, r"posterior/W/c/0/0/0/0 is ", dfac.summarize, copied)
     fails(4, "", "info", copied)
 
@@ -109,19 +109,19 @@ def test_damage_is_told_as_ever(copied, gone):
 def test_a_run_of_moments_and_particles_note_theirs(tmp_path):
     model, path = dfac.TweedieNMF(2, beta=2.0, dispersion=1.0), tmp_path / "moments.zarr"
     dfac.sample(V, model, draws=8, tune=4, keep="moments", store=path, **QUIET)
-    assert noted_at(path)[1].measured["draws_kept"] == 0
+    assert cached_at(path)[1].measured["draws_kept"] == 0
     assert dfac.summarize(path).predictions.status == "none"
     path = tmp_path / "particles.zarr"
     tree = dfac.stein_posterior(V, model, particles=3, store=path, **QUIET)
-    assert noted_of(tree).measured["particles"]["with_weight"] is not None
-    assert str(dfac.summarize(path)) == str(judged(tree))
+    assert cached_in(tree).measured["particles"]["with_weight"] is not None
+    assert str(dfac.summarize(path)) == str(compute_summary(tree))
 
 
 def test_draws_that_are_too_many_are_left_to_who_asks(tmp_path, monkeypatch):
-    monkeypatch.setattr(ending, "MOST_JUDGED", 10)
+    monkeypatch.setattr(finalize, "MOST_JUDGED", 10)
     path = tmp_path / "run.zarr"
     dfac.sample(V, dfac.TweedieNMF(2), draws=8, tune=4, store=path, **QUIET)
-    assert noted_at(path)[1].summary is None
+    assert cached_at(path)[1].summary is None
     monkeypatch.setattr("daskfactor.cli.show.QUICKLY_READ", 10)
     assert "--diagnose reads" in succeed("info", path)
     assert "lights" not in said(path)

@@ -1,4 +1,4 @@
-"""What the draws of a run come to when it ends: found once, and written down with the run."""
+"""Finish a run: count and judge its draws once, and cache what was found with the run."""
 
 from typing import Any, Final
 
@@ -7,11 +7,11 @@ import numpy as np
 import xarray as xr
 
 from daskfactor.models.settings import EFFECTIVE
-from daskfactor.results.about import facts_of
-from daskfactor.results.noted import Noted, noted_of, written
+from daskfactor.results.describe import facts_of
+from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import MOMENTS, STEIN
-from daskfactor.results.sink import Sink
-from daskfactor.results.summary import Summary, as_noted, judged
+from daskfactor.results.summary import Summary, cached_summary, compute_summary
+from daskfactor.results.summary_cache import CachedSummary, cache_attr, cached_in
 from daskfactor.results.trace import Run, effective_number
 
 MOST_JUDGED: Final = 2**30
@@ -31,14 +31,16 @@ def close_run(sink: Sink, attrs: dict[str, Any]) -> None:
 
 def _verdict(tree: xr.DataTree) -> dict[str, str]:
     """The attribute that holds it; none if it is there."""
-    if noted_of(tree) is not None:
+    if cached_in(tree) is not None:
         return {}
     with dask.config.set(scheduler="threads"):  # a client that is about may have no workers
         found = measured(tree)
         if 0 < found["draws_bytes"] <= HELD:
             tree["posterior"].load()
         large = found["draws_bytes"] > MOST_JUDGED
-        return written(Noted(found, None if large else judged(tree).to_dict()), tree)
+        return cache_attr(
+            CachedSummary(found, None if large else compute_summary(tree).to_dict()), tree
+        )
 
 
 def facts(
@@ -48,9 +50,9 @@ def facts(
 
     ``aligned`` is the tree aligned by itself, if somebody has done that.
     """
-    noted = noted_of(tree)
-    of_draws = measured(tree) if noted is None else noted.measured
-    return facts_of(tree.attrs, of_draws, name), as_noted(noted, tree, aligned)
+    cache = cached_in(tree)
+    of_draws = measured(tree) if cache is None else cache.measured
+    return facts_of(tree.attrs, of_draws, name), cached_summary(cache, tree, aligned)
 
 
 def measured(tree: xr.DataTree) -> dict[str, Any]:
