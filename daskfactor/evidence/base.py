@@ -117,14 +117,14 @@ class EvidenceProblem:
         function: Any,
         items: Sequence[Any],
         name: str = "evidence",
-        told: Callable[[Any], str] = lambda found: "",
+        message: Callable[[Any], str] = lambda result: "",
     ) -> list[Any]:
         """Return ``function(item, workspace)`` of all items, telling of every one that is done.
 
-        ``name`` is for a cluster's dashboard, ``told`` says more of what was found.
+        ``name`` is for a cluster's dashboard, ``message`` describes a result.
         """
         if self.executor.in_process:  # from elsewhere nobody could hear it
-            function = counted(function, len(items), self.on_event, told)
+            function = counted(function, len(items), self.on_event, message)
         return self.executor.map(function, items, name)
 
 
