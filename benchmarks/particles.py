@@ -2,7 +2,7 @@
 
 A token waits for the draw of the one before it, about 30 ns at 10 states; four particles take
 turns to fill that time, and counts are fetched ahead. Moving particles where they are resampled
-costs, which is why their counts are bytes, and lists where rows are short.
+costs, which is why their counts are bytes.
 
 Stein: peak memory is that of the process above what it took before, data and particles being there
 already. The naive way holds particles² × dimension numbers, so it is run on a smaller problem.
@@ -45,7 +45,7 @@ def compiled(X: Any, states: int = 10) -> CompiledModel:
 def batch(model: CompiledModel, particles: int, resampling: str | None) -> Callable[[], Any]:
     """Return a call that runs one batch of particles."""
     size: Any = {"placement": place_counts(model), "particles": particles, "seed": 1, "round": 0}
-    how: Any = {"resampling": resampling, "least": 0.5, "own": False, "keep": False}
+    how: Any = {"resampling": resampling, "least": 0.5, "separate_orders": False, "unfold": False}
     plan = BatchPlan(**size, **how)
     return lambda: run_batch(plan, 0, Workspace())
 

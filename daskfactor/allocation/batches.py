@@ -4,8 +4,8 @@ A batch needs nothing of the others and gives an unbiased estimate of p(X), so b
 run anywhere and in any order. Its random numbers have the address (seed; round, batch,
 particle, token); a *round* is a new start with more particles per batch.
 
-Particles that move keep the states of all their tokens and whole tables, so that a token can
-be taken out of its urns again; see `daskfactor.allocation.urns`.
+Particles that move keep the states of all their tokens, so that a token can be taken out of its
+urns again; see `daskfactor.allocation.urns`.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ from daskfactor.allocation.resampling import (
     PURPOSES,
     SCHEMES,
     Scratch,
-    Walk,
+    Trajectory,
     normalise,
+    propagate,
     shuffle_orders,
-    travel,
 )
 from daskfactor.allocation.urns import (
     BLOCK,
@@ -39,17 +39,14 @@ from daskfactor.allocation.urns import (
     Sums,
     Wide,
     Words,
-    average_counts,
-    start_crowd,
-    unfold_counts,
 )
 from daskfactor.kernels.views import Workspace
 from daskfactor.random import Stream, generator
 
 STRETCHES = 256
-"""The weights are looked at every T / STRETCHES tokens, rounded up to an even number."""
+"""Number of times at which the weights are checked."""
 LOOKS = 1024
-"""As `STRETCHES`, for particles that move: those that have become alike by then stay so."""
+"""The same for particles that move: those that have become alike by then stay so."""
 GROWTH = 0.04
 """Share of its tokens that a particle takes up between two moves. Measured with 64 particles
 on letter pairs, blocks and tensors of 300 to 1600 tokens: from 0.1 to 0.02 the spread of log
@@ -66,26 +63,28 @@ _KEY = np.array([0x8F14E45F, 0x2C9341CA], np.uint32)  # keeps these uniforms apa
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What all batches of a round have in common, worked out once for all of them.
+    """Settings and arrays that all batches of a round share.
 
     ``resampling``: a name of `SCHEMES` or None; ``least``: share of P below which to resample;
-    ``own``: whether every particle has an order of its own; ``keep``: whether to return counts;
-    ``moves``: sweeps at a time, 0 for particles that cannot move.
+    ``separate_orders``: every particle takes the tokens in another order; ``unfold``: return the
+    counts of every particle; ``average``: return their mean; ``moves``: sweeps at a time, 0 for
+    particles that cannot move.
     """
 
     placement: Placement
     particles: int
     resampling: str | None
     least: float
-    own: bool
-    keep: bool
+    separate_orders: bool
+    unfold: bool
     seed: int
     round: int
     moves: int = 0
+    average: bool = True
 
     @cached_property
     def edges(self) -> NDArray[np.int64]:
-        """Numbers of tokens after which the weights are looked at."""
+        """Numbers of tokens after which the weights are checked."""
         return stretch_edges(self.placement.tokens, LOOKS if self.moves else STRETCHES)
 
     @cached_property
@@ -109,36 +108,41 @@ class BatchPlan:
 
     @cached_property
     def network(self) -> tuple[Network, dict[int, int]]:
-        """What `complete_network` finds."""
+        """The network of the placement, and rows that follow, see `complete_network`."""
         return complete_network(self.placement, self.moves > 0)
+
+    @property
+    def state_kind(self) -> type[np.unsignedinteger]:
+        """Dtype of the states of tokens."""
+        return np.uint8 if self.placement.network.states <= BYTE else np.uint16
 
     @property
     def moving_bytes(self) -> int:
         """Memory of a batch of particles that move."""
-        tokens, states = self.placement.tokens, self.placement.network.states
-        each = 4 * self.placement.width + 12 * states + 40
-        each += tokens * ((1 if states <= BYTE else 2) + 4 * self.own)
+        placement = self.placement
+        each = placement.kind.itemsize * placement.width + 12 * placement.network.states + 40
+        each += placement.tokens * (np.dtype(self.state_kind).itemsize + 4 * self.separate_orders)
         return each * self.particles
 
 
 class Batch(NamedTuple):
-    """What a batch found.
+    """Results of a batch.
 
     ``log_z``: log of its estimate of E[product of u]; ``log_weights``: (P,), their mean is
-    the estimate; ``mean_counts``: (cells,) posterior mean; ``ess``, ``resampled``: (E,);
+    the estimate; ``ess``, ``resampled``: (E,); ``mean_counts``: (cells,) posterior mean, or None;
     ``counts``: (P, cells) or None.
     """
 
     log_z: float
     log_weights: Wide
-    mean_counts: Wide
     ess: Wide
     resampled: NDArray[np.uint8]
+    mean_counts: Wide | None
     counts: Small | None
 
 
 def stretch_edges(tokens: int, stretches: int = STRETCHES) -> NDArray[np.int64]:
-    """Edges of about so many stretches of tokens: first 0, last T; all even but T."""
+    """Return the edges of about so many stretches of tokens: first 0, last T; all even but T."""
     step = 2 * -(-tokens // (2 * stretches))
     return np.append(np.arange(0, tokens, step), tokens).astype(np.int64)
 
@@ -159,7 +163,7 @@ def move_schedule(edges: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def make_key(seed: int) -> Words:
-    """Two words that key the uniforms of all batches."""
+    """Return two words that key the uniforms of all batches."""
     words = generator(seed, 0, Stream.NOISE, 5).integers(0, 2**32, 2, np.uint32)
     return np.asarray(words ^ _KEY)
 
@@ -167,58 +171,52 @@ def make_key(seed: int) -> Words:
 def run_batch(plan: BatchPlan, batch: int, workspace: Workspace) -> Batch:
     """Take the particles of one batch from the first token to the last."""
     del workspace
-    way, orders = _make_walk(plan, batch), _draw_orders(plan, batch)
-    sums, scratch = _make_buffers(plan)
-    return _sum_up(plan, _take(plan, way, orders, sums, scratch), way, scratch)
-
-
-def _take(plan: BatchPlan, way: Walk, orders: Small, sums: Sums, scratch: Scratch) -> Particles:
-    """Give all tokens to the particles; a placement for those that move has no light rows."""
-    placement, size, moving = plan.placement, plan.particles, plan.moves > 0
-    network, follow = plan.network
+    placement, size, edges = plan.placement, plan.particles, plan.edges
+    network, followers = plan.network
     states = network.states
-    crowd = Particles(
-        tables=np.empty((size, placement.width), np.int32 if moving else placement.kind),
-        slots=np.empty((size, placement.slots), np.uint8 if moving else placement.kind),
-        values=np.empty((size, BLOCK * -(-states // BLOCK))),
-        balls=np.empty((size, states), np.int32),
-        states=np.empty(
-            (size, placement.tokens if moving else 0),
-            np.uint16 if moving and states > BYTE else np.uint8,
-        ),
-        log_weights=np.empty(size),
-        orders=orders,
+    particles = Particles(
+        tables=np.zeros((size, placement.width), placement.kind),
+        values=np.zeros((size, BLOCK * -(-states // BLOCK))),
+        balls=np.zeros((size, states), np.int32),
+        states=np.zeros((size, placement.tokens if plan.moves else 0), plan.state_kind),
+        log_weights=np.zeros(size),
+        orders=_draw_orders(plan, batch),
     )
-    start_crowd(network, crowd)
-    cursor = np.zeros(4, np.int64)
-    while cursor[0] < len(way.ess):
-        travel(network, crowd, way, plan.moves, cursor, WORK, sums, scratch)
-    for row, times in follow.items():
-        crowd.tables[:, row : row + states] = times * crowd.balls
-    return crowd
-
-
-def _make_walk(plan: BatchPlan, batch: int) -> Walk:
-    """Start the way of a batch, before its first token."""
-    edges = plan.edges
-    return Walk(
+    particles.values[:, :states] = network.value[0] if network.value.size else 0.0
+    trajectory = Trajectory(
         edges=edges,
         batch=batch,
         tag=PURPOSES * plan.round,
         key=plan.key,
         scheme=NEVER if plan.resampling is None else SCHEMES[plan.resampling],
-        least=plan.least * plan.particles,
+        least=plan.least * size,
         moved=plan.moved,
         ess=np.zeros(len(edges) - 1),
         resampled=np.zeros(len(edges) - 1, np.uint8),
         level=np.zeros(1),
     )
+    sums, scratch = make_buffers(plan)
+    cursor = np.zeros(4, np.int64)
+    while cursor[0] < len(trajectory.ess):
+        propagate(network, particles, trajectory, plan.moves, cursor, WORK, sums, scratch)
+    for row, times in followers.items():
+        particles.tables[:, row : row + states] = times * particles.balls
+    log_mean, _ = normalise(particles.log_weights, scratch.weights)
+    level = float(trajectory.level[0])
+    return Batch(
+        level + log_mean,
+        particles.log_weights + level,
+        trajectory.ess,
+        trajectory.resampled,
+        _average(placement, particles, scratch.weights) if plan.average else None,
+        _unfold(placement, particles, slice(None)) if plan.unfold else None,
+    )
 
 
 def _draw_orders(plan: BatchPlan, batch: int) -> Small:
-    """Draw the cells of the tokens, (1, T), or (P, T) if every particle has its own order."""
+    """Draw the cells of the tokens, (1, T), or (P, T) if particles have separate orders."""
     tokens = plan.token_cells
-    if not plan.own:
+    if not plan.separate_orders:
         rng = generator(plan.seed, batch, Stream.SCHEDULE, plan.round)
         return np.asarray(rng.permutation(tokens)[None])
     orders = np.tile(tokens, (plan.particles, 1))
@@ -227,8 +225,8 @@ def _draw_orders(plan: BatchPlan, batch: int) -> Small:
     return orders
 
 
-def _make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
-    """Make room for the numbers that a batch works with."""
+def make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
+    """Make the buffers of a batch."""
     size, blocks = plan.particles, -(-plan.placement.network.states // BLOCK)
     sums = Sums(
         w=np.zeros((LANES, BLOCK * blocks)),
@@ -244,39 +242,40 @@ def _make_buffers(plan: BatchPlan) -> tuple[Sums, Scratch]:
     )
 
 
-def _sum_up(plan: BatchPlan, crowd: Particles, way: Walk, scratch: Scratch) -> Batch:
-    """Sum up what the particles of a batch found when all tokens are in."""
-    placement, size = plan.placement, plan.particles
-    places = placement.places
-    mean, _ = normalise(crowd.log_weights, scratch.weights)
+def _unfold(placement: Placement, particles: Particles, rows: slice) -> Small:
+    """Return the flat counts of some particles, (P, cells)."""
+    tables, balls = particles.tables[rows], particles.balls[rows]
+    counts = np.zeros((len(tables), placement.cells), np.int32)
+    counts[:, placement.table_cells] = tables[:, placement.table_columns]
+    counts[:, placement.state_cells] = balls[:, None]
+    counts[:, placement.constant_cells] = placement.constant_counts
+    return counts
+
+
+def _average(placement: Placement, particles: Particles, weights: Wide) -> Wide:
+    """Return the mean of the flat counts, one particle at a time."""
     means = np.zeros(placement.cells)
-    means[placement.known] += placement.balls
-    average_counts(placement.network, crowd, places, scratch.weights, means)
-    counts = None
-    if plan.keep:
-        counts = np.zeros((size, placement.cells), np.int32)
-        counts[:, placement.known] += placement.balls.astype(np.int32)
-        unfold_counts(placement.network, crowd, places, counts)
-    level = float(way.level[0])
-    log_weights = crowd.log_weights + level
-    return Batch(level + mean, log_weights, means, way.ess, way.resampled, counts)
+    for p, weight in enumerate(weights):
+        means += weight * _unfold(placement, particles, slice(p, p + 1))[0]
+    means[placement.constant_cells] = placement.constant_counts
+    return means
 
 
 def complete_network(placement: Placement, moving: bool) -> tuple[Network, dict[int, int]]:
-    """Find what a state weighs by its tokens alone: all factors of rows that all tokens share.
+    """Multiply the factors that depend on a state's tokens alone: of rows that all tokens share.
 
     Returns
     -------
     network
         The placement's, plain if it can be so. Only particles that are ``moving`` keep rows
         that follow from others out of their tables meanwhile.
-    follow
+    followers
         Rows of the table that hold so many times the tokens of every state; filled in when
         all tokens are in.
     """
     net, tokens = placement.network, placement.tokens
-    if placement.alone is not None:
-        above, below = ([(float(a), 1) for a in alphas] for alphas in placement.alone)
+    if placement.state_alphas is not None:
+        above, below = ([(float(a), 1) for a in alphas] for alphas in placement.state_alphas)
         return net._replace(value=_values(above, below, tokens)), {}
     alone = (net.place == net.place[0]).all(axis=0)
     return _set_apart(net, tokens, alone) if moving and _separate(net, alone) else (net, {})
@@ -286,28 +285,28 @@ def _set_apart(
     net: Network, tokens: int, alone: NDArray[np.bool_]
 ) -> tuple[Network, dict[int, int]]:
     """Put rows that follow from the states' tokens into the value of a state."""
-    rows, kept = net.place[0], np.flatnonzero(~alone)
+    rows, others = net.place[0], np.flatnonzero(~alone)
     factors: dict[int, list[tuple[float, int]]] = {0: [], 1: []}
-    follow = {}
+    followers = {}
     for n in np.flatnonzero(alone):
         same = np.flatnonzero(alone & (rows == rows[n]))
         factors[int(net.divides[n])].append((net.alpha[0, n] + np.sum(same < n), len(same)))
-        follow[int(rows[n])] = len(same)
+        followers[int(rows[n])] = len(same)
     alpha = [
-        net.alpha[0, n] + (net.place[:, kept[:e]] == net.place[:, [n]]).sum(axis=1)
-        for e, n in enumerate(kept)
+        net.alpha[0, n] + (net.place[:, others[:e]] == net.place[:, [n]]).sum(axis=1)
+        for e, n in enumerate(others)
     ]
     plain = net._replace(
-        place=np.ascontiguousarray(net.place[:, kept]),
-        column=net.column[kept],
+        place=np.ascontiguousarray(net.place[:, others]),
+        column=net.column[others],
         alpha=np.stack(alpha, 1),
         value=_values(factors[0], factors[1], tokens),
     )
-    return plain, follow
+    return plain, followers
 
 
 def _separate(net: Network, alone: NDArray[np.bool_]) -> bool:
-    """Tell whether a state meets rows of counts of its own, and none that is both alone and not."""
+    """Check that a state has rows of counts, and none of them is both alone and not."""
     plain = (net.column == np.arange(net.states)).all()
     if not plain or alone.all() or net.divides[~alone].any():
         return False
@@ -337,10 +336,9 @@ def _values(above: list[tuple[float, int]], below: list[tuple[float, int]], toke
 
 
 def exchangeable(model: AllocationModel) -> tuple[str, ...]:
-    """Hidden variables whose values can be renumbered without a change of the law.
+    """Return the hidden variables whose values can be renumbered without a change of the law.
 
-    Not those that share an axis of a tied table with another variable, whose numbers they
-    take over.
+    A variable that shares an axis of a tied table with another one takes over its numbers.
     """
     families = [[model.network.family(name) for name in group] for group in model.groups]
     axes = [set(axis) for group in families for axis in zip(*group, strict=True)]
@@ -352,7 +350,7 @@ def exchangeable(model: AllocationModel) -> tuple[str, ...]:
 def matched_mean(
     compiled: CompiledModel, free: tuple[str, ...], counts: Small, log_weights: Wide
 ) -> Wide:
-    """Mean of the flat counts of particles, renumbered to agree.
+    """Return the mean of the flat counts of particles, renumbered to agree.
 
     Parameters
     ----------
@@ -371,44 +369,44 @@ def matched_mean(
     place = compiled.row[:, :, None] + compiled.column
     sizes = tuple(compiled.hidden.values())
     axes = [1 + axis for axis, name in enumerate(compiled.hidden) if name in free]
-    # Tables that no data index reaches tell of the states' sizes alone.
-    telling = np.ptp(compiled.row, axis=0) > 0
+    # Tables that no data index reaches hold the states' sizes alone.
+    indexed = np.ptp(compiled.row, axis=0) > 0
     shape = (*place.shape[:2], *sizes)
-    reference = counts[picks[0]][place].reshape(shape)[:, telling]
+    reference = counts[picks[0]][place].reshape(shape)[:, indexed]
     mean = reference
     for _ in range(PASSES):
         total = np.zeros(shape)
         root = np.sqrt(reference).reshape(-1, *sizes)
         for pick in picks:
-            own = counts[pick][place].reshape(shape)
-            total += _renumbered(own, telling, root, axes)
+            total += _renumbered(counts[pick][place].reshape(shape), indexed, root, axes)
         mean = total / len(picks)
-        reference = mean[:, telling]
+        reference = mean[:, indexed]
     result = np.zeros(compiled.cells)
     result[place] = mean.reshape(place.shape)
     return result
 
 
 def _picks(log_weights: Wide, most: int) -> NDArray[np.int64]:
-    """Particles for a plain mean, the heaviest first."""
+    """Pick particles for a plain mean, the heaviest first."""
     weights = np.exp(log_weights - log_weights.max())
     cumulative = np.cumsum(weights) / weights.sum()
     count = min(most, len(weights))
-    found = np.searchsorted(cumulative, (np.arange(count) + 0.5) / count)
-    found = np.minimum(found, len(weights) - 1)
-    found[np.argmax(weights[found])], found[0] = found[0], found[np.argmax(weights[found])]
-    return found
+    picks = np.searchsorted(cumulative, (np.arange(count) + 0.5) / count)
+    picks = np.minimum(picks, len(weights) - 1)
+    heaviest = int(np.argmax(weights[picks]))
+    picks[[0, heaviest]] = picks[[heaviest, 0]]
+    return picks
 
 
-def _renumbered(own: Small, telling: NDArray[np.bool_], root: Wide, axes: list[int]) -> Small:
-    """Counts (M, N, ...) with the values of hidden variables where they overlap most."""
+def _renumbered(counts: Small, indexed: NDArray[np.bool_], root: Wide, axes: list[int]) -> Small:
+    """Renumber the values of hidden variables in counts (M, N, ...) to overlap most."""
     for _ in range(1 if len(axes) == 1 else PASSES):
         for axis in axes:
-            mine = np.sqrt(own[:, telling]).reshape(root.shape)
-            overlap = _rows(root, axis) @ _rows(mine, axis).T
+            square_root = np.sqrt(counts[:, indexed]).reshape(root.shape)
+            overlap = _rows(root, axis) @ _rows(square_root, axis).T
             _, order = scipy.optimize.linear_sum_assignment(overlap, maximize=True)
-            own = np.take(own, order, axis=axis + 1)
-    return own
+            counts = np.take(counts, order, axis=axis + 1)
+    return counts
 
 
 def _rows(counts: Wide, axis: int) -> Wide:

@@ -1,4 +1,4 @@
-"""A model and its counts compiled to flat arrays: what every method of inference works on.
+"""A model and its counts compiled to flat arrays, the input of every method of inference.
 
 Axes of tables that are observed are compacted to the values, or combinations of values, that
 occur; axes along which some draw is hidden are laid out in full, as the fastest ones.
@@ -29,10 +29,10 @@ Vector = NDArray[np.float64]
 Labels = Mapping[str, NDArray[Any]]
 Columns = Mapping[str, tuple[Sequence[str], Any]]
 Draw = tuple[IntArray, IntArray, IntArray, IntArray]
-"""What a variable adds to its table: ``row`` and ``column`` of a cell, then of its urn's total."""
+"""Place of a draw in its table: ``row`` and ``column`` of a cell, then of its urn's total."""
 
 LARGEST_TABLE = 1_000_000
-"""Cells of a table that is given whole."""
+"""Cells of a table that results hold in full."""
 
 _compiled: set[str] = set()
 """Methods whose kernels this process has compiled."""
@@ -85,22 +85,22 @@ class TableLayout:
     @property
     def totals(self) -> int:
         """Length of its part of the totals per parent configuration."""
-        return (int(self.parent.max()) + 1) * (math.prod(self.fast_sizes) // self.own_width)
+        return (int(self.parent.max()) + 1) * (math.prod(self.fast_sizes) // self.last_width)
 
     @property
-    def own_width(self) -> int:
+    def last_width(self) -> int:
         """Neighbouring cells with the same parents: the size of the last axis if it is in full."""
         return self.sizes[-1] if len(self.sizes) - 1 in self.fast else 1
 
     @property
     def owner(self) -> IntArray:
-        """Which total each cell adds to, (cells,)."""
-        width = math.prod(self.fast_sizes) // self.own_width
-        within = np.repeat(np.arange(width, dtype=np.int64), self.own_width)
+        """Index of the total that each cell adds to, (cells,)."""
+        width = math.prod(self.fast_sizes) // self.last_width
+        within = np.repeat(np.arange(width, dtype=np.int64), self.last_width)
         return (self.parent[:, None] * width + within).ravel()
 
     def log_f(self, counts: Vector) -> float:
-        r"""Log-probability of one sequence of draws with these counts (cells,), in nats.
+        r"""Return the log-probability of one sequence of draws with these counts (cells,), in nats.
 
         .. math:: \sum_{pa} \ln B(\alpha + C(:, pa)) - \ln B(\alpha)
         """
@@ -153,7 +153,7 @@ class CompiledModel:
         Names of the N variables.
     hidden
         Sizes of the hidden variables, slowest first.
-    layouts, settled
+    layouts, constant_layouts
         Tables with hidden variables, in the order of the flat counts, and those without,
         each with its counts.
     labels
@@ -184,7 +184,7 @@ class CompiledModel:
     draws: tuple[str, ...]
     hidden: Mapping[str, int]
     layouts: tuple[TableLayout, ...]
-    settled: tuple[tuple[TableLayout, Vector], ...]
+    constant_layouts: tuple[tuple[TableLayout, Vector], ...]
     labels: Mapping[str, NDArray[Any]]
 
     @property
@@ -193,7 +193,7 @@ class CompiledModel:
         return int(self.values.sum())
 
     def tables(self, mean_counts: ArrayLike) -> dict[str, xr.DataArray]:
-        r"""Posterior mean of every table, by the first variable that draws from it.
+        r"""Return the posterior mean of every table, by the first variable that draws from it.
 
         .. math:: \mathrm{E}[\theta_n(i_n \mid i_{pa(n)})] =
             (\alpha + \mathrm{E}\,C) / (\alpha_+ + \mathrm{E}\,D)
@@ -214,15 +214,16 @@ class CompiledModel:
         """
         edges = np.cumsum([layout.cells for layout in self.layouts])[:-1]
         parts = np.split(np.asarray(mean_counts, np.float64), edges)
-        counted = [*zip(self.layouts, parts, strict=True), *self.settled]
+        counted = [*zip(self.layouts, parts, strict=True), *self.constant_layouts]
         if all(math.prod(layout.sizes) <= LARGEST_TABLE for layout, _ in counted):
-            return {layout.draws[0]: _whole(layout, C, self.labels) for layout, C in counted}
-        reached: dict[str, IntArray] = {}
+            return {layout.draws[0]: _full_table(layout, C, self.labels) for layout, C in counted}
+        indices: dict[str, IntArray] = {}
         for layout, _ in counted:
             if len(layout.slow) == 1:
-                reached.setdefault(layout.dims[layout.slow[0]], layout.occupied[0])
+                indices.setdefault(layout.dims[layout.slow[0]], layout.occupied[0])
         return {
-            layout.draws[0]: _occupied(layout, C, self.labels, reached) for layout, C in counted
+            layout.draws[0]: _occupied_cells(layout, C, self.labels, indices)
+            for layout, C in counted
         }
 
 
@@ -235,22 +236,22 @@ def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
         If the model does not fit the counts' shape.
     """
     layouts: list[TableLayout] = []
-    settled, owners, drawn = [], [], []
+    constants, owners, drawn = [], [], []
     cells = totals = 0
     for group in model.groups:
         layout, draws = lay_out(model, group, counts)
         if not layout.fast:
-            where = np.concatenate([row for row, *_ in draws])
-            own = np.bincount(where, np.tile(counts.values, len(draws)), layout.cells)
-            settled.append((layout, own.astype(np.float64)))
+            places = np.concatenate([row for row, *_ in draws])
+            table = np.bincount(places, np.tile(counts.values, len(draws)), layout.cells)
+            constants.append((layout, table.astype(np.float64)))
             continue
         for name, (row, column, total_row, total_column) in zip(group, draws, strict=True):
-            places = row + cells, column, total_row + totals, total_column
-            drawn.append((name, *places, len(layouts)))
+            shifted = row + cells, column, total_row + totals, total_column
+            drawn.append((name, *shifted, len(layouts)))
         owners.append(layout.owner + totals)
         layouts.append(layout)
         cells, totals = cells + layout.cells, totals + layout.totals
-    drawn.sort(key=lambda own: model.network.order.index(own[0]))
+    drawn.sort(key=lambda draw: model.network.order.index(draw[0]))
     names, rows, columns, total_rows, total_columns, numbers = zip(*drawn, strict=True)
     alpha = np.array([layout.alpha for layout in layouts])
     alpha_total = np.array([layout.alpha_total for layout in layouts])
@@ -266,7 +267,7 @@ def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
         alpha_total=alpha_total[list(numbers)],
         group=np.array(numbers, np.int64),
         values=counts.values,
-        constant=math.fsum(layout.log_f(own) for layout, own in settled),
+        constant=math.fsum(layout.log_f(table) for layout, table in constants),
         log_factor=log_factor(model, counts),
         owner=np.concatenate(owners),
         cell_alpha=np.repeat(alpha, [layout.cells for layout in layouts]),
@@ -274,13 +275,13 @@ def compile_model(model: AllocationModel, counts: Counts) -> CompiledModel:
         draws=names,
         hidden=model.hidden,
         layouts=tuple(layouts),
-        settled=tuple(settled),
+        constant_layouts=tuple(constants),
         labels=counts.labels,
     )
 
 
 def log_factor(model: AllocationModel, counts: Counts) -> float:
-    r"""Log NB(T) + log T! - Σ log X!, in nats: what does not depend on the graph.
+    r"""Return log NB(T) + log T! - Σ log X!, in nats, which does not depend on the graph.
 
     .. math:: \ln\frac{\Gamma(a+T)}{\Gamma(a)} + a\ln\frac{b}{b+1} - T\ln(b+1)
         - \sum \ln X(i_V)!
@@ -293,28 +294,28 @@ def log_factor(model: AllocationModel, counts: Counts) -> float:
 def lay_out(
     model: AllocationModel, group: tuple[str, ...], counts: Counts
 ) -> tuple[TableLayout, list[Draw]]:
-    """The table of some variables, and what each of them adds to it."""
+    """Lay out the table of some variables, and the place of each one's draws in it."""
     sizes, network = model.sizes(counts.shape), model.network
     families = [network.family(name) for name in group]
-    own = families[0]
+    first = families[0]
     hidden = {axis for family in families for axis, v in enumerate(family) if v in model.hidden}
     fast = sorted(hidden)
     if len(group) == 1:
-        fast.sort(key=lambda axis: network.order.index(own[axis]))
-    slow = tuple(axis for axis in range(len(own)) if axis not in hidden)
+        fast.sort(key=lambda axis: network.order.index(first[axis]))
+    slow = tuple(axis for axis in range(len(first)) if axis not in hidden)
     observed = dict(zip(model.dims, counts.indices.T, strict=True))
     reached = [
         stacked((observed[family[axis]] for axis in slow), len(counts.values))
         for family in families
     ]
     occupied, place = distinct(np.concatenate(reached, axis=1))
-    parents = slow[:-1] if slow and slow[-1] == len(own) - 1 else slow
+    parents = slow[:-1] if slow and slow[-1] == len(first) - 1 else slow
     _, parent = distinct(occupied[: len(parents)])
     names = dict(zip(model.dims, counts.dims, strict=True))
     layout = TableLayout(
         group,
-        tuple(names.get(name, name) for name in own),
-        tuple(sizes[name] for name in own),
+        tuple(names.get(name, name) for name in first),
+        tuple(sizes[name] for name in first),
         slow,
         tuple(fast),
         occupied,
@@ -323,8 +324,8 @@ def lay_out(
     )
     places = np.split(place, len(group))
     return layout, [
-        _draw(layout, family, mine, model, observed)
-        for family, mine in zip(families, places, strict=True)
+        _draw(layout, family, each, model, observed)
+        for family, each in zip(families, places, strict=True)
     ]
 
 
@@ -335,7 +336,7 @@ def _draw(
     model: AllocationModel,
     observed: dict[str, IntArray],
 ) -> Draw:
-    """Places along the fast axes; an observed variable may go along one too, if tied to hidden.
+    """Return places along the fast axes, where an observed variable is one if tied to a hidden one.
 
     The last axis is the fastest one if it is fast: without it they are places of totals.
     """
@@ -346,76 +347,75 @@ def _draw(
         name, size = family[axis], layout.sizes[axis]
         within = within * size + observed.get(name, 0)
         column = column * size + state.get(name, 0)
-    width, own = math.prod(layout.fast_sizes), layout.own_width
-    total_row = layout.parent[place] * (width // own) + within // own
-    return place * width + within, column, total_row, column // own
+    width, last = math.prod(layout.fast_sizes), layout.last_width
+    total_row = layout.parent[place] * (width // last) + within // last
+    return place * width + within, column, total_row, column // last
 
 
 def rising(alpha: ArrayLike, counts: NDArray[Any]) -> Vector:
-    """Log Γ(α + C) - log Γ(α); most counts are 0 and cost nothing."""
+    """Return log Γ(α + C) - log Γ(α); most counts are 0 and cost nothing."""
     out = np.zeros(counts.shape)
-    held = counts != 0
-    own = np.broadcast_to(np.asarray(alpha, np.float64), counts.shape)[held]
-    out[held] = gammaln(own + counts[held]) - gammaln(own)
+    positive = counts != 0
+    alphas = np.broadcast_to(np.asarray(alpha, np.float64), counts.shape)[positive]
+    out[positive] = gammaln(alphas + counts[positive]) - gammaln(alphas)
     return out
 
 
-def _whole(layout: TableLayout, counts: Vector, labels: Labels) -> xr.DataArray:
-    """Every cell of a table."""
+def _full_table(layout: TableLayout, counts: Vector, labels: Labels) -> xr.DataArray:
+    """Return every cell of a table."""
     axes = (*layout.slow, *layout.fast)
     C = np.zeros([layout.sizes[axis] for axis in axes])
     C[tuple(layout.occupied)] = counts.reshape(-1, *layout.fast_sizes)
-    own = axes.index(len(layout.sizes) - 1)
-    mean = (layout.alpha + C) / (layout.alpha_total + C.sum(axis=own, keepdims=True))
+    last = axes.index(len(layout.sizes) - 1)
+    mean = (layout.alpha + C) / (layout.alpha_total + C.sum(axis=last, keepdims=True))
     dims = [layout.dims[axis] for axis in axes]
     coords = {dim: labels[dim] for dim in dims if dim in labels}
     return _finished(layout, xr.DataArray(mean, coords, dims), "all")
 
 
-def _occupied(
+def _occupied_cells(
     layout: TableLayout,
     counts: Vector,
     labels: Labels,
-    reached: Mapping[str, IntArray],
+    indices: Mapping[str, IntArray],
 ) -> xr.DataArray:
-    """The cells that data reach; ``reached`` are the indices that other tables' dims have."""
+    """Return the cells that data reach; ``indices`` are those that other tables' dims have."""
     totals = np.bincount(layout.owner, counts, layout.totals)[layout.owner]
     mean = (layout.alpha + counts) / (layout.alpha_total + totals)
     dims = [layout.dims[axis] for axis in layout.fast]
     if not layout.slow:
         return _finished(layout, xr.DataArray(mean.reshape(layout.fast_sizes), dims=dims), "all")
-    values = {
-        layout.dims[axis]: labels[layout.dims[axis]][own] if layout.dims[axis] in labels else own
-        for axis, own in zip(layout.slow, layout.occupied, strict=True)
+    slow = [layout.dims[axis] for axis in layout.slow]
+    alone = len(slow) == 1 and np.array_equal(layout.occupied[0], indices[slow[0]])
+    name = slow[0] if alone else f"cell_{layout.draws[0]}"
+    coords = {
+        (dim if alone else f"{dim}_of_{name}"): (name, labels[dim][each] if dim in labels else each)
+        for dim, each in zip(slow, layout.occupied, strict=True)
     }
-    first = layout.dims[layout.slow[0]]
-    alone = len(values) == 1 and np.array_equal(layout.occupied[0], reached[first])
-    name = first if alone else f"cell_{layout.draws[0]}"
-    coords = {(dim if alone else f"{dim}_of_{name}"): (name, own) for dim, own in values.items()}
     shaped = mean.reshape(-1, *layout.fast_sizes)
     return _finished(layout, xr.DataArray(shaped, coords, [name, *dims]), "occupied")
 
 
 def _finished(layout: TableLayout, table: xr.DataArray, cells: str) -> xr.DataArray:
-    """Axes in their order: parents, then the variable."""
+    """Give a table its name and attributes, and order its axes: parents, then the variable."""
     table.attrs.update(cells=cells, drawn_by=", ".join(layout.draws), pseudo_count=layout.alpha)
     table.name = layout.draws[0]
-    known = [dim for dim in layout.dims if dim in table.dims]
-    return table.transpose(*[dim for dim in table.dims if dim not in known], *known)
+    last = [dim for dim in layout.dims if dim in table.dims]
+    return table.transpose(*[dim for dim in table.dims if dim not in last], *last)
 
 
 class AllocationMethod(EvidenceMethod):
-    """A way to compute the evidence of an `AllocationModel`."""
+    """Method for the evidence of an `AllocationModel`."""
 
     suits = ("counts",)
 
-    def read(self, V: Any, model: Any, wanted: Wanted = ANYTHING) -> tuple[Any, str]:
+    def read(self, V: Any, model: Any, options: Wanted = ANYTHING) -> tuple[Any, str]:
         """Read counts."""
-        counts = as_counts(V, model, wanted)
+        counts = as_counts(V, model, options)
         return counts, f"{counts.total} tokens in {len(counts.values)} cells"
 
     def estimate(self, problem: EvidenceProblem) -> Evidence:
-        """Log p(X) of counts."""
+        """Estimate log p(X) of counts."""
         if problem.executor.in_process and self.name not in _compiled:
             problem.on_event(RunEvent("compile", 0, 1, message="kept on disk"))
             model = AllocationModel.nmf(2)
@@ -431,35 +431,35 @@ class AllocationMethod(EvidenceMethod):
         return compile_model(problem.model, problem.data)
 
     def _brief(self) -> Self:
-        """The same with as little work as there can be: it is run to compile the kernels."""
+        """Return the same method with least work, which is run to compile the kernels."""
         return self
 
     @abstractmethod
     def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
-        """Log p(X) of counts that are compiled with their model."""
+        """Estimate log p(X) of counts that are compiled with their model."""
 
     def _trace(self, compiled: CompiledModel, mean_counts: Vector, columns: Columns) -> xr.Dataset:
-        """The tables, and what else the method found, under names that do not clash."""
+        """Return the tables and the method's columns, under names that do not clash."""
         data = named_tables(compiled, mean_counts, "table")
-        free = names_beside(data, [name for dims, _ in columns.values() for name in dims])
-        found = {
-            name: (tuple(free[dim] for dim in dims), values)
+        names = free_names(data, [name for dims, _ in columns.values() for name in dims])
+        renamed = {
+            name: (tuple(names[dim] for dim in dims), values)
             for name, (dims, values) in columns.items()
         }
         this: Any = self
-        settings = {n: "none" if own is None else own for n, own in asdict(this).items()}
-        return data.assign(found).assign_attrs(
+        settings = {n: "none" if value is None else value for n, value in asdict(this).items()}
+        return data.assign(renamed).assign_attrs(
             method=self.name, tokens=compiled.total, unit="nats", **settings
         )
 
 
-def names_beside(tables: xr.Dataset, names: Iterable[str]) -> dict[str, str]:
-    """Names of dimensions that the tables do not have already, by those that are wanted."""
-    taken = {*map(str, tables.dims), *map(str, tables.coords)}
-    return {name: free_name(name, taken) for name in names}
+def free_names(tables: xr.Dataset, names: Iterable[str]) -> dict[str, str]:
+    """Map names of dimensions to names that the tables do not have already."""
+    used = {*map(str, tables.dims), *map(str, tables.coords)}
+    return {name: free_name(name, used) for name in names}
 
 
 def named_tables(compiled: CompiledModel, mean_counts: ArrayLike, prefix: str) -> xr.Dataset:
-    """Posterior mean tables under names that begin with a prefix."""
+    """Return posterior mean tables under names that begin with a prefix."""
     tables = compiled.tables(mean_counts)
     return xr.Dataset({f"{prefix}_{name}": table for name, table in tables.items()})

@@ -35,15 +35,14 @@ MISSING = (
 )
 
 LARGEST_TABLE = 2**20
-"""Cells of a table that is drawn and given back."""
+"""Cells of a table that is drawn and returned."""
 LARGEST_DRAWN = 10**8
 """Tokens that can be drawn."""
-
 LARGEST_CODE = 2**62
 
 IntArray = NDArray[np.int64]
 Part = tuple[IntArray, NDArray[Any]]
-"""Some entries: where they are, (M, D), and their values, (M,)."""
+"""Indices of some entries, (M, D), and their values, (M,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +52,7 @@ class Counts:
     Attributes
     ----------
     indices : array (M, D) of int64
-        Where they are, each cell once.
+        Each cell once.
     values : array (M,) of int64
         Tokens in each of them, at least 1.
     shape
@@ -80,7 +79,7 @@ class Counts:
         return int(self.values.sum())
 
     def thinned(self, share: float, seed: int) -> "Counts":
-        r"""Counts of which each token is kept with probability p.
+        r"""Return counts of which each token is kept with probability p.
 
         .. math:: X'(i_V) \sim \mathrm{Binomial}(X(i_V), p)
 
@@ -96,13 +95,14 @@ class Counts:
         """
         if not 0.0 < share <= 1.0:
             raise OptionError(f"the share of tokens to keep must be in (0, 1], got {share!r}")
-        kept = generator(seed, 0, Stream.THINNING).binomial(self.values, share)
-        held = kept > 0
-        if not held.any():
+        values = generator(seed, 0, Stream.THINNING).binomial(self.values, share)
+        occupied = values > 0
+        if not occupied.any():
             raise DataError(
                 f"thinning by {share:g} leaves none of the {self.total} tokens; keep more of them"
             )
-        return replace(self, indices=self.indices[held], values=kept[held].astype(np.int64))
+        values = values[occupied].astype(np.int64)
+        return replace(self, indices=self.indices[occupied], values=values)
 
 
 class _Tensor(NamedTuple):
@@ -113,12 +113,12 @@ class _Tensor(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    parts: Callable[[], Iterator[Part]]
+    parts: Iterable[Part]
     dims: tuple[str | None, ...] = ()
     labels: Mapping[str, NDArray[Any]] = {}
 
 
-def as_counts(X: Any, model: AllocationModel, wanted: Wanted = ANYTHING) -> Counts:
+def as_counts(X: Any, model: AllocationModel, options: Wanted = ANYTHING) -> Counts:
     """Read the counts of a model from data of any kind.
 
     Parameters
@@ -132,8 +132,8 @@ def as_counts(X: Any, model: AllocationModel, wanted: Wanted = ANYTHING) -> Coun
         blocked sparse store; AnnData object or pandas.DataFrame; `BlockedData`; or
         `Counts`, which are returned as they are.
     model
-        Says how many dimensions there are, and perhaps their sizes.
-    wanted
+        The number of dimensions, and perhaps their sizes.
+    options
         Columns of a table, or a part of an AnnData.
 
     Raises
@@ -147,15 +147,15 @@ def as_counts(X: Any, model: AllocationModel, wanted: Wanted = ANYTHING) -> Coun
     if isinstance(X, Counts):
         model.check_shape(X.shape)
         return X
-    source = _open(X, model.dims, wanted)
+    source = _open(X, model.dims, options)
     source = source._replace(dims=source.dims or (None,) * len(source.shape))
     model.check_shape(source.shape)
-    dims = tuple(own or name for own, name in zip(source.dims, model.dims, strict=True))
+    dims = tuple(dim or name for dim, name in zip(source.dims, model.dims, strict=True))
     if len(set(dims)) < len(dims) or set(model.hidden) & set(dims):
         dims = model.dims  # the data's names would clash with other names
     nothing = np.zeros((0, len(source.shape)), np.int64), np.zeros(0, np.int64)
-    parts = [nothing, *(_checked(*part, dims, source) for part in source.parts())]
-    indices, values = (np.concatenate(own) for own in zip(*parts, strict=True))
+    parts = [nothing, *(_checked(*part, dims, source) for part in source.parts)]
+    indices, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     order = np.lexsort(indices.T[::-1])
     low, high = values & 0xFFFFFFFF, values >> 32
     total = (int(high.sum()) << 32) + int(low.sum())
@@ -166,9 +166,9 @@ def as_counts(X: Any, model: AllocationModel, wanted: Wanted = ANYTHING) -> Coun
     if not total:
         raise DataError("the data hold no tokens: every count is 0; pass at least one count above")
     labels = {
-        dim: source.labels[own]
-        for dim, own in zip(dims, source.dims, strict=True)
-        if own is not None and own in source.labels
+        dim: source.labels[name]
+        for dim, name in zip(dims, source.dims, strict=True)
+        if name is not None and name in source.labels
     }
     shape = tuple(int(side) for side in source.shape)
     return Counts(indices[order], values[order], shape, dims, labels)
@@ -177,7 +177,7 @@ def as_counts(X: Any, model: AllocationModel, wanted: Wanted = ANYTHING) -> Coun
 def _checked(
     indices: IntArray, values: NDArray[Any], dims: tuple[str, ...], source: _Tensor
 ) -> Part:
-    """Take the entries that hold tokens, as whole numbers."""
+    """Return the entries that hold tokens, as whole numbers."""
     if values.dtype.kind not in "biuf":
         raise DataError(
             f"the counts have dtype {values.dtype}; they must be whole numbers of at least 0, so "
@@ -193,16 +193,16 @@ def _checked(
         places = np.flatnonzero(wrong)
         first = places[np.lexsort(indices[places].T[::-1])[0]]
         raise _refusal(indices[first], values[first], dims, source)
-    held = values != 0
-    return indices[held], values[held].astype(np.int64)
+    occupied = values != 0
+    return indices[occupied], values[occupied].astype(np.int64)
 
 
 def _refusal(cell: IntArray, value: Any, dims: tuple[str, ...], source: _Tensor) -> DataError:
-    """Name a cell whose value is no count, and say what to do."""
-    told = []
-    for dim, own, index in zip(dims, source.dims, cell, strict=True):
-        label = source.labels.get(own or "")
-        told.append(f"{dim} {index}" + ("" if label is None else f" ({label[index]!s})"))
+    """Return the error for a cell whose value is no count."""
+    names = []
+    for dim, name, index in zip(dims, source.dims, cell, strict=True):
+        label = source.labels.get(name or "")
+        names.append(f"{dim} {index}" + ("" if label is None else f" ({label[index]!s})"))
     if value < 0:
         advice = "a count cannot be negative"
     elif np.isnan(value):
@@ -213,10 +213,10 @@ def _refusal(cell: IntArray, value: Any, dims: tuple[str, ...], source: _Tensor)
         advice = "it must be below 2**63"
     else:
         advice = "counts are whole numbers; rescale and round the data if they stand for counts"
-    return DataError(f"the count at {', '.join(told)} is {value}; {advice}")
+    return DataError(f"the count at {', '.join(names)} is {value}; {advice}")
 
 
-def _open(data: Any, dims: Sequence[str], wanted: Wanted = ANYTHING) -> _Tensor:
+def _open(data: Any, dims: Sequence[str], options: Wanted = ANYTHING) -> _Tensor:
     """Open data of any kind; a DataArray's dims go as ``dims`` if it has these.
 
     Raises
@@ -228,49 +228,49 @@ def _open(data: Any, dims: Sequence[str], wanted: Wanted = ANYTHING) -> _Tensor:
         data.refuse_weights("AllocationModel")
         return _matrix(from_blocks(data.known, data.view) if data.is_sparse else data)
     if isinstance(data, str | PathLike) and is_readable_file(fspath(data)):
-        data = read_matrix(fspath(data), wanted)
+        data = read_matrix(fspath(data), options)
     if isinstance(data, str | PathLike):
         if not is_blocked_store(fspath(data)):
             return _zarr(zarr_array(fspath(data))[0])
         store = BlockStore(fspath(data))
         return _matrix(from_blocks(store.known, store.read))
-    doors: list[tuple[str, str, Callable[[Any], _Tensor]]] = [
+    openers: list[tuple[str, str, Callable[[Any], _Tensor]]] = [
         ("xarray", "DataArray", lambda array: _labelled(array, dims)),
         ("dask.array", "Array", _dask),
         ("zarr", "Array", _zarr),
     ]
-    for module, name, opened in doors:
+    for module, name, opener in openers:
         if module in sys.modules and isinstance(data, getattr(sys.modules[module], name)):
-            return opened(data)
+            return opener(data)
     tensor = is_scipy_sparse(data) and len(data.shape) != 2
     if isinstance(data, np.ndarray) or is_pydata_sparse(data) or tensor:
-        return _Tensor(data.shape, lambda: iter([_part_of(data)]))
-    source = open_input(data, wanted)
-    if source.shape is None:  # keys are learnt on the way to blocks
+        return _Tensor(data.shape, [_part_of(data)])
+    source = open_input(data, options)
+    if source.shape is None:  # labels are collected on the way to blocks
         blocks = as_blocks(source, dtype="float64", unstored="zero", allow_empty=True)
         source = from_blocks(blocks.known, blocks.view)
     return _matrix(source)
 
 
 def _part_of(array: Any) -> Part:
-    """Take the entries of an array in memory that are not zero."""
+    """Return the entries of an array in memory that are not zero."""
     if is_pydata_sparse(array):
         if meaning_of_fill(array.fill_value) == "missing":
             raise DataError(MISSING)
         array = array if type(array).__name__ == "COO" else array.asformat("coo")
-        return (array.coords.T.astype(np.int64), array.data)
+        return array.coords.T.astype(np.int64), array.data
     if is_scipy_sparse(array):
         array = array.tocoo(copy=True)
         array.sum_duplicates()
-        return (np.stack(array.coords, axis=1).astype(np.int64), array.data)
+        return np.stack(array.coords, axis=1).astype(np.int64), array.data
     if masked := int(np.count_nonzero(np.ma.getmask(array))):
         raise DataError(
             f"{masked} cells are masked, but this model has no missing cells; fill them, or drop "
             "their rows or columns"
         )
     array = np.asarray(array)
-    where = np.nonzero(array)
-    return (np.stack(where, axis=1).astype(np.int64), array[where])
+    places = np.nonzero(array)
+    return np.stack(places, axis=1).astype(np.int64), array[places]
 
 
 def _dask(array: Any, scheduler: str | None = None) -> _Tensor:
@@ -284,22 +284,24 @@ def _dask(array: Any, scheduler: str | None = None) -> _Tensor:
     def parts() -> Iterator[Part]:
         for place in np.ndindex(*array.numblocks):
             origin = [edges[index] for edges, index in zip(starts, place, strict=True)]
-            where, values = _part_of(array.blocks[place].compute(scheduler=scheduler))
-            yield where + np.array(origin, np.int64), values
+            indices, values = _part_of(array.blocks[place].compute(scheduler=scheduler))
+            yield indices + np.array(origin, np.int64), values
 
-    return _Tensor(array.shape, parts)
+    return _Tensor(array.shape, parts())
 
 
-def _labelled(array: Any, wanted: Sequence[str]) -> _Tensor:
-    if set(array.dims) == set(wanted):
-        array = array.transpose(*wanted)
+def _labelled(array: Any, variables: Sequence[str]) -> _Tensor:
+    if set(array.dims) == set(variables):
+        array = array.transpose(*variables)
     elif moved := [
-        d for d, own in zip(array.dims, wanted, strict=False) if d in wanted and d != own
+        dim
+        for dim, name in zip(array.dims, variables, strict=False)
+        if dim in variables and dim != name
     ]:
         raise DataError(
             f"the data have the dims {', '.join(map(str, array.dims))} and the model the observed "
-            f"variables {', '.join(wanted)}, so {moved[0]!r} would be two things; rename the dims "
-            "of the data to the model's, or to other names in the model's order"
+            f"variables {', '.join(variables)}, so {moved[0]!r} would be two things; rename the "
+            "dims of the data to the model's, or to other names in the model's order"
         )
     labels = {
         str(dim): array.coords[dim].to_numpy()
@@ -308,8 +310,7 @@ def _labelled(array: Any, wanted: Sequence[str]) -> _Tensor:
     }
     if not getattr(array.variable, "_in_memory", True) and array.chunks is None:
         array = array.chunk({})  # as the file has them
-    opened = _open(array.data, wanted)
-    return opened._replace(dims=tuple(map(str, array.dims)), labels=labels)
+    return _open(array.data, variables)._replace(dims=tuple(map(str, array.dims)), labels=labels)
 
 
 def _zarr(array: Any) -> _Tensor:
@@ -327,31 +328,29 @@ def _matrix(data: Any) -> _Tensor:
     coords = dict(data.labels.row_coords) | dict(data.labels.col_coords)
     labels = {dim: coords[dim] for dim in dims if dim in coords}
     names = (None, None) if dims == DEFAULT_DIMS and not labels else dims
-    if not isinstance(data, BlockedData) and data.pieces is not None:
-        if data.unstored == "missing":
-            raise DataError(MISSING)
-
-        def parts() -> Iterator[Part]:
-            for piece in data.pieces(True):
-                where = [np.asarray(side, np.int64) for side in (piece.rows, piece.cols)]
-                yield np.stack(where, axis=1), np.asarray(piece.values)
+    parts: Iterable[Part]
+    if isinstance(data, BlockedData):
+        parts = [_part_of(data.to_numpy())]
+    elif data.pieces is None:
+        parts = [_part_of(data.read(slice(None), slice(None)))]
+    elif data.unstored == "missing":
+        raise DataError(MISSING)
     else:
-
-        def parts() -> Iterator[Part]:
-            dense = isinstance(data, BlockedData)
-            yield _part_of(data.to_numpy() if dense else data.read(slice(None), slice(None)))
-
+        parts = (
+            (np.stack([piece.rows, piece.cols], axis=1, dtype=np.int64), np.asarray(piece.values))
+            for piece in data.pieces(True)
+        )
     return _Tensor(tuple(data.shape or ()), parts, names, labels)
 
 
 def stacked(columns: Iterable[IntArray], length: int) -> IntArray:
-    """Arrays of a length as the rows of one; there may be none of them."""
+    """Stack arrays of a length as the rows of one; there may be none of them."""
     rows = list(columns)
     return np.array(rows, np.int64).reshape(len(rows), length)
 
 
 def distinct(columns: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct columns of (A, M), in lexicographic order (A, U), and which each one is (M,)."""
+    """Return the distinct columns of (A, M), in lexicographic order, and the index of each (M,)."""
     _, first, place = np.unique(coded(columns), return_index=True, return_inverse=True)
     return columns[:, first], place.astype(np.int64)
 
@@ -359,21 +358,21 @@ def distinct(columns: IntArray) -> tuple[IntArray, IntArray]:
 def coded(columns: NDArray[np.signedinteger[Any]]) -> IntArray:
     """Number the columns of (A, M): equal where they are equal, in lexicographic order."""
     code, size = np.zeros(columns.shape[1], np.int64), 1
-    for own in columns:
-        low, high = (int(own.min()), int(own.max())) if own.size else (0, 0)
+    for row in columns:
+        low, high = (int(row.min()), int(row.max())) if row.size else (0, 0)
         width = high - low + 1
         if size * width > LARGEST_CODE:
-            found, code = np.unique(code, return_inverse=True)
-            kinds, own = np.unique(own, return_inverse=True)
-            size, low, width = len(found), 0, len(kinds)
-        code = code * width + (own - low)
+            codes, code = np.unique(code, return_inverse=True)
+            values, row = np.unique(row, return_inverse=True)
+            size, low, width = len(codes), 0, len(values)
+        code = code * width + (row - low)
         size *= width
     return code
 
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """Data of an allocation model, with what they were made from.
+    """Data of an allocation model, with their allocation and tables.
 
     Attributes
     ----------
@@ -499,7 +498,7 @@ def _draw_tokens(
     total: int,
     rng: np.random.Generator,
 ) -> dict[str, IntArray]:
-    """The values of every variable, (T,) each."""
+    """Draw the values of every variable, (T,) each."""
     shared = {name: group for group in model.groups for name in group}
     tokens: dict[str, IntArray] = {}
     for name in model.network.order:
@@ -516,12 +515,12 @@ def _draw_tokens(
 def _from_urns(
     urn: IntArray, drawn: IntArray, size: int, alpha: float, rng: np.random.Generator
 ) -> IntArray:
-    """Draws from Pólya urns, of which the first ``drawn`` are known.
+    """Draw from Pólya urns, after the first ``drawn``.
 
     The n-th draw from an urn is new, uniform over the values, with probability
     A / (A + n), A = alpha size, and else the value of one of the n draws before it.
     """
-    count, known = len(urn), len(drawn)
+    count, first = len(urn), len(drawn)
     order = np.argsort(urn, kind="stable")
     starts = np.flatnonzero(np.diff(urn[order], prepend=-1))
     lengths = np.diff(starts, append=count)
@@ -533,10 +532,10 @@ def _from_urns(
     values = rng.integers(0, size, count)
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
-    values[place[:known]], source[place[:known]] = drawn, place[:known]
+    values[place[:first]], source[place[:first]] = drawn, place[:first]
     while not np.array_equal(further := source[source], source):
         source = further
-    return values[source][place[known:]]
+    return values[source][place[first:]]
 
 
 def _draw_table(
@@ -547,7 +546,7 @@ def _draw_table(
     alpha: float,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """A table given the tokens: Dirichlet(alpha + counts) for every parent configuration."""
+    """Draw a table given the tokens: Dirichlet(alpha + counts) for every parent configuration."""
     shape = tuple(sizes[name] for name in model.network.family(group[0]))
     weights = np.full(shape, alpha)
     for name in group:
@@ -560,10 +559,10 @@ def _draw_table(
 
 
 def _tensor(tokens: Mapping[str, IntArray], names: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """Tokens counted, as an array of the sparse package."""
+    """Count the tokens, as an array of the sparse package."""
     import sparse
 
-    coords, where = distinct(np.stack([tokens[name] for name in names]))
-    counts = np.bincount(where, minlength=coords.shape[1]).astype(np.int64)
+    coords, index = distinct(np.stack([tokens[name] for name in names]))
+    counts = np.bincount(index, minlength=coords.shape[1]).astype(np.int64)
     shape = tuple(sizes[name] for name in names)
     return sparse.COO(coords, counts, shape, has_duplicates=False, sorted=True)

@@ -18,10 +18,10 @@ from daskfactor.checks import whole_number
 from daskfactor.errors import DataError
 from daskfactor.evidence.base import Evidence, EvidenceProblem
 
-COUNTABLE, LARGEST_EXPONENT = 15, 300
-"""Digits up to which numbers of allocations are counted exactly, and at which they are cut."""
+MAX_EXACT_DIGITS, MAX_EXPONENT = 15, 300
+"""Digits up to which numbers of allocations are exact, and at which they are cut."""
 LIMIT = 1_000_000
-"""States that are held at a time; a state costs some hundred bytes, and time about the same."""
+"""States in memory at a time; a state costs some hundred bytes, and time about the same."""
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -29,7 +29,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Enumerated:
-    """What a sum over all allocations gives.
+    """Result of a sum over all allocations.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Enumerated:
     mean_counts : array (cells,)
         Posterior mean of the flat counts.
     states
-        The largest number of states that were held.
+        The largest number of states in memory.
     """
 
     log_evidence: float
@@ -53,7 +53,7 @@ class Enumeration(AllocationMethod):
     Parameters
     ----------
     limit
-        Intermediate states that may be held at a time; a state takes some hundred bytes.
+        Intermediate states that may be in memory at a time; a state takes some hundred bytes.
 
     Notes
     -----
@@ -79,10 +79,9 @@ class Enumeration(AllocationMethod):
 
     def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
         del problem
-        found = enumerate_allocations(compiled, self.limit)
-        trace = self._trace(compiled, found.mean_counts, {})
-        trace = trace.assign_attrs(states=found.states)
-        return Evidence(found.log_evidence, 0.0, 0.0, trace)
+        result = enumerate_allocations(compiled, self.limit)
+        trace = self._trace(compiled, result.mean_counts, {})
+        return Evidence(result.log_evidence, 0.0, 0.0, trace.assign_attrs(states=result.states))
 
 
 def enumerate_allocations(compiled: CompiledModel, limit: int = LIMIT) -> Enumerated:
@@ -95,7 +94,7 @@ def enumerate_allocations(compiled: CompiledModel, limit: int = LIMIT) -> Enumer
     compiled
         The model at the data.
     limit
-        States that may be held at a time.
+        States that may be in memory at a time.
 
     Raises
     ------
@@ -111,10 +110,10 @@ def enumerate_allocations(compiled: CompiledModel, limit: int = LIMIT) -> Enumer
         raise _too_many(compiled, least, limit)
     walk = _Walk(compiled, limit)
     for cell, tokens in enumerate(compiled.values):
-        walk.meet(cell)
+        walk.open_urns(cell)
         for _ in range(int(tokens)):
             walk.add_token(cell)
-        walk.leave(cell)
+        walk.close_urns(cell)
     means = np.zeros(compiled.cells)
     means[walk.closed] = walk.closed_means[0]
     log_sum = float(walk.log_weights[0])
@@ -122,29 +121,29 @@ def enumerate_allocations(compiled: CompiledModel, limit: int = LIMIT) -> Enumer
 
 
 def count_allocations(compiled: CompiledModel) -> float:
-    """Log10 of the number of distinct allocations S of the observed counts."""
+    """Return log10 of the number of distinct allocations S of the observed counts."""
     H = compiled.states
     logs = [math.lgamma(x + H) - math.lgamma(x + 1) - math.lgamma(H) for x in compiled.values]
     return math.fsum(logs) / math.log(10)
 
 
 class _Walk:
-    """Distinct states after some of the tokens, with the weights of what led there."""
+    """Distinct states after some of the tokens, with the weights of the allocations behind them."""
 
     def __init__(self, compiled: CompiledModel, limit: int) -> None:
         self.compiled, self.limit = compiled, limit
         self.alpha = np.concatenate([compiled.cell_alpha, compiled.total_alpha])
         self.last = _last_cells(compiled)
         self.open: IntArray = np.zeros(0, np.int64)
-        """Which counts and totals the columns of ``states`` are."""
+        """Counts and totals in the columns of ``states``."""
         self.states = np.zeros((1, 0), np.int32)
         self.log_weights = np.zeros(1)
         self.closed: IntArray = np.zeros(0, np.int64)
         self.closed_means = np.zeros((1, 0))
         self.most = 1
 
-    def meet(self, cell: int) -> None:
-        """Take up the urns that are drawn from for the first time."""
+    def open_urns(self, cell: int) -> None:
+        """Add the urns that are drawn from for the first time."""
         new = np.setdiff1d(_places(self.compiled, cell), self.open)
         self.open = np.concatenate([self.open, new])
         blank = np.zeros((len(self.states), len(new)), np.int32)
@@ -164,19 +163,19 @@ class _Walk:
         parents = np.repeat(np.arange(len(self.states)), states)
         self._merge(grown, self.log_weights[parents], parents)
 
-    def leave(self, cell: int) -> None:
-        """Multiply by the factors of urns that no later token reaches, and forget these."""
+    def close_urns(self, cell: int) -> None:
+        """Multiply by the factors of urns that no later token reaches, and drop these."""
         done = self.last[self.open] == cell
-        own, counts = self.open[done], self.states[:, done]
-        held = own < self.compiled.cells
-        weights = self.log_weights + rising(self.alpha[own], counts) @ np.where(held, 1.0, -1.0)
-        self.closed = np.concatenate([self.closed, own[held]])
-        self.closed_means = np.concatenate([self.closed_means, counts[:, held]], axis=1)
+        urns, counts = self.open[done], self.states[:, done]
+        is_cell = urns < self.compiled.cells
+        weights = self.log_weights + rising(self.alpha[urns], counts) @ np.where(is_cell, 1.0, -1.0)
+        self.closed = np.concatenate([self.closed, urns[is_cell]])
+        self.closed_means = np.concatenate([self.closed_means, counts[:, is_cell]], axis=1)
         self.open = self.open[~done]
         self._merge(self.states[:, ~done], weights, np.arange(len(weights)))
 
     def _merge(self, states: NDArray[np.int32], logs: FloatArray, parents: IntArray) -> None:
-        """Merge equal rows; ``parents`` says which mean of closed counts each of them has."""
+        """Merge equal rows; ``parents`` are the rows of their means of closed counts."""
         _, first, group = np.unique(coded(states.T), return_index=True, return_inverse=True)
         top = np.full(len(first), -np.inf)
         np.maximum.at(top, group, logs)
@@ -189,14 +188,14 @@ class _Walk:
 
 
 def _places(compiled: CompiledModel, cell: int) -> IntArray:
-    """Where a token of an observed cell adds one, (2 N, H): counts, then totals behind them."""
+    """Return the places of a token of an observed cell, (2 N, H): counts, then totals."""
     counts = compiled.row[cell][:, None] + compiled.column
     totals = compiled.cells + compiled.total_row[cell][:, None] + compiled.total_column
     return np.concatenate([counts, totals])
 
 
 def _last_cells(compiled: CompiledModel) -> IntArray:
-    """The last observed cell that reaches each count and each total."""
+    """Return the last observed cell that reaches each count and each total."""
     last = np.zeros(compiled.cells + compiled.totals, np.int64)
     for cell in range(len(compiled.values)):
         last[_places(compiled, cell)] = cell
@@ -204,7 +203,7 @@ def _last_cells(compiled: CompiledModel) -> IntArray:
 
 
 def _least_states(compiled: CompiledModel) -> int:
-    """A lower bound of the states that will be held: tables that every token draws from."""
+    """Return a lower bound of the states: those of tables that every token draws from."""
     least = _choices(int(compiled.values.max()), len(np.unique(compiled.column, axis=1).T))
     alone = np.bincount(compiled.group)[compiled.group] == 1
     for n in np.flatnonzero(alone & (compiled.row == compiled.row[0]).all(axis=0)):
@@ -213,19 +212,19 @@ def _least_states(compiled: CompiledModel) -> int:
 
 
 def _choices(tokens: int, kinds: int) -> int:
-    """Ways to share tokens out over kinds; with too many digits a power of ten of that size."""
+    """Count the ways to share tokens out over kinds, or a power of ten of that size."""
     digits = math.lgamma(tokens + kinds) - math.lgamma(tokens + 1) - math.lgamma(kinds)
     digits /= math.log(10.0)
-    if digits > COUNTABLE:
-        return int(10 ** min(int(digits), LARGEST_EXPONENT))
+    if digits > MAX_EXACT_DIGITS:
+        return int(10 ** min(int(digits), MAX_EXPONENT))
     return math.comb(tokens + kinds - 1, kinds - 1)
 
 
 def _too_many(compiled: CompiledModel, states: int, limit: int) -> DataError:
-    held = f"{states:,}" if states < 10**COUNTABLE else f"10^{math.log10(states):.0f}"
+    size = f"{states:,}" if states < 10**MAX_EXACT_DIGITS else f"10^{math.log10(states):.0f}"
     ways = f"10^{count_allocations(compiled):.1f}"
     return DataError(
         f"the {compiled.total} tokens can be allocated in {ways} ways, which need "
-        f"{held} states at a time or more, above the limit of {limit:,}; use "
+        f"{size} states at a time or more, above the limit of {limit:,}; use "
         "SequentialMonteCarlo() or VariationalBayes() instead, or raise the limit"
     )

@@ -87,7 +87,7 @@ class Graph:
 
     @cached_property
     def parents(self) -> Mapping[str, tuple[str, ...]]:
-        """The parents of each variable, in the order of their edges."""
+        """Parents of each variable, in the order of their edges."""
         return {
             name: tuple(parent for parent, child in self.edges if child == name)
             for name in self.variables
@@ -95,17 +95,17 @@ class Graph:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The variables with parents before children, else by appearance."""
+        """Variables with parents before children, else by appearance."""
         return self._sorted()
 
     def family(self, name: str) -> tuple[str, ...]:
-        """The axes of a variable's table: its parents, then itself."""
+        """Return the axes of a variable's table: its parents, then itself."""
         return (*self.parents[name], name)
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Some of the variables, parents before children."""
-        wanted = set(names)
-        return tuple(name for name in self.order if name in wanted)
+        """Return some of the variables, parents before children."""
+        chosen = set(names)
+        return tuple(name for name in self.order if name in chosen)
 
     def _sorted(self) -> tuple[str, ...]:
         done: list[str] = []
@@ -123,7 +123,7 @@ class Graph:
         return tuple(done)
 
     def _cycle(self, waiting: list[str]) -> list[str]:
-        """A cycle among variables each of which has a parent among them."""
+        """Return a cycle among variables each of which has a parent among them."""
         walk = [waiting[0]]
         while walk[-1] not in walk[:-1]:
             walk.append(next(name for name in self.parents[walk[-1]] if name in waiting))
@@ -131,7 +131,7 @@ class Graph:
         return walk[start:][::-1]
 
     def __str__(self) -> str:
-        """Text that :meth:`parse` reads back as an equal graph."""
+        """Return text that :meth:`parse` reads back as an equal graph."""
         unseen = list(self.variables)
         words: list[str] = []
         for edge in self.edges:

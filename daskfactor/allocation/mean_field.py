@@ -28,7 +28,7 @@ _HALF_LOG_TURN = 0.91893853320467274178  # log(2 pi) / 2
 
 @inline
 def _stirling(x: Scalar) -> Scalar:
-    """Digamma and log-gamma of x > 0, from their asymptotic series at x + 8."""
+    """Compute digamma and log-gamma of x > 0, from their asymptotic series at x + 8."""
     q = x * (x + 7.0)
     q1, q2, q3 = q + 6.0, q + 10.0, q + 12.0
     left, right = q * q1, q2 * q3
@@ -56,7 +56,7 @@ def _stirling(x: Scalar) -> Scalar:
 
 @jit
 def gamma_functions(shapes: Wide, counts: Wide, digamma: Wide) -> float:
-    """Sum of log Gamma(shapes + counts); their digamma goes into ``digamma``.
+    """Return the sum of log Gamma(shapes + counts); write their digamma into ``digamma``.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def gamma_functions(shapes: Wide, counts: Wide, digamma: Wide) -> float:
 
 @jit
 def add_up(owner: Places, counts: Wide, totals: Wide) -> None:
-    """Totals of the counts: ``owner`` (cells,) is the total that each adds to."""
+    """Add up the counts by total: ``owner`` (cells,) is the total that each adds to."""
     totals[:] = 0.0
     for cell in range(counts.size):
         totals[owner[cell]] += counts[cell]
@@ -80,7 +80,7 @@ def add_up(owner: Places, counts: Wide, totals: Wide) -> None:
 
 @jit
 def inner(x: Wide, y: Wide) -> float:
-    """Sum of products, the same bits wherever the arrays lie in memory."""
+    """Return the sum of products, the same bits wherever the arrays lie in memory."""
     total = 0.0
     for cell in range(x.size):
         total += x[cell] * y[cell]
@@ -89,7 +89,7 @@ def inner(x: Wide, y: Wide) -> float:
 
 @inline
 def _products(m: int, row: Places, column: Places, straight: Any, weight: Wide, share: Wide) -> Any:
-    """Products of table entries for one observed cell, and their sum."""
+    """Multiply table entries for one observed cell; return the sum of the products."""
     share[:] = 1.0
     for n in range(row.shape[1]):
         start = row[m, n]
@@ -107,7 +107,7 @@ def _products(m: int, row: Places, column: Places, straight: Any, weight: Wide, 
 
 @inline
 def _faint_products(m: int, row: Places, column: Places, level: Wide, share: Wide) -> Any:
-    """The same over their largest, from logarithms; returns the sum and that largest one's log."""
+    """Do the same from logarithms, over the largest product; return the sum and that one's log."""
     share[:] = 0.0
     for n in range(row.shape[1]):
         for h in range(share.size):
@@ -133,13 +133,13 @@ def share_out(
     share: Wide,
     counts: Wide,
 ) -> float:
-    """Expected counts of all tables under q, and the sum of values times log norm.
+    """Compute expected counts of all tables under q; return the sum of values times log norm.
 
     Parameters
     ----------
     row : (M, N)
     column : (N, H)
-    straight : (N,), whether ``column[n]`` is 0, 1, ..., H - 1
+    straight : (N,), True where ``column[n]`` is 0, 1, ..., H - 1
     values : (M,) counts of the observed cells
     weight, level : (cells,), table entries and their logarithms
     share : (H,) scratch

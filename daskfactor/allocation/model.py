@@ -11,14 +11,14 @@ from daskfactor.errors import ModelError
 from daskfactor.models.settings import StoredModel, as_number, checked_count
 
 LARGEST_HIDDEN = 65_535
-"""Joint configurations of the hidden variables: what two bytes a token can tell apart."""
+"""Joint configurations of the hidden variables that two bytes a token can tell apart."""
 SMALLEST, LARGEST = 1e-100, 1e100
 """Numbers between which products of pseudo-counts are neither 0 nor infinite."""
 OBSERVED = "ijklmnopq"
 
 
 class _Frozen(dict[Any, Any]):
-    """A dict that stays what it is: the model that has it is hashed."""
+    """Immutable dict, because the model that has it is hashed."""
 
     def _refuse(self, *args: Any, **settings: Any) -> Any:
         raise TypeError("settings of a model do not change; use dataclasses.replace for another")
@@ -99,8 +99,9 @@ class AllocationModel(StoredModel):
         hidden = _checked_hidden(self.hidden, network)
         observed = _checked_observed(self.observed, network, hidden)
         tied = _checked_tied(self.tied, network)
-        known = observed if isinstance(observed, dict) else {}
-        _check_equal_sizes(network, tied, hidden | known)
+        _check_equal_sizes(
+            network, tied, hidden | dict(observed if isinstance(observed, dict) else {})
+        )
         settings = {
             "graph": str(network),
             "hidden": hidden,
@@ -114,7 +115,7 @@ class AllocationModel(StoredModel):
 
     @classmethod
     def nmf(cls, n_components: int, **settings: Any) -> Self:
-        """Non-negative factorization of a matrix i x j: ``"r -> i, r -> j"``."""
+        """Return a non-negative factorization of a matrix i x j: ``"r -> i, r -> j"``."""
         return cls.cp(n_components, order=2, **settings)
 
     @classmethod
@@ -126,7 +127,7 @@ class AllocationModel(StoredModel):
         observed: Sequence[str] | Mapping[str, int] | None = None,
         **settings: Any,
     ) -> Self:
-        """Non-negative CP (PARAFAC) of a tensor i x j x k ...: ``"r -> i, r -> j, r -> k"``.
+        """Return a non-negative CP (PARAFAC) of a tensor i x j x ...: ``"r -> i, r -> j, ..."``.
 
         ``observed`` are other names, or names with sizes; then ``order`` is their number.
         """
@@ -136,7 +137,7 @@ class AllocationModel(StoredModel):
 
     @classmethod
     def tucker(cls, n_components: Any, **settings: Any) -> Self:
-        """Non-negative Tucker: a core over r1 x r2 ... without structure, and ``r1 -> i`` etc."""
+        """Return a non-negative Tucker model: an unstructured core r1 x r2 ..., ``r1 -> i`` etc."""
         if not isinstance(n_components, Sequence):
             raise ModelError(
                 f"n_components must be a list of numbers, one for each dimension, got "
@@ -153,7 +154,7 @@ class AllocationModel(StoredModel):
     def symmetric_nmf(
         cls, n_components: int, *, concentration_shared: float, **settings: Any
     ) -> Self:
-        """Rows and columns of a square matrix that draw from one table per component.
+        """Return a model of a square matrix whose rows and columns draw from one table.
 
         ``concentration_shared`` is that table's pseudo-count per cell; the law of both
         indices is symmetric, the data need not be.
@@ -171,7 +172,7 @@ class AllocationModel(StoredModel):
         length: float = 1.0,
         **settings: Any,
     ) -> Self:
-        """Latent Dirichlet allocation of a matrix of documents d x words w: ``"d -> r, r -> w"``.
+        """Return latent Dirichlet allocation of documents d x words w: ``"d -> r, r -> w"``.
 
         ``document`` is the pseudo-count of a topic in a document, ``word`` that of a word in
         a topic, ``length`` that of a document in the table that tokens draw their document
@@ -183,12 +184,12 @@ class AllocationModel(StoredModel):
 
     @cached_property
     def network(self) -> Graph:
-        """The graph."""
+        """Graph of the variables."""
         return Graph.parse(self.graph)
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The observed variables in the order of the data's dimensions."""
+        """Observed variables in the order of the data's dimensions."""
         return tuple(self.observed or ())
 
     @property
@@ -210,30 +211,29 @@ class AllocationModel(StoredModel):
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The variables by the table that they draw from, parents before children."""
+        """Variables by the table that they draw from, parents before children."""
         shared = {name: group for group in self.tied for name in group}
         order = self.network.order
         return tuple(dict.fromkeys(self.network.in_order(shared.get(n, (n,))) for n in order))
 
     def sizes(self, shape: Sequence[int]) -> dict[str, int]:
-        """Size of every variable for data of a shape, which is checked."""
+        """Return the size of every variable for data of a shape, which is checked."""
         self.check_shape(shape)
-        own = dict(zip(self.dims, (int(side) for side in shape), strict=True)) | dict(self.hidden)
-        return {name: own[name] for name in self.network.order}
+        sizes = dict(zip(self.dims, map(int, shape), strict=True)) | dict(self.hidden)
+        return {name: sizes[name] for name in self.network.order}
 
     def pseudo_counts(self, shape: Sequence[int]) -> dict[str, float]:
-        r"""Pseudo-count :math:`\alpha_n` of one cell of every variable's table."""
-        sizes = self.sizes(shape)
-        network, given = self.network, self.concentration
-        shared = {name: value for group, value in self.tied.items() for name in group}
-        if isinstance(given, Mapping):
-            own = dict(given)
+        r"""Return the pseudo-count :math:`\alpha_n` of one cell of every variable's table."""
+        sizes, network, total = self.sizes(shape), self.network, self.concentration
+        if isinstance(total, Mapping):
+            counts = dict(total)
         else:
-            own = {
-                name: given / math.prod(sizes[axis] for axis in network.family(name))
+            counts = {
+                name: total / math.prod(sizes[axis] for axis in network.family(name))
                 for name in network.order
             }
-        return {name: (own | shared)[name] for name in network.order}
+        counts |= {name: value for group, value in self.tied.items() for name in group}
+        return {name: counts[name] for name in network.order}
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse data whose shape the model does not fit.
@@ -260,7 +260,7 @@ class AllocationModel(StoredModel):
         _check_equal_sizes(self.network, self.tied, sizes)
 
     def with_components(self, n_components: int) -> Self:
-        """The same model with another size of its hidden variable.
+        """Return the model with another size of its hidden variable.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class AllocationModel(StoredModel):
         )
 
     def with_thinning(self, share: float) -> Self:
-        r"""The model of data of which each token was kept with probability p.
+        r"""Return the model of data of which each token was kept with probability p.
 
         :math:`\lambda \to p\lambda \sim \mathrm{Gamma}(a, b / p)`, and the tables stay.
         """
@@ -281,7 +281,7 @@ class AllocationModel(StoredModel):
         return replace(self, rate=self.rate / share)
 
     def to_dict(self) -> dict[str, Any]:
-        """The model as plain JSON values, with its class under ``"type"``."""
+        """Return the model as plain JSON values, with its class under ``"type"``."""
         sides = self.observed.items() if isinstance(self.observed, Mapping) else None
         return super().to_dict() | {
             # JSON objects have no order.
@@ -292,12 +292,12 @@ class AllocationModel(StoredModel):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild a model from `to_dict`."""
-        given = dict(values)
-        observed = given.get("observed")
+        settings = dict(values)
+        observed = settings.get("observed")
         if observed and not isinstance(observed[0], str):
-            given["observed"] = dict(observed)
-        given["tied"] = {tuple(group): value for group, value in given.get("tied", ())}
-        return super().from_dict(given)
+            settings["observed"] = dict(observed)
+        settings["tied"] = {tuple(group): value for group, value in settings.get("tied", ())}
+        return super().from_dict(settings)
 
     def __repr__(self) -> str:
         plain: dict[str, Any] = {"concentration": 1.0, "rate": 1.0, "shape": None, "tied": {}}
@@ -333,7 +333,7 @@ def _observed_names(order: Any) -> tuple[str, ...]:
 
 
 def _positive(what: str, value: Any) -> float:
-    """A positive number that arithmetic can cope with, as a plain float."""
+    """Return a positive number within the range of the arithmetic, as a plain float."""
     number = as_number(value)
     if not SMALLEST <= number <= LARGEST or isinstance(value, str):
         raise ModelError(
@@ -343,17 +343,17 @@ def _positive(what: str, value: Any) -> float:
     return number
 
 
-def _checked_hidden(given: Any, graph: Graph) -> dict[str, int]:
-    """Sizes of the hidden variables, in the order of the graph."""
-    if not isinstance(given, Mapping) or not given:
+def _checked_hidden(hidden: Any, graph: Graph) -> dict[str, int]:
+    """Return the sizes of the hidden variables, in the order of the graph."""
+    if not isinstance(hidden, Mapping) or not hidden:
         raise ModelError(
             f"hidden must give the size of at least one hidden variable, such as {{'r': 3}}, "
-            f"got {given!r}; a model without hidden ones is the same as with one of size 1"
+            f"got {hidden!r}; a model without hidden ones is the same as with one of size 1"
         )
-    _known("hidden", given, graph)
+    _check_names("hidden", hidden, graph)
     sizes = {
-        name: checked_count(f"the size of the hidden variable {name!r}", given[name])
-        for name in graph.in_order(given)
+        name: checked_count(f"the size of the hidden variable {name!r}", hidden[name])
+        for name in graph.in_order(hidden)
     }
     if (states := math.prod(sizes.values())) > LARGEST_HIDDEN:
         raise ModelError(
@@ -364,19 +364,18 @@ def _checked_hidden(given: Any, graph: Graph) -> dict[str, int]:
 
 
 def _checked_observed(
-    given: Any, graph: Graph, hidden: Mapping[str, int]
+    observed: Any, graph: Graph, hidden: Mapping[str, int]
 ) -> tuple[str, ...] | dict[str, int]:
-    """The observed variables in the order of the data's dims, with sizes if there are any."""
+    """Return the observed variables in the order of the data's dims, with sizes if given."""
     rest = tuple(name for name in graph.variables if name not in hidden)
-    if given is None:
-        given = rest
-    if isinstance(given, str) or not isinstance(given, Sequence | Mapping):
+    observed = rest if observed is None else observed
+    if isinstance(observed, str) or not isinstance(observed, Sequence | Mapping):
         raise ModelError(
             "observed must be a list of names in the order of the data's dimensions, or a mapping "
-            f"of names to sizes, got {given!r}"
+            f"of names to sizes, got {observed!r}"
         )
-    _known("observed", given, graph)
-    names = tuple(given)
+    _check_names("observed", observed, graph)
+    names = tuple(observed)
     if len(set(names)) < len(names):
         raise ModelError(f"observed names a variable twice: {names}; name each once")
     if both := [name for name in names if name in hidden]:
@@ -388,63 +387,63 @@ def _checked_observed(
         )
     if not names:
         raise ModelError("every variable of the graph is hidden; at least one must be observed")
-    if not isinstance(given, Mapping):
+    if not isinstance(observed, Mapping):
         return names
-    return {name: checked_count(f"the size of {name!r}", given[name]) for name in names}
+    return {name: checked_count(f"the size of {name!r}", observed[name]) for name in names}
 
 
-def _checked_tied(given: Any, graph: Graph) -> dict[tuple[str, ...], float]:
-    """Groups of variables that draw from one table, with its pseudo-count per cell."""
-    if not isinstance(given, Mapping):
+def _checked_tied(tied: Any, graph: Graph) -> dict[tuple[str, ...], float]:
+    """Return the groups of variables that draw from one table, with its pseudo-count per cell."""
+    if not isinstance(tied, Mapping):
         raise ModelError(
             "tied must map groups of variables to pseudo-counts per cell, such as "
-            f"{{('i', 'j'): 0.5}}, got {given!r}"
+            f"{{('i', 'j'): 0.5}}, got {tied!r}"
         )
-    tied: dict[tuple[str, ...], float] = {}
-    for group, value in given.items():
+    groups: dict[tuple[str, ...], float] = {}
+    for group, value in tied.items():
         if isinstance(group, str) or not isinstance(group, Sequence) or len(group) < 2:
             raise ModelError(
                 f"tied has the group {group!r}; a group is a tuple of two or more variables, such "
                 "as ('i', 'j')"
             )
         names = tuple(group)
-        _known("tied", names, graph)
-        if len(set(names)) < len(names) or any(set(names) & set(other) for other in tied):
+        _check_names("tied", names, graph)
+        if len(set(names)) < len(names) or any(set(names) & set(other) for other in groups):
             raise ModelError(f"tied names a variable of {names} twice; name each once")
         if len({len(graph.parents[name]) for name in names}) > 1:
-            told = ", ".join(f"{name}: {len(graph.parents[name])}" for name in names)
+            counts = ", ".join(f"{name}: {len(graph.parents[name])}" for name in names)
             raise ModelError(
-                f"tied variables need equally many parents, got {told}; they draw from one table"
+                f"tied variables need equally many parents, got {counts}; they draw from one table"
             )
-        tied[names] = _positive(f"the pseudo-count of the tied variables {names}", value)
-    return dict(sorted(tied.items()))
+        groups[names] = _positive(f"the pseudo-count of the tied variables {names}", value)
+    return dict(sorted(groups.items()))
 
 
 def _checked_concentration(
-    given: Any, graph: Graph, tied: Iterable[tuple[str, ...]]
+    concentration: Any, graph: Graph, tied: Iterable[tuple[str, ...]]
 ) -> float | dict[str, float]:
-    """One total for all tables, or pseudo-counts per cell for each of them."""
-    if not isinstance(given, Mapping):
-        return _positive("concentration", given)
-    _known("concentration", given, graph)
+    """Return one total for all tables, or pseudo-counts per cell for each of them."""
+    if not isinstance(concentration, Mapping):
+        return _positive("concentration", concentration)
+    _check_names("concentration", concentration, graph)
     bound = {name for group in tied for name in group}
-    if both := [name for name in given if name in bound]:
+    if both := [name for name in concentration if name in bound]:
         raise ModelError(
             f"concentration has {both[0]!r}, whose table is tied; its pseudo-count stands in tied"
         )
-    wanted = [name for name in graph.order if name not in bound]
-    if lost := [name for name in wanted if name not in given]:
+    free = [name for name in graph.order if name not in bound]
+    if lost := [name for name in free if name not in concentration]:
         raise ModelError(
             f"concentration lacks {', '.join(map(repr, lost))}; give a pseudo-count per cell for "
-            f"every table ({', '.join(map(repr, wanted))}), or one number for all"
+            f"every table ({', '.join(map(repr, free))}), or one number for all"
         )
-    return {name: _positive(f"the pseudo-count of {name!r}", given[name]) for name in wanted}
+    return {name: _positive(f"the pseudo-count of {name!r}", concentration[name]) for name in free}
 
 
 def _check_equal_sizes(
     graph: Graph, tied: Iterable[tuple[str, ...]], sizes: Mapping[str, int]
 ) -> None:
-    """Refuse tied variables whose tables have different sizes; unknown sizes are let pass."""
+    """Refuse tied variables whose tables have different sizes, as far as sizes are fixed."""
     for group in tied:
         first, *others = [graph.family(name) for name in group]
         for other in others:
@@ -457,7 +456,7 @@ def _check_equal_sizes(
                     )
 
 
-def _known(where: str, names: Any, graph: Graph) -> None:
+def _check_names(where: str, names: Any, graph: Graph) -> None:
     for name in names:
         if name not in graph.variables:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Resampling particles, and the walk of one batch of them along its tokens, with moves.
+"""Resampling of particles, and the trajectory of a batch along its tokens, with moves.
 
 A scheme turns weights W_1 .. W_P that sum to one into numbers of offspring N_p with
 E[N_p] = P W_p and sum N_p = P:
@@ -45,7 +45,7 @@ SCHEMES = {"systematic": 0, "stratified": 1, "residual": 2, "multinomial": 3}
 NEVER = -1
 
 STATES, OFFSPRING, ORDERS, MOVES = 0, 1, 2, 3
-"""What a batch's uniforms are for; in the last word of their address."""
+"""Purposes of a batch's uniforms, in the last word of their address."""
 PURPOSES = 4
 SWEEP = 2**10
 """Tags between two sweeps: room for the rounds."""
@@ -60,13 +60,13 @@ class Scratch(NamedTuple):
     parents: Ints
 
 
-class Walk(NamedTuple):
-    """How a batch goes, and what it leaves behind.
+class Trajectory(NamedTuple):
+    """Schedule of a batch, and its statistics.
 
     ``edges``: (E + 1,), tokens between which the weights are looked at
     ``batch``, ``tag``, ``key``: address of its uniforms; ``tag`` is a multiple of PURPOSES
     ``scheme``: of `SCHEMES`, or `NEVER`;  ``least``: effective size below which to resample
-    ``moved``: (E,), 1 after which stretches particles that can move do so
+    ``moved``: (E,), 1 for stretches after which particles move
     ``ess``, ``resampled``: (E,), written;  ``level``: (1,), log of the weights' common factor
     """
 
@@ -84,12 +84,12 @@ class Walk(NamedTuple):
 
 @jit_exact
 def _place_sorted(weights: Wide, draws: Wide, step: int, offspring: Ints) -> None:
-    """Offspring from P ordered points i + draws[step i], on a line of length P."""
+    """Count offspring from P ordered points i + draws[step i], on a line of length P."""
     size = weights.size
-    reached, i = 0.0, 0
+    end, i = 0.0, 0
     for p in range(size):
-        reached += weights[p] * size
-        while i < size and i + draws[step * i] < reached:
+        end += weights[p] * size
+        while i < size and i + draws[step * i] < end:
             offspring[p] += 1
             i += 1
     if i < size:  # the sum was a rounding error short of P
@@ -98,7 +98,7 @@ def _place_sorted(weights: Wide, draws: Wide, step: int, offspring: Ints) -> Non
 
 @jit_exact
 def _place_apart(weights: Wide, draws: Wide, count: int, offspring: Ints) -> None:
-    """Offspring from ``count`` independent points; ``weights`` becomes its running sum."""
+    """Count offspring from ``count`` independent points; ``weights`` becomes its running sum."""
     size = weights.size
     for p in range(1, size):
         weights[p] += weights[p - 1]
@@ -116,7 +116,7 @@ def _place_apart(weights: Wide, draws: Wide, count: int, offspring: Ints) -> Non
 
 @jit_exact
 def count_offspring(scheme: int, weights: Wide, draws: Wide, offspring: Ints) -> None:
-    """Numbers of offspring under a scheme.
+    """Count the offspring of every particle under a scheme.
 
     Parameters
     ----------
@@ -133,16 +133,16 @@ def count_offspring(scheme: int, weights: Wide, draws: Wide, offspring: Ints) ->
     count = size
     if scheme == 2:
         for p in range(size):
-            whole = math.floor(weights[p] * size)
-            offspring[p] = whole
-            weights[p] = weights[p] * size - whole
-            count -= whole
+            share = math.floor(weights[p] * size)
+            offspring[p] = share
+            weights[p] = weights[p] * size - share
+            count -= share
     _place_apart(weights, draws, count, offspring)
 
 
 @jit_exact
 def choose_parents(offspring: Ints, parents: Ints) -> None:
-    """parents[p] = p for every particle with offspring; the others go to the surplus."""
+    """Set parents[p] = p for every particle with offspring; the others go to the surplus."""
     size, giver = offspring.size, 0
     for p in range(size):
         parents[p] = p
@@ -157,31 +157,30 @@ def choose_parents(offspring: Ints, parents: Ints) -> None:
 
 @jit_exact
 def _copy(array: Any, p: int, q: int) -> None:
-    """Row q over row p; NumPy's way would go through a third place."""
+    """Copy row q over row p; NumPy would make a temporary array."""
     for c in range(array.shape[1]):
         array[p, c] = array[q, c]
 
 
 @jit_exact
-def _inherit(crowd: Particles, parents: Ints, tokens: int) -> None:
-    """Particles become copies of their parents, with the tokens so far."""
-    own, known = crowd.orders.shape[0] > 1, min(tokens, crowd.states.shape[1])
+def _inherit(particles: Particles, parents: Ints, tokens: int) -> None:
+    """Replace particles by copies of their parents, with the tokens so far."""
+    separate, count = particles.orders.shape[0] > 1, min(tokens, particles.states.shape[1])
     for p in range(parents.size):
         q = parents[p]
         if q != p:
-            _copy(crowd.tables, p, q)
-            _copy(crowd.slots, p, q)
-            _copy(crowd.values, p, q)
-            _copy(crowd.balls, p, q)
-            for t in range(known):
-                crowd.states[p, t] = crowd.states[q, t]
-            if own:
-                _copy(crowd.orders, p, q)
+            _copy(particles.tables, p, q)
+            _copy(particles.values, p, q)
+            _copy(particles.balls, p, q)
+            for t in range(count):
+                particles.states[p, t] = particles.states[q, t]
+            if separate:
+                _copy(particles.orders, p, q)
 
 
 @jit_exact
 def normalise(log_weights: Wide, weights: Wide) -> tuple[float, float]:
-    """Weights that sum to one; returns the log of the mean weight, and the effective size."""
+    """Compute weights that sum to one; return the log mean weight, and the effective size."""
     top = log_weights.max()
     total, squares = 0.0, 0.0
     for p in range(weights.size):
@@ -194,60 +193,61 @@ def normalise(log_weights: Wide, weights: Wide) -> tuple[float, float]:
 
 
 @jit_exact
-def look(way: Walk, e: int, log_weights: Wide, s: Scratch) -> bool:
-    """Look at the weights after stretch e: whether every particle is to become its parent.
+def resample(trajectory: Trajectory, e: int, log_weights: Wide, s: Scratch) -> bool:
+    """Choose parents after stretch e; return False if the weights are even enough.
 
-    If so, weights become one, and their mean goes to the level.
+    Otherwise weights become one, and their mean goes to the level.
     """
     size = log_weights.size
-    mean, way.ess[e] = normalise(log_weights, s.weights)
-    if way.scheme == NEVER or way.ess[e] >= way.least or e == way.edges.size - 2:
+    mean, trajectory.ess[e] = normalise(log_weights, s.weights)
+    is_even, is_last = trajectory.ess[e] >= trajectory.least, e == trajectory.edges.size - 2
+    if trajectory.scheme == NEVER or is_even or is_last:
         return False
-    way.resampled[e] = 1
-    way.level[0] += mean
-    fill_uniforms(s.draws, 0, e, way.batch, way.tag + OFFSPRING, way.key)
-    count_offspring(way.scheme, s.weights, s.draws[:size], s.offspring)
+    trajectory.resampled[e] = 1
+    trajectory.level[0] += mean
+    fill_uniforms(s.draws, 0, e, trajectory.batch, trajectory.tag + OFFSPRING, trajectory.key)
+    count_offspring(trajectory.scheme, s.weights, s.draws[:size], s.offspring)
     choose_parents(s.offspring, s.parents)
     log_weights[:] = 0.0
     return True
 
 
 @jit_exact
-def travel(
+def propagate(
     net: Network,
-    crowd: Particles,
-    way: Walk,
+    particles: Particles,
+    trajectory: Trajectory,
     moves: int,
     cursor: Ints,
     work: float,
     sums: Sums,
     s: Scratch,
 ) -> None:
-    """Go on with a batch from where it stopped, until some work is done or all tokens are.
+    """Propagate a batch from where it stopped, until some work is done or all tokens are.
 
     The mean weight so far is exp(level) mean(exp(log_weights)): an unbiased estimate,
     because resampling turns weights into their mean.
 
     Parameters
     ----------
-    moves : sweeps after a stretch that ``way.moved`` marks
+    moves : sweeps after a stretch that ``trajectory.moved`` marks
     cursor : (4,), updated: stretch, sweep (0: the first step), particle, token; at first zeros
     work : factors to compute in this call, about a nanosecond each
     """
     sums.w[:, :] = 0.0
     sums.running[:, 0] = 0.0
-    size, factors = crowd.log_weights.size, net.states
+    size, factors = particles.log_weights.size, net.states
     if net.value.size == 0:
         factors *= net.place.shape[1]
-    while work > 0 and cursor[0] < way.edges.size - 1:
+    while work > 0 and cursor[0] < trajectory.edges.size - 1:
         e, sweep, p, t = cursor[0], cursor[1], cursor[2], cursor[3]
-        begin, end = 0 if sweep > 0 else way.edges[e], way.edges[e + 1]
+        begin, end = 0 if sweep > 0 else trajectory.edges[e], trajectory.edges[e + 1]
         q, stop = min(p + LANES, size), min(t + CHUNK, end)
-        tag = way.tag + (STATES if sweep == 0 else MOVES + SWEEP * (e * moves + sweep))
+        tag = trajectory.tag + (STATES if sweep == 0 else MOVES + SWEEP * (e * moves + sweep))
         for lane in range(q - p):
             uniforms = sums.uniforms[lane, : (stop - t + 1) // 2 * 2]
-            fill_uniforms(uniforms, t // 2, p + lane, way.batch, tag, way.key)
-        visit(net, crowd, (p, q), (t, stop), sweep > 0, sums)
+            fill_uniforms(uniforms, t // 2, p + lane, trajectory.batch, tag, trajectory.key)
+        visit(net, particles, (p, q), (t, stop), sweep > 0, sums)
         work -= float((q - p) * (stop - t) * (20 + factors))
         if stop < end:
             cursor[3] = stop
@@ -255,9 +255,9 @@ def travel(
         if q < size:
             cursor[2], cursor[3] = q, begin
             continue
-        again = sweep < moves and way.moved[e] == 1
-        if sweep == 0 and look(way, e, crowd.log_weights, s):
-            _inherit(crowd, s.parents, end)
+        again = sweep < moves and trajectory.moved[e] == 1
+        if sweep == 0 and resample(trajectory, e, particles.log_weights, s):
+            _inherit(particles, s.parents, end)
         cursor[2] = 0
         if again:
             cursor[1], cursor[3] = sweep + 1, 0
@@ -267,7 +267,7 @@ def travel(
 
 @jit_exact
 def shuffle_orders(orders: Any, batch: int, tag: int, key: Words, uniforms: Wide) -> None:
-    """Put every row in an order of its own (Fisher and Yates), by address.
+    """Shuffle every row by itself (Fisher and Yates), by address.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ simulating Pólya urns", procedure BAM-SIS.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self
@@ -37,8 +37,8 @@ from daskfactor.allocation.compiled_model import (
     Columns,
     CompiledModel,
     compile_model,
+    free_names,
     named_tables,
-    names_beside,
 )
 from daskfactor.allocation.placement import place_counts
 from daskfactor.allocation.resampling import SCHEMES
@@ -46,31 +46,29 @@ from daskfactor.checks import is_number, one_of, positive_number, warn, whole_nu
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceProblem
 from daskfactor.kernels.views import Workspace
-from daskfactor.progress import OnEvent, RunEvent
+from daskfactor.progress import RunEvent
 
 Vector = NDArray[np.float64]
-Map = Callable[[Callable[[Any, Any], Any], Any], list[Any]]
+Map = Callable[[Callable[[int, Workspace], Batch], Sequence[int]], list[Batch]]
 
 TRUSTED = 1.0
-"""Standard deviation of the batches' log estimates up to which their mean is believed."""
+"""Standard deviation of the batches' log estimates up to which their mean is trusted."""
 HOPELESS = 8
 """Particles that move stop growing if they need more than this times what is allowed."""
-TOGETHER = 16
-"""Batches between two messages; their results are in memory together."""
 LONG = 3600.0
 """Seconds beyond which a warning comes first."""
-KEPT_BYTES = 2**32
-"""Most that ``keep="particles"`` may take."""
+MAX_UNFOLDED_BYTES = 2**32
+"""Limit of ``keep="particles"``."""
 ROOM = 2**28
 """Bytes of particles that tables are averaged over."""
-MOST_MOVES = 1000
+MAX_MOVES = 1000
 """Sweeps that the addresses of random numbers can tell apart."""
 BATCH_BYTES = 2**30
-"""Most that a batch of particles that move may take."""
+"""Limit of a batch of particles that move."""
 
 
 class SMCResult(NamedTuple):
-    """An estimate of log p(X) and what it was made from.
+    """An estimate of log p(X) and the batches that it was made from.
 
     Attributes
     ----------
@@ -80,12 +78,8 @@ class SMCResult(NamedTuple):
         Log of each batch's estimate of p(X).
     best
         The batch with the largest one.
-    mean_counts : (cells,)
-        Posterior mean of the flat counts of the `CompiledModel`, over that batch.
-    edges : (E,)
-        Tokens after which the weights were looked at.
     ess, resampled : (N, E)
-        Effective number of particles there, and whether they were resampled.
+        Effective number of particles at each check of the weights, and whether they were resampled.
     log_weights : (N, P)
         Of the final particles; the mean of their exponentials is the estimate of p(X).
     counts : (N, P, cells) or None
@@ -102,8 +96,6 @@ class SMCResult(NamedTuple):
     standard_error: float
     batch_log_z: Vector
     best: int
-    mean_counts: Vector
-    edges: NDArray[np.int64]
     ess: Vector
     resampled: NDArray[np.bool_]
     log_weights: Vector
@@ -111,11 +103,6 @@ class SMCResult(NamedTuple):
     spread: float
     plan: BatchPlan
     rounds: tuple[int, ...]
-
-    @property
-    def particles(self) -> int:
-        """Particles per batch, in the end."""
-        return self.plan.particles
 
 
 @dataclass(frozen=True)
@@ -218,8 +205,8 @@ class SequentialMonteCarlo(AllocationMethod):
         positive_number("target", self.target)
         whole_number("max_particles", self.max_particles, 2)
         whole_number("moves", self.moves, 0)
-        if self.moves > MOST_MOVES:
-            raise OptionError(f"moves must be at most {MOST_MOVES}, got {self.moves}")
+        if self.moves > MAX_MOVES:
+            raise OptionError(f"moves must be at most {MAX_MOVES}, got {self.moves}")
         for name, allowed in (
             ("resampling", (*SCHEMES, None)),
             ("order", ("shared", "own")),
@@ -241,18 +228,18 @@ class SequentialMonteCarlo(AllocationMethod):
         counts = problem.data
         if self.thin is None or self.thin == 1.0:
             return compile_model(problem.model, counts)
-        kept = counts.thinned(self.thin, problem.seed)
+        thinned = counts.thinned(self.thin, problem.seed)
         warn(
-            f"thin={self.thin:g} kept {kept.total} of {counts.total} tokens: this is the evidence "
-            "of those alone, and differences between models are smaller about in that "
+            f"thin={self.thin:g} kept {thinned.total} of {counts.total} tokens: this is the "
+            "evidence of those alone, and differences between models are smaller about in that "
             "proportion; compare it only with evidences of the same data under the same thin "
             "and random_seed",
             SamplingWarning,
         )
-        return compile_model(problem.model.with_thinning(self.thin), kept)
+        return compile_model(problem.model.with_thinning(self.thin), thinned)
 
     def remedy(self, discretization: bool) -> str:
-        """Say what makes an error smaller."""
+        """Return advice that makes the error smaller."""
         del discretization
         return f"raise max_particles above {self.max_particles}, or thin the counts"
 
@@ -260,9 +247,7 @@ class SequentialMonteCarlo(AllocationMethod):
         few: dict[str, Any] = {"particles": 2, "islands": 2, "max_particles": 4, "target": 1e9}
         return replace(self, **few, thin=None, keep="means")
 
-    def run(
-        self, compiled: CompiledModel, seed: int, map_function: Map, on_event: OnEvent
-    ) -> SMCResult:
+    def run(self, compiled: CompiledModel, seed: int, map_function: Map) -> SMCResult:
         """Estimate log p(X).
 
         Parameters
@@ -272,58 +257,72 @@ class SequentialMonteCarlo(AllocationMethod):
         seed
             Root of all random numbers.
         map_function
-            ``map_function(function, items)`` is the list of ``function(item, workspace)``:
-            `Executor.map`; the result does not depend on where batches run.
-        on_event
-            Told how many tokens times particles have been through, and of how many.
+            ``map_function(function, items)`` is the list of ``function(item, workspace)``; the
+            result does not depend on where batches run.
 
         Notes
         -----
-        A lane's memory is one batch: `Placement.particle_bytes` times P. How many batches are
-        enough is decided by looking at them, so the estimate of p(X) is unbiased only when no
-        batch was added after the first ones.
+        A lane's memory is one batch. The number of batches depends on their estimates, so the
+        estimate of p(X) is unbiased only when no batch was added after the first ones.
         """
-        moves, count = (self.moves if self.resampling is not None else 0), self.islands
+        count = self.islands
         plan = BatchPlan(
-            placement=place_counts(compiled, 0 if moves else None),
+            placement=place_counts(compiled),
             particles=self.particles,
             resampling=self.resampling,
             least=self.threshold,
-            own=self.order == "own",
-            keep=self.keep == "particles",
+            separate_orders=self.order == "own",
+            unfold=self.keep == "particles",
             seed=seed,
             round=0,
-            moves=moves,
+            moves=self.moves if self.resampling is not None else 0,
+            average=False,
         )
         _warn_if_slow(plan, count)
         rounds = [plan.particles]
         while True:
-            found = _run([], plan, count, map_function, on_event)
-            growth = _growth(_spread(found), count, plan, self.max_particles)
+            batches = _run([], plan, count, map_function)
+            growth = _growth(_spread(batches), count, plan, self.max_particles)
             if growth == 1:
                 break
             plan = replace(plan, particles=growth * plan.particles, round=plan.round + 1)
             rounds.append(plan.particles)
-        trusted = _spread(found) <= TRUSTED
-        while trusted and pooled(_log_z(found))[1] > self.target:
+        trusted = _spread(batches) <= TRUSTED
+        while trusted and pooled(_log_z(batches))[1] > self.target:
             if 2 * count * plan.particles > self.max_particles:
                 break
             count *= 2
-            found = _run(found, plan, count, map_function, on_event)
-        result = _result(found, plan, tuple(rounds))
+            batches = _run(batches, plan, count, map_function)
+        log_z, constant = _log_z(batches), plan.placement.constant
+        value, error = pooled(log_z)
+        unfolded = [batch.counts for batch in batches if batch.counts is not None]
+        result = SMCResult(
+            log_evidence=value + constant,
+            standard_error=error,
+            batch_log_z=log_z + constant,
+            best=int(np.argmax(log_z)),
+            ess=np.stack([batch.ess for batch in batches]),
+            resampled=np.stack([batch.resampled for batch in batches]) == 1,
+            log_weights=np.stack([batch.log_weights for batch in batches]) + constant,
+            counts=np.stack(unfolded) if unfolded else None,
+            spread=_spread(batches),
+            plan=plan,
+            rounds=tuple(rounds),
+        )
         self._warn_of_error(result)
         return result
 
     def _warn_of_error(self, result: SMCResult) -> None:
         """Warn if an estimate cannot be trusted, or is not as exact as it should be."""
+        particles = result.plan.particles
         if result.spread > TRUSTED:
             text = (
-                f"batches of {result.particles} particles give estimates of log p(X) that differ "
+                f"batches of {particles} particles give estimates of log p(X) that differ "
                 f"by {result.spread:.1f} nats (standard deviation): the value is likely too low "
                 "and its standard error too small"
             )
             if result.plan.moves:
-                needed = _needed(result.spread, result.particles * len(result.batch_log_z))
+                needed = _needed(result.spread, particles * len(result.batch_log_z))
                 text += f"; it may take {float(f'{needed:.1g}'):.0f} particles to change that"
         elif result.standard_error > self.target:
             text = f"the standard error is {result.standard_error:.2g} nats, not {self.target:.2g}"
@@ -333,50 +332,55 @@ class SequentialMonteCarlo(AllocationMethod):
         warn(text, SamplingWarning)
 
     def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
-        mapped = partial(problem.executor.map, name="particles")
-        found = self.run(compiled, problem.seed, mapped, problem.on_event)
+        def run_all(function: Any, items: Sequence[int]) -> list[Batch]:
+            message = f"{len(items)} batches of {function.args[0].particles} particles"
+            problem.on_event(RunEvent("draw", 0, len(items), message=message))
+            return problem.map(function, items, "particles", lambda batch: message)
+
+        result = self.run(compiled, problem.seed, run_all)
         columns: Columns = {
-            "island_log_evidence": (("island",), found.batch_log_z),
-            "ess": (("island", "token"), found.ess),
-            "resampled": (("island", "token"), found.resampled),
-            "token": (("token",), found.edges),
-            "log_weight": (("island", "particle"), found.log_weights),
+            "island_log_evidence": (("island",), result.batch_log_z),
+            "ess": (("island", "token"), result.ess),
+            "resampled": (("island", "token"), result.resampled),
+            "token": (("token",), result.plan.edges[1:]),
+            "log_weight": (("island", "particle"), result.log_weights),
         }
-        means = _means(compiled, exchangeable(problem.model), found)
+        means = _mean_counts(compiled, exchangeable(problem.model), result)
         trace = self._trace(compiled, means, columns)
-        if found.counts is not None:
-            trace = trace.merge(_particle_tables(compiled, found.counts))
-        rounds = {"particles_per_island": found.plan.particles, "tried": list(found.rounds)}
+        if result.counts is not None:
+            trace = trace.merge(_particle_tables(compiled, result.counts))
+        rounds = {"particles_per_island": result.plan.particles, "tried": list(result.rounds)}
         trace = trace.assign_attrs(rounds, random_seed=str(problem.seed))
-        return Evidence(found.log_evidence, found.standard_error, 0.0, trace)
+        return Evidence(result.log_evidence, result.standard_error, 0.0, trace)
 
 
-def _means(compiled: CompiledModel, free: tuple[str, ...], found: SMCResult) -> Vector:
-    """Mean counts of the best batch, its particles numbered alike if there is room.
+def _mean_counts(compiled: CompiledModel, free: tuple[str, ...], result: SMCResult) -> Vector:
+    """Return the mean counts of the best batch, its particles numbered alike if there is room.
 
     Where there is none, there are many tokens: resampling has left particles of few
     ancestors, whose states have the same numbers anyway.
     """
-    if found.counts is not None:
-        own, weights = found.counts[found.best], found.log_weights[found.best]
-        return matched_mean(compiled, free, own, weights)
-    if 4 * compiled.cells * found.plan.particles > ROOM:
-        return found.mean_counts
-    batch = run_batch(replace(found.plan, keep=True), found.best, Workspace())
-    assert batch.counts is not None
-    return matched_mean(compiled, free, batch.counts, batch.log_weights)
+    best = result.best
+    if result.counts is not None:
+        return matched_mean(compiled, free, result.counts[best], result.log_weights[best])
+    room = 4 * compiled.cells * result.plan.particles <= ROOM
+    batch = run_batch(replace(result.plan, unfold=room, average=not room), best, Workspace())
+    if batch.counts is not None:
+        return matched_mean(compiled, free, batch.counts, batch.log_weights)
+    assert batch.mean_counts is not None
+    return batch.mean_counts
 
 
 def _particle_tables(compiled: CompiledModel, counts: NDArray[np.int32]) -> xr.Dataset:
-    """Posterior mean tables given the allocation of every particle."""
-    batches = [[named_tables(compiled, own, "particle") for own in batch] for batch in counts]
-    inner, outer = names_beside(batches[0][0], ("particle", "island")).values()
+    """Return posterior mean tables given the allocation of every particle."""
+    batches = [[named_tables(compiled, each, "particle") for each in batch] for batch in counts]
+    inner, outer = free_names(batches[0][0], ("particle", "island")).values()
     rows = [xr.concat(tables, inner, join="exact") for tables in batches]
     return xr.concat(rows, outer, join="exact")
 
 
 def pooled(log_z: Vector) -> tuple[float, float]:
-    """Log of the mean of exp(log_z), and its standard error.
+    """Return the log of the mean of exp(log_z), and its standard error.
 
     The error is the larger of the delta method's and the jackknife's.
     """
@@ -398,7 +402,7 @@ def estimated_seconds(plan: BatchPlan, particles: int) -> float:
     placement = plan.placement
     states, registers = placement.network.states, int(placement.network.place.shape[1])
     each = 10 + 0.6 * states + 3 * registers
-    if placement.alone is None:
+    if placement.state_alphas is None:
         each = 20 + 1.5 * states * registers
     again = plan.moves * float(plan.edges[1:] @ plan.moved) / placement.tokens
     return 1e-9 * each * placement.tokens * particles * (1.0 + 1.4 * again)
@@ -413,14 +417,14 @@ def _spread(batches: list[Batch]) -> float:
 
 
 def _needed(spread: float, particles: int) -> float:
-    """Particles in all batches for a spread of one nat, if the variance falls as 1 / P."""
+    """Return the particles for a spread of one nat, if the variance falls as 1 / P."""
     return particles * spread**2
 
 
 def _growth(spread: float, count: int, plan: BatchPlan, max_particles: int) -> int:
-    """How many times the particles to start again with; 1 to leave it at that.
+    """Return the factor by which to raise the number of particles; 1 to leave it at that.
 
-    Twice as many; or, if they move, up to eight times, by the spread.
+    Two; or, for particles that move, up to eight, by the spread.
     """
     size = plan.particles * count
     room = max_particles // size
@@ -434,54 +438,18 @@ def _growth(spread: float, count: int, plan: BatchPlan, max_particles: int) -> i
     return max(2, 1 << int(math.log2(times)))
 
 
-def _run(
-    found: list[Batch], plan: BatchPlan, count: int, map_function: Map, on_event: OnEvent
-) -> list[Batch]:
-    """Add batches up to a number of them; the mean counts of the best one alone are kept."""
+def _run(batches: list[Batch], plan: BatchPlan, count: int, map_function: Map) -> list[Batch]:
+    """Add batches up to a number of them."""
     _check_memory(plan, count)
-    work = float(plan.placement.tokens) * plan.particles
-    told = f"{count} batches of {plan.particles} particles"
-    while len(found) < count:
-        on_event(RunEvent("draw", work * len(found), work * count, message=told))
-        numbers = list(range(len(found), min(len(found) + TOGETHER, count)))
-        found = found + map_function(partial(run_batch, plan), numbers)
-        best = int(np.argmax(_log_z(found)))
-        found = [
-            own if number == best else own._replace(mean_counts=np.empty(0))
-            for number, own in enumerate(found)
-        ]
-    on_event(RunEvent("draw", work * count, work * count))
-    return found
-
-
-def _result(batches: list[Batch], plan: BatchPlan, rounds: tuple[int, ...]) -> SMCResult:
-    log_z, constant = _log_z(batches), plan.placement.constant
-    (value, error), best = pooled(log_z), int(np.argmax(log_z))
-    kept = [batch.counts for batch in batches if batch.counts is not None]
-    return SMCResult(
-        log_evidence=value + constant,
-        standard_error=error,
-        batch_log_z=log_z + constant,
-        best=best,
-        mean_counts=batches[best].mean_counts,
-        edges=plan.edges[1:],
-        ess=np.stack([batch.ess for batch in batches]),
-        resampled=np.stack([batch.resampled for batch in batches]) == 1,
-        log_weights=np.stack([batch.log_weights for batch in batches]) + constant,
-        counts=np.stack(kept) if kept else None,
-        spread=_spread(batches),
-        plan=plan,
-        rounds=rounds,
-    )
+    return batches + map_function(partial(run_batch, plan), range(len(batches), count))
 
 
 def _warn_if_slow(plan: BatchPlan, count: int) -> None:
     particles = plan.particles * count
     seconds = estimated_seconds(plan, particles)
     if seconds > LONG:
-        share, more = 0.95 * LONG / seconds, ""
-        if plan.moves:
-            more = "moves=0 takes less and is less exact; "
+        share = 0.95 * LONG / seconds
+        more = "moves=0 takes less and is less exact; " if plan.moves else ""
         warn(
             f"{plan.placement.tokens} tokens times {particles} particles "
             f"take about {seconds / 3600:.1f} hours on one core, and more if particles have to be "
@@ -494,10 +462,10 @@ def _warn_if_slow(plan: BatchPlan, count: int) -> None:
 def _check_memory(plan: BatchPlan, count: int) -> None:
     """Refuse batches that take too much memory."""
     size = 4 * plan.placement.cells * plan.particles * count
-    if plan.keep and size > KEPT_BYTES:
+    if plan.unfold and size > MAX_UNFOLDED_BYTES:
         raise OptionError(
             f'keep="particles" would hold {size / 2**30:.1f} GiB of counts for {count} batches of '
-            f"{plan.particles} particles, and {KEPT_BYTES / 2**30:.0f} GiB are allowed: "
+            f"{plan.particles} particles, and {MAX_UNFOLDED_BYTES / 2**30:.0f} GiB are allowed: "
             'use keep="means", or fewer particles'
         )
     size = plan.moving_bytes

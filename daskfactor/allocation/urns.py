@@ -1,4 +1,4 @@
-"""Pólya urns: what a particle does with a stretch of tokens, for the first time or again.
+"""Pólya urns: allocation of a stretch of tokens by a few particles, for the first time or again.
 
 For token t in observed cell m, with counts C of the tokens before it,
 
@@ -13,15 +13,8 @@ A particle that moves visits earlier tokens again: it takes a token out of its u
 states, draws one of them and puts the token back. That leaves p(z_1 .. z_τ | x_1 .. x_τ) as it
 is, so that weights need no change, while copies of one particle become different ones.
 
-Counts of a register's row m are in one of two places, and both give the same bits:
-
-- *dense*: ``table[place + column]``, for rows that many tokens fall in;
-- *light*: a list of the columns of the row's earlier tokens, in slots of one or two bytes,
-  laid out in a scratch row of the table while it is needed; so the memory of a particle
-  follows the number of tokens, however large the tables are. Particles that move have none.
-
 In a *plain* network (one urn per state: NMF, CP, topics) everything that does not depend on
-m is a function of the number of tokens in state h, and is looked up.
+the observed cell m is a function of the number of tokens in state h, and is looked up.
 
 Uniforms are Philox words by address (token // 2, particle, batch, tag); see ``philox.py``.
 
@@ -44,7 +37,7 @@ Wide = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Small = NDArray[np.int32]
 Words = NDArray[np.uint32]
-Counts = NDArray[Any]  # the smallest unsigned integers that hold them, or int32
+Counts = NDArray[Any]  # the smallest unsigned integers that hold them
 
 CHUNK = 256  # tokens whose uniforms are made at a time
 BLOCK = 4  # states weighed at a time
@@ -59,13 +52,11 @@ _ONE, _TWO, _THREE, _FOUR = (np.uint64(n) for n in (1, 2, 3, 4))
 
 
 class Network(NamedTuple):
-    """Registers of a model at its data; R of them, M observed cells, H states, L light rows.
+    """Registers of a model at its data; R of them, M observed cells, H states.
 
-    ``place``: (M, R), row of a register in a particle's table, or -1 - l for light row l
-    ``column``: (R, H), what a state adds to it
+    ``place``: (M, R), row of a register in a particle's table
+    ``column``: (R, H), offset that a state adds to it
     ``alpha``: (1, R) or (M, R), pseudo-counts, and earlier draws of the same token from the row
-    ``scratch``: (R,), offset of the register's scratch row in the table
-    ``start``: (L + 1,), first slot of every light row, and the end of the last
     ``scale``: (M,), u is multiplied by it: 1 / X(m), so that particles with orders of their
     own are not judged by how frequent their cells are
     ``value``: (T + 1,) in a plain network, all factors that depend on a state's number of
@@ -81,8 +72,6 @@ class Network(NamedTuple):
     place: Small
     column: Small
     alpha: Wide
-    scratch: Ints
-    start: Ints
     scale: Wide
     value: Wide
     divides: NDArray[np.uint8]
@@ -94,16 +83,14 @@ class Network(NamedTuple):
 class Particles(NamedTuple):
     """State of P particles.
 
-    ``tables``: (P, W), of signed numbers if they can move; ``slots``: (P, S), S = 0 if they can;
-    ``log_weights``: (P,)
-    ``values``: (P, 4 ceil(H/4)), what a state weighs before its rows are looked at (scratch if
-    the network is not plain); ``balls``: (P, H), its tokens, in a plain network
-    ``states``: (P, T) of the tokens so far, or (P, 0) if they cannot move
-    ``orders``: (1, T) or, if every particle has its own, (P, T): the tokens' cells
+    ``tables``: (P, W) counts; ``log_weights``: (P,)
+    ``values``: (P, 4 ceil(H/4)), weights of the states before their rows are looked up (scratch if
+    the network is not plain); ``balls``: (P, H), tokens of the states, in a plain network
+    ``states``: (P, T) of the tokens so far, or (P, 0) if the particles cannot move
+    ``orders``: the cells of the tokens, (1, T), or (P, T) with one order for each particle
     """
 
     tables: Counts
-    slots: Counts
     values: Wide
     balls: Small
     states: NDArray[Any]
@@ -126,7 +113,7 @@ class Sums(NamedTuple):
 
 @jit_exact
 def fill_uniforms(out: Wide, pair: int, particle: int, batch: int, tag: int, key: Words) -> None:
-    """Uniforms in [0, 1) on a grid of 2^-53; a pair of tokens shares a Philox counter."""
+    """Fill ``out`` with uniforms on a grid of 2^-53; a pair of tokens shares a Philox counter."""
     k0, k1 = np.uint64(key[0]), np.uint64(key[1])
     c1, c2, c3 = np.uint64(particle), np.uint64(batch), np.uint64(tag)
     for p in range(out.size // 2):
@@ -136,22 +123,10 @@ def fill_uniforms(out: Wide, pair: int, particle: int, batch: int, tag: int, key
 
 
 @inline
-def _empty(slots: Any) -> Scalar:
-    """What stands in a slot before a token does: the largest number."""
-    return slots.dtype.type((1 << (8 * slots.itemsize)) - 1)
-
-
-@inline
-def _offset(place: Small, spare: Ints, m: Scalar, n: Scalar, moving: Scalar) -> Scalar:
-    """Where a register's row is, or is laid out."""
-    return np.uint64(place[m, n] if moving or place[m, n] >= 0 else spare[n])
-
-
-@inline
 def _pick(
     w: Wide, running: Wide, lane: Scalar, blocks: Scalar, states: Scalar, uniform: Scalar
 ) -> Scalar:
-    """The state whose stretch of the running sums holds ``uniform`` of the total."""
+    """Return the state whose stretch of the running sums holds ``uniform`` of the total."""
     aim = uniform * running[lane, blocks]
     b = 0
     for k in range(1, blocks):
@@ -169,7 +144,7 @@ def _pick(
 def _weigh(
     value: Wide, table: Counts, lane: Scalar, o: Scalar, a: Scalar, w: Wide, running: Wide
 ) -> None:
-    """Weights w = value * (a + counts), and running sums of its blocks."""
+    """Compute weights w = value * (a + counts), and running sums of its blocks."""
     total, b = 0.0, np.uint64(0)
     for k in range(running.shape[1] - 1):
         x0 = value[lane, b] * (a + table[lane, o + b])
@@ -195,7 +170,7 @@ def _weigh_two(
     w: Wide,
     running: Wide,
 ) -> None:
-    """The same for two rows: w = value * (a + counts at o) * (c + counts at p)."""
+    """Compute the same for two rows: w = value * (a + counts at o) * (c + counts at p)."""
     total, b = 0.0, np.uint64(0)
     for k in range(running.shape[1] - 1):
         d, e, f = b + _ONE, b + _TWO, b + _THREE
@@ -211,7 +186,7 @@ def _weigh_two(
 
 @inline
 def _divide(w: Wide, bottom: Wide, lane: Scalar, states: Scalar, running: Wide) -> None:
-    """Weights w / bottom, and running sums of its blocks."""
+    """Divide weights w by ``bottom``, and add up running sums of its blocks."""
     total = 0.0
     for k in range(running.shape[1] - 1):
         block = 0.0
@@ -224,11 +199,11 @@ def _divide(w: Wide, bottom: Wide, lane: Scalar, states: Scalar, running: Wide) 
 
 @inline
 def _earlier(address: Ints, column: Small, twin: Any, m: Scalar, n: Scalar, h: Scalar) -> Scalar:
-    """Balls that earlier draws of the same token have put where draw n now looks."""
+    """Count the balls that earlier draws of the same token have put where draw n looks."""
     balls = 0
-    here = address[m, n] + column[n, h]
+    cell = address[m, n] + column[n, h]
     for e in range(n):
-        if twin[n, e] == 1 and address[m, e] + column[e, h] == here:
+        if twin[n, e] == 1 and address[m, e] + column[e, h] == cell:
             balls += 1
     return balls
 
@@ -241,18 +216,19 @@ def _weigh_any(
     twins: tuple[Ints, NDArray[np.uint8]],
     table: Counts,
     lane: Scalar,
-    rows: tuple[Small, Ints, Scalar, Scalar],
+    place: Small,
+    m: Scalar,
     w: Wide,
     bottom: Wide,
     running: Wide,
 ) -> None:
-    """Weights of the states in any network; ``bottom`` is scratch."""
-    (address, twin), (place, spare, m, moving) = twins, rows
+    """Compute weights of the states in any network; ``bottom`` is scratch."""
+    address, twin = twins
     states = column.shape[1]
     w[lane, :states] = 1.0
     bottom[lane, :states] = 1.0
     for n in range(column.shape[0]):
-        tied, o = n > 0 and twin.size > 0, _offset(place, spare, m, n, moving)
+        tied, o = n > 0 and twin.size > 0, np.uint64(place[m, n])
         for h in range(states):
             factor = alpha[0, n] + table[lane, o + np.uint64(column[n, h])]
             if tied:
@@ -268,7 +244,7 @@ def _weigh_any(
 def _visit(
     net: Network,
     orders: Small,
-    counts: tuple[Counts, Counts],
+    tables: Counts,
     urns: tuple[Wide, Small],
     states: NDArray[Any],
     logs: Wide,
@@ -276,35 +252,28 @@ def _visit(
     again: bool,
     plain: bool,
 ) -> None:
-    """Tokens of a few particles, turn by turn: their first step, or ``again``.
+    """Allocate tokens of a few particles, turn by turn: for the first time, or ``again``.
 
     One token waits for the draw of the one before it, and meanwhile other particles' tokens
     keep the processor busy. The first step adds logs of u.
 
-    ``plain`` is a constant where this is merged into its caller, and ``moving`` follows from a
-    type: the loops are compiled without what the others need, which costs them up to a quarter.
+    ``plain`` is a constant where this is merged into its caller: the loops are compiled without
+    the branches of other networks, which cost up to a quarter.
     """
     # Arrays are taken out of tuples here, and rows are opened without a helper: numba
     # would count references in the inner loop, which costs more than the loop itself.
-    place, column, alpha, value = net.place, net.column, net.alpha, net.value
-    spare, start, scale = net.scratch, net.start, net.scale
-    divides, twins = net.divides, (net.address, net.twin)
+    place, column, alpha, value, scale = net.place, net.column, net.alpha, net.value, net.scale
+    divides, twins, (values, balls) = net.divides, (net.address, net.twin), urns
     w, running, uniforms, product = sums.w, sums.running, sums.uniforms, sums.product
-    (tables, slots), (values, balls) = counts, urns
     registers, blocks, last = place.shape[1], running.shape[1] - 1, net.states
-    own, lanes, empty = orders.shape[0] > 1, np.uint64(tables.shape[0]), _empty(slots)
-    moving, kind = np.iinfo(tables.dtype).min < 0, states.dtype.type
-    again = again and moving
+    separate, lanes, zero = orders.shape[0] > 1, np.uint64(tables.shape[0]), np.uint64(0)
+    recorded, kind = states.shape[1] > 0, states.dtype.type
     tokens, varied = orders.shape[1], alpha.shape[0] > 1
     product[:] = 1.0
     for t in range(tokens):
         if again:
             for lane in range(lanes):
-                mine = lane if own else np.uint64(0)
-                m = np.uint64(orders[mine, t])
-                later = np.uint64(orders[mine, min(t + AHEAD, tokens - 1)])
-                for n in range(registers):
-                    prefetch(tables, lane, place[later, n])
+                m = np.uint64(orders[lane if separate else zero, t])
                 h = np.uint64(states[lane, t])
                 if plain:
                     balls[lane, h] -= 1
@@ -313,50 +282,31 @@ def _visit(
                     step = h if plain else np.uint64(column[n, h])
                     tables[lane, np.uint64(place[m, n]) + step] -= 1
         for lane in range(lanes):
-            mine = lane if own else np.uint64(0)
-            m = np.uint64(orders[mine, t])
-            if not moving:
-                later = np.uint64(orders[mine, min(t + AHEAD, tokens - 1)])
-                for n in range(registers):
-                    at = place[later, n]
-                    if at < 0:
-                        prefetch(slots, lane, start[-1 - at])
-                    else:
-                        prefetch(tables, lane, at)
-                    at = place[m, n]
-                    if at < 0:
-                        s, stop = np.uint64(start[-1 - at]), np.uint64(start[-at])
-                        while s < stop and slots[lane, s] != empty:
-                            tables[lane, np.uint64(spare[n]) + np.uint64(slots[lane, s])] += 1
-                            s += _ONE
+            row = lane if separate else zero
+            m, later = np.uint64(orders[row, t]), np.uint64(orders[row, min(t + AHEAD, tokens - 1)])
+            for n in range(registers):
+                prefetch(tables, lane, place[later, n])
             if plain:
-                r, o = m if varied else np.uint64(0), _offset(place, spare, m, 0, moving)
+                r, o = m if varied else zero, np.uint64(place[m, 0])
                 if registers == 1:
                     _weigh(values, tables, lane, o, alpha[r, 0], w, running)
                 else:
-                    p, a, c = _offset(place, spare, m, 1, moving), alpha[r, 0], alpha[r, 1]
+                    p, a, c = np.uint64(place[m, 1]), alpha[r, 0], alpha[r, 1]
                     _weigh_two(values, tables, lane, o, a, p, c, w, running)
                 for n in range(2, registers):
-                    o = _offset(place, spare, m, n, moving)
-                    _weigh(w, tables, lane, o, alpha[r, n], w, running)
+                    _weigh(w, tables, lane, np.uint64(place[m, n]), alpha[r, n], w, running)
             else:
-                rows = place, spare, m, moving
-                _weigh_any(alpha, column, divides, twins, tables, lane, rows, w, values, running)
+                _weigh_any(
+                    alpha, column, divides, twins, tables, lane, place, m, w, values, running
+                )
             h = _pick(w, running, lane, blocks, last, uniforms[lane, t])
             if plain:
                 balls[lane, h] += 1
                 values[lane, h] = value[balls[lane, h]]
             for n in range(registers):
-                at, step = place[m, n], h if plain else np.uint64(column[n, h])
-                if moving or at >= 0:
-                    tables[lane, np.uint64(at) + step] += 1
-                else:
-                    s, stop = np.uint64(start[-1 - at]), np.uint64(start[-at])
-                    while s < stop and slots[lane, s] != empty:
-                        tables[lane, np.uint64(spare[n]) + np.uint64(slots[lane, s])] = 0
-                        s += _ONE
-                    slots[lane, s] = step
-            if moving:
+                step = h if plain else np.uint64(column[n, h])
+                tables[lane, np.uint64(place[m, n]) + step] += 1
+            if recorded:
                 states[lane, t] = kind(h)
             if not again:
                 product[lane] *= running[lane, blocks] * scale[m]
@@ -370,91 +320,27 @@ def _visit(
 @jit_exact
 def visit(
     net: Network,
-    crowd: Particles,
-    particles: tuple[int, int],
+    particles: Particles,
+    rows: tuple[int, int],
     tokens: tuple[int, int],
     again: bool,
     sums: Sums,
 ) -> None:
-    """Give a few particles their next tokens, or draw the states of past ones again.
+    """Allocate the next tokens of a few particles, or draw the states of past ones again.
 
     Parameters
     ----------
-    particles : a stretch of at most LANES
-    tokens : a stretch of at most CHUNK
-    again : whether the tokens are past ones, of particles that can move
+    rows : first and end of at most LANES particles
+    tokens : first and end of at most CHUNK tokens
+    again : True for past tokens, of particles that can move
     sums : ``uniforms`` holds a number for each of them
     """
-    (p, q), (begin, end) = particles, tokens
-    own = crowd.orders.shape[0] > 1
-    orders = crowd.orders[p:q, begin:end] if own else crowd.orders[0:1, begin:end]
-    counts, urns = (crowd.tables[p:q], crowd.slots[p:q]), (crowd.values[p:q], crowd.balls[p:q])
-    states, logs = crowd.states[p:q, begin:end], crowd.log_weights[p:q]
+    (p, q), (begin, end) = rows, tokens
+    separate = particles.orders.shape[0] > 1
+    orders = particles.orders[p:q, begin:end] if separate else particles.orders[0:1, begin:end]
+    tables, urns = particles.tables[p:q], (particles.values[p:q], particles.balls[p:q])
+    states, logs = particles.states[p:q, begin:end], particles.log_weights[p:q]
     if net.value.size > 0:
-        _visit(net, orders, counts, urns, states, logs, sums, again, True)
+        _visit(net, orders, tables, urns, states, logs, sums, again, True)
     else:
-        _visit(net, orders, counts, urns, states, logs, sums, again, False)
-
-
-@jit_exact
-def start_crowd(net: Network, crowd: Particles) -> None:
-    """No token yet: empty tables and slots, and what an empty state weighs."""
-    crowd.tables[:, :] = 0
-    crowd.slots[:, :] = _empty(crowd.slots)
-    crowd.values[:, :] = 0.0
-    crowd.balls[:, :] = 0
-    crowd.log_weights[:] = 0.0
-    if net.value.size > 0:
-        crowd.values[:, : net.states] = net.value[0]
-
-
-@jit_exact
-def add_counts(
-    net: Network,
-    crowd: Particles,
-    p: int,
-    places: tuple[Ints, Ints, Ints],
-    weight: Scalar,
-    out: NDArray[Any],
-) -> None:
-    """Add ``weight`` times the counts of particle p to the flat counts of the model's tables.
-
-    Parameters
-    ----------
-    places : first cells of table cells (W,), of light rows (L,), of urns per state (A,); -1 to skip
-    out : (cells,), float64 or an integer dtype
-    """
-    dense, light, states = places
-    table, slots, balls = crowd.tables[p], crowd.slots[p], crowd.balls[p]
-    kind = out.dtype.type
-    for c in range(dense.size):
-        if dense[c] >= 0 and table[c] != 0:
-            out[dense[c]] += kind(weight * table[c])
-    for row in range(light.size):
-        if light[row] < 0:
-            continue
-        for s in range(net.start[row], net.start[row + 1]):
-            if slots[s] == _empty(slots):
-                break
-            out[light[row] + slots[s]] += kind(weight)
-    for a in range(states.size):
-        for h in range(net.states):
-            out[states[a] + h] += kind(weight * balls[h])
-
-
-@jit_exact
-def average_counts(
-    net: Network, crowd: Particles, places: tuple[Ints, Ints, Ints], weights: Wide, out: Wide
-) -> None:
-    """Add the weighted counts of all particles, in their order, to ``out`` (cells,)."""
-    for p in range(weights.size):
-        add_counts(net, crowd, p, places, weights[p], out)
-
-
-@jit_exact
-def unfold_counts(
-    net: Network, crowd: Particles, places: tuple[Ints, Ints, Ints], out: Small
-) -> None:
-    """Add the counts of every particle to its row of ``out`` (P, cells)."""
-    for p in range(out.shape[0]):
-        add_counts(net, crowd, p, places, 1, out[p])
+        _visit(net, orders, tables, urns, states, logs, sums, again, False)

@@ -41,18 +41,18 @@ from daskfactor.random import Stream, generator
 Vector = NDArray[np.float64]
 Map = Callable[[Callable[[int, Any], "Start"], Sequence[int]], "list[Start]"]
 
-BLUNT = (1.0, 0.3, 3.0, 0.1, 0.6)
+ANNEAL_COUNTS = (1.0, 0.3, 3.0, 0.1, 0.6)
 """Pseudo-counts that starts begin with, in turn: large ones find what is coarse, small ones fine
 structure; which bound is the largest depends on how much is counted a cell."""
-BLUNT_SWEEPS = 100
+ANNEALED_SWEEPS = 100
 SPREAD = 10.0
-"""Shape of the gamma numbers that tables are made of at first, and jolted by later."""
-KEPT = 2**27
+"""Shape of the gamma numbers that tables are made of at first, and perturbed by later."""
+MAX_COUNT_BYTES = 2**27
 """Bytes of counts that all starts may send back; beyond it the best one is run again."""
 
 
 class VBResult(NamedTuple):
-    """What many starts came to.
+    """Result of many starts.
 
     Attributes
     ----------
@@ -77,26 +77,26 @@ class VBResult(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What one start came to; ``counts`` may be left out."""
+    """Result of one start; ``counts`` may be left out."""
 
     elbos: Vector
     converged: bool
     counts: Vector | None
 
 
-def climb(
+def coordinate_ascent(
     compiled: CompiledModel, rng: np.random.Generator, pseudo: float, counts: Vector
 ) -> Iterator[float]:
-    """Ascend from random tables: the bound after every sweep, at the ``counts`` (cells,) then.
+    """Yield the bound after every sweep from random tables, with the ``counts`` (cells,) then.
 
-    First come `BLUNT_SWEEPS` sweeps with posterior mean tables under larger pseudo-counts,
-    then a small jolt. Expectations of logarithms under small pseudo-counts hold on to
-    whatever the first sweep happened to share out. The jolt is for few tokens, where these
+    First come `ANNEALED_SWEEPS` sweeps with posterior mean tables under larger pseudo-counts,
+    then a small perturbation. Expectations of logarithms under small pseudo-counts hold on to
+    whatever the first sweep happened to share out. The perturbation is for few tokens, where these
     sweeps end with hidden states that are all alike: no maximum under the model's own
     pseudo-counts.
     """
     owner, alpha = compiled.owner, compiled.cell_alpha
-    blunt = np.maximum(alpha, pseudo)
+    annealed = np.maximum(alpha, pseudo)
     straight = (compiled.column == np.arange(compiled.states)).all(axis=1)
     places = (compiled.row, compiled.column, straight, compiled.values)
     share, totals = np.empty(compiled.states), np.zeros(compiled.totals)
@@ -104,26 +104,25 @@ def climb(
     weight, level = np.ones_like(counts), np.zeros_like(counts)
 
     def log_f() -> float:
-        """Log f of the counts but for a constant, and the digamma functions of its shapes."""
-        found: float = gamma_functions(alpha, counts, digamma)
-        found -= gamma_functions(compiled.total_alpha, totals, total_digamma)
-        return found
+        """Return log f of the counts but for a constant; compute digamma of its shapes."""
+        value: float = gamma_functions(alpha, counts, digamma)
+        return value - gamma_functions(compiled.total_alpha, totals, total_digamma)
 
-    def jolt() -> None:
+    def perturb() -> None:
         np.multiply(weight, rng.standard_gamma(SPREAD, weight.size), out=weight)
         np.log(weight, out=level)
 
     counts[:] = 0.0
     # The bound's part that no q changes.
     fixed = compiled.log_factor + compiled.constant - log_f()
-    jolt()
-    for _ in range(BLUNT_SWEEPS):
+    perturb()
+    for _ in range(ANNEALED_SWEEPS):
         share_out(*places, weight, level, share, counts)
-        np.add(blunt, counts, out=weight)
+        np.add(annealed, counts, out=weight)
         add_up(owner, weight, totals)
         weight /= totals[owner]
         np.log(weight, out=level)
-    jolt()
+    perturb()
     while True:
         entropy = share_out(*places, weight, level, share, counts) - inner(counts, level)
         add_up(owner, counts, totals)
@@ -189,32 +188,32 @@ class VariationalBayes(AllocationMethod):
         return replace(self, starts=1, max_iterations=5, tolerance=1.0)
 
     def run(self, compiled: CompiledModel, seed: int, map_function: Map) -> VBResult:
-        """Climb from random tables many times, and take the best ascent.
+        """Ascend from random tables many times, and take the best ascent.
 
-        Every start has random numbers of its own, whoever runs it; ``map_function`` calls
+        Random numbers depend on the number of the start alone; ``map_function`` calls
         ``function(item, workspace)`` for all items.
         """
         limits = (self.max_iterations, self.tolerance)
         one = partial(_one_start, compiled, limits, seed)
-        light = self.starts * compiled.cells * 8 <= KEPT
-        found = map_function(partial(one, light), range(self.starts))
-        finals = np.array([start.elbos[-1] for start in found])
+        light = self.starts * compiled.cells * 8 <= MAX_COUNT_BYTES
+        starts = map_function(partial(one, light), range(self.starts))
+        finals = np.array([start.elbos[-1] for start in starts])
         best = int(finals.argmax())
-        counts = found[best].counts
+        counts = starts[best].counts
         if counts is None:
             counts = one(True, best).counts
         assert counts is not None
-        iterations = np.array([start.elbos.size for start in found])
+        iterations = np.array([start.elbos.size for start in starts])
         elbos = np.full((self.starts, iterations.max()), np.nan)
-        for row, start in zip(elbos, found, strict=True):
+        for row, start in zip(elbos, starts, strict=True):
             row[: start.elbos.size] = start.elbos
-        converged = np.array([start.converged for start in found])
+        converged = np.array([start.converged for start in starts])
         return VBResult(float(finals[best]), elbos, iterations, converged, best, counts)
 
     def estimate_compiled(self, problem: EvidenceProblem, compiled: CompiledModel) -> Evidence:
-        mapped = partial(problem.map, name="variational", told=_told)
-        found = self.run(compiled, problem.seed, mapped)
-        if not found.converged[found.best]:
+        mapped = partial(problem.map, name="variational", message=_message)
+        result = self.run(compiled, problem.seed, mapped)
+        if not result.converged[result.best]:
             warn(
                 f"the best of {self.starts} starts was still rising after {self.max_iterations} "
                 "iterations: its bound holds, but is not the best there is; raise max_iterations "
@@ -222,16 +221,16 @@ class VariationalBayes(AllocationMethod):
                 SamplingWarning,
             )
         columns: Columns = {
-            "elbo": (("start", "iteration"), found.elbos),
-            "iterations": (("start",), found.iterations),
-            "converged": (("start",), found.converged),
+            "elbo": (("start", "iteration"), result.elbos),
+            "iterations": (("start",), result.iterations),
+            "converged": (("start",), result.converged),
         }
-        trace = self._trace(compiled, found.mean_counts, columns)
-        trace = trace.assign_attrs(best_start=found.best, random_seed=str(problem.seed))
-        return Evidence(found.elbo, 0.0, 0.0, trace, bound=True)
+        trace = self._trace(compiled, result.mean_counts, columns)
+        trace = trace.assign_attrs(best_start=result.best, random_seed=str(problem.seed))
+        return Evidence(result.elbo, 0.0, 0.0, trace, bound=True)
 
 
-def _told(start: Start) -> str:
+def _message(start: Start) -> str:
     return f"bound {start.elbos[-1]:.6g}"
 
 
@@ -243,14 +242,16 @@ def _one_start(
     number: int,
     work: Any = None,
 ) -> Start:
-    """Climb from one start; what an executor maps, on any machine."""
+    """Ascend from one start; an executor maps this, on any machine."""
     del work
-    most, tolerance = limits
+    max_iterations, tolerance = limits
     rng = generator(seed, number, Stream.START, compiled.states)
     counts, elbos, converged = np.empty(compiled.cells), [-np.inf], False
-    for elbo in climb(compiled, rng, BLUNT[number % len(BLUNT)], counts):
+    for elbo in coordinate_ascent(
+        compiled, rng, ANNEAL_COUNTS[number % len(ANNEAL_COUNTS)], counts
+    ):
         converged = elbo - elbos[-1] <= tolerance * abs(elbo)
         elbos.append(elbo)
-        if converged or len(elbos) > most:
+        if converged or len(elbos) > max_iterations:
             break
     return Start(np.array(elbos[1:]), converged, counts if keep else None)

@@ -1,4 +1,4 @@
-"""The verb ``log_evidence``, the interface of its methods, and the `Evidence` that they give."""
+"""The verb ``log_evidence``, the interface of its methods, and their result, `Evidence`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -31,17 +31,17 @@ class Evidence:
     value
         The estimate.
     standard_error
-        Of the Monte Carlo part: one standard deviation.
+        One standard deviation of the Monte Carlo part.
     discretization_error
-        Size of what is left of the integral over temperatures, or 0 for a method
+        Size of the error of the integral over temperatures, or 0 for a method
         without one.
     trace
-        What the estimate was made from; for thermodynamic integration, along the
+        Intermediate results; for thermodynamic integration, along the
         dim ``temperature``: mean and variance of the log-likelihood, their standard
         errors, effective sample sizes and quadrature weights; for an allocation model
         the posterior mean tables too, such as ``table_r``.
     bound
-        Whether the value is a lower bound of log p(V) and not an estimate of it.
+        True if the value is a lower bound of log p(V) and not an estimate of it.
 
     Examples
     --------
@@ -49,10 +49,10 @@ class Evidence:
     >>> import daskfactor as dfac
     >>> X = np.array([[2, 1], [0, 1]])
     >>> model = dfac.AllocationModel.nmf(1)
-    >>> found = dfac.log_evidence(X, model, dfac.Enumeration(), progressbar=False)
-    >>> print(found)
+    >>> evidence = dfac.log_evidence(X, model, dfac.Enumeration(), progressbar=False)
+    >>> print(evidence)
     log evidence -7.98 nats (exact)
-    >>> found.total_error, found.bound
+    >>> evidence.total_error, evidence.bound
     (0.0, False)
     """
 
@@ -64,7 +64,7 @@ class Evidence:
 
     @property
     def total_error(self) -> float:
-        """Both errors together, as one standard deviation: the root of their squares' sum."""
+        """Standard deviation of both errors together: the root of the sum of their squares."""
         return math.hypot(self.standard_error, self.discretization_error)
 
     def __str__(self) -> str:
@@ -79,31 +79,31 @@ class Evidence:
 
     def _repr_html_(self) -> str:
         rows = [
-            (str(name), *(f"{part:.4g}" for part in (own.min(), own.max())))
-            for name, own in self.trace.data_vars.items()
-            if own.dtype.kind == "f" and own.size
+            (str(name), f"{float(values.min()):.4g}", f"{float(values.max()):.4g}")
+            for name, values in self.trace.data_vars.items()
+            if values.dtype.kind == "f" and values.size
         ]
-        made_from = markup.table(rows, ("trace", "least", "largest"), numbers=(1, 2))
-        return markup.titled(str(self), markup.folded("made from", made_from) if rows else "")
+        table = markup.table(rows, ("trace", "least", "largest"), numbers=(1, 2))
+        return markup.titled(str(self), markup.folded("made from", table) if rows else "")
 
 
 @dataclass(frozen=True)
 class EvidenceProblem:
-    """Data under a model, with nothing left to choose.
+    """Data and a model whose settings are all numbers.
 
     Attributes
     ----------
     data
-        What the model's ``evidence_data`` says: a matrix on its grid (`BlockedData`), a
-        vector of observations, or `Counts`.
+        By the model's ``evidence_data``: a matrix on its grid (`BlockedData`), a vector of
+        observations, or `Counts`.
     model
         All of its settings are numbers.
     seed
         Root of all random numbers.
     executor
-        Where independent pieces of work are mapped to.
+        Runs independent pieces of work.
     on_event
-        Told how far the work is.
+        Called with progress.
     """
 
     data: Any
@@ -117,43 +117,43 @@ class EvidenceProblem:
         function: Any,
         items: Sequence[Any],
         name: str = "evidence",
-        told: Callable[[Any], str] = lambda found: "",
+        message: Callable[[Any], str] = lambda result: "",
     ) -> list[Any]:
-        """Return ``function(item, workspace)`` of all items, telling of every one that is done.
+        """Return ``function(item, workspace)`` of all items, and report progress.
 
-        ``name`` is for a cluster's dashboard, ``told`` says more of what was found.
+        ``name`` is for a cluster's dashboard, ``message`` describes a result.
         """
-        if self.executor.in_process:  # from elsewhere nobody could hear it
-            function = counted(function, len(items), self.on_event, told)
+        if self.executor.in_process:  # other processes cannot report
+            function = counted(function, len(items), self.on_event, message)
         return self.executor.map(function, items, name)
 
 
 class EvidenceMethod(Algorithm, ABC):
-    """A way to compute a marginal likelihood; immutable.
+    """Method to compute a marginal likelihood; immutable.
 
-    ``suits``: what the ``evidence_data`` of models may be that it is for.
+    ``suits``: ``evidence_data`` of the models that it is for.
     """
 
     suits: ClassVar[tuple[str, ...]] = ("matrix",)
 
-    def read(self, V: Any, model: Any, wanted: Wanted = ANYTHING) -> tuple[Any, str]:
-        """Read data that are no matrix, and say how large they are."""
-        refuse_columns(V, wanted)
+    def read(self, V: Any, model: Any, options: Wanted = ANYTHING) -> tuple[Any, str]:
+        """Read data that are no matrix, and describe their size."""
+        refuse_columns(V, options)
         x = model.check_observations(V)
         return x, f"{x.size} observations"
 
     def check(self, model: Any) -> None:
-        """Raise ModelError if the method is not right for a model that it suits in kind."""
+        """Raise ModelError if the method is not right for a model of the kind that it suits."""
         del model
 
     def remedy(self, discretization: bool) -> str:
-        """Say what makes an error smaller: that of the integral over temperatures, or the other."""
+        """Return advice that reduces the error of the integral over temperatures, or the other."""
         del discretization
         return "raise draws"
 
     @abstractmethod
     def estimate(self, problem: EvidenceProblem) -> Evidence:
-        """Log p(data)."""
+        """Estimate log p(data)."""
 
 
 @verb
@@ -165,7 +165,7 @@ def log_evidence(
     random_seed: int | None = None,
     **options: Unpack[OnMatrix],
 ) -> Evidence:
-    r"""Log marginal likelihood of data: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
+    r"""Estimate the log marginal likelihood of data: log p(V) = log ∫ p(V | W, H) p(W, H) dW dH.
 
     Parameters
     ----------
@@ -217,18 +217,18 @@ def log_evidence(
     >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
     >>> model = dfac.TweedieNMF(1, dispersion=1)
     >>> run = {"random_seed": 0, "progressbar": False}
-    >>> found = dfac.log_evidence(V, model, dfac.Chib(500, 200), **run)
-    >>> found.value < 0, found.total_error > 0
+    >>> evidence = dfac.log_evidence(V, model, dfac.Chib(500, 200), **run)
+    >>> evidence.value < 0, evidence.total_error > 0
     (True, True)
     """
     method = checked_method(method, model)
     matrix = model.evidence_data == "matrix"
     running, reading = split(options)
-    wanted = ANYTHING if matrix else wanted_of(model, reading)
+    columns = ANYTHING if matrix else read_options(model, reading)
     with (
         session(V, model, random_seed=random_seed, **options)
         if matrix
-        else session_of(lambda _: method.read(V, model, wanted), _suits, random_seed, **running)
+        else session_of(lambda _: method.read(V, model, columns), _choose, random_seed, **running)
     ) as run:
         if matrix:
             model = model.placed(run.data.placed)
@@ -240,12 +240,12 @@ def log_evidence(
 
 
 def checked_method(method: object, model: Any) -> EvidenceMethod:
-    """Return the method, or the model's usual one; refuse one that is not for the model.
+    """Return the method, or the model's default; refuse one that is not for the model.
 
     Raises
     ------
     OptionError
-        If no evidence is known of the model, or the method is none.
+        If the model has no evidence, or the method is no method.
     ModelError
         If they do not go together.
     """
@@ -254,29 +254,29 @@ def checked_method(method: object, model: Any) -> EvidenceMethod:
             "an evidence is known of a TweedieNMF, a NegativeBinomialNMF, a CP, an AllocationModel "
             f"and a GaussianAdditive, got {model!r}; compare others by hold_out() and predict()"
         )
-    usual = model.default_evidence
-    found: EvidenceMethod = requested_algorithm(EvidenceMethod, method, usual, "method")
-    if model.evidence_data not in found.suits:
+    default = model.default_evidence
+    chosen: EvidenceMethod = requested_algorithm(EvidenceMethod, method, default, "method")
+    if model.evidence_data not in chosen.suits:
         kinds = algorithms(EvidenceMethod).items()
         names = (name for name, kind in kinds if model.evidence_data in kind.suits)
-        right = sorted(names, key=lambda name: name != model.default_evidence)
+        right = sorted(names, key=lambda name: name != default)
         raise ModelError(
-            f"{found.name}() does not give the evidence of {type(model).__name__}; use "
+            f"{chosen.name}() does not give the evidence of {type(model).__name__}; use "
             f"{' or '.join(f'{name}()' for name in right)}, or leave method out for the first one"
         )
-    model.check_settled(found.name)
-    found.check(model)
-    return found
+    model.check_settled(chosen.name)
+    chosen.check(model)
+    return chosen
 
 
-def _suits(client: Any, data: Any) -> Choice:
-    """Tasks: what is spread over workers are pieces of work that know nothing of each other."""
+def _choose(client: Any, data: Any) -> Choice:
+    """Choose tasks, because the pieces of work are independent of each other."""
     del client, data
     return Choice("tasks", "the pieces of work are independent", "independent pieces")
 
 
-def wanted_of(model: Any, reading: Mapping[str, Any]) -> Wanted:
-    """What is to be read of data that are no matrix on a grid; refuses options of such a matrix."""
+def read_options(model: Any, reading: Mapping[str, Any]) -> Wanted:
+    """Return the columns to read of data that are no matrix; refuse options of a matrix."""
     name = type(model).__name__
     if reading.get("blocks") is not None:
         raise OptionError(

@@ -2,12 +2,12 @@
 
 The conditional of a factor given S and the other factor is a product of gamma
 densities. Its density at a point, averaged over sweeps, is the factor's own posterior
-density there (Rao and Blackwell). What is recorded of a sweep is the table
+density there (Rao and Blackwell). Every sweep records the table
 
     A[k, l] = Σ_i log Gamma(point_ik; a + s_i.l, λ + rate_il)
 
 of the point's component k under the conditional of the sampler's component l, from
-which every way to name the components can be looked at.
+which the density under every permutation of the components follows.
 """
 
 import math
@@ -29,6 +29,7 @@ from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.state import ChainState, FactorBand, split_factor
 from daskfactor.inference.bands import (
     fill_array,
+    moving,
     pieces_of,
     take_array,
     take_counts,
@@ -44,25 +45,25 @@ from daskfactor.models.gamma_factors import gamma_log_density
 from daskfactor.progress import Phase, RunEvent
 from daskfactor.random import Stream, generator
 
-Names = NDArray[np.int64] | None
+Permutations = NDArray[np.int64] | None
 
 BATCHES = 25
 """Batches of sweeps that a standard error is taken over."""
-FEWEST = 10.0
-"""Equal sweeps below which an ordinate hangs on a few of them."""
+MIN_EFFECTIVE = 10.0
+"""Equal sweeps below which an ordinate depends on a few of them."""
 POINT = "point"
-"""Where a band carries its part of the point, in double precision."""
-ALL_UP_TO = 11
+"""Array of a band: its part of the point, in double precision."""
+MAX_ALL = 11
 """Components up to which all permutations are summed over by default."""
 SAMPLED = 2000
-"""Permutations that stand for all where there are too many."""
+"""Permutations that are sampled where there are too many."""
 
 
 @dataclass(frozen=True)
 class MeasuringKernel(GibbsKernel):
     """Gibbs sweeps that record densities at a point of one factor, as sums of its bands.
 
-    Of W the table A; of H, under a frozen W, the log-density of every row.
+    For W this is the table A; for H, under a frozen W, the log-density of every row.
     """
 
     measured: int = ROWS
@@ -76,71 +77,71 @@ class MeasuringKernel(GibbsKernel):
             if factor == ROWS:
                 band.sums[cycle, POINT] = table(point, shapes, rates)
             else:
-                each = entries(point, shapes, rates)
-                free = each if frozen is None else each[:, ~frozen]
-                band.sums[cycle, POINT] = free.sum(axis=1)
+                each = moving(entries(point, shapes, rates), frozen)
+                band.sums[cycle, POINT] = each.sum(axis=1)
         return shapes, rates
 
 
 def entries(point: Wide, shapes: Wide, rates: Wide) -> Wide:
-    """Log-density of every entry of the point under its gamma law."""
-    found: Wide = shapes * np.log(rates) - gammaln(shapes)
-    found += (shapes - 1.0) * _log(point) - rates * point
-    return found
+    """Return the log-density of every entry of the point under its gamma law."""
+    constant: Wide = shapes * np.log(rates) - gammaln(shapes)
+    return constant + ((shapes - 1.0) * _log(point) - rates * point)
 
 
 def _log(point: Wide) -> Wide:
-    """Log of a point; frozen components may be zero, and are left out afterwards."""
+    """Return the log of a point; frozen components may be zero, and are left out afterwards."""
     return np.log(np.maximum(point, np.finfo(np.float64).tiny))
 
 
 def table(point: Wide, shapes: Wide, rates: Wide) -> Wide:
-    """Log-densities of the point's columns under every column's gamma laws, (K, K)."""
-    constant = (shapes * np.log(rates) - gammaln(shapes)).sum(axis=0)
-    found: Wide = constant + _log(point).T @ (shapes - 1.0) - point.T @ rates
-    return found
+    """Return log-densities of the point's columns under every column's gamma laws, (K, K)."""
+    constant: Wide = (shapes * np.log(rates) - gammaln(shapes)).sum(axis=0)
+    return constant + _log(point).T @ (shapes - 1.0) - point.T @ rates
 
 
-def sampled_names(size: int, count: int | str, rng: np.random.Generator) -> Names:
-    """Permutations of so many components to look at besides the best one; None for all.
+def sample_permutations(size: int, count: int | str, rng: np.random.Generator) -> Permutations:
+    """Sample permutations of so many components to add to the best one; None for all.
 
     Parameters
     ----------
     count
-        ``"auto"``: all permutations up to ALL_UP_TO components, else SAMPLED of them;
+        ``"auto"``: all permutations up to MAX_ALL components, else SAMPLED of them;
         or a number of them.
     """
     every = math.factorial(size)
     if count == "auto":
-        count = every if size <= ALL_UP_TO else SAMPLED
-    if size <= 1 or (int(count) >= every and size <= 2 * ALL_UP_TO):
+        count = every if size <= MAX_ALL else SAMPLED
+    if size <= 1 or (int(count) >= every and size <= 2 * MAX_ALL):
         return None
     return rng.permuted(np.tile(np.arange(size), (int(count) - 1, 1)), axis=1)
 
 
-def over_names(
-    A: Wide, nameless: NDArray[np.int64], named: NDArray[np.int64], names: Names
+def permuted_mean(
+    A: Wide,
+    exchangeable: NDArray[np.int64],
+    fixed: NDArray[np.int64],
+    permutations: Permutations,
 ) -> float:
-    """Log of the mean over permutations of the density that a table A (K, K) gives.
+    """Return the log of the mean over permutations of the density of a table A (K, K).
 
-    Components that have names keep them. Where permutations are a sample, the best one
-    stands for itself and the sample for the rest: no bias.
+    Fixed components stay where they are. The best permutation is always in the mean, and a
+    sample stands for the rest without bias.
     """
-    kept = float(A[named, named].sum())
-    own = np.ascontiguousarray(A[np.ix_(nameless, nameless)])
-    if not own.size:
-        return kept
-    every, each = np.arange(len(own)), math.lgamma(len(own) + 1.0)
-    if names is None:
-        return kept + float(log_permanent(own, np.empty(2 ** len(own)))) - each
-    _, best = scipy.optimize.linear_sum_assignment(-own)
-    top = float(own[every, best].sum()) - each
-    others = own[every, names].sum(axis=1)
-    others = others[(names != best).any(axis=1)]
+    base = float(A[fixed, fixed].sum())
+    table = np.ascontiguousarray(A[np.ix_(exchangeable, exchangeable)])
+    if not table.size:
+        return base
+    size = len(table)
+    rows, log_count = np.arange(size), math.lgamma(size + 1.0)
+    if permutations is None:
+        return base + float(log_permanent(table, np.empty(2**size))) - log_count
+    _, best = scipy.optimize.linear_sum_assignment(-table)
+    top = float(table[rows, best].sum()) - log_count
+    others = table[rows, permutations].sum(axis=1)[(permutations != best).any(axis=1)]
     if not others.size:
-        return kept + top
-    rest = float(logsumexp(others)) - math.log(len(names))
-    return kept + float(np.logaddexp(top, rest))
+        return base + top
+    rest = float(logsumexp(others)) - math.log(len(permutations))
+    return base + float(np.logaddexp(top, rest))
 
 
 class Ordinate(NamedTuple):
@@ -153,7 +154,7 @@ class Ordinate(NamedTuple):
     spread
         Standard deviation of the log-densities.
     effective
-        Number of equal sweeps that the mean of their exponentials is worth, if sweeps
+        Effective number of sweeps in the mean of their exponentials, if sweeps
         are independent.
     parts
         The log-density of every sweep; or the estimates of all rows, which add up to that
@@ -168,11 +169,11 @@ class Ordinate(NamedTuple):
 
 
 def average(batches: Iterable[Wide]) -> Ordinate:
-    """Logs of means of exponentials, over sweeps of batches (sweeps, columns).
+    """Return logs of means of exponentials, over sweeps of batches (sweeps, columns).
 
     The value is that of the product of all columns, taken to be independent.
     """
-    found = [
+    totals = [
         (
             logsumexp(logs, axis=0),
             logsumexp(2 * logs, axis=0),
@@ -181,7 +182,7 @@ def average(batches: Iterable[Wide]) -> Ordinate:
         )
         for logs in batches
     ]
-    sums, squares, moments, sizes = (np.array(own) for own in zip(*found, strict=True))
+    sums, squares, moments, sizes = map(np.array, zip(*totals, strict=True))
     total, count = logsumexp(sums, axis=0), int(sizes.sum())
     values = total - math.log(count)
     ratios = np.exp(sums - np.log(sizes)[:, None] - values)  # about 1
@@ -229,8 +230,8 @@ class Chib(EvidenceMethod):
     Chib 1995; Şimşekli et al. 2016, section 4.2, where it is what thermodynamic
     integration is compared with. With several components the log-densities of W* in
     single sweeps spread over a hundred nats and more on a matrix of 100 x 75; the mean of
-    their exponentials then hangs on the largest one, comes out too small, and the
-    evidence too large by more than ``standard_error`` knows of. The trace tells:
+    their exponentials then depends on the largest one, comes out too small, and the
+    evidence too large by more than ``standard_error`` includes. The trace has
     ``spread_w`` and ``spread_h`` in nats, and ``effective_w`` and ``effective_h``, the
     number of sweeps that count (of H for the worst column). There is a warning where one
     is below 10. For small matrices the estimate is as good as exact.
@@ -242,8 +243,8 @@ class Chib(EvidenceMethod):
     >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
     >>> model = dfac.TweedieNMF(1, dispersion=1)
     >>> run = {"random_seed": 0, "progressbar": False}
-    >>> found = dfac.log_evidence(V, model, dfac.Chib(draws=500, tune=200), **run)
-    >>> found.standard_error > 0
+    >>> evidence = dfac.log_evidence(V, model, dfac.Chib(draws=500, tune=200), **run)
+    >>> evidence.standard_error > 0
     True
     """
 
@@ -278,17 +279,17 @@ class Chib(EvidenceMethod):
         return self._assemble(problem, (W, H), (first, second))
 
     def _first(self, problem: EvidenceProblem, sweeps: "_Sweeps", W: Wide) -> Ordinate:
-        """Log p(W* | V), averaged over labellings.
+        """Return log p(W* | V), averaged over labellings.
 
-        Components that anything is frozen of have names of their own.
+        Components with anything frozen are not exchangeable.
         """
         none = np.zeros(W.shape[1], bool)
         frozen, other = (none if mask is None else mask for mask in problem.model.frozen)
-        nameless, named = np.flatnonzero(~(frozen | other)), np.flatnonzero(~frozen & other)
+        free, fixed = np.flatnonzero(~(frozen | other)), np.flatnonzero(~frozen & other)
         rng = generator(problem.seed, 0, Stream.START, 2)
-        names = sampled_names(nameless.size, self.permutations, rng)
+        permutations = sample_permutations(free.size, self.permutations, rng)
         logs = [
-            np.array([[over_names(A, nameless, named, names)] for A in tables])
+            np.array([[permuted_mean(A, free, fixed, permutations)] for A in tables])
             for tables in sweeps.densities(W, ROWS, self.draws)
         ]
         return average(logs)._replace(parts=np.concatenate(logs)[:, 0])
@@ -301,20 +302,19 @@ class Chib(EvidenceMethod):
     ) -> Evidence:
         likelihood, prior = _densities(problem, *point)
         first, second = ordinates
-        worst = min(ordinates, key=lambda own: own.effective)
-        if worst.effective < FEWEST:
+        worst = min(ordinates, key=lambda ordinate: ordinate.effective)
+        if worst.effective < MIN_EFFECTIVE:
             warn(
-                f"Chib's estimate hangs on {worst.effective:.1f} sweeps: log-densities at the "
+                f"Chib's estimate depends on {worst.effective:.1f} sweeps: log-densities at the "
                 f"point spread over {worst.spread:.1f} nats, and it is too large by an unknown "
                 "amount; take more draws, or use ThermodynamicIntegration()",
                 SamplingWarning,
             )
         model = problem.model
-        told = {
-            f"{name}_{side}": value
-            for side, own in zip("wh", ordinates, strict=True)
-            for name, value in own._asdict().items()
-            if name != "parts"
+        statistics = {
+            f"{name}_{side}": getattr(ordinate, name)
+            for side, ordinate in zip("wh", ordinates, strict=True)
+            for name in ("log_ordinate", "error", "spread", "effective")
         }
         trace = xr.Dataset(
             {
@@ -322,7 +322,7 @@ class Chib(EvidenceMethod):
                 "log_density_columns": ("column", second.parts),
                 "log_likelihood": likelihood,
                 "log_prior": prior,
-                **told,
+                **statistics,
                 "W": (("row", "component"), point[0]),
                 "H": (("component", "column"), point[1].T),
             },
@@ -340,22 +340,22 @@ class Chib(EvidenceMethod):
 
 
 def _densities(problem: EvidenceProblem, W: Wide, H: Wide) -> tuple[float, float]:
-    """Log p(V | W, H) and log p(W, H), frozen components left out of the latter."""
+    """Return log p(V | W, H) and log p(W, H), frozen components left out of the latter."""
     data, hyper = problem.data, problem.model.resolve(problem.data.level, 1.0)
     rows, cols = (split_factor(f, b.offsets) for f, b in ((W, data.grid.rows), (H, data.grid.cols)))
     likelihood = math.fsum(
         log_likelihood(data.view(block.row, block.col), rows[block.row], cols[block.col])
         for block in data.grid.all_blocks()
     )
-    prior = 0.0
-    for factor, (own, mask) in enumerate(zip((W, H), problem.model.frozen, strict=True)):
-        free = own if mask is None else own[:, ~mask]
-        prior += gamma_log_density(free, *hyper.prior(factor))
+    prior = sum(
+        gamma_log_density(moving(factor, mask), *hyper.prior(side))
+        for side, (factor, mask) in enumerate(zip((W, H), problem.model.frozen, strict=True))
+    )
     return likelihood, prior
 
 
 class _Sweeps:
-    """A Gibbs chain, and what is looked at on its way."""
+    """A Gibbs chain with statistics of its sweeps."""
 
     def __init__(self, problem: EvidenceProblem, sweeps: int) -> None:
         self.problem, self.sweeps = problem, sweeps
@@ -368,11 +368,11 @@ class _Sweeps:
         self.program = chain.program(chain.tracks[0].track)
         self.cycle = 0
 
-    def run(self, count: int, phase: Phase, **wanted: bool) -> None:
-        """So many sweeps."""
+    def run(self, count: int, phase: Phase, record: bool = False) -> None:
+        """Run some sweeps."""
         if not count:
             return
-        options, data = CycleOptions(**wanted), self.problem.data
+        options, data = CycleOptions(record=record), self.problem.data
         plan = build_plan(
             self.program.kernel.schedule,
             data.n_observed,
@@ -385,7 +385,7 @@ class _Sweeps:
         self.problem.on_event(RunEvent(phase, self.cycle, self.sweeps))
 
     def average(self, count: int) -> tuple[Wide, Wide]:
-        """Mean W (I, K) and Hᵀ (J, K) of the next sweeps, as the data's type holds them."""
+        """Return the mean W (I, K) and Hᵀ (J, K) of the next sweeps, rounded to the data's type."""
         self.state.each(partial(take_counts, counts={"moments": 0}))
         self.state.each(partial(fill_array, name="mean", value=0.0))
         self.run(count, "tune", record=True)
@@ -393,32 +393,32 @@ class _Sweeps:
         return W.astype(np.float64), H.astype(np.float64)
 
     def freeze(self, W: Wide, H: Wide) -> None:
-        """Go on from a point, with W staying there."""
-        for factor, whole in ((ROWS, W), (COLUMNS, H)):
-            self.state.each(take_values, factor, pieces_of(self.problem.data.grid, factor, whole))
+        """Move to a point, and keep W there."""
+        for factor, values in ((ROWS, W), (COLUMNS, H)):
+            self.state.each(take_values, factor, pieces_of(self.problem.data.grid, factor, values))
         every = np.ones(W.shape[1], bool)
         self.program = replace(self.program, frozen=(every, self.program.frozen[1]))
 
     def densities(self, point: Wide, factor: int, count: int) -> Iterator[Wide]:
-        """What `MeasuringKernel` records of the next sweeps, in batches of about equal size.
+        """Yield the records of `MeasuringKernel` in the next sweeps, in batches of equal size.
 
-        Of W tables (sweeps, K, K), of H log-densities (sweeps, J).
+        For W these are tables (sweeps, K, K), for H log-densities (sweeps, J).
         """
-        usual = self.program
+        plain = self.program
         grid, none = self.problem.data.grid, [np.ones((0, 0))] * self.problem.data.grid.blocks
         for number in (ROWS, COLUMNS):
-            own = pieces_of(grid, number, point) if number == factor else none
-            self.state.each(partial(take_array, name=POINT), number, own)
-        kernel, point_spec = usual.kernel, {POINT: ArraySpec(changes="never", wide=True)}
+            pieces = pieces_of(grid, number, point) if number == factor else none
+            self.state.each(partial(take_array, name=POINT), number, pieces)
+        kernel, point_spec = plain.kernel, {POINT: ArraySpec(changes="never", wide=True)}
         measuring = MeasuringKernel(
             kernel.options, kernel.schedule, kernel.arrays | point_spec, measured=factor
         )
-        self.program = replace(usual, kernel=measuring)
+        self.program = replace(plain, kernel=measuring)
         for batch in np.array_split(np.arange(count), BATCHES):
             self.run(len(batch), "draw")
             cycles = range(self.cycle - len(batch), self.cycle)
             drawn = [self.state.sums((cycle, POINT), factor) for cycle in cycles]
             self.state.forget()
-            found = [np.stack(own) for own in zip(*drawn, strict=True)]
-            yield np.sum(found, axis=0) if factor == ROWS else np.concatenate(found, axis=1)
-        self.program = usual
+            bands = [np.stack(records) for records in zip(*drawn, strict=True)]
+            yield np.sum(bands, axis=0) if factor == ROWS else np.concatenate(bands, axis=1)
+        self.program = plain

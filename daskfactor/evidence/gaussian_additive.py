@@ -1,4 +1,4 @@
-"""Observations around a sum of Gaussian variables: a model whose evidence is known exactly."""
+"""Observations around a sum of Gaussian variables: a model whose evidence has a closed form."""
 
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -55,7 +55,7 @@ class GaussianAdditive(StoredModel):
     noise: float = field(default=1.0, metadata=DEVIATION)
 
     def check_observations(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Observations as a vector.
+        """Return observations as a vector.
 
         Raises
         ------
@@ -63,22 +63,22 @@ class GaussianAdditive(StoredModel):
             If they are no vector of numbers, there are none, or one is missing or not finite.
         """
         try:
-            given = np.asanyarray(x)  # keeps a mask
+            array = np.asanyarray(x)  # keeps a mask
         except (RuntimeError, TypeError, ValueError):  # of a sparse array, or of uneven lists
-            given = np.empty((), dtype=object)
-        if given.dtype.kind not in "biuf":
+            array = np.empty((), dtype=object)
+        if array.dtype.kind not in "biuf":
             raise DataError(
                 f"GaussianAdditive takes a vector of real numbers, got {type(x).__name__} of dtype "
-                f"{getattr(x, 'dtype', given.dtype)}; make it a NumPy array of these first, sparse "
+                f"{getattr(x, 'dtype', array.dtype)}; make it a NumPy array of these first, sparse "
                 "data with .todense() or .toarray()"
             )
-        values = np.asarray(given, dtype=np.float64)
+        values = np.asarray(array, dtype=np.float64)
         if values.ndim != 1 or not values.size:
             raise DataError(
                 "GaussianAdditive takes a vector of at least one observation, got shape "
                 f"{values.shape}; pass its entries as one vector, for example with .ravel()"
             )
-        gone = int(np.count_nonzero(np.ma.getmaskarray(given) | ~np.isfinite(values)))
+        gone = int(np.count_nonzero(np.ma.getmaskarray(array) | ~np.isfinite(values)))
         if gone:
             raise DataError(
                 f"GaussianAdditive has no missing observations, but {gone} of {values.size} are "
@@ -87,7 +87,7 @@ class GaussianAdditive(StoredModel):
         return values
 
     def log_likelihood(self, x: ArrayLike, total: ArrayLike) -> NDArray[np.float64]:
-        r"""Log p(x | θ) for every value of Σ θ_r in ``total``, in nats.
+        r"""Return log p(x | θ) for every value of Σ θ_r in ``total``, in nats.
 
         .. math:: -\tfrac N2 \ln 2\pi\sigma_x^2
             - \frac{\sum_n (x_n - \bar x)^2 + N (\bar x - \sum_r\theta_r)^2}{2\sigma_x^2}
@@ -99,7 +99,7 @@ class GaussianAdditive(StoredModel):
         return np.asarray(constant - squares / (2 * self.noise**2), dtype=np.float64)
 
     def log_evidence(self, x: ArrayLike) -> float:
-        r"""Log p(x), exactly, in nats.
+        r"""Return log p(x), exactly, in nats.
 
         With m = Rμ_θ, v = Rσ_θ² and e = mean(x) - m:
 
@@ -118,9 +118,9 @@ class GaussianAdditive(StoredModel):
         return float(result)
 
     def draw_prior(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Draws of θ from the prior, (count, R)."""
+        """Draw θ from the prior, (count, R)."""
         return rng.normal(self.mean, self.scale, (count, self.n_components))
 
     def generate(self, rng: np.random.Generator, count: int) -> NDArray[Any]:
-        """Observations of the model, (count,)."""
+        """Draw observations of the model, (count,)."""
         return rng.normal(self.draw_prior(rng, 1).sum(), self.noise, count)

@@ -1,9 +1,10 @@
-"""``select_rank``: the evidence of every rank, and beside it the score of cells left out."""
+"""``select_rank``: the evidence of every rank, and the score of cells left out."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import numpy as np
@@ -18,7 +19,7 @@ from daskfactor.evidence.base import (
     EvidenceMethod,
     checked_method,
     log_evidence,
-    wanted_of,
+    read_options,
 )
 from daskfactor.inference.point import chosen_dispersion
 from daskfactor.inference.sampling import sample
@@ -32,26 +33,24 @@ from daskfactor.results.pointwise import log_likelihood
 Vector = NDArray[np.float64]
 
 SIGNIFICANT = 2.0
-"""Standard errors of a difference within which two ranks are not told apart."""
+"""Standard errors of a difference within which two ranks are not distinguishable."""
 COARSE = 1.0
-"""Nats of error up to which ranks that are not told apart are called a tie."""
+"""Nats of error up to which ranks that are not distinguishable are called a tie."""
 EVIDENCES = 3
 """Expected number of evidences where scores come first, for the progress bar."""
-HELD_OUT = 0.1
+DEFAULT_SHARE = 0.1
 """Share of cells that are left out of a factorization by default."""
 DRAWS, TUNE, THIN = 100, 150, 1
-"""Of the runs that predict the cells left out."""
+"""Lengths of the runs that predict the cells left out."""
 
 
 class RankFit(NamedTuple):
-    """What one rank gave; ``scores`` are log predictive densities, cell by cell."""
+    """Results of one rank; ``scores`` are log predictive densities, cell by cell."""
 
     evidence: Evidence | None
     seconds: float
     scores: Vector | None
 
-
-NOTHING: Final = RankFit(None, 0.0, None)
 
 TITLES: Final = {
     "log_evidence": "evidence",
@@ -61,11 +60,11 @@ TITLES: Final = {
     "held_out_standard_error": "± cells",
     "held_out_difference_error": "± to best",
 }
-"""Of columns in print."""
+"""Titles of columns in print."""
 
 
 class Ranks(Judged):  # type: ignore[no-untyped-call]
-    """What :func:`select_rank` returns: evidence and scores of every rank, and what they say."""
+    """Result of :func:`select_rank`: evidence and scores of every rank, and a verdict."""
 
     __slots__ = ()
 
@@ -87,7 +86,7 @@ def select_rank(
     random_seed: int | None = 0,
     **options: Unpack[OnMatrix],
 ) -> Ranks:
-    """Log evidence of every rank, and how well each predicts cells that it has not seen.
+    """Estimate the log evidence of every rank, and its predictions of cells left out.
 
     Parameters
     ----------
@@ -102,12 +101,12 @@ def select_rank(
         Method of the evidence, which is then computed at every rank. None takes
         :class:`ThermodynamicIntegration` (:class:`SequentialMonteCarlo` for an
         :class:`AllocationModel`). Where cells are left out, None computes the evidence only at
-        ranks that their scores do not tell apart, from the smallest up until it falls; the
+        ranks whose scores are not distinguishable, from the smallest up until it falls; the
         others have NaN.
     held_out
         Share of the observed cells that are left out once and predicted at every rank
         (one short run per rank); None or 0 for the evidence alone. ``"auto"`` is 0.1, and
-        None for the models of which no cell can be missing: :class:`GaussianAdditive` and
+        None for the models without missing cells: :class:`GaussianAdditive` and
         :class:`AllocationModel`.
     random_seed
         Any whole number.
@@ -159,45 +158,46 @@ def select_rank(
     share = _checked_share(held_out, model)
     numbers = _checked_ranks(ranks)
     seed = resolve_seed(random_seed)
-    where, reading = split(options)
-    running: dict[str, Any] = dict(where)
+    execution, reading = split(options)
+    running: dict[str, Any] = dict(execution)
     bar = progress_bar(running.pop("progressbar", True), running.get("callback"))
     running["progressbar"] = False
     with bar as on_event, ExitStack() as stack:
-        held, data, usual = None, None, model
+        cells, data, settled = None, None, model
         if model.evidence_data != "matrix":
-            data, _ = method.read(V, model, wanted_of(model, reading))
+            data, _ = method.read(V, model, read_options(model, reading))
         else:
-            own: dict[str, Any] = {"executor": "serial", "progressbar": False}
-            run = stack.enter_context(session(V, model, random_seed=seed, **own, **reading))
+            quiet: dict[str, Any] = {"executor": "serial", "progressbar": False}
+            run = stack.enter_context(session(V, model, random_seed=seed, **quiet, **reading))
             data, model = run.data, model.placed(run.data.placed)
             largest = model.with_components(max(numbers))
-            phi = chosen_dispersion(data, largest, seed, run.executor)
-            usual = replace(model, dispersion=phi)
+            settled = replace(
+                model, dispersion=chosen_dispersion(data, largest, seed, run.executor)
+            )
             running |= {"blocks": reading.get("blocks"), "unstored": data.unstored}
-            held = _left_out(V, share, seed, {**reading, "unstored": data.unstored})
-        search = RankSearch(data, usual, method, seed, running, on_event)
-        fits = search.all(numbers) if held is None else search.scored(numbers, held, everywhere)
+            cells = _leave_out(V, share, seed, {**reading, "unstored": data.unstored})
+        search = RankSearch(data, settled, method, seed, running, on_event)
+        fits = search.run(numbers, cells, everywhere)
     return _table(numbers, fits, method)
 
 
-def _left_out(V: Any, share: float, seed: int, reading: dict[str, Any]) -> HeldOut | None:
+def _leave_out(V: Any, share: float, seed: int, reading: dict[str, Any]) -> HeldOut | None:
     """Leave a share of the cells out; None for a share of zero."""
     if not share:
         return None
-    told = {name: own for name, own in reading.items() if name != "blocks"}
-    held = hold_out(V, share, random_seed=seed, **told)
-    if len(held.values) < 2:
+    options = {name: value for name, value in reading.items() if name != "blocks"}
+    cells = hold_out(V, share, random_seed=seed, **options)
+    if len(cells.values) < 2:
         raise OptionError(
-            f"held_out={share:g} leaves {len(held.values)} cell out, and a score needs "
-            "at least two; take a larger share, or None for the evidence alone"
+            f"held_out={share:g} leaves {len(cells.values)} cell out, and a score needs "
+            "at least two; pass a larger share, or None for the evidence alone"
         )
-    return held
+    return cells
 
 
 @dataclass
 class RankSearch:
-    """Evidences and scores of ranks, and how far they have come."""
+    """Evidences and scores of ranks, and their progress."""
 
     data: Any
     model: Any
@@ -205,64 +205,76 @@ class RankSearch:
     seed: int
     options: dict[str, Any]
     on_event: OnEvent
+    done: int = 0
+    total: int = 0
 
-    def all(self, ranks: list[int]) -> list[RankFit]:
-        """Compute the evidence of every rank."""
-        return [self._with_evidence(n, i, len(ranks)) for i, n in enumerate(ranks)]
+    def run(self, ranks: list[int], cells: HeldOut | None, everywhere: bool) -> list[RankFit]:
+        """Compute the evidence of every rank, or score all ranks on the cells left out.
 
-    def scored(self, ranks: list[int], held: HeldOut, everywhere: bool) -> list[RankFit]:
-        """Score all ranks; compute the evidence everywhere, or where scores leave a question."""
-        total = 2 * len(ranks) if everywhere else len(ranks) + EVIDENCES
-        fits = {n: self._with_scores(n, held, i, total) for i, n in enumerate(ranks)}
+        Scored ranks have an evidence only ``everywhere``, or where scores leave a question.
+        """
+        self.total = len(ranks)
+        if cells is None:
+            return [self._add_evidence(rank, RankFit(None, 0.0, None)) for rank in ranks]
+        self.total += len(ranks) if everywhere else EVIDENCES
+        fits = {rank: self._score(rank, cells) for rank in ranks}
         table = np.stack([fit.scores for fit in fits.values() if fit.scores is not None])
         means = table.mean(axis=1)
+        leader = int(means.argmax())
         everywhere = everywhere or len(ranks) == 1 or not np.isfinite(means).all()
-        near = [*_close(ranks, means, _error(table - table[means.argmax()]))]
-        near = sorted([ranks[int(means.argmax())], *near]) if near else []
+        if not everywhere:
+            close = _close(ranks, means, _error(table - table[leader]))
+            ranks = sorted([ranks[leader], *close]) if close else []
         best: Evidence | None = None
-        for i, n in enumerate(ranks if everywhere else near):
-            fits[n] = self._with_evidence(n, len(ranks) + i, total, fits[n])
-            found = fits[n].evidence
-            assert found is not None
-            if best is None or found.value > best.value:
-                best = found
+        for rank in ranks:
+            fits[rank] = self._add_evidence(rank, fits[rank])
+            evidence = fits[rank].evidence
+            assert evidence is not None
+            if best is None or evidence.value > best.value:
+                best = evidence
             # Errors of the ladder are much the same at neighbouring ranks, those of draws are not.
-            elif not everywhere and best.value - found.value > SIGNIFICANT * np.hypot(
-                best.standard_error, found.standard_error
+            elif not everywhere and best.value - evidence.value > SIGNIFICANT * np.hypot(
+                best.standard_error, evidence.standard_error
             ):
                 break
-        self._report(total, total, "")
+        self.done = self.total
+        self._report("")
         return list(fits.values())
 
-    def _with_evidence(
-        self, rank: int, done: int, total: int, before: RankFit = NOTHING
-    ) -> RankFit:
-        started, model = time.perf_counter(), self.model.with_components(rank)
-        self._report(done, total, f"evidence of rank {rank}")
-        found = log_evidence(self.data, model, self.method, random_seed=self.seed, **self.options)
-        seconds = before.seconds + time.perf_counter() - started
-        self._report(done + 1, total, f"evidence of rank {rank}")
-        return RankFit(found, seconds, before.scores)
+    def _add_evidence(self, rank: int, fit: RankFit) -> RankFit:
+        compute = partial(log_evidence, random_seed=self.seed, **self.options)
+        message, model = f"evidence of rank {rank}", self.model.with_components(rank)
+        evidence, seconds = self._timed(message, compute, self.data, model, self.method)
+        return RankFit(evidence, fit.seconds + seconds, fit.scores)
 
-    def _with_scores(self, rank: int, held: HeldOut, done: int, total: int) -> RankFit:
-        started, model = time.perf_counter(), self.model.with_components(rank)
-        self._report(done, total, f"cells left out, rank {rank}")
-        scores = _scores(model, held, self.seed, self.options)
-        self._report(done + 1, total, f"cells left out, rank {rank}")
-        return RankFit(None, time.perf_counter() - started, scores)
+    def _score(self, rank: int, cells: HeldOut) -> RankFit:
+        message, model = f"cells left out, rank {rank}", self.model.with_components(rank)
+        scores, seconds = self._timed(message, _scores, model, cells, self.seed, self.options)
+        return RankFit(None, seconds, scores)
 
-    def _report(self, done: int, total: int, what: str) -> None:
-        self.on_event(RunEvent("ranks", min(done, total), total, message=what))
+    def _timed(self, message: str, function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+        """Call a function; return its result and seconds, and report progress."""
+        self._report(message)
+        start = time.perf_counter()
+        result = function(*args)
+        seconds = time.perf_counter() - start
+        self.done += 1
+        self._report(message)
+        return result, seconds
+
+    def _report(self, message: str) -> None:
+        done = min(self.done, self.total)
+        self.on_event(RunEvent("ranks", done, self.total, message=message))
 
 
 def _checked_share(held_out: Any, model: Any) -> float:
-    """The share of cells to leave out, 0 for none."""
+    """Return the share of cells to leave out, 0 for none."""
     if isinstance(held_out, str) and held_out != "auto":
         raise OptionError(
             f'held_out must be a share of the cells, "auto" or None, got {held_out!r}'
         )
     if model.evidence_data == "matrix":
-        return HELD_OUT if held_out == "auto" else held_out or 0.0
+        return DEFAULT_SHARE if held_out == "auto" else held_out or 0.0
     if held_out != "auto" and held_out:
         name = type(model).__name__
         raise OptionError(
@@ -281,10 +293,10 @@ def _checked_ranks(ranks: Iterable[int]) -> list[int]:
     return sorted(numbers)
 
 
-def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Vector:
-    """Log of the mean over draws of the density of every cell left out."""
+def _scores(model: Any, cells: HeldOut, seed: int, options: dict[str, Any]) -> Vector:
+    """Return the log of the mean over draws of the density of every cell left out."""
     tree = sample(
-        held.train,
+        cells.train,
         model,
         draws=DRAWS,
         tune=TUNE,
@@ -293,24 +305,24 @@ def _scores(model: Any, held: HeldOut, seed: int, options: dict[str, Any]) -> Ve
         keep="draws",
         **options,
     )
-    scores = log_likelihood(tree, held.cells, held.values, held_out=True)
+    scores = log_likelihood(tree, cells.cells, cells.values, held_out=True)
     mu = scores["posterior"].to_dataset()["mu"].values[0]
     means = np.maximum(mu, np.finfo(np.float32).tiny)
-    densities = model.likelihood.log_density(held.values, means, float(model.dispersion))
+    densities = model.likelihood.log_density(cells.values, means, float(model.dispersion))
     return np.asarray(logsumexp(densities, axis=0) - np.log(len(means)), dtype=np.float64)
 
 
 def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ranks:
-    known = {n: fit.evidence for n, fit in zip(ranks, fits, strict=True) if fit.evidence}
-    for rank, one in known.items():
-        if not np.isfinite(one.value):
+    evidences = {n: fit.evidence for n, fit in zip(ranks, fits, strict=True) if fit.evidence}
+    for rank, evidence in evidences.items():
+        if not np.isfinite(evidence.value):
             raise EngineError(
-                f"the evidence of rank {rank} came out as {one.value}; check "
+                f"the evidence of rank {rank} came out as {evidence.value}; check "
                 "the data for extreme values and the prior shapes for very small ones"
             )
     columns: dict[str, Any] = {
-        name: [getattr(fit.evidence, own, np.nan) for fit in fits]
-        for name, own in (
+        name: [getattr(fit.evidence, attribute, np.nan) for fit in fits]
+        for name, attribute in (
             ("log_evidence", "value"),
             ("standard_error", "standard_error"),
             ("discretization_error", "discretization_error"),
@@ -319,19 +331,20 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
     columns["seconds"] = [fit.seconds for fit in fits]
     scores = [fit.scores for fit in fits if fit.scores is not None]
     attrs: dict[str, Any] = {"unit": "nats"}
-    if known:
-        tried, found = list(known), list(known.values())
+    if evidences:
+        tried = list(evidences)
         values, errors = (
-            np.array([getattr(one, own) for one in found]) for own in ("value", "total_error")
+            np.array([getattr(evidence, name) for evidence in evidences.values()])
+            for name in ("value", "total_error")
         )
         top = int(values.argmax())
         best, close = tried[top], _close(tried, values, np.hypot(errors, errors[top]))
-        doubt = _doubt(tried, found, close, method, "all" if len(tried) == len(ranks) else "these")
-        if any(one.bound for one in found):
+        doubt = _doubt(evidences, close, method, "all" if len(tried) == len(ranks) else "these")
+        if any(evidence.bound for evidence in evidences.values()):
             attrs["bound"] = "lower"
     else:
         best, close, doubt = ranks[int(np.stack(scores).mean(axis=1).argmax())], [], ""
-    attrs |= {"best": best, "not_distinguishable": close, "evidence_at": list(known)}
+    attrs |= {"best": best, "not_distinguishable": close, "evidence_at": list(evidences)}
     if scores:
         table = np.stack(scores)
         means = table.mean(axis=1)
@@ -343,10 +356,10 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
             "held_out_difference_error": paired,
         }
         attrs["best_held_out"] = ranks[leader]
-        if len(known) < len(ranks) and best == ranks[leader]:
+        if len(evidences) < len(ranks) and best == ranks[leader]:
             doubt = ""  # the scores name the same rank
         attrs["held_out_not_distinguishable"] = _close(ranks, means, paired)
-    end = ""  # the end of the ranks tried that the best one is at
+    end = ""  # the end of the ranks at which the best one is
     if best == ranks[-1]:
         end = "largest"
     elif best == ranks[0] > 1:
@@ -354,64 +367,63 @@ def _table(ranks: list[int], fits: list[RankFit], method: EvidenceMethod) -> Ran
     more = f"Rank {best} is the {end} that was tried; {end[:-2]}r ones may do better."
     attrs["at_edge"] = end
     attrs["decides"] = int(not doubt)  # NetCDF files have no booleans
-    said = [_verdict(attrs, len(known) == len(ranks)), more if end else "", doubt]
-    attrs["verdict"] = " ".join(filter(None, said))
+    sentences = [_verdict(attrs, len(evidences) == len(ranks)), more if end else "", doubt]
+    attrs["verdict"] = " ".join(filter(None, sentences))
     if doubt:
         warn(doubt, SamplingWarning)
-    whole = {name: ("rank", np.asarray(own, dtype=np.float64)) for name, own in columns.items()}
-    return Ranks(whole, coords={"rank": ranks}, attrs=attrs)
+    variables = {
+        name: ("rank", np.asarray(column, dtype=float)) for name, column in columns.items()
+    }
+    return Ranks(variables, coords={"rank": ranks}, attrs=attrs)
 
 
 def _close(ranks: list[int], values: Vector, errors: Vector) -> list[int]:
-    """Other ranks than that of the largest value that errors of differences do not tell from it."""
+    """Return the ranks whose value is within the error of a difference of the largest one."""
     top = int(values.argmax())
     near = values[top] - values <= SIGNIFICANT * errors
     return [rank for n, rank in enumerate(ranks) if near[n] and n != top]
 
 
 def _doubt(
-    ranks: list[int],
-    found: list[Evidence],
-    close: list[int],
-    method: EvidenceMethod,
-    which: str,
+    evidences: dict[int, Evidence], close: list[int], method: EvidenceMethod, which: str
 ) -> str:
-    """Say so where errors are as large as what they are to decide, and what helps."""
-    span = float(np.ptp([one.value for one in found]))
-    worst = max(found, key=lambda one: one.total_error)
+    """Return a warning where errors are as large as the differences between ranks, or ""."""
+    values = [evidence.value for evidence in evidences.values()]
+    span, several = max(values) - min(values), len(values) > 1
+    worst = max(evidences.values(), key=lambda evidence: evidence.total_error)
     useless = [
         str(rank)
-        for rank, one in zip(ranks, found, strict=True)
-        if one.total_error > COARSE and SIGNIFICANT * one.total_error >= span
+        for rank, evidence in evidences.items()
+        if evidence.total_error > COARSE and SIGNIFICANT * evidence.total_error >= span
     ]
-    help_ = method.remedy(worst.discretization_error > worst.standard_error)
+    advice = method.remedy(worst.discretization_error > worst.standard_error)
     size = (
         f"{worst.total_error:,.0f} nats, and the evidences of {which} ranks lie within {span:,.0f}"
     )
-    if len(ranks) > 1 and len(close) == len(ranks) - 1 and worst.total_error > COARSE:
+    if several and len(close) == len(values) - 1 and worst.total_error > COARSE:
         return (
-            f"This does not decide between the ranks: errors are up to {size}. To decide, {help_}."
+            f"This does not decide between the ranks: errors are up to {size}. To decide, {advice}."
         )
-    if len(ranks) > 1 and useless:
-        those = ", ".join(useless)
-        return f"The evidence of rank {those} cannot be used: its error is up to {size}; {help_}."
+    if several and useless:
+        listed = ", ".join(useless)
+        return f"The evidence of rank {listed} cannot be used: its error is up to {size}; {advice}."
     return ""
 
 
 def _error(table: Vector) -> Vector:
-    """Standard errors of the means of rows, cells taken as independent."""
+    """Return standard errors of the means of rows, cells taken as independent."""
     return np.asarray(table.std(axis=1, ddof=1) / np.sqrt(table.shape[1]), dtype=np.float64)
 
 
 def _verdict(attrs: dict[str, Any], everywhere: bool) -> str:
-    """One sentence, or two where the two ways to choose disagree."""
+    """Return one sentence, or two where evidence and score disagree."""
     if not attrs["evidence_at"]:
         return (
             f"Cells left out are predicted best at rank {attrs['best']}, and clearly worse at all "
             "others, so no evidence was computed."
         )
-    what = "lower bound of the evidence" if attrs.get("bound") else "evidence"
-    text = f"The {what} is largest at rank {attrs['best']}"
+    name = "lower bound of the evidence" if attrs.get("bound") else "evidence"
+    text = f"The {name} is largest at rank {attrs['best']}"
     if attrs["not_distinguishable"]:
         others = ", ".join(map(str, attrs["not_distinguishable"]))
         text += f", from which its errors do not tell {others}"

@@ -1,4 +1,4 @@
-"""Exact moves of whole rows of a factor: proposed from the multiplicative update, then decided.
+"""Exact moves of entire rows of a factor: proposals from the multiplicative update.
 
 Given the other factor H, the rows of W are independent under
 p(V | W, H)^t p(W, H). With s = t / phi, num and den the two sums of the
@@ -7,8 +7,8 @@ multiplicative update at the present row and
     a_k = w_k max(num_k, 0),    r_k = den_k + rate,
     num = s sum_j ratio h,    den = s sum_j curvature h,
 
-a whole row is proposed at once by the transition of a Cox-Ingersoll-Ross
-process with these coefficients held (Baker et al. 2018, section 3), of length tau:
+a row is proposed at once by the transition of a Cox-Ingersoll-Ross
+process with these coefficients fixed (Baker et al. 2018, section 3), of length tau:
 
     n_k ~ Poisson(w_k r_k / (e^tau - 1)),
     w'_k ~ Gamma(a_k + alpha + n_k, rate r_k / (1 - e^-tau)),
@@ -36,12 +36,11 @@ from daskfactor.models.likelihood import Likelihood
 Array = NDArray[Any]
 
 SMALLEST = 1e-150
-"""What an underflow of a gamma draw is put at, and never moved to; squares stay positive."""
+"""Floor of gamma draws that underflow, never moved to; squares stay positive."""
 LONGEST = 30.0
-"""Lengths tau from which on n = 0: the proposal forgets the present row but for ``a``."""
+"""Lengths tau from which on n = 0: the proposal depends on the present row by ``a`` alone."""
 
-
-WHOLE, SUMS, NEW, COUNT, OLD, PROPOSED, SCRATCH = 0, 1, 2, 3, 4, 6, 8
+TOTAL, SUMS, NEW, COUNT, OLD, PROPOSED, SCRATCH = 0, 1, 2, 3, 4, 6, 8
 """Rows of the scratch: OLD and PROPOSED hold num, and den in the row after it."""
 
 
@@ -63,7 +62,7 @@ class Entries(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Gamma(shape, rate) on a factor, and which components never move, (K,) booleans."""
+    """Gamma(shape, rate) on a factor, and a mask of components that never move, (K,)."""
 
     rate: float
     shape: float
@@ -71,7 +70,7 @@ class Prior(NamedTuple):
 
 
 class Target(NamedTuple):
-    """p(V | W, H)^t p(W, H) with s = t / dispersion, for both factors in turn."""
+    """Density p(V | W, H)^t p(W, H) with s = t / dispersion, for both factors in turn."""
 
     by_rows: Entries
     by_cols: Entries
@@ -82,19 +81,19 @@ class Target(NamedTuple):
 
 @jit_inner
 def _sum_columns(H: Array, work: Array) -> None:
-    """work[WHOLE] = sums of H over its rows."""
+    """Set work[TOTAL] to the sums of H over its rows."""
     for k in range(H.shape[1]):
-        work[WHOLE, k] = 0.0
+        work[TOTAL, k] = 0.0
     for j in range(H.shape[0]):
         for k in range(H.shape[1]):
-            work[WHOLE, k] += H[j, k]
+            work[TOTAL, k] += H[j, k]
 
 
 @jit_inner
 def _sum_observed(H: Array, data: Entries, row: int, work: Array) -> None:
-    """work[SUMS] = sums of H over the observed columns of a row, from those over all."""
+    """Set work[SUMS] to the sums of H over the observed columns of a row, from those over all."""
     for k in range(H.shape[1]):
-        work[SUMS, k] = work[WHOLE, k]
+        work[SUMS, k] = work[TOTAL, k]
     for p in range(data.missing_indptr[row], data.missing_indptr[row + 1]):
         for k in range(H.shape[1]):
             work[SUMS, k] -= H[data.missing[p], k]
@@ -102,7 +101,7 @@ def _sum_observed(H: Array, data: Entries, row: int, work: Array) -> None:
 
 @jit_inner
 def _propose(W: Array, i: int, work: Array, s: float, prior: Prior, share: float, rng: Any) -> None:
-    """work[NEW] = w' and work[COUNT] = n of row i."""
+    """Draw work[NEW] = w' and work[COUNT] = n of row i."""
     for k in range(W.shape[1]):
         rate = s * work[OLD + 1, k] + prior.rate
         n = 0.0
@@ -117,7 +116,7 @@ def _propose(W: Array, i: int, work: Array, s: float, prior: Prior, share: float
 
 @jit_inner
 def _stirling(y: float) -> float:
-    """Log Gamma(y) but for a constant, to 2e-9 for y >= 6."""
+    """Return log Gamma(y) but for a constant, to 2e-9 for y >= 6."""
     inverse = 1.0 / y
     square = inverse * inverse
     series = inverse * (1 / 12 - square * (1 / 360 - square / 1260))
@@ -126,7 +125,7 @@ def _stirling(y: float) -> float:
 
 @jit_inner
 def _log_gamma_ratio(x: float, y: float) -> float:
-    """Log Gamma(x) - log Gamma(y) for x, y > 0: Stirling's series after six recurrences."""
+    """Return log Gamma(x) - log Gamma(y) for x, y > 0: Stirling's series after six recurrences."""
     below = x * (x + 1) * (x + 2) * (x + 3) * (x + 4) * (x + 5)
     above = y * (y + 1) * (y + 2) * (y + 3) * (y + 4) * (y + 5)
     return _stirling(x + 6.0) - _stirling(y + 6.0) + math.log(above / below)
@@ -134,7 +133,7 @@ def _log_gamma_ratio(x: float, y: float) -> float:
 
 @jit_inner
 def _log_ratio(W: Array, i: int, work: Array, s: float, prior: Prior, share: float) -> float:
-    """Log of p(w') q(w', n -> w) / (p(w) q(w, n -> w')), p the prior."""
+    """Return the log of p(w') q(w', n -> w) / (p(w) q(w, n -> w')), p the prior."""
     total = 0.0
     for k in range(W.shape[1]):
         if prior.frozen[k]:
@@ -158,13 +157,13 @@ def _log_ratio(W: Array, i: int, work: Array, s: float, prior: Prior, share: flo
 
 
 class RowKernels(NamedTuple):
-    """The jitted kernels of one likelihood.
+    """Jitted kernels of one likelihood.
 
     look(W, i, H, data, row, work, num) -> log-likelihood of a row at dispersion 1 but for a
         constant; W[i] is the row of the factor, ``row`` that of the data. ``work[SUMS]``
         holds the sums of H over observed columns; ``work[num]`` and ``work[num + 1]`` get
         num and den.
-    climb(W, H, target, count)
+    start_chain(W, H, target, count)
         ``count`` multiplicative updates of W and of H in turn, in place.
     run_sweeps(W, H, target, tau, rng, fits) -> accepted rows of both factors, all together
         ``fits.size`` sweeps, W then H, in place, with proposals of length tau; ``rng`` is
@@ -176,13 +175,30 @@ class RowKernels(NamedTuple):
     """
 
     look: Callable[..., float]
-    climb: Callable[..., None]
+    start_chain: Callable[..., None]
     run_sweeps: Callable[..., int]
     log_fit: Callable[..., float]
 
 
-def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
-    """Make ``look`` of `RowKernels`."""
+def _fit_of(likelihood: Likelihood) -> Callable[..., Any]:
+    """Make ``fit`` from a likelihood's other functions."""
+    weight, curvature, ratio, deviance, _ = entry_kernels(likelihood)
+
+    def fit(v: float, mu: float, *numbers: float) -> tuple[float, float, float]:
+        w = weight(v, mu, *numbers)
+        above, below = ratio(v, mu, w, *numbers), curvature(1.0, v, mu, w, *numbers)
+        return -deviance(v, mu, *numbers), above, below
+
+    return fit
+
+
+@lru_cache(maxsize=32)
+def row_kernels(likelihood: Likelihood) -> RowKernels:
+    """Make the kernels of one likelihood, which are compiled when first called.
+
+    ``start_chain`` moves w to (s w num + alpha) / (s den + rate), the mean of the proposal for
+    tau = inf: unlike an update towards the mode, it leaves nothing at zero, where chains are slow.
+    """
     entry = likelihood.entry(polynomials)
     fit, summed = jit_inner(entry.fit or _fit_of(likelihood)), likelihood.zeros == "constant"
 
@@ -208,30 +224,8 @@ def _likelihood_of_rows(likelihood: Likelihood) -> Callable[..., float]:
                     work[num + 1, k] += curvature * H[j, k]
         return total
 
-    return look
-
-
-def _fit_of(likelihood: Likelihood) -> Callable[..., Any]:
-    """Make ``fit`` from a likelihood's other functions."""
-    weight, curvature, ratio, deviance, _ = entry_kernels(likelihood)
-
-    def fit(v: float, mu: float, *numbers: float) -> tuple[float, float, float]:
-        w = weight(v, mu, *numbers)
-        above, below = ratio(v, mu, w, *numbers), curvature(1.0, v, mu, w, *numbers)
-        return -deviance(v, mu, *numbers), above, below
-
-    return fit
-
-
-def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..., None]:
-    """Make ``climb`` of `RowKernels`.
-
-    w <- (s w num + alpha) / (s den + rate), the mean of the proposal for tau = inf: unlike
-    an update towards the mode, it leaves nothing at zero, where chains are slow to go.
-    """
-
     @jit_inner
-    def climb_rows(W: Array, H: Array, data: Entries, s: float, prior: Prior, work: Array) -> None:
+    def start_rows(W: Array, H: Array, data: Entries, s: float, prior: Prior, work: Array) -> None:
         _sum_columns(H, work)
         for i in range(W.shape[0]):
             _sum_observed(H, data, i, work)
@@ -242,23 +236,16 @@ def _climbing(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
                     W[i, k] = above / (s * work[OLD + 1, k] + prior.rate)
 
     @jit
-    def climb(W: Array, H: Array, target: Target, count: int) -> None:
+    def start_chain(W: Array, H: Array, target: Target, count: int) -> None:
         work = np.empty((SCRATCH, W.shape[1]))
         for _ in range(count):
-            climb_rows(W, H, target.by_rows, target.s, target.prior_w, work)
-            climb_rows(H, W, target.by_cols, target.s, target.prior_h, work)
-
-    return climb
-
-
-def _sweeping(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..., int]:
-    """Make ``run_sweeps`` of `RowKernels`."""
+            start_rows(W, H, target.by_rows, target.s, target.prior_w, work)
+            start_rows(H, W, target.by_cols, target.s, target.prior_h, work)
 
     @jit_inner
     def move_rows(
         W: Array, H: Array, data: Entries, s: float, prior: Prior, tau: float, rng: Any, work: Array
     ) -> tuple[float, int]:
-        """Move every row of W given H; the log-likelihood afterwards, and accepted rows."""
         total, accepted = 0.0, 0
         share = 1.0 if tau >= LONGEST else 1.0 - math.exp(-tau)
         _sum_columns(H, work)
@@ -287,14 +274,6 @@ def _sweeping(likelihood: Likelihood, look: Callable[..., float]) -> Callable[..
             accepted += rows + cols
         return accepted
 
-    return run_sweeps
-
-
-@lru_cache(maxsize=32)
-def row_kernels(likelihood: Likelihood) -> RowKernels:
-    """Kernels of one likelihood, made once and compiled when first called."""
-    look = _likelihood_of_rows(likelihood)
-
     @jit
     def log_fit(W: Array, H: Array, by_rows: Entries) -> float:
         work = np.empty((SCRATCH, W.shape[1]))
@@ -305,4 +284,4 @@ def row_kernels(likelihood: Likelihood) -> RowKernels:
             total += look(W, i, H, by_rows, i, work, OLD)
         return total
 
-    return RowKernels(look, _climbing(likelihood, look), _sweeping(likelihood, look), log_fit)
+    return RowKernels(look, start_chain, run_sweeps, log_fit)

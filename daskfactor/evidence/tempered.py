@@ -20,7 +20,7 @@ from daskfactor.executors.state import make_state
 from daskfactor.inference.base import Sampler, longest_stride
 from daskfactor.inference.chain import Chain
 from daskfactor.inference.passes import Place, evaluate
-from daskfactor.inference.setting import RunOptions, Setting, check_stride
+from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.kernels.views import AnyBlock, SparseBlock
 from daskfactor.models.likelihood import Likelihood
 from daskfactor.models.tweedie import TweedieNMF
@@ -32,29 +32,29 @@ Vector = NDArray[np.float64]
 
 Choice = Sampler | Literal["exact"]
 
-LEAST_DRAWN = 0.3
+MIN_SAMPLED = 0.3
 """Least share of the draws of a sampler that a low temperature takes."""
 BATCHES = 12
-"""Parts of tuning, after each of which the proposal's length is looked at."""
-LEAST_ACCEPTED = 0.25
-CLIMB = 300
+"""Parts of tuning, after each of which the proposal's length may be shortened."""
+MIN_ACCEPTANCE = 0.25
+START_SWEEPS = 300
 """Multiplicative updates before the first sweep."""
 SMALLEST_MEAN = 1e-30
-"""Floor of μ for likelihoods under the prior, which no gradient is taken of."""
+"""Floor of μ for likelihoods under the prior, whose gradient is not needed."""
 STEP = 0.05
-"""ε in units of the inverse curvature along Σ θ_r, the one direction that the data see."""
+"""Step ε in units of the inverse curvature along Σ θ_r, the one direction that the data inform."""
 BATCH = 0.05
-"""Share of the observations that a step looks at (250 of 5000 in the paper)."""
-MOST = 0.5
-"""Most of the noise in Σ θ that may be that of batches."""
+"""Share of the observations in the batch of a step (250 of 5000 in the paper)."""
+MAX_BATCH_NOISE = 0.5
+"""Largest share of the noise in Σ θ that batches may bring."""
 ADDITIVE_SAMPLER = "SGLD"
-"""What `additive_series` draws by."""
+"""Sampler of `additive_series`."""
 
 
 class FitSeries(NamedTuple):
     """Log-likelihoods at the draws of one temperature.
 
-    ``coarse`` is that of a Richardson-Romberg pair's coarse chain, whose draws are as far
+    ``coarse`` is the series of a Richardson-Romberg pair's coarse chain, whose draws are as far
     apart in time as ``fine``'s are after pairs of those have been averaged.
     """
 
@@ -66,7 +66,7 @@ class FitSeries(NamedTuple):
 class Sides(NamedTuple):
     """The same entries by rows and by columns.
 
-    ``constant`` is what -Σ d_β(v|μ) has besides the part that the kernels compute.
+    ``constant`` is the part of -Σ d_β(v|μ) that the kernels leave out.
     """
 
     by_rows: Entries
@@ -75,9 +75,9 @@ class Sides(NamedTuple):
 
 
 def listed_entries(data: BlockedData, likelihood: Likelihood) -> int:
-    """Count the cells that a sweep over rows looks at.
+    """Count the cells that a sweep over rows visits.
 
-    Zeros need no look where they are summed over rows; cells that sparse input leaves out as
+    Zeros are not visited where they are summed over rows; cells that sparse input leaves out as
     missing do, because they are taken off the sums over all.
     """
     if data.is_sparse and data.unstored == "zero" and likelihood.zeros == "constant":
@@ -87,14 +87,13 @@ def listed_entries(data: BlockedData, likelihood: Likelihood) -> int:
 
 def both_sides(data: BlockedData, likelihood: Likelihood) -> Sides:
     """Copy the observed entries, in the grid's order, for `daskfactor.evidence.rowwise`."""
-    seen, gone = [], []
+    cells = []
     for block in data.grid.all_blocks():
         rows, cols = data.grid.slices(block)
         corner = np.array([[rows.start], [cols.start], [0]])
-        listed, missing = _cells(data.view(*block), likelihood.zeros == "constant")
-        seen.append(listed + corner)
-        gone.append(missing + corner)
-    listed, missing = np.concatenate(seen, axis=1), np.concatenate(gone, axis=1)
+        pair = _cells(data.view(*block), likelihood.zeros == "constant")
+        cells.append([part + corner for part in pair])
+    listed, missing = (np.concatenate(parts, axis=1) for parts in zip(*cells, strict=True))
     by_rows, by_cols = (
         Entries(*_compressed(listed, *axes), *_compressed(missing, *axes)[:2], likelihood.numbers)
         for axes in ((0, 1, data.shape[0]), (1, 0, data.shape[1]))
@@ -103,7 +102,7 @@ def both_sides(data: BlockedData, likelihood: Likelihood) -> Sides:
 
 
 def _cells(view: AnyBlock, summed: bool) -> tuple[Array, Array]:
-    """(rows, columns, values) of the entries to list and of the missing ones, (3, n) each.
+    """Return rows, columns, values of the entries to list and of the missing ones, (3, n) each.
 
     Zeros are not listed if they are ``summed`` over rows.
     """
@@ -111,7 +110,7 @@ def _cells(view: AnyBlock, summed: bool) -> tuple[Array, Array]:
         block = np.asarray(view.block, dtype=np.float64)
         missing = np.isnan(block)
         listed = ~missing & (block != 0) if summed else ~missing
-        return _where(listed, block), _where(missing, block)
+        return _chosen(listed, block), _chosen(missing, block)
     rows = np.repeat(np.arange(view.m), np.diff(view.indptr))
     stored = np.stack([rows, view.indices, view.values]).astype(np.float64)
     nan = np.isnan(stored[2])
@@ -120,16 +119,16 @@ def _cells(view: AnyBlock, summed: bool) -> tuple[Array, Array]:
         return listed, missing
     absent = np.ones((view.m, view.n), dtype=bool)
     absent[rows, view.indices] = False
-    others = _where(absent, np.zeros(absent.shape))
+    others = _chosen(absent, np.zeros(absent.shape))
     return (np.concatenate([listed, others], axis=1), missing) if view.zeros else (listed, others)
 
 
-def _where(wanted: NDArray[np.bool_], block: Array) -> Array:
-    return np.stack([*np.nonzero(wanted), block[wanted]])
+def _chosen(mask: NDArray[np.bool_], block: Array) -> Array:
+    return np.stack([*np.nonzero(mask), block[mask]])
 
 
 def _compressed(cells: Array, major: int, minor: int, length: int) -> tuple[Array, Array, Array]:
-    """Pointers, indices and values along one of two axes, both ascending."""
+    """Return pointers, indices and values along one of two axes, both ascending."""
     rows, cols = cells[[major, minor]].astype(np.int64)
     order = np.lexsort((cols, rows))
     pointers = np.searchsorted(rows[order], np.arange(length + 1)).astype(np.int64)
@@ -146,7 +145,7 @@ def temperature_series(
     item: tuple[int, float, float],
     work: Any = None,
 ) -> FitSeries:
-    """Fits along the chain of one temperature; what an executor maps, on any machine.
+    """Return fits along the chain of one temperature; an executor maps this, on any machine.
 
     ``lengths`` are draws, tuning sweeps, thinning; ``item``: number of the temperature, t, and
     its share of the draws.
@@ -157,15 +156,14 @@ def temperature_series(
     draws = max(10, round(draws * share))
     rng = generator(seed, number, Stream.TEMPERATURE, model.n_components)
     if t == 0:
-        drawn = (_prior_draw(model, data, rng) for _ in range(draws))  # independent of each other
-        fits = [_fit(model, data, sides, factors) for factors in drawn]
+        fits = [_fit(model, data, sides, _draw_prior(model, data, rng)) for _ in range(draws)]
         return FitSeries(np.array(fits))
     if isinstance(choice, Sampler):
         return _sampled_fits(model, data, choice, (seed, number), t, (draws, tune, every))
     return _moved_fits(model, data, sides, rng, t, (draws, tune, every))
 
 
-def _prior_draw(model: TweedieNMF, data: BlockedData, rng: np.random.Generator) -> list[Factor]:
+def _draw_prior(model: TweedieNMF, data: BlockedData, rng: np.random.Generator) -> list[Factor]:
     """Draw W (I, K), Hᵀ (J, K), further factors likewise; frozen components stay as they are."""
     hyper = model.resolve(data.level, 1.0)
     drawn = []
@@ -181,7 +179,7 @@ def _prior_draw(model: TweedieNMF, data: BlockedData, rng: np.random.Generator) 
 def _fit(
     model: TweedieNMF, data: BlockedData, sides: Sides | None, factors: Sequence[Factor]
 ) -> float:
-    """How well factors fit, as exact moves have it, or as a sampler has them and their fit."""
+    """Return the fit of factors by the kernels of exact moves, or by those of samplers."""
     if sides is not None:
         W, H = factors
         return row_kernels(model.likelihood).log_fit(W, H, sides.by_rows)
@@ -198,14 +196,14 @@ def _moved_fits(
     t: float,
     lengths: tuple[int, int, int],
 ) -> FitSeries:
-    """Fits of one chain that draws from p(V | W, H)^t p(W, H) by moving rows.
+    """Return fits of one chain that draws from p(V | W, H)^t p(W, H) by moving rows.
 
-    It first goes where sweeps without noise lead, among the bulk of the posterior at t. While
-    it is tuned the proposal is shortened when it is too bold. ``lengths`` are draws, tuning
+    It starts where sweeps without noise end, in the bulk of the posterior at t. While
+    it is tuned the proposal is shortened when too few are accepted. ``lengths`` are draws, tuning
     sweeps, thinning.
     """
     draws, tune, every = lengths
-    W, H = _prior_draw(model, data, rng)
+    W, H = _draw_prior(model, data, rng)
     hyper, none = model.resolve(data.level, 1.0), np.zeros(model.n_components, dtype=bool)
     priors = (
         Prior(*hyper.prior(side), none if mask is None else mask)
@@ -214,11 +212,11 @@ def _moved_fits(
     law, phi = model.likelihood.at(float(model.dispersion))
     s, kernels = t / phi, row_kernels(law)
     target = Target(sides.by_rows, sides.by_cols, s, *priors)
-    kernels.climb(W, H, target, CLIMB)
+    kernels.start_chain(W, H, target, START_SWEEPS)
     tau, rows = LONGEST, len(W) + len(H)
     for size in np.diff(tune * np.arange(BATCHES + 1) // BATCHES):
         accepted = kernels.run_sweeps(W, H, target, tau, rng, np.empty(size))
-        if size and accepted / (size * rows) < LEAST_ACCEPTED:
+        if size and accepted / (size * rows) < MIN_ACCEPTANCE:
             tau = min(tau, 2.0) / 2.0
     fits = np.empty(draws * every)
     accepted = kernels.run_sweeps(W, H, target, tau, rng, fits)
@@ -233,35 +231,34 @@ def _sampled_fits(
     t: float,
     lengths: tuple[int, int, int],
 ) -> FitSeries:
-    """Fits at the draws of a sampler's chain at temperature t, addressed (seed, number)."""
+    """Return fits at the draws of a sampler's chain at temperature t, addressed (seed, number)."""
     seed, number = address
     draws, tune, every = lengths
-    # Draws and tuning cycles are rounded up to what every track of the sampler divides.
-    each = longest_stride(sampler)
-    draws, tune = (-(-count // each) * each for count in (draws, tune))
-    check_stride(sampler, draws, tune)
+    # Draws and tuning cycles are rounded up to a multiple of every track's stride.
+    stride = longest_stride(sampler)
+    draws, tune = (-(-count // stride) * stride for count in (draws, tune))
     options = RunOptions(draws, tune, 1, every, seed, "moments", 0, str(data.dtype))
     setting = Setting(
         data, model, sampler.kernel(model, data), options, SerialExecutor(), temperature=t
     )
     chain = Chain(setting, number)
     chain.start()
-    found: list[list[float]] = [[] for _ in sampler.tracks]
+    fits: list[list[float]] = [[] for _ in sampler.tracks]
     for end in setting.ends:
         chain.advance(end)
         if end > options.tune:
-            for run, values in zip(chain.tracks, found, strict=True):
-                kept = (n for n in sorted(run.fits) if run.options.draw_index(n) is not None)
-                values.extend(run.fits[cycle].negative_divergence for cycle in kept)
+            for run, values in zip(chain.tracks, fits, strict=True):
+                recorded = (n for n in sorted(run.fits) if run.options.draw_index(n) is not None)
+                values.extend(run.fits[cycle].negative_divergence for cycle in recorded)
         chain.forget()
-    fine, *coarse = map(np.array, found)
+    fine, *coarse = map(np.array, fits)
     return FitSeries(fine, coarse[0] if coarse else None)
 
 
 def additive_series(
     problem: EvidenceProblem, temperatures: Vector, lengths: tuple[int, int, int]
 ) -> list[FitSeries]:
-    """Log-likelihoods of all data at draws from every power posterior.
+    """Return log-likelihoods of all data at draws from every power posterior.
 
     One step on a batch S of n of the N observations, at temperature t:
 
@@ -283,10 +280,10 @@ def additive_series(
     size = max(1, round(BATCH * x.size))
     # Noise of batches in Σ θ, as a share of 2 ε R, for each unit of ε.
     share = model.n_components * (hot * x.size / noise) ** 2 * x.var() / (2 * size)
-    step = np.minimum(STEP / curvature, MOST / np.maximum(share, 1e-300))
-    kept = np.sqrt(1 - step * curvature / 2 - step * share)
+    step = np.minimum(STEP / curvature, MAX_BATCH_NOISE / np.maximum(share, 1e-300))
+    noise_share = np.sqrt(1 - step * curvature / 2 - step * share)
     theta = model.draw_prior(rng, len(hot))
-    # The data say where Σ θ is; a chain that starts there needs no way to it.
+    # The data determine Σ θ, so the chain starts there.
     theta += (hot * x.size / noise) * (x.mean() - theta.sum(axis=1, keepdims=True)) / curvature
     centres = np.empty(0)
     totals = np.empty((draws, len(hot)))
@@ -297,7 +294,7 @@ def additive_series(
         pull = hot * x.size * (centre - theta.sum(axis=1, keepdims=True)) / noise
         pull = pull - (theta - model.mean) / prior
         z = rng.standard_normal(theta.shape)
-        z += (kept - 1) * z.mean(axis=1, keepdims=True)
+        z += (noise_share - 1) * z.mean(axis=1, keepdims=True)
         theta = theta + step * pull + np.sqrt(2 * step) * z
         if number >= tune and (number - tune + 1) % every == 0:
             totals[(number - tune) // every] = theta.sum(axis=1)

@@ -29,7 +29,7 @@ from daskfactor.errors import ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.base import Evidence, EvidenceMethod, EvidenceProblem
 from daskfactor.evidence.tempered import (
     ADDITIVE_SAMPLER,
-    LEAST_DRAWN,
+    MIN_SAMPLED,
     Choice,
     FitSeries,
     Vector,
@@ -46,40 +46,40 @@ Rule = Literal["euler-maclaurin", "variance", "trapezoid"]
 
 SMALL = 3e4
 """Listed entries times components up to which rows are moved exactly by default."""
-FEWEST_DRAWS = 0.1
+MIN_DRAWS = 0.1
 """Share of the draws at t = 1 that the lowest temperatures take, with exact moves."""
 ORDERS: dict[str, float] = {"euler-maclaurin": 7.0, "variance": 7.0, "trapezoid": 1.0}
 """2^p - 1: what the change on doubling steps is divided by. p is one less than the order of a
 rule (4, 4 and 2), because ladders that are usual are too short for it: with the order itself the
 error of Gaussian directions far from their prior is up to four times too small."""
-USUAL = {
+DEFAULTS = {
     "exact": (1000, 200, 1),
-    "judge": (400, 200, 1),
+    "reference": (400, 200, 1),
     "sampler": (400, 400, 5),
     "vector": (16000, 1000, 1),
 }
 """Draws, tuning cycles and thinning that None stands for."""
 HIDDEN = 5.0
-"""Effective draws that autoregressions of 1 to 30 of them show too many (30 to 400 draws)."""
-MUCH = 0.5
-"""Share of the standard error from which on what chains do not see is warned of."""
+"""Excess of effective draws in autoregressions of 1 to 30 of them (30 to 400 draws)."""
+MISSED_SHARE = 0.5
+"""Share of the standard error from which on variance that chains miss is warned of."""
 LARGEST = 1e300
 """Ratio that stands for all larger ones."""
-LIGHT, FEWEST_EFFECTIVE = 0.01, 10.0
+MIN_WEIGHT, MIN_EFFECTIVE = 0.01, 10.0
 """Weight of a temperature from which on fewer effective draws than these are warned of."""
 
 
 def ladder(count: int, power: float) -> Vector:
-    """t_i = (i / T)^c for i = 0 .. T."""
+    """Return t_i = (i / T)^c for i = 0 .. T."""
     return np.asarray((np.arange(count + 1) / count) ** power, dtype=np.float64)
 
 
 def weights(count: int, power: float, rule: Rule) -> Vector:
-    """Quadrature weights of a rule on the ladder of T = ``count`` steps, (2, T + 1).
+    """Return quadrature weights of a rule on the ladder of T = ``count`` steps, (2, T + 1).
 
     The integral is ``weights[0] · E + weights[1] · Var``.
     """
-    mean, variance = found = np.zeros((2, count + 1))
+    mean, variance = result = np.zeros((2, count + 1))
     if rule != "euler-maclaurin":
         steps = np.diff(ladder(count, power))
         mean[1:] += steps / 2
@@ -87,7 +87,7 @@ def weights(count: int, power: float, rule: Rule) -> Vector:
         if rule == "variance":
             variance[1:] -= steps**2 / 12
             variance[:-1] += steps**2 / 12
-        return found
+        return result
     mean[:] = power * (np.arange(count + 1) / count) ** (power - 1) / count
     mean[0] /= 2
     scale = 1 / (12 * count**2)
@@ -98,12 +98,12 @@ def weights(count: int, power: float, rule: Rule) -> Vector:
         variance[0] += scale
     # The rule is of E_t - E_1: a constant, and so the unit of the data, has no error.
     mean[-1] = 1.0 - mean[:-1].sum()
-    return found
+    return result
 
 
-def integral(own: Vector, means: Vector, variances: Vector) -> float:
-    """Weigh means and variances; what has no weight may be infinite."""
-    return float(_times(own[0], means).sum() + _times(own[1], variances).sum())
+def integral(weight: Vector, means: Vector, variances: Vector) -> float:
+    """Add up weighted means and variances; infinite ones without weight are left out."""
+    return float(_times(weight[0], means).sum() + _times(weight[1], variances).sum())
 
 
 def discretization_error(
@@ -114,13 +114,13 @@ def discretization_error(
     variances: Vector,
     prior: Vector,
 ) -> float:
-    """Size of a rule's error: of what doubled steps change, and of the first interval.
+    """Estimate the size of a rule's error, from doubled steps and in the first interval.
 
     Every rule is a trapezoid with the slopes of the ends taken off, or without, so that every
     two neighbouring intervals have its integral in two steps and in one. The differences are
     added up by their size, because they change sign along the ladder and their sum may vanish,
     and divided by 2^p - 1 (Richardson). In the first interval, where the law changes from the
-    prior to what the data say and no p is known, the rule is compared with `first_integral`;
+    prior to that of the data and no p is known, the rule is compared with `first_integral`;
     ``prior`` are log-likelihoods at draws from the prior.
     """
     means, prior = means - means[-1], prior - means[-1]  # rules are exact for constants
@@ -133,7 +133,7 @@ def discretization_error(
         slopes += _times(power**2 * x ** (2 * power - 2), variances)
 
     def steps(width: int) -> Vector:
-        """Integrals over so many intervals at a time, one from every temperature on."""
+        """Return integrals over so many intervals at a time, one from every temperature on."""
         wide, rise = x[width:] - x[:-width], slopes[width:] - slopes[:-width]
         return np.asarray(wide / 2 * (y[width:] + y[:-width]) - wide**2 / 12 * rise)
 
@@ -144,9 +144,9 @@ def discretization_error(
 
 
 def first_integral(t: float, means: Vector, variances: Vector, prior: Vector) -> float:
-    """Integral of E from 0 to the first t > 0, which is log E_0[p(V|θ)^t].
+    """Return the integral of E from 0 to the first t > 0, which is log E_0[p(V|θ)^t].
 
-    That is the mean over draws from the prior, where it does not hang on a few of them; else
+    That is the mean over draws from the prior, unless it depends on a few of them; else
     the integral of k - a / (t + s), as of d = 2a parameters with s observations' worth of prior.
     Both means and the variance at t give a, s and k; with r = (t + s) / s
 
@@ -154,7 +154,7 @@ def first_integral(t: float, means: Vector, variances: Vector, prior: Vector) ->
     """
     logs = t * prior
     total = logsumexp(logs)
-    if np.exp(2 * total - logsumexp(2 * logs)) >= FEWEST_EFFECTIVE:
+    if np.exp(2 * total - logsumexp(2 * logs)) >= MIN_EFFECTIVE:
         return float(total - np.log(logs.size))
     square = t * t * float(variances[1])
     share, r = 0.5, 1.0
@@ -166,13 +166,13 @@ def first_integral(t: float, means: Vector, variances: Vector, prior: Vector) ->
 
 
 def _times(factor: Vector, values: Vector) -> Vector:
-    """Their product; what is taken nought times may be infinite."""
+    """Multiply; zero times infinity is zero."""
     with np.errstate(invalid="ignore"):
         return np.where(factor == 0, 0.0, factor * values)
 
 
 def correlation_time(series: Vector) -> float:
-    """1 + 2 Σ ρ_k by Geyer's initial monotone sequence (Geyer 1992, section 3.3), at least 1."""
+    """Return 1 + 2 Σ ρ_k, at least 1, by the initial monotone sequence (Geyer 1992, 3.3)."""
     n = series.size
     centred = series - series.mean()
     power = float(centred @ centred)
@@ -187,7 +187,7 @@ def correlation_time(series: Vector) -> float:
 
 
 def standard_error(series: Vector) -> float:
-    """Of the mean of a correlated series, which may be short.
+    """Return the standard error of the mean of a correlated series, which may be short.
 
     The mean and the autocorrelations about it are of the same series, so that a slow one looks
     as if it had five more effective draws than it has.
@@ -199,7 +199,7 @@ def standard_error(series: Vector) -> float:
 
 
 def unseen(t: Vector, table: pd.DataFrame) -> Vector:
-    """Variances of the log-likelihood that chains must have missed, which their means have.
+    """Return the variances of the log-likelihood that chains missed, by the slope of their means.
 
     Var_t is the slope of E_t and hardly falls faster than as t⁻³, as of Gaussian directions far
     from their prior. So the slopes on both sides bound it from below. A chain that sees v of it
@@ -217,20 +217,20 @@ def unseen(t: Vector, table: pd.DataFrame) -> Vector:
 
 
 def summarize(series: FitSeries, mean_weight: float, variance_weight: float) -> dict[str, float]:
-    """E_t and Var_t of the log-likelihood of a temperature, with standard errors.
+    """Return E_t and Var_t of the log-likelihood of a temperature, with standard errors.
 
     ``contribution_error`` is that of the temperature's part of the integral, the mean of
-    a L + b (L - mean)², whose terms are the linearised estimate's; of a Richardson-Romberg
-    pair 2 fine - coarse is taken of everything.
+    a L + b (L - mean)², the linearised estimate; a Richardson-Romberg pair contributes
+    2 fine - coarse throughout.
     """
     parts = [(1.0, series.fine)]
     if series.coarse is not None:
         parts = [(2.0, series.fine), (-1.0, series.coarse)]
-    squares = [(factor, (own - own.mean()) ** 2) for factor, own in parts]
+    squares = [(factor, (values - values.mean()) ** 2) for factor, values in parts]
     first, second = _combined(parts), _combined(squares)
     return {
-        "mean": sum(factor * own.mean() for factor, own in parts),
-        "variance": max(sum(factor * own.mean() for factor, own in squares), 0.0),
+        "mean": sum(factor * values.mean() for factor, values in parts),
+        "variance": max(sum(factor * values.mean() for factor, values in squares), 0.0),
         "mean_error": standard_error(first),
         "variance_error": standard_error(second),
         "contribution_error": standard_error(mean_weight * first + variance_weight * second),
@@ -239,12 +239,12 @@ def summarize(series: FitSeries, mean_weight: float, variance_weight: float) -> 
 
 
 def _combined(parts: list[tuple[float, Vector]]) -> Vector:
-    """Σ factor · series, a series of twice the length averaged over pairs first."""
-    length = min(own.size for _, own in parts)
+    """Add up factor · series, a series of twice the length averaged over pairs first."""
+    length = min(values.size for _, values in parts)
     total = np.zeros(length)
-    for factor, own in parts:
-        step = own.size // length
-        total += factor * own[: length * step].reshape(length, step).mean(axis=1)
+    for factor, values in parts:
+        step = values.size // length
+        total += factor * values[: length * step].reshape(length, step).mean(axis=1)
     return total
 
 
@@ -276,7 +276,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         Cycles or sweeps from one draw to the next. None: 1, or 5 with a sampler other than
         BlockHMC.
     sampler
-        ``"exact"`` moves whole rows by Metropolis and Hastings' rule
+        ``"exact"`` moves entire rows by Metropolis and Hastings' rule
         (`daskfactor.evidence.rowwise`): no step, no bias. Any sampler of a `TweedieNMF`
         that can be tempered: :class:`BlockHMC`, which is exact, too, or with a warning those
         whose steps have a bias that no error knows of, such as :class:`PSGLD` (the paper's).
@@ -293,8 +293,8 @@ class ThermodynamicIntegration(EvidenceMethod):
 
     Standard errors come from each chain's own autocorrelation, and from the slope of the
     mean log-likelihood along the ladder, which is its variance: a chain that varies by less
-    has a mean that is off. A part of the posterior that no chain finds at any temperature is
-    not known of.
+    has a mean that is off. The errors do not include parts of the posterior that no chain visits
+    at any temperature.
 
     Examples
     --------
@@ -303,8 +303,8 @@ class ThermodynamicIntegration(EvidenceMethod):
     >>> V = np.random.default_rng(0).poisson(3.0, (4, 3))
     >>> method = dfac.ThermodynamicIntegration(temperatures=5, draws=500, tune=200)
     >>> run = {"random_seed": 0, "progressbar": False}
-    >>> found = dfac.log_evidence(V, dfac.TweedieNMF(1), method, **run)
-    >>> found.trace.sizes["temperature"]
+    >>> evidence = dfac.log_evidence(V, dfac.TweedieNMF(1), method, **run)
+    >>> evidence.trace.sizes["temperature"]
     6
     """
 
@@ -364,11 +364,9 @@ class ThermodynamicIntegration(EvidenceMethod):
                     "evidence is off by more than its size; use BlockHMC(), or leave sampler out"
                 )
 
-    # -- what None stands for ---------------------------------------------------
-
     @property
     def quadrature(self) -> Rule:
-        """The rule that is used."""
+        """Quadrature rule in use."""
         return self.rule or ("trapezoid" if self.power == 1 else "euler-maclaurin")
 
     @property
@@ -376,9 +374,7 @@ class ThermodynamicIntegration(EvidenceMethod):
         return ladder(self.temperatures, self.power)
 
     def choice(self, data: BlockedData, model: TweedieNMF) -> Choice:
-        """The sampler that is used."""
-        if isinstance(self.sampler, Sampler):
-            return self.sampler
+        """Return the sampler to use."""
         if self.sampler is not None:
             return self.sampler
         if model.tensor:
@@ -387,90 +383,92 @@ class ThermodynamicIntegration(EvidenceMethod):
         return "exact" if work <= SMALL else reference_sampler(model)
 
     def _lengths(self, kind: str) -> tuple[int, int, int]:
-        """Draws, tuning cycles and thinning, of which None stands for the usual ones."""
-        given = zip((self.draws, self.tune, self.every), USUAL[kind], strict=True)
-        draws, tune, every = (usual if own is None else own for own, usual in given)
+        """Return draws, tuning cycles and thinning, with defaults for None."""
+        pairs = zip((self.draws, self.tune, self.every), DEFAULTS[kind], strict=True)
+        draws, tune, every = (default if value is None else value for value, default in pairs)
         return draws, tune, every
 
     def _share(self, t: float, exact: bool) -> float:
-        """Part of the draws that a temperature takes."""
+        """Return the share of the draws that a temperature takes."""
         if self.power == 1 or self.quadrature != "euler-maclaurin":
             return 1.0
-        return max(float(t ** (3 / self.power)), FEWEST_DRAWS if exact else LEAST_DRAWN)
+        return max(float(t ** (3 / self.power)), MIN_DRAWS if exact else MIN_SAMPLED)
 
     def remedy(self, discretization: bool) -> str:
-        """Say what makes an error smaller."""
+        """Return advice that makes an error smaller."""
         if not discretization:
             return "raise draws and tune"
         more = f"raise temperatures above {self.temperatures}"
         return more if self.power > 1 else f"leave power={self.power:g} out, or {more}"
 
-    # -- the estimate -------------------------------------------------------------
-
     def estimate(self, problem: EvidenceProblem) -> Evidence:
         if problem.model.evidence_data == "vector":
-            found = additive_series(problem, self._ladder, self._lengths("vector"))
-            return self._assemble(found, {"sampler": ADDITIVE_SAMPLER}, problem)
+            series = additive_series(problem, self._ladder, self._lengths("vector"))
+            return self._assemble(series, {"sampler": ADDITIVE_SAMPLER}, problem)
         data, model = problem.data, problem.model
         choice = self.choice(data, model)
-        exact = choice == "exact"
-        kind = "exact"
-        if isinstance(choice, Sampler):
-            kind = "sampler" if choice.biased else "judge"
-            if choice.biased:
-                exact_name = reference_sampler(model).name
-                warn(
-                    f"the claimed errors do not know of the bias of {choice.name}'s steps, which "
-                    "grows with the data: of 100 x 75 counts and three components it was up to "
-                    f"four times as large; {exact_name}(), or no sampler, has none",
-                    SamplingWarning,
-                )
-        lengths = self._lengths(kind)
+        exact = not isinstance(choice, Sampler)
+        kind = "exact" if exact else "sampler" if choice.biased else "reference"
+        if kind == "sampler":
+            warn(
+                f"the claimed errors leave out the bias of {choice.name}'s steps, which "
+                "grows with the data: of 100 x 75 counts and three components it was up to "
+                f"four times as large; use {reference_sampler(model).name}(), or leave sampler out",
+                SamplingWarning,
+            )
         sides = both_sides(data, model.likelihood) if exact else None
-        one = partial(temperature_series, model, data, choice, sides, problem.seed, lengths)
+        settings = model, data, choice, sides, problem.seed, self._lengths(kind)
         items = [(i, t, self._share(t, exact)) for i, t in enumerate(self._ladder.tolist())]
         # The hottest chains, which are the longest, come first.
-        found = problem.map(one, items[::-1], "tempered-chain")[::-1]
+        one = partial(temperature_series, *settings)
+        chains = problem.map(one, items[::-1], "tempered-chain")[::-1]
         dispersion = float(model.dispersion)
         law, phi = model.likelihood.at(dispersion)
         level = normalizer(data, dispersion, law, problem.executor)
         level += (sides.constant if sides is not None else 0.0) / phi
-        made = {
+        attrs = {
             "sampler": choice if isinstance(choice, str) else choice.name,
             "dispersion": dispersion,
             "rate_w": model.rate_w,
             "rate_h": model.rate_h,
         }
-        return self._assemble([_scaled(series, phi, level) for series in found], made, problem)
+        series = [
+            chain._replace(
+                fine=chain.fine / phi + level,
+                coarse=None if chain.coarse is None else chain.coarse / phi + level,
+            )
+            for chain in chains
+        ]
+        return self._assemble(series, attrs, problem)
 
     def _assemble(
-        self, series: list[FitSeries], made: dict[str, Any], problem: EvidenceProblem
+        self, series: list[FitSeries], attrs: dict[str, Any], problem: EvidenceProblem
     ) -> Evidence:
-        """Integrate means and variances; find both errors, and make the trace."""
+        """Integrate means and variances; estimate both errors, and make the trace."""
         rule = self.quadrature
-        own = weights(self.temperatures, self.power, rule)
-        rows = [summarize(*each) for each in zip(series, *own, strict=True)]
+        weight = weights(self.temperatures, self.power, rule)
+        rows = [summarize(*each) for each in zip(series, *weight, strict=True)]
         table = pd.DataFrame(rows, pd.Index(self._ladder, name="temperature"))
-        missed = np.abs(own[0]) * np.sqrt(unseen(self._ladder, table))
+        missed = np.abs(weight[0]) * np.sqrt(unseen(self._ladder, table))
         table["contribution_error"] = np.hypot(table["contribution_error"], missed)
-        worst = table["ess"].to_numpy()[np.abs(own[0]) > LIGHT].min()
-        if np.hypot.reduce(missed) > MUCH * np.hypot.reduce(table["contribution_error"]):
+        worst = table["ess"].to_numpy()[np.abs(weight[0]) > MIN_WEIGHT].min()
+        if np.hypot.reduce(missed) > MISSED_SHARE * np.hypot.reduce(table["contribution_error"]):
             warn(
                 f"the chain at temperature {self._ladder[missed.argmax()]:.3g} sees a small part "
-                "of what its neighbours' log-likelihoods say that it varies by, and the standard "
-                "error is a guess from that; raise tune and draws, or take another sampler",
+                "of the variance that its neighbours' log-likelihoods imply, and the standard "
+                "error is a guess from that; raise tune and draws, or pass another sampler",
                 SamplingWarning,
             )
-        elif worst < FEWEST_EFFECTIVE:
+        elif worst < MIN_EFFECTIVE:
             warn(
                 f"the chain of one temperature has an effective sample size of {worst:.1f} only: "
-                "its standard error is a guess, and it may not have come to the posterior yet; "
+                "its standard error is a guess, and it may not have converged yet; "
                 "raise draws and tune",
                 SamplingWarning,
             )
         table = table.assign(
-            weight=own[0],
-            variance_weight=own[1],
+            weight=weight[0],
+            variance_weight=weight[1],
             draws=[one.fine.size for one in series],
             acceptance=[one.acceptance for one in series],
         )
@@ -478,22 +476,16 @@ class ThermodynamicIntegration(EvidenceMethod):
             rule=rule,
             power=self.power,
             unit="nats",
-            **made,
+            **attrs,
             n_components=problem.model.n_components,
             random_seed=str(problem.seed),
         )
         means, variances = trace["mean"].values, trace["variance"].values
         return Evidence(
-            integral(own, means, variances),
+            integral(weight, means, variances),
             float(np.sqrt(np.sum(trace["contribution_error"].values ** 2))),
             discretization_error(
                 self.temperatures, self.power, rule, means, variances, series[0].fine
             ),
             trace,
         )
-
-
-def _scaled(series: FitSeries, dispersion: float, level: float) -> FitSeries:
-    """Log-likelihoods from sums of fit."""
-    coarse = None if series.coarse is None else series.coarse / dispersion + level
-    return series._replace(fine=series.fine / dispersion + level, coarse=coarse)

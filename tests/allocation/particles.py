@@ -65,9 +65,10 @@ def compiled_of(X, model):
     return compile_model(model, as_counts(X, model))
 
 
-def plan_of(compiled, particles, light=None, **changes):
-    settings = {"placement": place_counts(compiled, light), "particles": particles, "seed": 1}
-    settings |= {"resampling": "systematic", "least": 0.5, "own": False, "keep": False, "round": 0}
+def plan_of(compiled, particles, **changes):
+    settings = {"placement": place_counts(compiled), "particles": particles, "seed": 1}
+    settings |= {"resampling": "systematic", "least": 0.5, "round": 0}
+    settings |= {"separate_orders": False, "unfold": False}
     return BatchPlan(**settings | changes)
 
 

@@ -22,7 +22,6 @@ from daskfactor.allocation.smc import SequentialMonteCarlo, estimated_seconds, p
 from daskfactor.errors import OptionError, SamplingWarning
 from daskfactor.executors import LanesExecutor, SerialExecutor
 from daskfactor.kernels.views import Workspace
-from daskfactor.progress import ignore
 from tests.allocation.cases import TOY, enumerate_evidence, log_f
 from tests.allocation.particles import blocks, compiled_of, in_turn, plan_of, quiet, run_smc
 from tests.refusals import refused
@@ -34,6 +33,11 @@ FAR = SequentialMonteCarlo(particles=16, islands=4, target=10.0, max_particles=6
 MOVED = replace(FAR, moves=2)
 
 
+def mean_counts(found):
+    """Mean counts of the best batch."""
+    return run_batch(replace(found.plan, average=True), found.best, Workspace()).mean_counts
+
+
 @pytest.fixture(scope="module")
 def toy():
     return compiled_of(TOY, MATRIX)
@@ -42,16 +46,16 @@ def toy():
 @pytest.mark.full
 def test_one_component_or_one_token_has_no_error():
     compiled = compiled_of(blocks(400), AllocationModel.nmf(1))
-    found = run_smc(compiled, FAR, 0, in_turn, ignore)
+    found = run_smc(compiled, FAR, 0, in_turn)
     assert found.standard_error < 1e-12
     counts = np.zeros(compiled.cells)
     for n in range(len(compiled.alpha)):
         np.add.at(counts, compiled.row[:, n] + compiled.column[n, 0], compiled.values)
-    assert_allclose(found.mean_counts, counts)
+    assert_allclose(mean_counts(found), counts)
     exact = compiled.log_factor + compiled.constant + log_f(compiled, counts)
     assert found.log_evidence == pytest.approx(exact, abs=1e-8)
     compiled = compiled_of(np.array([[0, 1], [0, 0]]), MATRIX)
-    found = run_smc(compiled, FAR, 0, in_turn, ignore)
+    found = run_smc(compiled, FAR, 0, in_turn)
     assert found.log_evidence == pytest.approx(enumerate_evidence(compiled), abs=1e-10)
 
 
@@ -65,35 +69,35 @@ def test_same_bits_everywhere(model, method, order):
     compiled = compiled_of(blocks(300), model)
     settings = replace(method, islands=5, max_particles=80, order=order, keep="particles")
     executors = [SerialExecutor(), LanesExecutor(1), LanesExecutor(2), LanesExecutor(3)]
-    first, *others = [quiet(compiled, settings, 7, executor.map, ignore) for executor in executors]
+    first, *others = [quiet(compiled, settings, 7, executor.map) for executor in executors]
     for executor in executors:
         executor.close()
     assert first.resampled.any(axis=1).all()
     for other, name in itertools.product(others, set(first._fields) - {"plan"}):
         assert_array_equal(getattr(first, name), getattr(other, name))
-    assert quiet(compiled, settings, 8, in_turn, ignore).log_evidence != first.log_evidence
+    assert quiet(compiled, settings, 8, in_turn).log_evidence != first.log_evidence
     if method.moves:
-        still = quiet(compiled, replace(settings, moves=0), 7, in_turn, ignore)
+        still = quiet(compiled, replace(settings, moves=0), 7, in_turn)
         assert still.log_evidence != first.log_evidence
 
 
 @pytest.mark.parametrize("method", [FAR, MOVED], ids=["still", "moved"])
 def test_what_comes_back(method):
     compiled = compiled_of(blocks(300), THREE)
-    found = quiet(compiled, replace(method, keep="particles"), 7, in_turn, ignore)
+    found = quiet(compiled, replace(method, keep="particles"), 7, in_turn)
     assert found.counts.shape == (4, 16, compiled.cells)
     assert_array_equal(found.counts.sum(axis=2), 300 * 3)  # three draws a token: r, i and j
-    assert found.ess.shape == found.resampled.shape == (4, len(found.edges))
+    assert found.ess.shape == found.resampled.shape == (4, len(found.plan.edges[1:]))
     assert ((found.ess >= 1 - 1e-9) & (found.ess <= 16 + 1e-9)).all()
     looks = () if method is FAR else (LOOKS,)
-    assert_array_equal(found.edges, stretch_edges(300, *looks)[1:])
+    assert_array_equal(found.plan.edges[1:], stretch_edges(300, *looks)[1:])
     assert not found.resampled[:, -1].any()
     weights = np.exp(found.log_weights - found.log_weights.max())
     value = found.log_weights.max() + np.log(weights.mean())
     assert value == pytest.approx(found.log_evidence, abs=1e-9)
-    own = weights[found.best] / weights[found.best].sum()
+    shares = weights[found.best] / weights[found.best].sum()
     assert found.best == found.batch_log_z.argmax()
-    assert_allclose(found.mean_counts, own @ found.counts[found.best], atol=1e-8)
+    assert_allclose(mean_counts(found), shares @ found.counts[found.best], atol=1e-8)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 9, 256, 300, 513, 10_001])
@@ -117,10 +121,10 @@ def test_edges_and_the_schedule_of_moves(tokens):
 def test_particles_double_while_batches_disagree():
     compiled = compiled_of(blocks(60, size=6), AllocationModel.nmf(2, concentration=8.0))
     start = replace(FAR, particles=1, target=1e9, max_particles=2**13)
-    found = quiet(compiled, start, 1, in_turn, ignore)
+    found = quiet(compiled, start, 1, in_turn)
     assert found.rounds == tuple(2**n for n in range(len(found.rounds)))
     assert len(found.rounds) > 1
-    assert found.particles == found.rounds[-1]
+    assert found.plan.particles == found.rounds[-1]
     assert found.spread <= smc.TRUSTED
     assert len(found.batch_log_z) == 4
 
@@ -136,7 +140,7 @@ def test_particles_that_move_grow_by_the_spread_of_batches(toy):
         (6.0, 2048, 1),
         (17.0, 64, 1),  # would need ten times too many
     ):
-        plan = plan_of(toy, particles, 0, moves=1)
+        plan = plan_of(toy, particles, moves=1)
         batch = run_batch(plan, 0, Workspace())
         offsets = np.array([1, -1] * 4) * spread * np.sqrt(7 / 8)
         found = smc._spread([batch._replace(log_z=own) for own in offsets])
@@ -148,77 +152,69 @@ def test_moves_are_better_than_none_and_rounds_grow():
     """At the same number of particles, batches agree better and higher up."""
     compiled = compiled_of(blocks(300), CROWDED)
     settings = replace(FAR, particles=64, islands=8, target=1e9, max_particles=512)
-    still, moved = (quiet(compiled, replace(settings, moves=n), 1, in_turn, ignore) for n in (0, 1))
+    still, moved = (quiet(compiled, replace(settings, moves=n), 1, in_turn) for n in (0, 1))
     assert moved.batch_log_z.mean() > still.batch_log_z.mean() + 5
     assert moved.spread < 0.6 * still.spread
     start = SequentialMonteCarlo(particles=8, islands=4, target=1e9, max_particles=2**12)
-    found = quiet(compiled, start, 1, in_turn, ignore)
+    found = quiet(compiled, start, 1, in_turn)
     assert found.rounds[0] == 8
     assert len(found.rounds) > 2
-    assert found.particles == found.rounds[-1]
+    assert found.plan.particles == found.rounds[-1]
 
 
 def test_never_resampled_never_moved():
     compiled = compiled_of(blocks(300), MATRIX)
     methods = (replace(FAR, resampling=None, moves=n) for n in (0, 3))
-    one, two = (quiet(compiled, method, 1, in_turn, ignore) for method in methods)
+    one, two = (quiet(compiled, method, 1, in_turn) for method in methods)
     assert_array_equal(one.batch_log_z, two.batch_log_z)
-    assert_array_equal(one.edges, two.edges)
+    assert_array_equal(one.plan.edges, two.plan.edges)
 
 
 def test_batches_are_added_to_earlier_ones(toy):
     few = replace(FAR, particles=8, target=1e9, max_particles=32)
     many = replace(few, target=0.02, max_particles=2**14)
-    one, two = (run_smc(toy, settings, 1, in_turn, ignore) for settings in (few, many))
+    one, two = (run_smc(toy, settings, 1, in_turn) for settings in (few, many))
     assert one.rounds == two.rounds == (8,)
     assert len(two.batch_log_z) > 16
     assert two.standard_error <= 0.02
     assert_array_equal(two.batch_log_z[:4], one.batch_log_z)
     half = replace(many, islands=len(two.batch_log_z), target=1e9)
-    assert_array_equal(run_smc(toy, half, 1, in_turn, ignore).mean_counts, two.mean_counts)
+    assert_array_equal(mean_counts(run_smc(toy, half, 1, in_turn)), mean_counts(two))
 
 
 def test_warnings_of_batches_that_disagree(toy):
     compiled = compiled_of(blocks(2000), AllocationModel.nmf(5))
     few = {"particles": 2, "islands": 8, "max_particles": 16}
     with pytest.warns(SamplingWarning, match="differ by .* max_particles beyond 16"):
-        run_smc(compiled, replace(FAR, **few), 1, in_turn, ignore)
+        run_smc(compiled, replace(FAR, **few), 1, in_turn)
     compiled = compiled_of(blocks(300), AllocationModel.nmf(5))
     said = r"differ by .*; it may take \d+0 particles to change that; raise max_particles beyond 16"
     with pytest.warns(SamplingWarning, match=said):
-        run_smc(compiled, replace(MOVED, **few), 1, in_turn, ignore)
-    still, moved = plan_of(compiled, 16), plan_of(compiled, 16, 0, moves=2)
+        run_smc(compiled, replace(MOVED, **few), 1, in_turn)
+    still, moved = plan_of(compiled, 16), plan_of(compiled, 16, moves=2)
     assert estimated_seconds(moved, 64) > 20 * estimated_seconds(still, 64)
     with pytest.warns(SamplingWarning, match="standard error is .*, not 1e-06; raise"):
-        run_smc(toy, replace(FAR, target=1e-6), 1, in_turn, ignore)
+        run_smc(toy, replace(FAR, target=1e-6), 1, in_turn)
 
 
 def test_long_runs_are_foretold(toy, monkeypatch):
     for method, plan, said in (
         (FAR, {}, r"9 tokens times 64 particles .* thin=0.095 would keep"),
-        (MOVED, {"light": 0, "moves": 2}, r"moves=0 takes less and is less exact; thin=0.095 "),
+        (MOVED, {"moves": 2}, r"moves=0 takes less and is less exact; thin=0.095 "),
     ):
         monkeypatch.setattr(smc, "LONG", estimated_seconds(plan_of(toy, 16, **plan), 64) / 10)
         with pytest.warns(SamplingWarning, match=said):
-            run_smc(toy, replace(method, target=1e9), 1, in_turn, ignore)
-
-
-def test_events(toy):
-    told = []
-    quiet(toy, replace(FAR, islands=20, max_particles=320), 1, in_turn, told.append)
-    assert [event.phase for event in told] == ["draw"] * 3
-    assert [event.done for event in told] == [0, 16 * 16 * 9, 20 * 16 * 9]
-    assert told[-1].done == told[-1].total
+            run_smc(toy, replace(method, target=1e9), 1, in_turn)
 
 
 def test_what_memory_cannot_hold_is_refused(toy, monkeypatch):
-    monkeypatch.setattr(smc, "KEPT_BYTES", 1000)
+    monkeypatch.setattr(smc, "MAX_UNFOLDED_BYTES", 1000)
     keep = replace(FAR, keep="particles")
-    refused(OptionError, 'use keep="means", or fewer', run_smc, toy, keep, 1, in_turn, ignore)
+    refused(OptionError, 'use keep="means", or fewer', run_smc, toy, keep, 1, in_turn)
     monkeypatch.setattr(smc, "BATCH_BYTES", 1000)
     match = r"16 particles that move would hold .* use moves=0"
-    refused(OptionError, match, run_smc, toy, MOVED, 1, in_turn, ignore)
-    quiet(toy, FAR, 1, in_turn, ignore)
+    refused(OptionError, match, run_smc, toy, MOVED, 1, in_turn)
+    quiet(toy, FAR, 1, in_turn)
 
 
 def test_pooled():

@@ -157,7 +157,7 @@ def test_more_starts_never_lower_the_bound_and_repeat_the_first():
 def test_counts_that_are_not_kept_are_made_again(monkeypatch):
     model, options = AllocationModel.nmf(3), replace(FEW, starts=6)
     kept = bound(model, TOY, options)
-    monkeypatch.setattr(variational, "KEPT", 0)
+    monkeypatch.setattr(variational, "MAX_COUNT_BYTES", 0)
     assert_array_equal(bound(model, TOY, options).mean_counts, kept.mean_counts)
 
 

@@ -11,7 +11,14 @@ from scipy.special import logsumexp
 from daskfactor.data.sources import as_blocks
 from daskfactor.errors import DataError, ModelError, OptionError, SamplingWarning
 from daskfactor.evidence.base import EvidenceProblem, checked_method
-from daskfactor.evidence.chib import Chib, average, entries, over_names, sampled_names, table
+from daskfactor.evidence.chib import (
+    Chib,
+    average,
+    entries,
+    permuted_mean,
+    sample_permutations,
+    table,
+)
 from daskfactor.evidence.gaussian_additive import GaussianAdditive
 from daskfactor.executors import SerialExecutor
 from daskfactor.kernels.linalg import log_permanent
@@ -91,7 +98,7 @@ def test_frozen_components():
 def over_all(A, count, rng):
     """The mean of a table none of whose components has a name."""
     size = len(A)
-    return over_names(A, np.arange(size), np.arange(0), sampled_names(size, count, rng))
+    return permuted_mean(A, np.arange(size), np.arange(0), sample_permutations(size, count, rng))
 
 
 def test_every_name_is_looked_at_and_named_components_keep_theirs():
@@ -105,9 +112,9 @@ def test_every_name_is_looked_at_and_named_components_keep_theirs():
     A[range(3), [2, 0, 1]] = 1.0
     assert log_permanent(A, np.empty(8)) == pytest.approx(3.0)
     A = np.array([[1.0, 9.0, 9.0], [9.0, 2.0, 3.0], [9.0, 4.0, 5.0]])
-    found = over_names(A, np.array([1, 2]), np.array([0]), None)
+    found = permuted_mean(A, np.array([1, 2]), np.array([0]), None)
     assert found == pytest.approx(1 + np.logaddexp(2 + 5, 3 + 4) - np.log(2))
-    assert over_names(A, np.arange(0), np.arange(3), None) == pytest.approx(1 + 2 + 5)
+    assert permuted_mean(A, np.arange(0), np.arange(3), None) == pytest.approx(1 + 2 + 5)
 
 
 def test_a_sample_of_names_is_without_bias():

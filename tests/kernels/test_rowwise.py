@@ -92,7 +92,7 @@ def test_frozen_components_stay_and_one_component_is_always_accepted():
     before = W.copy(), H.copy()
     fits = np.empty(5)
     law, kernels = Target(sides.by_rows, sides.by_cols, 1.0, *priors), row_kernels(Tweedie(1.0))
-    kernels.climb(W, H, law, 2)
+    kernels.start_chain(W, H, law, 2)
     accepted = kernels.run_sweeps(W, H, law, math.inf, rng, fits)
     assert 0 < accepted <= 45
     np.testing.assert_array_equal(W[:, 0], before[0][:, 0])

@@ -13,7 +13,7 @@ from daskfactor.allocation.batches import complete_network, run_batch, stretch_e
 from daskfactor.allocation.model import AllocationModel
 from daskfactor.allocation.placement import place_counts
 from daskfactor.allocation.resampling import MOVES, OFFSPRING, PURPOSES, SCHEMES, STATES, SWEEP
-from daskfactor.allocation.urns import CHUNK, LANES, Particles, fill_uniforms, start_crowd, visit
+from daskfactor.allocation.urns import CHUNK, LANES, Particles, fill_uniforms, visit
 from daskfactor.kernels.philox import philox4x32
 from daskfactor.kernels.views import Workspace
 from daskfactor.random import Stream, generator
@@ -48,7 +48,7 @@ ALMOST = 1 - 1e-6  # resamples whenever weights differ
 
 
 def moving_plan(compiled, particles, moves=1, **changes):
-    return plan_of(compiled, particles, 0, moves=moves, **changes)
+    return plan_of(compiled, particles, moves=moves, **changes)
 
 
 def moved(plan, batch=0):
@@ -75,7 +75,7 @@ class Reference:
         shared = generator(1, batch, Stream.SCHEDULE, plan.round).permutation(tokens)
         self.orders = np.tile(shared, (P, 1))
         self.tag = PURPOSES * plan.round
-        if plan.own:
+        if plan.separate_orders:
             self.orders = np.tile(tokens, (P, 1))
             key = batches.make_key(1)
             resampling.shuffle_orders(self.orders, batch, self.tag, key, np.empty(T + T % 2))
@@ -164,7 +164,7 @@ def test_plain_loops(name, model, X, own):
     """Same uniforms, same allocations, before and after moves; particles of two turns."""
     compiled = compiled_of(X, model)
     P, batch, moves = LANES + 1, 3, 2
-    plan = moving_plan(compiled, P, moves, own=own, keep=True, least=ALMOST)
+    plan = moving_plan(compiled, P, moves, separate_orders=own, unfold=True, least=ALMOST)
     assert (complete_network(plan.placement, True)[0].value.size > 0) == (name in PLAIN)
     found = moved(plan, batch)
     expected = Reference(compiled, plan, batch).run()
@@ -181,7 +181,7 @@ def test_plain_loops(name, model, X, own):
 def test_sweeps_longer_than_a_chunk():
     X = crowded(CHUNK + 45, 3, 4)
     compiled = compiled_of(X, AllocationModel.nmf(2))
-    plan = moving_plan(compiled, 3, keep=True, resampling="multinomial", least=ALMOST)
+    plan = moving_plan(compiled, 3, unfold=True, resampling="multinomial", least=ALMOST)
     found, expected = moved(plan), Reference(compiled, plan, 0).run()
     np.testing.assert_array_equal(found.counts, expected.C)
     assert found.resampled[plan.edges[1:] > CHUNK].any()
@@ -192,7 +192,7 @@ def test_sweeps_longer_than_a_chunk():
 def test_without_resampling_nothing_moves(name, model, X, own):
     """Then particles are those that do not move: the same bits if they add up in one order."""
     compiled = compiled_of(X, model)
-    plan = moving_plan(compiled, 9, own=own, keep=True, resampling=None)
+    plan = moving_plan(compiled, 9, separate_orders=own, unfold=True, resampling=None)
     found, other = moved(plan), moved(replace(plan, moves=0))
     np.testing.assert_array_equal(found.counts, other.counts)
     if "symmetric" in name:
@@ -207,9 +207,9 @@ def test_fast_and_general_agree(name, monkeypatch):
     """Rows of a state by its tokens, rows that are counted, and counts that are looked up."""
     model, X = next(problem for other, *problem in PROBLEMS if other == name)
     compiled = compiled_of(X, model)
-    fast = moved(moving_plan(compiled, 9, 2, keep=True, least=ALMOST))
+    fast = moved(moving_plan(compiled, 9, 2, unfold=True, least=ALMOST))
     monkeypatch.setattr(placement, "_is_simple", lambda *_: False)
-    plan = moving_plan(compiled, 9, 2, keep=True, least=ALMOST)
+    plan = moving_plan(compiled, 9, 2, unfold=True, least=ALMOST)
     followed = moved(plan)
     assert complete_network(plan.placement, True)[1]
     monkeypatch.setattr(batches, "_separate", lambda *_: False)
@@ -224,7 +224,7 @@ def test_fast_and_general_agree(name, monkeypatch):
 def test_pieces_of_work(monkeypatch):
     """A kernel that stops after every few tokens goes on as if it had not."""
     compiled = compiled_of(crowded(2 * CHUNK, 4), AllocationModel.nmf(3))
-    plan = moving_plan(compiled, 2 * LANES + 1, 2, keep=True)
+    plan = moving_plan(compiled, 2 * LANES + 1, 2, unfold=True)
     whole = moved(plan)
     assert whole.resampled.sum() > 3
     for work in (1.0, 5000.0):
@@ -235,7 +235,7 @@ def test_pieces_of_work(monkeypatch):
 @pytest.mark.full
 def test_states_beyond_a_byte():
     compiled = compiled_of(crowded(12, 5), AllocationModel.nmf(300))
-    plan = moving_plan(compiled, 3, keep=True, least=ALMOST)
+    plan = moving_plan(compiled, 3, unfold=True, least=ALMOST)
     found, expected = moved(plan, 2), Reference(compiled, plan, 2).run()
     assert expected.resampled
     assert (expected.z > 255).any()
@@ -270,18 +270,17 @@ def swept(compiled, net, order, states, seed):
     padded = 4 * -(-net.states // 4)
     crowd = Particles(
         tables=np.zeros((P, plan.placement.width), np.int32),
-        slots=np.zeros((P, 0), np.uint8),
         values=np.zeros((P, padded)),
         balls=np.zeros((P, net.states), np.int32),
         states=states.astype(np.uint8),
         log_weights=np.zeros(P),
         orders=order[None].astype(np.int32),
     )
-    start_crowd(net, crowd)
+    crowd.values[:, : net.states] = net.value[0] if net.value.size else 0.0
     for t, m in enumerate(order):
         for p in range(P):
             put(net, crowd, p, m, states[p, t])
-    sums, _ = batches._make_buffers(plan)
+    sums, _ = batches.make_buffers(plan)
     sums.w[:, :] = 0.0
     sums.running[:, 0] = 0.0
     rng = np.random.default_rng(seed)
@@ -318,7 +317,7 @@ def test_a_sweep_leaves_the_posterior_as_it_is(name):
     order = np.repeat(np.arange(len(compiled.values)), compiled.values)[:4]
     states, chances = posterior(compiled, order)
     start = states[rng.choice(len(states), P, p=chances)]
-    net = complete_network(place_counts(compiled, 0), True)[0]
+    net = complete_network(place_counts(compiled), True)[0]
     weights = compiled.states ** np.arange(len(order))[::-1]
 
     def p_value(net, start):
@@ -359,10 +358,10 @@ def test_uniforms_are_uniform():
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("_", "model", "X"), STILL, ids=[name for name, *_ in STILL])
 def test_plain_loops_of_particles_that_do_not_move(_, model, X, own):
-    """Same uniforms, same allocations; particles of two turns, light and dense rows."""
+    """Same uniforms, same allocations; particles of two turns."""
     compiled = compiled_of(X, model)
     P, batch = LANES + 1, 3
-    found = batch_of(plan_of(compiled, P, own=own, keep=True, resampling=None), batch)
+    found = batch_of(plan_of(compiled, P, separate_orders=own, unfold=True, resampling=None), batch)
     tokens = tokens_of(compiled)
     orders = np.tile(generator(1, batch, Stream.SCHEDULE, 0).permutation(tokens), (P, 1))
     if own:
@@ -376,34 +375,12 @@ def test_plain_loops_of_particles_that_do_not_move(_, model, X, own):
         assert found.log_weights[p] + placement.constant == pytest.approx(log_z, abs=1e-9)
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize(("_", "model", "X"), STILL, ids=[name for name, *_ in STILL])
-def test_where_counts_are_kept_does_not_matter(_, model, X, own):
-    compiled, settings = compiled_of(X, model), {"own": own, "keep": True, "least": 0.9}
-    plans = (plan_of(compiled, 9, limit, **settings) for limit in (0, 10**6, 3))
-    dense, light, mixed = map(batch_of, plans)
-    for other in (light, mixed):
-        assert other.log_z == dense.log_z
-        for name in ("log_weights", "ess", "resampled", "counts"):
-            np.testing.assert_array_equal(getattr(other, name), getattr(dense, name))
-        np.testing.assert_allclose(other.mean_counts, dense.mean_counts, rtol=1e-12)
-
-
-def test_slots_of_two_bytes():
-    compiled = compiled_of(crowded(80, 3), AllocationModel.nmf(300))
-    plans = [plan_of(compiled, 6, limit, keep=True, least=0.9) for limit in (0, 10**6)]
-    assert [j.placement.kind for j in plans] == [np.uint8, np.uint16]
-    dense, light = (batch_of(plan) for plan in plans)
-    np.testing.assert_array_equal(dense.counts, light.counts)
-    assert dense.log_z == light.log_z
-
-
 @pytest.mark.full
 def test_rows_of_many_tokens():
     """Tables of two and four bytes."""
     for total, kind in ((200, np.uint8), (40_000, np.uint16), (100_000, np.uint32)):
         X = np.array([[total // 2, total // 4], [0, total // 4]])
-        plan = plan_of(compiled_of(X, AllocationModel.nmf(2)), 2, keep=True)
+        plan = plan_of(compiled_of(X, AllocationModel.nmf(2)), 2, unfold=True)
         assert plan.placement.kind == kind
         found = batch_of(plan)
         np.testing.assert_array_equal(found.counts[:, :2].sum(axis=1), total)
@@ -411,7 +388,7 @@ def test_rows_of_many_tokens():
 
 def test_particles_do_not_depend_on_their_number():
     compiled = compiled_of(crowded(600), AllocationModel.nmf(3))
-    few, many = (batch_of(plan_of(compiled, P, resampling=None, keep=True)) for P in (3, 10))
+    few, many = (batch_of(plan_of(compiled, P, resampling=None, unfold=True)) for P in (3, 10))
     np.testing.assert_array_equal(few.counts, many.counts[:3])
     np.testing.assert_array_equal(few.log_weights, many.log_weights[:3])
 
@@ -424,7 +401,7 @@ def test_long_stretches():
     assert np.diff(edges).max() > CHUNK
     assert (edges[:-1] % 2 == 0).all()
     assert edges[-1] == X.sum()
-    found = batch_of(plan_of(compiled, 1, resampling=None, keep=True))
+    found = batch_of(plan_of(compiled, 1, resampling=None, unfold=True))
     order = generator(1, 0, Stream.SCHEDULE, 0).permutation(tokens_of(compiled))
     log_z, counts = walk(compiled, order, uniforms(len(order), 0, 0, STATES))
     np.testing.assert_array_equal(found.counts[0], counts)

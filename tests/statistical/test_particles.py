@@ -37,7 +37,7 @@ def still(compiled, count=1600, **changes):
 def moving(compiled, count=MOVES, **changes):
     """Batches of few particles that do."""
     settings = {"particles": FEW, "moves": 1, "seed": 11, "least": 1 - 1e-6} | changes
-    plan, workspace = plan_of(compiled, settings.pop("particles"), 0, **settings), Workspace()
+    plan, workspace = plan_of(compiled, settings.pop("particles"), **settings), Workspace()
     return [run_batch(plan, n, workspace) for n in range(count)], plan
 
 
@@ -58,7 +58,7 @@ REST = [(scheme, own) for scheme in (None, *SCHEMES) for own in (False, True)]
 
 @pytest.mark.parametrize(("scheme", "own"), tiered(REST, SOME.__contains__))
 def test_every_variant_is_unbiased(scheme, own):
-    assert off(still, compiled_of(TOY, MATRIX), seed=11, resampling=scheme, own=own) < 4
+    assert off(still, compiled_of(TOY, MATRIX), seed=11, resampling=scheme, separate_orders=own) < 4
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_every_variant_is_unbiased(scheme, own):
     ),
 )
 def test_every_variant_that_moves_is_unbiased(scheme, own):
-    assert off(moving, compiled_of(TOY, MATRIX), resampling=scheme, own=own) < 4
+    assert off(moving, compiled_of(TOY, MATRIX), resampling=scheme, separate_orders=own) < 4
 
 
 @pytest.mark.parametrize("scheme", tiered([None, "systematic"], bool))
@@ -80,7 +80,7 @@ def test_every_kind_of_model_is_unbiased(name, model, X, scheme):
 
 @KINDS
 def test_every_kind_of_model_is_unbiased_where_particles_move(name, model, X):
-    assert off(moving, compiled_of(X, model), own=name in ALIKE) < 4
+    assert off(moving, compiled_of(X, model), separate_orders=name in ALIKE) < 4
 
 
 def test_many_sweeps_are_unbiased():
@@ -113,7 +113,7 @@ def test_variance_of_one_particle(R):
     """On a part of the toy for which the sum over orders is short."""
     compiled = compiled_of(TOY[:, 1:] if R == 3 else TOY, AllocationModel.nmf(R))
     exact = relative_variance(compiled)
-    plan = plan_of(compiled, 400_000, resampling=None, own=True)
+    plan = plan_of(compiled, 400_000, resampling=None, separate_orders=True)
     log_p = enumerate_evidence(compiled) - plan.placement.constant
     found = float(np.var(np.exp(batch_of(plan).log_weights - log_p)))
     assert found == pytest.approx(exact, rel=0.1, abs=1e-12)
@@ -142,4 +142,4 @@ def test_posterior_means(model, X, scheme):
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @POSED
 def test_posterior_means_where_particles_move(model, X, own):
-    check_means(moving, compiled_of(X, model), own=own)
+    check_means(moving, compiled_of(X, model), separate_orders=own)
