@@ -271,7 +271,7 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
     if form is not None and form.look is not None and form.entries is not None and name is None:
         look = form.look(text, wanted)
         try:
-            long = is_long(text, look.names, look.labelled, wanted)
+            long = is_long(text, look.names, look.labelled, look.has_keys, wanted)
         except UnclearTableError as error:
             if look.fault is None:
                 raise

@@ -29,7 +29,9 @@ UNCLEAR = 3
 """Columns of a table that may be keys and values as well as a matrix."""
 
 
-def is_long(where: str, names: Sequence[str], labelled: bool, wanted: Wanted) -> bool:
+def is_long(
+    where: str, names: Sequence[str], labelled: bool, has_keys: bool, wanted: Wanted
+) -> bool:
     """Return whether a table has a line for each entry, and not one for each row of a matrix.
 
     It has if a column of it is asked for, or ``table`` says so.
@@ -42,21 +44,26 @@ def is_long(where: str, names: Sequence[str], labelled: bool, wanted: Wanted) ->
         Of its columns.
     labelled
         Whether its rows have labels besides, so that no column holds keys.
+    has_keys
+        Whether the first two columns that have names may hold keys: the first one whole numbers,
+        or anything more than once, the second one whole numbers or texts.
 
     Raises
     ------
     UnclearTableError
-        If it has three columns, and nothing says what it is.
+        If it has three columns, or keys in two of four (as where times follow ratings), and
+        nothing says what it is.
     """
     if wanted.table is not None or asked_for(wanted):
         return wanted.table is not False
-    if len(names) == UNCLEAR and not labelled:
-        columns = [_called(names, at) for at in range(UNCLEAR)]
+    named = [at for at, name in enumerate(names) if name]  # an index that was written has no name
+    if not labelled and (len(named) == UNCLEAR or (len(named) == UNCLEAR + 1 and has_keys)):
+        columns = [_called(names, at) for at in named[:UNCLEAR]]
         called = ", ".join(f"{role}={own}" for role, own in zip(ROLES, columns, strict=True))
         raise UnclearTableError(
             f"{where} could be a table with a line for each entry (row key, column key, value) or "
-            f"a matrix of {UNCLEAR} columns; say which: pass {called} (or table=True) if it has a "
-            "line for each entry, table=False if it is a matrix"
+            f"a matrix of {len(named)} columns; say which: pass {called} (or table=True) if it has "
+            "a line for each entry, table=False if it is a matrix"
         )
     return False
 
@@ -118,7 +125,12 @@ def open_frame(data: Any, wanted: Wanted) -> Source:
         frame = frame.reset_index()
     given = [str(column) for column in frame.columns]
     labelled = not (frame.index.name is None and frame.index.dtype.kind in "iu")
-    if not pairs and not is_long(name, given, labelled, wanted):
+    has_keys = False
+    if len(given) > UNCLEAR:
+        (first, second), types = frame.dtypes.iloc[:2], pd.api.types
+        has_keys = types.is_integer_dtype(first) or frame.iloc[:, 0].duplicated().any()
+        has_keys = has_keys and not types.is_float_dtype(second)
+    if not pairs and not is_long(name, given, labelled, has_keys, wanted):
         return from_pandas(_labelled(frame, given))
     if len(set(given)) < len(given):
         raise DataError(f"{name} has two columns of one name: {', '.join(given)}; rename one")

@@ -150,7 +150,7 @@ def as_blocks(
     table : bool, optional
         Whether a table has a line for each entry, or else one for each row of the matrix.
         Left out, it has a line for each entry if ``rows``, ``columns`` or ``values`` is given, and
-        a table of three columns is refused.
+        a table of three columns is refused, and one of four where the first two may be keys.
     storage_options : dict, optional
         Of a URL (of V, weights or uncertainty): how it is reached, as fsspec, dask and pandas
         take it, for example ``{"anon": True}``. By default all of it is found in the

@@ -90,13 +90,15 @@ class Wanted:
 class Look(NamedTuple):
     """Names of the columns of a table in a file.
 
-    ``labelled`` says whether its rows have labels besides; ``header`` whether the first line holds
+    ``labelled`` says whether its rows have labels besides; ``has_keys`` whether the first two
+    columns may be keys; ``header`` whether the first line holds
     the names, if this has to be told; ``fault`` what is wrong with one of the first lines, whatever
     the table is.
     """
 
     names: list[str]
     labelled: bool
+    has_keys: bool
     header: bool | None = None
     fault: str | None = None
 
@@ -193,11 +195,17 @@ def look_at_parquet(location: str, wanted: Wanted) -> Look:
     try:
         with pq.ParquetFile(opened(parquet_files(location)[0])) as file:
             schema = file.schema_arrow
+            batch = next(file.iter_batches(PIECE, columns=schema.names[:1]), None)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
     index = (schema.pandas_metadata or {}).get("index_columns", [])
     labelled = any(isinstance(own, str) for own in index)
-    return Look([name for name in schema.names if not name.startswith(INDEX_LEVEL)], labelled)
+    names = [name for name in schema.names if not name.startswith(INDEX_LEVEL)]
+    types = [schema.field(name).type for name in names[:2]]
+    repeats = batch is not None and len(batch.column(0).unique()) < len(batch)
+    has_keys = repeats or any(map(pa.types.is_integer, types[:1]))
+    has_keys = has_keys and not any(map(pa.types.is_floating, types))
+    return Look(names, labelled, has_keys)
 
 
 def look_at_csv(location: str, wanted: Wanted) -> Look:
@@ -209,13 +217,21 @@ def look_at_csv(location: str, wanted: Wanted) -> Look:
     width = len(names)
     # Writers of matrices leave the corner above the names of rows empty, or out.
     lines = [dialect.fields(line) for line in dialect.lines if line.strip()][header:]
-    corner = not names[0] or any(len(line) == width + 1 for line in lines)
+    first = [line[0] for line in lines]
+    # pandas writes the index as a column without a name: no labels where it just counts lines.
+    counts = header and not names[0] and first == [str(at) for at in range(len(lines))]
+    counts = counts and not _counts_up(names[1:])
+    corner = (not names[0] and not counts) or any(len(line) == width + 1 for line in lines)
+    pairs = [line[counts : counts + 2] for line in lines if len(line) > counts + 1]
+    keys = [key for key, _ in pairs]
+    has_keys = all(map(str.isdecimal, keys)) or len(set(keys)) < len(keys)
+    has_keys = has_keys and all(two.isdecimal() or not is_number(two) for _, two in pairs)
     if _describes_genes(names):
         names, corner = [names[0], *names[6:]], True
     told = None if dialect.names is not None and wanted.header is None else header
     split = dialect.split(iter(dialect.lines))
     faults = (fault_of(location, dialect.skipped + line, own, width) for line, own in split)
-    return Look(names, header and corner, told, next(filter(None, faults), None))
+    return Look(names, header and corner, has_keys, told, next(filter(None, faults), None))
 
 
 def _names_of(dialect: Dialect, wanted: Wanted) -> tuple[bool, list[str]]:
@@ -395,12 +411,16 @@ def _counts_up(first: Sequence[str]) -> bool:
 
 
 def chosen_columns(location: str, given: Sequence[str], wanted: Wanted) -> list[str]:
-    """Names of the columns of row keys, column keys and, unless lines are counted, values."""
-    names = [_column(location, given, wanted.rows, 0, "rows")]
-    names.append(_column(location, given, wanted.columns, 1, "columns"))
+    """Return the names of the columns of row and column keys, and of values unless lines count.
+
+    Left out, they are the first ones that have a name: an index that was written has none.
+    """
+    first = int(len(given) > 1 and not given[0])
+    names = [_column(location, given, wanted.rows, first, "rows")]
+    names.append(_column(location, given, wanted.columns, first + 1, "columns"))
     values = None if wanted.values is True else wanted.values
-    if not (values is False or (values is None and len(given) == 2)):
-        names.append(_column(location, given, values, 2, "values"))
+    if not (values is False or (values is None and len(given) == first + 2)):
+        names.append(_column(location, given, values, first + 2, "values"))
     if len(set(names)) < len(names):
         raise OptionError(
             f"rows, columns and values need different columns, got {', '.join(names)}; "

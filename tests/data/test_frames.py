@@ -124,6 +124,35 @@ def test_what_could_be_either_is_refused(tmp_path, ending):
     assert dfac.as_blocks(table, 1, table=True, unstored="zero").to_numpy().trace() == 24
 
 
+RATED = pd.DataFrame({"user": [3, 5, 3, 8], "item": [20, 20, 9, 9], "stars": [1.0, 2, 4, 5]})
+
+
+@pytest.mark.parametrize("ending", [None, "csv", "tsv", "parquet"])
+@pytest.mark.parametrize("users", [[3, 5, 3, 8], [*"abab"]], ids=["whole", "texts"])
+def test_ratings_with_their_times_are_not_fitted_as_a_matrix(tmp_path, ending, users):
+    rated = RATED.assign(user=users, time=[10, 20, 30, 40])
+    table = rated if ending is None else write(tmp_path, rated, ending)
+    refused(DataError, "matrix of 4 columns; say which: pass rows='user'", dfac.as_blocks, table)
+    data = dfac.as_blocks(table, 1, table=True, unstored="zero")
+    assert data.to_numpy().sum() == 12
+
+
+def test_measurements_and_counts_of_genes_are_matrices(tmp_path):
+    genes = pd.DataFrame({"gene": [*"abc"], "s1": [1, 2, 3], "s2": [0, 2, 1], "s3": [4, 4, 1]})
+    flowers = pd.DataFrame(np.arange(1, 13).reshape(3, 4) / 8, columns=[*"wxyz"])
+    for frame, shape in ((genes, (3, 3)), (flowers, (3, 4))):
+        for table in (frame, write(tmp_path, frame, "csv"), write(tmp_path, frame, "parquet")):
+            assert dfac.as_blocks(table).shape == shape
+
+
+def test_an_index_that_was_written_is_no_column_of_keys(tmp_path):
+    path = tmp_path / "rated.csv"
+    RATED.to_csv(path)
+    refused(DataError, "matrix of 3 columns; say which: pass rows='user'", dfac.as_blocks, path)
+    data = dfac.as_blocks(path, 1, table=True, unstored="zero")
+    assert names_of(data) == [[3, 5, 8], [9, 20]]
+
+
 @pytest.mark.parametrize(
     ("frame", "options", "message"),
     [
@@ -205,13 +234,12 @@ def test_three_columns_are_refused_until_they_are_named(tmp_path, table, ending)
 @pytest.mark.parametrize(
     "frame",
     [
-        WHOLE.assign(d=1),
+        WHOLE.assign(d=1, e=2),
         WHOLE.set_index(pd.Index(["x", "y", "z"])),
         WHOLE.rename_axis("gene"),
         WHOLE[["a"]],
         RATINGS[["user", "item"]],
         RATINGS.set_index("user"),
-        RATINGS.reset_index(),
         pd.DataFrame(np.arange(8.0).reshape(4, 2) + 0.25),
         RATINGS.set_axis(["x", "y", "z"], axis=1).set_index("x", append=True),
         pd.DataFrame(np.ones((2, 9)), columns=["doc", *"abcdefg", "word"]),
@@ -234,10 +262,10 @@ def test_names_of_rows_are_no_third_column(tmp_path, ending):
 
 
 def test_a_table_without_names_of_columns_that_holds_texts_is_told_what_to_name(tmp_path):
-    table = RATINGS.assign(item=list("abba"), time=7)
+    table = RATINGS.assign(item=list("abba"), time=7, place=1)
     for given in (table, write(tmp_path, table, "csv")):
         refused(DataError, "line for each entry name rows, columns and val", dfac.as_blocks, given)
-    ratings = RATINGS.assign(time=7)
+    ratings = RATINGS.assign(time=7, place=1)
     refused(OptionError, "entry name rows", dfac.as_blocks, ratings, unstored="missing")
 
 

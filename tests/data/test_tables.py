@@ -334,12 +334,12 @@ def test_axes_refuse_positions_outside_and_ignore_names_that_no_entry_has():
 def test_a_matrix_as_text_needs_no_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     plain, gz, zst, long = (tmp_path / f"{n}" for n in ("m.csv", "m.csv.gz", "m.csv.zst", "l.csv"))
-    plain.write_text("1,2,nan,4\n3,0,1,2\n2,2,5,1\n")
+    plain.write_text("1,2,nan,4,1\n3,0,1,2,1\n2,2,5,1,1\n")
     gz.write_bytes(gzip.compress(plain.read_bytes()))
     long.write_text("user,item,rating\nann,dune,4\nbob,dune,3\nann,emma,1\n")
     zst.write_bytes(b"")
     for path in (plain, gz):
-        np.testing.assert_array_equal(read_matrix(str(path))[1], [3, 0, 1, 2])
+        np.testing.assert_array_equal(read_matrix(str(path))[1], [3, 0, 1, 2, 1])
     for path in (long, zst):
         wanted = Wanted(table=path == long)
         refused(OptionError, r"pip install 'daskfactor\[tables\]'", read_matrix, str(path), wanted)
@@ -489,8 +489,8 @@ def test_codes_keep_their_leading_zeros(tmp_path):
     with pytest.warns(DataWarning, match="begins with 0 as codes do"):
         found = as_blocks(dense, 1, table=False)
     assert names_of(found) == [["02134", "10001"], ["a", "b"]]
-    padded = write(tmp_path, "p.csv", "05,12,03,1.5\n07,01,10,2\n")
-    assert as_blocks(padded, 1).shape == (2, 4)
+    padded = write(tmp_path, "p.csv", "05,12,03,1.5,1\n07,01,10,2,1\n")
+    assert as_blocks(padded, 1).shape == (2, 5)
     codes = ["1212092628029698048", "12120926280296980481"]
     large = write(tmp_path, "s.csv", "user,film,stars\n{},1,5\n{},2,4\n".format(*codes))
     assert names_of(converted(large))[0] == codes
