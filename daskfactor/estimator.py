@@ -23,9 +23,9 @@ from daskfactor.inference.transform import transform
 from daskfactor.models.settings import FactorModel
 from daskfactor.models.tweedie import TweedieNMF
 from daskfactor.results.align import align
+from daskfactor.results.backends import view_of
 from daskfactor.results.components import factor_moments
 from daskfactor.results.metadata import read_root
-from daskfactor.results.places import view_of
 from daskfactor.results.pointwise import log_likelihood
 from daskfactor.results.predict import with_new
 from daskfactor.results.trace import Run

@@ -1,9 +1,9 @@
-"""Publish files and folders whole: each is made beside its name, which is reserved meanwhile.
+"""Atomic publication of files and folders, with a lock on their names.
 
-``.NAME.partial`` beside NAME is the folder of the one process that makes NAME: it holds ``lock``,
-``new`` has what it makes, ``old`` what it replaces. Nothing that exists is touched before its
-replacement is whole. The next process that writes NAME puts back or removes what a killed one
-left there.
+The folder ``.NAME.partial`` next to NAME belongs to the one process that writes NAME. It contains
+``lock``, the draft in ``new``, and the replaced file or folder as ``old``. Nothing is replaced
+before its replacement is complete. The next process that writes NAME restores or removes what a
+killed process has left there.
 """
 
 import ctypes
@@ -24,24 +24,24 @@ _NO_LOCKS: Final = frozenset({ENOLCK, ENOSYS, ENOTSUP})
 _NO_LINKS: Final = frozenset({ENOSYS, ENOTSUP, EPERM})
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
-"""Constants of Linux for `renameat2`."""
+"""Constants of `renameat2` on Linux."""
 
 
 class Lock:
-    """An exclusive lock, released when the process ends in any way.
+    """Exclusive lock, released when the process ends in any way.
 
     Parameters
     ----------
     folder
-        The folder of the file ``lock``, and of ``writer``, which names the process; to be set
-        anew when the folder is renamed.
+        Folder of the file ``lock``, and of ``writer`` with the name of the process. Assign it again
+        after the folder is renamed.
     what
-        The path that the process writes, for the message.
+        Path that the process writes, for messages.
 
     Raises
     ------
     StoreError
-        If another process holds the lock, or this one already.
+        If another process, or this one, has the lock already.
     OSError
         If the files cannot be written.
     """
@@ -65,7 +65,7 @@ class Lock:
                         "give another path"
                     ) from None
                 except OSError as error:
-                    # A file system without locks: the caller has to see to it alone.
+                    # On a file system without locks the caller has to avoid two writers.
                     if error.errno not in _NO_LOCKS:
                         raise
             writer.write_text(f"{me}\n")
@@ -79,7 +79,7 @@ class Lock:
         return self._handle >= 0
 
     def is_current(self) -> bool:
-        """Check that the file in the folder is the one that is locked, not a later one."""
+        """Check that the locked file is still the one in the folder."""
         if not self.is_locked:
             return False
         with suppress(FileNotFoundError):
@@ -97,24 +97,24 @@ class Lock:
 
 
 class Publication:
-    """A name that is reserved for a file or folder in the making. Use as a context manager.
+    """Reserved name of a file or folder that is being written. A context manager.
 
     Parameters
     ----------
     path
-        The name; what a symbolic link points at is replaced, not the link.
+        Path of the file or folder; a symbolic link is followed, not replaced.
 
     Attributes
     ----------
     draft
-        The path to make the file or folder at.
+        Path to write the new file or folder to.
 
     Raises
     ------
     StoreError
-        If another process is making it.
+        If another process is writing it.
     OSError
-        If the folder that the name is in cannot be written.
+        If the parent folder cannot be written.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -151,14 +151,14 @@ class Publication:
             raise
 
     def publish(self, overwrite: bool = False) -> None:
-        """Give the draft its name, in place of what has it if that is to be replaced.
+        """Rename the draft to its name; replace an existing file or folder with ``overwrite``.
 
         Raises
         ------
         StoreError
-            If something has the name that is not replaced.
+            If the name exists and is not replaced.
         OSError
-            If it cannot be done; what was there is as it was.
+            If the draft cannot be renamed; nothing is changed then.
         """
         new, target = self.draft, self._target
         if not (overwrite and target.exists()):
@@ -177,7 +177,7 @@ class Publication:
                 raise
 
     def _put(self, new: Path, target: Path) -> None:
-        """Give a name that nothing has; an empty folder counts as nothing where one is made."""
+        """Rename to a name that does not exist; a folder may replace an empty folder."""
         try:
             if new.is_dir():
                 new.rename(target)
@@ -189,12 +189,14 @@ class Publication:
             raise
 
     def close(self) -> None:
-        """Remove a draft that was not published and what was replaced; release the name."""
+        """Remove an unpublished draft and the replaced file or folder; release the name."""
         try:
             _remove(self._new)
-            if self._target.exists():  # else it is the only one, which the next writer puts back
+            if (
+                self._target.exists()
+            ):  # otherwise it is the only copy, and the next writer restores it
                 _remove(self._old)
-            for name in ("writer", "lock"):  # which is free from now on
+            for name in ("writer", "lock"):  # now the name is free
                 _remove(self._folder / name)
         finally:
             self._lock.release()
@@ -214,17 +216,17 @@ def publishing(
     overwrite: bool = False,
     replaceable: Callable[[str], bool] | None = None,
 ) -> Iterator[Path]:
-    """Yield a path to make a file or folder at; it is published when the block ends, or never.
+    """Yield a path for a new file or folder, which is published when the block ends without error.
 
     Parameters
     ----------
     path, overwrite, replaceable
-        As for `check_free`.
+        See `check_free`.
 
     Raises
     ------
     StoreError
-        As `check_free` says, or if another process is making it.
+        See `check_free`; also if another process is writing it.
     OSError
         If it cannot be written.
     """
@@ -240,21 +242,21 @@ def check_free(
     overwrite: bool = False,
     replaceable: Callable[[str], bool] | None = None,
 ) -> None:
-    """Refuse a name that something has, unless it may be replaced.
+    """Raise StoreError if a path exists and must not be replaced.
 
     Parameters
     ----------
     path
-        The name.
+        Path of a file or folder.
     overwrite
-        Whether a file there may be replaced.
+        True if an existing file may be replaced.
     replaceable
-        Predicate of folders that may be replaced, too; default: none.
+        Predicate of folders that may be replaced, too; by default none.
 
     Raises
     ------
     StoreError
-        If it may not.
+        If it must not be replaced.
     """
     target = Path(path).expanduser()
     if not target.exists():
@@ -266,14 +268,14 @@ def check_free(
 
 
 def recover(path: str | PathLike[str]) -> None:
-    """Put back or remove what a killed process left beside a name."""
+    """Restore or remove the files that a killed process has left next to a name."""
     if _folder(_resolved(path)).exists():
         with suppress(OSError, StoreError):
             Publication(path).close()
 
 
 def restore(path: str | PathLike[str]) -> None:
-    """Put back what a killed process had set aside, where nothing has the name."""
+    """Restore a missing file or folder that a killed process was replacing."""
     if not Path(path).exists():
         recover(path)
 
@@ -290,7 +292,7 @@ def _not_replaced(target: Path) -> StoreError:
 
 
 def _resolved(path: str | PathLike[str]) -> Path:
-    """Return what a symbolic link points at, or the path itself."""
+    """Return the target of a symbolic link, or the path itself."""
     target = Path(path).expanduser()
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
@@ -300,7 +302,7 @@ def _folder(target: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder, as far as that is possible."""
+    """Remove a file or folder as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -309,19 +311,19 @@ def _remove(path: Path) -> None:
 
 
 def _link(new: Path, target: Path) -> None:
-    """Give a file a name that nothing has."""
+    """Rename a file to a name that does not exist."""
     try:
         os.link(new, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if os.path.lexists(target):  # this file system has no links
+        if os.path.lexists(target):  # a file system without hard links
             raise FileExistsError from error
         new.rename(target)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders atomically; False where the system cannot."""
+    """Exchange the names of two folders atomically; return False if this is not supported."""
     try:
         rename = ctypes.CDLL(None).renameat2
     except (AttributeError, OSError):

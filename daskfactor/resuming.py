@@ -14,7 +14,7 @@ from daskfactor.options import OnDevice, Running, verb
 from daskfactor.results.opening import open_run
 from daskfactor.results.store import RunStore
 from daskfactor.stein import posterior
-from daskfactor.urls import placed
+from daskfactor.urls import as_url
 
 
 @verb
@@ -79,7 +79,7 @@ def resume(
     with RunStore.open(path) as held:
         described = description_of(held)
         if storage_options is not None:
-            V = placed(described["source"]["location"] if V is None else V, storage_options)
+            V = as_url(described["source"]["location"] if V is None else V, storage_options)
         if "particles" not in held.attrs:
             sampling.resume_run(held, described, draws, V, memory_limit, **options)
         elif options.get("device") is not None:

@@ -1,10 +1,10 @@
-"""What a URL is, what may be told of it, how it is reached, how long one waits for it.
+"""Parse, redact and open URLs; retry policy.
 
-All that reads or writes at a path or URL asks here. A URL is one that fsspec knows; credentials
-come from the environment, as fsspec, its file systems and Icechunk take them, or as
-``storage_options``. What a network does is tried again for `patience` seconds; what will not
-change is not. Messages of servers are looked through for anything secret before a word of them is
-shown. No library that takes time to import is imported here before it is needed.
+All code that reads or writes at a path or URL uses this module. A URL is one that fsspec supports.
+Credentials come from the environment, as fsspec, its file systems and Icechunk read them, or from
+``storage_options``. Network failures are retried for `patience` seconds; permanent errors are not.
+Secrets are removed from messages of servers before they are shown. Libraries that are slow to
+import are imported only when they are needed.
 """
 
 import errno
@@ -30,23 +30,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE: Final = "DASKFACTOR_STORE_PATIENCE"
-"""Environment variable: seconds to wait for a server that does not do what it is asked."""
-USUAL_PATIENCE: Final = 300.0
+"""Environment variable: seconds to retry requests to a server that fails."""
+DEFAULT_PATIENCE: Final = 300.0
 FIRST_PATIENCE: Final = 15.0
-"""The same of a server that has never answered in this process: its name may be misspelt."""
-ATTEMPT: Final = 60.0
-"""Seconds until an answer that does not come is asked for again."""
-QUIET: Final = 5.0
-"""Seconds until somebody is told that it does not come."""
-TOLD_EVERY: Final = 60.0
-_answered: Final = set[str]()
-"""Servers that have answered anything."""
-LONGEST_PAUSE: Final = 5.0
+"""Seconds to retry a server that has never answered in this process: its name may be wrong."""
+ATTEMPT_TIMEOUT: Final = 60.0
+"""Seconds after which an attempt without an answer is cancelled and repeated."""
+FIRST_WARNING: Final = 5.0
+"""Seconds without an answer before the first warning."""
+WARNING_INTERVAL: Final = 60.0
+_responding_servers: Final = set[str]()
+"""Servers that have answered a request of this process."""
+MAX_PAUSE: Final = 5.0
 REMOTE_BUFFER: Final = 2**22
 CLOUD: Final = ("s3", "gs", "gcs", "az", "abfs", "abfss", "memory")
 """Schemes of the URLs that a run can be written to."""
-OWN_USERS: Final = ("abfs", "abfss", "adl", "az", "git", "github", "wasb", "wasbs")
-"""Schemes in which what stands before an @ is a part of the place."""
+CONTAINER_SCHEMES: Final = ("abfs", "abfss", "adl", "az", "git", "github", "wasb", "wasbs")
+"""Schemes in which the text before an @ names a container, not a user."""
 DRIVERS: Final = {
     "s3": "daskfactor[cloud]",
     "s3a": "daskfactor[cloud]",
@@ -58,17 +58,17 @@ DRIVERS: Final = {
     "abfs": "adlfs",
     "abfss": "adlfs",
 }
-"""What is installed for a scheme."""
+"""Package to install for each scheme."""
 
 
-# -- what and where -------------------------------------------------------------------------
+# -- parse and open --------------------------------------------------------------------------
 
 
 class Url(str):
-    """A URL as results, logs and errors may have it; how it is reached only `reached` tells.
+    """A URL whose text is safe to show in results, logs and errors.
 
-    As a text it has neither password nor signature. ``storage_options`` go with it, also when it
-    is pickled for a worker, and are never shown.
+    The text has neither password nor signature. `fsspec_args` returns the full URL and its
+    ``storage_options``, which are kept when it is pickled for a worker and are never shown.
     """
 
     __slots__ = ("_options", "_url")
@@ -77,61 +77,61 @@ class Url(str):
     _options: dict[str, Any]
 
     def __new__(cls, url: str, options: Mapping[str, Any] | None = None) -> "Url":
-        """Hide what is secret in a URL."""
-        made = super().__new__(cls, _bare(url))
-        made._url, made._options = url, dict(options or {})
-        return made
+        """Remove secrets from the text of a URL."""
+        text = super().__new__(cls, _without_credentials(url))
+        text._url, text._options = url, dict(options or {})
+        return text
 
     def __reduce__(self) -> Any:
         return Url, (self._url, self._options)
 
 
 def is_url(place: object) -> bool:
-    """Whether a location is a URL rather than a path of this machine."""
+    """Check whether a location is a URL, not a local path."""
     text = str(place)
     return "://" in text and not text.startswith("file://")
 
 
 def scheme_of(location: str) -> str:
-    """What a URL begins with; nothing of a path."""
+    """Return the scheme of a URL; the empty text for a path."""
     return location.partition("://")[0] if is_url(location) else ""
 
 
-def placed(data: Any, options: Mapping[str, Any] | None = None) -> Any:
-    """What the caller passed, a URL as a `Url` with its options.
+def as_url(data: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """Return data as passed, but a URL as a `Url` with its options.
 
     Raises
     ------
     OptionError
-        If there are options and no URL.
+        If there are options but no URL.
     """
-    return all_placed([data], options)[0]
+    return as_urls([data], options)[0]
 
 
-def all_placed(given: Sequence[Any], options: Mapping[str, Any] | None = None) -> list[Any]:
-    """The same of several things, one of which at least is at a URL if there are options."""
+def as_urls(inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> list[Any]:
+    """Apply `as_url` to several inputs; with options, at least one must be a URL."""
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(
             f"storage_options must be a dict, as fsspec takes it, got {type(options).__name__}"
         )
-    urls = [isinstance(one, str | PathLike) and is_url(fspath(one)) for one in given]
-    if options and not any(urls):
-        path = isinstance(given[0], str | PathLike)
-        what = "a path of this machine" if path else f"a {type(given[0]).__name__}"
+    are_urls = [isinstance(item, str | PathLike) and is_url(fspath(item)) for item in inputs]
+    if options and not any(are_urls):
+        path = isinstance(inputs[0], str | PathLike)
+        what = "a path of this machine" if path else f"a {type(inputs[0]).__name__}"
         raise OptionError(f"storage_options are for URLs, not for {what}; leave them out")
     return [
-        Url(reached(fspath(one))[0], options or reached(one)[1]) if url else one
-        for one, url in zip(given, urls, strict=True)
+        Url(fsspec_args(fspath(item))[0], options or fsspec_args(item)[1]) if is_one else item
+        for item, is_one in zip(inputs, are_urls, strict=True)
     ]
 
 
 def absolute(location: str | PathLike[str]) -> str:
-    """A local path made absolute; a URL as a `Url`, but file:// as a path.
+    """Return an absolute local path, or a URL as a `Url`; file:// becomes a path.
 
     Raises
     ------
     StoreError
-        If it is a URL that a `pathlib.Path` has cut short.
+        If it is a URL that was converted to a `pathlib.Path`, which drops a slash.
     """
     text = fspath(location)
     if is_url(text):
@@ -141,61 +141,62 @@ def absolute(location: str | PathLike[str]) -> str:
     return str(Path(text.removeprefix("file://")).expanduser().absolute())
 
 
-def located(path: str | PathLike[str]) -> str:
-    """The same of a place whose name is written down, so that it must tell nothing but where.
+def public_location(path: str | PathLike[str]) -> str:
+    """Return an absolute location that is safe to store: without credentials and query.
 
     Raises
     ------
     StoreError
         If it is a URL with credentials or a query.
     """
-    found = absolute(path)
-    if not is_url(found):
-        return found
-    url = reached(found)[0].rstrip("/")
-    if "?" in url or (scheme_of(url) in CLOUD and url != _bare(url)):
+    absolute_location = absolute(path)
+    if not is_url(absolute_location):
+        return absolute_location
+    url = fsspec_args(absolute_location)[0].rstrip("/")
+    if "?" in url or (scheme_of(url) in CLOUD and url != _without_credentials(url)):
+        safe = _without_credentials(url).partition("?")[0]
         raise StoreError(
-            f"a URL with credentials or with a query was passed ({_bare(url).partition('?')[0]}); "
+            f"a URL with credentials or with a query was passed ({safe}); "
             "leave them out: they are taken from the environment and are written nowhere"
         )
     return Url(url)
 
 
-def along(text: str, location: str) -> str:
-    """Another place, reached as one is."""
-    return Url(text, reached(location)[1]) if is_url(location) else text
+def sibling(text: str, location: str) -> str:
+    """Return another location with the ``storage_options`` of a given one."""
+    return Url(text, fsspec_args(location)[1]) if is_url(location) else text
 
 
-def inside(location: str, name: str) -> str:
-    """What has a name in a folder that is at a location."""
-    head, mark, tail = reached(location)[0].partition("?" if is_url(location) else "\0")
-    return along(f"{head.rstrip('/')}/{name}{mark}{tail}", location)
+def child(location: str, name: str) -> str:
+    """Return the location of a file in a folder."""
+    head, mark, tail = fsspec_args(location)[0].partition("?" if is_url(location) else "\0")
+    return sibling(f"{head.rstrip('/')}/{name}{mark}{tail}", location)
 
 
-def reached(location: str) -> tuple[str, dict[str, Any]]:
-    """The whole URL of a location and the options with which fsspec opens it."""
+def fsspec_args(location: str) -> tuple[str, dict[str, Any]]:
+    """Return the full URL and the storage options of a location, as fsspec takes them."""
     if isinstance(location, Url):
         return location._url, dict(location._options)
     return str(location), {}
 
 
 def file_system(location: str) -> tuple[Any, str]:
-    """The file system of a location, and the path in it."""
+    """Return the fsspec file system of a location, and the path in it."""
     from fsspec.core import url_to_fs
 
-    url, options = reached(location)
-    with reaching(location):
+    url, options = fsspec_args(location)
+    with url_errors(location):
         system, path = url_to_fs(url, **options)
     return system, path
 
 
-def opened(location: str) -> Any:
-    """What a reader takes: a local path as it is, anything else as an open file."""
-    return binary(location) if is_url(location) else location
+def path_or_file(location: str) -> Any:
+    """Return the input of a reader: a local path unchanged, a URL as an open file."""
+    return open_binary(location) if is_url(location) else location
 
 
-def binary(location: str | PathLike[str]) -> Any:
-    """A file open for reading, local or not, as its bytes are."""
+def open_binary(location: str | PathLike[str]) -> Any:
+    """Open a local or remote file to read its bytes."""
     location = fspath(location)
     if not is_url(location):
         return open(location.removeprefix("file://"), "rb")  # noqa: PTH123
@@ -203,31 +204,29 @@ def binary(location: str | PathLike[str]) -> Any:
     return io.BufferedReader(_Remote(location, system, path), REMOTE_BUFFER)
 
 
-def holds(location: str) -> str | None:
-    """Whether there is a ``"file"`` or a ``"folder"`` at a location."""
+def path_kind(location: str) -> str | None:
+    """Return ``"file"`` or ``"folder"``; None if nothing exists at a location."""
     if not is_url(location):
-        here = Path(location)
-        return "folder" if here.is_dir() else "file" if here.exists() else None
+        local = Path(location)
+        return "folder" if local.is_dir() else "file" if local.exists() else None
     system, path = file_system(location)
 
-    def look() -> str | None:
+    def find_kind() -> str | None:
         if not system.exists(path):
             return None
         return "folder" if system.isdir(path) else "file"
 
-    return persistently(look, location)
+    return retry(find_kind, location)
 
 
 class _Remote(io.RawIOBase):
-    """A file that fsspec opens, whose reads are tried again."""
+    """A file opened by fsspec whose reads are retried."""
 
-    _file: Any = None  # one that could not be opened is closed, too
+    _file: Any = None  # `close` runs even if opening has failed
 
     def __init__(self, location: str, system: Any, path: str) -> None:
         self._location = location
-        self._file = persistently(
-            lambda: system.open(path, "rb", block_size=REMOTE_BUFFER), location
-        )
+        self._file = retry(lambda: system.open(path, "rb", block_size=REMOTE_BUFFER), location)
 
     def readable(self) -> bool:
         return True
@@ -242,10 +241,10 @@ class _Remote(io.RawIOBase):
         return int(self._file.tell())
 
     def readinto(self, buffer: Any) -> int:
-        wanted = memoryview(buffer)
-        found = persistently(lambda: self._file.read(len(wanted)), self._location)
-        wanted[: len(found)] = found
-        return len(found)
+        target = memoryview(buffer)
+        data = retry(lambda: self._file.read(len(target)), self._location)
+        target[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         if not self.closed and self._file is not None:
@@ -253,44 +252,49 @@ class _Remote(io.RawIOBase):
         super().close()
 
 
-# -- asking ---------------------------------------------------------------------------------
+# -- retry -----------------------------------------------------------------------------------
 
 
 def patience() -> float:
-    """Seconds to wait for a server, as the environment says."""
-    told = os.environ.get(PATIENCE, "")
+    """Return the seconds to retry a server, from the environment variable `PATIENCE`."""
+    text = os.environ.get(PATIENCE, "")
     try:
-        found = float(told or USUAL_PATIENCE)
+        seconds = float(text or DEFAULT_PATIENCE)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
-        raise OptionError(f"{PATIENCE} must be a number of seconds, got {told!r}")
-    return found
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise OptionError(f"{PATIENCE} must be a number of seconds, got {text!r}")
+    return seconds
 
 
-def persistently(attempt: Callable[[], T], location: str) -> T:
-    """What ``attempt`` gives, tried again while the network or the server may recover.
+def retry(attempt: Callable[[], T], location: str) -> T:
+    """Return the result of ``attempt``, retried while the network or the server may recover.
 
     Raises
     ------
     DaskfactorError
-        At a URL, see `unreachable`: after `patience` seconds, or at once if waiting does not help.
+        At a URL, see `unreachable_error`: after `patience` seconds, or at once if the error is
+        permanent.
     """
-    waiting = _Waiting(location)
+    timer = _RetryTimer(location)
     while True:
         try:
-            found = attempt() if waiting.known else _within(attempt, waiting.left())
+            result = (
+                attempt()
+                if timer.is_responding
+                else _run_with_timeout(attempt, timer.seconds_left())
+            )
         except Exception as error:  # noqa: BLE001 - raised again, now or when time is up
-            time.sleep(waiting.pause(error))
+            time.sleep(timer.pause(error))
         else:
-            waiting.answered()
-            return found
+            timer.mark_responding()
+            return result
 
 
-def _within(attempt: Callable[[], T], seconds: float) -> T:
-    """What ``attempt`` gives; after so many seconds it is left to itself, with a TimeoutError.
+def _run_with_timeout(attempt: Callable[[], T], seconds: float) -> T:
+    """Return the result of ``attempt``; raise TimeoutError if it takes too long.
 
-    Libraries wait for minutes for a connection.
+    Libraries may wait minutes for a connection. Its thread is abandoned then, not stopped.
     """
     result: list[T] = []
     errors: list[Exception] = []
@@ -311,158 +315,173 @@ def _within(attempt: Callable[[], T], seconds: float) -> T:
     return result[0]
 
 
-async def patiently(attempt: Callable[[], Awaitable[T]], location: str) -> T:
-    """The same for a coroutine, each attempt ended after a minute."""
+async def retry_async(attempt: Callable[[], Awaitable[T]], location: str) -> T:
+    """Retry a coroutine as `retry` does; cancel each attempt after a minute."""
     import asyncio
 
-    waiting = _Waiting(location)
+    timer = _RetryTimer(location)
     while True:
         task = asyncio.ensure_future(attempt())
-        limit = min(ATTEMPT, max(waiting.left(), 1.0))
-        first = min(QUIET, limit)
+        limit = min(ATTEMPT_TIMEOUT, max(timer.seconds_left(), 1.0))
+        first_wait = min(FIRST_WARNING, limit)
         try:
-            done, _ = await asyncio.wait({task}, timeout=first)
+            done, _ = await asyncio.wait({task}, timeout=first_wait)
             if not done:
-                waiting.tell("no answer yet")
-            found = await asyncio.wait_for(task, limit - first)
-            waiting.answered()
-            return found
+                timer.warn("no answer yet")
+            result = await asyncio.wait_for(task, limit - first_wait)
+            timer.mark_responding()
+            return result
         except Exception as error:  # noqa: BLE001 - raised again, now or when time is up
-            await asyncio.sleep(waiting.pause(error))
+            await asyncio.sleep(timer.pause(error))
         finally:
             task.cancel()
 
 
 def _in_worker() -> bool:
-    """Return whether a worker of a cluster runs this: its client has asked the server before."""
+    """Check whether this runs in a Dask worker, whose client has reached the server before."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return False
     try:
         return distributed.get_worker() is not None
-    except ValueError:  # a thread that a worker began, or a client beside workers in its process
-        working = any(own.status.name == "running" for own in list(distributed.Worker._instances))
+    except ValueError:  # a thread started by a worker, or a client with workers in its process
+        working = any(
+            worker.status.name == "running" for worker in list(distributed.Worker._instances)
+        )
         return working and not list(distributed.Client._instances)
 
 
-class _Waiting:
-    """For how long a location has been asked in vain, and what it answered last."""
+class _RetryTimer:
+    """Times the attempts at one location and keeps its last error."""
 
     def __init__(self, location: str) -> None:
-        self._location, self._begun, self._limit = location, time.monotonic(), patience()
+        self._location, self._started, self._limit = location, time.monotonic(), patience()
         self._server = "/".join(location.split("/")[:3])
-        self.known = not is_url(location) or self._server in _answered or _in_worker()
-        if not self.known and not os.environ.get(PATIENCE):
+        self.is_responding = (
+            not is_url(location) or self._server in _responding_servers or _in_worker()
+        )
+        if not self.is_responding and not os.environ.get(PATIENCE):
             self._limit = FIRST_PATIENCE
-        self._pause, self._told = 0.05, -math.inf
-        self._answer: Exception = TimeoutError()
+        self._pause, self._last_warning = 0.05, -math.inf
+        self._last_error: Exception = TimeoutError()
 
-    def answered(self) -> None:
-        """Note that the server is there, so that it is waited for from now on."""
-        if not self.known:
-            _answered.add(self._server)
-            self.known, self._limit = True, patience()
+    def mark_responding(self) -> None:
+        """Record that the server responds, so that it is retried for the full `patience`."""
+        if not self.is_responding:
+            _responding_servers.add(self._server)
+            self.is_responding, self._limit = True, patience()
 
-    def left(self) -> float:
-        """Seconds of patience."""
-        return self._begun + self._limit - time.monotonic()
+    def seconds_left(self) -> float:
+        """Return the seconds left for retries."""
+        return self._started + self._limit - time.monotonic()
 
-    def tell(self, what: str) -> None:
-        """Log that it takes long, once a minute."""
-        if time.monotonic() - self._told < TOLD_EVERY:
+    def warn(self, reason: str) -> None:
+        """Log a warning that it takes long, at most once a minute."""
+        if time.monotonic() - self._last_warning < WARNING_INTERVAL:
             return
-        self._told = time.monotonic()
-        logger.warning("%s: %s; waiting up to %.0f seconds more", self._location, what, self.left())
+        self._last_warning = time.monotonic()
+        logger.warning(
+            "%s: %s; waiting up to %.0f seconds more", self._location, reason, self.seconds_left()
+        )
 
     def pause(self, error: Exception) -> float:
-        """Give the seconds until the next attempt, or raise what is the matter."""
+        """Return the seconds until the next attempt, or raise the error."""
         if not is_url(self._location) or isinstance(error, DaskfactorError):
             raise error
-        if not isinstance(error, TimeoutError):  # what it answered says more than its silence
-            self._answer = error
-        if any(_answer(error)):
-            self.answered()
-        trouble = trouble_of(error, self._location)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        if trouble.lasting or self.left() < self._pause:
-            waited = None if trouble.lasting else time.monotonic() - self._begun
-            raise unreachable(self._location, self._answer, waited) from shown(
-                self._answer, self._location
+        if not isinstance(error, TimeoutError):  # an answer says more than a timeout
+            self._last_error = error
+        if any(_server_answer(error)):
+            self.mark_responding()
+        diagnosis = classify_error(error, self._location)
+        self._pause = min(2 * self._pause, MAX_PAUSE)
+        if diagnosis.is_permanent or self.seconds_left() < self._pause:
+            waited = None if diagnosis.is_permanent else time.monotonic() - self._started
+            raise unreachable_error(self._location, self._last_error, waited) from safe_cause(
+                self._last_error, self._location
             )
-        self.tell(trouble.what)
+        self.warn(diagnosis.reason)
         return self._pause * random.uniform(0.5, 1)
 
 
-# -- what goes wrong ------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------
 
 
-class Trouble(NamedTuple):
-    """Why a place cannot be used, and what to do; ``lasting`` if waiting does not help."""
+class Diagnosis(NamedTuple):
+    """The reason why a location cannot be used, and the remedy.
 
-    what: str
+    ``is_permanent``: retrying does not help.
+    """
+
+    reason: str
     remedy: str
-    lasting: bool = True
+    is_permanent: bool = True
 
 
-_KNOWN: Final = {
+_DIAGNOSES: Final = {
     "NoSuchBucket|ContainerNotFound|bucket does not exist":
-        Trouble("there is no such bucket", "create it or check the URL"),
+        Diagnosis("there is no such bucket", "create it or check the URL"),
     "(?s)IcechunkError.*(NoSuchKey|BlobNotFound|Object at location|os error 2)":
-        Trouble("this was of an earlier commit, which has expired", "open the run again"),
-    "Expired|TokenRefreshRequired": Trouble("the credentials have expired", "renew them"),
+        Diagnosis("this was of an earlier commit, which has expired", "open the run again"),
+    "Expired|TokenRefreshRequired": Diagnosis("the credentials have expired", "renew them"),
     "no providers in chain provided credentials|CredentialsNotLoaded|NoCredentials"
     "|loading credentials|credentials provider was not enabled":
-        Trouble(
+        Diagnosis(
             "there are no credentials in the environment",
             "set them, or pass storage_options if it is data",
         ),
     "AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|Forbidden|Bad Request"
     "|Unauthorized|AuthenticationFailed|AuthorizationFailure|PermissionError|edentialsError":
-        Trouble("the credentials are refused", "check that they may do this and have not expired"),
+        Diagnosis(
+            "the credentials are refused",
+            "check that they may do this and have not expired",
+        ),
 }  # fmt: skip
-"""What errors of all libraries say of what the user can mend."""
-_REACH: Final = "see that it can be reached"
-_SILENCE: Final = re.compile("dispatch failure|Connect|Timeout|timed out")
-_LASTING: Final = (
+"""Diagnoses of problems that the user can fix, by patterns in the errors of all libraries."""
+_CHECK_CONNECTION: Final = "see that it can be reached"
+_NO_ANSWER: Final = re.compile("dispatch failure|Connect|Timeout|timed out")
+_PERMANENT_ERRORS: Final = (
     *(FileNotFoundError, IsADirectoryError, NotADirectoryError, MemoryError),
     *(ValueError, TypeError, LookupError, ImportError, NotImplementedError),
 )
-"""Errors that trying again does not mend."""
-_SOON_OVER: Final = (408, 425, 429)
-"""Answers of a server to a request that it may grant later, although they count as refusals."""
-_SECRET: Final = re.compile(
+"""Errors that are not retried."""
+_TEMPORARY_STATUSES: Final = (408, 425, 429)
+"""Status codes of the 400s that are worth a retry."""
+_SECRET_NAME: Final = re.compile(
     "(KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS)S?[0-9]*(_|$)", re.IGNORECASE
 )
-"""Names of variables that are secret: words at an end, as TOKENIZERS_PARALLELISM is none."""
-_NO_SECRET: Final = ("true", "false", "none", "null", "auto")
+"""Names of secret environment variables. The word must end there: TOKENIZERS_PARALLELISM is not
+secret."""
+_NOT_SECRET: Final = ("true", "false", "none", "null", "auto")
 
 
-def trouble_of(error: BaseException, location: str = "") -> Trouble:
-    """Find out why a place cannot be used; ``what`` says it without anything secret."""
-    status, code = _answer(error)
+def classify_error(error: BaseException, location: str = "") -> Diagnosis:
+    """Return the diagnosis of an error; its ``reason`` contains no secrets."""
+    status, code = _server_answer(error)
     text = f"{type(error).__name__} {code} {error}".replace(location.partition("://")[2], "")
-    for signs, known in _KNOWN.items():
-        if re.search(signs, text):
-            return known
-    said, library = _said(error, location), type(error).__module__
+    for pattern, diagnosis in _DIAGNOSES.items():
+        if re.search(pattern, text):
+            return diagnosis
+    message, library = _redacted_message(error, location), type(error).__module__
     if status or code:
         answer = " ".join(filter(None, (str(status or ""), code)))
-        refused = 400 <= status < 500 and status not in _SOON_OVER
-        return Trouble(f"it answers {answer}", "see what is the matter with it", refused)
-    lasting = isinstance(error, _LASTING) or getattr(error, "errno", None) == errno.EINVAL
+        refused = 400 <= status < 500 and status not in _TEMPORARY_STATUSES
+        return Diagnosis(f"it answers {answer}", "see what is the matter with it", refused)
+    is_permanent = (
+        isinstance(error, _PERMANENT_ERRORS) or getattr(error, "errno", None) == errno.EINVAL
+    )
     if library.startswith("botocore."):
         kinds = {kind.__name__ for kind in type(error).__mro__}
-        lasting = not kinds & {"HTTPClientError", "ConnectionError"}
-    lasting |= library.startswith("google.auth")
+        is_permanent = not kinds & {"HTTPClientError", "ConnectionError"}
+    is_permanent |= library.startswith("google.auth")
     if isinstance(error, TimeoutError) and not str(error):  # libraries ask again by themselves
-        return Trouble("it does not answer, or with errors only", _REACH, False)
-    if not lasting and _SILENCE.search(text):
-        return Trouble(f"it does not answer ({said})", _REACH, False)
-    return Trouble(f"it says: {said}", "see what it reports", lasting)
+        return Diagnosis("it does not answer, or with errors only", _CHECK_CONNECTION, False)
+    if not is_permanent and _NO_ANSWER.search(text):
+        return Diagnosis(f"it does not answer ({message})", _CHECK_CONNECTION, False)
+    return Diagnosis(f"it says: {message}", "see what it reports", is_permanent)
 
 
-def _answer(error: BaseException) -> tuple[int, str]:
-    """Status and code of what a server answered, as far as its library tells."""
+def _server_answer(error: BaseException) -> tuple[int, str]:
+    """Return the status and the error code of a server's answer; 0 and "" if unknown."""
     cause: BaseException | None = error
     while cause is not None:
         found = getattr(cause, "response", None)
@@ -479,13 +498,13 @@ def _answer(error: BaseException) -> tuple[int, str]:
 
 
 @contextmanager
-def reaching(location: str) -> Iterator[None]:
-    """Trouble on the way to a URL as one sentence; errors of local files stay what they are.
+def url_errors(location: str) -> Iterator[None]:
+    """Turn errors at a URL into one sentence; errors of local files pass unchanged.
 
     Raises
     ------
     DaskfactorError
-        At a URL, see `unreachable`.
+        At a URL, see `unreachable_error`.
     """
     try:
         yield
@@ -494,103 +513,112 @@ def reaching(location: str) -> Iterator[None]:
     except Exception as error:
         if not is_url(location):
             raise
-        raise unreachable(location, error) from shown(error, location)
+        raise unreachable_error(location, error) from safe_cause(error, location)
 
 
-def _forget(scheme: str) -> None:
-    """Have the next attempt take its credentials from the environment as it is then."""
+def _clear_credentials(scheme: str) -> None:
+    """Clear cached file systems, so that the next attempt reads credentials anew."""
     registry = sys.modules.get("fsspec.registry")
     if registry is not None and scheme in registry.registry:
         registry.registry[scheme].clear_instance_cache()
 
 
-def unreachable(location: str, error: Exception, waited: float | None = None) -> DaskfactorError:
-    """The sentence for an error on the way to a URL, where so many seconds were waited.
+def unreachable_error(
+    location: str, error: Exception, waited: float | None = None
+) -> DaskfactorError:
+    """Return the exception to raise for an error at a URL.
 
-    A DataError if nothing is there, or there is no such scheme; an OptionError if a library is not
-    installed, or does not take the options; a StoreError if it cannot be used, its ``errno``
-    being ETIMEDOUT if one has waited long enough, EIO if waiting does not help.
+    A DataError if nothing exists there or the scheme is unknown; an OptionError if a library is
+    missing or rejects the options; otherwise a StoreError. Its ``errno`` is ETIMEDOUT after
+    ``waited`` seconds of retries, EIO if the error is permanent.
     """
-    scheme, reason = scheme_of(location).rpartition("::")[2], why(error, location)
+    scheme, reason = scheme_of(location).rpartition("::")[2], error_summary(error, location)
     if isinstance(error, FileNotFoundError):
         return DataError(f"there is nothing at {location}; check the URL")
     if isinstance(error, ImportError):
         driver = DRIVERS.get(scheme)
-        get = f"run  pip install '{driver}'" if driver else "install what it names"
-        return OptionError(f"{scheme}:// is read with a library that is missing ({reason}): {get}")
+        install = f"run  pip install '{driver}'" if driver else "install what it names"
+        return OptionError(
+            f"{scheme}:// is read with a library that is missing ({reason}): {install}"
+        )
     if isinstance(error, ValueError) and "not known" in str(error):
         return DataError(f"{scheme}:// is no kind of URL that fsspec knows; check {location}")
-    if isinstance(error, TypeError) and reached(location)[1]:
+    if isinstance(error, TypeError) and fsspec_args(location)[1]:
         return OptionError(f"storage_options do not suit {location} ({reason}); correct them")
-    what, remedy, _ = trouble_of(error, location)
-    _forget(scheme)
-    since = more = ""
+    problem, remedy, _ = classify_error(error, location)
+    _clear_credentials(scheme)
+    since = patience_hint = ""
     if waited is not None:
-        since, more = f" for {waited:.0f} seconds", f", or set {PATIENCE} to more seconds"
-    failed = StoreError(f"{location} cannot be used{since}: {what}; {remedy}{more}")
-    failed.errno = errno.EIO if waited is None else errno.ETIMEDOUT
-    return failed
+        since, patience_hint = f" for {waited:.0f} seconds", f", or set {PATIENCE} to more seconds"
+    failure = StoreError(f"{location} cannot be used{since}: {problem}; {remedy}{patience_hint}")
+    failure.errno = errno.EIO if waited is None else errno.ETIMEDOUT
+    return failure
 
 
-def why(error: BaseException, location: str = "") -> str:
-    """What an error is and says, in one line, without anything that must not be told."""
-    said = _said(error, location)
-    return f"{type(error).__name__}: {said}" if str(error).strip() else said
+def error_summary(error: BaseException, location: str = "") -> str:
+    """Return the type and the message of an error in one line, without secrets."""
+    message = _redacted_message(error, location)
+    return f"{type(error).__name__}: {message}" if str(error).strip() else message
 
 
-def _said(error: BaseException, location: str) -> str:
-    """What an error says; of Icechunk's, which are trees, the last line."""
+def _redacted_message(error: BaseException, location: str) -> str:
+    """Return the message of an error without secrets; of Icechunk's trees, the last line."""
     lines = [line.strip(" |`->") for line in str(error).splitlines()]
     tree = any(line.strip().startswith(("|->", "`->")) for line in str(error).splitlines())
-    text = without_secrets(" ".join(" ".join(lines[-1:] if tree else lines).split()))
+    text = redact(" ".join(" ".join(lines[-1:] if tree else lines).split()))
     for secret in _secrets(location):
         text = text.replace(secret, "***")
     return text[:300] or type(error).__name__
 
 
-def without_secrets(text: str) -> str:
-    """Take values that the environment keeps secret out of a text."""
+def redact(text: str) -> str:
+    """Replace the values of secret environment variables in a text by asterisks."""
     for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) > 3 and value.lower() not in _NO_SECRET:
+        if _SECRET_NAME.search(name) and len(value) > 3 and value.lower() not in _NOT_SECRET:
             text = text.replace(value, "***")
     return text
 
 
-def shown(error: BaseException, location: str) -> BaseException | None:
-    """An error as the cause of another one, unless its text has something secret."""
+def safe_cause(error: BaseException, location: str) -> BaseException | None:
+    """Return an error for ``raise ... from``; None if its messages contain a secret."""
     chain: BaseException | None = error
     secrets = _secrets(location)
     while chain is not None:
         text = str(chain)
-        if without_secrets(text) != text or any(secret in text for secret in secrets):
+        if redact(text) != text or any(secret in text for secret in secrets):
             return None
         chain = chain.__cause__ or chain.__context__
     return error
 
 
 def _secrets(location: str) -> list[str]:
-    """Texts that belong to a location and must not be told."""
-    url, options = reached(location)
-    found = [url[at:] for at in (url.find("?") + 1,) if at and _bare(url) != url]
-    found += [
+    """Return the secret texts of a location."""
+    url, options = fsspec_args(location)
+    secrets = [url[at:] for at in (url.find("?") + 1,) if at and _without_credentials(url) != url]
+    secrets += [
         user.rstrip("@") for user in re.findall(r"(?<=://)[^/@]*@", url) if user not in location
     ]
-    waiting: list[Any] = [options]
-    while waiting:
-        one = waiting.pop()
-        waiting += one.values() if isinstance(one, Mapping) else ()
-        waiting += one if isinstance(one, list | tuple) else ()
-        # The address of a server is no secret, and of use in a message.
-        if isinstance(one, str) and len(one) > 3 and "://" not in one and one not in location:
-            found.append(one)
-    return sorted(found, key=len, reverse=True)
+    pending: list[Any] = [options]
+    while pending:
+        value = pending.pop()
+        pending += value.values() if isinstance(value, Mapping) else ()
+        pending += value if isinstance(value, list | tuple) else ()
+        # The address of a server is not secret and is useful in a message.
+        if (
+            isinstance(value, str)
+            and len(value) > 3
+            and "://" not in value
+            and value not in location
+        ):
+            secrets.append(value)
+    return sorted(secrets, key=len, reverse=True)
 
 
-def _bare(url: str) -> str:
-    """A URL without name and password of a user, and without what follows a question mark."""
+def _without_credentials(url: str) -> str:
+    """Return a URL without user name, password and query."""
 
     def without_user(match: re.Match[str]) -> str:
-        return match[0] if match[1] in OWN_USERS else f"{match[1]}://"
+        return match[0] if match[1] in CONTAINER_SCHEMES else f"{match[1]}://"
 
     url = re.sub(r"(\w+)://[^/@]*@", without_user, url)
     return url.partition("?")[0] if "http" in url else url

@@ -9,7 +9,7 @@ import pytest
 import daskfactor as dfac
 from daskfactor.errors import StoreError
 from daskfactor.results import files
-from daskfactor.results.repository import RepositoryPlace
+from daskfactor.results.repository import RepositoryBackend
 from tests.cli.shell import fails, succeed
 from tests.results.writer import start
 
@@ -43,7 +43,7 @@ def bits(tree):
 
 def begin_and_die(url, pipe):
     """Commit after each segment, and be killed in the middle of the draws."""
-    RepositoryPlace.every, files.DEAREST = 1e-9, 1e9
+    RepositoryBackend.checkpoint_interval, files.MAX_COST_SHARE = 1e-9, 1e9
 
     def die(event):
         if event.phase == "draw" and event.done > 35:
@@ -82,8 +82,8 @@ def test_commands_take_urls(s3, tmp_path):
 
 @pytest.mark.full
 def test_a_run_waits_for_a_server_and_stops_without_credentials(s3, tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(RepositoryPlace, "every", 1e-9)
-    monkeypatch.setattr(files, "DEAREST", 1e9)
+    monkeypatch.setattr(RepositoryBackend, "checkpoint_interval", 1e-9)
+    monkeypatch.setattr(files, "MAX_COST_SHARE", 1e9)
     url, away = s3.url(tmp_path.name), []
 
     def trouble(event):

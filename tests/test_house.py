@@ -59,8 +59,8 @@ def circles(graph):
 
 
 FOR_TYPES = [
-    ["daskfactor.executors.cluster", "daskfactor.executors.held"],
-    ["daskfactor.results.files", "daskfactor.results.places", "daskfactor.results.writer"],
+    ["daskfactor.executors.cluster", "daskfactor.executors.remote_state"],
+    ["daskfactor.results.backends", "daskfactor.results.files", "daskfactor.results.writer"],
 ]
 """Circles that only type checkers see: there may be fewer, and no others."""
 

@@ -18,7 +18,7 @@ from daskfactor import publish
 from daskfactor.errors import StoreError
 from daskfactor.plots.canvas import new_figure, save
 from daskfactor.publish import Publication, publishing, recover
-from daskfactor.results.places import LocalPlace
+from daskfactor.results.backends import LocalBackend
 from daskfactor.results.store import RunStore
 from tests.cli.shell import fails, succeed
 from tests.refusals import refused
@@ -335,13 +335,13 @@ def test_a_failed_run_removes_no_other_run(tmp_path):
 
 def test_a_failed_run_is_removed_before_others_may_write_it(tmp_path, monkeypatch):
     path, opened = tmp_path / "run.zarr", []
-    close = LocalPlace.close
+    close = LocalBackend.close
 
     def closing(self):
         close(self)
         opened.append(path.exists())
 
-    monkeypatch.setattr(LocalPlace, "close", closing)
+    monkeypatch.setattr(LocalBackend, "close", closing)
     with pytest.raises(RuntimeError), create_store(path, make_spec()):
         raise RuntimeError
     assert opened == [False]

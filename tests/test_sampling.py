@@ -497,7 +497,7 @@ def test_losses_in_a_row_count_until_something_is_saved(monkeypatch):
 
     monkeypatch.setattr(sampling.Run, "_segment", lost)
     executor = dfac.SerialExecutor()
-    executor.most_losses = 2
+    executor.max_losses = 2
     with pytest.raises(EngineError, match=r"lost 3 times in a row.* as staged"):
         dfac.sample(V0, TWO, executor=executor, **QUICK)
     assert calls == [0, 0, 0]

@@ -327,7 +327,7 @@ def test_a_variable_that_is_no_secret_hides_no_word(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setenv("MY_TOKEN", "false")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "abcdefgh")
-    assert urls.without_secrets("it is false that abcdefgh") == "it is false that ***"
+    assert urls.redact("it is false that abcdefgh") == "it is false that ***"
 
 
 def test_a_store_that_is_taken_is_refused_before_data_are_read(tmp_path, monkeypatch):

@@ -274,7 +274,7 @@ def _run_at(store: str | None) -> str | None:
     if store is None or is_url(store):
         return None
     with suppress(DaskfactorError):
-        from daskfactor.results.places import view_of
+        from daskfactor.results.backends import view_of
 
         return str(read_root(view_of(store))["attributes"]["trace_id"])
     return None

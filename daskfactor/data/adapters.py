@@ -55,7 +55,7 @@ from daskfactor.data.known import (
 )
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, DataWarning, StoreError
-from daskfactor.urls import binary, shown, why
+from daskfactor.urls import error_summary, open_binary, safe_cause
 
 FLOAT = np.dtype(np.float64)
 STRIP = 2**23
@@ -273,7 +273,7 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def npy_at(location: str) -> Source:
     """A matrix in a ``.npy`` file at a URL, of which parts are read when they are wanted."""
-    with binary(location) as file:
+    with open_binary(location) as file:
         shape, by_column, dtype = npy_header(file)
         start = file.tell()
     shape, dtype = matrix_shape(shape), check_dtype(dtype)
@@ -299,7 +299,7 @@ def _part_of_npy(
 ) -> NDArray[Any]:
     major, minor, length = (cols, rows, shape[0]) if by_column else (rows, cols, shape[1])
     size = (major.stop - major.start) * length * dtype.itemsize
-    with binary(location) as file:
+    with open_binary(location) as file:
         file.seek(start + major.start * length * dtype.itemsize)
         raw = file.read(size)
     if len(raw) < size:
@@ -337,11 +337,11 @@ def zarr_array(location: str) -> tuple[Any, str]:
         raise
     except Exception as error:  # noqa: BLE001 - every store has errors of its own
         nothing = isinstance(error, FileNotFoundError)
-        reason = "there is nothing of that kind" if nothing else why(error, location)
+        reason = "there is nothing of that kind" if nothing else error_summary(error, location)
         raise StoreError(
             f"no zarr array can be opened at {location} ({reason}); check the path, or pass that "
             "of an array or a blocked store that exists and can be read"
-        ) from shown(error, location)
+        ) from safe_cause(error, location)
     if isinstance(found, zarr.Array):
         store: Any = found.store
         return found, store.location

@@ -21,7 +21,15 @@ from daskfactor.data.entries import text_array
 from daskfactor.data.known import NAMED, SourceInfo
 from daskfactor.data.store import zarr_kind
 from daskfactor.errors import DaskfactorError, DataError, OptionError
-from daskfactor.urls import absolute, along, is_url, opened, reached, shown, why
+from daskfactor.urls import (
+    absolute,
+    error_summary,
+    fsspec_args,
+    is_url,
+    path_or_file,
+    safe_cause,
+    sibling,
+)
 
 H5AD = ".h5ad"
 RAW = "raw"
@@ -273,7 +281,7 @@ def part_in(text: str) -> tuple[str, str | None]:
     if is_url(text):
         if "/" in name or not PurePosixPath(head).suffix or head.count("/") < 3:
             return text, None
-        return along(reached(text)[0].rpartition(":")[0], text), name
+        return sibling(fsspec_args(text)[0].rpartition(":")[0], text), name
     return (text, None) if not head or Path(text).exists() else (head, name)
 
 
@@ -341,14 +349,14 @@ def open_hdf5(location: str) -> Any:
     """An HDF5 file, nothing of which is read yet."""
     h5py = require("h5py", "anndata", "HDF5 files")
     try:
-        return h5py.File(opened(location), "r")
+        return h5py.File(path_or_file(location), "r")
     except DaskfactorError:
         raise
     except OSError as error:
         if not is_url(location) and not Path(location).exists():
             raise DataError(f"{location} does not exist; check the path") from error
-        reason = str(error) if not is_url(location) else why(error, location)
+        reason = str(error) if not is_url(location) else error_summary(error, location)
         kind = "AnnData" if location.lower().endswith(H5AD) else "HDF5"
-        raise DataError(f"{location} is no {kind} file that can be read: {reason}") from shown(
+        raise DataError(f"{location} is no {kind} file that can be read: {reason}") from safe_cause(
             error, location
         )

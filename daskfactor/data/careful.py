@@ -22,10 +22,10 @@ from daskfactor.errors import StoreFormatError
 from daskfactor.machine import available_memory
 from daskfactor.urls import (
     absolute,
+    fsspec_args,
     is_url,
-    patiently,
-    reached,
-    reaching,
+    retry_async,
+    url_errors,
 )
 
 DOCUMENTS: Final = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
@@ -44,7 +44,7 @@ POINTER: Final = 8
 def zarr_store(location: str) -> "CarefulStore":
     """What is at a path or URL, as a store that zarr, xarray and anndata read: zarr or Icechunk."""
     store = plain_store(location)
-    with reaching(store.location):
+    with url_errors(store.location):
         if not any(sync(store.exists(name)) for name in DOCUMENTS[:3]):
             found = repository_store(store.location)
             if found is not None:
@@ -55,8 +55,8 @@ def zarr_store(location: str) -> "CarefulStore":
 def plain_store(location: str) -> "CarefulStore":
     """The same of zarr alone."""
     location = absolute(location)
-    with reaching(location):
-        url, options = reached(location)
+    with url_errors(location):
+        url, options = fsspec_args(location)
         if is_url(location):
             plain: Any = FsspecStore.from_url(url, options, read_only=True)
         else:
@@ -125,7 +125,7 @@ class CarefulStore(WrapperStore[Any]):
     async def _ask(self, function: Any, *args: Any) -> Any:
         if not is_url(self.location):
             return await function(*args)
-        return await patiently(partial(function, *args), self.location)
+        return await retry_async(partial(function, *args), self.location)
 
     @property
     def _supports_sync_io(self) -> bool:

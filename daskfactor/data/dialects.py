@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from daskfactor.checks import require
 from daskfactor.errors import DaskfactorError, DataError
 from daskfactor.machine import available_memory
-from daskfactor.urls import binary, is_url, why
+from daskfactor.urls import error_summary, is_url, open_binary
 
 MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "none", "?"]
 PACKINGS = (".gz", ".bz2", ".xz", ".zip", ".zst", ".lz4")
@@ -243,7 +243,9 @@ def readable(location: str | PathLike[str]) -> Iterator[None]:
 
 def unreadable(location: str, error: BaseException) -> DataError:
     """Return the DataError of a table that cannot be read."""
-    reason = why(error, location) if is_url(location) else " ".join(str(error).split())[:200]
+    reason = (
+        error_summary(error, location) if is_url(location) else " ".join(str(error).split())[:200]
+    )
     return DataError(f"{location} cannot be read as a table: {reason}")
 
 
@@ -253,7 +255,7 @@ def plain(location: str | PathLike[str]) -> Iterator[Any]:
     from fsspec.compression import compr
 
     packing = Path(fspath(location).lower()).suffix
-    with binary(location) as packed:
+    with open_binary(location) as packed:
         if packing == ".zip":
             with zipfile.ZipFile(packed) as archive, archive.open(_only(archive, location)) as file:
                 yield file

@@ -61,16 +61,16 @@ from daskfactor.data.tenx import is_hdf5, is_netcdf, matrix_in, read_hdf5, with_
 from daskfactor.errors import DaskfactorError, DataError, OptionError
 from daskfactor.machine import available_memory
 from daskfactor.urls import (
-    binary,
+    as_url,
+    child,
+    error_summary,
     file_system,
-    holds,
-    inside,
     is_url,
-    opened,
-    placed,
-    reaching,
-    shown,
-    why,
+    open_binary,
+    path_kind,
+    path_or_file,
+    safe_cause,
+    url_errors,
 )
 
 ARRAYS = ".npy, .npz, .csv, .tsv, .txt, .parquet, .zarr, .h5ad or netCDF (.nc)"
@@ -117,7 +117,7 @@ def open_sparse(source: Any, wanted: Wanted) -> Source:
     """
     if isinstance(source, BlockedData) and source.is_sparse:
         return from_blocks(source.known, source.view)
-    source = placed(source, wanted.storage_options)
+    source = as_url(source, wanted.storage_options)
     if isinstance(source, str | PathLike):
         if not is_url(fspath(source)):
             source = str(Path(fspath(source).removeprefix("file://")).expanduser())
@@ -149,7 +149,7 @@ def open_input(data: Any, wanted: Wanted = ANYTHING) -> Source:
     OptionError
         If columns of a table are named, and it is none.
     """
-    data = placed(data, wanted.storage_options)
+    data = as_url(data, wanted.storage_options)
     wanted = replace(wanted, storage_options=None)
     if wanted.layer is not None or wanted.mask_var is not None:
         data = part_of(data, wanted.layer, wanted.mask_var)
@@ -203,7 +203,9 @@ def is_readable_file(text: str) -> bool:
         return True
     if is_url(text):
         kind = zarr_kind(text)
-        return kind == "group" if kind else _holds_parquet(text) or bool(holds(part_in(text)[0]))
+        return (
+            kind == "group" if kind else _holds_parquet(text) or bool(path_kind(part_in(text)[0]))
+        )
     path, head = Path(text), text.rpartition(":")[0]
     if path.is_file() or _holds_parquet(text) or matrix_in(text):
         return True
@@ -213,7 +215,7 @@ def is_readable_file(text: str) -> bool:
 def _holds_parquet(text: str) -> bool:
     """Whether a location is that of a folder with such files, or with folders ``key=value``."""
     if is_url(text):
-        return zarr_kind(text) is None and holds(text) == "folder" and bool(parquet_files(text))
+        return zarr_kind(text) is None and path_kind(text) == "folder" and bool(parquet_files(text))
     return Path(text).is_dir() and has_parquet(*file_system(text))
 
 
@@ -288,7 +290,7 @@ def read_matrix(text: str, wanted: Wanted = ANYTHING) -> Any:
             raise DataError(
                 f"{location} holds one matrix, without a name, not {name!r}; give {location}"
             )
-        with reaching(location):
+        with url_errors(location):
             return form.array(location, name, wanted)
     if name is None and zarr_kind(location) in ("blocks", "array", "run"):
         return location  # as_blocks opens it, or refuses it with the right sentence
@@ -354,7 +356,7 @@ def _sparse_archive(location: str, arrays: Mapping[str, Any], wanted: Wanted) ->
     }
     if wanted.rows is None and ("format" in arrays or "indptr" in arrays):
         if "format" in arrays:
-            with binary(location) as file:
+            with open_binary(location) as file:
                 matrix = sparse.load_npz(file)
         else:
             parts = arrays["data"], arrays["indices"], arrays["indptr"]
@@ -380,7 +382,7 @@ def label_file(target: Path, side: str) -> Path:
 def _why(error: BaseException, location: str) -> str:
     """What NumPy says, but for advice to load what may be anything."""
     foreign = any(word in str(error) for word in ("pickle", "Python objects"))
-    text = why(error, location) if is_url(location) else str(error)
+    text = error_summary(error, location) if is_url(location) else str(error)
     return "it holds no numbers, or is no file of NumPy's" if foreign else text
 
 
@@ -388,7 +390,7 @@ def _why(error: BaseException, location: str) -> str:
 def _archive(location: str) -> Iterator[Any]:
     """A NumPy archive, whose arrays together are no larger than memory."""
     try:
-        with binary(location) as file:
+        with open_binary(location) as file:
             with zipfile.ZipFile(file) as members:
                 size = sum(member.file_size for member in members.infolist())
             if size > available_memory():
@@ -404,7 +406,7 @@ def _archive(location: str) -> Iterator[Any]:
     except (OSError, MemoryError, *UNREADABLE) as error:
         raise DataError(
             f"{location} is no NumPy archive that can be read: {_why(error, location)}"
-        ) from shown(error, location)
+        ) from safe_cause(error, location)
 
 
 def _matrices(archive: Any) -> list[str]:
@@ -455,7 +457,7 @@ def _read_npy(location: str, name: str | None, wanted: Wanted) -> Any:
     except UNREADABLE as error:
         raise DataError(
             f"{location} is no NumPy array file that can be read: {_why(error, location)}"
-        ) from shown(error, location)
+        ) from safe_cause(error, location)
 
 
 def _read_parquet(location: str, name: str | None, wanted: Wanted) -> Any:
@@ -465,7 +467,7 @@ def _read_parquet(location: str, name: str | None, wanted: Wanted) -> Any:
 
     parts = []
     for path in parquet_files(location):
-        with pq.ParquetFile(opened(path)) as file:
+        with pq.ParquetFile(path_or_file(path)) as file:
             about = file.metadata
             groups = map(about.row_group, range(about.num_row_groups))
             size = sum(group.total_byte_size for group in groups)
@@ -494,7 +496,7 @@ def _dataset(location: str) -> Any:
     if zarr_kind(location) is None:
         if not is_url(location):
             return xr.open_dataset(location, chunks={})
-        return xr.open_dataset(binary(location), engine="h5netcdf", chunks={})
+        return xr.open_dataset(open_binary(location), engine="h5netcdf", chunks={})
     store: Any = zarr_store(location)
     told: dict[str, Any] = {"engine": "zarr", "group": store.inside, "chunks": {}}
     try:  # a server of files has no list of them
@@ -515,7 +517,7 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
         except Exception:  # noqa: BLE001 - of arrays that zarr refuses it tells nothing more
             arrays = []
         if name in arrays:
-            return inside(location, name)
+            return child(location, name)
         if arrays:
             raise DataError(
                 f"{location} holds {len(arrays)} zarr array{'s' if len(arrays) > 1 else ''} "
@@ -525,7 +527,7 @@ def _read_labelled(location: str, name: str | None, wanted: Wanted) -> Any:
         told = f". xarray says: {reason}"
         if "did not find a match" in reason:
             told = _if_text(location)
-        raise DataError(f"{location} cannot be read; give {ARRAYS}{told}") from shown(
+        raise DataError(f"{location} cannot be read; give {ARRAYS}{told}") from safe_cause(
             error, location
         )
     # A store lists its arrays in no order of its own.
@@ -551,7 +553,7 @@ def _if_text(location: str) -> str:
     """Return advice for a file of unknown kind, if it holds text."""
     if is_url(location) or not Path(location).is_file():
         return ""
-    with binary(location) as file:
+    with open_binary(location) as file:
         text = file.read(2**12)
     printable = bool(text) and not re.search(rb"[\x00-\x08\x0e-\x1f]", text)
     return "; if it is a table of text, copy it to a name that ends in .csv" if printable else ""

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.urls import (
     CLOUD,
-    along,
     file_system,
+    fsspec_args,
     is_url,
-    patiently,
-    persistently,
-    reached,
+    retry,
+    retry_async,
     scheme_of,
+    sibling,
 )
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def repository_store(location: str) -> tuple[Any, str] | None:
         names.insert(0, name)
         if len(names) > MOST_ABOVE or above.count("/") < (3 if is_url(location) else 1):
             return None
-        here = along(above, location)
+        here = sibling(above, location)
     store = repository_at(here).readonly_session("main").store
     return store, "/".join(names)
 
@@ -49,7 +49,7 @@ def is_repository(location: str) -> bool:
         return any((Path(location) / name).exists() for name in REPOSITORY)
     system, path = file_system(location)
     return bool(
-        persistently(
+        retry(
             lambda: any(system.exists(f"{path}/{name}") for name in REPOSITORY),
             location,
         )
@@ -63,10 +63,10 @@ _IN_MEMORY: dict[str, Any] = {}
 
 
 def ask(location: str, function: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
-    """Ask what is at a location, patiently, from a thread that may wait."""
+    """Call an asynchronous function from a thread that may wait, and retry it."""
     from zarr.core.sync import sync
 
-    return sync(patiently(partial(function, *args, **options), location))
+    return sync(retry_async(partial(function, *args, **options), location))
 
 
 def is_installed() -> bool:
@@ -114,7 +114,7 @@ def icechunk_storage(location: str) -> Any:
     """
     import icechunk
 
-    url, options = reached(location)
+    url, options = fsspec_args(location)
     if not is_url(url):
         return icechunk.local_filesystem_storage(url)
     scheme, _, rest = url.partition("://")

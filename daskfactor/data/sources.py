@@ -38,7 +38,7 @@ from daskfactor.data.tables import Wanted
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.machine import available_memory, memory_budget
 from daskfactor.options import Weighing, verb
-from daskfactor.urls import all_placed, placed
+from daskfactor.urls import as_url, as_urls
 
 NEGLIGIBLE = 2**26
 SURELY = 4
@@ -215,7 +215,7 @@ def blocks_of(
     unstored, wanted = reading.get("unstored"), Wanted.of(reading)
     kind = checked_options(dtype, unstored, workers)
     given = V, reading.get("uncertainty"), reading.get("weights")
-    V, *beside = all_placed(given, wanted.storage_options)
+    V, *beside = as_urls(given, wanted.storage_options)
     wanted, cells = replace(wanted, storage_options=None), asked(*beside)
     if isinstance(V, BlockedData):
         refuse_columns(V, wanted)
@@ -260,7 +260,7 @@ def blocks_of(
 
 def stores_all(V: Any) -> bool:
     """Whether an input is dense: then there is no entry that it does not store."""
-    (V,) = all_placed((V,), None)
+    (V,) = as_urls((V,), None)
     return not _source_of(V, ANYTHING, _store_at(V, ANYTHING)).is_sparse
 
 
@@ -404,7 +404,7 @@ def _serves(
 
 def _store_at(V: Any, wanted: Wanted) -> BlockStore | None:
     """The blocked store whose path or URL this is, of which there is nothing to choose."""
-    V = placed(V, wanted.storage_options)
+    V = as_url(V, wanted.storage_options)
     if not is_blocked_store(V):
         return None
     refuse_columns(V, wanted)

@@ -60,7 +60,16 @@ from daskfactor.errors import DaskfactorError, StoreError, StoreFormatError
 from daskfactor.kernels.views import NARROW_COLUMNS, SparseBlock, index_type, pointer_type
 from daskfactor.machine import available_memory
 from daskfactor.publish import Publication, restore
-from daskfactor.urls import absolute, along, file_system, is_url, reached, reaching, shown, why
+from daskfactor.urls import (
+    absolute,
+    error_summary,
+    file_system,
+    fsspec_args,
+    is_url,
+    safe_cause,
+    sibling,
+    url_errors,
+)
 
 FORMAT = "daskfactor-blocked-sparse"
 FORMAT_VERSION = 1
@@ -172,10 +181,10 @@ class BlockStore:
             columns = np.asarray(self._columns[entry : entry + stored])
             starts = np.asarray(self._starts[start : start + m + 1])
         except Exception as error:  # noqa: BLE001 - every store has errors of its own
-            raise _unreadable(self.location, error, what) from shown(error, self.location)
+            raise _unreadable(self.location, error, what) from safe_cause(error, self.location)
         if crc32((values, columns, starts)) != checksum:
-            why = ValueError("its checksum is not what it was when it was written")
-            raise _unreadable(self.location, why, what)
+            fault = ValueError("its checksum is not what it was when it was written")
+            raise _unreadable(self.location, fault, what)
         if not _inside(starts, columns, n):
             raise _unreadable(self.location, ValueError("it has entries outside of it"), what)
         values = values if dtype is None else values.astype(dtype, copy=False)
@@ -272,7 +281,7 @@ class StoreWriter:
             self._target = str(self._publication.draft)
         elif self._replaced is not None:
             beside = f"{self.location.rstrip('/')}.{uuid.uuid4().hex}.partial"
-            self._target = along(beside, self.location)
+            self._target = sibling(beside, self.location)
         self._group: Any = None
         self._arrays: dict[str, list[Any]] = {}
 
@@ -296,7 +305,7 @@ class StoreWriter:
         import zarr
 
         self._claim()
-        url, options = reached(self._target)
+        url, options = fsspec_args(self._target)
         self._group = zarr.open_group(url, mode="r+", storage_options=options or None)
         rows = np.repeat(np.array(grid.rows.sizes) + 1, grid.blocks)
         entries, square = counts.ravel(), (grid.blocks, grid.blocks)
@@ -397,7 +406,7 @@ class StoreWriter:
     def _check_place(self) -> bytes | None:
         """Refuse what may not be replaced; return the root document of a store that may be."""
         files, place = self._files, self._place
-        with reaching(self.location):
+        with url_errors(self.location):
             if not files.exists(place) or (files.isdir(place) and not files.ls(place)):
                 return None
         if not is_blocked_store(self.location):
@@ -407,7 +416,7 @@ class StoreWriter:
             )
         if not self._overwrite:
             raise self._exists_already()
-        with reaching(self.location):
+        with url_errors(self.location):
             root = f"{place}/{NODE}"
             return bytes(files.cat_file(root)) if files.exists(root) else b""
 
@@ -477,7 +486,7 @@ class StoreWriter:
         files, new = file_system(self._target)
         root, place = new + f"/{NODE}", self._place
         try:
-            with reaching(self.location):
+            with url_errors(self.location):
                 files.invalidate_cache()
                 others = [name for name in files.find(new) if name != root]
                 self._group = None  # the new one is all that there is from now on: none to abort
@@ -590,9 +599,9 @@ def _open_group(location: str) -> Any:
         if is_blocked_store(location):
             raise _unreadable(location, ValueError(str(error))) from error
         raise StoreError(
-            f"no store can be opened at {location} ({why(error, location)}); give the "
+            f"no store can be opened at {location} ({error_summary(error, location)}); give the "
             "path or URL of a store that daskfactor convert made"
-        ) from shown(error, location)
+        ) from safe_cause(error, location)
     return found
 
 
@@ -627,7 +636,7 @@ def _unreadable(location: str, error: Exception, what: str = "") -> StoreError:
     """The error for a store, or a block of it, that is damaged or cannot be reached."""
     if isinstance(error, DaskfactorError):
         return error if isinstance(error, StoreError) else StoreError(str(error))
-    reason = f"{error}" if type(error) is ValueError else why(error, location)
+    reason = f"{error}" if type(error) is ValueError else error_summary(error, location)
     advice = "convert the data again, or copy the store again from where it came from"
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return StoreError(
@@ -646,20 +655,20 @@ def writing_errors(location: str) -> Iterator[None]:
         raise
     except OSError as error:
         full = error.errno in DISK_FULL
-        told = why(error, location) if is_url(location) else str(error)
+        told = error_summary(error, location) if is_url(location) else str(error)
         cause = "there is no room left" if full else told
         remedy = "free some room" if full else "make its place writable"
         raise StoreError(
             f"the store {location} could not be written: {cause}; nothing was left there, so "
             f"{remedy} and convert again"
-        ) from shown(error, location)
+        ) from safe_cause(error, location)
     except Exception as error:
         if not is_url(location):
             raise
         raise StoreError(
-            f"the store {location} could not be written: {why(error, location)}; what is there is "
-            "unfinished and no store, so see that it can be reached and convert again"
-        ) from shown(error, location)
+            f"the store {location} could not be written: {error_summary(error, location)}; what is "
+            "there is unfinished and no store, so see that it can be reached and convert again"
+        ) from safe_cause(error, location)
 
 
 def chunk_length(counts: NDArray[np.int64], itemsize: int) -> int:

@@ -38,11 +38,11 @@ from daskfactor.data.entries import PIECE, Keys, Piece
 from daskfactor.data.known import DEFAULT_DIMS, Labels, SourceInfo, usable_dims
 from daskfactor.errors import DataError, DataWarning, OptionError
 from daskfactor.urls import (
-    along,
     file_system,
     is_url,
-    opened,
-    reaching,
+    path_or_file,
+    sibling,
+    url_errors,
 )
 
 Column = str | int
@@ -110,9 +110,9 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
 
     paths = parquet_files(location)
     try:
-        with pq.ParquetFile(opened(paths[0])) as file:
+        with pq.ParquetFile(path_or_file(paths[0])) as file:
             schema = file.schema_arrow
-        entries = sum(pq.read_metadata(opened(path)).num_rows for path in paths)
+        entries = sum(pq.read_metadata(path_or_file(path)).num_rows for path in paths)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(location, error) from error
     names = chosen_columns(location, schema.names, wanted)
@@ -122,7 +122,7 @@ def open_parquet(location: str, wanted: Wanted) -> Source:
     def pieces(add: bool) -> Iterator[Piece]:
         for path in paths:
             try:
-                with pq.ParquetFile(opened(path), read_dictionary=texts) as file:
+                with pq.ParquetFile(path_or_file(path), read_dictionary=texts) as file:
                     for batch in file.iter_batches(PIECE, columns=names):
                         yield _piece(location, batch, names)
             except (pa.ArrowException, KeyError) as error:
@@ -193,7 +193,7 @@ def look_at_parquet(location: str, wanted: Wanted) -> Look:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(opened(parquet_files(location)[0])) as file:
+        with pq.ParquetFile(path_or_file(parquet_files(location)[0])) as file:
             schema = file.schema_arrow
             batch = next(file.iter_batches(PIECE, columns=schema.names[:1]), None)
     except (pa.ArrowException, OSError) as error:
@@ -344,7 +344,7 @@ def read_table(location: str | PathLike[str]) -> Any:
 def parquet_files(location: str) -> list[str]:
     """The file itself, or those of a folder; what begins with a dot or underscore is no data."""
     system, path = file_system(location)
-    with reaching(location):
+    with url_errors(location):
         if not system.exists(path):
             raise DataError(f"{location} does not exist")
         if not system.isdir(path):
@@ -358,7 +358,7 @@ def parquet_files(location: str) -> list[str]:
         )
     if not is_url(location):
         return found
-    return [along(system.unstrip_protocol(name), location) for name in found]
+    return [sibling(system.unstrip_protocol(name), location) for name in found]
 
 
 def has_parquet(system: Any, folder: str) -> bool:

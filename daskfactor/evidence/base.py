@@ -236,7 +236,7 @@ def log_evidence(
             hyper = model.resolve(run.data.level, phi)
             model = replace(model, **hyper._asdict())
         problem = EvidenceProblem(run.data, model, run.seed, run.executor, run.on_event)
-        return run.executor.until_kept(partial(method.estimate, problem))
+        return run.executor.retry_on_loss(partial(method.estimate, problem))
 
 
 def checked_method(method: object, model: Any) -> EvidenceMethod:

@@ -418,7 +418,7 @@ class _Sweeps:
             self.run(len(batch), "draw")
             cycles = range(self.cycle - len(batch), self.cycle)
             drawn = [self.state.sums((cycle, POINT), factor) for cycle in cycles]
-            self.state.forget()
+            self.state.clear_records()
             bands = [np.stack(records) for records in zip(*drawn, strict=True)]
             yield np.sum(bands, axis=0) if factor == ROWS else np.concatenate(bands, axis=1)
         self.program = plain

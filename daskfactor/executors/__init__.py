@@ -1,4 +1,4 @@
-"""Executors and plans: where and in which order block operations run, and which one suits."""
+"""Executors, which run plans of block operations, and the choice between them."""
 
 import logging
 from functools import partial
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import BlockProgram, Executor, Work, perform
+from daskfactor.executors.base import BlockProgram, Executor, Work, run_operation
 from daskfactor.executors.plan import Op
 from daskfactor.executors.state import ChainState
 from daskfactor.executors.tasks import TasksExecutor
@@ -33,25 +33,25 @@ __all__ = [
 ]
 
 LanesExecutor = ThreadsExecutor
-"""The name of version 0.1."""
+"""Name of `ThreadsExecutor` in version 0.1."""
 
 Trial = tuple[BlockProgram, Op, ChainState, BlockedData]
-"""One operation to be timed on a worker, and what it is done with."""
+"""Operation to be timed on a worker, with its program, state and data."""
 
 logger = logging.getLogger(__name__)
 
 LONG_BLOCK = 1.0
-"""Seconds from which on a segment, a cycle at least, is too long to lose as a whole."""
-TASK_WORTHY = 0.1
-"""Seconds from which on a block is worth a Dask task of its own."""
+"""Seconds of a block above which a segment (one cycle or more) is too expensive to lose."""
+TASK_SECONDS = 0.1
+"""Seconds of a block above which the overhead of a Dask task is small."""
 DENSE_SPEED = 4e10
-"""Floating-point operations a second that a core does at least in dense blocks."""
+"""Floating-point operations per second of a core in dense blocks, a lower bound."""
 SPARSE_SPEED = 1e9
-"""Stored entries times components a second in sparse ones."""
-TIMES = 3
-"""Times that an operation is timed; the shortest counts."""
+"""Stored entries times components per second of a core in sparse blocks."""
+N_TIMINGS = 3
+"""Number of timings of an operation, of which the shortest is used."""
 
-_HERE: dict[str, Any] = {
+_LOCAL_EXECUTORS: dict[str, Any] = {
     "serial": SerialExecutor,
     "tasks": TasksExecutor,
     "threads": ThreadsExecutor,
@@ -60,25 +60,25 @@ _HERE: dict[str, Any] = {
 
 
 def make_executor(executor: str | Executor, client: "Client | None" = None) -> Executor:
-    """Make an executor from its name; return an object as it is.
+    """Return the executor with a name; return an executor object unchanged.
 
     Parameters
     ----------
     executor
-        ``"serial"`` and ``"threads"`` (or ``"lanes"``, as it was called) run in this
-        process; ``"tasks"`` on a scheduler of this process or, with a client, on its
-        cluster; ``"ring"`` on a client's cluster.
+        ``"serial"`` and ``"threads"`` (formerly ``"lanes"``) run in this process; ``"tasks"`` on a
+        scheduler of this process or, with a client, on its cluster; ``"ring"`` on a client's
+        cluster.
     client
         A `distributed` client.
 
     Raises
     ------
     OptionError
-        If the name is unknown, or does not go with having a client or none.
+        If the name is unknown, or needs a client, or cannot be used with one.
     """
     if not isinstance(executor, str) and hasattr(executor, "run"):
         return executor
-    if executor not in (*_HERE, "ring"):
+    if executor not in (*_LOCAL_EXECUTORS, "ring"):
         raise OptionError(
             'executor must be one of "threads", "serial", "tasks", "ring" or an executor object, '
             f"got {executor!r}"
@@ -94,9 +94,9 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
             'or "tasks" with a client, or leave client out'
         )
     if client is None:
-        here: Executor = _HERE[str(executor)]()
-        return here
-    # `distributed` costs a second to import and is not needed without a client.
+        local: Executor = _LOCAL_EXECUTORS[str(executor)]()
+        return local
+    # `distributed` takes a second to import and is needed only with a client.
     if executor == "ring":
         from daskfactor.executors.ring import RingExecutor
 
@@ -107,7 +107,7 @@ def make_executor(executor: str | Executor, client: "Client | None" = None) -> E
 
 
 def device_options(device: Any) -> "CUDA | None":
-    """Say how a GPU is used, None where none is.
+    """Return the options of the GPU; None for processors.
 
     Raises
     ------
@@ -129,27 +129,27 @@ def device_options(device: Any) -> "CUDA | None":
 
 
 def on_device(device: "CUDA", executor: str | Executor, client: "Client | None") -> Executor:
-    """Make the executor of a GPU.
+    """Return the executor of a GPU.
 
     Parameters
     ----------
     device
-        How it is used.
+        Options of the GPU.
     executor, client
-        As the caller gave them. With a client every worker uses the GPU that it sees, which
-        `dask-cuda` makes a different one for each.
+        The caller's arguments. With a client every worker uses its visible GPU; with `dask-cuda`
+        each worker has another one.
 
     Raises
     ------
     OptionError
-        If there is no GPU here, without a client, or these options do not go together.
+        If there is no GPU in this process (without a client), or the options are incompatible.
     """
-    from daskfactor.executors.device import DeviceExecutor, OnWorkers, gpu_name
+    from daskfactor.executors.device import DeviceExecutor, WorkerPlacement, gpu_name
 
     if client is not None and executor in ("auto", "ring"):
         ring = make_executor("ring", client)
         names: dict[str, str] = client.run(gpu_name)
-        ring.place = OnWorkers(device)
+        ring.placement = WorkerPlacement(device)
         ring.device = f"cuda: {', '.join(sorted(set(names.values())))}"
         ring.reason = "the GPUs of a cluster's workers"
         return ring
@@ -162,7 +162,7 @@ def on_device(device: "CUDA", executor: str | Executor, client: "Client | None")
 
 
 class Choice(NamedTuple):
-    """An executor's name, the sentence that says why, and the same for a status line."""
+    """Name of the chosen executor, and the reason: as a sentence and short for a status line."""
 
     name: str
     reason: str
@@ -170,7 +170,7 @@ class Choice(NamedTuple):
 
 
 def block_seconds(data: BlockedData, width: int) -> float:
-    """About how long the largest block's update takes on one core, from its size."""
+    """Return the estimated seconds to update the largest block on one core, from its size."""
     if data.is_sparse:
         return float(data.n_stored.max()) * width / SPARSE_SPEED
     rows, cols = max(data.grid.rows.sizes), max(data.grid.cols.sizes)
@@ -180,29 +180,28 @@ def block_seconds(data: BlockedData, width: int) -> float:
 def choose_executor(
     client: "Client", data: BlockedData, width: int, trial: Trial | None = None
 ) -> Choice:
-    """``"ring"`` or ``"tasks"`` for the workers of a client.
+    """Return ``"ring"`` or ``"tasks"`` for the workers of a client, with the reason.
 
-    A ring needs all its workers from the beginning of a segment to its end, and
-    costs a millisecond or two a hop that hides behind the blocks; tasks cost some
-    five milliseconds each, and go wherever there is a worker. So tasks suit
-    clusters that grow and shrink by themselves, and blocks so long that a ring's
-    segment would be dear to lose.
+    A ring needs all its workers during a segment. A transfer between workers takes one or two
+    milliseconds, which overlap with block updates. A task has an overhead of about five
+    milliseconds and can run on any worker. So tasks suit adaptive clusters, and blocks so long
+    that the loss of a ring's segment is expensive.
 
     Parameters
     ----------
     client
         A synchronous client.
     data, width
-        What a block update's cost is estimated from.
+        Data and number of components, from which the time of a block update is estimated.
     trial
-        An operation to time on a worker instead.
+        Operation to time on a worker instead of the estimate.
     """
     from daskfactor.executors.cluster import is_adaptive
 
     if trial is None:
         seconds, about = block_seconds(data, width), "about "
     else:
-        # Sent inside a function, which is packed: arrays lie where compiled kernels expect them.
+        # The function is pickled with the arrays, so that they are aligned on the worker.
         timed = partial(_time_trial, trial)
         (seconds,), about = make_executor("tasks", client).map(timed, [None], "time-block"), ""
     workers = len(client.nthreads())  # type: ignore[no-untyped-call]
@@ -214,7 +213,7 @@ def choose_executor(
         f"blocks of {about}{_duration(seconds)}",
     )
     if is_adaptive(client):
-        but = "" if seconds >= TASK_WORTHY else ", although a ring on a fixed cluster is faster"
+        but = "" if seconds >= TASK_SECONDS else ", although a ring on a fixed cluster is faster"
         reason = f"the cluster grows and shrinks by itself; {takes}{but}"
         choice = Choice("tasks", reason, "adaptive cluster")
     elif seconds >= LONG_BLOCK:
@@ -237,9 +236,9 @@ def _duration(seconds: float) -> str:
 
 
 def _time_trial(trial: Trial, item: None, workspace: Workspace) -> float:
-    """Time one operation, on copies; the first run compiles and is not counted."""
+    """Return the shortest time of an operation on copies, after a first run that compiles."""
     del item
     program, op, state, data = trial
     work = Work((), program, data)
-    seconds = [perform(op, work, state.copy(), workspace)[1] for _ in range(TIMES + 1)]
+    seconds = [run_operation(op, work, state.copy(), workspace)[1] for _ in range(N_TIMINGS + 1)]
     return min(seconds[1:])

@@ -1,4 +1,4 @@
-"""How workers of unequal speed share bands: by the seconds that their operations took before."""
+"""Load balancing: share row bands by the measured speeds of workers."""
 
 import logging
 import statistics
@@ -8,67 +8,67 @@ from daskfactor.executors.threads import share_bands
 
 logger = logging.getLogger(__name__)
 
-NEWS = 0.5
-"""Weight of the last segment; the rest is that of those before."""
-FORGETTING = 0.1
-"""Of what sets a worker without bands apart, lost by segment: one that was slow is tried again."""
-SHORTEST = 0.05
-"""Seconds within operations from which on a segment tells how fast workers are."""
-WORTH = 0.9
-"""Share of the time that a segment would take otherwise, for which bands are moved."""
+SMOOTHING = 0.5
+"""Weight of the last segment in the moving average of speeds."""
+IDLE_DECAY = 0.1
+"""Decay per segment of the measured slowness of an idle worker, so that it is used again."""
+MIN_SECONDS = 0.05
+"""Seconds of operations in a segment below which speeds are not measured."""
+MAX_TIME_RATIO = 0.9
+"""Ratio of the expected times after and before a move of bands, below which they are moved."""
 
 
-class Balance:
-    """Measures workers, and shares row bands out so that all finish soonest.
+class LoadBalancer:
+    """Measures the speeds of workers and shares row bands so that a segment takes least time.
 
-    Bands move from one segment to the next, never within one, and only for a tenth of the
-    time or more: they have to be sent. Who does what changes no bits.
+    Bands move between segments only, and only if this saves a tenth of the time, because they have
+    to be sent. Results do not depend on the shares.
     """
 
     def __init__(self) -> None:
-        self._slowness: dict[str, float] = {}  # seconds of an operation over those of most
-        self._known: set[str] = set()
+        self._slowness: dict[str, float] = {}  # seconds of an operation over the median
+        self._measured: set[str] = set()
         self._last: tuple[int, dict[str, int], list[int]] = (0, {}, [])
 
     def share(self, blocks: int, threads: Mapping[str, int], lanes: int | None) -> list[int]:
-        """Return the number of row bands of each worker: `share_bands`, at measured speeds."""
+        """Return the number of row bands of each worker, from `share_bands` at measured speeds."""
         speeds = [1.0 / self._slowness.get(address, 1.0) for address in threads]
         counts = share_bands(blocks, list(threads.values()), lanes, speeds)
-        before, same, last = self._last
-        if (before, same) == (blocks, dict(threads)):
+        last_blocks, last_threads, last = self._last
+        if (last_blocks, last_threads) == (blocks, dict(threads)):
             rates = list(zip(threads.values(), speeds, strict=True))
-            if _longest(counts, rates) > WORTH * _longest(last, rates):
+            if _longest(counts, rates) > MAX_TIME_RATIO * _longest(last, rates):
                 return last
             logger.info("row bands move: %s, now %s at speeds %s", last, counts, speeds)
         self._last = blocks, dict(threads), counts
         return counts
 
-    def note(self, operations: Mapping[str, int], busy: Mapping[str, float]) -> None:
-        """Take in how many operations workers did in a segment, and the seconds within them.
+    def record(self, operations: Mapping[str, int], busy: Mapping[str, float]) -> None:
+        """Update speeds by the number of operations of each worker in a segment, and their seconds.
 
-        The first segment of a worker counts for nothing: it compiles, and reads the data. Nor
-        do segments so short that their seconds say little.
+        The first segment of a worker is not counted, because it compiles and reads data; nor are
+        segments too short to measure.
         """
-        found = {a: busy[a] / count for a, count in operations.items() if a in self._known}
-        self._known |= operations.keys()
-        if not found or statistics.median(busy.values()) < SHORTEST:
+        times = {a: busy[a] / count for a, count in operations.items() if a in self._measured}
+        self._measured |= operations.keys()
+        if not times or statistics.median(busy.values()) < MIN_SECONDS:
             return
-        usual = statistics.median(found.values())
-        for address, seconds in found.items():
-            before = self._slowness.get(address, seconds / usual)
-            self._slowness[address] = before + NEWS * (seconds / usual - before)
+        median = statistics.median(times.values())
+        for address, seconds in times.items():
+            before = self._slowness.get(address, seconds / median)
+            self._slowness[address] = before + SMOOTHING * (seconds / median - before)
         for idle in self._slowness.keys() - operations.keys():
-            self._slowness[idle] **= 1 - FORGETTING
+            self._slowness[idle] **= 1 - IDLE_DECAY
 
 
-def evenness(busy: Mapping[str, float], lanes: Mapping[str, int]) -> float:
-    """Return the mean of the workers' busy seconds per thread over the largest: 1 if all alike."""
-    each = [busy[address] / lanes[address] for address in busy]
-    return statistics.mean(each) / max(each) if each and max(each) > 0 else 1.0
+def load_balance(busy: Mapping[str, float], lanes: Mapping[str, int]) -> float:
+    """Return the mean over the maximum of the workers' busy seconds per thread: 1 if equal."""
+    loads = [busy[address] / lanes[address] for address in busy]
+    return statistics.mean(loads) / max(loads) if loads and max(loads) > 0 else 1.0
 
 
 def _longest(counts: list[int], rates: list[tuple[int, float]]) -> float:
-    """Return the time of a round, in operations of a worker of speed 1."""
+    """Return the time of a round, in units of an operation at speed 1."""
     return max(
         -(-count // threads) / speed for count, (threads, speed) in zip(counts, rates, strict=True)
     )

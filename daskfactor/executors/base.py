@@ -1,9 +1,8 @@
-"""The two small interfaces between the engine and everything else.
+"""Interfaces of executors and block programs.
 
-A *program* knows what an operation computes and nothing of where it runs. An
-*executor* knows where and in which order operations run and nothing of what
-they compute. Every executor leaves the same bits behind: operations of one
-round share no band, and all sums are taken later in a fixed order.
+A *program* defines what an operation computes. An *executor* decides where and in which order
+operations run. All executors give bitwise equal results: operations of one round share no band,
+and all sums are taken later in a fixed order.
 """
 
 import logging
@@ -32,21 +31,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 OnDone = Callable[[int], None]
-Tell = Callable[..., None]
+"""Callback that receives the number of operations done so far."""
+ProgressReporter = Callable[..., None]
+"""Callback of tasks: receives the kind of an event, the rank of its sender, and operations done."""
 _local = threading.local()
 logger = logging.getLogger(__name__)
 
-LONGEST_STEP = 2.0
-"""Seconds between two looks beyond which this process must have been stopped itself."""
+MAX_STEP = 2.0
+"""Seconds between two readings of a timer above which this process itself must have been paused."""
 
 
 class BlockProgram(Protocol):
-    """Says what an operation computes: one update, one evaluation.
+    """Defines what an operation computes: an update or an evaluation of a block.
 
-    A program may also have ``touches(op)`` and ``changes(op)``, names of the arrays
-    that an operation reads or writes and of those that it writes, the same for all
-    operations of a round. Of a program that does not say, every operation is taken
-    to change every array.
+    A program may also define ``touches(op)``, the names of the arrays that an operation reads or
+    writes, and ``changes(op)``, the names of those that it writes; both are the same for all
+    operations of a round. Without them every operation is assumed to change every array.
     """
 
     def update(
@@ -63,17 +63,17 @@ class BlockProgram(Protocol):
         cells: BlockCells | None,
         workspace: Workspace,
     ) -> Evaluation:
-        """Sum over a block at the present state; move the moments of its monitored cells."""
+        """Return the sums over a block; update the moments of its monitored cells in place."""
         ...
 
 
 @dataclass(slots=True)
 class RunReport:
-    """What a run of a plan cost.
+    """Time and resources that the runs of an executor took.
 
-    ``lost_segments`` counts segments that were run again because a worker was
-    lost; ``workers`` is the number of machines' processes that took part last, and
-    ``balance`` the mean of their threads' busy seconds over that of the busiest one.
+    ``lost_segments`` counts segments that were repeated because a worker was lost. ``workers`` is
+    the number of processes in the last segment, and ``balance`` the mean of their threads' busy
+    seconds divided by the maximum.
     """
 
     wall_seconds: float = 0.0
@@ -85,49 +85,48 @@ class RunReport:
 
     @property
     def utilisation(self) -> float:
-        """Share of the lanes' time spent inside block operations."""
+        """Fraction of the lanes' time spent inside block operations."""
         total = self.wall_seconds * self.lanes
         return self.busy_seconds / total if total else 1.0
 
 
-def ignore(*news: Any) -> None:
-    """Listen to work that nobody watches."""
-    del news
+def ignore(*event: Any) -> None:
+    """Discard an event: the default callback."""
+    del event
 
 
-class Place(Protocol):
-    """Has bands and monitored cells lie where operations work, and takes them home again."""
+class Placement(Protocol):
+    """Moves bands and monitored cells to the device that operations run on, and back."""
 
     def __call__(
         self, op: Op, work: "Work", bands: Sequence[FactorBand], cells: BlockCells | None
     ) -> Any:
-        """Move what an operation touches, in place; return the data, there."""
+        """Move the arrays of an operation to the device in place; return the data on the device."""
         ...
 
-    def home(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
-        """Move all arrays into the memory of this process, in place."""
+    def to_host(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
+        """Move all arrays to host memory, in place."""
         ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """A plan, and what its operations are done with.
+    """A plan with its program, data and callbacks.
 
-    ``on_done`` is told how many operations are done, in the caller's process. ``tell`` is
-    for tasks that run elsewhere: a kind of news, who tells it, and operations done. ``place``,
-    if there is one, has an operation's data, bands and monitored cells lie where it works.
+    ``on_done`` is called in the caller's process, ``report_progress`` in tasks that run elsewhere.
+    ``placement`` moves data, bands and monitored cells to the device of an operation.
     """
 
     plan: Sequence[Round]
     program: BlockProgram
     data: BlockedData
     on_done: OnDone = ignore
-    tell: Tell = ignore
-    place: "Place | None" = None
+    report_progress: ProgressReporter = ignore
+    placement: "Placement | None" = None
 
-    def sent(self, tell: Tell) -> "Work":
-        """Return what operations need where they are done: the plan stays with the caller."""
-        return replace(self, plan=(), on_done=ignore, tell=tell)
+    def for_tasks(self, report_progress: ProgressReporter) -> "Work":
+        """Return a copy to send to tasks, without the plan, which only the caller needs."""
+        return replace(self, plan=(), on_done=ignore, report_progress=report_progress)
 
 
 class Executor(ABC):
@@ -136,17 +135,16 @@ class Executor(ABC):
     Attributes
     ----------
     reason
-        Why this executor was chosen.
+        The reason for the choice of this executor.
     report
-        What its runs have cost.
+        Time and resources of its runs.
     in_process
-        Whether mapped functions run in this process, so that they may call the
-        caller back.
+        True if mapped functions run in this process, so that they may call back.
     device
-        Which GPU that is, as results tell it; None: processors do the work.
-    most_losses
-        Times in a row that a run may go back to where it saved bands that were lost.
-    place
+        Name of the GPU for the results; None without a GPU.
+    max_losses
+        Largest number of consecutive losses of bands from which a run recovers.
+    placement
         See `Work`.
     """
 
@@ -154,15 +152,15 @@ class Executor(ABC):
     in_process: ClassVar[bool] = True
     reason: str = "as asked for"
     device: str | None = None
-    most_losses: int = 0
-    place: "Place | None" = None
+    max_losses: int = 0
+    placement: "Placement | None" = None
 
     def __init__(self, lanes: int = 1) -> None:
         self.report = RunReport(lanes=lanes)
 
     @property
     def on_device(self) -> bool:
-        """Whether blocks are worked on by a GPU."""
+        """True if blocks are updated on a GPU."""
         return self.device is not None
 
     def run(
@@ -176,44 +174,47 @@ class Executor(ABC):
         """Run every operation of a plan on a state; return the state afterwards.
 
         The state passed in may be changed in place and must not be used again.
-        ``on_done`` is told how many operations are done, the last time of all.
+        ``on_done`` is called with the number of operations done, the last time with all of them.
         """
         if not plan:
             return state
-        told = 0
+        reported = 0
 
-        def tell(done: int) -> None:
-            """Pass progress on, which does not go back when operations are done again."""
-            nonlocal told
-            if done > told and on_done is not None:
-                told = done
+        def report(done: int) -> None:
+            """Report progress, which never decreases when operations are repeated."""
+            nonlocal reported
+            if done > reported and on_done is not None:
+                reported = done
                 on_done(done)
 
         started = time.perf_counter()
-        after = self._run(Work(plan, program, data, tell, place=self.place), state)
+        after = self._run(Work(plan, program, data, report, placement=self.placement), state)
         self.report.wall_seconds += time.perf_counter() - started
         return after
 
-    def hold(self, state: ChainState) -> ChainState:
-        """Return a state with its bands where the plans of this executor leave them.
+    def distribute(self, state: ChainState) -> ChainState:
+        """Return the state with its bands in the processes where this executor keeps them.
 
-        What plans make of it can then be taken over with `ChainState.become`.
+        `ChainState.replace_with` then accepts the states that plans return.
         """
         return state
 
-    def state_of(
+    def state_from_bands(
         self,
         blocks: int,
         band: Callable[[int, int], FactorBand],
         shared: Path | bool = False,
         factors: int = 2,
     ) -> ChainState:
-        """Make a state of bands; ``band(factor, number)`` gives each of them, rows first.
+        """Return a state of the bands that ``band(factor, number)`` returns, rows first.
 
-        ``shared``: the folder that it reads them from, or whether all processes can.
+        ``shared`` is the folder that it reads from; or True if all processes can read them, False
+        if none can.
         """
-        made = [[band(factor, number) for number in range(blocks)] for factor in range(factors)]
-        return ChainState(made, {})
+        factor_bands = [
+            [band(factor, number) for number in range(blocks)] for factor in range(factors)
+        ]
+        return ChainState(factor_bands, {})
 
     def run_chains(
         self,
@@ -222,10 +223,10 @@ class Executor(ABC):
         watch: Callable[[], None],
         stop: threading.Event,
     ) -> None:
-        """Call functions that each run plans for a chain of their own; ``at_once``: where possible.
+        """Run several chains, each of which runs its own plans; in parallel if ``at_once``.
 
-        ``watch`` is called now and then in the calling thread, and may raise an error. Functions
-        that run in other threads end soon after ``stop`` is set, which an error does.
+        ``watch`` is called regularly in the calling thread and may raise an error. An error sets
+        ``stop``, after which chains in other threads end soon.
         """
         del at_once, stop
         for chain in chains:
@@ -240,24 +241,25 @@ class Executor(ABC):
     ) -> list[R]:
         """Return ``function`` of every item, in the items' order.
 
-        ``name`` says what is computed, for those who watch a cluster's dashboard.
+        ``name`` is the name of the tasks on a cluster's dashboard.
         """
         return self._map(function, items, name) if len(items) else []
 
-    def until_kept(
+    def retry_on_loss(
         self,
         work: Callable[[], R],
-        instead: Callable[[], Callable[[], R]] | None = None,
+        recover: Callable[[], Callable[[], R]] | None = None,
         losses: int = 0,
     ) -> R:
-        """Do something with bands; where they are lost, again, or what ``instead`` gives then.
+        """Return the result of ``work``; repeat it if bands are lost.
 
-        ``losses`` are those in a row before.
+        ``recover`` returns the function to call instead of ``work`` after a loss. ``losses`` is
+        the number of consecutive losses so far.
 
         Raises
         ------
         EngineError
-            If they are lost `most_losses` times in a row.
+            If bands are lost `max_losses` times in a row.
         """
         while True:
             try:
@@ -265,92 +267,91 @@ class Executor(ABC):
             except StateLost as loss:
                 losses += 1
                 self.report.lost_segments += 1
-                if losses > self.most_losses:
+                if losses > self.max_losses:
                     raise EngineError(
                         f"bands of factors were lost {losses} times in a row, the last time "
                         f"because of: {loss}; find out why workers die (memory is the usual "
                         "reason) and run again, or resume the run from its store"
                     ) from loss
-                logger.warning("bands of factors were lost, and are made again: %s", loss)
-                work = work if instead is None else instead()
+                logger.warning("bands of factors were lost and are computed again: %s", loss)
+                work = work if recover is None else recover()
 
     @abstractmethod
     def _run(self, work: Work, state: ChainState) -> ChainState:
-        """Run a plan that is not empty; add what it cost to the report, but for wall seconds."""
+        """Run a plan that is not empty; add its busy seconds and losses to the report."""
 
     @abstractmethod
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
-        """Call a function with items, of which there is one at least."""
+        """Call a function with each of at least one item."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give threads and buffers back."""
+        """Release threads and buffers."""
 
 
-class SegmentLost(Exception):  # noqa: N818  # no error of the caller's: the segment is run again
-    """A worker or its work was lost and the segment has to be run again."""
+class SegmentLost(Exception):  # noqa: N818  # not an error of the caller: the segment is repeated
+    """Loss of a worker or its work, after which the segment is repeated."""
 
 
 class StateLost(SegmentLost):
-    """Bands were lost, so that a run has to go back to where it saved them."""
+    """Loss of bands, after which a run returns to its last saved state."""
 
 
-class Waited:
-    """Counts seconds waited, without those that the whole machine or process was stopped for.
+class WaitTimer:
+    """Timer of a wait that does not count the time while this process was paused.
 
-    A laptop that was closed or a client that was paused must not take the time
-    away for other processes' silence.
+    The sleep of a laptop or a paused client must not count as silence of other processes.
     """
 
     def __init__(self) -> None:
         self._seconds, self._last = 0.0, time.monotonic()
 
     def seconds(self) -> float:
-        """Return the seconds so far; to be called at least every second or so."""
+        """Return the seconds so far; steps longer than `MAX_STEP` are not counted in full."""
         now = time.monotonic()
-        self._seconds += min(now - self._last, LONGEST_STEP)
+        self._seconds += min(now - self._last, MAX_STEP)
         self._last = now
         return self._seconds
 
     def restart(self) -> None:
-        """Begin at zero."""
+        """Restart at zero."""
         self._seconds, self._last = 0.0, time.monotonic()
 
 
-def perform(
+def run_operation(
     op: Op, work: Work, state: ChainState | Portion, workspace: Workspace
 ) -> tuple[Evaluation | None, float]:
-    """Do one operation on a state's bands; return what it evaluated, and its seconds.
+    """Run one operation on the bands of a state; return its evaluation, if any, and its seconds.
 
-    ``state`` is a `ChainState` or a `Portion`. An error names the block it happened in.
+    An error names the block where it happened.
     """
-    program, data, bands = work.program, work.data, state.met(op.block)
-    began, found, cells = time.perf_counter(), None, state.cells.get(op.block)
+    program, data, bands = work.program, work.data, state.block_bands(op.block)
+    start, evaluation, cells = time.perf_counter(), None, state.cells.get(op.block)
     try:
-        if work.place is not None:
-            data = work.place(op, work, bands, cells)
+        if work.placement is not None:
+            data = work.placement(op, work, bands, cells)
         if op.action == Action.UPDATE:
             program.update(op, data, bands, workspace)
         else:
-            found = program.evaluate(op, data, bands, cells, workspace)
+            evaluation = program.evaluate(op, data, bands, cells, workspace)
     except (DaskfactorError, MemoryError) as error:
-        error.add_note(f"in {_where(op)}")
-        raise_of_gpu(error)
+        error.add_note(f"in {_describe_block(op)}")
+        raise_gpu_memory_error(error)
         raise
     except Exception as error:
         raise EngineError(
-            f"the update of {_where(op)} failed: {type(error).__name__}: {error}"
+            f"the update of {_describe_block(op)} failed: {type(error).__name__}: {error}"
         ) from error
-    return found, time.perf_counter() - began
+    return evaluation, time.perf_counter() - start
 
 
-LEAVE_ROOM = (
+GPU_MEMORY_REMEDY = (
     'pass fewer components, or leave more to them than data take: device=CUDA(memory_limit="8 GiB")'
 )
 
 
-def raise_of_gpu(error: Exception, remedy: str = LEAVE_ROOM) -> None:
-    """Raise a sentence in place of what CuPy says of a GPU's memory.
+def raise_gpu_memory_error(error: Exception, remedy: str = GPU_MEMORY_REMEDY) -> None:
+    """Raise a sentence in placement of what CuPy says of a GPU's memory.
 
     Its own error may be unknown where it would arrive. NumPy has one of its own, too.
     """
@@ -358,13 +359,13 @@ def raise_of_gpu(error: Exception, remedy: str = LEAVE_ROOM) -> None:
         raise EngineError(f"the memory of the GPU is full ({error}); {remedy}") from error
 
 
-def _where(op: Op) -> str:
+def _describe_block(op: Op) -> str:
     named = (f"{factor_name(f).removesuffix('s')} band {n}" for f, n in enumerate(op.block))
     return f"block ({', '.join(named)}) in cycle {op.cycle}"
 
 
 def local_workspace() -> Workspace:
-    """Return the calling thread's own workspace."""
+    """Return the workspace of the calling thread."""
     if not hasattr(_local, "workspace"):
         _local.workspace = Workspace()
     workspace: Workspace = _local.workspace

@@ -1,4 +1,4 @@
-"""Executors on a cluster, seen from the client: its workers, those lost, tasks, trying again."""
+"""Executors on a cluster: workers and their loss, tasks, retries."""
 
 import asyncio
 import concurrent.futures
@@ -28,24 +28,24 @@ from daskfactor.data import blocks
 from daskfactor.errors import DaskfactorError, EngineError, OptionError
 from daskfactor.executors.base import (
     Executor,
+    ProgressReporter,
     R,
     SegmentLost,
     StateLost,
     T,
-    Tell,
-    Waited,
+    WaitTimer,
     Work,
     local_workspace,
 )
 from daskfactor.executors.connection import ANSWERS_WITHIN
-from daskfactor.executors.held import HeldState, Keeper, starting_points
-from daskfactor.executors.segment import Exchange
+from daskfactor.executors.remote_state import RemoteState, WorkerStateClient, graph_sources
+from daskfactor.executors.segment import RingWorkerPlugin
 from daskfactor.executors.state import CELLS, ChainState, FactorBand
 from daskfactor.executors.store import (
     PLUGIN,
-    leave_portion,
     pack,
     read_portion,
+    store_portion,
     unpack,
 )
 from daskfactor.executors.tasks import (
@@ -59,10 +59,10 @@ from daskfactor.results.files import PARTIAL
 
 logger = logging.getLogger(__name__)
 
-MOST_TASKS = 4000
-"""Tasks of one graph: the scheduler remembers them all until the graph is done."""
+MAX_TASKS = 4000
+"""Tasks of one graph: the scheduler keeps all of them until the graph is done."""
 SPLIT_BYTES = 2**20
-"""Row bands of more bytes than this are not sent along with bands of other factors."""
+"""Bytes above which row bands are not sent together with bands of other factors."""
 
 LOSSES = (
     SegmentLost,
@@ -72,33 +72,33 @@ LOSSES = (
     OSError,
     TimeoutError,
 )
-"""What a segment is run again for."""
+"""Errors after which a segment is repeated."""
 
 POLL = 0.2
-"""Seconds between looks at futures that have not called back."""
+"""Seconds between checks of futures that have not called back."""
 CACHE_SHARE = 0.4
-"""Of a worker's memory limit, for decoded blocks; Dask starts to spill at 0.6."""
+"""Fraction of a worker's memory limit for decoded blocks; Dask starts to spill at 0.6."""
 AFTER_LOSS = 5.0
-"""Seconds for workers to answer after a loss: a dead one may be listed for a while."""
+"""Seconds for workers to answer after a loss: dead ones stay listed for a while."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for what, in seconds, and how often to try again.
+    """Time limits, in seconds, and the limit on retries.
 
     Attributes
     ----------
     start
-        Until all workers of a ring have started their part.
+        Limit for all workers of a ring to start their part.
     stall
-        Without a finished block anywhere. Longer than any block takes,
-        compilation and reading included.
+        Limit without any finished block. Longer than any block takes, including compilation and
+        reading.
     workers
-        Until the first worker is there.
+        Limit for the first worker to connect.
     grace
-        After a failure, for the other workers to say what they know.
+        Time after a failure for other workers to report their errors.
     losses
-        Times in a row that a segment is run again.
+        Number of consecutive losses after which a segment is not repeated any more.
     """
 
     start: float = 120.0
@@ -110,10 +110,10 @@ class Patience:
 
 @dataclass
 class Attempt:
-    """One attempt at a segment, and what its workers have told; written by the event loop.
+    """One attempt at a segment, updated by the events of its workers.
 
-    Workers are known by their place among ``members``; without members any worker
-    may take part. ``what`` is what they finish, one after the other.
+    The rank of a worker is its index in ``members``; without members any worker may take part.
+    ``what`` names the units of work for messages.
     """
 
     key: tuple[str, int]
@@ -124,15 +124,15 @@ class Attempt:
     done: dict[Any, int] = field(default_factory=dict)
     lost: bool = False
     finished: int = 0
-    quiet: Waited = field(default_factory=Waited)
+    quiet: WaitTimer = field(default_factory=WaitTimer)
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """Take in what a worker tells."""
+    def on_event(self, message: Mapping[str, Any]) -> None:
+        """Update the attempt by the event of a worker."""
         rank = message["rank"]
         self.quiet.restart()
         match message["kind"]:
             case "started":
-                self.lost |= rank in self.started  # again: its worker died and came back
+                self.lost |= rank in self.started  # the worker was restarted
                 self.started.add(rank)
             case "ended":
                 self.ended.add(rank)
@@ -142,7 +142,7 @@ class Attempt:
                 self.lost = True
 
 
-def tell_client(
+def report_progress(
     topic: str,
     attempt: tuple[str, int],
     kind: str,
@@ -150,13 +150,13 @@ def tell_client(
     done: int = 0,
     worker: Any = None,
 ) -> None:
-    """Tell the client how an attempt goes on, from one of its workers, without waiting."""
+    """Send an event of an attempt from a worker to the client, without waiting."""
     message = {"attempt": attempt, "kind": kind, "rank": rank, "done": done}
     (worker or get_worker()).log_event(topic, message)
 
 
 def _budget() -> int | None:
-    """Return what decoded blocks may take; None outside of workers and without a limit."""
+    """Return the byte limit of decoded blocks; None outside of workers and without a limit."""
     try:
         limit = get_worker().memory_manager.memory_limit
     except ValueError:
@@ -168,7 +168,7 @@ blocks.blocks_budget = _budget
 
 
 class ClusterExecutor(Executor):
-    """What executors on the workers of a `distributed` client share.
+    """Base class of executors on the workers of a `distributed` client.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class ClusterExecutor(Executor):
     workers
         Addresses to use; all workers by default.
     patience
-        Limits on waiting and on trying again.
+        Time limits and the limit on retries.
     """
 
     in_process = False
@@ -200,41 +200,41 @@ class ClusterExecutor(Executor):
                 "make one without"
             )
         _leave_thread_pool()
-        self.client: Any = client  # so much of it is without types
+        self.client: Any = client  # most of its methods are untyped
         self.patience = patience or Patience()
         self.topic = f"daskfactor-{uuid.uuid4().hex}"
         self._only = None if workers is None else frozenset(workers)
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._ready: set[str] = set()
-        self._registered, self._doubt = False, False
+        self._registered, self._recheck_workers = False, False
         self._unended: list[Attempt] = []
-        self.most_losses = self.patience.losses
-        self.keeper = Keeper(self)
-        self._reaching: dict[Path, dict[str, bool]] = {}
+        self.max_losses = self.patience.losses
+        self.state_client = WorkerStateClient(self)
+        self._write_access: dict[Path, dict[str, bool]] = {}
         self._changed = threading.Event()
         self._listening = False
-        self._seen = 0.0
+        self._last_check = 0.0
 
     # -- workers ---------------------------------------------------------------
 
     def workers(self) -> dict[str, int]:
-        """Return the threads of every worker that may be used, as the scheduler sees it."""
-        found: dict[str, int] = self.client.nthreads()
+        """Return the number of threads of every usable worker that the scheduler lists."""
+        listed: dict[str, int] = self.client.nthreads()
         return {
             address: threads
-            for address, threads in found.items()
+            for address, threads in listed.items()
             if threads > 0 and (self._only is None or address in self._only)
         }
 
     def await_workers(self) -> dict[str, int]:
-        """Return the workers, once there is one.
+        """Return the workers; wait for the first one.
 
-        A cluster that grows by itself starts one when there is a task to do.
+        An adaptive cluster starts a worker when a task is pending, so a task is submitted.
         """
-        if found := self.workers():
-            return found
-        waited, task = Waited(), self.submit("wait-for-a-worker", _same, pack(None))
-        while not (found := self.workers()):
+        if workers := self.workers():
+            return workers
+        waited, task = WaitTimer(), self.submit("wait-for-a-worker", _identity, pack(None))
+        while not (workers := self.workers()):
             if waited.seconds() > self.patience.workers:
                 raise EngineError(
                     f"no worker was there within {self.patience.workers:g} s"
@@ -243,12 +243,12 @@ class ClusterExecutor(Executor):
                 )
             self._changed.wait(POLL)
         task.release()
-        return found
+        return workers
 
     def responding_workers(
         self, question: Callable[..., bool], addresses: Sequence[str], limit: float
     ) -> set[str]:
-        """Return those workers whose answer is yes within ``limit`` seconds."""
+        """Return the workers that answer True within ``limit`` seconds."""
 
         async def ask(address: str) -> bool:
             options = {"workers": [address], "on_error": "ignore", "asynchronous": True}
@@ -263,62 +263,62 @@ class ClusterExecutor(Executor):
         return set(itertools.compress(addresses, self.client.sync(ask_all)))
 
     def members(self) -> dict[str, int]:
-        """Return the threads of the workers that will take part, all of them known to answer.
+        """Return the number of threads of the workers that take part, which all respond.
 
-        After a loss every one of them is asked again.
+        After a loss all workers are checked again.
         """
-        fresh, self._doubt = self._doubt, False
-        if fresh or not self._registered:  # a scheduler that was started again has forgotten it
-            self.client.register_plugin(Exchange())
+        recheck, self._recheck_workers = self._recheck_workers, False
+        if recheck or not self._registered:  # a restarted scheduler has lost the plugin
+            self.client.register_plugin(RingWorkerPlugin())
             self._registered = True
-        waited = Waited()
+        waited = WaitTimer()
         while True:
-            found = self.await_workers()
-            self._ready = set() if fresh else self._ready & set(found)
-            new = sorted(set(found) - self._ready)
+            workers = self.await_workers()
+            self._ready = set() if recheck else self._ready & set(workers)
+            new = sorted(set(workers) - self._ready)
             if new:
-                limit = AFTER_LOSS if fresh else self.patience.workers
+                limit = AFTER_LOSS if recheck else self.patience.workers
                 self._ready |= self.responding_workers(_has_plugin, new, limit)
-            members = {address: found[address] for address in sorted(self._ready)}
+            members = {address: workers[address] for address in sorted(self._ready)}
             if members:
-                self.keeper.anchor(members, anew=fresh)
+                self.state_client.anchor(members, renew=recheck)
                 return members
             if waited.seconds() > self.patience.workers:
                 raise EngineError(
-                    f"none of {len(found)} workers answered within {self.patience.workers:g} s; "
+                    f"none of {len(workers)} workers answered within {self.patience.workers:g} s; "
                     "look at their logs"
                 )
             time.sleep(0.1)
 
     def shares(self, blocks: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how many row bands each worker has that is needed, and threads of all."""
+        """Return the row bands of each worker that gets any, and the threads of all workers."""
         threads = self.members()
         counts = self._share(blocks, threads)
         return {a: count for a, count in zip(threads, counts, strict=True) if count}, threads
 
     def _share(self, blocks: int, threads: Mapping[str, int]) -> list[int]:
-        """Return how many row bands each worker is to have."""
+        """Return the number of row bands of each worker."""
         return share_bands(blocks, list(threads.values()), None)
 
     # -- states ----------------------------------------------------------------------
 
-    def hold(self, state: ChainState) -> ChainState:
-        """Send a state to the workers, where its bands stay from now on.
+    def distribute(self, state: ChainState) -> ChainState:
+        """Send the bands of a state to the workers, where they stay.
 
-        A cluster that grows and shrinks by itself retires workers whenever they have nothing
-        to do, so that a state stays with the client and goes out for every plan.
+        An adaptive cluster retires idle workers. There the state stays with the client and is
+        sent for every plan.
         """
-        if isinstance(state, HeldState) or is_adaptive(self.client):
+        if isinstance(state, RemoteState) or is_adaptive(self.client):
             return state
-        with self._at_stake():
-            return self._hold(state)
+        with self._as_state_lost():
+            return self._distribute(state)
 
-    def _hold(self, state: ChainState) -> HeldState:
-        held = self.keeper.hold(state.bands(), self._owners(state.blocks))
+    def _distribute(self, state: ChainState) -> RemoteState:
+        remote = self.state_client.distribute(state.bands(), self._owners(state.blocks))
         if state.cells:
-            held.cells = state.cells
-        held.evaluations = list(state.evaluations)
-        return held
+            remote.cells = state.cells
+        remote.evaluations = list(state.evaluations)
+        return remote
 
     def _owners(self, blocks: int) -> list[str]:
         shares, _ = self.shares(blocks)
@@ -331,69 +331,71 @@ class ClusterExecutor(Executor):
         shared: Path | bool = False,
         factors: int = 2,
     ) -> ChainState:
-        """Make a state of bands, which workers read where they can, or are sent one by one."""
+        """Return a state of bands, read by the workers if they can, otherwise sent one by one."""
         if is_adaptive(self.client):
-            return super().state_of(blocks, band, factors=factors)
-        with self._at_stake():
+            return super().state_from_bands(blocks, band, factors=factors)
+        with self._as_state_lost():
             owners = self._owners(blocks)
-            if self.reaches(shared, sorted(set(owners))):
-                return self.keeper.read(band, owners, factors)
-            at = itertools.product(range(factors), range(blocks))
-            return self.keeper.hold(itertools.starmap(band, at), owners)
+            if self.can_write(shared, sorted(set(owners))):
+                return self.state_client.read(band, owners, factors)
+            keys = itertools.product(range(factors), range(blocks))
+            return self.state_client.distribute(itertools.starmap(band, keys), owners)
 
-    def reaches(self, folder: Path | bool, addresses: Sequence[str]) -> bool:
-        """Whether workers can write into a folder of this process; True and False are answers."""
+    def can_write(self, folder: Path | bool, addresses: Sequence[str]) -> bool:
+        """Check whether workers can write to a folder of this process; return a bool as it is."""
         if isinstance(folder, bool):
             return folder
-        known = self._reaching.setdefault(folder, {})
-        if new := sorted(set(addresses) - set(known)):
+        access = self._write_access.setdefault(folder, {})
+        if new := sorted(set(addresses) - set(access)):
             mark = folder / f"{uuid.uuid4().hex}{PARTIAL}"
             try:
                 mark.touch()
-                with self._at_stake():
-                    asked = partial(_can_write, str(mark))
-                    yes = self.responding_workers(asked, new, self.patience.workers)
+                with self._as_state_lost():
+                    question = partial(_can_write, str(mark))
+                    writers = self.responding_workers(question, new, self.patience.workers)
                 mark.unlink(missing_ok=True)
             except OSError:
-                return False  # the client will say what is wrong when it writes itself
-            known |= {address: address in yes for address in new}
-        return all(known[address] for address in addresses)
+                return False  # the client then writes, and raises the error
+            access |= {address: address in writers for address in new}
+        return all(access[address] for address in addresses)
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         after: ChainState
-        if isinstance(state, HeldState):
-            with self._at_stake(), self._attempting(uuid.uuid4().hex, 0) as attempt:
+        if isinstance(state, RemoteState):
+            with self._as_state_lost(), self._attempting(uuid.uuid4().hex, 0) as attempt:
                 after = self._segment(work, state, attempt)
         else:
 
-            def whole(attempt: Attempt) -> ChainState:
-                return self._segment(work, self._hold(state.bare()), attempt).local()
+            def run_segment(attempt: Attempt) -> ChainState:
+                return self._segment(
+                    work, self._distribute(state.without_records()), attempt
+                ).local()
 
-            after = state.followed_by(self.persist(whole))
+            after = state.prepend_records(self.retry_segment(run_segment))
         work.on_done(sum(len(part.ops) for part in work.plan))
         return after
 
     @abstractmethod
-    def _segment(self, work: Work, state: HeldState, attempt: Attempt) -> HeldState:
-        """Run a plan once, on bands where they are; what it changes must not be used again."""
+    def _segment(self, work: Work, state: RemoteState, attempt: Attempt) -> RemoteState:
+        """Run a plan once on the workers' bands; the input state must not be used again."""
 
     def call(self, task: Callable[..., T], jobs: Mapping[str, Any]) -> dict[str, T]:
-        """Do something with bands on the workers that have them, each with a job of its own."""
+        """Run a task on each worker, with its job; return the results by address."""
         attempt = Attempt(("", 0), "call with bands", tuple(jobs))
         futures = []
         try:
-            with self._at_stake():
+            with self._as_state_lost():
                 for address, job in jobs.items():
                     where = {"workers": [address], "priority": 10}
                     futures.append(self.submit("each-band", task, pack(job), **where))
-                found = self.results(futures, attempt)
+                results = self.results(futures, attempt)
         finally:
             for future in futures:
                 future.release()
-        return dict(zip(jobs, found, strict=True))
+        return dict(zip(jobs, results, strict=True))
 
     def wait_for(self, ask: Callable[[str], Awaitable[T]], addresses: Sequence[str]) -> list[T]:
-        """Ask workers something, all at once, and wait for their answers."""
+        """Send requests to workers in parallel and return their answers."""
 
         async def ask_all() -> list[T]:
             return await asyncio.gather(*map(ask, addresses))
@@ -401,19 +403,19 @@ class ClusterExecutor(Executor):
         if not addresses:
             return []
         attempt = Attempt(("", 0), "transfer of bands", tuple(addresses))
-        with self._at_stake():
+        with self._as_state_lost():
             return self._await(ask_all(), attempt, None)
 
     @contextmanager
-    def _at_stake(self) -> Iterator[None]:
-        """Turn losses into `StateLost`, while bands are in the workers alone."""
+    def _as_state_lost(self) -> Iterator[None]:
+        """Turn losses into `StateLost` while only the workers have the bands."""
         try:
             yield
         except (DaskfactorError, StateLost):
-            self._doubt = True
+            self._recheck_workers = True
             raise
         except Exception as loss:
-            self._doubt = True
+            self._recheck_workers = True
             self._check_client(loss)
             if isinstance(loss, LOSSES):
                 raise StateLost(str(loss) or type(loss).__name__) from loss
@@ -423,7 +425,7 @@ class ClusterExecutor(Executor):
 
     @contextmanager
     def _attempting(self, token: str, number: int) -> Iterator[Attempt]:
-        """Listen to the news of an attempt."""
+        """Register an attempt for the events of its workers."""
         attempt = self._attempts[token, number] = Attempt((token, number))
         try:
             yield attempt
@@ -431,10 +433,10 @@ class ClusterExecutor(Executor):
             if attempt not in self._unended:
                 del self._attempts[token, number]
 
-    def persist(self, work: Callable[[Attempt], T]) -> T:
-        """Try until it succeeds or was lost too often; losses are counted and logged."""
-        token, most = uuid.uuid4().hex, self.patience.losses + 1
-        for number in range(most):
+    def retry_segment(self, work: Callable[[Attempt], T]) -> T:
+        """Return the result of ``work``; repeat it after losses, which are counted and logged."""
+        token, max_attempts = uuid.uuid4().hex, self.patience.losses + 1
+        for number in range(max_attempts):
             try:
                 with self._attempting(token, number) as attempt:
                     return work(attempt)
@@ -444,24 +446,23 @@ class ClusterExecutor(Executor):
                 self._check_client(loss)
                 if not isinstance(loss, LOSSES):
                     raise
-                self._doubt = True
+                self._recheck_workers = True
                 self.report.lost_segments += 1
                 logger.warning("a segment is run again: %s", loss)
                 last: BaseException = loss
         raise EngineError(
-            f"a segment was lost {most} times in a row, the last time "
+            f"a segment was lost {max_attempts} times in a row, the last time "
             f"because of: {last}; find out why workers die (memory is the usual reason) and "
             "resume the run from its store"
         ) from last
 
     def _check_client(self, error: Exception) -> None:
-        """Raise EngineError for a closed client, which fails in many ways.
+        """Raise EngineError if the client is closed, which causes many kinds of errors.
 
-        One whose connection broke is waited for while it tries to connect again; the
-        scheduler has forgotten by then what it was to tell.
+        Wait for a client that is reconnecting. The scheduler has then lost its subscription.
         """
-        waited = Waited()
-        while self.client.status == "connecting" and waited.seconds() < self.patience.workers:
+        timer = WaitTimer()
+        while self.client.status == "connecting" and timer.seconds() < self.patience.workers:
             time.sleep(POLL)
         if self.client.status != "running":
             raise EngineError(
@@ -470,24 +471,24 @@ class ClusterExecutor(Executor):
             ) from error
         self._listening = False
 
-    def teller(self, attempt: Attempt) -> Tell:
-        """Return what workers tell their news with; they are heard from now on."""
+    def reporter(self, attempt: Attempt) -> ProgressReporter:
+        """Return the function with which workers report events; subscribe to them."""
         if not self._listening:
-            self.client.subscribe_topic(self.topic, self._hear)
+            self.client.subscribe_topic(self.topic, self._on_event)
             self._listening = True
-        return partial(tell_client, self.topic, attempt.key)
+        return partial(report_progress, self.topic, attempt.key)
 
-    def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
+    def _on_event(self, event: tuple[float, Mapping[str, Any]]) -> None:
         attempt = self._attempts.get(tuple(event[1]["attempt"]))
         if attempt is not None:
-            attempt.hear(event[1])
+            attempt.on_event(event[1])
             if event[1]["kind"] != "progress":
                 self._changed.set()
 
     # -- futures -------------------------------------------------------------------
 
     def submit(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Submit one task under a readable name, however large its arguments."""
+        """Submit a task with a readable name, without a warning for large arguments."""
         with large_graphs():
             key = f"{name}-{uuid.uuid4().hex}"
             future = self.client.submit(_task, function, *args, key=key, pure=False, **options)
@@ -495,24 +496,24 @@ class ClusterExecutor(Executor):
         return future
 
     def watch(self, future: Any) -> None:
-        """Wake up when a future is done."""
+        """Wake up the waiting thread when a future is done."""
         future.add_done_callback(lambda _: self._changed.set())
 
     def results(
-        self, futures: Sequence[Any], attempt: Attempt, look: Callable[[], None] | None = None
+        self, futures: Sequence[Any], attempt: Attempt, check: Callable[[], None] | None = None
     ) -> list[Any]:
-        """Wait for futures and fetch their results; ``look`` is called meanwhile and may raise.
+        """Return the results of futures; ``check`` is called regularly and may raise.
 
-        Raises the error of a failed one; an error that is more than a loss is
-        preferred, and waited for a little.
+        Raises the error of a failed future. After a loss it waits a little for an error that is
+        the cause, and prefers that.
         """
-        since_failure: Waited | None = None
+        since_failure: WaitTimer | None = None
         while True:
             statuses = [future.status for future in futures]
             if all(status == "finished" for status in statuses):
-                return self._await(self._gather(futures), attempt, look)
+                return self._await(self._gather(futures), attempt, check)
             if any(status in ("error", "cancelled", "lost") for status in statuses):
-                since_failure = since_failure or Waited()
+                since_failure = since_failure or WaitTimer()
                 late = since_failure.seconds() > self.patience.grace
                 errors = [future.exception() for future in futures if future.status == "error"]
                 real = _real_error(errors)
@@ -521,7 +522,7 @@ class ClusterExecutor(Executor):
             if statuses.count("finished") > attempt.finished:
                 attempt.finished = statuses.count("finished")
                 attempt.quiet.restart()
-            self._look(attempt, look)
+            self._check(attempt, check)
             self._changed.wait(POLL)
             self._changed.clear()
 
@@ -529,9 +530,9 @@ class ClusterExecutor(Executor):
         return list(await self.client.gather(list(futures), asynchronous=True))
 
     def _await(
-        self, coroutine: Coroutine[Any, Any, T], attempt: Attempt, look: Callable[[], None] | None
+        self, coroutine: Coroutine[Any, Any, T], attempt: Attempt, check: Callable[[], None] | None
     ) -> T:
-        """Wait for what the client's event loop does; raise if workers have gone meanwhile."""
+        """Return the result of a coroutine on the client's event loop; raise if workers die."""
         try:
             task = asyncio.run_coroutine_threadsafe(coroutine, self.client.loop.asyncio_loop)
         except BaseException:
@@ -542,16 +543,16 @@ class ClusterExecutor(Executor):
                 done, _ = concurrent.futures.wait([task], POLL)
                 if done:
                     return task.result()
-                self._look(attempt, look)
+                self._check(attempt, check)
         except BaseException:
             task.cancel()
             raise
 
-    def _look(self, attempt: Attempt, look: Callable[[], None] | None) -> None:
-        """Raise if workers have gone, or nothing has moved anywhere for too long."""
+    def _check(self, attempt: Attempt, check: Callable[[], None] | None) -> None:
+        """Raise if workers are lost or no worker has made progress for too long."""
         now = time.monotonic()
-        if now - self._seen > 0.5 or attempt.lost:
-            self._seen = now
+        if now - self._last_check > 0.5 or attempt.lost:
+            self._last_check = now
             gone = sorted(set(attempt.members) - set(self.client.nthreads()))
             if gone:
                 raise SegmentLost(f"lost worker {', '.join(gone)}")
@@ -560,8 +561,8 @@ class ClusterExecutor(Executor):
                 self.check_paused(attempt.members or tuple(self.workers()), idle=True)
         if attempt.lost:
             raise SegmentLost("workers lost their connection to each other")
-        if look is not None:
-            look()
+        if check is not None:
+            check()
         if attempt.quiet.seconds() > self.patience.stall:
             raise EngineError(
                 f"no {attempt.what} was finished anywhere for {self.patience.stall:g} s; look at "
@@ -569,53 +570,53 @@ class ClusterExecutor(Executor):
             )
 
     def paused(self, needed: Sequence[str], idle: bool = False) -> list[str]:
-        """Return which workers Dask lets begin nothing for want of memory, and what they have.
+        """Return those of the needed workers that Dask has paused, with their memory use.
 
-        ``idle``: none while any worker is at work, who might make room.
+        With ``idle``, return none while any worker runs a task, which may free memory.
         """
-        known = self.client.sync(self.client.scheduler.identity)["workers"]
-        if idle and any(_executing(own["metrics"]) for own in known.values()):
+        workers = self.client.sync(self.client.scheduler.identity)["workers"]
+        if idle and any(_executing(worker["metrics"]) for worker in workers.values()):
             return []
         return [
-            f"{address} ({format_bytes(own['metrics']['memory'])} of "
-            f"{format_bytes(own['memory_limit'])})"
+            f"{address} ({format_bytes(worker['metrics']['memory'])} of "
+            f"{format_bytes(worker['memory_limit'])})"
             for address in needed
-            if (own := known.get(address)) is not None and own["status"] == "paused"
+            if (worker := workers.get(address)) is not None and worker["status"] == "paused"
         ]
 
     def check_paused(self, needed: Sequence[str], idle: bool = False) -> None:
-        """Raise EngineError if workers that are needed are paused; see `paused`."""
-        if told := self.paused(needed, idle):
+        """Raise EngineError if needed workers are paused; see `paused`."""
+        if paused := self.paused(needed, idle):
             raise EngineError(
                 "workers are paused because their memory is full, and nothing was begun for "
-                f"{self.patience.start:g} s: {', '.join(told)}; give workers more memory or use "
+                f"{self.patience.start:g} s: {', '.join(paused)}; give workers more memory or use "
                 "more of them, and run again, or resume the run from its store"
             )
 
     def _map(self, function: Callable[..., R], items: Sequence[Any], name: str) -> list[R]:
-        """Send a batch to every thread of the cluster; again when workers are lost."""
+        """Send a batch of items to every thread of the cluster; repeat after losses."""
         packed = pack(function)
 
         def work(attempt: Attempt) -> list[R]:
             attempt.what = "share of a pass over the data"
             batches = min(len(items), sum(self.await_workers().values()))
             edges = [len(items) * n // batches for n in range(batches + 1)]
-            sent = self.submit(f"send-{name}", _same, packed)
+            shared = self.submit(f"send-{name}", _identity, packed)
             futures = [
-                self.submit(name, _call_batch, sent, list(items[low:high]))
+                self.submit(name, _call_batch, shared, list(items[low:high]))
                 for low, high in itertools.pairwise(edges)
             ]
             try:
                 return list(itertools.chain.from_iterable(self.results(futures, attempt)))
             finally:
-                for future in (sent, *futures):
+                for future in (shared, *futures):
                     future.release()
 
-        return self.persist(work)
+        return self.retry_segment(work)
 
     def close(self) -> None:
-        """Stop listening to the cluster, and have workers drop what they keep."""
-        self.keeper.close()
+        """Unsubscribe from events, and release the bands on the workers."""
+        self.state_client.close()
         if self._listening and self.client.status == "running":
             self.client.unsubscribe_topic(self.topic)
         self._listening = False
@@ -623,34 +624,34 @@ class ClusterExecutor(Executor):
 
 @contextmanager
 def large_graphs() -> Iterator[None]:
-    """Give no warning of the size of what is sent: a segment's state is meant to travel."""
+    """Disable Dask's warning about large graphs: the state of a segment is large."""
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1000 PiB"}):
         yield
 
 
 def is_adaptive(client: Any) -> bool:
-    """Whether a client's cluster grows and shrinks by itself.
+    """Check whether a client's cluster adapts its number of workers.
 
-    A client that has only the address of a scheduler asks there: the cluster may be an object of
-    that process; of any other it is known once the scheduler has had workers retired.
+    A client that has only the address of a scheduler asks the scheduler: its process may hold the
+    cluster object. Any other cluster counts as adaptive once the scheduler has retired workers.
     """
     cluster = getattr(client, "cluster", None)
     if cluster is not None:
         return getattr(cluster, "_adaptive", None) is not None
 
-    # A function within one is sent as it is, so that a scheduler needs no daskfactor.
+    # A nested function is pickled by value, so that the scheduler does not need daskfactor.
     def scales(dask_scheduler: Any) -> bool:
         from distributed.deploy.spec import SpecCluster
 
-        here = [own for own in SpecCluster._instances if own.scheduler is dask_scheduler]
+        clusters = [c for c in SpecCluster._instances if c.scheduler is dask_scheduler]
         events = [event for _, event in dask_scheduler.get_events("all")]
-        return any(own._adaptive is not None for own in here) or any(
-            own.get("action") == "retire-workers" and own.get("retired") for own in events
+        return any(cluster._adaptive is not None for cluster in clusters) or any(
+            event.get("action") == "retire-workers" and event.get("retired") for event in events
         )
 
     async def ask() -> bool:
-        asked = client.run_on_scheduler(scales, asynchronous=True)
-        return bool(await asyncio.wait_for(asked, ANSWERS_WITHIN))
+        answer = client.run_on_scheduler(scales, asynchronous=True)
+        return bool(await asyncio.wait_for(answer, ANSWERS_WITHIN))
 
     with contextlib.suppress(OSError, TimeoutError):
         return bool(client.sync(ask))
@@ -658,12 +659,12 @@ def is_adaptive(client: Any) -> bool:
 
 
 def _can_write(mark: str) -> bool:
-    """Whether a file of the client's is here, in a folder that may be written to."""
+    """Check whether a file of the client exists here, in a writable folder."""
     return Path(mark).exists() and os.access(Path(mark).parent, os.W_OK)
 
 
 def _executing(metrics: Mapping[str, Any]) -> int:
-    """Return the tasks that a worker is at work on."""
+    """Return the number of tasks that a worker executes."""
     return int(metrics.get("task_counts", {}).get("executing", 0))
 
 
@@ -671,22 +672,22 @@ def _has_plugin(dask_worker: Any) -> bool:
     return PLUGIN in dask_worker.plugins
 
 
-def _same(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return what a function is sent in: workers pass it on among themselves."""
+def _identity(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a packed function, so that workers copy it from each other."""
     return packed
 
 
 def _call_batch(packed: NDArray[np.uint8], items: Sequence[Any]) -> list[Any]:
-    """Call a function with every item of a batch: the task."""
+    """Call a function with every item of a batch (a task)."""
     function = unpack(packed)
     with single_threaded_blas():
         return [function(item, local_workspace()) for item in items]
 
 
 def _task(function: Callable[..., Any], *args: Any) -> Any:
-    """Call what a task is to call; an error of this package goes to the client without causes.
+    """Call the function of a task; remove the causes of errors of this package.
 
-    Those of other libraries do not all survive pickling, and would take the error with them.
+    Causes from other libraries may fail to unpickle, and the error would be lost with them.
     """
     try:
         return function(*args)
@@ -696,7 +697,7 @@ def _task(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _real_error(errors: Sequence[BaseException]) -> BaseException | None:
-    """Return the first error that is more than the loss of a worker."""
+    """Return the first error that is not the loss of a worker."""
     for error in errors:
         if isinstance(error, (DaskfactorError, MemoryError)):
             return error
@@ -710,7 +711,7 @@ def _real_error(errors: Sequence[BaseException]) -> BaseException | None:
 
 
 def _leave_thread_pool() -> None:
-    """Make room for other tasks if this is one: those it waits for may need its thread."""
+    """Leave the worker's thread pool if this runs in a task, which may wait for other tasks."""
     try:
         get_worker()
     except ValueError:
@@ -722,46 +723,46 @@ def _leave_thread_pool() -> None:
 class ClusterTasksExecutor(ClusterExecutor):
     """Runs plans as Dask graphs on the workers of a `distributed` client.
 
-    Dask places the tasks. A graph begins with tasks that read bands where they are, and ends
-    with tasks that leave them where they were made. Good where a task takes 100 ms or more
-    and where workers come and go.
+    Dask assigns the tasks to workers. The first tasks of a graph read bands from the stores of
+    workers; the last ones store the new bands where they were computed. Suited to tasks of 100 ms
+    or more, and to adaptive clusters.
 
     Parameters
     ----------
     client
         A synchronous client of any cluster.
     workers
-        Addresses of the workers to start with; all by default. Tasks may be moved to others.
+        Addresses of the first workers; all by default. Tasks may move to others.
     patience
-        Limits on waiting and on trying again.
+        Time limits and the limit on retries.
     """
 
     name = "tasks"
 
-    def _segment(self, work: Work, state: HeldState, attempt: Attempt) -> HeldState:
+    def _segment(self, work: Work, state: RemoteState, attempt: Attempt) -> RemoteState:
         done = 0
         groups = group_rounds(work.plan)
-        most = max(1, MOST_TASKS // max(map(len, groups)))  # groups of one graph
-        for at in range(0, len(groups), most):
-            part = groups[at : at + most]
-            state = self._graph(part, work, state, done, attempt)
+        groups_per_graph = max(1, MAX_TASKS // max(map(len, groups)))
+        for start in range(0, len(groups), groups_per_graph):
+            part = groups[start : start + groups_per_graph]
+            state = self._run_graph(part, work, state, done, attempt)
             done += sum(len(task.ops) for group in part for task in group)
         threads = self.workers().values()
         self.report.lanes, self.report.workers = sum(threads) or 1, len(threads) or 1
         return state
 
-    def _graph(
+    def _run_graph(
         self,
         groups: Sequence[Sequence[SuperBlock]],
         work: Work,
-        state: HeldState,
+        state: RemoteState,
         done: int,
         attempt: Attempt,
-    ) -> HeldState:
-        """Send a graph, wait, and note what its ends have left in the workers."""
+    ) -> RemoteState:
+        """Run one graph; return the state that its last tasks have stored on the workers."""
         size, token = work.plan[0].size, f"-{uuid.uuid4().hex}"
-        keepers, version = list(self.members()), self.keeper.next_version()
-        attempt.members = state.places()
+        members, version = list(self.members()), self.state_client.next_version()
+        attempt.members = state.addresses()
         futures: list[Any] = []
 
         def send(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -769,33 +770,35 @@ class ClusterTasksExecutor(ClusterExecutor):
             return futures[-1]
 
         try:
-            # As bytes, which workers pass on among themselves and every task opens.
-            program = send("send-program", unpack, pack(pack(work.sent(self.teller(attempt)))))
-            starts = {
-                key: send(key[0], read_portion, pack(told), workers=[told.place], priority=10)
-                for key, told in starting_points(state, size).items()
+            # As bytes, which workers copy from each other and every task unpickles.
+            packed_work = pack(work.for_tasks(self.reporter(attempt)))
+            program = send("send-program", unpack, pack(packed_work))
+            inputs = {
+                key: send(key[0], read_portion, pack(source), workers=[source.address], priority=10)
+                for key, source in graph_sources(state, size).items()
             }
-            wide = state.widest * size > SPLIT_BYTES
-            graph, ends = build_graph(groups, program, starts, token, wide)
-            keys = list(itertools.chain.from_iterable(ends))
-            wanted = [key for key in keys if isinstance(key, tuple)]
+            split = state.widest * size > SPLIT_BYTES
+            graph, outputs = build_graph(groups, program, inputs, token, split)
+            # Keys that are no tuples are inputs that no task has changed.
+            keys = [key for key in itertools.chain(*outputs) if isinstance(key, tuple)]
             with large_graphs():
-                made = self.client.get(graph, wanted, sync=False)
-            futures.extend(made)
-            by_key = dict(zip(wanted, made, strict=True))
-            left = [
-                send("leave-bands", leave_portion, self.keeper.token, version, kind, by_key[key],
-                     workers=keepers, priority=10)
-                for kind, own in zip((*range(state.n_factors), CELLS), ends, strict=True)
-                for key in own if key in by_key
+                portions = self.client.get(graph, keys, sync=False)
+            futures.extend(portions)
+            by_key = dict(zip(keys, portions, strict=True))
+            token = self.state_client.token
+            stored = [
+                send("leave-bands", store_portion, token, version, part, by_key[key],
+                     workers=members, priority=10)
+                for part, part_keys in zip((*range(state.n_factors), CELLS), outputs, strict=True)
+                for key in part_keys if key in by_key
             ]  # fmt: skip
-            for future in made:
+            for future in portions:
                 future.release()
             reports = self.results(
-                left, attempt, lambda: work.on_done(done + sum(attempt.done.values()))
+                stored, attempt, lambda: work.on_done(done + sum(attempt.done.values()))
             )
         finally:
             for future in futures:
                 future.release()
         self.report.busy_seconds += sum(report.busy for report in reports)
-        return state.after(reports, version)
+        return state.with_reports(reports, version)

@@ -1,4 +1,4 @@
-"""Clients of clusters that are named by a text: a scheduler's address, or workers of one's own."""
+"""Clients of clusters given by the address of a scheduler or as a local cluster."""
 
 import asyncio
 import re
@@ -9,37 +9,37 @@ from typing import Any, Final
 
 import dask
 from distributed import Client, LocalCluster, Security
-from distributed.comm.core import connect as greeted_by
+from distributed.comm.core import connect as comm_connect
 from distributed.versions import VersionMismatchWarning
 
 from daskfactor.checks import warn
 from daskfactor.errors import DaskfactorError, OptionError, SamplingWarning
 
 ANSWERS_WITHIN: Final = 10
-"""Seconds for a scheduler to answer."""
+"""Seconds that a scheduler may take to answer."""
 LOCAL: Final = re.compile(r"local(?::([1-9]\d*))?")
 ADDRESS: Final = re.compile(r"((tcp|tls|ucx|wss?)://)?(?!local:)[^\s/]+:\d+")
-ALIKE: Final = ("daskfactor", "python")
-"""What workers need in the caller's version; other versions of the rest are noted."""
-VERSIONS: Final = (*ALIKE, "numpy", "numba", "dask", "distributed")
+REQUIRED_EQUAL: Final = ("daskfactor", "python")
+"""Packages whose versions must be equal on client and workers; others only cause a warning."""
+VERSIONS: Final = (*REQUIRED_EQUAL, "numpy", "numba", "dask", "distributed")
 
 
 @contextmanager
 def client_of(scheduler: str | None, cluster: str | None) -> Iterator[Client]:
-    """Yield a client of a scheduler, or of a cluster of this machine that lives as long.
+    """Yield a client of a scheduler, or of a local cluster that is closed with it.
 
     Parameters
     ----------
     scheduler
-        Its address, such as ``"tcp://host:8786"``.
+        Address of a scheduler, such as ``"tcp://host:8786"``.
     cluster
-        ``"local:4"``, four worker processes on this machine; ``"local"``, as many as Dask takes.
-        Or the address of a scheduler.
+        ``"local:4"`` for four worker processes on this machine, ``"local"`` for Dask's default
+        number, or the address of a scheduler.
 
     Raises
     ------
     OptionError
-        If both are given, one is not of these forms, nobody answers, or workers have other
+        If both are passed, one has another form, no scheduler answers, or workers have other
         versions.
     """
     if scheduler is not None and cluster is not None:
@@ -53,8 +53,8 @@ def client_of(scheduler: str | None, cluster: str | None) -> Iterator[Client]:
         return
     workers = None if local[1] is None else int(local[1])
     with (
-        LocalCluster(n_workers=workers, dashboard_address=":0") as own,  # type: ignore[no-untyped-call]
-        Client(own) as client,  # type: ignore[no-untyped-call]
+        LocalCluster(n_workers=workers, dashboard_address=":0") as local_cluster,  # type: ignore[no-untyped-call]
+        Client(local_cluster) as client,  # type: ignore[no-untyped-call]
     ):
         yield client
 
@@ -74,16 +74,16 @@ def connect(address: str) -> Client:
         )
     before = dask.config.get("scheduler", None)
     try:
-        asyncio.run(_greet(address))
+        asyncio.run(_handshake(address))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", VersionMismatchWarning)  # told in a sentence below
+            warnings.simplefilter("ignore", VersionMismatchWarning)  # see check_versions
             client = Client(address, timeout=f"{ANSWERS_WITHIN}s")  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        # A client that never came to be stays dask's default scheduler otherwise.
+        # A client that failed to connect would remain dask's default scheduler.
         dask.config.set({"scheduler": before})
-        why = f" ({error})" if str(error) else ""
+        reason = f" ({error})" if str(error) else ""
         raise OptionError(
-            f"no Dask scheduler answers at {address} within {ANSWERS_WITHIN} s{why}; pass the "
+            f"no Dask scheduler answers at {address} within {ANSWERS_WITHIN} s{reason}; pass the "
             "address that `dask scheduler` prints, such as tcp://host:8786; with TLS it is "
             "tls://host:8786, its certificates from Dask's configuration (distributed.comm.tls)"
         ) from error
@@ -95,20 +95,20 @@ def connect(address: str) -> Client:
     return client
 
 
-async def _greet(address: str) -> None:
-    """Exchange Dask's greeting; a client would wait without end for a peer that stays mute."""
+async def _handshake(address: str) -> None:
+    """Run Dask's handshake with a timeout; a client would wait forever for a silent peer."""
     certificates = Security().get_connection_args("client")  # type: ignore[no-untyped-call]
-    greeted = greeted_by(address, timeout=ANSWERS_WITHIN, **certificates)  # type: ignore[no-untyped-call]
-    (await asyncio.wait_for(greeted, ANSWERS_WITHIN)).abort()
+    handshake = comm_connect(address, timeout=ANSWERS_WITHIN, **certificates)  # type: ignore[no-untyped-call]
+    (await asyncio.wait_for(handshake, ANSWERS_WITHIN)).abort()
 
 
-def check_versions(told: Mapping[str, Any]) -> None:
-    """Refuse workers that cannot do a client's work; note those that may do it otherwise.
+def check_versions(versions: Mapping[str, Any]) -> None:
+    """Raise for workers with incompatible versions; warn of other differences.
 
-    ``told`` is what `Client.get_versions` returns.
+    ``versions`` is the result of `Client.get_versions`.
     """
-    mine = _versions(told["client"])
-    for worker, answer in told["workers"].items():
+    mine = _versions(versions["client"])
+    for worker, answer in versions["workers"].items():
         theirs = _versions(answer)
         for name in VERSIONS:
             if mine[name] == theirs[name]:
@@ -117,13 +117,13 @@ def check_versions(told: Mapping[str, Any]) -> None:
                 f"{name} is {mine[name]} here and {theirs[name]} on the worker {worker}; install "
                 "the same version everywhere"
             )
-            if name in ALIKE:
+            if name in REQUIRED_EQUAL:
                 raise OptionError(text)
             warn(text, SamplingWarning)
-            return  # one sentence is enough
+            return  # one warning is enough
 
 
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Return versions by name, of Python the major and minor one."""
-    found = {name: answer["packages"].get(name) or "missing" for name in VERSIONS}
-    return found | {"python": ".".join(found["python"].split(".")[:2])}
+    """Return versions by package name; of Python only major and minor."""
+    versions = {name: answer["packages"].get(name) or "missing" for name in VERSIONS}
+    return versions | {"python": ".".join(versions["python"].split(".")[:2])}

@@ -1,12 +1,11 @@
-"""An executor whose rounds are done on a GPU, each as one operation.
+"""GPU executor that runs each round as one operation.
 
-Blocks of a round share no band, so all of them together are an operation on whole factors: W, H
-and what travels with them are joined, lie on the device for as long as a plan lasts, and are
-parted again at its end. What an operation computes is the program's; kernels find out by
-themselves that what they are given is on the device.
+The blocks of a round share no band, so together they are one operation on complete factors. W, H
+and their arrays are joined, stay on the device while a plan runs, and are split into bands at its
+end. Kernels detect that their arrays are on the device.
 
-Data stay there as far as there is room; of the others the next part is copied while the present
-one is worked on.
+Data stay on the device as far as memory allows. Otherwise the next part is copied while the
+current one is processed.
 """
 
 import itertools
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Bands
 from daskfactor.errors import OptionError
-from daskfactor.executors.base import Executor, R, Work, perform, raise_of_gpu
+from daskfactor.executors.base import Executor, R, Work, raise_gpu_memory_error, run_operation
 from daskfactor.executors.plan import Action, Op
 from daskfactor.executors.state import BlockCells, ChainState, Evaluation, FactorBand
 from daskfactor.executors.threads import ThreadsExecutor
@@ -34,31 +33,31 @@ from daskfactor.kernels.steps import to_host
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import available_memory
 
-Key = tuple[tuple[int, ...], ...]
-"""Blocks of a round: the bands of each factor, those of rows in ascending order."""
+RoundKey = tuple[tuple[int, ...], ...]
+"""Blocks of a round: the bands of each factor, sorted by row band."""
 
 RESERVED = 0.25
-"""Share of the free memory of a device that data leave to factors, tiles and sums."""
+"""Fraction of free device memory that is reserved for factors, tiles and sums."""
 
 
 @dataclass(frozen=True)
 class CUDA:
-    """A GPU as ``device=``; ``"cuda"`` is one with these defaults.
+    """Options of a GPU for ``device=``; ``"cuda"`` stands for the defaults.
 
     Parameters
     ----------
     memory_limit
-        What data may take on the device: bytes, or text such as ``"8 GiB"``. By default three
-        quarters of what is free. Data beyond it stream through.
+        Memory for data on the device: bytes, or text such as ``"8 GiB"``. By default three
+        quarters of the free memory. Data that do not fit are streamed.
     tf32
-        Whether tensor cores may multiply, which round factors and residuals to 10 bits on the
-        way: faster, and noise in gradients of a thousandth of them. Products are in full float32
-        by default.
+        Allow tensor cores to multiply, which is faster but rounds factors and residuals to 10
+        bits; gradients get noise of a thousandth of their size. By default products are in full
+        float32.
 
     Raises
     ------
     OptionError
-        If the limit is no positive number of bytes, or when it is used without CuPy or a GPU.
+        If the limit is not a positive number of bytes, or on use without CuPy or a GPU.
 
     Examples
     --------
@@ -72,314 +71,319 @@ class CUDA:
 
     def __post_init__(self) -> None:
         try:
-            good = self.memory_limit is None or parse_bytes(self.memory_limit) > 0
+            is_valid = self.memory_limit is None or parse_bytes(self.memory_limit) > 0
         except (AttributeError, TypeError, ValueError):
-            good = False
-        if not good:
+            is_valid = False
+        if not is_valid:
             raise OptionError(
                 'memory_limit takes a positive number of bytes, or text such as "8 GiB", '
                 f"got {self.memory_limit!r}"
             )
 
 
-def key_of(ops: Sequence[Op]) -> Key:
-    """Say which blocks operations have."""
+def key_of(ops: Sequence[Op]) -> RoundKey:
+    """Return the key of the blocks of some operations."""
     return tuple(zip(*sorted(op.block for op in ops), strict=True))
 
 
-class PlacedData:
-    """Data whose parts lie on the device, or come there when they are asked for.
+class DeviceData:
+    """Data with parts on the device, copied there on demand.
 
-    Whatever else is asked of them the data answer.
+    All other attributes are those of the data.
 
     Parameters
     ----------
     data
         The data.
     options
-        How much of the device's memory they may take.
-    whole
-        Whether blocks meet factors by whole, or their own bands.
+        Options with the limit on device memory.
+    whole_factors
+        True if blocks are used with complete factors, False with their own bands.
     """
 
-    def __init__(self, data: BlockedData, options: CUDA, whole: bool = True) -> None:
+    def __init__(self, data: BlockedData, options: CUDA, whole_factors: bool = True) -> None:
         limit = options.memory_limit
         if limit is None:
             limit = int((1.0 - RESERVED) * current().free_memory)
-        self.data, self._limit, self._whole = data, int(parse_bytes(limit)), whole
-        self._parts: OrderedDict[Key, tuple[Part, int]] = OrderedDict()
-        self._coming: tuple[Key, Part, int, Any] | None = None
-        self._sent: tuple[Any, Any] | None = None
-        self._pinned: dict[Key, dict[str, NDArray[Any]]] = {}
+        self.data, self._limit, self._whole_factors = data, int(parse_bytes(limit)), whole_factors
+        self._parts: OrderedDict[RoundKey, tuple[Part, int]] = OrderedDict()
+        self._incoming: tuple[RoundKey, Part, int, Any] | None = None
+        self._copy_source: tuple[Any, Any] | None = None
+        self._pinned: dict[RoundKey, dict[str, NDArray[Any]]] = {}
         self._pinned_bytes = 0
-        self._most_pinned = available_memory() // 2
+        self._max_pinned = available_memory() // 2
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.data, name)
 
     def view(self, *block: Any) -> Part:
-        """Blocks of a round, or one block, on the device."""
-        bands = tuple(own if isinstance(own, tuple) else (own,) for own in block)
+        """Return the blocks of a round, or one block, on the device."""
+        bands = tuple(axis if isinstance(axis, tuple) else (axis,) for axis in block)
         with self._lock:
             if bands not in self._parts:
-                self._begin(bands)
-                self._arrive()
+                self._start_copy(bands)
+                self._finish_copy()
             self._parts.move_to_end(bands)
             return self._parts[bands][0]
 
-    def begin(self, key: Key, after: Any = None) -> None:
-        """Begin to copy the blocks of a round, unless they are there.
+    def prefetch(self, key: RoundKey, after: Any = None) -> None:
+        """Start to copy the blocks of a round, unless they are on the device.
 
-        ``after`` marks the work before that on the present part, which nothing else reads.
+        The copy starts after the work marked by ``after``, which may read the memory that it
+        replaces.
         """
         with self._lock:
-            self._begin(key, after)
+            self._start_copy(key, after)
 
-    def _begin(self, key: Key, after: Any = None) -> None:
-        if key in self._parts or (self._coming is not None and self._coming[0] == key):
+    def _start_copy(self, key: RoundKey, after: Any = None) -> None:
+        if key in self._parts or (self._incoming is not None and self._incoming[0] == key):
             return
-        self._arrive()
-        if self._sent is not None:
-            self._sent[1].synchronize()  # what it was copied from may go now
+        self._finish_copy()
+        if self._copy_source is not None:
+            self._copy_source[1].synchronize()  # its host memory may be reused now
         arrays = self._pinned.get(key) or self._packed(key)
-        size = sum(own.nbytes for own in arrays.values())
-        held = sum(own for _, own in self._parts.values())
-        over, room = held + size > self._limit, self._most_pinned - self._pinned_bytes
-        if over and size <= room and key not in self._pinned:  # it comes again and again
+        size = sum(array.nbytes for array in arrays.values())
+        used = sum(part_size for _, part_size in self._parts.values())
+        over, room = used + size > self._limit, self._max_pinned - self._pinned_bytes
+        if over and size <= room and key not in self._pinned:  # it is copied again in every cycle
             self._pinned[key] = arrays
             self._pinned_bytes += size
-        # The part that is worked on, the last one, stays whatever the limit is. Of the others the
-        # latest goes, as its turn comes last: the earliest would always go just before its own.
-        while held + size > self._limit and len(self._parts) > 1:
-            _, own = self._parts.pop(list(self._parts)[-2])
-            held -= own
-        found, done = current().begin_copies(list(arrays.values()), after)
-        self._sent = arrays, done
+        # The last part is in use and always stays. Of the others evict the most recently used:
+        # access is cyclic, so least-recently-used would always evict the part needed next.
+        while used + size > self._limit and len(self._parts) > 1:
+            _, evicted_size = self._parts.pop(list(self._parts)[-2])
+            used -= evicted_size
+        copies, done = current().begin_copies(list(arrays.values()), after)
+        self._copy_source = arrays, done
         rows, cols = self._sides(key)
         zeros = self.data.unstored == "zero" if self.data.is_sparse else None
-        part = Part(rows, cols, dict(zip(arrays, found, strict=True)), zeros)
-        self._coming = key, part, size, done
+        part = Part(rows, cols, dict(zip(arrays, copies, strict=True)), zeros)
+        self._incoming = key, part, size, done
 
-    def _arrive(self) -> None:
-        """Have work that follows wait for what is being copied."""
-        if self._coming is not None:
-            key, part, size, done = self._coming
+    def _finish_copy(self) -> None:
+        """Make subsequent work wait for the copy in progress."""
+        if self._incoming is not None:
+            key, part, size, done = self._incoming
             current().wait_for_copies(done)
             self._parts[key] = part, size
-            self._coming = None
+            self._incoming = None
 
-    def rest(self) -> None:
-        """Wait for copies; give back what they came from, unless it will be copied again."""
+    def wait(self) -> None:
+        """Wait for copies; release their host memory unless it will be copied again."""
         with self._lock:
-            self._arrive()
-            if self._sent is not None:
-                self._sent[1].synchronize()
-                self._sent = None
+            self._finish_copy()
+            if self._copy_source is not None:
+                self._copy_source[1].synchronize()
+                self._copy_source = None
             if not self._pinned:
                 current().release_pinned()
 
-    def _packed(self, key: Key) -> dict[str, NDArray[Any]]:
-        """Put the blocks of a round together in memory that the device can read."""
+    def _packed(self, key: RoundKey) -> dict[str, NDArray[Any]]:
+        """Return the blocks of a round packed in host memory that the device can read."""
         views: Any = (self.data.view(*block) for block in zip(*key, strict=True))
         return packed(views, *self._sides(key), self.data.dtype, current().pinned)
 
-    def _sides(self, key: Key) -> tuple[Side, Side]:
+    def _sides(self, key: RoundKey) -> tuple[Side, Side]:
         rows, cols = (
-            _side(own, bands, self._whole)
-            for own, bands in zip(self.data.grid.sides, key, strict=True)
+            _side(side, bands, self._whole_factors)
+            for side, bands in zip(self.data.grid.sides, key, strict=True)
         )
         return rows, cols
 
 
-def _side(side: Bands, bands: Sequence[int], whole: bool) -> Side:
+def _side(side: Bands, bands: Sequence[int], whole_factors: bool) -> Side:
     offsets, which = np.asarray(side.offsets, np.int64), np.asarray(bands)
     start, count = offsets[which], np.diff(offsets)[which]
-    if whole:
+    if whole_factors:
         return Side(start, count, int(offsets[-1]))
     return Side(np.zeros_like(start), count, int(count[0]))
 
 
-class PlacedState:
-    """A state whose bands are joined to one of each factor, on the device.
+class DeviceState:
+    """State with one joined band per factor, on the device.
 
-    Arrays that a plan does not touch stay where they are, and those that it only reads do not
-    come back.
+    Arrays that a plan does not touch are not copied to the device, and arrays that it only reads
+    are not copied back.
     """
 
     def __init__(self, state: ChainState, names: "PlanNames | None" = None) -> None:
         self._state, self._device, self._names = state, current(), names
-        self._taken = [
+        self._copied_names = [
             [name for name in bands[0].arrays if names is None or name in names.touched]
             for bands in state.factors
         ]
-        self.bands = tuple(map(self._joined, state.factors, self._taken))
-        self.cells = PlacedCells(state)
+        self.bands = tuple(map(self._joined, state.factors, self._copied_names))
+        self.cells = DeviceCells(state)
 
-    def met(self, block: Key) -> tuple[FactorBand, ...]:
-        """Return the factors, which every round meets by whole."""
+    def block_bands(self, block: RoundKey) -> tuple[FactorBand, ...]:
+        """Return the complete factors, which every round uses."""
         del block
         return self.bands
 
     def _joined(self, bands: Sequence[FactorBand], names: Sequence[str]) -> FactorBand:
         put = self._device.put
-        arrays = {name: put(rejoined([band.arrays[name] for band in bands])) for name in names}
-        values = put(rejoined([band.values for band in bands]))
+        arrays = {name: put(join_arrays([band.arrays[name] for band in bands])) for name in names}
+        values = put(join_arrays([band.values for band in bands]))
         return FactorBand(0, values, arrays, dict(bands[0].counts))
 
-    def take_draws(self) -> None:
-        """Have draws lie in the memory of this process: there is more of it."""
+    def draws_to_host(self) -> None:
+        """Move draws to host memory, of which there is more."""
         for band in self.bands:
             band.draws[:] = map(to_host, band.draws)
 
-    def settle(self) -> None:
-        """Part factors into their bands again, in the memory of this process."""
-        for joined, bands, names in zip(self.bands, self._state.factors, self._taken, strict=True):
-            self._part(joined, bands, names)
-        self.cells.settle()
+    def write_back(self) -> None:
+        """Copy factors back to the bands of the state, in host memory."""
+        factors = zip(self.bands, self._state.factors, self._copied_names, strict=True)
+        for joined, bands, names in factors:
+            self._split(joined, bands, names)
+        self.cells.write_back()
 
-    def _part(self, joined: FactorBand, bands: Sequence[FactorBand], names: Sequence[str]) -> None:
+    def _split(self, joined: FactorBand, bands: Sequence[FactorBand], names: Sequence[str]) -> None:
         ends = list(itertools.accumulate(len(band.values) for band in bands))[:-1]
 
-        def parted(array: Any) -> list[NDArray[Any]]:
+        def split(array: Any) -> list[NDArray[Any]]:
             return np.split(to_host(array), ends)
 
-        known, draws = self._names, list(map(parted, joined.draws))
-        same = set() if known is None else set(names) - known.changed
-        values = None if known is not None and known.still else parted(joined.values)
-        arrays = {name: parted(own) for name, own in joined.arrays.items() if name not in same}
+        plan_names, draws = self._names, list(map(split, joined.draws))
+        unchanged = set() if plan_names is None else set(names) - plan_names.changed
+        is_constant = plan_names is not None and plan_names.values_constant
+        values = None if is_constant else split(joined.values)
+        arrays = joined.arrays.items()
+        changed = {name: split(array) for name, array in arrays if name not in unchanged}
         for number, band in enumerate(bands):
             band.values = band.values if values is None else values[number]
-            for name in set(names) - same:
+            for name in set(names) - unchanged:
                 del band.arrays[name]
-            band.arrays |= {name: own[number] for name, own in arrays.items()}
+            band.arrays |= {name: parts[number] for name, parts in changed.items()}
             band.counts = dict(joined.counts)
-            band.draws += [own[number] for own in draws]
-            # Sums are of the whole factor: the first band's, so that all together are that.
+            band.draws += [draw[number] for draw in draws]
+            # Sums are over the complete factor: the first band gets them, the others get zeros.
             band.sums |= {
-                key: own if number == 0 else np.zeros_like(own)[()]
-                for key, own in joined.sums.items()
+                key: value if number == 0 else np.zeros_like(value)[()]
+                for key, value in joined.sums.items()
             }
 
 
-class PlacedCells:
-    """Monitored cells of a state, those of all blocks of a round together."""
+class DeviceCells:
+    """Monitored cells of a state, joined for all blocks of a round."""
 
     def __init__(self, state: ChainState) -> None:
         self._state = state
-        self._made: dict[Key, BlockCells | None] = {}
+        self._joined_cells: dict[RoundKey, BlockCells | None] = {}
 
-    def _found(self, key: Key) -> Iterator[tuple[tuple[int, ...], BlockCells]]:
+    def _cells_of(self, key: RoundKey) -> Iterator[tuple[tuple[int, ...], BlockCells]]:
         for block in zip(*key, strict=True):
             cells = self._state.cells.get(block)
             if cells is not None:
                 yield block, cells
 
-    def get(self, key: Key) -> BlockCells | None:
-        """Return the cells of the blocks of a round, where they are in whole factors."""
-        if key not in self._made:
-            self._made[key] = self._joined(key)
-        return self._made[key]
+    def get(self, key: RoundKey) -> BlockCells | None:
+        """Return the cells of a round, with their indices in the complete factors."""
+        if key not in self._joined_cells:
+            self._joined_cells[key] = self._joined(key)
+        return self._joined_cells[key]
 
-    def _joined(self, key: Key) -> BlockCells | None:
-        found = list(self._found(key))
-        if not found:
+    def _joined(self, key: RoundKey) -> BlockCells | None:
+        cells = list(self._cells_of(key))
+        if not cells:
             return None
         put, factors = current().put, self._state.factors
         at: Any = tuple(
             put(
                 np.concatenate(
-                    [own.at[n] + factors[n][block[n]].offset for block, own in found]
+                    [part.at[n] + factors[n][block[n]].offset for block, part in cells]
                 ).astype(np.int64)
             )
             for n in range(len(factors))
         )
         mean, m2 = (
-            put(np.concatenate([getattr(own, name) for _, own in found])) for name in ("mean", "m2")
+            put(np.concatenate([getattr(part, name) for _, part in cells]))
+            for name in ("mean", "m2")
         )
-        where = np.concatenate([own.where for _, own in found])
-        return BlockCells(at, where, mean, m2, found[0][1].count)
+        where = np.concatenate([part.where for _, part in cells])
+        return BlockCells(at, where, mean, m2, cells[0][1].count)
 
-    def settle(self) -> None:
-        """Give the cells of each block their moments."""
+    def write_back(self) -> None:
+        """Copy the moments back to the cells of each block."""
         take = current().take
-        for key, joined in self._made.items():
+        for key, joined in self._joined_cells.items():
             if joined is None:
                 continue
             mean, m2, at = take(joined.mean), take(joined.m2), 0
-            for _, own in self._found(key):
-                part = slice(at, at + own.mean.size)
-                own.mean, own.m2, own.count = mean[part], m2[part], joined.count
+            for _, cells in self._cells_of(key):
+                part = slice(at, at + cells.mean.size)
+                cells.mean, cells.m2, cells.count = mean[part], m2[part], joined.count
                 at = part.stop
 
 
 @dataclass(frozen=True)
-class OnWorkers:
-    """Has single blocks and their bands lie on the GPU of the worker that has them.
+class WorkerPlacement:
+    """Placement of single blocks and their bands on the GPU of their worker.
 
-    A band stays there from one of its blocks to the next one of the same worker, and goes to
-    others through the memory of the process.
+    A band stays on the device between operations of the same worker, and is sent to other workers
+    from host memory.
     """
 
     options: CUDA
 
     def __call__(
         self, op: Op, work: Work, bands: Sequence[FactorBand], cells: BlockCells | None
-    ) -> PlacedData:
-        """Move what an operation touches to the device; return the data, there."""
+    ) -> DeviceData:
+        """Move the arrays of an operation to the device; return the data on the device."""
         del op
         device = current()
         device.tf32 = self.options.tf32
-        for band in bands:  # which have no arrays that the plan does not touch
+        for band in bands:  # they have only arrays that the plan touches
             if is_on_host(band.values):
                 band.values = device.put(band.values)
-            for name, own in band.arrays.items():
-                if is_on_host(own):
-                    band.arrays[name] = device.put(own)
+            for name, array in band.arrays.items():
+                if is_on_host(array):
+                    band.arrays[name] = device.put(array)
         if cells is not None and is_on_host(cells.mean):
-            cells.at = tuple(device.put(own, np.int64) for own in cells.at)
+            cells.at = tuple(device.put(indices, np.int64) for indices in cells.at)
             cells.mean, cells.m2 = device.put(cells.mean), device.put(cells.m2)
-        return _data_of_process(work.data, self.options)
+        return _shared_data(work.data, self.options)
 
-    def home(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
-        """Move all arrays into the memory of this process."""
+    def to_host(self, bands: Iterable[FactorBand], cells: Iterable[BlockCells] = ()) -> None:
+        """Move all arrays to host memory."""
         for band in bands:
             band.values = to_host(band.values)
-            band.arrays = {name: to_host(own) for name, own in band.arrays.items()}
+            band.arrays = {name: to_host(array) for name, array in band.arrays.items()}
             band.draws[:] = map(to_host, band.draws)
-        for own in cells:
-            own.at = tuple(to_host(place).astype(np.int32) for place in own.at)
-            own.mean, own.m2 = to_host(own.mean), to_host(own.m2)
+        for part in cells:
+            part.at = tuple(to_host(indices).astype(np.int32) for indices in part.at)
+            part.mean, part.m2 = to_host(part.mean), to_host(part.m2)
 
 
 def gpu_name() -> str:
-    """Name the GPU of this process."""
+    """Return the name of the GPU of this process."""
     return current().name
 
 
-_of_process: list[tuple[Any, PlacedData]] = []
+_process_data: list[tuple[Any, DeviceData]] = []
 _lock = threading.Lock()
 
 
-def _data_of_process(data: BlockedData, options: CUDA) -> PlacedData:
-    """Return data that lie on this process's device, those of earlier segments if they are."""
-    known = data.fingerprint, data.grid, options
+def _shared_data(data: BlockedData, options: CUDA) -> DeviceData:
+    """Return the data on this process's device, from an earlier segment if they are the same."""
+    identity = data.fingerprint, data.grid, options
     with _lock:
-        if not _of_process or _of_process[0][0] != known:
-            _of_process.clear()  # before there is memory for others
-            _of_process.append((known, PlacedData(data, options, whole=False)))
-        return _of_process[0][1]
+        if not _process_data or _process_data[0][0] != identity:
+            _process_data.clear()  # first release the memory of the other data
+            _process_data.append((identity, DeviceData(data, options, whole_factors=False)))
+        return _process_data[0][1]
 
 
 class DeviceExecutor(Executor):
     """Runs a plan on a GPU, round by round.
 
-    Functions of bands go to threads of this process.
+    Functions are mapped over bands on threads of this process.
 
     Parameters
     ----------
     options
-        How the GPU is used.
+        Options of the GPU.
 
     Raises
     ------
@@ -396,89 +400,89 @@ class DeviceExecutor(Executor):
         self.device = f"cuda: {self._device.name}{', TF32' if self.options.tf32 else ''}"
         self._threads = ThreadsExecutor()
         self._workspace = Workspace()
-        self._placed: PlacedData | None = None
+        self._device_data: DeviceData | None = None
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
-        began, evaluations, done = time.perf_counter(), list[Evaluation](), 0
+        start, evaluations, done = time.perf_counter(), list[Evaluation](), 0
         keys, device = [key_of(part.ops) for part in work.plan], self._device
         device.tf32 = self.options.tf32
         try:
-            data, placed = self._place(work.data), PlacedState(state, names_of(work))
-            there = replace(work, plan=(), data=data)  # type: ignore[arg-type]
+            data, device_state = self._place(work.data), DeviceState(state, names_of(work))
+            device_work = replace(work, plan=(), data=data)  # type: ignore[arg-type]
             for number, part in enumerate(work.plan):
                 data.view(*keys[number])
                 mark = device.mark()
                 op = part.ops[0]._replace(block=keys[number])  # type: ignore[arg-type]
-                found, _ = perform(op, there, placed, self._workspace)  # type: ignore[arg-type]
-                if found is not None:
-                    evaluations.append(found)
+                evaluation, _ = run_operation(op, device_work, device_state, self._workspace)  # type: ignore[arg-type]
+                if evaluation is not None:
+                    evaluations.append(evaluation)
                 if number + 1 < len(keys):
-                    # Packed while the device works on what was asked for just now.
-                    data.begin(keys[number + 1], mark)
+                    # The host packs the next round while the device runs this one.
+                    data.prefetch(keys[number + 1], mark)
                 done += len(part.ops)
                 if op.last or op.action == Action.EVALUATE:
-                    device.wait()  # progress is what is done, not what is asked for
-                    placed.take_draws()
+                    device.wait()  # report finished operations only, not queued ones
+                    device_state.draws_to_host()
                     work.on_done(done)
             device.wait()
-            placed.settle()
-            data.rest()
+            device_state.write_back()
+            data.wait()
         except MemoryError as error:
-            raise_of_gpu(error)
+            raise_gpu_memory_error(error)
             raise
         work.on_done(done)
-        state.settle(evaluations)
-        self.report.busy_seconds += time.perf_counter() - began
+        state.add_evaluations(evaluations)
+        self.report.busy_seconds += time.perf_counter() - start
         return state
 
-    def _place(self, data: BlockedData) -> PlacedData:
-        """Return data with parts that lie on the device, those of the last plan if it had them."""
-        if self._placed is None or self._placed.data is not data:
-            self._placed = None  # before there is memory for others
-            self._placed = PlacedData(data, self.options)
-        return self._placed
+    def _place(self, data: BlockedData) -> DeviceData:
+        """Return the data on the device, from the last plan if they are the same."""
+        if self._device_data is None or self._device_data.data is not data:
+            self._device_data = None  # first release the memory of the other data
+            self._device_data = DeviceData(data, self.options)
+        return self._device_data
 
     def _map(self, function: Any, items: Sequence[Any], name: str) -> list[R]:
         return self._threads.map(function, items, name)
 
     def close(self) -> None:
-        """Give the device's memory, page-locked memory and the threads back."""
-        self._placed = None
+        """Release the device's memory, page-locked memory and the threads."""
+        self._device_data = None
         self._device.release()
         self._threads.close()
 
 
 class PlanNames(NamedTuple):
-    """What a plan reads or writes: arrays of bands that it touches or changes, by name.
+    """Names of the arrays that a plan touches and changes.
 
-    ``still``: values stay what they are.
+    ``values_constant``: the plan does not change the values of bands.
     """
 
     touched: frozenset[str]
     changed: frozenset[str]
-    still: bool
+    values_constant: bool
 
 
 def names_of(work: Work) -> PlanNames | None:
-    """Find what a plan reads or writes; None: it may be anything."""
+    """Return the names that a plan touches and changes; None if the program declares none."""
     program: Any = work.program
     if not hasattr(program, "touches"):
         return None
-    kinds = {(op.action, op.last, op.wanted): op for (op, *_), *_ in work.plan}.values()
+    kinds = {(op.action, op.last, op.options): op for (op, *_), *_ in work.plan}.values()
     touched, changed = (
-        frozenset(name for op in kinds for name in ask(op))
-        for ask in (program.touches, program.changes)
+        frozenset(name for op in kinds for name in names(op))
+        for names in (program.touches, program.changes)
     )
     return PlanNames(touched, changed, all(op.action != Action.UPDATE for op in kinds))
 
 
-def rejoined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Put arrays together; those that were cut from one another are that one, uncopied."""
+def join_arrays(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the concatenated arrays; without a copy if they are all the slices of one array."""
     base: Any = parts[0].base
-    if not isinstance(base, np.ndarray) or any(own.base is not base for own in parts):
+    if not isinstance(base, np.ndarray) or any(part.base is not base for part in parts):
         return np.concatenate(parts)
-    places = itertools.accumulate((own.nbytes for own in parts), initial=base.ctypes.data)
-    cut = all(own.ctypes.data == place for own, place in zip(parts, places, strict=False))
-    all_of_it = sum(own.nbytes for own in parts) == base.nbytes and base.flags.c_contiguous
-    same = base.shape[1:] == parts[0].shape[1:] and base.dtype == parts[0].dtype
-    return base if cut and all_of_it and same else np.concatenate(parts)
+    starts = itertools.accumulate((part.nbytes for part in parts), initial=base.ctypes.data)
+    adjacent = all(part.ctypes.data == start for part, start in zip(parts, starts, strict=False))
+    complete = sum(part.nbytes for part in parts) == base.nbytes and base.flags.c_contiguous
+    alike = base.shape[1:] == parts[0].shape[1:] and base.dtype == parts[0].dtype
+    return base if adjacent and complete and alike else np.concatenate(parts)

@@ -1,11 +1,9 @@
-"""Plans: what happens to which block, in which order, as plain tuples.
+"""Plans: the operations on blocks in their order, as plain tuples.
 
-A plan is a sequence of rounds. An operation touches a band of every factor: a
-matrix has two, rows and columns, and a tensor one for each of its axes. The
-operations of a round share no band, and every round touches every band exactly
-once, so an operation of round n may start as soon as all of its bands have been
-through n rounds. That one rule is all an executor needs; it knows nothing of
-what an operation computes.
+A plan is a sequence of rounds. An operation touches one band of every factor: a matrix has two
+factors, rows and columns, and a tensor one for each axis. The operations of a round share no band,
+and every round touches every band exactly once. So an operation of round n may start when all of
+its bands have finished n rounds: the only rule that executors rely on.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +28,7 @@ Shuffle = Callable[[int], np.random.Generator]
 
 
 class Action(IntEnum):
-    """Says what an operation does with its block."""
+    """Kind of an operation."""
 
     UPDATE = 0
     EVALUATE = 1
@@ -38,11 +36,11 @@ class Action(IntEnum):
 
 @dataclass(frozen=True)
 class CycleOptions:
-    """Says what is to be done in one cycle besides the updates.
+    """Options of one cycle besides the updates.
 
-    ``adapt`` gathers curvature, ``record`` adds the state at the cycle's end to
-    the moments, ``keep`` copies it as a draw, ``evaluate`` visits every block
-    once more for the log-likelihood and the monitored cells.
+    ``adapt`` gathers curvature, ``record`` adds the state at the end of the cycle to the moments,
+    ``keep`` copies it as a draw, and ``evaluate`` visits every block once more for the
+    log-likelihood and the monitored cells.
     """
 
     adapt: bool = False
@@ -54,9 +52,9 @@ class CycleOptions:
 class Op(NamedTuple):
     """One block update or evaluation.
 
-    ``iteration`` counts parts over the whole run and is the noise's address;
-    ``last`` marks the last part of a cycle's updates, after which the bands are
-    in the state that the cycle leaves behind.
+    ``iteration`` counts parts over the whole run and is part of the key of the random numbers;
+    ``last`` marks the last part of a cycle's updates, after which the bands are in the final state
+    of the cycle.
     """
 
     action: Action
@@ -65,11 +63,11 @@ class Op(NamedTuple):
     iteration: int
     scale: float
     last: bool
-    wanted: CycleOptions
+    options: CycleOptions
 
 
 class Round(NamedTuple):
-    """Operations without a band in common, and the super-part they belong to."""
+    """Operations without a common band, and the super-part that they belong to."""
 
     ops: tuple[Op, ...]
     outer: int
@@ -88,40 +86,40 @@ def build_plan(
     Parameters
     ----------
     schedule
-        Says which parts a cycle visits.
+        Schedule of the parts that a cycle visits.
     observed
-        Observed entries per block, shape (B, B), or (B, B, B) and so on for a tensor;
-        sizes on the diagonals, summed by the caller's choice of parts.
+        Number of observed entries of each block, of shape (B, B), or (B, B, B) and so on for a
+        tensor.
     cycles
         Numbers of the cycles, counted from the start of the run.
     shuffle
-        The generator that belongs to a cycle's number.
+        Function that returns the random generator of a cycle.
     options
-        Says what else a cycle is to do.
+        Function that returns the options of a cycle.
     """
     blocks = observed.shape[0]
     sizes = diagonal_sizes(observed)
-    # To evaluate, every block once more, in an order that suits the schedule's super-blocks.
+    # Evaluations visit every block once, in an order that suits the schedule's super-blocks.
     order: Schedule = Cyclic()
     if isinstance(schedule, NestedReshuffled):
         order = NestedReshuffled(schedule.groups)
     visits: Sequence[Part] | None = None
-    # A generator for each cycle takes 30 µs; where the order is fixed none is needed.
+    # A generator takes 30 µs per cycle and is not needed for a fixed order.
     fixed, parts = blocks == 1 or isinstance(schedule, Passes | Cyclic), None
     rounds: list[Round] = []
     for cycle in cycles:
-        wanted = options(cycle)
+        cycle_options = options(cycle)
         if parts is None or not fixed:
             parts = schedule.cycle(blocks, sizes, shuffle(cycle))
-        rounds += _rounds(parts, cycle, wanted)
-        if wanted.evaluate:
+        rounds += _rounds(parts, cycle, cycle_options)
+        if cycle_options.evaluate:
             visits = visits or order.cycle(blocks, sizes, np.random.default_rng(0))
-            rounds += _rounds(visits, cycle, wanted, Action.EVALUATE)
+            rounds += _rounds(visits, cycle, cycle_options, Action.EVALUATE)
     return tuple(rounds)
 
 
 def plan_evaluation(observed: NDArray[np.int64]) -> tuple[Round, ...]:
-    """Return the rounds that evaluate every block once, in an order that no chance decides."""
+    """Return the rounds that evaluate every block once, in a fixed order."""
     sizes, rng = diagonal_sizes(observed), np.random.default_rng(0)
     return tuple(
         _rounds(Cyclic().cycle(len(observed), sizes, rng), 0, CycleOptions(), Action.EVALUATE)
@@ -129,32 +127,32 @@ def plan_evaluation(observed: NDArray[np.int64]) -> tuple[Round, ...]:
 
 
 def _rounds(
-    parts: Sequence[Part], cycle: int, wanted: CycleOptions, action: Action = Action.UPDATE
+    parts: Sequence[Part], cycle: int, options: CycleOptions, action: Action = Action.UPDATE
 ) -> list[Round]:
-    """Make a round of each part; evaluations have no iteration, weight their entries alike."""
+    """Return a round for each part; evaluations have no iteration number and unit scale."""
     rounds = []
     for position, part in enumerate(parts):
         rest: tuple[int, float, bool] = (-1, 1.0, False)
         if action == Action.UPDATE:
             rest = (cycle * len(parts) + position, part.scale, position == len(parts) - 1)
-        ops = tuple([Op(action, block, cycle, *rest, wanted) for block in part.blocks])
+        ops = tuple([Op(action, block, cycle, *rest, options) for block in part.blocks])
         rounds.append(Round(ops, part.outer, part.size))
     return rounds
 
 
 def ops_by_row(plan: Sequence[Round]) -> dict[int, list[Op]]:
-    """Return every row band's operations, one of each round."""
-    found: dict[int, list[Op]] = {}
+    """Return the operations of every row band, one per round."""
+    ops: dict[int, list[Op]] = {}
     for part in plan:
         for op in part.ops:
-            found.setdefault(op.block[0], []).append(op)
-    return dict(sorted(found.items()))
+            ops.setdefault(op.block[0], []).append(op)
+    return dict(sorted(ops.items()))
 
 
-def rows_met(plan: Sequence[Round], factor: int = 1) -> NDArray[np.int32]:
-    """Return the row band that each band of a factor meets in each round, shape (rounds, B)."""
-    found = np.empty((len(plan), len(plan[0].ops)), np.int32)
+def row_band_by_round(plan: Sequence[Round], factor: int = 1) -> NDArray[np.int32]:
+    """Return the row band of each band's operation in each round, of shape (rounds, B)."""
+    row_of = np.empty((len(plan), len(plan[0].ops)), np.int32)
     for number, part in enumerate(plan):
         for op in part.ops:
-            found[number, op.block[factor]] = op.block[0]
-    return found
+            row_of[number, op.block[factor]] = op.block[0]
+    return row_of

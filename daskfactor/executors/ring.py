@@ -1,10 +1,9 @@
-"""Segments on a cluster: one task per worker, bands of columns from worker to worker.
+"""Ring executor: one task per worker and segment, column bands sent from worker to worker.
 
-Every worker owns consecutive row bands for a segment, as many as suit its speed in
-those before, and runs all their operations in one task; bands of columns, and of further
-factors, go to whichever worker has their next operation, without the scheduler (Şimşekli
-et al. 2015, figure 4, with any order of parts). Bands stay in the workers between
-segments; the client knows where they are.
+Every worker owns consecutive row bands for a segment, in proportion to its measured speed, and runs
+all their operations in one task. Bands of columns, and of further factors, are sent directly to the
+worker of their next operation, without the scheduler (Şimşekli et al. 2015, figure 4, with any
+order of parts). Between segments bands stay on the workers.
 """
 
 import time
@@ -15,15 +14,15 @@ from typing import Any, Literal
 from distributed import Client
 
 from daskfactor.errors import EngineError
-from daskfactor.executors.balance import Balance, evenness
-from daskfactor.executors.base import OnDone, Waited, Work
+from daskfactor.executors.balance import LoadBalancer, load_balance
+from daskfactor.executors.base import OnDone, WaitTimer, Work
 from daskfactor.executors.cluster import (
     Attempt,
     ClusterExecutor,
     Patience,
 )
-from daskfactor.executors.held import HeldState
-from daskfactor.executors.segment import make_orders, run_segment
+from daskfactor.executors.remote_state import RemoteState
+from daskfactor.executors.segment import make_segment_tasks, run_segment
 from daskfactor.executors.store import pack
 
 
@@ -33,17 +32,15 @@ class RingExecutor(ClusterExecutor):
     Parameters
     ----------
     client
-        A synchronous client of a cluster whose workers can all run one task at
-        the same time.
+        A synchronous client of a cluster whose workers can each run a task at the same time.
     workers
-        Addresses of the workers to use; by default all that are there when a
-        segment starts.
+        Addresses of the workers; by default all that are connected when a segment starts.
     lanes_per_worker
-        Fewest row bands per thread of a worker; with two or more a band is on
-        its way while another is worked on. ``"auto"``: as many as the grid has
-        to give while all threads that help are used.
+        Minimum number of row bands per thread of a worker; with two or more, one band is sent
+        while another is updated. ``"auto"`` takes as many as the grid allows when all useful
+        threads have work.
     patience
-        Limits on waiting and on trying again.
+        Time limits and the limit on retries.
     """
 
     name = "ring"
@@ -57,46 +54,46 @@ class RingExecutor(ClusterExecutor):
     ) -> None:
         super().__init__(client, workers, patience)
         self._lanes = None if lanes_per_worker == "auto" else lanes_per_worker
-        self._balance = Balance()
+        self._balance = LoadBalancer()
 
     def _share(self, blocks: int, threads: Mapping[str, int]) -> list[int]:
         return self._balance.share(blocks, threads, self._lanes)
 
-    def _segment(self, work: Work, state: HeldState, attempt: Attempt) -> HeldState:
-        """Have workers do their parts, watch over them, and note what they leave."""
+    def _segment(self, work: Work, state: RemoteState, attempt: Attempt) -> RemoteState:
+        """Run a segment on the workers; return the state that they have stored."""
         shares, threads = self.shares(state.blocks)
-        self._await_earlier()
+        self._await_aborted()
         attempt.members = tuple(shares)
         lanes = [min(threads[address], count) for address, count in shares.items()]
         self._unended.append(attempt)
-        orders = make_orders(
-            work, state, shares, lanes, attempt.key, self.teller(attempt), self.patience.stall
+        tasks = make_segment_tasks(
+            work, state, shares, lanes, attempt.key, self.reporter(attempt), self.patience.stall
         )
-        version = self.keeper.next_version()
+        version = self.state_client.next_version()
         futures: list[Any] = []
         try:
-            for order in orders:
-                order.token, order.version = self.keeper.token, version
-                where = {"workers": [order.addresses[order.rank]], "priority": 10}
-                futures.append(self.submit("ring-segment", run_segment, pack(order), **where))
-            look = partial(self._look_at_ring, work.on_done, attempt, Waited())
-            reports = self.results(futures, attempt, look)
+            for task in tasks:
+                task.token, task.version = self.state_client.token, version
+                options = {"workers": [task.addresses[task.rank]], "priority": 10}
+                futures.append(self.submit("ring-segment", run_segment, pack(task), **options))
+            check = partial(self._check_ring, work.on_done, attempt, WaitTimer())
+            reports = self.results(futures, attempt, check)
         finally:
             for future in futures:
                 future.release()
         self._unended.remove(attempt)
         busy = {a: report.busy for a, report in zip(shares, reports, strict=True)}
-        self._balance.note({a: len(work.plan) * count for a, count in shares.items()}, busy)
-        self.report.balance = evenness(busy, dict(zip(shares, lanes, strict=True)))
+        self._balance.record({a: len(work.plan) * count for a, count in shares.items()}, busy)
+        self.report.balance = load_balance(busy, dict(zip(shares, lanes, strict=True)))
         self.report.busy_seconds += sum(busy.values())
         self.report.lanes, self.report.workers = sum(lanes), len(lanes)
-        return state.after(reports, version)
+        return state.with_reports(reports, version)
 
-    def _look_at_ring(self, on_done: OnDone, attempt: Attempt, waited: Waited) -> None:
-        """Raise if a worker has not started in time, and pass progress on."""
+    def _check_ring(self, on_done: OnDone, attempt: Attempt, timer: WaitTimer) -> None:
+        """Raise if a worker has not started in time; report progress."""
         missing = sorted(set(range(len(attempt.members))) - attempt.started)
         limit = self.patience.start
-        if waited.seconds() > limit and missing:
+        if timer.seconds() > limit and missing:
             self.check_paused([attempt.members[rank] for rank in missing])
             names = ", ".join(attempt.members[rank] for rank in missing)
             raise EngineError(
@@ -106,10 +103,10 @@ class RingExecutor(ClusterExecutor):
             )
         on_done(sum(attempt.done.values()))
 
-    def _await_earlier(self) -> None:
-        """Wait for survivors of aborted attempts: they may be inside a long block."""
-        waited = Waited()
-        while self._unended and waited.seconds() < self.patience.stall:
+    def _await_aborted(self) -> None:
+        """Wait for workers of aborted attempts to finish, since they may be in a long block."""
+        timer = WaitTimer()
+        while self._unended and timer.seconds() < self.patience.stall:
             alive = self.workers()
             first = self._unended[0]
             if any(first.members[rank] in alive for rank in first.started - first.ended):

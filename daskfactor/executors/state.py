@@ -1,4 +1,4 @@
-"""What executors move about: bands of factors, statistics of blocks, and parts of them."""
+"""State of a chain: bands of factors, monitored cells, evaluations, and parts of a state."""
 
 import itertools
 import sys
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-
 Record = tuple[int, list[Array], dict[Any, float]]
-"""What a band that travels recorded in an operation: position along the plan, draws, sums."""
+"""Records of a moving band in an operation: position in the plan, draws, sums."""
 Band = tuple[int, int]
-"""A factor and the number of a band: factor 0 has the rows, 1 the columns, a tensor more."""
+"""Number of a factor and of a band: factor 0 holds rows, 1 columns, 2 and more further axes."""
 CELLS = -1
-"""What monitored cells have in place of a factor, where bands and they are told apart."""
+"""Factor number that stands for monitored cells in keys."""
 SMALL_OBJECT = 200
 """Bytes of a small Python object with its slots."""
 
@@ -38,30 +37,29 @@ def _nbytes(*arrays: Array) -> int:
 
 
 def factor_name(factor: int) -> str:
-    """Name a factor: in checkpoints, on dashboards, and in errors."""
+    """Return the name of a factor in checkpoints, dashboards and errors."""
     return ("rows", "columns")[factor] if factor < 2 else f"factor-{factor}"
 
 
-def travellers(block: BlockAddress) -> tuple[Band, ...]:
-    """Return the bands of a block that go where its row band is."""
+def moving_bands(block: BlockAddress) -> tuple[Band, ...]:
+    """Return the bands of a block that move to the worker of its row band."""
     return tuple(enumerate(block))[1:]
 
 
 @dataclass(slots=True)
 class FactorBand:
-    """One band of a factor with everything that travels with it.
+    """One band of a factor with its arrays and records.
 
     Attributes
     ----------
     offset
-        Global number of the band's first row (part of the noise's address).
+        Index of the band's first row in the factor; part of the key of its random numbers.
     values
         The factor, shape (rows, K).
     arrays
-        Whatever the sampler keeps per entry (metric, moments, momentum), by
-        name, each of the shape of ``values``.
+        Arrays of the sampler with the shape of ``values`` (metric, moments, momentum), by name.
     counts
-        Small counters that belong to ``arrays``, by name.
+        Counters that belong to ``arrays``, by name.
     draws
         Copies of ``values`` at the recorded cycles of the running segment.
     sums
@@ -78,15 +76,15 @@ class FactorBand:
 
     @property
     def span(self) -> slice:
-        """Which rows of the whole factor these are, in the grid's order."""
+        """Rows of the factor that the band holds, in the grid's order."""
         return slice(self.offset, self.offset + len(self.values))
 
     def __sizeof__(self) -> int:
-        """Return the bytes that Dask is to count, so that workers spill in time."""
+        """Return the size in bytes for Dask, so that workers spill in time."""
         return _nbytes(self.values, *self.arrays.values(), *self.draws)
 
     def copy(self) -> "FactorBand":
-        """An independent copy; recorded draws are never written to and stay shared."""
+        """Return an independent copy; recorded draws, which never change, are shared."""
         return FactorBand(
             self.offset,
             self.values.copy(),
@@ -101,8 +99,8 @@ class FactorBand:
 class BlockCells:
     """Monitored cells of one block, and the moments of their predicted means.
 
-    ``at`` has their positions along each axis, local to the block, in row-major order;
-    ``where`` is their position in the caller's list.
+    ``at`` holds their indices along each axis within the block, in row-major order; ``where``
+    their positions in the caller's list.
     """
 
     at: tuple[NDArray[np.int32], ...]
@@ -112,7 +110,7 @@ class BlockCells:
     count: int = 0
 
     def __sizeof__(self) -> int:
-        """Return the bytes that Dask is to count."""
+        """Return the size in bytes for Dask."""
         return _nbytes(*self.at, self.where, self.mean, self.m2)
 
     def copy(self) -> "BlockCells":
@@ -130,16 +128,15 @@ class Evaluation:
 
 @dataclass(slots=True)
 class ChainState:
-    """Everything one chain carries from segment to segment.
+    """State of one chain between segments.
 
-    Whatever is not an executor asks a state and its bands through `each`, `gather` and the small
-    methods beside them, so that bands may lie in other processes.
+    Code outside the executors uses `each`, `gather` and the other methods, so that bands may be in
+    other processes.
 
     Attributes
     ----------
     factors
-        The bands of each factor, as many of every one: first W's, of rows, then Hᵀ's, of columns,
-        then those of further axes.
+        Bands of each factor, equally many: of W (rows), of Hᵀ (columns), then of further axes.
     """
 
     factors: list[list[FactorBand]]
@@ -148,16 +145,16 @@ class ChainState:
 
     @property
     def blocks(self) -> int:
-        """Bands of each factor."""
+        """Number of bands of each factor."""
         return len(self.factors[0])
 
     @property
     def n_factors(self) -> int:
-        """Two for a matrix."""
+        """Number of factors: two for a matrix."""
         return len(self.factors)
 
-    def met(self, block: BlockAddress) -> tuple[FactorBand, ...]:
-        """Return the bands that an operation in a block touches, one of each factor."""
+    def block_bands(self, block: BlockAddress) -> tuple[FactorBand, ...]:
+        """Return the bands of a block, one of each factor."""
         return tuple([bands[n] for bands, n in zip(self.factors, block, strict=True)])
 
     def copy(self) -> "ChainState":
@@ -167,63 +164,64 @@ class ChainState:
             list(self.evaluations),
         )
 
-    def become(self, after: "ChainState") -> None:
-        """Take over what a plan has left of this state, whoever else refers to it."""
+    def replace_with(self, after: "ChainState") -> None:
+        """Replace the content of this state, in place, by the state that a plan returned."""
         self.factors, self.cells = after.factors, after.cells
         self.evaluations = after.evaluations
 
     def local(self) -> "ChainState":
-        """Return the state with all bands in the caller's process."""
+        """Return the state with all bands in this process."""
         return self
 
-    def bare(self) -> "ChainState":
-        """Return the state without what it has recorded; it shares all arrays."""
-        return ChainState([list(map(bare, bands)) for bands in self.factors], self.cells)
+    def without_records(self) -> "ChainState":
+        """Return the state without draws, sums and evaluations; arrays are shared."""
+        return ChainState([list(map(without_records, bands)) for bands in self.factors], self.cells)
 
-    def followed_by(self, after: "ChainState") -> "ChainState":
-        """Return what a plan made of `bare`, with what had been recorded before."""
-        for band, own in zip(self.bands(), after.bands(), strict=True):
-            own.draws, own.sums = [*band.draws, *own.draws], band.sums | own.sums
+    def prepend_records(self, after: "ChainState") -> "ChainState":
+        """Return the later state with the records of this one before its own."""
+        for band, later in zip(self.bands(), after.bands(), strict=True):
+            later.draws, later.sums = [*band.draws, *later.draws], band.sums | later.sums
         after.evaluations = [*self.evaluations, *after.evaluations]
         return after
 
-    def settle(self, evaluations: Iterable[Evaluation]) -> None:
-        """Take evaluations in, in the one order that all executors share."""
+    def add_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
+        """Add evaluations, sorted so that the order is the same for all executors."""
         self.evaluations += sorted(evaluations, key=attrgetter("cycle", "block"))
 
-    def forget(self) -> None:
-        """Drop what the running segment recorded, once it has been read."""
+    def clear_records(self) -> None:
+        """Drop the draws, sums and evaluations of the segment."""
         for band in self.bands():
             band.draws.clear()
             band.sums.clear()
         self.evaluations.clear()
 
     def bands(self, factor: int | None = None) -> list[FactorBand]:
-        """Return the bands of one factor, or all, rows first."""
+        """Return the bands of one factor, or of all, rows first."""
         return list(itertools.chain(*self.factors)) if factor is None else self.factors[factor]
 
     def each(
-        self, function: Callable[..., Any], factor: int | None = None, *given: Sequence[Any]
+        self, function: Callable[..., Any], factor: int | None = None, *args: Sequence[Any]
     ) -> list[Any]:
-        """Call ``function(band, *own)`` for bands where they lie; give the results in their order.
+        """Call ``function(band, *items)`` in the process of each band; return the results in order.
 
         Parameters
         ----------
         function
-            One of a module, or a partial of one, because it may go to other processes. It may
-            change its band in place. What it returns is small: it comes to the caller.
+            A function of a module, or a partial of one, because it may be sent to other
+            processes. It may change its band in place. Its result should be small: it is sent to
+            the caller.
         factor
             0 for the bands of rows, 1 for those of columns, and so on; None for all, rows first.
-        given
-            Sequences with an item for each of these bands.
+        args
+            Sequences with one item per band.
         """
         with single_threaded_blas():
-            at = zip(self.bands(factor), *given, strict=True)
-            return [function(band, *own) for band, *own in at]
+            bands = zip(self.bands(factor), *args, strict=True)
+            return [function(band, *items) for band, *items in bands]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counters that all bands have in common."""
+        """Counters that are the same for all bands."""
         return dict(self.factors[0][0].counts)
 
     def names(self, factor: int) -> frozenset[str]:
@@ -232,74 +230,75 @@ class ChainState:
 
     @property
     def recorded(self) -> int:
-        """Draws of the running segment that have been recorded."""
+        """Number of draws recorded in the segment."""
         return len(self.factors[0][0].draws)
 
     def sums(self, key: Any, factor: int | None = None) -> list[Any]:
-        """Return what the bands of a factor, or all, recorded under a key of their ``sums``."""
+        """Return the ``sums[key]`` of the bands of a factor, or of all."""
         return [band.sums[key] for band in self.bands(factor)]
 
     def gather(self, side: str | int, name: str | None = None) -> Array:
-        """Bring a whole factor (or one of its arrays) to the caller: shape (I, K) or (J, K).
+        """Return a factor, or one of its arrays, of shape (I, K) or (J, K).
 
-        ``side`` is ``"rows"``, ``"columns"`` or the number of a factor. For results, and for what
-        needs all rows at once; sums of bands are for `each`.
+        ``side`` is ``"rows"``, ``"columns"`` or the number of a factor. Use `each` for sums over
+        bands, which does not move the rows.
         """
-        return self._taken(Piece(*self._whole(side), name=name))
+        return self._gather_piece(Piece(*self._all_rows(side), name=name))
 
     def gather_draws(self, side: str | int, part: slice = slice(None)) -> Array:
-        """Bring some draws of the segment to the caller: (draws, I, K) or (draws, J, K)."""
-        return self._taken(Piece(*self._whole(side), draws=range(self.recorded)[part]))
+        """Return some draws of the segment, of shape (draws, I, K) or (draws, J, K)."""
+        return self._gather_piece(Piece(*self._all_rows(side), draws=range(self.recorded)[part]))
 
-    # -- what results and checkpoints take ---------------------------------------------
+    # -- results and checkpoints --------------------------------------------------------
 
     def write(self, sink: "Sink", pieces: Iterable["Piece"]) -> None:
-        """Write pieces of factors into the results, from where the bands are."""
+        """Write pieces of factors to the results, from the processes of the bands."""
         for piece in pieces:
-            sink.write(piece.path, piece.region, piece.settled(self._taken(piece)))
+            sink.write(piece.path, piece.region, piece.to_result_layout(self._gather_piece(piece)))
 
-    def save(self, kept: "Checkpoints", name: str) -> "Late":
-        """Save values and arrays of all bands with the next checkpoint, where they are.
+    def save(self, checkpoints: "Checkpoints", name: str) -> "Late":
+        """Save values and arrays of all bands with the next checkpoint, from their processes.
 
-        Returned is what could not be saved there, by the names that `saved_as` gives.
+        Return those that the caller has to save, by their `checkpoint_name`.
         """
-        del kept
-        return {own: partial(self._all_of, source) for own, source in self._named(name).items()}
+        del checkpoints
+        sources = self._sources_by_name(name)
+        return {key: partial(self._fetch_one, source) for key, source in sources.items()}
 
-    def _named(self, name: str) -> dict[str, Any]:
-        """Return the sources of all values and arrays, under what they are saved as."""
+    def _sources_by_name(self, name: str) -> dict[str, Any]:
+        """Return the sources of all values and arrays, by their `checkpoint_name`."""
         return {
-            saved_as(name, factor, number, own): source
+            checkpoint_name(name, factor, number, array): source
             for factor in range(self.n_factors)
             for number in range(len(self._spans(factor)))
-            for own, source in self._arrays(factor, number).items()
+            for array, source in self._arrays(factor, number).items()
         }
 
-    def _all_of(self, source: Any) -> Array:
-        ((_, values),) = self._bring([source], [slice(None)])
+    def _fetch_one(self, source: Any) -> Array:
+        ((_, values),) = self._fetch([source], [slice(None)])
         return values
 
-    def _taken(self, piece: "Piece") -> Array:
-        """Bring the rows of a piece to the caller."""
-        at = piece.at(self._spans(piece.factor), self._sources(piece))
-        sources, rows, places = zip(*at, strict=True)
-        found = self._bring(sources, rows)
-        return put_together(piece, ((values, places[number]) for number, values in found))
+    def _gather_piece(self, piece: "Piece") -> Array:
+        """Return the rows of a piece."""
+        parts = piece.parts_of(self._spans(piece.factor), self._sources(piece))
+        sources, rows, targets = zip(*parts, strict=True)
+        arrays = self._fetch(sources, rows)
+        return assemble_rows(piece, ((values, targets[number]) for number, values in arrays))
 
     def _sources(self, piece: "Piece") -> list[list[Any]]:
-        """Return the sources of all bands of what a piece is of, of one draw after another."""
+        """Return the sources of a piece in all bands: one list, or one per draw."""
         factor, bands = piece.factor, range(len(self._spans(piece.factor)))
         if piece.draws is None:
             return [[self._arrays(factor, number)[piece.name or ""] for number in bands]]
         return [[self._draw(factor, number, draw) for number in bands] for draw in piece.draws]
 
-    def _whole(self, side: str | int) -> tuple[int, slice]:
-        """Return the number of a factor, and all of its rows."""
+    def _all_rows(self, side: str | int) -> tuple[int, slice]:
+        """Return the number of a factor and the slice of all its rows."""
         factor = side if isinstance(side, int) else int(side != "rows")
         spans = self._spans(factor)
         return factor, slice(spans[0].start, spans[-1].stop)
 
-    # -- sources of arrays: here these themselves, elsewhere what says where they are ------
+    # -- sources: arrays here, references to arrays in a `RemoteState` -----------------------
 
     def _spans(self, factor: int) -> list[slice]:
         """Return the rows of each band of a factor."""
@@ -311,120 +310,119 @@ class ChainState:
         return {"": band.values, **band.arrays}
 
     def _draw(self, factor: int, number: int, draw: int) -> Any:
-        """Return the source of a draw of a band, of those that the segment has recorded."""
+        """Return the source of a recorded draw of a band."""
         return self.bands(factor)[number].draws[draw]
 
-    def _bring(self, sources: Sequence[Any], rows: Sequence[Any]) -> Iterator[tuple[int, Array]]:
-        """Bring some rows of arrays to the caller, with their places in the list, in any order."""
-        return enumerate(source[own] for source, own in zip(sources, rows, strict=True))
+    def _fetch(self, sources: Sequence[Any], rows: Sequence[Any]) -> Iterator[tuple[int, Array]]:
+        """Yield some rows of each source with its position in the list, in any order."""
+        return enumerate(source[index] for source, index in zip(sources, rows, strict=True))
 
 
-def saved_as(name: str, factor: int, number: int, array: str) -> str:
-    """Name an array of a band, or under ``""`` its values, in the checkpoint of a state."""
+def checkpoint_name(name: str, factor: int, number: int, array: str) -> str:
+    """Return the name of a band's array, or of its values (``""``), in a checkpoint."""
     return f"{name}/{factor_name(factor)}/{number}/{array or 'values'}"
 
 
-class Places:
-    """Where the grid has the caller's rows of a factor, found in the process that asks for it."""
+class RowPositions:
+    """Positions on the grid of the caller's rows of a factor, computed where they are used."""
 
     def __init__(self, data: "BlockedData", factor: int) -> None:
         self.data, self.factor = data, factor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Places, (self.data, self.factor)
+        return RowPositions, (self.data, self.factor)
 
     @cached_property
-    def found(self) -> NDArray[np.int64]:
-        """The place of every row."""
+    def positions(self) -> NDArray[np.int64]:
+        """Position of every row on the grid."""
         layout = self.data.known.layout
         return inverse(np.asarray((layout.row_order, layout.col_order)[self.factor]))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a factor, and the region of an array of the results that they fill.
+    """Rows of a factor and the region of an array of the results to write them to.
 
     Attributes
     ----------
     factor
-        0 for W, 1 for Hᵀ.
+        Number of the factor: 0 for W, 1 for Hᵀ.
     rows
-        Which ones, as the caller numbers them.
-    places
-        Where the grid has them; None where it has the caller's order.
+        Rows in the caller's order.
+    grid_rows
+        Positions of the caller's rows on the grid; None if the orders are equal.
     name
-        An array of the bands; None for the values.
+        Name of an array of the bands; None for the values.
     draws
-        Numbers of draws that the running segment has recorded, in place of ``name``: the first
-        axis.
+        Numbers of recorded draws, the first axis; then ``name`` is not used.
     path, region
-        Where they go.
-    turned
-        Whether the results have components first.
+        Array of the results, and the region of it to write.
+    transposed
+        True if the results have components first.
     divisor
-        What values are divided by, if by anything.
+        Divisor of the values; None for no division.
     """
 
     factor: int
     rows: slice
-    places: Places | None = None
+    grid_rows: RowPositions | None = None
     name: str | None = None
     draws: range | None = None
     path: str = ""
     region: tuple[Any, ...] = ()
-    turned: bool = False
+    transposed: bool = False
     divisor: float | None = None
 
     def parts(self, spans: Iterable[slice]) -> list[tuple[int, Any, Any]]:
-        """Return the bands that have rows of it: their number, which rows, and where they go."""
-        found: list[tuple[int, Any, Any]] = []
-        rows: Any = self.rows if self.places is None else self.places.found[self.rows]
+        """Return the number, the rows and their target in the piece, for each band of the piece."""
+        parts: list[tuple[int, Any, Any]] = []
+        rows: Any = self.rows if self.grid_rows is None else self.grid_rows.positions[self.rows]
         for number, span in enumerate(spans):
             if isinstance(rows, slice):
                 low, high = max(rows.start, span.start), min(rows.stop, span.stop)
                 if low < high:
-                    at = slice(low - rows.start, high - rows.start)
-                    found.append((number, slice(low - span.start, high - span.start), at))
-            elif (among := np.flatnonzero((span.start <= rows) & (rows < span.stop))).size:
-                found.append((number, rows[among] - span.start, among))
-        return found
+                    target = slice(low - rows.start, high - rows.start)
+                    parts.append((number, slice(low - span.start, high - span.start), target))
+            elif (inside := np.flatnonzero((span.start <= rows) & (rows < span.stop))).size:
+                parts.append((number, rows[inside] - span.start, inside))
+        return parts
 
-    def at(
+    def parts_of(
         self, spans: Iterable[slice], sources: Sequence[Sequence[Any]]
     ) -> list[tuple[Any, Any, Any]]:
-        """Return where its rows are: sources, which rows, and where they go."""
+        """Return the sources with rows of the piece, these rows, and their target in the piece."""
         parts = self.parts(spans)
         return [
-            (own[number], rows, at if self.draws is None else (place, at))
-            for place, own in enumerate(sources)
-            for number, rows, at in parts
+            (bands[number], rows, target if self.draws is None else (draw, target))
+            for draw, bands in enumerate(sources)
+            for number, rows, target in parts
         ]
 
-    def settled(self, values: Array) -> Array:
-        """Return rows as the results have them."""
+    def to_result_layout(self, values: Array) -> Array:
+        """Return rows divided and transposed as in the results."""
         values = values if self.divisor is None else values / self.divisor
-        return np.swapaxes(values, -1, -2) if self.turned else values
+        return np.swapaxes(values, -1, -2) if self.transposed else values
 
 
-def put_together(piece: Piece, parts: Iterable[tuple[Array, Any]]) -> Array:
-    """Put the rows of a piece together from those of bands, each with where they go."""
+def assemble_rows(piece: Piece, parts: Iterable[tuple[Array, Any]]) -> Array:
+    """Return the rows of a piece, assembled from parts and their targets."""
     count = piece.rows.stop - piece.rows.start
     shape = (count,) if piece.draws is None else (len(piece.draws), count)
     out: Any = None
     for values, at in parts:
         out = np.empty((*shape, *values.shape[1:]), values.dtype) if out is None else out
         out[at] = values
-    whole: Array = out
-    return whole
+    assembled: Array = out
+    return assembled
 
 
 @dataclass(slots=True)
 class Portion:
-    """What one worker, or one task, leaves behind of its part of a plan.
+    """Part of a state that one worker or one task returns after its part of a plan.
 
-    A band that travels, which is one of columns or of a further axis, may come from several: its
-    values from one, and arrays that later rounds did not need from others. ``records`` are what
-    such bands recorded on their way, which stays where it was recorded.
+    Parts of a moving band (one of columns or of a further axis) may come from several workers: its
+    values from one, arrays that later rounds did not need from others. ``records`` are the draws
+    and sums of moving bands, which stay on the worker that recorded them.
     """
 
     bands: dict[Band, FactorBand] = field(default_factory=dict)
@@ -433,16 +431,16 @@ class Portion:
     records: dict[Band, list[Record]] = field(default_factory=dict)
     busy: float = 0.0
 
-    def met(self, block: BlockAddress) -> tuple[FactorBand, ...]:
-        """Return the bands that an operation in a block touches, one of each factor."""
+    def block_bands(self, block: BlockAddress) -> tuple[FactorBand, ...]:
+        """Return the bands of a block, one of each factor."""
         return tuple([self.bands[at] for at in enumerate(block)])
 
-    def of(self, factor: int) -> dict[Band, FactorBand]:
+    def factor_bands(self, factor: int) -> dict[Band, FactorBand]:
         """Return the bands of one factor."""
         return {at: band for at, band in self.bands.items() if at[0] == factor}
 
     def copy(self) -> "Portion":
-        """An independent copy; what was recorded is never written to and stays shared."""
+        """Return an independent copy; records, which never change, are shared."""
         return Portion(
             {at: band.copy() for at, band in self.bands.items()},
             {block: cells.copy() for block, cells in self.cells.items()},
@@ -452,9 +450,10 @@ class Portion:
         )
 
     def __sizeof__(self) -> int:
-        """Return the bytes that Dask is to count."""
+        """Return the size in bytes for Dask."""
         parts = (*self.bands.values(), *self.cells.values())
-        draws = (d for found in self.records.values() for _, own, _ in found for d in own)
+        records = itertools.chain.from_iterable(self.records.values())
+        draws = (draw for _, draws, _ in records for draw in draws)
         return (
             sum(map(sys.getsizeof, parts))
             + sum(draw.nbytes for draw in draws)
@@ -462,39 +461,41 @@ class Portion:
         )
 
     def strip(self, block: BlockAddress, position: int) -> None:
-        """Take what bands recorded in an operation off those that travel."""
-        for at in travellers(block):
+        """Move the records of an operation from its moving bands to ``records``."""
+        for at in moving_bands(block):
             band = self.bands[at]
             if band.draws or band.sums:
                 self.records.setdefault(at, []).append((position, band.draws, band.sums))
                 band.draws, band.sums = [], {}
 
 
-def ending(portion: Portion, part: int) -> Portion:
-    """Return a factor's bands or the cells alone, so that the rest need not travel or be kept.
+def select_part(portion: Portion, part: int) -> Portion:
+    """Return only the bands of one factor, or only the cells.
 
-    What was recorded and evaluated on the way goes with the rows.
+    Records and evaluations go with the rows.
     """
     if part == 0:
-        return replace(portion, bands=portion.of(0), cells={})
-    return Portion(cells=portion.cells) if part == CELLS else Portion(portion.of(part))
+        return replace(portion, bands=portion.factor_bands(0), cells={})
+    if part == CELLS:
+        return Portion(cells=portion.cells)
+    return Portion(portion.factor_bands(part))
 
 
-def bare(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
-    """Return a band without what it has recorded, with all of its arrays or some."""
+def without_records(band: FactorBand, names: Iterable[str] | None = None) -> FactorBand:
+    """Return a band without draws and sums, with all of its arrays or some."""
     arrays = band.arrays if names is None else {name: band.arrays[name] for name in names}
     return FactorBand(band.offset, band.values, dict(arrays), band.counts)
 
 
 def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState:
-    """Put a state together from what workers left behind; the one before is not changed."""
+    """Return the state after a plan, joined from the portions of all workers."""
     parts: dict[Band, list[FactorBand]] = defaultdict(list)
     records: dict[Band, list[Record]] = defaultdict(list)
     for portion in portions:
         for at, band in portion.bands.items():
             parts[at].append(band)
-        for at, own in portion.records.items():
-            records[at] += own
+        for at, band_records in portion.records.items():
+            records[at] += band_records
     factors = [
         [_joined(band, parts[at, n], records[at, n]) for n, band in enumerate(bands)]
         for at, bands in enumerate(before.factors)
@@ -502,16 +503,16 @@ def join_portions(before: ChainState, portions: Sequence[Portion]) -> ChainState
     after = ChainState(factors, dict(before.cells), list(before.evaluations))
     for portion in portions:
         after.cells.update(portion.cells)
-    after.settle(found for portion in portions for found in portion.evaluations)
+    after.add_evaluations(itertools.chain.from_iterable(part.evaluations for part in portions))
     return after
 
 
 def _joined(
     before: FactorBand, parts: Sequence[FactorBand], records: Sequence[Record]
 ) -> FactorBand:
-    """Return a band with what it had before it was sent out and did not take along.
+    """Return a band joined from its parts, and from its arrays before that were not sent.
 
-    One that stayed where it was has its records with it.
+    A band without ``records`` has not moved: its draws and sums are its own.
     """
     after = replace(next(part for part in parts if len(part.values)))
     after.arrays = before.arrays | {k: v for part in parts for k, v in part.arrays.items()}
@@ -522,12 +523,12 @@ def _joined(
 
 
 def split_factor(factor: Array, offsets: tuple[int, ...]) -> list[Array]:
-    """Cut a factor into contiguous bands; views where the factor allows it."""
+    """Return the contiguous bands of a factor, as views if it is contiguous."""
     return [np.ascontiguousarray(factor[low:high]) for low, high in itertools.pairwise(offsets)]
 
 
 def empty_state(grid: Grid, width: int, dtype: np.dtype[Any]) -> ChainState:
-    """Make a state whose bands have no rows yet; `ChainState.each` gives them some."""
+    """Return a state whose bands have no rows yet, to be filled by `ChainState.each`."""
     none = np.empty((0, width), dtype)
     factors = [
         [FactorBand(offset, none.copy()) for offset in side.offsets[:-1]] for side in grid.sides
@@ -536,7 +537,7 @@ def empty_state(grid: Grid, width: int, dtype: np.dtype[Any]) -> ChainState:
 
 
 def make_state(grid: Grid, *factors: Array) -> ChainState:
-    """Make a chain's state from whole factors: W (I, K), Hᵀ (J, K), and those of further axes."""
+    """Return the state with the factors W (I, K), Hᵀ (J, K), and those of further axes."""
     split = [
         list(map(FactorBand, side.offsets, split_factor(factor, side.offsets)))
         for side, factor in zip(grid.sides, factors, strict=True)
@@ -547,10 +548,10 @@ def make_state(grid: Grid, *factors: Array) -> ChainState:
 def place_cells(
     grid: Grid, at: Sequence[NDArray[np.int64]], dtype: np.dtype[Any]
 ) -> dict[BlockAddress, BlockCells]:
-    """Sort monitored cells into the blocks they lie in; ``at`` has their positions on each axis."""
+    """Return the monitored cells of each block; ``at`` holds their indices along each axis."""
     bands = [
-        np.searchsorted(side.offsets, own, side="right") - 1
-        for side, own in zip(grid.sides, at, strict=True)
+        np.searchsorted(side.offsets, indices, side="right") - 1
+        for side, indices in zip(grid.sides, at, strict=True)
     ]
     code = np.ravel_multi_index(bands, [len(side) for side in grid.sides])
     order = np.lexsort((*reversed(at), code))
@@ -560,8 +561,8 @@ def place_cells(
         block = block_at(*(int(band[where[0]]) for band in bands))
         placed[block] = BlockCells(
             tuple(
-                (own[where] - side.offsets[band]).astype(np.int32)
-                for own, side, band in zip(at, grid.sides, block, strict=True)
+                (indices[where] - side.offsets[band]).astype(np.int32)
+                for indices, side, band in zip(at, grid.sides, block, strict=True)
             ),
             where.astype(np.int64),
             np.zeros(where.size, dtype),

@@ -1,12 +1,12 @@
-"""What a worker keeps between segments: arrays of bands by version, and how others get them.
+"""Store of versioned band arrays on a worker, and the tasks that read and write it.
 
-A chain's bands stay in the workers, outside of Dask's own data: there is no lineage, and
-the scheduler does not know of them. An array of a band has a version, which is never written
-to while somebody may go back to it: who changes the array leaves a new version behind.
+The bands of a chain stay in the workers, outside of Dask's own data: they have no lineage, and the
+scheduler does not know them. Every array of a band has a version. A version that may still be
+needed is never changed: a change creates a new version.
 
-A client's bands are under a token, and a worker keeps them as long as it holds a key of Dask's
-own that the client has put there. When the client drops the key, closes or dies, the scheduler
-has the worker release it, and the bands go.
+The bands of a client are stored under a token, for as long as the worker holds a Dask key that the
+client has scattered to it (the anchor). When the client drops the key, closes or dies, the
+scheduler makes the worker release the key, and the bands are dropped.
 """
 
 import asyncio
@@ -38,42 +38,42 @@ from daskfactor.executors.state import (
     FactorBand,
     Piece,
     Portion,
-    bare,
-    ending,
-    put_together,
+    assemble_rows,
+    select_part,
+    without_records,
 )
 from daskfactor.machine import single_threaded_blas
 from daskfactor.results.files import DAMAGE, disk_errors
 
 PLUGIN = "daskfactor-bands"
-HOLD = "daskfactor-hold-"
-"""What keys begin with that stand for a client's bands."""
-MESSAGE = 2**25
-"""Bytes of bands from which on a message takes no more of them."""
-MOST_CALLS = 1024
-"""Calls that are remembered as done."""
-LOOK = 0.5
-"""Seconds between looks at whether bands are still wanted."""
+ANCHOR_PREFIX = "daskfactor-hold-"
+"""Prefix of the Dask keys that keep the bands of a client."""
+MAX_MESSAGE_BYTES = 2**25
+"""Bytes of bands at which a message is full."""
+MAX_CALLS = 1024
+"""Number of calls remembered to detect repeats."""
+POLL = 0.5
+"""Seconds between checks whether a fetch has been cancelled."""
 
 
 def pack(value: Any) -> NDArray[np.uint8]:
-    """Pickle anything, closures too, as bytes that the scheduler does not look into.
+    """Pickle a value, closures included, to bytes that the scheduler does not inspect.
 
-    `unpack` gives it back, its arrays where compiled kernels expect them:
-    frames of a message start anywhere.
+    Arrays that `unpack` returns are aligned as compiled kernels require; those in the frames of a
+    message may not be.
     """
     return np.frombuffer(cloudpickle.dumps(value, protocol=5), np.uint8)
 
 
 def unpack(packed: NDArray[np.uint8]) -> Any:
-    """Return what was packed."""
+    """Return the value that was packed."""
     return pickle.loads(packed.data)
 
 
 class Key(NamedTuple):
-    """An array of a band, or under the name ``""`` the band itself with its values alone.
+    """Key of a band's array; the name ``""`` is the band itself with its values only.
 
-    With `CELLS` in place of a factor the number is a block.
+    With the factor `CELLS` the number is a block.
     """
 
     factor: int
@@ -81,67 +81,67 @@ class Key(NamedTuple):
     name: str = ""
 
 
-Name = tuple[Key, int]
-"""A version of an array."""
-Asked = tuple[Name, Any]
-"""A version, and which of its rows; None for all of them."""
+ArrayVersion = tuple[Key, int]
+"""Key and version number of an array."""
+VersionRows = tuple[ArrayVersion, Any]
+"""A version and its rows to read; None for all rows."""
 Shape = tuple[int, int, int]
 """The offset of a band, its rows, and the bytes of its values."""
 
 
 def shape_of(band: FactorBand) -> Shape:
-    """Return what a client has to know of a band."""
+    """Return the shape of a band for the client."""
     return band.offset, len(band.values), band.values.nbytes
 
 
 class Mode(IntEnum):
-    """Says what somebody does with a version: read it, change a copy, or take it away."""
+    """Access mode of a request: read a version, change a copy, or take it out of the store."""
 
     READ = 0
     COPY = 1
     TAKE = 2
 
 
-class Want(NamedTuple):
-    """A version that is needed, and the addresses of the workers that have it.
+class ArrayRequest(NamedTuple):
+    """Request for a version of an array, with the addresses of the workers that have it.
 
-    ``rows``: a slice or positions, for which `Mode` says nothing; None for all of them.
+    ``rows`` is a slice or positions, always copied; None for all rows.
     """
 
     key: Key
     version: int
-    places: tuple[str, ...]
+    addresses: tuple[str, ...]
     mode: Mode
     rows: Any = None
 
     @property
-    def asked(self) -> "Asked":
-        """Return what a worker that has it is asked for."""
+    def version_rows(self) -> "VersionRows":
+        """Version and rows to request from a worker."""
         return (self.key, self.version), self.rows
 
 
 @dataclass
-class Report:
-    """What a worker tells the client of what it left in its store; values stay where they are.
+class WorkerReport:
+    """Report of a worker to the client on the arrays that it has stored; the values stay there.
 
     Attributes
     ----------
-    left
-        Arrays with a new version here.
+    stored
+        Keys of arrays stored as a new version.
     replicas
-        Versions of others that are here now, too.
+        Versions copied from other workers.
     shapes
-        Of bands that were left, offset, rows, and bytes of values.
+        Offset, rows, and bytes of values of each stored band.
     counts
-        Of bands that were left.
+        Counters of each stored band.
     records
-        By band: positions along the plan, the sums recorded there, and the shapes of draws,
-        which were left under the names that `draw_name` gives.
+        Band, position in the plan, recorded sums, and number of draws, which are stored under
+        their `draw_name`.
     """
 
     address: str
-    left: list[Key] = field(default_factory=list)
-    replicas: list[Name] = field(default_factory=list)
+    stored: list[Key] = field(default_factory=list)
+    replicas: list[ArrayVersion] = field(default_factory=list)
     shapes: dict[Band, Shape] = field(default_factory=dict)
     counts: dict[Band, dict[str, int]] = field(default_factory=dict)
     records: list[tuple[Band, int, dict[Any, Any], int]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Report:
 
 
 def draw_name(position: int, number: int) -> str:
-    """Name a draw that a band recorded at a place along the plan."""
+    """Return the name of a draw recorded at a position in the plan."""
     return f"draw-{position}-{number}"
 
 
@@ -159,7 +159,7 @@ def _size(value: Any) -> int:
 
 
 class BandStore:
-    """The bands of one worker.
+    """Versions of band arrays on one worker.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class BandStore:
     def __init__(self, worker: Any, pool: concurrent.futures.Executor) -> None:
         self.worker, self._pool = worker, pool
         self._lock = threading.Lock()
-        self._held: dict[str, dict[Name, Any]] = {}
+        self._versions: dict[str, dict[ArrayVersion, Any]] = {}
         self._keys: dict[str, set[str]] = {}
         self._calls: OrderedDict[str, None] = OrderedDict()
         worker.handlers["daskfactor_get"] = self.send
@@ -184,38 +184,38 @@ class BandStore:
         for name in ("get", "put", "drop"):
             self.worker.handlers.pop(f"daskfactor_{name}", None)
         with self._lock:
-            self._held.clear()
+            self._versions.clear()
 
     def transition(self, key: Any, start: str, finish: str) -> None:
-        """Keep a client's bands from when its key comes to when it goes."""
-        if not (isinstance(key, str) and key.startswith(HOLD)):
+        """Start or end the storage of a client's bands when its anchor arrives or is released."""
+        if not (isinstance(key, str) and key.startswith(ANCHOR_PREFIX)):
             return
-        token = key.removeprefix(HOLD).partition("-")[0]
+        token = key.removeprefix(ANCHOR_PREFIX).partition("-")[0]
         with self._lock:
             keys = self._keys.setdefault(token, set())
             if finish == "memory":
                 keys.add(key)
-                self._held.setdefault(token, {})
+                self._versions.setdefault(token, {})
             elif start == "memory":
                 keys.discard(key)
             if not keys:
-                self._held.pop(token, None)
+                self._versions.pop(token, None)
                 del self._keys[token]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all bands here."""
+        """Bytes of all stored bands."""
         with self._lock:
-            held = [value for own in self._held.values() for value in own.values()]
-        return sum(map(_size, held))
+            values = [value for versions in self._versions.values() for value in versions.values()]
+        return sum(map(_size, values))
 
-    def names(self, token: str) -> set[Name]:
-        """Return the versions that are here under a token."""
+    def names(self, token: str) -> set[ArrayVersion]:
+        """Return the versions stored under a token."""
         with self._lock:
-            return set(self._held.get(token, ()))
+            return set(self._versions.get(token, ()))
 
-    def put(self, token: str, values: Mapping[Name, Any]) -> None:
-        """Keep versions of arrays.
+    def put(self, token: str, values: Mapping[ArrayVersion, Any]) -> None:
+        """Store versions of arrays.
 
         Raises
         ------
@@ -223,47 +223,47 @@ class BandStore:
             If their client has gone.
         """
         with self._lock:
-            if token not in self._held:
+            if token not in self._versions:
                 raise StateLost("the client whose bands these are has gone")
-            self._held[token].update(values)
+            self._versions[token].update(values)
 
-    def get(self, token: str, name: Name, take: bool = False) -> Any:
-        """Return a version, or None if it is not here; ``take``: it is the caller's from now on."""
+    def get(self, token: str, name: ArrayVersion, take: bool = False) -> Any:
+        """Return a version, None if it is not stored; ``take`` removes it from the store."""
         with self._lock:
-            held = self._held.get(token, {})
-            return held.pop(name, None) if take else held.get(name)
+            versions = self._versions.get(token, {})
+            return versions.pop(name, None) if take else versions.get(name)
 
-    def once(self, call: str) -> None:
-        """Raise StateLost if a call that changes bands has begun here before.
+    def reject_repeated_call(self, call: str) -> None:
+        """Raise StateLost if a call that changes bands has started on this worker before.
 
-        Dask runs a task again whose result it has lost.
+        Dask repeats a task if it has lost the result.
         """
         with self._lock:
             if call in self._calls:
                 raise StateLost("a change of bands was to be made a second time")
             self._calls[call] = None
-            while len(self._calls) > MOST_CALLS:
+            while len(self._calls) > MAX_CALLS:
                 self._calls.popitem(last=False)
 
-    # -- from worker to worker ---------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------
 
     async def send(self, token: str, names: bytes) -> dict[str, Any]:
-        """Answer who asks for versions with the first ones of them; the operation's handler."""
-        found, size = [], 0
+        """Answer a request for versions with as many as fit a message (a handler of the worker)."""
+        values, size = [], 0
         for name, rows in pickle.loads(names):
             value = self.get(token, name)
             if value is None:
                 return {"lost": f"{self.worker.address} has no {name[0]} of version {name[1]}"}
-            found.append(_rows_of(value, rows))
-            size += _size(found[-1])
-            if size > MESSAGE:
+            values.append(_rows_of(value, rows))
+            size += _size(values[-1])
+            if size > MAX_MESSAGE_BYTES:
                 break
         loop = asyncio.get_running_loop()
-        raw = await loop.run_in_executor(self._pool, _packed, found)
-        return {"bands": [Serialize(own) for own in raw]}  # type: ignore[no-untyped-call]
+        raw = await loop.run_in_executor(self._pool, _packed, values)
+        return {"bands": [Serialize(frame) for frame in raw]}  # type: ignore[no-untyped-call]
 
     async def receive(self, token: str, names: bytes, bands: list[Any]) -> str:
-        """Keep what a client sends; the operation's handler. The answer is an error, or none."""
+        """Store versions from a client; return an error message or "" (a handler of the worker)."""
         loop = asyncio.get_running_loop()
         values = await loop.run_in_executor(self._pool, _unpacked, bands)
         try:
@@ -273,131 +273,139 @@ class BandStore:
         return ""
 
     def drop(self, token: str, names: bytes) -> None:
-        """Forget versions; the operation's handler."""
+        """Drop versions (a handler of the worker)."""
         with self._lock:
-            held = self._held.get(token, {})
+            versions = self._versions.get(token, {})
             for name in pickle.loads(names):
-                held.pop(name, None)
+                versions.pop(name, None)
 
-    def bring(
+    def fetch(
         self,
         token: str,
-        wants: Iterable[Want],
+        requests: Iterable[ArrayRequest],
         patience: float,
-        given_up: Callable[[], bool] = lambda: False,
-    ) -> tuple[dict[Key, Any], list[Name]]:
-        """Return versions from here or from other workers, and what is here from now on, too.
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> tuple[dict[Key, Any], list[ArrayVersion]]:
+        """Return versions from this or other workers, and the names of new replicas in this store.
 
-        Of what is to be changed the caller gets something of its own.
+        Arrays that the caller may change are copies.
 
         Raises
         ------
         StateLost
-            If a version is nowhere, or nobody wants it any more.
+            If a version cannot be found, or the fetch is cancelled.
         """
-        found: dict[Key, Any] = {}
-        missing: dict[str, list[Want]] = {}
-        for want in wants:
-            value = self.get(token, want[:2], take=want.mode == Mode.TAKE)
+        arrays: dict[Key, Any] = {}
+        missing: dict[str, list[ArrayRequest]] = {}
+        for request in requests:
+            value = self.get(token, request[:2], take=request.mode == Mode.TAKE)
             if value is None:
-                others = [place for place in want.places if place != self.worker.address]
-                missing.setdefault(others[0] if others else "", []).append(want)
-            elif want.rows is not None:
-                found[want.key] = _rows_of(value, want.rows)
+                sources = [
+                    address for address in request.addresses if address != self.worker.address
+                ]
+                missing.setdefault(sources[0] if sources else "", []).append(request)
+            elif request.rows is not None:
+                arrays[request.key] = _rows_of(value, request.rows)
             else:
-                found[want.key] = value.copy() if want.mode == Mode.COPY else value
-        if lost := missing.pop("", None):
-            raise StateLost(f"{self.worker.address} has lost {lost[0].key} and others have none")
-        replicas: dict[Name, Any] = {}
-        for want, raw in self._fetch(token, missing, patience, given_up):
-            value = found[want.key] = pickle.loads(raw)
-            if want.mode == Mode.READ and want.rows is None:
-                replicas[want[:2]] = value
+                arrays[request.key] = value.copy() if request.mode == Mode.COPY else value
+        if unavailable := missing.pop("", None):
+            raise StateLost(
+                f"{self.worker.address} has lost {unavailable[0].key} and others have none"
+            )
+        replicas: dict[ArrayVersion, Any] = {}
+        for request, raw in self._fetch_remote(token, missing, patience, is_cancelled):
+            value = arrays[request.key] = pickle.loads(raw)
+            if request.mode == Mode.READ and request.rows is None:
+                replicas[request[:2]] = value
         if replicas:
             self.put(token, replicas)
-        return found, list(replicas)
+        return arrays, list(replicas)
 
-    def _fetch(
+    def _fetch_remote(
         self,
         token: str,
-        missing: Mapping[str, Sequence[Want]],
+        missing: Mapping[str, Sequence[ArrayRequest]],
         patience: float,
-        given_up: Callable[[], bool],
-    ) -> list[tuple[Want, Any]]:
-        """Get versions from other workers, all workers at once."""
+        is_cancelled: Callable[[], bool],
+    ) -> list[tuple[ArrayRequest, Any]]:
+        """Return versions from other workers, requested in parallel."""
 
-        async def ask(address: str, wants: Sequence[Want]) -> list[tuple[Want, Any]]:
-            remote, got = self.worker.rpc(address), list[Any]()
-            while len(got) < len(wants):
-                names = [want.asked for want in wants[len(got) :]]
-                got += await ask_for(remote.daskfactor_get, token, names)
-            return list(zip(wants, got, strict=True))
+        async def ask(
+            address: str, requests: Sequence[ArrayRequest]
+        ) -> list[tuple[ArrayRequest, Any]]:
+            remote, received = self.worker.rpc(address), list[Any]()
+            while len(received) < len(requests):
+                names = [request.version_rows for request in requests[len(received) :]]
+                received += await ask_for(remote.daskfactor_get, token, names)
+            return list(zip(requests, received, strict=True))
 
-        async def ask_all() -> list[list[tuple[Want, Any]]]:
-            return await asyncio.gather(*(ask(*own) for own in missing.items()))
+        async def ask_all() -> list[list[tuple[ArrayRequest, Any]]]:
+            return await asyncio.gather(*(ask(*item) for item in missing.items()))
 
         if not missing:
             return []
         loop = self.worker.loop.asyncio_loop
         future = asyncio.run_coroutine_threadsafe(ask_all(), loop)
-        until = time.monotonic() + patience
-        while not concurrent.futures.wait([future], LOOK).done:
-            if given_up() or time.monotonic() > until:
+        deadline = time.monotonic() + patience
+        while not concurrent.futures.wait([future], POLL).done:
+            if is_cancelled() or time.monotonic() > deadline:
                 future.cancel()
                 raise StateLost(f"bands of {', '.join(missing)} did not come")
         try:
             parts = future.result()
         except (OSError, TimeoutError, concurrent.futures.CancelledError) as error:
             raise StateLost(f"bands of {', '.join(missing)} did not come: {error}") from error
-        return [own for part in parts for own in part]
+        return [item for part in parts for item in part]
 
-    # -- what tasks do -----------------------------------------------------------------
+    # -- results of tasks --------------------------------------------------------------
 
-    def leave(self, token: str, version: int, portion: Portion) -> Report:
-        """Keep what is left of a part of a plan, all of it new; tell where it is."""
-        values: dict[Name, Any] = {}
-        report = Report(self.worker.address, evaluations=portion.evaluations, busy=portion.busy)
+    def store_portion(self, token: str, version: int, portion: Portion) -> WorkerReport:
+        """Store the result of a part of a plan as a new version; return the report on it."""
+        values: dict[ArrayVersion, Any] = {}
+        report = WorkerReport(
+            self.worker.address, evaluations=portion.evaluations, busy=portion.busy
+        )
 
-        def keep(key: Key, value: Any) -> None:
-            values[key, version] = _own(value)
-            report.left.append(key)
+        def add(key: Key, value: Any) -> None:
+            values[key, version] = _writable(value)
+            report.stored.append(key)
 
         def record(band: Band, position: int, draws: Any, sums: Any) -> None:
             for number, draw in enumerate(draws):
-                keep(Key(*band, draw_name(position, number)), draw)
+                add(Key(*band, draw_name(position, number)), draw)
             report.records.append((band, position, sums, len(draws)))
 
-        for at, records in portion.records.items():
+        for band_key, records in portion.records.items():
             for position, draws, sums in records:
-                record(at, position, draws, sums)
-        for at, band in portion.bands.items():
+                record(band_key, position, draws, sums)
+        for band_key, band in portion.bands.items():
             if band.draws or band.sums:
-                record(at, 0, band.draws, band.sums)
+                record(band_key, 0, band.draws, band.sums)
             if len(band.values):
-                keep(Key(*at), bare(band, ()))
-                report.shapes[at] = shape_of(band)
-                report.counts[at] = dict(band.counts)
+                add(Key(*band_key), without_records(band, ()))
+                report.shapes[band_key] = shape_of(band)
+                report.counts[band_key] = dict(band.counts)
             for name, array in band.arrays.items():
-                keep(Key(*at, name), array)
+                add(Key(*band_key, name), array)
         for block, cells in portion.cells.items():
-            keep(Key(CELLS, block), cells)
+            add(Key(CELLS, block), cells)
         self.put(token, values)
         return report
 
 
-def _own(value: Any) -> Any:
-    """Return something that may be written to: arrays in messages may not, or lie anywhere."""
+def _writable(value: Any) -> Any:
+    """Return the value with aligned, writable arrays; those from messages may be neither."""
     if isinstance(value, np.ndarray):
         return np.require(value, requirements=["W", "A"])
     if isinstance(value, FactorBand):
-        return replace(value, values=_own(value.values))
+        return replace(value, values=_writable(value.values))
     if isinstance(value, BlockCells):
-        return replace(value, mean=_own(value.mean), m2=_own(value.m2))
+        return replace(value, mean=_writable(value.mean), m2=_writable(value.m2))
     return value
 
 
 def _rows_of(value: Any, rows: Any) -> Any:
-    """Return some rows of an array, or of a band's values; with None all there is."""
+    """Return some rows of an array, or of a band's values; the value itself for None."""
     if rows is None:
         return value
     return (value if isinstance(value, np.ndarray) else value.values)[rows]
@@ -408,54 +416,54 @@ def _packed(values: Sequence[Any]) -> list[bytes]:
 
 
 def _unpacked(raw: Sequence[Any]) -> list[Any]:
-    return [pickle.loads(own) for own in raw]
+    return [pickle.loads(frame) for frame in raw]
 
 
 async def ask_for(
-    ask: Callable[..., Awaitable[Any]], token: str, names: Sequence[Asked]
+    ask: Callable[..., Awaitable[Any]], token: str, names: Sequence[VersionRows]
 ) -> list[Any]:
-    """Ask a worker for versions; return as many of them, packed, as it answers with."""
+    """Request versions from a worker; return the pickled ones that fit its answer."""
     reply = await ask(token=token, names=pickle.dumps(list(names)))
     if not reply or "bands" not in reply:
         raise StateLost((reply or {}).get("lost", "a worker has come back without its bands"))
     return list(reply["bands"])
 
 
-def store_here() -> BandStore:
-    """Return the store of the worker that the running task is on."""
+def worker_store() -> BandStore:
+    """Return the store of the worker that runs this task."""
     plugin: Any = get_worker().plugins[PLUGIN]
     store: BandStore = plugin.bands
     return store
 
 
 @dataclass
-class Start:
-    """What a graph of tasks begins with, and the worker that has most of it."""
+class PortionRequest:
+    """Requests for the bands that a graph of tasks starts from, and the worker to read them on."""
 
     token: str
-    place: str
+    address: str
     patience: float
-    wants: list[Want]
+    requests: list[ArrayRequest]
 
 
 def read_portion(packed: NDArray[np.uint8]) -> Portion:
-    """Return bands from the store, which nobody may write to: the task."""
-    start: Start = unpack(packed)
-    found, _ = store_here().bring(start.token, start.wants, start.patience)
+    """Return read-only bands from the store (a task)."""
+    request: PortionRequest = unpack(packed)
+    arrays, _ = worker_store().fetch(request.token, request.requests, request.patience)
     portion = Portion()
-    for (factor, number, name), value in sorted(found.items()):
+    for (factor, number, name), value in sorted(arrays.items()):
         if factor == CELLS:
             portion.cells[number] = value
         elif name:
             portion.bands[factor, number].arrays[name] = value
         else:
-            portion.bands[factor, number] = bare(value)
+            portion.bands[factor, number] = without_records(value)
     return portion
 
 
 @dataclass
-class Reading:
-    """What one worker reads: every factor's bands of some numbers, as `Keeper.read` takes them."""
+class ReadJob:
+    """Numbers of the bands that one worker reads, of every factor; see `WorkerStateClient.read`."""
 
     token: str
     version: int
@@ -464,23 +472,23 @@ class Reading:
     numbers: list[int] = field(default_factory=list)
 
 
-def read_bands(packed: NDArray[np.uint8]) -> Report:
-    """Read bands and leave them in the store of this worker: the task."""
-    work: Reading = unpack(packed)
-    store, at = store_here(), itertools.product(range(work.factors), work.numbers)
-    with reading(store.worker.address):
-        bands = {band: work.band(*band) for band in at}
-    return store.leave(work.token, work.version, Portion(bands))
+def read_bands(packed: NDArray[np.uint8]) -> WorkerReport:
+    """Read bands into the store of this worker (a task)."""
+    job: ReadJob = unpack(packed)
+    store, keys = worker_store(), itertools.product(range(job.factors), job.numbers)
+    with _read_errors(store.worker.address):
+        bands = {key: job.band(*key) for key in keys}
+    return store.store_portion(job.token, job.version, Portion(bands))
 
 
 @contextmanager
-def reading(address: str) -> Iterator[None]:
-    """Name a worker that cannot read a checkpoint, which is no loss that going back would mend.
+def _read_errors(address: str) -> Iterator[None]:
+    """Name the worker that cannot read a checkpoint, an error that a retry would not fix.
 
     Raises
     ------
     StoreError
-        In place of what reading raises.
+        In place of the original error.
     """
     try:
         yield
@@ -491,16 +499,16 @@ def reading(address: str) -> Iterator[None]:
         ) from error
 
 
-def leave_portion(token: str, version: int, part: int, portion: Portion) -> Report:
-    """Leave one part of a portion in the store of this worker, as `ending` returns it: the task."""
-    return store_here().leave(token, version, ending(portion, part))
+def store_portion(token: str, version: int, part: int, portion: Portion) -> WorkerReport:
+    """Store the `select_part` of a portion on this worker (a task)."""
+    return worker_store().store_portion(token, version, select_part(portion, part))
 
 
 @dataclass
-class Calls:
-    """What one worker does in `HeldState.each`: the bands, each with arguments of its own.
+class CallJob:
+    """Calls that one worker makes for `RemoteState.each`: bands with their arguments.
 
-    ``call`` is what the worker remembers it by, ``version`` that of what changes.
+    ``call`` identifies the job on the worker; ``version`` is that of changed arrays.
     """
 
     token: str
@@ -508,122 +516,126 @@ class Calls:
     version: int
     patience: float
     function: Callable[..., Any]
-    bands: list[tuple[list[Want], tuple[Any, ...]]]
+    bands: list[tuple[list[ArrayRequest], tuple[Any, ...]]]
 
 
 @dataclass
-class Deliveries:
-    """What one worker writes into the results, or saves with the next checkpoint.
+class WriteJob:
+    """Results or checkpoint arrays that one worker writes.
 
     Attributes
     ----------
     token, patience
-        As of `Start`.
+        See `PortionRequest`.
     writer
-        What writes; it goes back to the client.
+        The writer, which is returned to the client.
     pieces
-        Regions of the results, each with the rows of all bands and the arrays of these.
+        Pieces of the results, each with the rows of all bands and the requests for their arrays.
     saved
-        Versions by the names they are saved under, in an archive ``name``.
+        Requests by their names in the archive ``name``.
     """
 
     token: str
     patience: float
     writer: Any
-    pieces: list[tuple[Piece, list[slice], list[list[Want]]]] = field(default_factory=list)
+    pieces: list[tuple[Piece, list[slice], list[list[ArrayRequest]]]] = field(default_factory=list)
     name: str = ""
-    saved: dict[str, Want] = field(default_factory=dict)
+    saved: dict[str, ArrayRequest] = field(default_factory=dict)
 
 
-def deliver(packed: NDArray[np.uint8]) -> Any:
-    """Write what a worker is to write: the task; the writer is what it gives back."""
-    work: Deliveries = unpack(packed)
-    store = store_here()
+def write_results(packed: NDArray[np.uint8]) -> Any:
+    """Write the results of a job; return its writer (a task)."""
+    job: WriteJob = unpack(packed)
+    store = worker_store()
 
-    def bring(wants: Sequence[Want]) -> dict[Key, Any]:
-        return store.bring(work.token, wants, work.patience)[0]
+    def fetch(requests: Sequence[ArrayRequest]) -> dict[Key, Any]:
+        return store.fetch(job.token, requests, job.patience)[0]
 
-    with _told_of(store.worker.address, work.writer.name):
-        for piece, spans, wants in work.pieces:
-            needed = piece.at(spans, wants)
-            found = bring([want._replace(rows=rows) for want, rows, _ in needed])
-            values = put_together(piece, ((found[want.key], at) for want, _, at in needed))
-            work.writer.write(piece.path, piece.region, piece.settled(values))
-        if work.saved:
-            found = bring(list(work.saved.values()))
-            arrays = {own: _rows_of(found[w.key], slice(None)) for own, w in work.saved.items()}
-            work.writer.save(work.name, arrays)
-        work.writer.store.flush()
-    return work.writer
+    with _write_errors(store.worker.address, job.writer.name):
+        for piece, spans, requests in job.pieces:
+            parts = piece.parts_of(spans, requests)
+            arrays = fetch([request._replace(rows=rows) for request, rows, _ in parts])
+            by_target = ((arrays[request.key], target) for request, _, target in parts)
+            values = piece.to_result_layout(assemble_rows(piece, by_target))
+            job.writer.write(piece.path, piece.region, values)
+        if job.saved:
+            arrays = fetch(list(job.saved.values()))
+            saved = {n: _rows_of(arrays[r.key], slice(None)) for n, r in job.saved.items()}
+            job.writer.save(job.name, saved)
+        job.writer.store.flush()
+    return job.writer
 
 
 @contextmanager
-def _told_of(address: str, place: Any) -> Iterator[None]:
-    """Name this worker in errors of what it writes: others may have other disks and credentials."""
+def _write_errors(address: str, path: Any) -> Iterator[None]:
+    """Name this worker in write errors: workers may have different disks and credentials."""
     safe = "the last checkpoint is safe"
-    with disk_errors(f"results from the worker {address}", place, safe):
+    with disk_errors(f"results from the worker {address}", path, safe):
         try:
             yield
         except StoreError as error:
-            told = f"the worker {address} cannot write results: {error}; {safe}; resume the run"
-            failure = StoreError(told)
+            failure = StoreError(
+                f"the worker {address} cannot write results: {error}; {safe}; resume the run"
+            )
             failure.errno = error.errno
             raise failure from error
 
 
-class Met(NamedTuple):
-    """What a call with a band returned, and which arrays the band has now."""
+class CallResult(NamedTuple):
+    """Result of a call with a band, and the names of the band's arrays after it."""
 
     result: Any
-    report: Report
+    report: WorkerReport
     names: list[str]
 
 
-def call_each(packed: NDArray[np.uint8]) -> list[Met]:
-    """Call a function with bands of a worker: the task."""
-    calls: Calls = unpack(packed)
-    store = store_here()
-    store.once(calls.call)
+def call_with_bands(packed: NDArray[np.uint8]) -> list[CallResult]:
+    """Call a function with bands of this worker (a task)."""
+    job: CallJob = unpack(packed)
+    store = worker_store()
+    store.reject_repeated_call(job.call)
     with single_threaded_blas():
-        return [_call(store, calls, wants, given) for wants, given in calls.bands]
+        return [_call(store, job, requests, args) for requests, args in job.bands]
 
 
-def _call(store: BandStore, calls: Calls, wants: list[Want], given: tuple[Any, ...]) -> Met:
-    """Call the function with one band; what is shared is copied, and kept if it has changed."""
-    found, replicas = store.bring(calls.token, wants, calls.patience)
-    versions = {want.key: want.version for want in wants}
-    own = {want.key for want in wants if want.mode == Mode.TAKE}
-    at = wants[0].key[:2]
-    arrays = {key: value if key in own else value.copy() for key, value in found.items()}
-    band: FactorBand = arrays.pop(Key(*at))
+def _call(
+    store: BandStore, job: CallJob, requests: list[ArrayRequest], args: tuple[Any, ...]
+) -> CallResult:
+    """Call the function with one band; shared arrays are copied and stored if they change."""
+    fetched, replicas = store.fetch(job.token, requests, job.patience)
+    versions = {request.key: request.version for request in requests}
+    taken_out = {request.key for request in requests if request.mode == Mode.TAKE}
+    band_key = requests[0].key[:2]
+    arrays = {key: value if key in taken_out else value.copy() for key, value in fetched.items()}
+    band: FactorBand = arrays.pop(Key(*band_key))
     band.arrays = {key.name: array for key, array in arrays.items()}
     try:
-        result = calls.function(band, *given)
+        result = job.function(band, *args)
     except BaseException:
-        store.put(calls.token, {(key, versions[key]): found[key] for key in own})
+        store.put(job.token, {(key, versions[key]): fetched[key] for key in taken_out})
         raise
-    report = Report(store.worker.address, replicas=replicas)
-    report.shapes[at] = shape_of(band)
-    report.counts[at] = dict(band.counts)
+    report = WorkerReport(store.worker.address, replicas=replicas)
+    report.shapes[band_key] = shape_of(band)
+    report.counts[band_key] = dict(band.counts)
     if band.sums:
-        report.records.append((at, 0, band.sums, 0))
-    after: dict[Key, Any] = {Key(*at): bare(band, ())}
-    after |= {Key(*at, name): array for name, array in band.arrays.items()}
-    kept: dict[Name, Any] = {}
+        report.records.append((band_key, 0, band.sums, 0))
+    after: dict[Key, Any] = {Key(*band_key): without_records(band, ())}
+    after |= {Key(*band_key, name): array for name, array in band.arrays.items()}
+    values: dict[ArrayVersion, Any] = {}
     for key, value in after.items():
-        if key in own:
-            kept[key, versions[key]] = value
-        elif key not in found or not _same(value, found[key]):
-            kept[key, calls.version] = value
-            report.left.append(key)
-    store.put(calls.token, kept)
-    return Met(result, report, [key.name for key in after])
+        if key in taken_out:
+            values[key, versions[key]] = value
+        elif key not in fetched or not _identical(value, fetched[key]):
+            values[key, job.version] = value
+            report.stored.append(key)
+    store.put(job.token, values)
+    return CallResult(result, report, [key.name for key in after])
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two bands without arrays, or two arrays, are the same to the bit."""
+def _identical(one: Any, other: Any) -> bool:
+    """Check whether two bands without arrays, or two arrays, are bitwise equal."""
     if isinstance(one, FactorBand):
-        return one.counts == other.counts and _same(one.values, other.values)
+        return one.counts == other.counts and _identical(one.values, other.values)
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     unsigned = np.dtype(f"u{one.itemsize}")

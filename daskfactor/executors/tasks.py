@@ -1,9 +1,8 @@
-"""Block updates as Dask tasks: a plan as a graph, on a scheduler of this process.
+"""Plans as Dask graphs, and an executor that runs them on a scheduler of this process.
 
-Consecutive rounds that stay inside the same super-blocks become one task per
-super-block, so that with a nested schedule a task holds (B / groups)² updates
-and is worth its overhead. A task copies the bands it is given and returns the
-copies: what an earlier task returned is never written to.
+Consecutive rounds within the same super-blocks become one task per super-block, so that with a
+nested schedule a task has (B / groups)² updates and its overhead is small. A task copies its input
+bands and returns the copies: outputs of earlier tasks are never changed.
 """
 
 import itertools
@@ -24,28 +23,28 @@ from daskfactor.executors.base import (
     R,
     Work,
     local_workspace,
-    perform,
+    run_operation,
 )
 from daskfactor.executors.plan import Action, Op, Round
 from daskfactor.executors.state import (
     CELLS,
     ChainState,
     Portion,
-    bare,
-    ending,
     factor_name,
     join_portions,
+    select_part,
+    without_records,
 )
 from daskfactor.machine import single_threaded_blas
 
 Graph = dict[Any, Any]
-Ends = list[list[Any]]
-"""Keys of the portions that make up the state afterwards: of each factor, and of cells."""
+Outputs = list[list[Any]]
+"""Keys of the portions that make up the final state: of each factor, then of cells."""
 
 
 @dataclass(frozen=True)
 class SuperBlock:
-    """A super-block's address and what one task does in it, ``position`` along the plan."""
+    """Operations of one task in the super-block ``at``, from ``position`` in the plan."""
 
     at: BlockAddress
     position: int
@@ -55,24 +54,26 @@ class SuperBlock:
 def update_super_block(
     packed: Any, task: SuperBlock, cells: Portion | None, *parts: Portion
 ) -> Portion:
-    """Do all operations of one task, on copies of the bands that earlier tasks returned.
+    """Run all operations of one task, on copies of the bands that earlier tasks returned.
 
-    ``packed`` is `Work` or the bytes that it was pickled to; ``parts`` have the bands of each
-    factor. Evaluations, records and seconds add up along the row bands' chain of tasks, so that
-    only the last task of each has to be kept.
+    ``packed`` is a `Work` or its pickled bytes; ``parts`` have the bands of each factor.
+    Evaluations, records and seconds accumulate along the chain of tasks of a row band, so that only
+    its last task has to be stored.
     """
     work: Work = packed if isinstance(packed, Work) else pickle.loads(packed.data)
-    watched = cells.cells if cells is not None and _evaluates(task) else {}
-    bands = itertools.chain.from_iterable(own.of(n).items() for n, own in enumerate(parts))
-    after = replace(parts[0], bands=dict(bands), cells=watched).copy()
+    monitored = cells.cells if cells is not None and _evaluates(task) else {}
+    bands = itertools.chain.from_iterable(
+        part.factor_bands(factor).items() for factor, part in enumerate(parts)
+    )
+    after = replace(parts[0], bands=dict(bands), cells=monitored).copy()
     with single_threaded_blas():
         for number, op in enumerate(task.ops):
-            found, seconds = perform(op, work, after, local_workspace())
+            evaluation, seconds = run_operation(op, work, after, local_workspace())
             after.busy += seconds
             after.strip(op.block, task.position + number)
-            if found is not None:
-                after.evaluations.append(found)
-    work.tell("progress", "-".join(map(str, (task.position, *task.at))), len(task.ops))
+            if evaluation is not None:
+                after.evaluations.append(evaluation)
+    work.report_progress("progress", "-".join(map(str, (task.position, *task.at))), len(task.ops))
     return after
 
 
@@ -81,14 +82,14 @@ def _evaluates(task: SuperBlock) -> bool:
 
 
 def group_rounds(plan: Sequence[Round]) -> list[list[SuperBlock]]:
-    """Make runs of rounds inside the same super-blocks into one list of tasks each."""
+    """Return lists of tasks, one for each run of rounds within the same super-blocks."""
     groups, position = [], 0
     for (_, size), rounds in itertools.groupby(plan, key=lambda r: (r.outer, r.size)):
-        where: dict[BlockAddress, list[Op]] = {}
+        ops: dict[BlockAddress, list[Op]] = {}
         for op in itertools.chain.from_iterable(part.ops for part in rounds):
-            where.setdefault(super_block(op.block, size), []).append(op)
-        groups.append([SuperBlock(at, position, tuple(ops)) for at, ops in where.items()])
-        position += sum(map(len, where.values()))
+            ops.setdefault(super_block(op.block, size), []).append(op)
+        groups.append([SuperBlock(at, position, tuple(of_block)) for at, of_block in ops.items()])
+        position += sum(map(len, ops.values()))
     return groups
 
 
@@ -97,78 +98,79 @@ def super_block(block: BlockAddress, size: int) -> BlockAddress:
     return tuple([band // size for band in block])
 
 
-def start_of(factor: int, *at: int) -> tuple[Any, ...]:
-    """Return the key of what a factor's super-band, or a super-block's cells, are at first."""
+def input_key(factor: int, *at: int) -> tuple[Any, ...]:
+    """Return the key of the input of a factor's super-band, or of a super-block's cells."""
     return (f"start-{'cells' if factor == CELLS else factor_name(factor)}", *at)
 
 
 def split_state(state: ChainState, size: int) -> Graph:
-    """Cut a state into what the first tasks take, by key."""
-    starts: Graph = {}
+    """Return the inputs of the first tasks of a state, by key."""
+    inputs: Graph = {}
     for factor, bands in enumerate(state.factors):
         for number, band in enumerate(bands):
-            own = starts.setdefault(start_of(factor, number // size), Portion())
-            own.bands[factor, number] = bare(band)
+            portion = inputs.setdefault(input_key(factor, number // size), Portion())
+            portion.bands[factor, number] = without_records(band)
     for block, cells in state.cells.items():
-        key = start_of(CELLS, *super_block(block, size))
-        starts.setdefault(key, Portion()).cells[block] = cells
-    return starts
+        key = input_key(CELLS, *super_block(block, size))
+        inputs.setdefault(key, Portion()).cells[block] = cells
+    return inputs
 
 
-def join_ends(
-    ends: Ends, before: ChainState, results: Sequence[Portion]
+def join_outputs(
+    outputs: Outputs, before: ChainState, results: Sequence[Portion]
 ) -> tuple[ChainState, float]:
-    """Put the state together from what its ends are, and add up the seconds in operations."""
-    parts = zip((*range(before.n_factors), CELLS), ends, strict=True)
+    """Return the state joined from the output portions, and the seconds in operations."""
+    parts = zip((*range(before.n_factors), CELLS), outputs, strict=True)
     kinds = [part for part, keys in parts for _ in keys]
-    portions = list(map(ending, results, kinds))
-    return join_portions(before, portions), sum(found.busy for found in portions)
+    portions = list(map(select_part, results, kinds))
+    return join_portions(before, portions), sum(portion.busy for portion in portions)
 
 
 def build_graph(
     groups: Sequence[Sequence[SuperBlock]],
     context: Any,
-    starts: Graph,
+    inputs: Graph,
     token: str = "",
     split: bool = False,
-) -> tuple[Graph, Ends]:
-    """Make the graph of a plan's groups of tasks, and the keys of its ends.
+) -> tuple[Graph, Outputs]:
+    """Return the graph of a plan's groups of tasks, and the keys of its outputs.
 
     Parameters
     ----------
     groups
-        As `group_rounds` returns them; all of one size, which every schedule gives.
+        Groups of tasks from `group_rounds`, all of one size, as in every schedule.
     context
         The first argument of every task.
-    starts
+    inputs
         Values or futures by the keys of `split_state`.
     token
-        Makes keys unique on a scheduler that others use too.
+        Suffix that makes keys unique on a shared scheduler.
     split
-        Give bands of columns and further factors tasks of their own, so that row bands stay
-        where they are.
+        Add a task for the bands of each moving factor, so that row bands are not sent with them.
     """
     graph: Graph = {}
-    now: Graph = dict(starts)
+    current: Graph = dict(inputs)
     factors = len(groups[0][0].at)
     for number, group in enumerate(groups):
         after: Graph = {}
         for task in group:
             at = (number, *task.at)
-            bands, cells = [start_of(*own) for own in enumerate(task.at)], start_of(CELLS, *task.at)
+            bands = [input_key(*band) for band in enumerate(task.at)]
+            cells = input_key(CELLS, *task.at)
             key = (f"update-block-{task.ops[0].cycle}{token}", *at)
-            parts = now.get(cells), *(now[own] for own in bands)
+            parts = current.get(cells), *(current[band] for band in bands)
             graph[key] = (update_super_block, context, task, *parts)
             after |= dict.fromkeys(bands, key)
             for factor in range(1, factors) if split else ():
                 after[bands[factor]] = (f"hand-on-{factor_name(factor)}{token}", *at)
-                graph[after[bands[factor]]] = (ending, key, factor)
-            if cells in now and _evaluates(task):
+                graph[after[bands[factor]]] = (select_part, key, factor)
+            if cells in current and _evaluates(task):
                 after[cells] = (f"hand-on-cells{token}", *at)
-                graph[after[cells]] = (ending, key, CELLS)
-        now.update(after)
-    kinds = [start_of(part)[0] for part in (*range(factors), CELLS)]
-    return graph, [[now[key] for key in sorted(now) if key[0] == kind] for kind in kinds]
+                graph[after[cells]] = (select_part, key, CELLS)
+        current.update(after)
+    kinds = [input_key(part)[0] for part in (*range(factors), CELLS)]
+    ordered = sorted(current)
+    return graph, [[current[key] for key in ordered if key[0] == kind] for kind in kinds]
 
 
 class TasksExecutor(Executor):
@@ -177,8 +179,8 @@ class TasksExecutor(Executor):
     Parameters
     ----------
     scheduler
-        ``"threads"`` (the default) or ``"synchronous"``; for other processes
-        and machines pass ``client`` instead.
+        ``"threads"`` (the default) or ``"synchronous"``. For other processes and machines pass
+        ``client=`` to the run instead.
     num_workers
         Threads of the threaded scheduler; all available cores by default.
 
@@ -210,10 +212,10 @@ class TasksExecutor(Executor):
             return list(get(graph, list(keys), num_workers=self.num_workers))
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
-        starts = split_state(state, work.plan[0].size)
+        inputs = split_state(state, work.plan[0].size)
         groups = group_rounds(work.plan)
-        graph, ends = build_graph(groups, "work", {key: key for key in starts})
-        graph |= {**starts, "work": work}
+        graph, outputs = build_graph(groups, "work", {key: key for key in inputs})
+        graph |= {**inputs, "work": work}
         done = 0
 
         def count(key: Any, *_: Any) -> None:
@@ -224,8 +226,8 @@ class TasksExecutor(Executor):
                 work.on_done(done)
 
         with Callback(posttask=count):  # type: ignore[no-untyped-call]
-            results = self._compute(graph, [key for kind in ends for key in kind])
-        after, busy = join_ends(ends, state, results)
+            results = self._compute(graph, [key for part in outputs for key in part])
+        after, busy = join_outputs(outputs, state, results)
         self.report.busy_seconds += busy
         return after
 
@@ -236,7 +238,7 @@ class TasksExecutor(Executor):
         return self._compute(graph, list(graph))
 
     def close(self) -> None:
-        """Give nothing back: the scheduler's threads are Dask's own."""
+        """Do nothing: the threads belong to Dask."""
 
 
 def _call(function: Callable[..., R], item: Any) -> R:

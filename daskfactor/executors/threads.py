@@ -1,8 +1,7 @@
-"""Executors of this process, and the scheduler of bands that they share with rings.
+"""Executors of this process, and the band scheduler that they share with rings.
 
-Every band has a counter of the rounds it has been through. An operation of round
-n may start once all of its bands stand at n, and each round touches each band
-once, so the counters alone order everything, without a barrier.
+The scheduler counts the finished rounds of each band. An operation of round n may start when all of
+its bands have finished n rounds. Each round touches each band once, so no barrier is needed.
 """
 
 import bisect
@@ -26,35 +25,35 @@ from daskfactor.executors.base import (
     SegmentLost,
     Work,
     local_workspace,
-    perform,
+    run_operation,
 )
 from daskfactor.executors.plan import Op, ops_by_row
-from daskfactor.executors.state import Band, ChainState, Evaluation, travellers
+from daskfactor.executors.state import Band, ChainState, Evaluation, moving_bands
 from daskfactor.kernels.views import Workspace
 from daskfactor.machine import single_threaded_blas
 
-LOOK = 0.2
-"""Seconds between looks at the progress of threads."""
+POLL = 0.2
+"""Seconds between checks of the progress of threads."""
 
 
 class BandScheduler:
-    """Hands the operations of some row bands to the threads of one process.
+    """Assigns the operations of some row bands to the threads of one process.
 
-    A lane keeps to the row bands it owns while one of them is ready (their data stay
-    in its cache) and takes over a belated operation of another lane otherwise. Among
-    equals one goes first that has a band which another process waits for.
+    A lane prefers the row bands that it owns, whose data are in its cache. When none of them is
+    ready, it takes over an operation of another lane that is behind. Ties go to operations with a
+    band that another process waits for.
 
     Parameters
     ----------
     ops
-        By row band, one operation for every round.
+        Operations of each row band, one for every round.
     lanes
-        Threads that will ask for operations, numbered from 0.
+        Number of threads, which are numbered from 0.
     leaves
-        Says whether a band of another factor goes to another process for a round.
-        Without it all bands are here from the start and stay.
+        Predicate: True if a moving band is needed by another process in a round. By default all
+        bands stay in this process.
     patience
-        Seconds without anything to do after which the segment is lost.
+        Seconds without a ready operation after which the segment is lost.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class BandScheduler:
         self.ops = ops
         self.position = dict.fromkeys(ops, 0)
         self.ready: set[tuple[Band, int]] = set()
-        self._needs = {row: _at_round(own[0], 0) for row, own in ops.items()}
+        self._needs = {row: _at_round(row_ops[0], 0) for row, row_ops in ops.items()}
         self.evaluations: list[Evaluation] = []
         self.busy = 0.0
         self.total = self.remaining = sum(map(len, ops.values()))
@@ -91,7 +90,7 @@ class BandScheduler:
             needs = self._needs[row]
             if not needs <= self.ready:
                 continue
-            foreign = self._owner[row] != lane  # another lane's only when it lags behind our own
+            foreign = self._owner[row] != lane  # taken over only if it is behind the own ones
             leaves = self._leaves
             stays = leaves is None or not any(leaves(band, number + 1) for band, _ in needs)
             rank = (number + foreign, foreign, stays)
@@ -100,7 +99,7 @@ class BandScheduler:
         return best
 
     def take(self, lane: int) -> Op | None:
-        """Return the next operation for a lane; wait for one; None when all is done or failed."""
+        """Return the next operation of a lane; None when all are done or one has failed."""
         with self.condition:
             since = time.monotonic()
             while self.remaining and self.failure is None:
@@ -110,18 +109,17 @@ class BandScheduler:
                     return self.ops[row][self.position[row]]
                 self.condition.wait(min(60.0, self._patience))
                 if time.monotonic() - since > self._patience:
-                    lost = f"no band arrived within {self._patience:g} s"
-                    self.fail(SegmentLost(lost))
+                    self.fail(SegmentLost(f"no band arrived within {self._patience:g} s"))
             return None
 
     def arrive(self, band: Band, number: int) -> None:
-        """Note that a band is here, with all that its operation of a round needs."""
+        """Mark a band as ready for its operation of a round."""
         with self.condition:
             self.ready.add((band, number))
             self.condition.notify_all()
 
-    def finish(self, op: Op, found: Evaluation | None, seconds: float) -> None:
-        """Note an operation as done."""
+    def finish(self, op: Op, evaluation: Evaluation | None, seconds: float) -> None:
+        """Mark an operation as done."""
         row = op.block[0]
         with self.condition:
             self.position[row] = number = self.position[row] + 1
@@ -133,12 +131,12 @@ class BandScheduler:
             self._running.discard(row)
             self.remaining -= 1
             self.busy += seconds
-            if found is not None:
-                self.evaluations.append(found)
+            if evaluation is not None:
+                self.evaluations.append(evaluation)
             self.condition.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Stop all threads; the first error stays."""
+        """Stop all threads; keep the first error."""
         with self.condition:
             self.failure = self.failure or error
             self.condition.notify_all()
@@ -150,13 +148,13 @@ class BandScheduler:
         operate: Callable[[Op], tuple[Evaluation | None, float]],
         on_done: OnDone,
     ) -> None:
-        """Do all operations on threads of a pool; raise the first error.
+        """Run all operations on threads of a pool; raise the first error.
 
-        The calling thread only watches: it alone sees Ctrl-C.
+        The calling thread only waits, since it alone receives Ctrl-C.
         """
         futures = [pool.submit(self._work, lane, operate) for lane in range(lanes)]
         try:
-            while wait(futures, LOOK).not_done:
+            while wait(futures, POLL).not_done:
                 on_done(self.total - self.remaining)
         except BaseException as error:
             self.fail(error)
@@ -176,29 +174,29 @@ class BandScheduler:
 
 
 def _at_round(op: Op, number: int) -> frozenset[tuple[Band, int]]:
-    """Return the bands of an operation that travel, with the rounds they have been through."""
-    return frozenset([(band, number) for band in travellers(op.block)])
+    """Return the moving bands of an operation with the number of rounds they have finished."""
+    return frozenset([(band, number) for band in moving_bands(op.block)])
 
 
 def run_in_order(work: Work, state: ChainState, workspace: Workspace) -> float:
-    """Do a plan's operations one after the other, in this thread; return the seconds they took."""
+    """Run a plan's operations in order in this thread; return their seconds."""
     evaluations: list[Evaluation] = []
     busy, done = 0.0, 0
     with single_threaded_blas():
         for part in work.plan:
             for op in part.ops:
-                found, seconds = perform(op, work, state, workspace)
+                evaluation, seconds = run_operation(op, work, state, workspace)
                 busy += seconds
-                if found is not None:
-                    evaluations.append(found)
+                if evaluation is not None:
+                    evaluations.append(evaluation)
             done += len(part.ops)
             work.on_done(done)
-    state.settle(evaluations)
+    state.add_evaluations(evaluations)
     return busy
 
 
 class SerialExecutor(Executor):
-    """Runs a plan in the calling thread; what every other executor is compared with.
+    """Runs a plan in the calling thread: the reference for all other executors.
 
     Examples
     --------
@@ -227,7 +225,7 @@ class SerialExecutor(Executor):
             return [function(item, self._workspace) for item in items]
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Release the buffers."""
         self._workspace = Workspace()
 
 
@@ -237,7 +235,7 @@ class ThreadsExecutor(Executor):
     Parameters
     ----------
     lanes
-        Number of threads; as many as there are processors by default.
+        Number of threads; by default the number of processors.
 
     Examples
     --------
@@ -257,8 +255,8 @@ class ThreadsExecutor(Executor):
         self.lanes = lanes or cpu_count()
         super().__init__(self.lanes)
         self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="daskfactor-lane")
-        # Not `local_workspace`: `close` gives these buffers back, those of the caller's thread too.
-        self._of_thread, self._reporting = threading.local(), threading.Lock()
+        # Not `local_workspace`: `close` also releases the buffers of the caller's thread.
+        self._thread_local, self._report_lock = threading.local(), threading.Lock()
 
     def run_chains(
         self,
@@ -267,10 +265,10 @@ class ThreadsExecutor(Executor):
         watch: Callable[[], None],
         stop: threading.Event,
     ) -> None:
-        """Work on several chains at once, each of which does its operations in order.
+        """Run several chains in parallel, each with its operations in order.
 
-        They have threads of their own: what a chain maps over its bands waits for those of the
-        pool.
+        Chains have their own threads, because they wait for the pool when they map functions over
+        bands.
         """
         lanes = min(self.lanes, len(chains))
         if not at_once or lanes <= 1:
@@ -280,7 +278,7 @@ class ThreadsExecutor(Executor):
             running = {pool.submit(chain) for chain in chains}
             try:
                 while running:
-                    done, running = wait(running, LOOK, return_when=FIRST_EXCEPTION)
+                    done, running = wait(running, POLL, return_when=FIRST_EXCEPTION)
                     for future in done:
                         future.result()
                     watch()
@@ -291,21 +289,21 @@ class ThreadsExecutor(Executor):
 
     def _run(self, work: Work, state: ChainState) -> ChainState:
         self.report.lanes = lanes = min(self.lanes, state.blocks)
-        if lanes == 1:  # handing an operation to a thread would take .1 ms
-            if not hasattr(self._of_thread, "workspace"):
-                self._of_thread.workspace = Workspace()
-            busy = run_in_order(work, state, self._of_thread.workspace)
-            with self._reporting:
+        if lanes == 1:  # an operation in another thread costs .1 ms
+            if not hasattr(self._thread_local, "workspace"):
+                self._thread_local.workspace = Workspace()
+            busy = run_in_order(work, state, self._thread_local.workspace)
+            with self._report_lock:
                 self.report.busy_seconds += busy
             return state
         scheduler = BandScheduler(ops_by_row(work.plan), lanes)
 
         def operate(op: Op) -> tuple[Evaluation | None, float]:
-            return perform(op, work, state, local_workspace())
+            return run_operation(op, work, state, local_workspace())
 
         with single_threaded_blas():
             scheduler.run(self._pool, lanes, operate, work.on_done)
-        state.settle(scheduler.evaluations)
+        state.add_evaluations(scheduler.evaluations)
         self.report.busy_seconds += scheduler.busy
         return state
 
@@ -318,15 +316,15 @@ class ThreadsExecutor(Executor):
             return list(self._pool.map(call, items))
 
     def close(self) -> None:
-        """End the threads; their buffers go with them."""
+        """End the threads and release their buffers."""
         self._pool.shutdown(wait=True)
-        self._of_thread = threading.local()
+        self._thread_local = threading.local()
 
 
 def share_bands(
     blocks: int, threads: Sequence[int], lanes: int | None, speeds: Sequence[float] | None = None
 ) -> list[int]:
-    """Share consecutive row bands out to workers; zero for workers that are not needed.
+    """Return the number of consecutive row bands of each worker; zero if it is not needed.
 
     A thread of speed s gets at most floor(T s) bands, where T is the shortest time, in
     operations of a thread of speed 1, in which all threads together get through a round.
@@ -334,19 +332,19 @@ def share_bands(
     Parameters
     ----------
     blocks
-        Row bands to share out.
+        Number of row bands.
     threads
-        Threads of each worker.
+        Number of threads of each worker.
     lanes
-        Fewest bands per thread of the fastest worker; None for as many threads as have a
-        share in the shortest possible round.
+        Minimum number of bands per thread of the fastest worker; None uses all threads that
+        shorten the round.
     speeds
-        How fast a thread of each worker is, beside the others; alike by default.
+        Relative speed of a thread of each worker; equal by default.
     """
     speeds = speeds or [1.0] * len(threads)
 
     def loads(time: float) -> list[int]:
-        """Return the bands that a thread of each worker gets through in some time."""
+        """Return the number of bands that a thread of each worker finishes in some time."""
         return [int(time * speed * (1 + 1e-9)) for speed in speeds]
 
     least = (lanes or 1) / max(speeds)

@@ -1,10 +1,9 @@
-"""Messages between workers on plain sockets, without the event loops of either.
+"""Messages between workers over plain sockets, outside of their event loops.
 
-A connection is made, and greeted, by the cluster's own layer, which then hands its socket
-over. From there on whoever sends writes as much as the socket takes, a thread of its own sees
-to the rest and to what arrives, and arrays are neither pickled nor copied: through the event
-loops a band costs several times as much of a processor, and makes whoever sends it wait for
-the interpreter.
+The cluster's own layer makes the connection and the handshake, and then hands over its socket. The
+sending thread writes as much as the socket takes; a background thread writes the rest and reads
+messages. Arrays are neither pickled nor copied. The same message through the event loops takes
+several times as much processor time, and its sender waits for the interpreter lock.
 """
 
 import contextlib
@@ -27,13 +26,13 @@ from distributed.core import Status
 logger = logging.getLogger(__name__)
 
 START = struct.Struct("<QQ")
-"""How messages begin: the bytes of what is pickled, and the number of arrays beside it."""
-PIECES = 64
-"""Pieces of memory that one call of the system is given to send."""
+"""Header of a message: bytes of the pickle, and the number of array buffers after it."""
+MAX_BUFFERS = 64
+"""Buffers that one system call sends."""
 
 
 def can_carry(address: str) -> bool:
-    """Whether the connections to an address are sockets that may be taken over."""
+    """Check whether connections to an address are plain sockets that may be taken over."""
     return (
         address.startswith("tcp://")
         and dask.config.get("distributed.comm.tcp.backend", "tornado") == "tornado"
@@ -41,17 +40,17 @@ def can_carry(address: str) -> bool:
     )
 
 
-def framed(message: Any) -> list[memoryview]:
-    """Return a message as the pieces of memory that are sent, arrays where they are."""
+def frame_message(message: Any) -> list[memoryview]:
+    """Return the buffers of a message: a header with the pickle, and the arrays, not copied."""
     arrays: list[memoryview] = []
-    head = pickle.dumps(message, 5, buffer_callback=lambda own: arrays.append(own.raw()))
+    head = pickle.dumps(message, 5, buffer_callback=lambda buffer: arrays.append(buffer.raw()))
     sizes = [array.nbytes for array in arrays]
     start = START.pack(len(head), len(arrays)) + struct.pack(f"<{len(arrays)}Q", *sizes) + head
     return [memoryview(start), *(array for array in arrays if array.nbytes)]
 
 
-def unframed(take: Callable[[Any], None]) -> Iterator[memoryview]:
-    """Yield memory to be filled with what arrives, and hand every message over when it is whole."""
+def read_messages(take: Callable[[Any], None]) -> Iterator[memoryview]:
+    """Yield buffers to be filled with received bytes; call ``take`` with each complete message."""
     while True:
         start = bytearray(START.size)
         yield memoryview(start)
@@ -64,7 +63,7 @@ def unframed(take: Callable[[Any], None]) -> Iterator[memoryview]:
 
 
 class Link:
-    """One direction between two workers: what is to be sent, or what arrives."""
+    """One direction between two workers: unsent buffers, or a partly received message."""
 
     def __init__(self, address: str, take: Callable[[Any], None]) -> None:
         self.address = address
@@ -72,13 +71,13 @@ class Link:
         self.waiting: deque[memoryview] = deque()
         self.sock: socket.socket | None = None
         self.ended = False
-        self._empty = unframed(take)
-        self._filling = next(self._empty)
+        self._buffers = read_messages(take)
+        self._buffer = next(self._buffers)
 
     def write(self) -> bool:
-        """Send what the socket takes; whether that was all. Called with the lock held."""
+        """Send as much as the socket takes; return True if that was all. Requires the lock."""
         while self.waiting and self.sock is not None:
-            pieces = [self.waiting[n] for n in range(min(PIECES, len(self.waiting)))]
+            pieces = [self.waiting[n] for n in range(min(MAX_BUFFERS, len(self.waiting)))]
             try:
                 sent = self.sock.sendmsg(pieces)
             except BlockingIOError:
@@ -91,36 +90,36 @@ class Link:
         return not self.waiting
 
     def read(self) -> None:
-        """Take in what has arrived.
+        """Read the bytes that have arrived.
 
         Raises
         ------
         ConnectionError
-            If the other side has ended the connection.
+            If the peer has closed the connection.
         """
         assert self.sock is not None
         with contextlib.suppress(BlockingIOError):
             while True:
-                got = self.sock.recv_into(self._filling)
+                got = self.sock.recv_into(self._buffer)
                 if not got:
                     raise ConnectionError("the connection has ended")
-                if got < self._filling.nbytes:
-                    self._filling = self._filling[got:]
+                if got < self._buffer.nbytes:
+                    self._buffer = self._buffer[got:]
                     return
-                self._filling = next(self._empty)
-                if self._filling.nbytes == START.size:  # as after a message: often that was all
+                self._buffer = next(self._buffers)
+                if self._buffer.nbytes == START.size:  # after a complete message
                     return
 
 
 class Wire:
-    """The links of one worker, and the thread that serves them.
+    """Links of one worker, and the thread that serves them.
 
     Parameters
     ----------
     worker
         The `distributed` worker.
     take
-        Called with every message that arrives, from the wire's thread.
+        Called with every received message, from the wire's thread.
     lose
         Called with the address of a worker and the reason when a link to it breaks.
     """
@@ -137,15 +136,15 @@ class Wire:
         self._refusing: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._requests: deque[Callable[[], Any]] = deque()
-        self._bell, self._rung = socket.socketpair()
-        self._rung.setblocking(False)
-        self._selector.register(self._rung, selectors.EVENT_READ)
+        self._wake_sender, self._wake_receiver = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._ended = False
         self._thread: threading.Thread | None = None
         worker.handlers[self.OPERATION] = self.accept
 
     def carries(self, address: str) -> bool:
-        """Whether messages to an address may go this way; not to who has refused it."""
+        """Check whether messages to an address can be sent this way, and are not refused there."""
         return not self._ended and can_carry(address) and address not in self._refusing
 
     def send(self, address: str, message: Any) -> None:
@@ -155,27 +154,27 @@ class Wire:
             new = link is None
             if link is None:
                 link = self._links[address] = Link(address, self._take)
-        pieces = framed(message)
+        pieces = frame_message(message)
         with link.lock:
             busy = bool(link.waiting)
             link.waiting.extend(pieces)
             try:
                 left = link.sock is not None and not busy and not link.write()
             except OSError as error:
-                self._ask(partial(self._break, link, error))
+                self._request(partial(self._break, link, error))
                 return
         if new:
             self._worker.loop.add_callback(self._connect, link)
         elif left:
-            self._ask(lambda: self._watch(link, selectors.EVENT_READ | selectors.EVENT_WRITE))
+            self._request(lambda: self._watch(link, selectors.EVENT_READ | selectors.EVENT_WRITE))
 
     def close(self) -> None:
-        """End all links."""
+        """Close all links."""
         self._worker.handlers.pop(self.OPERATION, None)
         with self._lock:
-            self._ended, begun = True, self._thread is not None
-        if begun:
-            self._ring()
+            self._ended, has_thread = True, self._thread is not None
+        if has_thread:
+            self._wake()
         else:
             self._release()
 
@@ -190,16 +189,16 @@ class Wire:
                 self._refusing.add(link.address)
                 raise ConnectionError(f"it does not hand its connection over ({answer})")
             self._begin(link, comm.stream.socket.dup())
-        except Exception as error:  # noqa: BLE001  # whoever waits for the link is told
-            self._ask(partial(self._break, link, error))
+        except Exception as error:  # noqa: BLE001  # reported by `_break`
+            self._request(partial(self._break, link, error))
         finally:
             if comm is not None:
-                comm.abort()  # which leaves the copy of its socket as it is
+                comm.abort()  # the duplicated socket stays open
 
     async def accept(self, comm: Any, address: str) -> Any:
-        """Take the socket of a connection over; the operation's handler.
+        """Take over the socket of a connection (a handler of the worker).
 
-        An earlier one from there ends without a word: who has made a new one works.
+        An earlier link from the same worker ends without a report of a loss.
         """
         if self._ended or not hasattr(comm, "stream"):
             return "no"
@@ -212,10 +211,10 @@ class Wire:
         comm.abort()
         link = Link(address, self._take)
         with self._lock:
-            old = self._accepted.get(address)
+            previous = self._accepted.get(address)
             self._accepted[address] = link
-        if old is not None:
-            self._ask(partial(self._end, old))
+        if previous is not None:
+            self._request(partial(self._end, previous))
         self._begin(link, sock)
         return Status.dont_reply
 
@@ -226,34 +225,34 @@ class Wire:
                 sock.close()
                 return
             link.sock = sock
-        self._ask(lambda: self._watch(link, selectors.EVENT_READ | selectors.EVENT_WRITE))
+        self._request(lambda: self._watch(link, selectors.EVENT_READ | selectors.EVENT_WRITE))
 
     # -- the thread ------------------------------------------------------------------------------
 
-    def _ask(self, request: Callable[[], Any]) -> None:
-        """Have the wire's thread do something."""
+    def _request(self, request: Callable[[], Any]) -> None:
+        """Run a function in the wire's thread."""
         self._requests.append(request)
         with self._lock:
             if self._thread is None and not self._ended:
                 self._thread = threading.Thread(target=self._serve, name="daskfactor-wire")
                 self._thread.daemon = True
                 self._thread.start()
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):
-            self._bell.send(b"\0")
+            self._wake_sender.send(b"\0")
 
     def _release(self) -> None:
-        for own in list((self._selector.get_map() or {}).values()):  # none once it was closed
-            if own.data is not None:
-                own.data.sock = None
-            own.fileobj.close()  # type: ignore[union-attr]
-        self._bell.close()
+        for key in list((self._selector.get_map() or {}).values()):  # None if it is closed
+            if key.data is not None:
+                key.data.sock = None
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._wake_sender.close()
         self._selector.close()
 
     def _watch(self, link: Link, events: int) -> None:
-        """Look out for what arrives, and if asked for until more can be sent."""
+        """Register the events of a link: received bytes, and room to send."""
         if link.sock is None:
             return
         try:
@@ -269,9 +268,9 @@ class Wire:
             while not self._ended:
                 for key, events in self._selector.select():
                     if key.data is None:
-                        self._rung.recv(4096)
-                        self._answer()
-                    elif key.data.sock is key.fileobj:  # else it has ended since
+                        self._wake_receiver.recv(4096)
+                        self._run_requests()
+                    elif key.data.sock is key.fileobj:  # otherwise it has been closed
                         self._serve_link(key.data, events)
         except Exception as error:
             logger.exception("bands can neither be sent nor received any more")
@@ -283,8 +282,8 @@ class Wire:
         finally:
             self._release()
 
-    def _answer(self) -> None:
-        """Do what the thread was asked for; what fails keeps nothing else from being done."""
+    def _run_requests(self) -> None:
+        """Run the queued functions; a failure of one does not stop the others."""
         while self._requests:
             try:
                 self._requests.popleft()()
@@ -299,17 +298,17 @@ class Wire:
                 with link.lock:
                     if link.sock is not None and link.write():
                         self._selector.modify(link.sock, selectors.EVENT_READ, link)
-        except Exception as error:  # noqa: BLE001  # one link ends, the others go on
+        except Exception as error:  # noqa: BLE001  # the other links continue
             self._break(link, error)
 
     def _end(self, link: Link) -> bool:
-        """End a link; whether it was one that counted until now."""
+        """Close a link; return False if it was not registered any more."""
         with self._lock:
-            counted = False
-            for known in (self._links, self._accepted):
-                if known.get(link.address) is link:
-                    del known[link.address]
-                    counted = True
+            was_registered = False
+            for links in (self._links, self._accepted):
+                if links.get(link.address) is link:
+                    del links[link.address]
+                    was_registered = True
         with link.lock:
             sock, link.sock = link.sock, None
             link.ended = True
@@ -318,10 +317,10 @@ class Wire:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(sock)
             sock.close()
-        return counted
+        return was_registered
 
     def _break(self, link: Link, error: Exception) -> None:
-        """End a link that does not work any more, and tell of it, once."""
+        """Close a broken link, and report the loss once."""
         if not self._end(link):
             return
         if not isinstance(error, OSError):
@@ -329,4 +328,4 @@ class Wire:
         try:
             self._lose(link.address, f"{link.address} cannot be reached: {error}")
         except Exception:
-            logger.exception("what counts on %s was not told that it has gone", link.address)
+            logger.exception("the loss of %s could not be reported", link.address)

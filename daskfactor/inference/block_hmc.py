@@ -249,16 +249,16 @@ class Path(NamedTuple):
                 np.maximum(band.values, np.finfo(band.values.dtype).tiny, out=band.values)
         band.values[:] = np.where(back[:, None], arrays[START], band.values)
         probability = np.exp(-np.fmax(np.where(np.isnan(change), np.inf, change), 0.0))
-        if op.wanted.evaluate:
+        if op.options.evaluate:
             band.sums[op.cycle, ACCEPTANCE] = float(probability.sum())
-        if op.wanted.adapt:
+        if op.options.adapt:
             self._learn_step(probability)
         for name in PATH:
             arrays.pop(name, None)
 
     def go(self, block: Block, op: Op, workspace: Workspace) -> None:
         """Go the whole path in one call, where a single block has all data of the rows."""
-        adapt, theta, chance = op.wanted.adapt, self.band.values, self.chance
+        adapt, theta, chance = op.options.adapt, self.band.values, self.chance
         self.begin(adapt, chance)
         arrays, change = self.band.arrays, np.empty(len(theta))
         moving = arrays[MOMENTUM], arrays[SPREAD], arrays[GRADIENT], arrays[MASS], arrays[FITS]
@@ -277,7 +277,7 @@ class Path(NamedTuple):
 
     def move(self, visit: int, op: Op) -> None:
         """Do what is to be done at the end of a pass, the number of the path's ``visit``."""
-        steps, arrays, adapt = self.sampler.steps, self.band.arrays, op.wanted.adapt
+        steps, arrays, adapt = self.sampler.steps, self.band.arrays, op.options.adapt
         if visit == 0:
             self.begin(adapt, self.chance)
             arrays[ENERGY] = self.energy()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskfactor.data.blocks import BlockedData
 from daskfactor.errors import DivergenceError
 from daskfactor.executors.plan import CycleOptions, build_plan
-from daskfactor.executors.state import ChainState, FactorBand, Piece, place_cells, saved_as
+from daskfactor.executors.state import ChainState, FactorBand, Piece, checkpoint_name, place_cells
 from daskfactor.inference.bands import drop_arrays, is_finite
 from daskfactor.inference.base import Track
 from daskfactor.inference.gamma_parameters import gamma_parameters
@@ -105,7 +105,7 @@ class TrackRun:
 
     def forget(self) -> None:
         """Drop the segment's draws and fits, once they are written."""
-        self.state.forget()
+        self.state.clear_records()
         self.fits.clear()
         self.densities.clear()
         self.learnt.clear()
@@ -144,7 +144,7 @@ class TrackRun:
         offsets = tuple(side.offsets for side in grid.sides)
         band = partial(saved_band, arrays, name, meta, offsets)
         shared, factors = getattr(arrays, "shared", False), len(grid.sides)
-        state = setting.executor.state_of(grid.blocks, band, shared, factors)
+        state = setting.executor.state_from_bands(grid.blocks, band, shared, factors)
         cells = setting.placed_cells
         if cells is not None and meta["cell_count"] is not None:
             placed = place_cells(grid, cells, data.dtype)
@@ -162,7 +162,7 @@ def saved_band(
 ) -> FactorBand:
     """Read a band of a track from what `TrackRun.snapshot` gave."""
     names = ("", *meta["arrays"][factor])
-    named = {array: arrays[saved_as(name, factor, number, array)] for array in names}
+    named = {array: arrays[checkpoint_name(name, factor, number, array)] for array in names}
     return FactorBand(offsets[factor][number], named.pop(""), named, dict(meta["counts"]))
 
 
@@ -178,7 +178,7 @@ def check_saved(
     if any(tracks_of_chain != names[: len(tracks_of_chain)] for tracks_of_chain in saved):
         raise ValueError(f"chains without the tracks {', '.join(names)}")
     pairs = ((n, track["name"]) for n, chain in enumerate(chains) for track in chain["tracks"])
-    if missing := {saved_as(f"{n}/{name}", 0, 0, "") for n, name in pairs} - set(arrays):
+    if missing := {checkpoint_name(f"{n}/{name}", 0, 0, "") for n, name in pairs} - set(arrays):
         raise KeyError(min(missing))
 
 
@@ -414,7 +414,7 @@ class Chain:
         """Let coarse tracks leave the fine one's state if that is due; begin to watch cells."""
         setting = self.setting
         for run in self.tracks:
-            run.state = setting.executor.hold(run.state)
+            run.state = setting.executor.distribute(run.state)
         for track in setting.sampler.tracks[len(self.tracks) :]:
             fine = self.tracks[0]
             if fine.cycle >= setting.split:
@@ -620,7 +620,7 @@ class Chain:
         axis, places = FACTORS[factor][1], self.setting.places[factor]
         for part in sink.parts(path, axis):
             region = (self.number, *before, *((part,) if axis == -2 else (slice(None), part)))
-            what |= {"path": path, "region": region, "turned": axis == -1}
+            what |= {"path": path, "region": region, "transposed": axis == -1}
             yield Piece(factor, part, places, **what)
 
     def snapshot(self, checkpoints: Checkpoints) -> tuple[Late, dict[str, Any]]:

@@ -261,7 +261,7 @@ class DSGD(Optimizer):
         program = Program(kernel, law, descent.floor, hyper, key, frozen, shrink=step)
         state = descent.executor.run(plan, program, descent.state.copy(), descent.data)
         (fit,) = take_fits(state).values()
-        state.forget()
+        state.clear_records()
         return replace(descent, state=state, fit=fit)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from daskfactor.data.bands import OneBlock, band_of, part_of, written_out
 from daskfactor.data.blocks import BlockedData
 from daskfactor.data.grid import Block
-from daskfactor.executors.base import raise_of_gpu
+from daskfactor.executors.base import raise_gpu_memory_error
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.state import FactorBand
 from daskfactor.inference.multiplicative import SMALLEST, move_by_share
@@ -124,7 +124,7 @@ class NewRows:
             try:
                 self._draw(Rows(self, part, at, work), draws[..., start:stop, :])
             except MemoryError as error:
-                raise_of_gpu(error, FEWER_AT_ONCE)
+                raise_gpu_memory_error(error, FEWER_AT_ONCE)
                 raise
         return draws
 

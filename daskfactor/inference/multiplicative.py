@@ -298,7 +298,7 @@ def initial_state(
     Every band draws its own rows, where an executor holds it, if there is one.
     """
     state, grid = empty_state(data.grid, n_components, data.dtype), data.grid
-    state = state if executor is None else executor.hold(state)
+    state = state if executor is None else executor.distribute(state)
     size = nth_root(typical_value(data) / n_components, len(grid.sides))
     for factor, side in enumerate(grid.sides):
         address = seed, chain, Stream.START, factor, *([attempt] if attempt else [])

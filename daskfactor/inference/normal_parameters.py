@@ -100,7 +100,7 @@ def warm_start(
     variance = data.variance
     if not variance:
         nothing = [np.zeros((length, model.n_components)) for length in data.shape]
-        at_mean = executor.hold(_packed(data, model, nothing))
+        at_mean = executor.distribute(_packed(data, model, nothing))
         fit = evaluate(Place(executor, data, at_mean, NO_FLOOR), model.likelihood)
         variance = fit.pearson / data.total_mass
     hyper = model.start(data.mean, variance)
@@ -109,7 +109,7 @@ def warm_start(
         rng = generator(seed, chain, Stream.START, number)
         size = data.shape[number], model.n_components
         factors.append(rng.normal(size=size) / np.sqrt(precisions))
-    state = executor.hold(state or _packed(data, model, factors))
+    state = executor.distribute(state or _packed(data, model, factors))
     prepare_state(state, arrays)
     if "weights" in arrays:
         _weigh(state, data, model)

@@ -202,14 +202,14 @@ def run_pass(
             on_cycle(reported)
             reported += 1
 
-    state.become(executor.run(plan, program, state, data, report))
+    state.replace_with(executor.run(plan, program, state, data, report))
 
 
 def evaluate(place: Place, likelihood: Likelihood) -> Fit:
     """Evaluate how well a state fits, summed over blocks in row-major order."""
     executor, data, state, floor = place
     plan = plan_evaluation(data.n_observed)
-    state.become(executor.run(plan, Pass(likelihood, floor), state, data))
+    state.replace_with(executor.run(plan, Pass(likelihood, floor), state, data))
     (fit,) = take_fits(state).values()
     return fit
 

@@ -112,7 +112,7 @@ def optimize(
             state = _opening(run, model, optimizer, start, on_step)
             return optimizer.fit(run.data, model, run.executor, run.seed, on_step, state)
 
-        point = run.executor.until_kept(fitted)
+        point = run.executor.retry_on_loss(fitted)
         made = {"random_seed": str(run.seed), "seconds": time.perf_counter() - started}
         made |= {"init": json.dumps(start.to_dict()), **device_attrs(run.executor)}
         return point_dataset(run.data, model, optimizer, point, made)
@@ -189,4 +189,4 @@ def chosen_dispersion(data: BlockedData, model: TweedieNMF, seed: int, executor:
         chain.start()
         return float(chain.hyper.dispersion)
 
-    return executor.until_kept(estimated)
+    return executor.retry_on_loss(estimated)

@@ -66,11 +66,11 @@ class ArraySpec(NamedTuple):
 
     def changed_by(self, op: Op) -> bool:
         """Tell whether an operation writes the array."""
-        adapts = op.wanted.adapt
+        adapts = op.options.adapt
         return {
             "never": False,
             "always": True,
-            "record": op.last and op.wanted.record,
+            "record": op.last and op.options.record,
             "adapt": adapts,
             "adapted": adapts and op.last,
         }[self.changes]
@@ -202,7 +202,7 @@ class Kernel(ABC):
 
     def _gathered(self, visit: Visit) -> tuple[Array, ...] | None:
         """Return the arrays that gather the curvature, in a cycle that learns the metric."""
-        if visit.op.wanted.adapt and "gathered" in self.arrays:
+        if visit.op.options.adapt and "gathered" in self.arrays:
             return tuple(band.arrays["gathered"] for band in visit.bands)
         return None
 
@@ -259,7 +259,7 @@ class Evaluates:
     ) -> Evaluation:
         """Add up the fit over a block, and move the moments of its monitored cells."""
         watched = None
-        if cells is not None and op.wanted.record:
+        if cells is not None and op.options.record:
             cells.count += 1
             watched = (cells.at, cells.mean, cells.m2, cells.count)
         sums, law = np.zeros(2), law_of(self.likelihood, op.block, bands[COLUMNS])
@@ -367,15 +367,15 @@ class Program(Evaluates):
 def finish_band(band: FactorBand, program: Program, op: Op, factor: int) -> None:
     """Record what a cycle left in a band: moments, a draw, the log prior density.
 
-    It does what ``op.wanted`` asks for; `prepare_state` makes the arrays.
+    It does what ``op.options`` asks for; `prepare_state` makes the arrays.
     """
-    if op.wanted.record:
+    if op.options.record:
         band.counts["moments"] += 1
         moments = band.arrays["mean"], band.arrays["m2"]
         accumulate_moments(band.values, band.counts["moments"], *moments)
-    if op.wanted.keep:
+    if op.options.keep:
         band.draws.append(band.values.copy())
-    if op.wanted.evaluate:
+    if op.options.evaluate:
         band.sums[op.cycle] = program.kernel.log_prior(program, band, factor)
 
 

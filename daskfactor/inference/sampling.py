@@ -335,7 +335,7 @@ class Run:
     def restore(self, arrays: Mapping[str, Any], meta: dict[str, Any]) -> None:
         """Take over what a checkpoint holds; start if no chain had started yet."""
         self.seconds = meta["seconds"]
-        if self._backup is None and self.setting.executor.most_losses:
+        if self._backup is None and self.setting.executor.max_losses:
             self._backup = ScratchCheckpoint(arrays, meta)
         self._recovering(partial(self._restore, arrays, meta))
 
@@ -429,7 +429,7 @@ class Run:
             assert self._backup is not None  # bands can be lost only where they are saved
             return partial(self._restore, *self._backup.load_checkpoint())
 
-        self.setting.executor.until_kept(work, go_back, self._lost)
+        self.setting.executor.retry_on_loss(work, go_back, self._lost)
 
     def _agree(self) -> None:
         """Give all chains one dispersion, of all their estimates: densities then compare."""

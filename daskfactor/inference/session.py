@@ -49,7 +49,7 @@ from daskfactor.progress import OnEvent, RunEvent, progress_bar
 from daskfactor.random import resolve_seed
 from daskfactor.results.files import damaged
 from daskfactor.results.trace import Run
-from daskfactor.urls import Url, along, is_url
+from daskfactor.urls import Url, is_url, sibling
 
 if TYPE_CHECKING:
     from daskfactor.executors.device import CUDA
@@ -345,7 +345,7 @@ def _weights_again(
         return {"weights": StoredWeights(weighting, weights.values)}
     if source.get("weights") is not None:
         path = source["weights"]
-        return {weighting: along(path, V) if isinstance(V, Url) and is_url(path) else path}
+        return {weighting: sibling(path, V) if isinstance(V, Url) and is_url(path) else path}
     options = [f"blocks={len(saved['row_offsets']) - 1}"]
     options += [f'unstored="{saved["unstored"]}"'] if saved["unstored"] else []
     options += ["balance=True"] if saved["balance"] else []

@@ -22,7 +22,7 @@ from daskfactor.data.grid import TensorGrid, inverse
 from daskfactor.data.joined import JoinedData
 from daskfactor.errors import DataWarning, ModelError, OptionError
 from daskfactor.executors.base import Executor
-from daskfactor.executors.state import Places
+from daskfactor.executors.state import RowPositions
 from daskfactor.inference.base import Sampler, is_dense_pass, longest_stride, pass_size
 from daskfactor.inference.inits import USUAL, Init
 from daskfactor.inference.program import Kernel, relative_size
@@ -380,10 +380,10 @@ class Setting:
         return tables[0], tables[1]
 
     @cached_property
-    def places(self) -> tuple[Places | None, Places | None]:
-        """Places on the grid of the caller's rows, and columns; None: they are in its order."""
+    def places(self) -> tuple[RowPositions | None, RowPositions | None]:
+        """Positions on the grid of the caller's rows, and columns; None: they are in its order."""
         data = self.data
-        return (Places(data, 0), Places(data, 1)) if data.is_balanced else (None, None)
+        return (RowPositions(data, 0), RowPositions(data, 1)) if data.is_balanced else (None, None)
 
     @property
     def placed_cells(self) -> tuple[Array, ...] | None:
@@ -398,7 +398,8 @@ class Setting:
             return (rows, *further)
         starts = np.cumsum([0, *sizes[:-1]])
         at = zip(starts, further, strict=True)
-        return (first.found[rows], *(others.found[start + axis] - start for start, axis in at))
+        others_at = (others.positions[start + axis] - start for start, axis in at)
+        return (first.positions[rows], *others_at)
 
 
 def in_callers_order(data: BlockedData, side: str, values: Array, axis: int = 0) -> Array:

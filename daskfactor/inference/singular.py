@@ -402,7 +402,7 @@ def prepare_starts(
             '"q_transform"'
         )
     if kind != "random":
-        singular = executor.until_kept(
+        singular = executor.retry_on_loss(
             lambda: truncated_svd(
                 executor, data, rank, seed, fill_missing(executor, data, law, seed)
             )

@@ -58,7 +58,7 @@ def state_maker(
 ) -> Make:
     """Return a function that makes first states; factors that all share are made once, here."""
     if init.W is not None:
-        return lambda chain, attempt: executor.hold(result_state(data, model, init, chain))
+        return lambda chain, attempt: executor.distribute(result_state(data, model, init, chain))
     if init.made_by_bands:
         return lambda chain, attempt: start_state(data, model, seed, chain, attempt, executor)
     law, count = model.without_spikes(), chains * init.starts
@@ -68,7 +68,7 @@ def state_maker(
         W, H = made(chain * init.starts + attempt)
         state = with_fixed(make_state(data.grid, W, np.ascontiguousarray(H.T)), data, model)
         balance(state, model.frozen)  # no update leaves zero
-        return executor.hold(state)
+        return executor.distribute(state)
 
     return make
 

@@ -33,7 +33,7 @@ from daskfactor.progress import RunEvent, counted
 from daskfactor.results.align import aligned_run
 from daskfactor.results.trace import Run
 from daskfactor.results.views import UNSETTLED
-from daskfactor.urls import placed
+from daskfactor.urls import as_url
 
 Array = NDArray[Any]
 Axis = Literal["row", "column"]
@@ -250,7 +250,7 @@ def _draw(plan: NewRows, run: Session[BlockedData]) -> Array:
 
 def _opened(V: Any, posterior: PosteriorDraws, options: OnSampled) -> tuple[Any, OnSampled]:
     """Open new data, of which what they do not store means what it meant in the run."""
-    V = placed(V, options.get("storage_options"))
+    V = as_url(V, options.get("storage_options"))
     says_itself = isinstance(V, BlockedData) or is_blocked_store(V)
     if options.get("unstored") is not None or posterior.unstored is None or says_itself:
         return V, options

@@ -1,11 +1,10 @@
-"""Files of a run store: replaced atomically, flushed to disk, checked when read, one writer.
+"""Files of a run store: atomic replacement, flushing, checksums, lock, checkpoints.
 
-Checkpoints are two alternating archives, and a marker that says which of them counts. The one
-that does not count is replaced and flushed first; then the marker, one small file, is
-replaced in an instant. Killed at any moment, the store still holds the last checkpoint whole.
-Each is a NumPy archive, with a CRC-32 of every array and with its own description, so
-that either may take the other's place. Arrays that a run needs all along and never changes are
-in a third one.
+Checkpoints are two alternating archives and a marker that names the current one. A checkpoint
+replaces and flushes the other archive, and then replaces the marker, a small file, atomically. So
+the store holds a complete checkpoint if the process is killed at any time. An archive is a NumPy
+file with a CRC-32 of every array and with its own description. Constant arrays of a run are in a
+third archive.
 """
 
 import contextlib
@@ -30,47 +29,47 @@ from daskfactor.errors import OptionError, StoreError, StoreFormatError
 from daskfactor.publish import Lock
 
 if TYPE_CHECKING:
-    from daskfactor.results.places import Place, View
+    from daskfactor.results.backends import Backend, View
     from daskfactor.results.writer import Writer
 
 Arrays = dict[str, NDArray[Any]]
 Late = dict[str, NDArray[Any] | Callable[[], NDArray[Any]]]
-"""Arrays by name, or what makes them: then only one exists at a time."""
+"""Arrays by name, or functions that return them, so that only one is in memory at a time."""
 
 NODE: Final = "zarr.json"
 CHECKPOINT: Final = "checkpoint"
 MARKER: Final = f"{CHECKPOINT}/{NODE}"
 STATE: Final = "state"
 PARTIAL: Final = ".partial"
-DEAREST: Final = 0.03
-"""Share of a run that checkpoints may take where each takes a while."""
-CHEAP: Final = 0.1
-"""Seconds of a checkpoint that may come as often as there is something to save."""
+MAX_COST_SHARE: Final = 0.03
+"""Largest fraction of the time of a run for checkpoints, unless they are cheap."""
+CHEAP_SECONDS: Final = 0.1
+"""Seconds below which a checkpoint is cheap and may be written at any opportunity."""
 _DISK_FULL: Final = frozenset({ENOSPC, EDQUOT})
 SEAL: Final = "crc32"
-"""Key under which a document keeps the checksum of all else that it says."""
+"""Key of a document's checksum over its other content."""
 
 
 def replace_file(path: Path, write: Callable[[Any], object], scratch: Path) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part.
+    """Replace a file atomically: a reader sees the old one or the new one, never a part.
 
-    File and name are forced to the disk, so that a power cut keeps the promise.
+    The file and its folder entry are flushed to disk, so that this holds after a power failure.
 
     Parameters
     ----------
     path
-        The target; its folder is made if need be.
+        The target; its folder is created if necessary.
     write
         Called with the open file.
     scratch
-        Folder on the same file system for the file in the making.
+        Folder on the same file system for the temporary file.
 
     Raises
     ------
     OSError
         If the disk is full or the folder cannot be written; the target is untouched.
     """
-    with taking_place(path, scratch) as file:
+    with atomic_replace(path, scratch) as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
@@ -78,23 +77,23 @@ def replace_file(path: Path, write: Callable[[Any], object], scratch: Path) -> N
 
 
 @contextlib.contextmanager
-def taking_place(path: Path, scratch: Path) -> Iterator[Any]:
-    """Give a file in a folder that takes its place at ``path`` at the end of the block."""
-    making = scratch / f"{uuid.uuid4().hex}{PARTIAL}"
+def atomic_replace(path: Path, scratch: Path) -> Iterator[Any]:
+    """Yield a temporary file that replaces ``path`` at the end of the block."""
+    temporary = scratch / f"{uuid.uuid4().hex}{PARTIAL}"
     try:
-        with making.open("wb") as file:
+        with temporary.open("wb") as file:
             yield file
         path.parent.mkdir(parents=True, exist_ok=True)
-        making.replace(path)
+        temporary.replace(path)
     except BaseException:
-        making.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def remove_scratch(leftover: Path) -> None:
-    """Remove a file in the making, or a folder of them: none takes its place from now on.
+    """Remove a temporary file or a folder of them, so that none can replace its target any more.
 
-    The folder is renamed first: whoever makes another file in it meanwhile cannot find that again.
+    The folder is renamed first, so that a process that still writes to it fails.
     """
     if leftover.is_dir():
         leftover = leftover.rename(leftover.with_name(f"{uuid.uuid4().hex}{PARTIAL}"))
@@ -104,45 +103,45 @@ def remove_scratch(leftover: Path) -> None:
 
 
 def replace_json(path: Path, document: Any, scratch: Path) -> None:
-    """Replace a JSON file atomically and force it to the disk."""
+    """Replace a JSON file atomically and durably."""
     text = json.dumps(document).encode()
     replace_file(path, lambda file: file.write(text), scratch)
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; ValueError if it is none, OSError if it is not there."""
+    """Return the content of a JSON file; raise ValueError if it is invalid, OSError if missing."""
     return json.loads(path.read_bytes())
 
 
 def seal(document: dict[str, Any], part: str) -> dict[str, Any]:
-    """Put a checksum of the whole document into one of its parts."""
+    """Return a document with its checksum in one of its parts."""
     bare = {name: entry for name, entry in document[part].items() if name != SEAL}
     text = json.dumps(document | {part: bare}, sort_keys=True)
     return document | {part: bare | {SEAL: zlib.crc32(text.encode())}}
 
 
 def check_seal(document: dict[str, Any], part: str) -> None:
-    """Compare a document with its checksum, if it has one: others may have rewritten it.
+    """Check the checksum of a document, if it has one.
 
     Raises
     ------
     ValueError
-        If they do not agree.
+        If it does not match.
     """
-    found = document[part].get(SEAL)
-    if found is not None and found != seal(document, part)[part][SEAL]:
+    checksum = document[part].get(SEAL)
+    if checksum is not None and checksum != seal(document, part)[part][SEAL]:
         raise ValueError("its checksum does not agree")
 
 
-def damaged(where: object, why: str) -> StoreFormatError:
-    """The one sentence about a run store that is not as it was written."""
-    return StoreFormatError(f"{where} is a damaged run store: {why}; restore it from a copy")
+def damaged(path: object, reason: str) -> StoreFormatError:
+    """Return the error for a damaged run store."""
+    return StoreFormatError(f"{path} is a damaged run store: {reason}; restore it from a copy")
 
 
 def flush_path(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     if sys.platform == "win32" and path.is_dir():
-        return  # Windows cannot open folders, and orders renames itself
+        return  # Windows cannot open folders, and orders renames by itself
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -151,13 +150,12 @@ def flush_path(path: Path) -> None:
 
 
 def writer_lock(run: Path) -> Lock:
-    """Take the exclusive right to write a run store, given up when the process ends in any way.
+    """Return the lock for writing a run store; the end of the process releases it.
 
     Raises
     ------
     StoreError
-        If another writer, here or in another process, holds it, or if the store is damaged or
-        write-protected.
+        If another writer in any process has the lock, or the store is damaged or write-protected.
     """
     try:
         return Lock(scratch_folder(run), run)
@@ -166,26 +164,26 @@ def writer_lock(run: Path) -> Lock:
     except StoreError:
         raise
     except OSError as error:
-        why = error.strerror or error
+        reason = error.strerror or error
         raise StoreError(
-            f"{run} cannot be written: {why}; mend this, or open it to read"
+            f"{run} cannot be written: {reason}; mend this, or open it to read"
         ) from error
 
 
 @contextlib.contextmanager
 def disk_errors(what: str, path: Path, safe: str, again: str = "resume the run") -> Iterator[None]:
-    """Turn an OSError of a write into one sentence that says what is safe.
+    """Turn an OSError of a write into a StoreError that says what is safe.
 
     Parameters
     ----------
     what
-        What was being written.
+        Object that was being written.
     path
-        The store.
+        Path of the store.
     safe
-        What survives, as a sentence.
+        Sentence that names the data that are safe.
     again
-        What to do once the disk is mended.
+        Action to take when the disk works again.
 
     Raises
     ------
@@ -211,28 +209,28 @@ DAMAGE: Final = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, NotImplementedError),
 )
-"""What NumPy and zipfile raise on archives whose bytes have changed."""
+"""Errors that NumPy and zipfile raise for damaged archives."""
 
 
 class Counts(NamedTuple):
-    """Draws that a checkpoint vouches for, per chain."""
+    """Number of draws per chain that a checkpoint covers."""
 
     draws: tuple[int, ...]
     warmup_draws: tuple[int, ...]
 
 
 def scratch_folder(root: Path) -> Path:
-    """Where checkpoints, lock and files in the making are: an array's folder, not listed."""
+    """Return the folder of checkpoints, lock and temporary files: that of an unlisted array."""
     return root / CHECKPOINT / STATE
 
 
 def read_marker(view: "View") -> dict[str, Any]:
-    """Read the document of the group ``checkpoint``.
+    """Return the document of the group ``checkpoint``, the marker.
 
     Raises
     ------
     StoreFormatError
-        If it is damaged or gone.
+        If it is damaged or missing.
     """
     try:
         document = dict(view.document(MARKER))
@@ -246,88 +244,88 @@ def read_marker(view: "View") -> dict[str, Any]:
 
 
 def _check_slots(slots: Any = None, newest: Any = None, **others: object) -> None:
-    """Raise ValueError, or TypeError, where a marker's checkpoints are impossible."""
+    """Raise ValueError or TypeError for impossible checkpoints in a marker."""
     del others
     if newest not in (None, 0, 1) or (newest is not None and slots[newest] is None):
         raise ValueError(f"its newest checkpoint is {newest!r}")
     for slot in filter(None, slots or ()):
         numbers = [*slot["draws"], *slot["warmup_draws"]]
-        if not all(isinstance(own, int) and own >= 0 for own in numbers):
+        if not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise ValueError(f"a checkpoint has draws {numbers!r}")
 
 
 def counts_of(marker: Mapping[str, Any], chains: int) -> Counts:
-    """Draws that the newest checkpoint of a marker vouches for; none, if there is none."""
+    """Return the number of draws that the newest checkpoint of a marker covers; zeros if none."""
     slots, newest = marker["attributes"].get("slots"), marker["attributes"].get("newest")
     if not slots or newest is None or slots[newest] is None:
         return Counts((0,) * chains, (0,) * chains)
     return Counts(tuple(slots[newest]["draws"]), tuple(slots[newest]["warmup_draws"]))
 
 
-def archive(arrays: Mapping[str, Any], told: Mapping[str, Any]) -> Callable[[Any], None]:
-    """Return what writes arrays and JSON values into a file: an archive of NumPy's.
+def archive(arrays: Mapping[str, Any], values: Mapping[str, Any]) -> Callable[[Any], None]:
+    """Return a function that writes arrays and JSON values to a file as a NumPy archive.
 
-    Arrays may be functions (see `Late`), each of which is called when its turn comes.
+    Arrays may be functions (see `Late`), which are called one after the other.
 
     Raises
     ------
     OptionError
-        If a value is none of JSON's; when it is written, if an array is not of numbers.
+        If a value cannot be written as JSON; while writing, if an array is not numeric.
     """
-    text = json.dumps({"names": list(arrays), **plain(told)}).encode()
-    every = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
+    text = json.dumps({"names": list(arrays), **plain(values)}).encode()
+    members = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
 
     def save(file: Any) -> None:
-        """As `numpy.savez`, which wants all arrays at once."""
-        with zipfile.ZipFile(file, "w") as made:
-            for own, given in every.items():
-                array = np.asarray(given() if callable(given) else given)
+        """Write the archive, as `numpy.savez`, which would need all arrays in memory."""
+        with zipfile.ZipFile(file, "w") as zip_file:
+            for name, value in members.items():
+                array = np.asarray(value() if callable(value) else value)
                 if array.dtype.kind not in "biufc":
                     raise OptionError(
-                        f"checkpoint array {own!r} must hold numbers, got dtype {array.dtype}"
+                        f"checkpoint array {name!r} must hold numbers, got dtype {array.dtype}"
                     )
-                with made.open(f"{own}.npy", "w", force_zip64=True) as member:
+                with zip_file.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
 
     return save
 
 
 class Archives(Mapping[str, NDArray[Any]]):
-    """Arrays of archives by name, each read when it is asked for, in other processes, too.
+    """Arrays of archives by name, read on access; can be pickled to other processes.
 
     Parameters
     ----------
-    place
-        Where the archives are; in another process, what its ``fork`` gave.
-    of
-        The archive of every array.
+    backend
+        Backend with the archives; in another process the store that its ``fork`` returned.
+    archive_of
+        Name of the archive of each array.
     """
 
-    def __init__(self, place: Any, of: Mapping[str, str] | None = None) -> None:
-        self._place, self._of = place, dict(of or {})
+    def __init__(self, backend: Any, archive_of: Mapping[str, str] | None = None) -> None:
+        self._backend, self._archive_of = backend, dict(archive_of or {})
         self._files: dict[str, tuple[Any, Any]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Archives, (self._place.fork(), self._of)
+        return Archives, (self._backend.fork(), self._archive_of)
 
     @property
     def shared(self) -> Path | bool:
-        """As `Place.shared`."""
-        found: Path | bool = self._place.shared
-        return found
+        """See `Backend.shared`."""
+        shared: Path | bool = self._backend.shared
+        return shared
 
     def add(self, name: str) -> dict[str, Any]:
-        """Add an archive's arrays, all of them checked to be whole; return what else it says."""
-        found = self._opened(name)
-        if (broken := found.zip.testzip()) is not None:
+        """Add the arrays of an archive after checking them; return its JSON values."""
+        npz = self._opened(name)
+        if (broken := npz.zip.testzip()) is not None:
             raise ValueError(f"{broken} is not what was written")
-        told: dict[str, Any] = json.loads(found[_META].tobytes())
-        self._of |= dict.fromkeys(told["names"], name)
-        return told
+        values: dict[str, Any] = json.loads(npz[_META].tobytes())
+        self._archive_of |= dict.fromkeys(values["names"], name)
+        return values
 
     def _opened(self, name: str) -> Any:
         if name not in self._files:
-            file = self._place.saved(name)
+            file = self._backend.open_archive(name)
             try:
                 self._files[name] = np.load(file), file
             except BaseException:
@@ -336,18 +334,18 @@ class Archives(Mapping[str, NDArray[Any]]):
         return self._files[name][0]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        array: NDArray[Any] = self._opened(self._of[name])[name]
+        array: NDArray[Any] = self._opened(self._archive_of[name])[name]
         return array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._of)
+        return iter(self._archive_of)
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._archive_of)
 
     def close(self) -> None:
-        """Close all files; nothing can be read any more."""
-        self._of.clear()
+        """Close all files and remove all arrays."""
+        self._archive_of.clear()
         while self._files:
             self._files.popitem()[1][1].close()
 
@@ -356,132 +354,136 @@ class Archives(Mapping[str, NDArray[Any]]):
 
 
 class Checkpoints:
-    """The checkpoints of one run store.
+    """Checkpoints of one run store.
 
-    A checkpoint is an archive, and those of its ``parts``, which others may have written.
+    A checkpoint is an archive together with the archives of its ``parts``, which writers in other
+    processes may have written.
 
     Parameters
     ----------
-    place
-        Where the run is.
+    backend
+        Backend of the run.
     chains, warmup_draws
-        Of the run, to read the counts in a checkpoint's meta.
+        Numbers of the run, to read the counts in the meta of a checkpoint.
     """
 
-    def __init__(self, place: "Place", chains: int, warmup_draws: int) -> None:
-        self._place = place
+    def __init__(self, backend: "Backend", chains: int, warmup_draws: int) -> None:
+        self._backend = backend
         self._chains = chains
         self._warmup = warmup_draws
-        self._begin()
-        self._arrays = Archives(place)
-        self._saved, self._asked, self._costs = time.monotonic(), math.inf, (0.0, 0.0)
-        self._document = read_marker(place)
+        self._start_parts()
+        self._arrays = Archives(backend)
+        self._last_commit, self._last_check = time.monotonic(), math.inf
+        self._costs = 0.0, 0.0
+        self._document = read_marker(backend)
         self._newest: int | None = self._document["attributes"].get("newest")
         self.counts = counts_of(self._document, chains)
-        """Draws that exist."""
+        """Number of draws per chain that exist."""
 
     def commit(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:
-        """Write a checkpoint and make it the one that counts; True if it is the first.
+        """Write a checkpoint and make it the current one; return True if it is the first.
 
-        Arrays may be functions (see `Late`). What writers have brought that were taken is in it.
+        Arrays may be functions (see `Late`). The parts of `add_parts` are included.
 
         Raises
         ------
         OptionError
-            If ``meta`` does not say how many draws there are, or an array is not of numbers.
+            If ``meta`` has no valid numbers of draws, or an array is not numeric.
         OSError
-            If it cannot be written; the previous checkpoint still counts.
+            If it cannot be written; the previous checkpoint stays current.
         """
         counts = self.counts_in(meta)
         first, target = self._newest is None, 1 - (1 if self._newest is None else self._newest)
         parts = sorted(name for part in self._parts for name in part.saved)
-        self._place.merge([part.store for part in self._parts])
-        self._place.flush()
+        self._backend.merge([part.store for part in self._parts])
+        self._backend.flush()
         self._arrays.close()
-        told = {"meta": meta, "stamp": self._stamp, "parts": parts}
-        self._place.save(f"{target}", archive(arrays, told))
+        values = {"meta": meta, "stamp": self._stamp, "parts": parts}
+        self._backend.save(f"{target}", archive(arrays, values))
         slots = list(self._document["attributes"].get("slots") or [None, None])
         slots[target] = {name: list(number) for name, number in counts._asdict().items()}
         slots[target]["parts"] = parts
         self._mark(slots=slots, newest=target)
         self._newest, self.counts = target, counts
-        self._place.tidy({name for slot in slots if slot for name in slot.get("parts", ())})
-        self._begin()
-        self._saved = time.monotonic()
-        self._costs = self._costs[1], max(0.0, self._saved - self._asked)
+        self._backend.remove_archives(
+            {name for slot in slots if slot for name in slot.get("parts", ())}
+        )
+        self._start_parts()
+        self._last_commit = time.monotonic()
+        self._costs = self._costs[1], max(0.0, self._last_commit - self._last_check)
         return first
 
-    def _begin(self) -> None:
-        """Have writers write for a checkpoint of which nothing is there yet."""
+    def _start_parts(self) -> None:
+        """Start the parts of the next checkpoint, with a new stamp."""
         self._stamp, self._parts = uuid.uuid4().hex, list["Writer"]()
 
     @property
     def shared(self) -> Path | bool:
-        """As `Place.shared`."""
-        return self._place.shared
+        """See `Backend.shared`."""
+        return self._backend.shared
 
     def writer(self) -> "Writer":
-        """Give a writer for other processes, which comes back to `take`.
+        """Return a writer for another process, to be passed to `add_parts` afterwards.
 
         Raises
         ------
         StoreError
-            If the place is in the memory of this process.
+            If the run is in the memory of this process.
         """
         from daskfactor.results.writer import Writer
 
-        return Writer(self._place.fork(), self._place.name, self._stamp)
+        return Writer(self._backend.fork(), self._backend.name, self._stamp)
 
-    def take(self, parts: "Sequence[Writer]") -> None:
-        """Have the next checkpoint tell of what writers have written that came back."""
+    def add_parts(self, parts: "Sequence[Writer]") -> None:
+        """Include the writes of returned writers in the next checkpoint."""
         self._parts += parts
 
     def is_due(self) -> bool:
-        """Whether it is time for one, by the time that passed and what the last two took."""
-        self._asked, every = time.monotonic(), self._place.every
-        cost = min(self._costs)  # one may be dear by accident, as the first one often is
-        if not every and cost < CHEAP:
+        """Check whether a checkpoint is due, by the time and cost of the last two."""
+        self._last_check, interval = time.monotonic(), self._backend.checkpoint_interval
+        cost = min(self._costs)  # a single one may be slow by accident, often the first one
+        if not interval and cost < CHEAP_SECONDS:
             return True
-        return self._asked - self._saved >= max(every, cost / DEAREST)
+        return self._last_check - self._last_commit >= max(interval, cost / MAX_COST_SHARE)
 
-    def keep(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write arrays that `load` adds to every checkpoint's.
+    def write_constants(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write constant arrays, which `load` adds to those of every checkpoint.
 
         Raises
         ------
         OptionError
-            If an array is not of numbers.
+            If an array is not numeric.
         OSError
             If they cannot be written.
         """
         if arrays:
-            self._place.save(_LASTING, archive(arrays, {}))
+            self._backend.save(_LASTING, archive(arrays, {}))
             self._mark(**{_LASTING: True})
 
     def _mark(self, **attributes: Any) -> None:
-        """Change what the marker says, in an instant."""
+        """Change attributes of the marker, atomically."""
         document = self._document | {"attributes": self._document["attributes"] | attributes}
         self._document = seal(document, "attributes")
-        self._place.replace(MARKER, self._document)
+        self._backend.replace(MARKER, self._document)
 
     def load(self) -> tuple[Mapping[str, NDArray[Any]], dict[str, Any]]:
-        """Open the newest checkpoint that is whole; from now on it is the one that counts.
+        """Open the newest undamaged checkpoint and make it the current one; return arrays and meta.
 
-        Its arrays are read as they are asked for, until the next one is opened or `close` called.
+        Arrays are read on access, until another checkpoint is opened or closed.
 
         Raises
         ------
         StoreFormatError
-            If there is none, or none is whole.
+            If there is no checkpoint, or all are damaged.
         """
-        self._place.recall()  # a worker that was lost may still be writing
-        self._begin()  # what was brought for the one that failed is of another cycle
+        self._backend.discard_forks()  # a lost worker may still be writing
+        self._start_parts()  # parts of a failed checkpoint are of another cycle
         if self._newest is None:
             raise StoreFormatError(
-                f"{self._place.name} holds no checkpoint: the run was stopped before its first "
+                f"{self._backend.name} holds no checkpoint: the run was stopped before its first "
                 "one; start it again with overwrite=True"
             )
-        faults, marked = [], self._document["attributes"].get(_LASTING)
+        faults, has_constants = [], self._document["attributes"].get(_LASTING)
         for slot in (self._newest, 1 - self._newest):
             try:
                 meta = self._open(f"{slot}")
@@ -494,73 +496,76 @@ class Checkpoints:
                 break
         else:
             raise StoreFormatError(
-                f"no checkpoint of {self._place.name} is whole ({'; '.join(faults)}); "
+                f"no checkpoint of {self._backend.name} is whole ({'; '.join(faults)}); "
                 "its draws can still be read, but the run cannot be resumed"
             )
         try:
-            if marked:
+            if has_constants:
                 self._arrays.add(_LASTING)
         except StoreError:
             raise
         except DAMAGE as error:
-            raise damaged(self._place.name, f"{_LASTING}.npz cannot be read ({error})") from error
+            raise damaged(self._backend.name, f"{_LASTING}.npz cannot be read ({error})") from error
         return self._arrays, meta
 
     def _open(self, name: str) -> dict[str, Any]:
-        """Open a checkpoint, all of its parts; return its meta."""
+        """Open a checkpoint with all of its parts; return its meta."""
         self._arrays.close()
-        self._arrays = Archives(self._place)
-        told = self._arrays.add(name)
-        for part in told.get("parts", ()):
-            if self._arrays.add(part)["stamp"] != told["stamp"]:
+        self._arrays = Archives(self._backend)
+        values = self._arrays.add(name)
+        for part in values.get("parts", ()):
+            if self._arrays.add(part)["stamp"] != values["stamp"]:
                 raise ValueError(f"{part}.npz is of another checkpoint")
-        meta: dict[str, Any] = told["meta"]
+        meta: dict[str, Any] = values["meta"]
         return meta
 
     def close(self) -> None:
-        """Close the checkpoint that was opened."""
+        """Close the open checkpoint."""
         self._arrays.close()
 
     def counts_in(self, meta: Mapping[str, Any]) -> Counts:
-        """Counts that a checkpoint's meta says, of every chain.
+        """Return the number of draws per chain in the meta of a checkpoint.
 
         Raises
         ------
         OptionError
-            If they are no numbers of draws.
+            If it has no valid numbers of draws.
         """
-        told = {"draws": meta.get("draws"), "warmup_draws": meta.get("warmup_draws", self._warmup)}
-        found = []
-        for name, value in told.items():
+        numbers = {
+            "draws": meta.get("draws"),
+            "warmup_draws": meta.get("warmup_draws", self._warmup),
+        }
+        per_chain = []
+        for name, value in numbers.items():
             counts = np.asarray(value)
-            of_chains = counts.shape in ((), (self._chains,))
-            if not of_chains or counts.dtype.kind not in "iu" or counts.min() < 0:
+            has_shape = counts.shape in ((), (self._chains,))
+            if not has_shape or counts.dtype.kind not in "iu" or counts.min() < 0:
                 raise OptionError(
                     f"meta[{name!r}] of a checkpoint must be a number of draws, or one per chain "
                     f"({self._chains}), got {value!r}"
                 )
-            found.append(tuple(np.broadcast_to(counts, self._chains).tolist()))
-        return Counts(*found)
+            per_chain.append(tuple(np.broadcast_to(counts, self._chains).tolist()))
+        return Counts(*per_chain)
 
 
 def plain(value: Any) -> Any:
-    """Turn NumPy numbers and arrays into Python's, tuples into lists, keys into text, as in JSON.
+    """Convert a value to JSON types: NumPy numbers and arrays, tuples to lists, keys to text.
 
     Raises
     ------
     OptionError
-        If it holds anything that JSON does not have.
+        If it contains another type.
     """
 
-    def known(other: Any) -> Any:
-        if isinstance(other, Mapping):
-            return dict(other)
-        if isinstance(other, np.ndarray | np.generic):
-            return other.tolist()
-        raise TypeError(f"it holds a {type(other).__name__}")
+    def convert(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return dict(item)
+        if isinstance(item, np.ndarray | np.generic):
+            return item.tolist()
+        raise TypeError(f"it holds a {type(item).__name__}")
 
     try:
-        return json.loads(json.dumps(value, default=known))
+        return json.loads(json.dumps(value, default=convert))
     except (TypeError, ValueError) as error:
         raise OptionError(
             "what is written down about a run must be text, numbers, flags or None, lists of these "

@@ -14,7 +14,7 @@ from daskfactor.machine import available_memory
 from daskfactor.results.files import NODE, check_seal, damaged
 
 if TYPE_CHECKING:
-    from daskfactor.results.places import View
+    from daskfactor.results.backends import View
 
 LIBRARY: Final = "daskfactor"
 FORMAT_VERSION: Final = 2

@@ -8,9 +8,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.backends import View, view_of
 from daskfactor.results.files import SEAL, Counts, counts_of, read_marker
 from daskfactor.results.metadata import INDEX, LIBRARY, nodes_of, read_root
-from daskfactor.results.places import View, view_of
 from daskfactor.results.schema import (
     GROUP_ATTRS,
     MOMENTS,

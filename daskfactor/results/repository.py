@@ -1,15 +1,15 @@
 """Runs in object stores: Icechunk repositories, in which a checkpoint is a commit.
 
-A run is the branch ``main``. Its documents are those of a run in a folder, its archives arrays of
-bytes in the group ``checkpoint``. A commit is there wholly or not at all, and every earlier one
-can be opened by its id. The marker says who writes, and until when nobody else should; whoever
-commits besides stops the other at its next commit, so that no two ever write one history. Who
-commits nothing for long says on a branch of its own, ``writer``, that it still writes: what its
-session holds is for the next checkpoint to show.
+A run is the branch ``main``. Its documents are those of a run in a folder; its archives are arrays
+of bytes in the group ``checkpoint``. Commits are atomic, and earlier commits can be opened by their
+ids. The marker names the writing process and the end of its lease. If another process commits in
+spite of it, the first one stops at its next commit, so that the history has one writer at a time. A
+process that does not commit for long renews its lease on the branch ``writer``, without publishing
+the uncommitted data of its session.
 
-Whoever writes expires old commits, since each leaves behind what the next one has replaced. The
-newest stay, and while the run goes on those that were the latest within `GRACE`: a reader has
-that long before what it opened is gone.
+The writing process expires old commits, which hold replaced objects. The newest commits stay, and
+during the run also those that were the newest within the last `GRACE` seconds: a reader has that
+long before the objects of an opened commit are deleted.
 """
 
 import json
@@ -30,28 +30,28 @@ from daskfactor.errors import OptionError, StoreError
 from daskfactor.results.files import CHECKPOINT, MARKER, NODE, seal
 from daskfactor.results.metadata import LIBRARY
 from daskfactor.results.zarr_stores import PatientStore
-from daskfactor.urls import scheme_of, unreachable
+from daskfactor.urls import scheme_of, unreachable_error
 
 logger = logging.getLogger(__name__)
 
 BRANCH: Final = "main"
 WRITER: Final = "writer"
 LEASE: Final = 60.0
-"""Seconds after a sign of life in which another host takes a run for being written, at least."""
+"""Minimum seconds of a lease, in which other hosts may not write the run."""
 
 
-KEPT: Final = 6
-"""Newest commits that stay, besides the first one and those of tags and branches."""
+KEEP_COMMITS: Final = 6
+"""Number of newest commits to keep, besides the first one and those of tags and branches."""
 GRACE: Final = 600.0
-"""Seconds for which a commit stays that another one has replaced, while the run goes on."""
+"""Seconds for which a replaced commit is kept during the run."""
 EXPIRES_EVERY: Final = 8
-"""Commits of a process between those after which it expires old ones."""
+"""Number of commits between two expirations of old ones."""
 
 
 class UrlView:
-    """A run at a URL, to be read: a snapshot in a repository, or a plain zarr store."""
+    """A run at a URL, for reading: a snapshot in a repository, or a plain zarr store."""
 
-    what: ClassVar = "a zarr store"
+    description: ClassVar = "a zarr store"
 
     def __init__(self, url: str, store: Any) -> None:
         self.name, self.store = url, store
@@ -60,7 +60,7 @@ class UrlView:
         return self._get(NODE) is not None
 
     def kind(self) -> str | None:
-        """Tell a run from what others keep there."""
+        """Return the kind of the content: a run, a blocked store, another group, or None."""
         from daskfactor.data.store import FORMAT
 
         with suppress(OSError, ValueError, AttributeError, KeyError):
@@ -72,13 +72,13 @@ class UrlView:
         return "group" if self.exists() else None
 
     def contents(self) -> str | None:
-        return self.what if self.exists() else None
+        return self.description if self.exists() else None
 
     def document(self, key: str) -> Any:
-        found = self._get(key)
-        if found is None:
+        text = self._get(key)
+        if text is None:
             raise FileNotFoundError(f"there is no {key}")
-        return json.loads(found)
+        return json.loads(text)
 
     def chunks(self) -> Any:
         return self.store
@@ -87,14 +87,14 @@ class UrlView:
         from zarr.core.buffer import default_buffer_prototype
         from zarr.core.sync import sync
 
-        found = sync(self.store.get(key, default_buffer_prototype()))
-        return None if found is None else found.to_bytes()
+        buffer = sync(self.store.get(key, default_buffer_prototype()))
+        return None if buffer is None else buffer.to_bytes()
 
 
 class RepositoryView(UrlView):
-    """One snapshot of a run in a repository, to be read."""
+    """One snapshot of a run in a repository, for reading."""
 
-    what: ClassVar = "an Icechunk repository"
+    description: ClassVar = "an Icechunk repository"
 
     def __init__(self, url: str, session: Any) -> None:
         super().__init__(url, PatientStore(session.store, url))
@@ -107,7 +107,7 @@ class RepositoryView(UrlView):
         sync(self.store.set(key, cpu.Buffer.from_bytes(text)))
 
     def sign(self, process: str, until: float | None) -> None:
-        """Put into the marker who goes on writing, if anybody does."""
+        """Write the process and its lease to the marker; None ends the lease."""
         marker = self.document(MARKER)
         writer = None if until is None else {"process": process, "until": until}
         marker["attributes"] = marker["attributes"] | {"writer": writer}
@@ -115,7 +115,7 @@ class RepositoryView(UrlView):
 
 
 def repository_view(url: str, snapshot: str | None = None) -> RepositoryView | None:
-    """Open a run in a repository; None if there is no repository at that URL.
+    """Return a view of a run in a repository; None if the URL has no repository.
 
     Raises
     ------
@@ -130,30 +130,32 @@ def repository_view(url: str, snapshot: str | None = None) -> RepositoryView | N
     if snapshot is None:
         session = ask(url, repository.readonly_session_async, BRANCH)
     else:
-        known = ask(url, _history, repository)
-        if snapshot not in known:
-            latest = ", ".join(f"{own} ({told})" for own, told in list(known.items())[:5])
+        messages = ask(url, _history, repository)
+        if snapshot not in messages:
+            newest = list(messages.items())[:5]
+            latest = ", ".join(f"{commit} ({message})" for commit, message in newest)
             raise OptionError(f"{url} has no snapshot {snapshot!r}; its latest are {latest}")
         session = ask(url, partial(repository.readonly_session_async, snapshot_id=snapshot))
     return RepositoryView(url, session)
 
 
 async def _history(repository: Any) -> dict[str, str]:
-    """Messages of all commits by their ids, the latest first."""
-    return {one.id: one.message async for one in repository.async_ancestry(branch=BRANCH)}
+    """Return the messages of all commits by their ids, the latest first."""
+    history = repository.async_ancestry(branch=BRANCH)
+    return {commit.id: commit.message async for commit in history}
 
 
-# -- to write -------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------
 
 
 _OPEN: set[str] = set()
-"""URLs of the runs that this process writes."""
+"""URLs of runs that this process writes."""
 
 
-class RepositoryPlace(RepositoryView):
-    """A run in a repository, to be written: what no commit has shown is lost with the process."""
+class RepositoryBackend(RepositoryView):
+    """A run in a repository, for writing; uncommitted writes are lost with the process."""
 
-    every: ClassVar[float] = 10.0
+    checkpoint_interval: ClassVar[float] = 10.0
 
     def __init__(self, url: str, repository: Any) -> None:
         self._repository = repository
@@ -163,61 +165,61 @@ class RepositoryPlace(RepositoryView):
         super().__init__(url, self._session)
         self._signed, self._until = time.time(), 0.0
         self._closed, self._renewed = Event(), False
-        self._staying = Thread(target=self._stay, name="daskfactor lease", daemon=True)
+        self._lease_thread = Thread(target=self._keep_lease, name="daskfactor lease", daemon=True)
         self._me = f"{os.getpid()} on {socket.gethostname()}"
         self._fenced, self._commits = False, 0
 
     @classmethod
-    def opened(cls, url: str) -> "RepositoryPlace":
-        """Take the right to write a run.
+    def opened(cls, url: str) -> "RepositoryBackend":
+        """Open a run for writing.
 
         Raises
         ------
         StoreError
-            If another process has it.
+            If another process writes it.
         """
-        place = cls(url, repository_at(url, make=True))
-        place._refuse_others()
-        place.commit("opened")
+        backend = cls(url, repository_at(url, make=True))
+        backend._refuse_if_leased()
+        backend.commit("opened")
         _OPEN.add(url)
         if scheme_of(url) != "memory":
-            place._staying.start()
-        return place
+            backend._lease_thread.start()
+        return backend
 
     @classmethod
     @contextmanager
-    def created(cls, url: str, replaced: bool) -> Iterator["RepositoryPlace"]:
-        """Make a place for a run that one commit shows when the block ends."""
+    def created(cls, url: str, replaced: bool) -> Iterator["RepositoryBackend"]:
+        """Yield the backend of a new run, which a commit publishes when the block ends."""
         from zarr.core.sync import sync
 
-        place = cls(url, repository_at(url, make=True))
+        backend = cls(url, repository_at(url, make=True))
         if replaced:
-            place._refuse_others()
-            sync(place.store.clear())
-        elif place.exists():
+            backend._refuse_if_leased()
+            sync(backend.store.clear())
+        elif backend.exists():
             raise StoreError(f"another process has begun a run at {url}; give another URL")
-        with place.writing("a new run store", "nothing was changed", "begin again"):
-            yield place
-            place.commit("begun", leaving=True)
+        with backend.writing("a new run store", "nothing was changed", "begin again"):
+            yield backend
+            backend.commit("begun", leaving=True)
 
-    def _refuse_others(self) -> None:
-        """Refuse a run that another process writes, as far as can be known."""
+    def _refuse_if_leased(self) -> None:
+        """Raise StoreError if another process still writes the run."""
         writer = self.document(MARKER)["attributes"].get("writer")
         if not writer:
             return
         process, until = str(writer["process"]), float(writer["until"])
         number, _, host = process.partition(" on ")
-        here = host == socket.gethostname()
+        is_local = host == socket.gethostname()
         if process == self._me:
-            gone = self.name not in _OPEN  # it could not say so when it was closed
+            has_ended = self.name not in _OPEN  # its last commit has failed
         else:
-            gone = here and number.isdigit() and not _lives(int(number))
-        if gone:
+            has_ended = is_local and number.isdigit() and not _is_alive(int(number))
+        if has_ended:
             return
         left = max(until, self._renewed_until(process)) - time.time()
-        if left > 0 or (here and number.isdigit()):
+        if left > 0 or (is_local and number.isdigit()):
             owner = f"this process ({number})" if process == self._me else f"process {process}"
-            if_killed = "" if here else f"; if that was killed, try again in {left:.0f} seconds"
+            if_killed = "" if is_local else f"; if that was killed, try again in {left:.0f} seconds"
             raise StoreError(
                 f"{self.name} is being written by {owner}; wait for it to end or stop it, or give "
                 f"this run another URL{if_killed}"
@@ -225,39 +227,39 @@ class RepositoryPlace(RepositoryView):
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can write here: not into the memory of this one."""
+        """False for the memory of this process, to which others cannot write."""
         return scheme_of(self.name) != "memory"
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         self.store.save(name, write)
 
-    def saved(self, name: str) -> IO[bytes]:
-        found: IO[bytes] = self.store.saved(name)
-        return found
+    def open_archive(self, name: str) -> IO[bytes]:
+        file: IO[bytes] = self.store.open_archive(name)
+        return file
 
-    def tidy(self, parts: Collection[str]) -> None:
+    def remove_archives(self, keep: Collection[str]) -> None:
         import zarr
 
         group = zarr.open_group(self.store, path=CHECKPOINT, mode="r+")
-        for name in [own for own in group.array_keys() if "-" in own and own not in parts]:
+        for name in [key for key in group.array_keys() if "-" in key and key not in keep]:
             del group[name]
 
     def flush(self) -> None:
-        """Do nothing: what is in the object store stays there, and nobody sees it yet."""
+        """Do nothing: objects are durable once they are sent."""
 
-    def commit(self, what: str, leaving: bool = False) -> None:
-        """Show readers everything that was written, and say who goes on writing.
+    def commit(self, message: str, leaving: bool = False) -> None:
+        """Publish everything that was written, and renew the lease, or end it if ``leaving``.
 
         Raises
         ------
         StoreError
-            If another process has committed meanwhile, or the object store cannot be used.
+            If another process has committed, or the object store cannot be used.
         """
         now = time.time()
         until = now + LEASE + 3 * (now - self._signed)
         self.sign(self._me, None if leaving else until)
         token = uuid.uuid4().hex
-        tip = self._tip = ask(self.name, self._commit, what, token)
+        tip = self._tip = ask(self.name, self._commit, message, token)
         if leaving:
             return
         session = ask(self.name, self._repository.writable_session_async, BRANCH)
@@ -270,31 +272,32 @@ class RepositoryPlace(RepositoryView):
             self._expire(GRACE)
 
     def _expire(self, grace: float) -> None:
-        """Delete what only commits hold that are old and were replaced ``grace`` seconds ago."""
+        """Expire old commits that were replaced more than ``grace`` seconds ago."""
         try:
             ask(self.name, self._drop_old, grace)
-        except Exception as error:  # noqa: BLE001 - the run goes on, and tries again later
+        except Exception as error:  # noqa: BLE001 - the run continues and retries later
             logger.warning("%s: could not expire old commits: %s", self.name, error)
 
     async def _drop_old(self, grace: float) -> None:
-        """Expire commits and delete their objects, as `_expire` says.
+        """Expire commits and delete their objects; see `_expire`.
 
-        Nothing that is written and not committed yet is older than the commits that stay.
+        Uncommitted objects are newer than the commits that stay, so that none are deleted.
         """
         latest = datetime.now(UTC) - timedelta(seconds=grace)
-        history = [one.written_at async for one in self._repository.async_ancestry(branch=BRANCH)]
-        oldest = next((one for one in history[KEPT - 1 :] if one <= latest), None)
+        history = self._repository.async_ancestry(branch=BRANCH)
+        times = [commit.written_at async for commit in history]
+        oldest = next((time for time in times[KEEP_COMMITS - 1 :] if time <= latest), None)
         if oldest is None:
             return
         await self._repository.expire_snapshots_async(older_than=oldest)
         await self._repository.garbage_collect_async(delete_object_older_than=oldest)
 
-    async def _commit(self, what: str, token: str) -> str:
-        """Commit, once: the answer to an earlier attempt may have been lost."""
+    async def _commit(self, message: str, token: str) -> str:
+        """Commit once: the token is in the history if only the answer of an attempt was lost."""
         from icechunk import ConflictError
 
         try:
-            return str(await self._session.commit_async(what, {"token": token, "by": self._me}))
+            return str(await self._session.commit_async(message, {"token": token, "by": self._me}))
         except Exception as error:
             async for tip in self._repository.async_ancestry(branch=BRANCH):
                 if tip.metadata.get("token") == token:
@@ -304,22 +307,21 @@ class RepositoryPlace(RepositoryView):
                 self._stop()
             raise
 
-    def _stay(self) -> None:
-        """Renew the lease while no commit does, until the run is closed."""
+    def _keep_lease(self) -> None:
+        """Renew the lease between commits, until the run is closed."""
         while not self._closed.wait(LEASE / 6):
             if self._until - time.time() < LEASE / 2:
                 try:
                     self._renew()
-                except Exception as error:  # noqa: BLE001 - the run goes on without
+                except Exception as error:  # noqa: BLE001 - the run continues without a lease
                     logger.warning("%s: could not renew the lease: %s", self.name, error)
 
     def _renew(self) -> None:
-        """Say beside the run that this process still writes it."""
+        """Renew the lease on the branch `WRITER`."""
         until, tip = time.time() + LEASE, self._session.snapshot_id
         if ask(self.name, self._repository.lookup_branch_async, BRANCH) != tip:
-            return  # somebody has committed: this process just now, or one that took the run over
-        # A branch that is there goes on from what it says: moved to this snapshot it would say
-        # for a moment that the lease has ended.
+            return  # this process has just committed, or another one has taken over
+        # An existing branch is not moved to this snapshot, whose marker has an older lease.
         if WRITER not in ask(self.name, self._repository.list_branches_async):
             ask(self.name, self._repository.create_branch_async, WRITER, tip)
         self._renewed = True
@@ -329,7 +331,7 @@ class RepositoryPlace(RepositoryView):
         self._until = until
 
     def _renewed_until(self, process: str) -> float:
-        """Until when a process has said beside the run that it writes it."""
+        """Return the end of a process's lease on the branch `WRITER`; 0 if it has none."""
         if WRITER not in ask(self.name, self._repository.list_branches_async):
             return 0.0
         session = ask(self.name, self._repository.readonly_session_async, WRITER)
@@ -344,7 +346,7 @@ class RepositoryPlace(RepositoryView):
         ) from None
 
     def fork(self) -> Any:
-        """Give a store that can be sent to another process.
+        """Return a zarr store that can be pickled to write chunks from another process.
 
         Raises
         ------
@@ -357,15 +359,15 @@ class RepositoryPlace(RepositoryView):
                 "path or an object store"
             )
         if self._forks is None:
-            # Icechunk forks a session that has no changes yet; what is written here meanwhile
-            # is in the other, and merged with the rest.
+            # Icechunk can fork only a session without changes. This process writes to its own
+            # session, with which the forks are merged.
             self._forks = ask(self.name, self._repository.writable_session_async, BRANCH)
             if self._forks.snapshot_id != self._session.snapshot_id:
                 self._stop()
         return PatientStore(self._forks.fork().store, self.name)
 
-    def recall(self) -> None:
-        """Do nothing: what is not merged nobody sees."""
+    def discard_forks(self) -> None:
+        """Do nothing: forks that are not merged are never visible."""
 
     def merge(self, stores: Sequence[Any]) -> None:
         for store in stores:
@@ -373,40 +375,40 @@ class RepositoryPlace(RepositoryView):
 
     @contextmanager
     def writing(self, what: str, safe: str, again: str) -> Iterator[None]:
-        """Turn what Icechunk raises into a sentence that says what is safe."""
+        """Turn errors of Icechunk into a StoreError that says what is safe."""
         from icechunk import IcechunkError
 
         try:
             yield
         except IcechunkError as error:
-            told = str(unreachable(self.name, error))
+            reason = str(unreachable_error(self.name, error))
         except StoreError as error:
-            told = str(error)
-            if "cannot be used" not in told:
+            reason = str(error)
+            if "cannot be used" not in reason:
                 raise
         else:
             return
-        raise StoreError(f"could not write {what}: {told} and {again}; {safe}") from None
+        raise StoreError(f"could not write {what}: {reason} and {again}; {safe}") from None
 
     def discard(self) -> None:
-        """Leave nothing in the branch; earlier snapshots stay until they expire."""
+        """Commit an empty run; earlier snapshots stay until they expire."""
         from zarr.core.sync import sync
 
         self.close()
         with suppress(StoreError):
             self._session = ask(self.name, self._repository.writable_session_async, BRANCH)
             if self._session.snapshot_id != self._tip:
-                return  # another process has gone on with it
+                return  # another process has continued the run
             self.store.follow(self._session.store)
             sync(self.store.clear())
             ask(self.name, self._commit, "removed: it failed before it began", uuid.uuid4().hex)
 
     def close(self) -> None:
-        """Let others write at once; if that cannot be said, other hosts wait for a while."""
+        """End the lease; if that fails, other hosts wait until it expires."""
         _OPEN.discard(self.name)
         self._closed.set()
-        if self._staying.is_alive():
-            self._staying.join(LEASE / 6)
+        if self._lease_thread.is_alive():
+            self._lease_thread.join(LEASE / 6)
         if self._fenced:
             return
         with suppress(StoreError):
@@ -420,7 +422,7 @@ class RepositoryPlace(RepositoryView):
                 self._expire(0.0)
 
 
-def _lives(number: int) -> bool:
+def _is_alive(number: int) -> bool:
     import psutil
 
     return bool(psutil.pid_exists(number))

@@ -23,7 +23,7 @@ from daskfactor.results.schema import (
 from daskfactor.results.stacks import indexed
 
 if TYPE_CHECKING:
-    from daskfactor.results.places import Reservation
+    from daskfactor.results.backends import Reservation
 
 Array = NDArray[Any]
 

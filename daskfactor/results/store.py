@@ -23,6 +23,14 @@ from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from daskfactor.errors import OptionError, StoreError, StoreFormatError
+from daskfactor.results.backends import (
+    Backend,
+    LocalBackend,
+    Reservation,
+    open_backend,
+    refuse_url,
+    view_of,
+)
 from daskfactor.results.files import (
     CHECKPOINT,
     NODE,
@@ -38,14 +46,6 @@ from daskfactor.results.files import (
 )
 from daskfactor.results.metadata import INDEX, nodes_of, read_root
 from daskfactor.results.opening import checked_store, committed_tree
-from daskfactor.results.places import (
-    LocalPlace,
-    Place,
-    Reservation,
-    open_place,
-    refuse_url,
-    view_of,
-)
 from daskfactor.results.run_writer import Sink
 from daskfactor.results.schema import (
     CELL_INDICES,
@@ -59,7 +59,7 @@ from daskfactor.results.schema import (
     planned_draws,
 )
 from daskfactor.results.writer import Writer
-from daskfactor.urls import located
+from daskfactor.urls import public_location
 
 # Draws are noise in all but their exponents: measured on 8 MB of float32 draws, zstd
 # saves 8 % and lz4 with bit shuffling 11 %, zstd at four times the reading time.
@@ -77,10 +77,10 @@ class RunStore(Sink):
 
     checkpoints: Checkpoints
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Backend) -> None:
         # Not as a sink in memory begins: what is planned is what the store says of itself.
         self.name = self.path = place.name
-        self._place: Place | None = place
+        self._place: Backend | None = place
         self._writer = Writer(place.store)
         document = read_root(place)
         self._read_plan(document)
@@ -122,18 +122,18 @@ class RunStore(Sink):
         StoreError
             If the disk refuses.
         """
-        with reservation.new_place() as place:
+        with reservation.new_backend() as place:
             write_skeleton(place, spec)
             if state is not None:
                 checkpoints = Checkpoints(place, spec.chains, spec.warmup_draws)
-                checkpoints.keep(state[0])
+                checkpoints.write_constants(state[0])
                 checkpoints.commit({}, state[1])
         made = cls.open(reservation.path, reservation.hand_over())
         made._empty = True
         return made
 
     @classmethod
-    def open(cls, path: str | PathLike[str], place: Place | None = None) -> Self:
+    def open(cls, path: str | PathLike[str], place: Backend | None = None) -> Self:
         """Open a run store to go on writing it; ``place``: of one that this process writes already.
 
         Raises
@@ -149,7 +149,7 @@ class RunStore(Sink):
                 f"{view.name} was begun by daskfactor 0.1.0, whose checkpoints this version cannot "
                 "go on from: its draws can be read; to have more, resume it with 0.1.0 or run anew"
             )
-        place = place or open_place(view.name)
+        place = place or open_backend(view.name)
         try:
             return cls(place)
         except BaseException:
@@ -292,7 +292,7 @@ class RunStore(Sink):
 
     def tree(self) -> xr.DataTree:
         """Give the draws that exist, lazily; see `daskfactor.results.trace.open_run`."""
-        place = self._place if isinstance(self._place, LocalPlace) else None
+        place = self._place if isinstance(self._place, LocalBackend) else None
         return committed_tree(place or view_of(self.path), self.committed)
 
     def close(self, discard: bool = False) -> None:
@@ -306,7 +306,7 @@ class RunStore(Sink):
         """Let go of the store, and remove it if its run failed before it began."""
         self.close(discard=self._empty and kind is not None and issubclass(kind, Exception))
 
-    def _writable(self) -> Place:
+    def _writable(self) -> Backend:
         if self._place is None:
             raise StoreError(f"{self.path} is closed; resume the run to write more")
         return self._place
@@ -353,7 +353,7 @@ class RunStore(Sink):
         return self._writable().writing(what, safe, "resume the run")
 
 
-def _holds(place: Place, key: str, node: Any) -> bool:
+def _holds(place: Backend, key: str, node: Any) -> bool:
     """Whether a document is there, whole, and says this."""
     try:
         return bool(place.document(key) == node)
@@ -371,7 +371,7 @@ def reserve(path: str | PathLike[str], overwrite: bool) -> Reservation:
     StoreError
         As `check_place`, or if another process writes there.
     """
-    return Reservation(located(path), lambda: check_place(path, overwrite))
+    return Reservation(public_location(path), lambda: check_place(path, overwrite))
 
 
 def check_place(path: str | PathLike[str], overwrite: bool) -> bool:
@@ -382,7 +382,7 @@ def check_place(path: str | PathLike[str], overwrite: bool) -> bool:
     StoreError
         If there is anything but a run store, or a run store and not ``overwrite``.
     """
-    refuse_url(located(path))
+    refuse_url(public_location(path))
     view = view_of(path)
     contents = view.contents()
     if contents is None:
@@ -403,7 +403,7 @@ def check_place(path: str | PathLike[str], overwrite: bool) -> bool:
     return True
 
 
-def write_skeleton(place: Place, spec: RunSpec) -> None:
+def write_skeleton(place: Backend, spec: RunSpec) -> None:
     """Write an empty run store, flushed to disk; attributes and coordinates included.
 
     Raises
@@ -468,11 +468,11 @@ def _write_coords(store: Any, group: str, coords: xr.Dataset) -> None:
     )
 
 
-def _replace_root(place: Place, document: dict[str, Any]) -> None:
+def _replace_root(place: Backend, document: dict[str, Any]) -> None:
     place.replace(NODE, seal(document, INDEX))
 
 
-def describe(place: Place, attrs: Any, group: str | None = None) -> None:
+def describe(place: Backend, attrs: Any, group: str | None = None) -> None:
     """Merge attributes into the root's, or replace a group's but for who made it and when.
 
     Raises

@@ -14,9 +14,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from daskfactor.errors import StoreError
+from daskfactor.results.backends import FolderView, view_of
 from daskfactor.results.files import counts_of, read_marker
 from daskfactor.results.metadata import intact, nodes_of, read_root
-from daskfactor.results.places import Folder, view_of
 from daskfactor.results.verdict import RULES
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def cached_at(
     """
     with suppress(StoreError):
         view = view_of(path)
-        if not isinstance(view, Folder):
+        if not isinstance(view, FolderView):
             return None
         root = read_root(view)
         attrs = root["attributes"]

@@ -1,4 +1,4 @@
-"""Write regions of a run's arrays, in the process that opened it or in others."""
+"""Writer of regions of a run's arrays, in any process."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Self
@@ -7,25 +7,25 @@ import zarr
 
 from daskfactor.results.files import archive
 
-# A chunk of nothing but fill values is written all the same: one that is not there is damage.
-_WHOLE: Final = {"array.write_empty_chunks": True}
+# Chunks of fill values are written too, because a missing chunk counts as damage.
+_WRITE_EMPTY: Final = {"array.write_empty_chunks": True}
 
 
 class Writer:
-    """Writes regions of arrays; a copy goes to another process, and comes back to be committed.
+    """Writes regions of arrays; can be pickled to another process and returned to be committed.
 
-    Nobody sees what it wrote before the next checkpoint after what came back was taken.
-    Regions that two write before the same checkpoint must not share a chunk.
+    Its writes become visible with the next checkpoint after `Checkpoints.add_parts`. Two writers
+    must not write to the same chunk before the same checkpoint.
 
     Parameters
     ----------
     store
-        Where it writes.
+        Zarr store to write to.
     name
         Path or URL, for messages.
     stamp
-        Of the checkpoint that is next: what its archives' names begin with, so that a writer that
-        is late spoils no other.
+        Prefix of its archives' names, which identifies the next checkpoint, so that a late writer
+        cannot damage a later checkpoint.
 
     Attributes
     ----------
@@ -39,36 +39,36 @@ class Writer:
         self._arrays: dict[str, Any] = {}
 
     def array(self, path: str) -> Any:
-        """Open an array to write it, all of its chunks; once."""
+        """Return an array opened for writing, from a cache."""
         if path not in self._arrays:
-            with zarr.config.set(_WHOLE):
+            with zarr.config.set(_WRITE_EMPTY):
                 self._arrays[path] = zarr.open_array(self.store, path=path, mode="r+")
         return self._arrays[path]
 
     def write(self, path: str, region: Any, values: Any) -> Self:
-        """Write a region of an array and return the writer, which is what a task gives back.
+        """Write a region of an array and return the writer, the result of a task.
 
         Raises
         ------
         StoreError
             If an object store cannot be used.
         OSError
-            If the disk refuses.
+            If the disk cannot be written.
         """
         self.array(path)[region] = values
         return self
 
     def save(self, name: str, arrays: Mapping[str, Any]) -> None:
-        """Write arrays that the next checkpoint has, in an archive of their own.
+        """Write arrays of the next checkpoint to an archive.
 
         Raises
         ------
         StoreError, OSError
-            As `write`.
+            See `write`.
         """
         self.saved.append(f"{self.stamp}-{name}")
         self.store.save(self.saved[-1], archive(arrays, {"stamp": self.stamp}))
 
     def __getstate__(self) -> dict[str, Any]:
-        self.store.flush()  # what comes back from another machine must be on the disk there
+        self.store.flush()  # files written on another machine must be durable there
         return self.__dict__ | {"_arrays": {}}

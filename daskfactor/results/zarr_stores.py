@@ -1,8 +1,8 @@
-"""Zarr stores of a run: one to write to that can be flushed, one to read from that is checked.
+"""Zarr stores of a run: a durable one for writing, a checked one for reading, one with retries.
 
-zarr's own LocalStore writes a temporary file beside its target and renames it. It does not
-flush to disk, and a temporary file beside a node's metadata would be taken for a broken member:
-files are made elsewhere, and metadata of a store that has readers are replaced by `replace_json`.
+zarr's own LocalStore writes a temporary file next to its target and renames it. It does not flush
+to disk, and zarr would read a temporary file next to a node's metadata as a broken member. So files
+are written elsewhere and renamed, and metadata with readers are replaced by `replace_json`.
 """
 
 import asyncio
@@ -26,96 +26,96 @@ from daskfactor.errors import StoreError
 from daskfactor.results.files import (
     CHECKPOINT,
     NODE,
+    atomic_replace,
     damaged,
     flush_path,
     read_json,
     replace_file,
     scratch_folder,
-    taking_place,
 )
-from daskfactor.urls import patiently
+from daskfactor.urls import retry_async
 
 PIECE: Final = 2**23
-"""Bytes of an archive in one object."""
+"""Bytes of an archive per object."""
 _CHUNK: Final = re.compile(r"(?P<array>.+)/c(/\d+)*")
 
 
 def check_chunk(where: object, key: str, chunk: Buffer) -> None:
-    """Refuse a chunk that does not end in its CRC-32C."""
+    """Raise StoreFormatError for a chunk that does not end with its CRC-32C."""
     raw = chunk.as_numpy_array().tobytes()
     if google_crc32c.value(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
         raise damaged(where, f"{key} is not what was written")
 
 
 class DurableStore(LocalStore):
-    """A local zarr store that remembers what it wrote and can flush all of it to disk.
+    """Local zarr store that can flush all files it has written to disk.
 
     Parameters
     ----------
     root
-        The store.
-    making
-        Where files are made before they take their place. Once this folder is gone, nothing
-        is written any more.
+        Folder of the store.
+    staging
+        Folder in which files are written before they are renamed. Without this folder all writes
+        fail.
     """
 
-    def __init__(self, root: Path, making: Path | None = None) -> None:
+    def __init__(self, root: Path, staging: Path | None = None) -> None:
         super().__init__(root)
-        self._making = making or scratch_folder(root)
+        self._staging = staging or scratch_folder(root)
         self._unflushed: set[Path] = set()
-        # A store that is not open makes its folder when it is first used. Here the folder is that
-        # of a run, and is not to be made anew where that has been removed.
+        # zarr creates the folder of a store that is not open yet. The folder of a run must not be
+        # created again after it was removed.
         self._is_open = True
 
     def follow(self, root: Path) -> None:
-        """Move to the folder that the store has now, with all arrays that are open."""
-        self.root, self._making = root, scratch_folder(root)
+        """Follow a renamed folder, together with all open arrays."""
+        self.root, self._staging = root, scratch_folder(root)
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive by what ``write`` writes into a file, atomically and durably."""
-        replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._making)
+        """Replace an archive, atomically and durably; ``write`` receives the open file."""
+        replace_file(scratch_folder(self.root) / f"{name}.npz", write, self._staging)
 
-    def saved(self, name: str) -> IO[bytes]:
-        """Open an archive to read it."""
+    def open_archive(self, name: str) -> IO[bytes]:
+        """Open an archive for reading."""
         return (scratch_folder(self.root) / f"{name}.npz").open("rb")
 
     def with_read_only(self, read_only: bool = False) -> Self:
-        """Give the store itself: it is only ever opened for writing."""
+        """Return the store itself, which is opened only for writing."""
         return self
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write one value, atomically."""
+        """Write a value, atomically."""
         await asyncio.to_thread(self.set_sync, key, value)
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        """Write one value, atomically."""
+        """Write a value, atomically."""
         path = self.root / key
-        with taking_place(path, self._making) as file:
+        with atomic_replace(path, self._staging) as file:
             file.write(value.as_numpy_array())
         self._unflushed.add(path)
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
-        """Read one value, such as a chunk that is about to be rewritten in part.
+        """Return a value, such as a chunk to be rewritten in part.
 
         Raises
         ------
         StoreFormatError
-            If it is a chunk that is damaged.
+            If it is a damaged chunk.
         """
-        return self._whole(key, await super().get(key, prototype, byte_range), byte_range)
+        return self._checked(key, await super().get(key, prototype, byte_range), byte_range)
 
     def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Buffer | None:
-        """Read one value, as `get`."""
-        found = super().get_sync(key, prototype=prototype, byte_range=byte_range)
-        return self._whole(key, found, byte_range)
+        """Return a value, as `get`."""
+        value = super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        return self._checked(key, value, byte_range)
 
-    def _whole(self, key: str, found: Buffer | None, byte_range: Any) -> Buffer | None:
-        if found is not None and byte_range is None and _CHUNK.fullmatch(key):
-            check_chunk(self.root, key, found)
-        return found
+    def _checked(self, key: str, value: Buffer | None, byte_range: Any) -> Buffer | None:
+        if value is not None and byte_range is None and _CHUNK.fullmatch(key):
+            check_chunk(self.root, key, value)
+        return value
 
     def flush(self) -> None:
-        """Force every file written since the last flush, and its name, to the disk."""
+        """Flush every file written since the last flush, and its folder entry, to disk."""
         folders: set[Path] = set()
         for path in self._unflushed:
             with contextlib.suppress(FileNotFoundError):
@@ -127,18 +127,18 @@ class DurableStore(LocalStore):
 
 
 class CheckedStore(WrapperStore[Any]):
-    """A zarr store to read from, in which a chunk is whole or a sentence about damage is raised.
+    """Zarr store for reading that raises an error for damaged or missing chunks.
 
     Parameters
     ----------
     store
-        Where the chunks are.
+        The store with the chunks.
     where
-        The run store, for the message.
+        Path of the run store, for messages.
     checked
-        Paths of the arrays whose chunks end in a CRC-32C and all exist, as far as they are read.
+        Paths of arrays whose chunks end with a CRC-32C and must exist.
     run
-        The ``trace_id`` of the run, which another may replace in its folder.
+        The ``trace_id`` of the run, to detect that another run has replaced it.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class CheckedStore(WrapperStore[Any]):
         self.checked = set(checked)
         self._run, self._seen = run, (0, 0)
         self.partial: set[str] = set()
-        """Groups that may lack chunks: their values are being written for the first time."""
+        """Groups whose chunks may be missing, because they are being written for the first time."""
         self._token = uuid.uuid4().hex
 
     def _with_store(self, store: Any) -> Self:
@@ -158,33 +158,33 @@ class CheckedStore(WrapperStore[Any]):
         return other
 
     def __dask_tokenize__(self) -> tuple[str, str]:
-        # The same path may hold other draws the next time it is opened.
+        # Another store at the same path may hold other draws.
         return (self.where, self._token)
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
-        """Read one value.
+        """Return a value.
 
         Raises
         ------
         StoreFormatError
-            If it is a chunk that is damaged or gone.
+            If it is a damaged or missing chunk.
         StoreError
-            If it is another run's.
+            If another run has replaced this one.
         """
-        found: Buffer | None = await self._store.get(key, prototype, byte_range)
+        value: Buffer | None = await self._store.get(key, prototype, byte_range)
         chunk = _CHUNK.fullmatch(key)
         if chunk is None or chunk["array"] not in self.checked or byte_range is not None:
-            return found
-        self._refuse_others()
-        if found is None:
+            return value
+        self._refuse_replaced()
+        if value is None:
             if key.split("/", maxsplit=1)[0] in self.partial:
                 return None
             raise damaged(self.where, f"{key} is missing")
-        check_chunk(self.where, key, found)
-        return found
+        check_chunk(self.where, key, value)
+        return value
 
-    def _refuse_others(self) -> None:
-        """Raise StoreError if another run has replaced this one; look when the root has changed."""
+    def _refuse_replaced(self) -> None:
+        """Raise StoreError if another run has replaced this one; check only a changed root."""
         if not isinstance(self._store, LocalStore):
             return
         root = self._store.root / NODE
@@ -200,7 +200,7 @@ class CheckedStore(WrapperStore[Any]):
 
 
 class PatientStore(WrapperStore[Any]):
-    """A zarr store in an object store, which is asked until it answers; see `urls.patiently`."""
+    """Zarr store in an object store whose requests are retried; see `urls.retry_async`."""
 
     def __init__(self, store: Any, name: str = "") -> None:
         super().__init__(store)
@@ -208,126 +208,126 @@ class PatientStore(WrapperStore[Any]):
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """True: the root of a run has them, as any document of its own."""
+        """True: the root document of a run includes them."""
         return True
 
     @property
     def session(self) -> Any:
-        """The session of Icechunk that it writes to or reads from."""
+        """Icechunk session of the store."""
         return self._store.session
 
     def follow(self, store: Any) -> None:
-        """Go on with another session; arrays that are open do so, too."""
+        """Switch to the store of another session, together with all open arrays."""
         self._store = store
 
     def _with_store(self, store: Any) -> Self:
         return type(self)(store, self.name)
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Buffer | None:
-        """Read one value."""
+        """Return a value."""
 
         async def get() -> Buffer | None:
-            found: Buffer | None = await self._store.get(key, prototype, byte_range)
-            # Icechunk gives none when it could not look for a document, too; `exists` fails then.
-            if found is None and key.endswith(NODE) and await self._store.exists(key):
-                found = await self._store.get(key, prototype, byte_range)
-            return found
+            value: Buffer | None = await self._store.get(key, prototype, byte_range)
+            # Icechunk also returns None if a request has failed; `exists` raises then.
+            if value is None and key.endswith(NODE) and await self._store.exists(key):
+                value = await self._store.get(key, prototype, byte_range)
+            return value
 
-        return await patiently(get, self.name)
+        return await retry_async(get, self.name)
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write one value."""
+        """Write a value."""
         await self._ask(self._store.set, key, value)
 
     async def delete_dir(self, prefix: str) -> None:
-        """Remove all that is below a prefix."""
+        """Remove all keys with a prefix."""
         await self._ask(self._store.delete_dir, prefix)
 
     async def _ask(self, function: Any, *args: Any) -> Any:
-        return await patiently(partial(function, *args), self.name)
+        return await retry_async(partial(function, *args), self.name)
 
     def flush(self) -> None:
-        """Do nothing: what is in an object store stays there."""
+        """Do nothing: objects are durable once they are sent."""
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive, an array of bytes, by what ``write`` writes into a file."""
+        """Replace an archive, stored as an array of bytes; ``write`` receives the open file."""
 
-        def made(size: int) -> Any:
+        def create(size: int) -> Any:
             return zarr.create_array(
                 self,
                 name=f"{CHECKPOINT}/{name}",
                 shape=(0,),
-                chunks=(min(size, PIECE),),  # a chunk is sent whole, however little is in it
+                chunks=(min(size, PIECE),),  # a chunk is always sent in full
                 dtype="uint8",
                 compressors=(Crc32cCodec(),),
                 overwrite=True,
             )
 
-        with ArrayFile(made=made) as file:
+        with ArrayFile(create=create) as file:
             write(file)
 
-    def saved(self, name: str) -> IO[bytes]:
-        """Open an archive to read it."""
+    def open_archive(self, name: str) -> IO[bytes]:
+        """Open an archive for reading."""
         array = zarr.open_array(self, path=f"{CHECKPOINT}/{name}", mode="r+")
         return io.BufferedReader(ArrayFile(array), PIECE)
 
 
 class ArrayFile(io.RawIOBase):
-    """A file that is an array of bytes: written from its beginning to its end, or read anywhere."""
+    """File interface to an array of bytes: for sequential writing or random reading."""
 
-    def __init__(self, array: Any = None, made: Callable[[int], Any] | None = None) -> None:
-        self._array, self._made, self._written = array, made, made is not None
-        self._held, self._end = bytearray(), 0 if array is None else int(array.shape[0])
-        self._at, self._number, self._piece = 0, -1, np.empty(0, np.uint8)
+    def __init__(self, array: Any = None, create: Callable[[int], Any] | None = None) -> None:
+        self._array, self._create, self._is_writable = array, create, create is not None
+        self._pending, self._end = bytearray(), 0 if array is None else int(array.shape[0])
+        self._position, self._number, self._piece = 0, -1, np.empty(0, np.uint8)
 
     def writable(self) -> bool:
-        return self._written
+        return self._is_writable
 
     def write(self, data: Any) -> int:
-        """Add bytes to the end; those of several pieces are sent at once."""
-        self._held += data
-        if len(self._held) >= 4 * PIECE:
-            self._send(len(self._held) // PIECE * PIECE)
+        """Append bytes, which are sent in several pieces at once."""
+        self._pending += data
+        if len(self._pending) >= 4 * PIECE:
+            self._send(len(self._pending) // PIECE * PIECE)
         return memoryview(data).nbytes
 
     def _send(self, size: int) -> None:
-        if self._made is not None:
-            self._array, self._made = self._made(size), None
+        if self._create is not None:
+            self._array, self._create = self._create(size), None
         self._array.resize((self._end + size,))
-        self._array[self._end : self._end + size] = np.frombuffer(self._held[:size], np.uint8)
+        self._array[self._end : self._end + size] = np.frombuffer(self._pending[:size], np.uint8)
         self._end += size
-        del self._held[:size]
+        del self._pending[:size]
 
     def __exit__(self, kind: Any, *error: object) -> None:
-        """Send what is still held, unless writing has failed."""
-        if kind is None and self._held:
-            self._send(len(self._held))
+        """Send the remaining bytes, unless writing has failed."""
+        if kind is None and self._pending:
+            self._send(len(self._pending))
         self.close()
 
     def readable(self) -> bool:
-        return not self._written
+        return not self._is_writable
 
     def seekable(self) -> bool:
-        return not self._written
+        return not self._is_writable
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if self._written:
+        if self._is_writable:
             raise io.UnsupportedOperation("it is written from its beginning to its end")
-        self._at = offset + (0, self._at, self._end)[whence]
-        return self._at
+        self._position = offset + (0, self._position, self._end)[whence]
+        return self._position
 
     def tell(self) -> int:
-        if self._written:
+        if self._is_writable:
             raise io.UnsupportedOperation("it is written from its beginning to its end")
-        return self._at
+        return self._position
 
     def readinto(self, out: Any) -> int:
-        """Read up to the end of a piece, which is fetched once."""
-        number, start = divmod(self._at, PIECE)
+        """Read up to the end of the current piece, which is fetched once."""
+        number, start = divmod(self._position, PIECE)
         if number != self._number:
             self._piece = np.asarray(self._array[number * PIECE : (number + 1) * PIECE])
             self._number = number
-        found = self._piece[start : start + len(out)]
-        out[: len(found)] = found.tobytes()
-        self._at += len(found)
-        return len(found)
+        data = self._piece[start : start + len(out)]
+        out[: len(data)] = data.tobytes()
+        self._position += len(data)
+        return len(data)

@@ -230,7 +230,7 @@ class Ensemble(ParticleMethod):
             begun = time.perf_counter()
             W, H = start(number)
             if stacked:
-                state = runner.hold(make_state(data.grid, W, H.T.copy()))
+                state = runner.distribute(make_state(data.grid, W, H.T.copy()))
                 rule = DispersionRule(law, data)
                 limits = method.max_iter or 300, tol
                 fit = run_updates(Descent(data, law, runner, state, rule), *limits, tell)
@@ -247,7 +247,7 @@ class Ensemble(ParticleMethod):
 
         if stacked and data.nbytes > SINGLE:
             for number in numbers:
-                yield executor.until_kept(partial(one, number, executor, on_done))
+                yield executor.retry_on_loss(partial(one, number, executor, on_done))
             return
         lanes = max(1, executor.report.lanes * executor.report.workers)
         step = 2 * lanes if executor.in_process else AWAY

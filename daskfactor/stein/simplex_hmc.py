@@ -121,7 +121,7 @@ def widths(posterior: Posterior, place: Pair) -> Pair:
     least = float(posterior.divergences(posterior.particles(W[None], H[None]))[0])
     slope = typical_slope(posterior, least, W.size + H.size)
     state = make_state(data.grid, W.astype(data.dtype), H.T.astype(data.dtype))
-    state = posterior.executor.hold(state)
+    state = posterior.executor.distribute(state)
     keep = SharePass(posterior.model.likelihood, posterior.floor, BOTH, finish=keep_denominator)
     run_pass(Place(posterior.executor, data, state, posterior.floor), keep)
     found = []
@@ -327,7 +327,7 @@ class SimplexHMC(ParticleMethod):
                 raise OptionError(
                     "the start has no finite log density or score under the model; pass another one"
                 )
-            spread = posterior.executor.until_kept(partial(widths, posterior, spot.place))
+            spread = posterior.executor.retry_on_loss(partial(widths, posterior, spot.place))
         opening = math.log(first_step(self.step, sum(one.size for one in spread)))
         log_step, average, error = opening, opening, 0.0
         for number in range(self.tune + self.draws):

@@ -19,7 +19,7 @@ from scipy import sparse
 import daskfactor as dfac
 from daskfactor.inference import setting
 from daskfactor.results import files
-from daskfactor.results.repository import RepositoryPlace
+from daskfactor.results.repository import RepositoryBackend
 from tests.cluster.support import cluster
 
 SETTINGS = {"draws": 24, "tune": 12, "random_seed": 5, "blocks": 3}
@@ -72,7 +72,10 @@ def near(store, executor, draw):
 
 def far(scheduler, place, run, executor, draw):
     setting.LONGEST_SEGMENT = LONGEST_SEGMENT
-    RepositoryPlace.every, files.DEAREST = 1e-9, 1e9  # commit after each segment
+    RepositoryBackend.checkpoint_interval, files.MAX_COST_SHARE = (
+        1e-9,
+        1e9,
+    )  # commit after each segment
     with Client(scheduler) as client:
         options = {"client": client, "executor": executor}
         if not int(draw):

@@ -139,7 +139,7 @@ class Holding:
         self.executor = executor
 
     def run(self, plan, program, state, data, on_done):
-        return self.executor.run(plan, program, self.executor.hold(state), data, on_done)
+        return self.executor.run(plan, program, self.executor.distribute(state), data, on_done)
 
 
 def oracle(**options):

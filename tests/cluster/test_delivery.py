@@ -14,10 +14,10 @@ from distributed import get_worker
 import daskfactor as dfac
 from daskfactor.errors import StoreError
 from daskfactor.executors.cluster import ClusterExecutor
-from daskfactor.executors.held import Keeper
+from daskfactor.executors.remote_state import WorkerStateClient
 from daskfactor.executors.store import reading
 from daskfactor.results import schema
-from daskfactor.results.places import LocalPlace
+from daskfactor.results.backends import LocalBackend
 from daskfactor.results.store import RunStore
 from daskfactor.results.writer import Writer
 from daskfactor.results.zarr_stores import DurableStore
@@ -57,12 +57,12 @@ def test_workers_write_what_the_client_never_sees(name, balance, client, tmp_pat
         wanted = sampled(data, **settings)
         store = str(tmp_path / "run.zarr")
         with monkeypatch.context() as patch:
-            patch.setattr(Keeper, "bring", refuse)
+            patch.setattr(WorkerStateClient, "fetch", refuse)
             found = sampled(data, executor=name, client=client, store=store, **settings)
         assert found["posterior"]["W"].data.numblocks[2] > 1
         assert same(wanted, found)
         with monkeypatch.context() as patch:
-            patch.setattr(Keeper, "put", refuse)  # every worker reads its own
+            patch.setattr(WorkerStateClient, "put", refuse)  # every worker reads its own
             more = dfac.resume(store, 3, V=data, executor=name, client=client, progressbar=False)
         assert same(sampled(data, **settings | {"draws": 7}), more)
 
@@ -74,7 +74,7 @@ def test_the_client_writes_where_workers_cannot(kind, here, tmp_path, monkeypatc
     for shared in (True, False):
         with monkeypatch.context() as patch:
             if not shared:
-                patch.setattr(ClusterExecutor, "reaches", lambda *_: False)
+                patch.setattr(ClusterExecutor, "can_write", lambda *_: False)
             store = str(tmp_path / f"{shared}.zarr")
             sampled(sampler=sampler, executor="ring", client=here, store=store)
             parts = list((Path(store) / "checkpoint/state").glob("*-*.npz"))
@@ -104,18 +104,18 @@ def test_workers_write_chunks_of_one_factor_beside_whole_draws_of_the_other(
     tall, settings = dying.data()[:, :12], {"monitor": None, "draws": 12}
     writers = {}
 
-    def watched(self, kept, work):
-        for address, own in work.items():
+    def watched(self, checkpoints, jobs):
+        for address, own in jobs.items():
             for piece, *_ in own.get("pieces", ()):
                 chunk = zarr.open_array(f"{store}/{piece.path}", mode="r").chunks[1]
                 if piece.path.startswith("posterior/"):
                     chain, draw, *rest = piece.region
                     key = piece.path, chain, draw.start // chunk, str(rest)
                     writers.setdefault(key, set()).add(address)
-        deliver(self, kept, work)
+        write_results(self, checkpoints, jobs)
 
-    deliver = Keeper.deliver
-    monkeypatch.setattr(Keeper, "deliver", watched)
+    write_results = WorkerStateClient.write_results
+    monkeypatch.setattr(WorkerStateClient, "write_results", watched)
     wanted = sampled(tall, **settings)
     found = sampled(tall, executor="ring", client=client, store=store, **settings)
     assert {len(own) for own in writers.values()} == {1}
@@ -196,7 +196,7 @@ def test_a_worker_of_a_client_that_died_writes_nothing_more(tmp_path):
     store, moments = str(tmp_path / "run.zarr"), "posterior_moments/W_mean"
     sampled(store=store)
     # As a client leaves it that is killed: not closed.
-    late = Writer(LocalPlace(Path(store)).fork())
+    late = Writer(LocalBackend(Path(store)).fork())
     late.write(moments, 0, dfac.open_run(store)[moments].values[0])
     found = dfac.resume(store, 2, V=dying.data(), executor="serial", progressbar=False)
     refused(FileNotFoundError, None, late.write, moments, 0, 0)
@@ -221,8 +221,10 @@ def test_a_worker_that_cannot_read_a_checkpoint_is_named_and_is_not_taken_for_lo
 
 def test_a_place_that_cannot_be_tidied_is_given_free(tmp_path, monkeypatch):
     store = create_store(tmp_path / "run", make_spec())
-    place = store.checkpoints._place
-    monkeypatch.setattr(place, "recall", lambda: (_ for _ in ()).throw(OSError(30, "read-only")))
+    place = store.checkpoints._backend
+    monkeypatch.setattr(
+        place, "discard_forks", lambda: (_ for _ in ()).throw(OSError(30, "read-only"))
+    )
     refused(OSError, "read-only", place.close)
     monkeypatch.undo()
     assert not place._lock.is_locked

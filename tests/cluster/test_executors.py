@@ -22,7 +22,7 @@ from daskfactor.executors import cluster as executors_of_clusters
 from daskfactor.executors.cluster import ClusterTasksExecutor, Patience
 from daskfactor.executors.plan import Action, CycleOptions, Op
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.segment import PLUGIN, Parcel
+from daskfactor.executors.segment import PLUGIN, BandMessage
 from daskfactor.executors.state import FactorBand, Portion, make_state
 from tests.cluster.programs import GATES, BrokenData, Gated, Holding, Reading, Slow, chain, oracle
 from tests.cluster.support import EXECUTORS, cluster, executing, named
@@ -192,13 +192,13 @@ def test_an_interrupt_stops_workers_that_wait_for_each_other(here):
 
 def test_a_task_given_up_before_it_opened_its_box_does_not_wait(here):
     def open_late(dask_worker):
-        exchange = dask_worker.plugins[PLUGIN]
+        plugin = dask_worker.plugins[PLUGIN]
         reasons = []
-        order = SimpleNamespace(attempt=("token", 0))
-        segment = SimpleNamespace(order=order, task="early", abort=reasons.append)
-        exchange.transition("early", "executing", "cancelled")
-        exchange.open(segment)
-        exchange.close(("token", 0))
+        task = SimpleNamespace(attempt=("token", 0))
+        segment = SimpleNamespace(task=task, dask_key="early", abort=reasons.append)
+        plugin.transition("early", "executing", "cancelled")
+        plugin.open(segment)
+        plugin.close(("token", 0))
         return str(*reasons)
 
     with executing(here) as executor:
@@ -210,24 +210,28 @@ def test_what_comes_early_is_kept_and_what_comes_late_is_dropped(here):
     """Also messages of an attempt that never began here, once a later one is over."""
 
     def receive(dask_worker):
-        exchange = dask_worker.plugins[PLUGIN]
+        plugin = dask_worker.plugins[PLUGIN]
         arrived = []
-        order = SimpleNamespace(attempt=("late", 1))
+        task = SimpleNamespace(attempt=("late", 1))
         segment = SimpleNamespace(
-            order=order, task="task", arrive=lambda parcel: arrived.append(parcel.at[1])
+            task=task, dask_key="task", receive=lambda message: arrived.append(message.at[1])
         )
 
         def send(number, col):
-            exchange.receive([tuple(Parcel(("late", number), (1, col), 0, ("",), None))], [b""])
+            plugin.receive([tuple(BandMessage(("late", number), (1, col), 0, ("",), None))], [b""])
 
         send(0, 1)
         send(1, 2)
-        exchange.open(segment)
+        plugin.open(segment)
         send(1, 3)
-        exchange.close(("late", 1))
+        plugin.close(("late", 1))
         send(1, 4)
         send(0, 5)
-        return [arrived, ("late", 0) in exchange._early, ("late", 1) in exchange._early]
+        return [
+            arrived,
+            ("late", 0) in plugin._early_messages,
+            ("late", 1) in plugin._early_messages,
+        ]
 
     with executing(here) as executor:
         chain(executor, segments=1)  # registers the plugin

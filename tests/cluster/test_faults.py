@@ -16,7 +16,7 @@ from daskfactor.data.grid import Block
 from daskfactor.errors import EngineError
 from daskfactor.executors.cluster import Patience, is_adaptive
 from daskfactor.results import files
-from daskfactor.results.repository import RepositoryPlace
+from daskfactor.results.repository import RepositoryBackend
 from tests.cluster.faults import EXECUTORS, FAULTS, large, small, strike_run
 from tests.cluster.programs import GATES, Gated, Killer, Slow, chain, kill_one, oracle, wait_at_gate
 from tests.cluster.support import IMPATIENT, SHORT, bare_worker, beside, cluster, executing, named
@@ -231,8 +231,8 @@ def add(item, workspace):
 
 @pytest.fixture
 def every_segment_is_saved(monkeypatch):
-    monkeypatch.setattr(RepositoryPlace, "every", 1e-9)
-    monkeypatch.setattr(files, "DEAREST", 1e9)
+    monkeypatch.setattr(RepositoryBackend, "checkpoint_interval", 1e-9)
+    monkeypatch.setattr(files, "MAX_COST_SHARE", 1e9)
 
 
 @pytest.mark.usefixtures("every_segment_is_saved")

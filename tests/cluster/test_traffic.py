@@ -20,7 +20,7 @@ from daskfactor.errors import OptionError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.plan import CycleOptions, build_plan
 from daskfactor.executors.ring import RingExecutor
-from daskfactor.executors.segment import Exchange
+from daskfactor.executors.segment import RingWorkerPlugin
 from daskfactor.inference.chain import Chain
 from daskfactor.inference.setting import RunOptions, Setting
 from daskfactor.inference.timing import HOP, Place, network_rate, time_of
@@ -43,13 +43,13 @@ def sent(monkeypatch):
     """Bytes of arrays in every message from worker to worker."""
     found = []
 
-    def send(self, address, parcel):
-        band = parcel.band
+    def send(self, address, message):
+        band = message.band
         found.append(band.values.nbytes + sum(own.nbytes for own in band.arrays.values()))
-        usual(self, address, parcel)
+        usual(self, address, message)
 
-    usual = Exchange.send
-    monkeypatch.setattr(Exchange, "send", send)
+    usual = RingWorkerPlugin.send
+    monkeypatch.setattr(RingWorkerPlugin, "send", send)
     return found
 
 

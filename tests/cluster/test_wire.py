@@ -14,7 +14,7 @@ import pytest
 from distributed.core import Server, connect
 
 from daskfactor.executors import wire
-from daskfactor.executors.wire import START, Link, Wire, can_carry, framed, unframed
+from daskfactor.executors.wire import START, Link, Wire, can_carry, frame_message, read_messages
 
 
 @pytest.fixture
@@ -186,10 +186,10 @@ def test_rubbish_ends_its_connection_alone(said):
 
 def test_a_frame_is_read_however_it_is_cut():
     message = {"a": np.arange(100.0), "b": np.zeros((0, 3)), "c": np.ones((3, 5), np.int8)}
-    stream = b"".join(bytes(piece) for piece in framed(message)) * 2
+    stream = b"".join(bytes(piece) for piece in frame_message(message)) * 2
     for cut in (1, 7, 16, 1000):
         got = []
-        empty = unframed(got.append)
+        empty = read_messages(got.append)
         filling = next(empty)
         for low in range(0, len(stream), cut):
             part = memoryview(stream[low : low + cut])
@@ -207,7 +207,7 @@ def test_a_frame_is_read_however_it_is_cut():
 
 def test_arrays_are_sent_from_where_they_are():
     array = np.arange(1000.0)
-    head, own = framed(array)
+    head, own = frame_message(array)
     assert np.shares_memory(np.frombuffer(own, np.float64), array)
     size, count = struct.unpack_from("<QQ", head)
     assert (count, head.nbytes) == (1, 16 + 8 + size)
@@ -241,9 +241,9 @@ def test_what_fails_in_the_thread_does_not_end_it(said):
             raise RuntimeError("no more of this")
 
         await send_first(here, there)
-        here.wire._ask(fail)
+        here.wire._request(fail)
         here.wire._lose = fail
-        here.wire._ask(
+        here.wire._request(
             lambda: here.wire._break(here.wire._links[there.server.address], OSError("gone"))
         )
         await until(lambda: there.lost)
@@ -274,7 +274,7 @@ async def test_a_break_is_told_once(here, there):
     await send_first(here, there)
     link = here.wire._links[there.server.address]
     for _ in range(2):  # from what was read, and from what could not be sent
-        here.wire._ask(lambda: here.wire._break(link, OSError("gone")))
+        here.wire._request(lambda: here.wire._break(link, OSError("gone")))
     await until(lambda: here.lost and there.lost)
     await asyncio.sleep(0.1)
     assert len(here.lost) == len(there.lost) == 1

@@ -18,7 +18,7 @@ from daskfactor.data.storage import Storage, block_bytes
 from daskfactor.data.store import BlockStore, chunk_length, is_blocked_store
 from daskfactor.errors import DataError, StoreError, StoreFormatError
 from daskfactor.kernels.views import BlockView
-from daskfactor.urls import unreachable
+from daskfactor.urls import unreachable_error
 from tests.refusals import refused
 
 pytestmark = pytest.mark.libraries
@@ -225,7 +225,7 @@ class Flaky:
 
 
 def waited_for(seconds):
-    return lambda text: unreachable("s3://b/c.zarr", OSError(text), seconds)
+    return lambda text: unreachable_error("s3://b/c.zarr", OSError(text), seconds)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import daskfactor as dfac
 from daskfactor import urls
 from daskfactor.data.store import BlockStore
 from daskfactor.errors import DataError, OptionError, StoreError
-from daskfactor.urls import Url, persistently, placed, reached, trouble_of, why
+from daskfactor.urls import Url, as_url, classify_error, error_summary, fsspec_args, retry
 from tests.cli.shell import fails, plain, succeed
 from tests.object_store import BUCKET, SECRETS
 from tests.random_sparse import random_array
@@ -179,7 +179,7 @@ def test_storage_options(folder, monkeypatch, tmp_path):
         assert data.total == COUNTS.sum()
         # Workers get them, and nobody sees them.
         handle = pickle.loads(pickle.dumps(data.share()))
-        assert reached(handle.location)[1] == options
+        assert fsspec_args(handle.location)[1] == options
         assert "secret" not in repr(handle) + repr(data) + str(data.source)
     for V, wrong, match in (
         (DENSE, options, "storage_options are for URLs, not for a ndarray"),
@@ -190,11 +190,11 @@ def test_storage_options(folder, monkeypatch, tmp_path):
 
 def test_what_is_secret_in_a_url_is_not_told():
     url = "https://user:password@host.org:8000/v.npy?signature=abcdef"
-    place = placed(url)
+    place = as_url(url)
     assert place == f"{place}" == "https://host.org:8000/v.npy"
-    assert reached(pickle.loads(pickle.dumps(place))) == (url, {})
+    assert fsspec_args(pickle.loads(pickle.dumps(place))) == (url, {})
     assert json.dumps({"location": place}).count("abcdef") == 0
-    said = why(OSError(f"403 for {url}"), place)
+    said = error_summary(OSError(f"403 for {url}"), place)
     assert not [secret for secret in ("password", "abcdef") if secret in said]
     assert Url("abfs://container@account.host/v.zarr") == "abfs://container@account.host/v.zarr"
 
@@ -265,15 +265,15 @@ def test_what_a_server_answers_is_told(monkeypatch):
 
     for status, code in ((500, "InternalError"), (503, "SlowDown")):
         match = rf"for \d seconds: it answers {status} {code}; see"
-        refused(StoreError, match, persistently, answers(status, code), url)
+        refused(StoreError, match, retry, answers(status, code), url)
     monkeypatch.setenv("DASKFACTOR_STORE_PATIENCE", "300")
     for kind, status, code, message in (
         (PermissionError, 403, "AccessDenied", "the credentials are refused; check"),
         (OSError, 400, "ExpiredToken", "the credentials have expired; renew them"),
     ):
-        refused(StoreError, f"used: {message}", persistently, answers(status, code, kind), url)
+        refused(StoreError, f"used: {message}", retry, answers(status, code, kind), url)
     tree = 'x error\n  |-> service error\n  `-> Error { code: "InternalError", message: "m" }'
-    assert trouble_of(RuntimeError(tree)).what == "it answers InternalError"
+    assert classify_error(RuntimeError(tree)).reason == "it answers InternalError"
 
 
 def test_a_store_is_not_made_where_it_is_not_allowed(folder, s3):
@@ -330,7 +330,7 @@ def silence():
 @pytest.mark.parametrize("name", ["x.npy", "x.csv", "x.zarr"])
 def test_a_server_that_has_never_answered_is_given_up_soon(silence, name, monkeypatch, caplog):
     monkeypatch.setattr(urls, "FIRST_PATIENCE", 1.5)
-    monkeypatch.setattr(urls, "QUIET", 0.2)
+    monkeypatch.setattr(urls, "FIRST_WARNING", 0.2)
     monkeypatch.delenv(urls.PATIENCE, raising=False)
     # A worker in this process is not what reads, and does not make the server known.
     with LocalCluster(1, processes=False, dashboard_address=":0") as cluster:

@@ -14,12 +14,19 @@ from types import SimpleNamespace
 import numpy as np
 
 from daskfactor.errors import DaskfactorError
-from daskfactor.executors.base import Executor, local_workspace, perform
+from daskfactor.executors.base import Executor, local_workspace, run_operation
 from daskfactor.executors.plan import Action, ops_by_row
-from daskfactor.executors.segment import SegmentRun, make_orders
-from daskfactor.executors.state import CELLS, ChainState, Portion, bare, factor_name, join_portions
-from daskfactor.executors.store import Mode, Want, pack, unpack
-from daskfactor.executors.tasks import build_graph, group_rounds, join_ends, split_state
+from daskfactor.executors.segment import SegmentRun, make_segment_tasks
+from daskfactor.executors.state import (
+    CELLS,
+    ChainState,
+    Portion,
+    factor_name,
+    join_portions,
+    without_records,
+)
+from daskfactor.executors.store import ArrayRequest, Mode, pack, unpack
+from daskfactor.executors.tasks import build_graph, group_rounds, join_outputs, split_state
 from daskfactor.executors.threads import BandScheduler
 from daskfactor.kernels.steps import accumulate_moments
 from daskfactor.machine import single_threaded_blas
@@ -192,7 +199,7 @@ class Audited:
             band.counts, band.draws, band.sums = own.counts, own.draws, own.sums
         if watched is not None:
             counted = cells.count - watched
-            due = int(op.wanted.record)
+            due = int(op.options.record)
             fail_if(counted != due, f"lost: moments of cells of block {tuple(op.block)}")
         self.ledger.end(op, bands, cells)
         return found
@@ -227,7 +234,7 @@ class Audited:
     def _check_records(self, op, at, own, old, changes):
         who = f"{named(at)} in {tuple(op.block)}, cycle {op.cycle}"
         draws = own.draws[len(old.draws) :]
-        due = int(op.action == Action.UPDATE and op.last and op.wanted.keep)
+        due = int(op.action == Action.UPDATE and op.last and op.options.keep)
         fail_if(len(draws) != due, f"{len(draws)} draws of {who}, {due} due")
         for draw in draws:
             other = fingerprint(draw) != fingerprint(own.values)
@@ -242,7 +249,7 @@ class Audited:
         self.ledger.sums[at] |= sums
         if changes is None or not {*MOMENTS} <= set(old.arrays):
             return
-        due = int(op.action == Action.UPDATE and op.last and op.wanted.record)
+        due = int(op.action == Action.UPDATE and op.last and op.options.record)
         counted = own.counts.get("moments", 0) - old.counts.get("moments", 0)
         fail_if(counted != due, f"lost: {due - counted} moments of {who}")
         if due:
@@ -265,7 +272,7 @@ def check_memory(at, band, workspace):
 
 
 class Here:
-    """Says where the bands of a state are: all of them here."""
+    """Metadata and arrays of a state whose bands are all in this process."""
 
     def __init__(self, state):
         self.state, self.blocks, self.monitored = state, state.blocks, tuple(state.cells)
@@ -273,26 +280,26 @@ class Here:
     def names(self, factor):
         return self.state.names(factor)
 
-    def want(self, key, changes):
-        return Want(key, 0, (), Mode.COPY if changes else Mode.READ)
+    def request(self, key, changes):
+        return ArrayRequest(key, 0, (), Mode.COPY if changes else Mode.READ)
 
-    def found(self, wants):
-        return {want.key: self.value(want.key).copy() for want in wants}
+    def fetch(self, requests):
+        return {request.key: self.value(request.key).copy() for request in requests}
 
     def value(self, key):
         if key.factor == CELLS:
             return self.state.cells[key.number]
         band = self.state.factors[key.factor][key.number]
-        return band.arrays[key.name] if key.name else bare(band, ())
+        return band.arrays[key.name] if key.name else without_records(band, ())
 
 
 class Member(SegmentRun):
     """A worker of a ring to which all bands come as bytes, its own ones too."""
 
-    def arrive(self, parcel):
-        is_bytes = isinstance(parcel.band, bytes)
-        raw = parcel.band if is_bytes else pickle.dumps(parcel.band, protocol=5)
-        super().arrive(parcel._replace(band=raw))
+    def receive(self, message):
+        is_bytes = isinstance(message.band, bytes)
+        raw = message.band if is_bytes else pickle.dumps(message.band, protocol=5)
+        super().receive(message._replace(band=raw))
 
 
 class Network:
@@ -303,11 +310,13 @@ class Network:
         self.state = state
         shares = {str(rank): count for rank, count in enumerate(counts)}
         here, lanes = Here(state), [1] * len(counts)
-        orders = make_orders(work, here, shares, lanes, ("token", 0), work.tell, 0.01)
-        wire = SimpleNamespace(send=lambda to, parcel: self.mail.append((int(to), parcel)))
-        self.workers = [kind(order, wire) for order in orders]
+        tasks = make_segment_tasks(
+            work, here, shares, lanes, ("token", 0), work.report_progress, 0.01
+        )
+        wire = SimpleNamespace(send=lambda to, message: self.mail.append((int(to), message)))
+        self.workers = [kind(task, wire) for task in tasks]
         for worker in self.workers:
-            worker.begin(here.found(worker.order.wants))
+            worker.begin(here.fetch(worker.task.requests))
 
     def step(self, worker, row=None):
         """Have a worker do an operation: that of a row, or the one that it would choose."""
@@ -315,10 +324,10 @@ class Network:
         assert op is not None
         before = len(self.mail)
         worker.scheduler.finish(op, *worker.operate(op))
-        assert all(rank != worker.order.rank for rank, _ in self.mail[before:])
+        assert all(rank != worker.task.rank for rank, _ in self.mail[before:])
 
     def run(self, rng, any_row=False):
-        """Do all operations and deliver all parcels; ``any_row``: in any admissible order."""
+        """Do all operations and deliver all messages; ``any_row``: in any admissible order."""
         while any(worker.scheduler.remaining for worker in self.workers):
             each = [(own, row) for own in self.workers for row in ready_rows(own.scheduler)]
             able = [(own, row if any_row else None) for own, row in each]
@@ -327,10 +336,10 @@ class Network:
             if choice < len(able):
                 self.step(*able[choice])
             else:
-                rank, parcel = self.mail.pop(choice - len(able))
-                parcel = parcel._replace(band=pickle.dumps(parcel.band, protocol=5))
+                rank, message = self.mail.pop(choice - len(able))
+                message = message._replace(band=pickle.dumps(message.band, protocol=5))
                 for _ in range(int(rng.integers(1, 3))):  # now and then twice
-                    self.workers[rank].arrive(parcel)
+                    self.workers[rank].receive(message)
 
     def result(self):
         return join_portions(self.state, [worker.result() for worker in self.workers])
@@ -363,7 +372,7 @@ class AuditExecutor(Executor):
         self.segments = []
 
     def _run(self, work, state):
-        assert work.place is None, "a device's bands are not audited"
+        assert work.placement is None, "a device's bands are not audited"
         done = 0
         with single_threaded_blas():
             for plan in self._cut(work.plan):
@@ -395,8 +404,8 @@ class AuditExecutor(Executor):
             ready = ready_rows(scheduler)
             fail_if(not ready, "no operation may start")
             op = take_row(scheduler, ready[int(self.rng.integers(len(ready)))])
-            scheduler.finish(op, *perform(op, work, state, local_workspace()))
-        state.settle(scheduler.evaluations)
+            scheduler.finish(op, *run_operation(op, work, state, local_workspace()))
+        state.add_evaluations(scheduler.evaluations)
         return state
 
     def _ring(self, work, state):
@@ -409,9 +418,9 @@ class AuditExecutor(Executor):
         return network.result()
 
     def _tasks(self, work, state):
-        starts = split_state(state, work.plan[0].size)
+        inputs = split_state(state, work.plan[0].size)
         split = bool(self.rng.integers(2))
-        graph, ends = build_graph(group_rounds(work.plan), work, starts, split=split)
+        graph, outputs = build_graph(group_rounds(work.plan), work, inputs, split=split)
         results = {}
 
         def needs(key):
@@ -428,9 +437,9 @@ class AuditExecutor(Executor):
             changed = before != [portion_print(own) for own in given]
             fail_if(changed, f"shared: the task {key} wrote to what it was given")
             results[key] = pickled(result)
-        keys = [key for kind in ends for key in kind]
+        keys = [key for part in outputs for key in part]
         found = [key if isinstance(key, Portion) else results[key] for key in keys]
-        return join_ends(ends, state, found)[0]
+        return join_outputs(outputs, state, found)[0]
 
     def _map(self, function, items, name):
         results = {}

@@ -24,7 +24,7 @@ class Mixer:
         if op.block == self.fail_at and op.cycle == 1:
             raise ZeroDivisionError("on purpose")
         self.move(op, bands)
-        for band in bands if op.last and op.wanted.keep else ():
+        for band in bands if op.last and op.options.keep else ():
             band.draws.append(band.values.copy())
 
     def move(self, op, bands):

@@ -9,7 +9,7 @@ import daskfactor as dfac
 from daskfactor.data.grid import Block, Reshuffled
 from daskfactor.errors import EngineError, OptionError
 from daskfactor.executors import SerialExecutor, device
-from daskfactor.executors.device import CUDA, DeviceExecutor, PlacedData, PlacedState, PlanNames
+from daskfactor.executors.device import CUDA, DeviceData, DeviceExecutor, DeviceState, PlanNames
 from daskfactor.executors.plan import Action
 from daskfactor.executors.state import Evaluation
 from daskfactor.kernels.steps import to_host
@@ -50,16 +50,16 @@ def check(device, placed, data, *keys):
 
 def test_parts_stay_while_they_fit_and_come_once_if_they_were_begun(copies, stand_in):
     data, V = data_of()
-    placed = PlacedData(data, CUDA(memory_limit="1 MiB"))
+    placed = DeviceData(data, CUDA(memory_limit="1 MiB"))
     check(stand_in, placed, data, *(KEYS * 3))
     assert len(copies) == 3
     assert (placed.shape, placed.grid) == (V.shape, data.grid)
-    assert PlacedData(data, CUDA())._limit == int(0.75 * 2**33)  # of the free memory
-    placed = PlacedData(data, CUDA())
+    assert DeviceData(data, CUDA())._limit == int(0.75 * 2**33)  # of the free memory
+    placed = DeviceData(data, CUDA())
     for key in (KEYS[1], KEYS[1], *KEYS):
-        placed.begin(key)
+        placed.prefetch(key)
     check(stand_in, placed, data, *KEYS)
-    placed.begin(KEYS[1])
+    placed.prefetch(KEYS[1])
     assert len(copies) == 6
 
 
@@ -68,13 +68,13 @@ def test_parts_stream_where_they_do_not_fit(stand_in, copies, kept):
     """One has room: each comes again in every cycle, and is right every time. The stand-in copies
     as late as it may, from memory that must not be given back before."""
     data, _ = data_of()
-    placed = PlacedData(data, CUDA(memory_limit=1))
+    placed = DeviceData(data, CUDA(memory_limit=1))
     if not kept:
-        placed._most_pinned = 0
+        placed._max_pinned = 0
     for _ in range(2):
         for key, after in zip(KEYS, KEYS[1:] + KEYS[:1], strict=True):
             check(stand_in, placed, data, key)
-            placed.begin(after)
+            placed.prefetch(after)
             check(stand_in, placed, data, key)  # it is not pushed out by the next one
     assert len(copies) == 7  # and is not copied a second time for that
     assert len(placed._parts) <= 2
@@ -86,7 +86,7 @@ def test_some_parts_stay_where_most_fit(stand_in, copies):
     data = dfac.as_blocks(V, 6)
     keys = [(tuple(range(6)), tuple((np.arange(6) + shift) % 6)) for shift in range(6)]
     size = V.nbytes // 6
-    placed = PlacedData(data, CUDA(memory_limit=4 * size + size // 2))
+    placed = DeviceData(data, CUDA(memory_limit=4 * size + size // 2))
     for key in keys * 5:
         check(stand_in, placed, data, key)
         assert sum(own for _, own in placed._parts.values()) <= 4 * size
@@ -98,7 +98,7 @@ def test_copies_that_come_again_and_again_are_kept_ready(stand_in, monkeypatch):
     data, _ = data_of()
     made, pinned = [], stand_in.pinned
     monkeypatch.setattr(stand_in, "pinned", lambda *own: made.append(own) or pinned(*own))
-    placed = PlacedData(data, CUDA(memory_limit=1))
+    placed = DeviceData(data, CUDA(memory_limit=1))
     check(stand_in, placed, data, *(KEYS * 4))
     few = len(made)
     check(stand_in, placed, data, *KEYS)
@@ -113,7 +113,7 @@ def test_blocks_of_a_scratch_file_do_not_overwrite_each_other(stand_in, tmp_path
     lazy = da.from_array(V, chunks=(100, 100))  # which is not used in place
     data = dfac.as_blocks(lazy, 3, memory_limit=1)
     assert not data.in_memory
-    check(stand_in, PlacedData(data, CUDA()), data, *KEYS)
+    check(stand_in, DeviceData(data, CUDA()), data, *KEYS)
     data.close()
 
 
@@ -132,7 +132,7 @@ def test_bands_are_joined_and_parted_again(stand_in):
     wanted = [state.gather(factor) for factor in (0, 1)]
     before = [state.gather(factor, "always") for factor in (0, 1)]
     offsets, first = [band.offset for band in state.bands()], state.gather_draws(0)
-    placed = PlacedState(state, None)
+    placed = DeviceState(state, None)
     for own, whole in zip(placed.bands, wanted, strict=True):
         np.testing.assert_array_equal(to_host(own.values), whole)
         own.values *= np.float32(2)
@@ -142,7 +142,7 @@ def test_bands_are_joined_and_parted_again(stand_in):
         own.counts["draws"] = 7
         own.draws.append(own.values + np.float32(20))
         own.sums |= {1: 5.0, (1, "of components"): np.arange(3.0)}
-    placed.settle()
+    placed.write_back()
     for factor, whole in enumerate(wanted):
         np.testing.assert_array_equal(state.gather(factor), 2 * whole)
         np.testing.assert_array_equal(state.gather(factor, "always"), before[factor] + 1)
@@ -165,9 +165,9 @@ def test_what_a_plan_does_not_touch_or_only_reads_does_not_come_back(stand_in, s
     state = state_of()
     before = [(band.values, dict(band.arrays)) for band in state.bands()]
     names = frozenset({"always", "last"}), frozenset({"last"})
-    placed = PlacedState(state, PlanNames(*names, still))
+    placed = DeviceState(state, PlanNames(*names, still))
     assert all(set(own.arrays) == {"always", "last"} for own in placed.bands)
-    placed.settle()
+    placed.write_back()
     for band, (values, arrays) in zip(state.bands(), before, strict=True):
         assert (band.values is values) is still
         assert [name for name in arrays if band.arrays[name] is not arrays[name]] == ["last"]
@@ -176,9 +176,9 @@ def test_what_a_plan_does_not_touch_or_only_reads_does_not_come_back(stand_in, s
 def test_bands_that_were_cut_from_a_factor_are_that_factor_again():
     factor = np.arange(12.0).reshape(6, 2).copy()
     cut = np.split(factor, [1, 4])
-    assert device.rejoined(cut) is factor
+    assert device.join_arrays(cut) is factor
     for parts in (cut[:2], cut[::-1], [cut[0], cut[1].copy(), cut[2]], [own[:, :1] for own in cut]):
-        np.testing.assert_array_equal(device.rejoined(parts), np.concatenate(parts))
+        np.testing.assert_array_equal(device.join_arrays(parts), np.concatenate(parts))
 
 
 def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
@@ -186,7 +186,7 @@ def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
     for own in state.cells.values():
         own.mean += np.float32(2)
         own.count = 4
-    placed = PlacedState(state, None)
+    placed = DeviceState(state, None)
     seen = set()
     for key in KEYS:
         cells = placed.cells.get(key)
@@ -201,7 +201,7 @@ def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
         found = (W[rows] * H[cols]).sum(axis=1)
         alone = []
         for block in wanted:
-            own, bands = state.cells[block], state.met(block)
+            own, bands = state.cells[block], state.block_bands(block)
             each = [band.values[at] for band, at in zip(bands, own.at, strict=True)]
             alone += (each[0] * each[1]).sum(axis=1).tolist()
         np.testing.assert_array_equal(found, np.array(alone, np.float32))
@@ -210,7 +210,7 @@ def test_cells_of_a_round_are_joined_with_their_moments(stand_in):
         cells.m2 += np.float32(3)
         cells.count = 5
     assert seen == set(state.cells)
-    placed.settle()
+    placed.write_back()
     for own in state.cells.values():
         assert own.count == 5
         np.testing.assert_array_equal(own.mean, np.full_like(own.mean, 3))
@@ -229,7 +229,7 @@ class Doubler:
         data.view(*op.block)
         for band in bands:
             band.values *= np.float32(2)
-            if op.last and op.wanted.keep:
+            if op.last and op.options.keep:
                 band.draws.append(band.values + np.float32(0))
 
     def evaluate(self, op, data, bands, cells, workspace):

@@ -13,11 +13,18 @@ from daskfactor.data import grid
 from daskfactor.data.grid import Cyclic, NestedReshuffled, Passes, Proportional, Reshuffled
 from daskfactor.errors import GridError
 from daskfactor.executors import SerialExecutor
-from daskfactor.executors.balance import Balance, evenness
+from daskfactor.executors.balance import LoadBalancer, load_balance
 from daskfactor.executors.base import SegmentLost, Work
-from daskfactor.executors.plan import Action, CycleOptions, Op, build_plan, ops_by_row, rows_met
+from daskfactor.executors.plan import (
+    Action,
+    CycleOptions,
+    Op,
+    build_plan,
+    ops_by_row,
+    row_band_by_round,
+)
 from daskfactor.executors.segment import plan_transfers
-from daskfactor.executors.state import empty_state, make_state, place_cells, travellers
+from daskfactor.executors.state import empty_state, make_state, moving_bands, place_cells
 from daskfactor.executors.threads import BandScheduler, share_bands
 from tests.executors.audit import Network
 from tests.executors.mixer import HoardingMixer, Mixer, begin, bits, hoard, plan_of
@@ -67,7 +74,7 @@ def test_rounds_of_any_number_of_factors(factors, blocks, schedule, evaluate):
         assert {op.scale for op in visits[cycle]} == {scale}
     assert sorted(op.block for op in visits[-1]) == sorted(2 * evaluate * every)
     for factor in range(1, factors):
-        met = rows_met(plan, factor)
+        met = row_band_by_round(plan, factor)
         for number, part in enumerate(plan):
             assert [met[number, op.block[factor]] for op in part.ops] == list(range(blocks))
 
@@ -155,16 +162,16 @@ def test_orders_know_where_bands_of_every_factor_go(factors):
     plan = make_plan(Reshuffled(), 3, 1, factors=factors)
     network = network_of(plan, begin(3, factors), [1, 2], Mixer())
     for worker in network.workers:
-        own, transfers = worker.scheduler.ops, worker.order.transfers
+        own, transfers = worker.scheduler.ops, worker.task.transfers
         assert len(transfers) == factors - 1
         for number, part in enumerate(plan):
             ops = {op.block[0]: op for op in part.ops}
             assert all(own[row][number] == ops[row] for row in own)
             for op, (factor, each) in itertools.product(part.ops, enumerate(transfers, 1)):
                 assert each.row_of[number, op.block[factor]] == op.block[0]
-                owner = worker.order.owner[op.block[0]]
+                owner = worker.task.owner[op.block[0]]
                 assert worker._holder((factor, op.block[factor]), number) == owner
-        assert worker._holder((factors - 1, 0), len(plan)) == worker.order.rank
+        assert worker._holder((factors - 1, 0), len(plan)) == worker.task.rank
 
 
 def test_arrays_travel_with_the_factor_that_has_them():
@@ -174,7 +181,7 @@ def test_arrays_travel_with_the_factor_that_has_them():
     names = [state.names(factor) for factor in range(3)]
     lean = [names[0], names[1] - {"last"}, names[2] - {"always"}]
     transfers, touched = plan_transfers(plan, HoardingMixer(), lean)
-    assert [set(each.following) for each in transfers] == [{"always"}, {"last"}]
+    assert [set(each.next_use) for each in transfers] == [{"always"}, {"last"}]
     assert transfers[0].needed(0) == {"", "always"}
     assert transfers[1].needed(0) == {""}
     last = next(n for n, part in enumerate(plan) if part.ops[0].last)
@@ -203,7 +210,7 @@ def test_a_band_of_any_factor_that_must_leave_goes_first():
         wanted = leaving, ops[1][0].block[leaving]
         scheduler = BandScheduler(ops, 1, lambda band, number, own=wanted: band == own)
         for row in (0, 1):
-            for band in travellers(ops[row][0].block):
+            for band in moving_bands(ops[row][0].block):
                 scheduler.arrive(band, 0)
         assert scheduler._choose(0) == 1
 
@@ -272,15 +279,15 @@ def test_a_second_copy_of_a_band_is_dropped():
     one, other = network.workers
     while not network.mail:
         network.step(one)
-    rank, parcel = network.mail[0]
+    rank, message = network.mail[0]
     assert rank == 1
-    other.arrive(parcel)
-    changed = parcel.band.copy()
+    other.receive(message)
+    changed = message.band.copy()
     changed.values += 1
-    other.arrive(parcel._replace(band=changed))
-    assert other._collect(parcel.at, parcel.due).values is parcel.band.values
-    other.arrive(parcel)  # once it is being worked on, too
-    assert (parcel.at, parcel.due) not in other._waiting
+    other.receive(message._replace(band=changed))
+    assert other._collect(message.at, message.due).values is message.band.values
+    other.receive(message)  # once it is being worked on, too
+    assert (message.at, message.due) not in other._waiting
 
 
 def test_waiting_ends_when_nothing_comes_or_the_attempt_is_over():
@@ -324,14 +331,14 @@ def segments(balance, count, blocks, speed, workers=2):
         shares = dict(zip(threads, balance.share(blocks, threads, None), strict=True))
         rates = {address: speed(number, address) for address in threads}
         busy = {a: 10 * n / rates[a] for a, n in shares.items() if n}
-        balance.note({a: 10 * shares[a] for a in busy}, busy)
+        balance.record({a: 10 * shares[a] for a in busy}, busy)
         found.append((shares, max(busy.values()) / (10 * blocks / sum(rates.values()))))
     return found
 
 
 def test_a_straggler_costs_no_more_than_its_share():
     """At half speed of two: a third of the work, once two segments have been measured."""
-    found = segments(Balance(), 6, 32, lambda number, address: 0.5 if address == "b" else 1.0)
+    found = segments(LoadBalancer(), 6, 32, lambda number, address: 0.5 if address == "b" else 1.0)
     assert [shares["b"] for shares, _ in found] == [16, 16, 11, 11, 11, 11]
     assert found[1][1] == pytest.approx(1.5)
     assert found[-1][1] < 1.04  # of the grain of bands: 22 / 32 of the work takes 22, not 21.3
@@ -339,7 +346,7 @@ def test_a_straggler_costs_no_more_than_its_share():
 
 def test_a_worker_that_recovers_gets_its_bands_back():
     slow = range(2, 6)
-    found = segments(Balance(), 30, 8, lambda n, a: 0.05 if a == "b" and n in slow else 1.0)
+    found = segments(LoadBalancer(), 30, 8, lambda n, a: 0.05 if a == "b" and n in slow else 1.0)
     counts = [shares["b"] for shares, _ in found]
     assert counts[:3] == [4, 4, 4]
     assert 0 in counts[3:8]
@@ -352,18 +359,18 @@ def test_first_segments_and_noise_move_nothing():
     def speed(number, address):
         return 0.1 if number == 0 and address == "a" else float(1 + 0.1 * rng.uniform(-1, 1))
 
-    found = segments(Balance(), 50, 12, speed, workers=4)
+    found = segments(LoadBalancer(), 50, 12, speed, workers=4)
     assert {tuple(shares.values()) for shares, _ in found} == {(3, 3, 3, 3)}
 
 
 def test_a_worker_that_joins_is_taken_to_be_like_the_others():
-    balance = Balance()
+    balance = LoadBalancer()
     segments(balance, 4, 16, lambda number, address: 0.5 if address == "b" else 1.0)
     (shares, _), *_ = segments(balance, 1, 16, lambda number, address: 1.0, workers=3)
     assert shares == {"a": 7, "b": 4, "c": 5}
-    assert evenness({"a": 2.0, "b": 4.0}, {"a": 1, "b": 2}) == 1.0
-    assert evenness({"a": 4.0, "b": 1.0, "c": 1.0}, dict.fromkeys("abc", 1)) == 0.5
-    assert evenness({"a": 0.0}, {"a": 1}) == 1.0
+    assert load_balance({"a": 2.0, "b": 4.0}, {"a": 1, "b": 2}) == 1.0
+    assert load_balance({"a": 4.0, "b": 1.0, "c": 1.0}, dict.fromkeys("abc", 1)) == 0.5
+    assert load_balance({"a": 0.0}, {"a": 1}) == 1.0
 
 
 @pytest.fixture

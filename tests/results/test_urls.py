@@ -20,7 +20,7 @@ from daskfactor.data.icechunks import ask, icechunk_storage
 from daskfactor.errors import OptionError, StoreError
 from daskfactor.results import repository, zarr_stores
 from daskfactor.results import store as store_module
-from daskfactor.results.repository import RepositoryPlace
+from daskfactor.results.repository import RepositoryBackend
 from daskfactor.results.store import RunStore
 from daskfactor.results.trace import open_run
 from tests.object_store import SECRETS, slow
@@ -139,7 +139,7 @@ def test_a_run_that_fails_leaves_its_place_free_or_to_one_that_went_on_meanwhile
     with pytest.raises(ValueError, match="broken"), create_store(url, make_spec()):
         raise ValueError("broken")
     refused(StoreError, "there is no run store", open_run, url)
-    close = RepositoryPlace.close
+    close = RepositoryBackend.close
 
     def late(place):
         close(place)
@@ -149,7 +149,7 @@ def test_a_run_that_fails_leaves_its_place_free_or_to_one_that_went_on_meanwhile
 
     store = create_store(url, make_spec())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RepositoryPlace, "close", late)
+        patch.setattr(RepositoryBackend, "close", late)
         store.__exit__(ValueError, ValueError("broken"), None)
     holds(url, 2)
 
@@ -234,7 +234,7 @@ def test_errors_at_random_and_slowness_change_nothing(s3, place):
 
 
 def test_a_server_that_goes_and_comes_back_is_waited_for(s3, place, caplog, monkeypatch):
-    monkeypatch.setattr(urls, "QUIET", 0.2)
+    monkeypatch.setattr(urls, "FIRST_WARNING", 0.2)
     with create_store(place, make_spec()) as store, caplog.at_level(logging.WARNING):
         write(store, 0, 2)
         back = s3.away(0.7)
@@ -354,8 +354,10 @@ def test_urls_that_cannot_be_used_are_refused(monkeypatch):
 
 def test_nothing_secret_is_told_stored_or_pickled(s3, place, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=hush/hush")
-    why = urls.trouble_of(RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush"))
-    assert (why.what, why.lasting) == ("it says: no such key ***", False)
+    diagnosis = urls.classify_error(
+        RuntimeError("x broken\n  |-> first\n  `-> no such key sig=hush/hush")
+    )
+    assert (diagnosis.reason, diagnosis.is_permanent) == ("it says: no such key ***", False)
     spec = make_spec()
     with create_store(place, spec) as store:
         fill(store, spec)
@@ -391,7 +393,7 @@ def test_two_processes_write_disjoint_chunks_of_one_checkpoint(s3, tmp_path, kin
         parts = pool.starmap(write_half, [(store.checkpoints.writer(), chain) for chain in (0, 1)])
         assert len(pickle.dumps(parts[0])) < 4096
         assert open_run(where)["posterior"].sizes["draw"] == 0
-        store.checkpoints.take(parts)
+        store.checkpoints.add_parts(parts)
         store.checkpoint({"a": np.arange(3)}, {"draws": 4})
         put(store, 4, 2)
     holds(where, 6)
@@ -440,14 +442,14 @@ def test_what_old_commits_hold_does_not_pile_up(tmp_path, monkeypatch):
     storage = pytest.importorskip("icechunk").local_filesystem_storage(str(folder))
     monkeypatch.setitem(icechunks._IN_MEMORY, url, storage)
     monkeypatch.setattr(repository, "GRACE", 0.0)
-    most = repository.KEPT + repository.EXPIRES_EVERY
+    most = repository.KEEP_COMMITS + repository.EXPIRES_EVERY
     with create_store(url, growing_spec(40)) as store:
         for start in range(0, 40, 5):
             commit_draws(store, start, start + 5)
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             assert size < (most + 2) * 30_000
     commits = list(icechunks.repository_at(url).ancestry(branch="main"))
-    assert len(commits) == repository.KEPT + 1  # with the repository's own first
+    assert len(commits) == repository.KEEP_COMMITS + 1  # with the repository's own first
     assert_array_equal(open_run(url)["posterior"]["W"].values[0], factors(0, 0, 40)[0])
 
 
@@ -471,7 +473,7 @@ def test_a_run_goes_on_where_old_commits_cannot_be_expired(monkeypatch, tmp_path
     async def refuse(self, grace):
         raise StoreError("not today")
 
-    monkeypatch.setattr(repository.RepositoryPlace, "_drop_old", refuse)
+    monkeypatch.setattr(repository.RepositoryBackend, "_drop_old", refuse)
     url = f"memory://{tmp_path.name}"
     with create_store(url, growing_spec(10)) as store:
         commit_draws(store, 0, 10)

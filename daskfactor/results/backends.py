@@ -1,8 +1,8 @@
-"""Where a run is: a folder, a plain zarr store at a URL, or an Icechunk repository.
+"""Storage backends of runs: a folder, a plain zarr store at a URL, or an Icechunk repository.
 
-What a run consists of has the same names everywhere: JSON documents (``zarr.json`` of the root and
-of each node), zarr's chunks, and archives of what a stopped run needs. A place says how these are
-kept, who may write them, and when what was written is there for others.
+All backends hold the same items under the same names: JSON documents (``zarr.json`` of the root and
+of each node), zarr chunks, and the archives of checkpoints. A backend defines how they are stored,
+which process may write them, and when readers see them.
 """
 
 import uuid
@@ -25,89 +25,89 @@ from daskfactor.results.files import (
     scratch_folder,
     writer_lock,
 )
-from daskfactor.urls import CLOUD, is_url, located, scheme_of
+from daskfactor.urls import CLOUD, is_url, public_location, scheme_of
 
 
 class View(Protocol):
-    """One version of a run, to be read."""
+    """One version of a run, for reading."""
 
     @property
     def name(self) -> str:
         """Path or URL, for messages."""
 
     def exists(self) -> bool:
-        """Whether there is anything at all."""
+        """Check whether anything exists there."""
 
     def kind(self) -> str | None:
-        """What is there, as `daskfactor.data.store.zarr_kind` tells."""
+        """Return the kind of the content, as `daskfactor.data.store.zarr_kind` does."""
 
     def contents(self) -> str | None:
-        """Say what is there that is no run; None where a run could be made."""
+        """Describe content that is not a run; return None if a run can be created there."""
 
     def document(self, key: str) -> Any:
-        """Read a JSON document; OSError if it is not there, ValueError if it is none."""
+        """Return a JSON document; raise OSError if it is missing, ValueError if it is invalid."""
 
     def chunks(self) -> Any:
-        """Give a zarr store to read from."""
+        """Return a zarr store for reading."""
 
 
-class Place(View, Protocol):
-    """A run to be written, by one process at a time.
+class Backend(View, Protocol):
+    """A run for writing, by one process at a time.
 
     Attributes
     ----------
-    every
-        Seconds between checkpoints at least; 0 where one costs next to nothing.
+    checkpoint_interval
+        Minimum seconds between checkpoints; 0 if they are cheap.
     store
         The zarr store to write to.
     """
 
-    every: ClassVar[float]
+    checkpoint_interval: ClassVar[float]
     store: Any
 
     @property
     def shared(self) -> Path | bool:
-        """A folder whose owners can write here, or whether all processes can."""
+        """Folder that other processes must be able to write to; True or False for all or none."""
 
     def replace(self, key: str, document: Any) -> None:
         """Replace a JSON document."""
 
     def save(self, name: str, write: Callable[[Any], object]) -> None:
-        """Replace an archive by what ``write`` writes into a file."""
+        """Replace an archive; ``write`` receives the open file."""
 
-    def saved(self, name: str) -> IO[bytes]:
-        """Open an archive to read it."""
+    def open_archive(self, name: str) -> IO[bytes]:
+        """Open an archive for reading."""
 
-    def tidy(self, parts: Collection[str]) -> None:
-        """Remove archives that writers left, but for those that a checkpoint lists."""
+    def remove_archives(self, keep: Collection[str]) -> None:
+        """Remove the archives of writers, except those to keep."""
 
     def flush(self) -> None:
-        """Have everything that was written outlive the process."""
+        """Make everything that was written durable."""
 
-    def commit(self, what: str) -> None:
-        """Show readers everything that was written, at once."""
+    def commit(self, message: str) -> None:
+        """Make everything that was written visible to readers, atomically."""
 
     def fork(self) -> Any:
-        """Give a zarr store that can be sent to another process, to write chunks there."""
+        """Return a zarr store that can be pickled to write chunks from another process."""
 
-    def recall(self) -> None:
-        """Have nothing more come of what is written to stores that `fork` gave."""
+    def discard_forks(self) -> None:
+        """Discard all writes to stores that `fork` returned."""
 
     def merge(self, stores: Sequence[Any]) -> None:
-        """Take over what was written to stores that `fork` gave."""
+        """Merge the writes to stores that `fork` returned."""
 
     def writing(self, what: str, safe: str, again: str) -> AbstractContextManager[None]:
-        """Turn a failure to write into a sentence that says what is safe, and what to do then."""
+        """Turn write errors into a StoreError that says what is safe and what to do."""
 
     def discard(self) -> None:
-        """Remove the run, unless others have written it meanwhile, and let go of its place."""
+        """Remove the run, unless another process has written it since, and close the backend."""
 
     def close(self) -> None:
-        """Let others write; what was not committed is lost."""
+        """Release the right to write; uncommitted writes are lost."""
 
 
-class Folder:
-    """A run in a folder, to be read."""
+class FolderView:
+    """A run in a folder, for reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,10 +121,10 @@ class Folder:
         return self.path.exists()
 
     def kind(self) -> str | None:
-        from daskfactor.data.store import zarr_kind  # what takes long to import is not needed here
+        from daskfactor.data.store import zarr_kind  # slow to import
 
-        if (found := zarr_kind(self.name)) is not None:
-            return found
+        if (kind := zarr_kind(self.name)) is not None:
+            return kind
         return "run" if scratch_folder(self.path).is_dir() else None
 
     def contents(self) -> str | None:
@@ -132,7 +132,7 @@ class Folder:
             return None
         if not self.path.is_dir():
             return "a file"
-        return f"a folder with {', '.join(sorted(one.name for one in self.path.iterdir())[:3])}"
+        return f"a folder with {', '.join(sorted(file.name for file in self.path.iterdir())[:3])}"
 
     def document(self, key: str) -> Any:
         return read_json(self.path / key)
@@ -143,10 +143,10 @@ class Folder:
         return LocalStore(self.path, read_only=True)
 
 
-class LocalPlace(Folder):
-    """A run in a folder, to be written: each file is replaced atomically and flushed to disk."""
+class LocalBackend(FolderView):
+    """A run in a folder, for writing: each file is replaced atomically and flushed to disk."""
 
-    every: ClassVar[float] = 0.0
+    checkpoint_interval: ClassVar[float] = 0.0
 
     def __init__(
         self, path: Path, lock: Lock | None = None, reservation: "Reservation | None" = None
@@ -155,7 +155,7 @@ class LocalPlace(Folder):
 
         super().__init__(path)
         self._lock, self._reservation = lock, reservation
-        self._making: Path | None = None
+        self._staging: Path | None = None
         self.store = DurableStore(path)
 
     @property
@@ -163,8 +163,8 @@ class LocalPlace(Folder):
         return str(self.path) if self._reservation is None else self._reservation.path
 
     @classmethod
-    def opened(cls, path: Path) -> "LocalPlace":
-        """Take the right to write a run, and remove what writers that were killed left behind."""
+    def opened(cls, path: Path) -> "LocalBackend":
+        """Lock a run for writing, and remove files that killed writers have left."""
         recover(path)
         lock = writer_lock(path)
         for leftover in [*path.rglob(f"*{PARTIAL}")]:
@@ -172,18 +172,18 @@ class LocalPlace(Folder):
         return cls(path, lock)
 
     @classmethod
-    def for_new_run(cls, reservation: "Reservation", path: Path) -> "LocalPlace":
-        """Make a place for a run that nobody sees before its first commit."""
+    def for_new_run(cls, reservation: "Reservation", path: Path) -> "LocalBackend":
+        """Return the backend of a new run, which is invisible before its first commit."""
         scratch_folder(path).mkdir(parents=True)
         return cls(path, writer_lock(path), reservation)
 
     @classmethod
-    def for_checkpoints(cls, path: Path) -> "LocalPlace":
-        """Make a place in an empty folder that holds checkpoints and nothing else."""
+    def for_checkpoints(cls, path: Path) -> "LocalBackend":
+        """Return a backend in an empty folder for checkpoints only."""
         scratch_folder(path).mkdir(parents=True)
-        place = cls(path)
-        place.replace(MARKER, {"attributes": {}})
-        return place
+        backend = cls(path)
+        backend.replace(MARKER, {"attributes": {}})
+        return backend
 
     @property
     def shared(self) -> Path | bool:
@@ -195,24 +195,24 @@ class LocalPlace(Folder):
     def save(self, name: str, write: Callable[[Any], object]) -> None:
         self.store.save(name, write)
 
-    def saved(self, name: str) -> IO[bytes]:
-        return self.store.saved(name)
+    def open_archive(self, name: str) -> IO[bytes]:
+        return self.store.open_archive(name)
 
-    def tidy(self, parts: Collection[str]) -> None:
+    def remove_archives(self, keep: Collection[str]) -> None:
         for file in scratch_folder(self.path).glob("*-*.npz"):
-            if file.stem not in parts:
+            if file.stem not in keep:
                 file.unlink(missing_ok=True)
 
     def flush(self) -> None:
         self.store.flush()
 
-    def commit(self, what: str) -> None:
-        """Give a new run its name; of one that has it root and marker are replaced in an instant.
+    def commit(self, message: str) -> None:
+        """Give a new run its name; an existing run is updated by its root and marker alone.
 
         Raises
         ------
         StoreError
-            If something else has the name meanwhile.
+            If something else has taken the name.
         """
         if self._reservation is None:
             return
@@ -222,19 +222,19 @@ class LocalPlace(Folder):
         self.store.follow(self.path)
         if self._lock is not None:
             self._lock.folder = scratch_folder(self.path)
-        if self._making is not None:
-            self._making = scratch_folder(self.path) / self._making.name
+        if self._staging is not None:
+            self._staging = scratch_folder(self.path) / self._staging.name
 
     def fork(self) -> Any:
-        if self._making is None:
-            self._making = scratch_folder(self.path) / f"{uuid.uuid4().hex}{PARTIAL}"
-            self._making.mkdir()
-        return type(self.store)(self.path, self._making)
+        if self._staging is None:
+            self._staging = scratch_folder(self.path) / f"{uuid.uuid4().hex}{PARTIAL}"
+            self._staging.mkdir()
+        return type(self.store)(self.path, self._staging)
 
-    def recall(self) -> None:
-        if self._making is not None:
-            remove_scratch(self._making)
-            self._making = None
+    def discard_forks(self) -> None:
+        if self._staging is not None:
+            remove_scratch(self._staging)
+            self._staging = None
 
     def merge(self, stores: Sequence[Any]) -> None:
         for store in stores:
@@ -254,16 +254,16 @@ class LocalPlace(Folder):
             ) from error
 
     def discard(self) -> None:
-        ours = self._reservation is None and self._lock is not None and self._lock.is_current()
+        has_lock = self._reservation is None and self._lock is not None and self._lock.is_current()
         with suppress(OSError, StoreError):
-            if ours:  # removed before anybody else may write there
-                with Publication(self.path) as aside:
-                    self.path.rename(aside.draft)
+            if has_lock:  # remove it before another process may write there
+                with Publication(self.path) as removed:
+                    self.path.rename(removed.draft)
         self.close()
 
     def close(self) -> None:
         try:
-            self.recall()
+            self.discard_forks()
         finally:
             if self._lock is not None:
                 self._lock.release()
@@ -272,53 +272,53 @@ class LocalPlace(Folder):
 
 
 def view_of(path: str | PathLike[str], snapshot: str | None = None) -> View:
-    """Find a run to read it: the newest version, or an earlier one of a repository.
+    """Return a view of a run: the newest version, or a snapshot of a repository.
 
     Raises
     ------
     StoreError
-        If the place cannot be reached, or Icechunk is not installed and nothing else is there.
+        If the location cannot be reached, or Icechunk is not installed and nothing else is there.
     OptionError
-        If a snapshot is asked for where there are none.
+        If a snapshot is requested of a run without snapshots.
     """
-    text = located(path)
-    found: View = Folder(Path(text))
+    text = public_location(path)
+    view: View = FolderView(Path(text))
     if is_url(text):
         from daskfactor.data.careful import plain_store
         from daskfactor.results.repository import UrlView, repository_view
 
         cloud = scheme_of(text) in CLOUD
-        in_repository = repository_view(text, snapshot) if cloud and is_installed() else None
-        if in_repository is not None:
-            return in_repository
-        found = UrlView(text, plain_store(text))
-        if cloud and not is_installed() and not found.exists():
+        repository = repository_view(text, snapshot) if cloud and is_installed() else None
+        if repository is not None:
+            return repository
+        view = UrlView(text, plain_store(text))
+        if cloud and not is_installed() and not view.exists():
             raise needed(text)
     if snapshot is not None:
         raise OptionError(
             f"snapshots are kept of runs in object stores, not of {text}; leave snapshot= out"
         )
-    return found
+    return view
 
 
-def open_place(path: str) -> Place:
-    """Take the right to write the run at a path or URL.
+def open_backend(path: str) -> Backend:
+    """Open the run at a path or URL for writing.
 
     Raises
     ------
     StoreError
-        If another process has it, or if nothing can be written there.
+        If another process writes it, or the location is not writable.
     """
     if not is_url(path):
-        return LocalPlace.opened(Path(path))
+        return LocalBackend.opened(Path(path))
     refuse_url(path)
-    from daskfactor.results.repository import RepositoryPlace
+    from daskfactor.results.repository import RepositoryBackend
 
-    return RepositoryPlace.opened(path)
+    return RepositoryBackend.opened(path)
 
 
 def refuse_url(path: str) -> None:
-    """Refuse a URL that a run cannot be written to."""
+    """Raise StoreError for a URL that a run cannot be written to."""
     if is_url(path) and scheme_of(path) not in CLOUD:
         raise StoreError(
             f"a run is written to a local path or to s3://, gs://, az:// or memory://, got {path}"
@@ -326,76 +326,76 @@ def refuse_url(path: str) -> None:
 
 
 class Reservation:
-    """The name of a run that is about to begin; nobody else begins one there.
+    """Reservation of the name of a new run against other processes.
 
     Parameters
     ----------
     path
-        Local path or URL, of which nothing is reserved at a URL.
+        Local path or URL; nothing is reserved at a URL.
     check
-        Refuses what is in the way; true if there is a run that is to be replaced.
+        Raises an error for content that must not be replaced; returns True if a run is replaced.
 
     Raises
     ------
     StoreError
-        If another process begins a run there, or writes the one to be replaced.
+        If another process creates a run there, or writes the run to be replaced.
     """
 
     def __init__(self, path: str, check: Callable[[], bool]) -> None:
         self.path, self.replaces = path, check()
         self._publication: Publication | None = None
         self._replaced: Lock | None = None
-        self._place: LocalPlace | None = None
+        self._backend: LocalBackend | None = None
         if is_url(path):
             return
         with self._disk_errors():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._publication = Publication(path)
         try:
-            self.replaces = check()  # again: from now on it stays as it is
+            self.replaces = check()  # again: now no other process can change it
             self._replaced = writer_lock(Path(path)) if self.replaces else None
         except BaseException:
             self.close()
             raise
 
     @contextmanager
-    def new_place(self) -> Iterator[Place]:
-        """Give the place of the run, which is complete when the block ends, or is not there.
+    def new_backend(self) -> Iterator[Backend]:
+        """Yield the backend of the new run, which becomes visible when the block ends.
 
-        One that replaces another is seen from its first checkpoint on.
+        A run that replaces another becomes visible at its first checkpoint.
         """
         if self._publication is None:
-            from daskfactor.results.repository import RepositoryPlace
+            from daskfactor.results.repository import RepositoryBackend
 
-            with RepositoryPlace.created(self.path, self.replaces) as elsewhere:
-                yield elsewhere
+            with RepositoryBackend.created(self.path, self.replaces) as repository:
+                yield repository
             return
         with self._disk_errors():
-            self._place = place = LocalPlace.for_new_run(self, self._publication.draft)
+            self._backend = backend = LocalBackend.for_new_run(self, self._publication.draft)
             try:
-                yield place
+                yield backend
                 if not self.replaces:
-                    place.commit("begun")
+                    backend.commit("begun")
             except BaseException:
-                place.close()
+                backend.close()
                 raise
 
-    def hand_over(self) -> Place | None:
-        """Return the place, which the caller closes from now on; None at a URL."""
-        place, self._place = self._place, None
-        return place
+    def hand_over(self) -> Backend | None:
+        """Return the backend, which the caller then has to close; None at a URL."""
+        backend, self._backend = self._backend, None
+        return backend
 
     def publish(self) -> Path:
-        """Give the run its name in place of what it replaces; return its path."""
+        """Give the run its name, replacing an earlier run; return its path."""
         assert self._publication is not None
         self._publication.publish(self.replaces)
         self._release()
         return Path(self.path)
 
     def close(self) -> None:
-        """Let others have the name; a run that has not appeared goes. Can be called again."""
-        if (place := self.hand_over()) is not None:
-            place.close()
+        """Release the name; an unpublished run is removed. Can be called again."""
+        if (backend := self.hand_over()) is not None:
+            backend.close()
         self._release()
 
     def _release(self) -> None:

@@ -19,7 +19,7 @@ from daskfactor.errors import EngineError
 from daskfactor.executors import SerialExecutor
 from daskfactor.executors.base import StateLost
 from daskfactor.executors.state import ChainState, FactorBand
-from daskfactor.executors.store import HOLD, PLUGIN, BandStore, Key, Mode, Want
+from daskfactor.executors.store import ANCHOR_PREFIX, PLUGIN, ArrayRequest, BandStore, Key, Mode
 from tests.cluster import dying
 from tests.cluster.programs import Killer, chain, kill_one, oracle
 from tests.cluster.support import EXECUTORS, IMPATIENT, beside, cluster, executing, named, same
@@ -59,7 +59,7 @@ def settled(client, expected):
 def store():
     with ThreadPoolExecutor(1) as pool:
         made = BandStore(SimpleNamespace(handlers={}, address="here"), pool)
-        made.transition(f"{HOLD}token-0", "released", "memory")
+        made.transition(f"{ANCHOR_PREFIX}token-0", "released", "memory")
         yield made
 
 
@@ -67,31 +67,31 @@ def test_a_store_keeps_versions_and_counts_their_bytes(store):
     key, one = Key(0, 0, "mean"), np.ones(100)
     store.put("token", {(key, 1): one, (key, 2): 2 * one})
     assert store.nbytes == 1600
-    found, _ = store.bring("token", [Want(key, 2, ("here",), Mode.COPY)], 1.0)
+    found, _ = store.fetch("token", [ArrayRequest(key, 2, ("here",), Mode.COPY)], 1.0)
     found[key][:] = 0
     assert store.get("token", (key, 2))[0] == 2
-    assert store.bring("token", [Want(key, 1, ("here",), Mode.READ)], 1.0)[0][key] is one
-    assert store.bring("token", [Want(key, 1, ("here",), Mode.TAKE)], 1.0)[0][key] is one
+    assert store.fetch("token", [ArrayRequest(key, 1, ("here",), Mode.READ)], 1.0)[0][key] is one
+    assert store.fetch("token", [ArrayRequest(key, 1, ("here",), Mode.TAKE)], 1.0)[0][key] is one
     assert store.nbytes == 800
     with pytest.raises(StateLost, match="here has lost"):
-        store.bring("token", [Want(key, 1, ("here",), Mode.READ)], 1.0)
+        store.fetch("token", [ArrayRequest(key, 1, ("here",), Mode.READ)], 1.0)
     store.drop("token", pickle.dumps([(key, 2)]))
     assert store.nbytes == 0
 
 
 def test_a_store_drops_bands_with_their_clients_key(store):
     store.put("token", {(Key(0, 0), 0): FactorBand(0, np.ones((5, 2)))})
-    store.transition(f"{HOLD}token-1", "released", "memory")
-    store.transition(f"{HOLD}token-0", "memory", "released")
+    store.transition(f"{ANCHOR_PREFIX}token-1", "released", "memory")
+    store.transition(f"{ANCHOR_PREFIX}token-0", "memory", "released")
     assert store.nbytes > 0  # the other key is still there
-    store.transition(f"{HOLD}token-1", "memory", "released")
+    store.transition(f"{ANCHOR_PREFIX}token-1", "memory", "released")
     assert store.nbytes == 0
     refused(StateLost, "has gone", store.put, "token", {(Key(0, 0), 0): np.ones(1)})
 
 
 def test_a_change_is_made_once(store):
-    store.once("call")
-    refused(StateLost, "a second time", store.once, "call")
+    store.reject_repeated_call("call")
+    refused(StateLost, "a second time", store.reject_repeated_call, "call")
 
 
 @pytest.mark.parametrize(("factors", "blocks"), [(2, 4), (3, 3)])
@@ -105,7 +105,7 @@ def test_arrays_of_every_kind_stay_where_they_are(executor, factors, blocks):
             def run(self, plan, program, state, data, on_done):
                 if isinstance(state, ChainState) and not state.names(0):
                     hoard(state)
-                    state = made.hold(state)
+                    state = made.distribute(state)
                 kept.append((state.copy(), content(state)))
                 if changed:
                     state.each(add, factors - 1)
@@ -126,8 +126,8 @@ def test_a_state_is_made_of_bands_of_any_number_of_factors(executor, factors, sh
         values = np.full((2, 3), 10.0 * factor + number)
         return FactorBand(2 * number, values, {"twice": 2 * values}, {"moments": factor})
 
-    made = executor.state_of(4, band, shared, factors)
-    here = SerialExecutor().state_of(4, band, shared, factors)
+    made = executor.state_from_bands(4, band, shared, factors)
+    here = SerialExecutor().state_from_bands(4, band, shared, factors)
     assert (made.n_factors, made.blocks) == (here.n_factors, here.blocks) == (factors, 4)
     assert content(made) == content(here)
     for found, wanted in zip(made.local().bands(), here.bands(), strict=True):
@@ -149,7 +149,7 @@ def look(band, power):
 
 def test_each_meets_bands_where_they_are(executor, here):
     state = oracle(segments=1)
-    held = executor.hold(state.copy())
+    held = executor.distribute(state.copy())
     before = held.copy()
     powers = range(1, 9)
     assert held.each(look, None, powers) == state.each(look, None, powers)
@@ -170,12 +170,12 @@ def fail(band):
 
 
 def test_an_error_in_each_comes_back(executor):
-    held = executor.hold(oracle(segments=1))
+    held = executor.distribute(oracle(segments=1))
     refused(EngineError, "on purpose", held.each, fail)
 
 
 def test_a_copy_is_a_way_back(executor):
-    state = executor.hold(oracle(segments=1))
+    state = executor.distribute(oracle(segments=1))
     way_back = state.copy()
     both = [chain(Continued(executor, own), cycles=2) for own in (state, way_back.copy())]
     assert bits(both[0].local()) == bits(both[1].local())
@@ -197,12 +197,12 @@ class Continued:
 @named
 def test_what_no_state_has_any_more_is_dropped(name, here):
     local = oracle(segments=1)
-    local.forget()
+    local.clear_records()
     with executing(here, name) as executor:
-        state = executor.hold(local)
+        state = executor.distribute(local)
         first = held_bytes(here)
         after = chain(Continued(executor, state), cycles=2)
-        after.forget()
+        after.clear_records()
         del state
         settled(here, first)
     settled(here, 0)
@@ -214,7 +214,7 @@ def test_bands_go_with_a_client_that_dies(name, client):
     """The scheduler notices, and has the workers release its keys."""
     with beside(client) as own:
         executor = EXECUTORS[name](own, patience=IMPATIENT)
-        held = executor.hold(oracle(segments=1))
+        held = executor.distribute(oracle(segments=1))
         assert held_bytes(client) > 0
     settled(client, 0)
     refused(EngineError, "lost its scheduler", held.gather, "rows")
@@ -230,7 +230,7 @@ class Saving:
         saved = state.local()
         while True:
             try:
-                held = self.executor.hold(saved)
+                held = self.executor.distribute(saved)
                 return self.executor.run(plan, program, held, data, on_done).local()
             except StateLost:
                 self.lost += 1
@@ -246,7 +246,7 @@ def test_lost_bands_are_told(name, factors, tmp_path):
         saving = Saving(executor)
         assert bits(chain(saving, killer, factors=factors)) == bits(oracle(factors=factors))
         assert saving.lost == 2
-        held = executor.hold(oracle())
+        held = executor.distribute(oracle())
         for pid in client.run(os.getpid).values():
             os.kill(pid, signal.SIGKILL)
         refused(StateLost, None, held.each, look, 0, range(4))
