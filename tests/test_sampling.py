@@ -468,7 +468,7 @@ def test_impossible_samplers_are_refused():
 def test_only_a_path_goes_on(tmp_path):
     trace = dfac.sample(V0, TWO, **QUICK)
     for other in (trace, trace["posterior"].to_dataset(), None, 3):
-        match = r"resume takes the path .* got a \w+; .* store="
+        match = r"must be the path .* got a \w+; .* store="
         assert "\n" not in refused(OptionError, match, dfac.resume, other)
 
 

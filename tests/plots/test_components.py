@@ -218,7 +218,7 @@ def test_figures_have_names_and_those_that_fit_come_with_a_reason_for_others():
     assert {"overview", "components", "top-entries", "maps", "trace"} <= set(plots.FIGURES)
     for kind in plots.FIGURES.values():  # all take a result first
         first = next(iter(inspect.signature(kind.draw).parameters.values()))
-        assert (first.default, kind.about[-1]) == (inspect.Parameter.empty, ".")
+        assert (first.default, kind.title[-1]) == (inspect.Parameter.empty, ".")
     match = "no figure 'heatmap'; figures are components, curves"
     refused(OptionError, match, plots.draw, fake_run(), "heatmap")
     match = "'trace' takes no count; it takes no options"
