@@ -568,7 +568,7 @@ def test_any_verb_takes_an_array_of_several_dimensions():
 @pytest.mark.parametrize("name", ["balance", "allow_empty", "dtype", "memory_limit"])
 def test_verbs_say_where_their_former_options_are(name):
     for verb, call in VERBS.items():
-        wanted = rf"^{name}= can be given to as_blocks only: {verb}\(as_blocks\(V, {name}=1\), "
+        wanted = rf"^{name}= can be passed to as_blocks only; use {verb}\(as_blocks\(V, {name}=1\)"
         refused(OptionError, wanted, call, **{name: 1})
 
 

@@ -285,8 +285,8 @@ def select_rank(
         bool,
         Option(
             "--bound",
-            help="Compute a variational lower bound instead, under the allocation model; use it for "
-            "many thousands of counts.",
+            help="Compute a variational lower bound instead, under the allocation model; use it "
+            "for many thousands of counts.",
         ),
     ] = False,
     dispersion: o.Dispersion = None,

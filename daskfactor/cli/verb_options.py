@@ -134,7 +134,7 @@ def parameters_of(verb: str) -> dict[str, VerbParameter]:
         (group,) = re.findall(r"^Unpack\[(\w+)\]$", ast.unparse(arguments.kwarg.annotation))
         for name, hint in getattr(options, group).__annotations__.items():
             text = getattr(hint, "__forward_arg__", None) or formatannotation(hint)
-            signature[name] = text, options.USUAL.get(name)
+            signature[name] = text, options.DEFAULTS.get(name)
     entries = _entries(cleandoc(ast.get_docstring(function) or ""))
     return {
         name: VerbParameter(*signature[name], choices, _in_shell(text, signature))

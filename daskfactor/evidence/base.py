@@ -84,7 +84,7 @@ class Evidence:
             if own.dtype.kind == "f" and own.size
         ]
         made_from = markup.table(rows, ("trace", "least", "largest"), numbers=(1, 2))
-        return markup.titled(str(self), markup.folded("made from", made_from) if rows else "")
+        return markup.titled(str(self), markup.collapsible("made from", made_from) if rows else "")
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,7 @@ def _matched(labels: Any, fitted: Any, side: str, count: int, may_lack: bool) ->
     """Find labels among those of the run; where others would be missing, they need not be there."""
     match = match_labels(labels, fitted)
     unknown = np.flatnonzero(match.at < 0)
-    lost = match.unwanted[:0] if may_lack else match.unwanted
+    lost = match.unmatched[:0] if may_lack else match.unmatched
     if len(unknown):
         advice = f"drop these {side}, or drop the labels to match by position"
         if isinstance(labels, dict):  # of stacked dimensions, where the run may have left it out

@@ -570,7 +570,7 @@ def _of_tensor(asked: _Asked, V: Any) -> tuple[NDArray[np.float64], bool]:
 def _places(known: Any, labels: Any) -> NDArray[np.int64]:
     """Where the rows (or columns) of a run are in a matrix with these labels, -1 where nowhere."""
     found = match_labels(known, labels)
-    if found.twice != (None, None):
+    if found.repeated != (None, None):
         raise DataError(
             f"the labels of V are not unique (they begin with {label_at(labels, 0)}), and in "
             "another order than those of the run; give V unique labels, or pass one value for each "
