@@ -367,7 +367,7 @@ def cells_at(
         positions.append(index.astype(np.int64))
     if len({at.size for at in positions}) > 1:
         counts = " and ".join(str(at.size) for at in positions)
-        raise OptionError(f"{allowed}; {', '.join(axes)} must have equal lengths, got {counts}")
+        raise OptionError(f"{allowed}; {' and '.join(axes)} must have equal lengths, got {counts}")
     return tuple(positions)
 
 

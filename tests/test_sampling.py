@@ -420,7 +420,7 @@ BAD_OPTIONS = [
     ({"client": object()}, r"client must be a dask.distributed Client"),
     ({"monitor": "everything"}, r'"missing"'),
     ({"monitor": ([9], [0])}, r"; positions of rows must lie between 0 and 5, got 9"),
-    ({"monitor": ([0, 1], [0])}, r"; rows and columns of a pair must be .*, got 2 and 1"),
+    ({"monitor": ([0, 1], [0])}, r"; rows and columns must have equal lengths, got 2 and 1"),
     ({"monitor": np.ones((2, 2), bool)}, r"V has shape \(6, 5\)"),
     ({"sampler": dfac.PSGRRLD(), "draws": 3}, r"even draws; got 3, pass 4"),
     (
