@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 import daskfactor as dfac
 from daskfactor import plots
 from daskfactor.errors import DataWarning, OptionError
-from daskfactor.plots.canvas import save, short_label
 from daskfactor.plots.axis_kinds import factor_axis
+from daskfactor.plots.canvas import save, short_label
 from daskfactor.results.components import components_of
 from tests.fake_run import COMPONENTS, SHAPE, fake_run
 from tests.refusals import refused

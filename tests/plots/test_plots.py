@@ -46,11 +46,17 @@ def without(tree, *names):
 
 def test_what_figures_refuse():
     for call, match in (
-        (lambda a: plots.faces_panel(a, a, a[:2], a), r"restored must have the shape .* got \(2, 4, 5\)"),
+        (
+            lambda a: plots.faces_panel(a, a, a[:2], a),
+            r"restored must have the shape .* got \(2, 4, 5\)",
+        ),
         (lambda a: plots.faces_panel(a[0], a, a, a), "array of images"),
         (lambda _: plots.trace_plot(BARE), "must have a group 'sample_stats'"),
         (lambda _: plots.overview(BARE.isel(draw=slice(0))), "no draws yet"),
-        (lambda _: save(plots.trace_plot(fake_run()), "run.doc"), "name of an image file must end in"),
+        (
+            lambda _: save(plots.trace_plot(fake_run()), "run.doc"),
+            "name of an image file must end in",
+        ),
         (lambda _: plots.plot_ranks(xr.Dataset()), "select_rank"),
     ):
         refused(OptionError, match, call, pictures())
@@ -407,7 +413,10 @@ def test_long_labels_are_cut_and_a_negative_entry_says_so():
 
 def test_what_figures_of_particles_refuse():
     for call, message in (
-        (lambda p: particle_panel(p, image_shape=(5, 5)), "must have 12 pixels, .* got .* 25 pixels"),
+        (
+            lambda p: particle_panel(p, image_shape=(5, 5)),
+            "must have 12 pixels, .* got .* 25 pixels",
+        ),
         (lambda p: particle_panel(p, factor="V"), 'factor must be "W" or "H"'),
         (lambda p: particle_panel(p, particles=0), "particles must be at least 1"),
         (lambda p: particle_panel(p, particles=[0, 9]), "positions from 0 to 4"),
